@@ -1,0 +1,43 @@
+# Everything a clone needs: `make run` and `make test` set up .venv by themselves, once.
+
+.DEFAULT_GOAL := help
+.PHONY: help run dev test test-integration lint clean
+
+VENV    := .venv
+BIN     := $(VENV)/bin
+STAMP   := $(VENV)/.installed
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+run: $(STAMP) ## the main job: stream, SIGKILL in mid-batch, resume from a checkpoint, compare; exit 0 only if identical
+	@tools/require-java
+	$(BIN)/python -m assets.main_job
+
+dev: $(STAMP) ## the same pipelines in the Dagster UI
+	@tools/require-java
+	@PATH="$(CURDIR)/$(BIN):$$PATH" tools/dev
+
+test: $(STAMP) ## the fast tests
+	@tools/require-java
+	$(BIN)/python -m pytest
+
+test-integration: $(STAMP) ## the slow tests and those that need a daemon, a cluster or a browser
+	@tools/require-java
+	@tools/require-chromium
+	$(BIN)/python -m pytest -m "slow or integration"
+
+lint: $(STAMP) ## ruff and mypy --strict
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+clean: ## removes what running, testing and building leave behind, .venv too
+	rm -rf $(VENV) .dagster_home artifacts data build dist spark-warehouse metastore_db derby.log
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Again whenever the dependencies change; an interrupted installation leaves no stamp and is repeated.
+$(STAMP): pyproject.toml tools/bootstrap
+	@tools/bootstrap $(VENV)
+	@touch $@

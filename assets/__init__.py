@@ -1,0 +1,1 @@
+"""The example pipelines: real flights, landed day by day, counted by a checkpointed stream, reported."""

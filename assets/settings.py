@@ -1,0 +1,75 @@
+"""Where the example keeps its data, and how much a micro-batch takes."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = [
+    "CATCH_UP_VARIABLE",
+    "DATA_VARIABLE",
+    "MAX_FILES_VARIABLE",
+    "DataPaths",
+    "ends_when_caught_up",
+    "max_files_per_trigger",
+]
+
+DATA_VARIABLE = "DAGSTER_CKPT_DATA"
+MAX_FILES_VARIABLE = "DAGSTER_CKPT_MAX_FILES_PER_TRIGGER"
+CATCH_UP_VARIABLE = "DAGSTER_CKPT_UNTIL_CAUGHT_UP"
+_DEFAULT = Path(__file__).resolve().parent.parent / "data"
+
+
+@dataclass(frozen=True, slots=True)
+class DataPaths:
+    """The directories of the example, all below one root.
+
+    Nothing here is created by asking for it.
+    """
+
+    root: Path
+
+    @classmethod
+    def from_environment(cls) -> DataPaths:
+        """The root named by ``DAGSTER_CKPT_DATA``, else ``data`` beside ``definitions.py``."""
+        return cls(Path(os.environ.get(DATA_VARIABLE) or _DEFAULT).expanduser().absolute())
+
+    @property
+    def landed(self) -> Path:
+        """One Parquet file per landed day; what both streams read."""
+        return self.root / "landed"
+
+    @property
+    def delays(self) -> Path:
+        """Output of the continuous stream."""
+        return self.root / "flight_delays"
+
+    @property
+    def delays_daily(self) -> Path:
+        """Output of the scheduled pipeline."""
+        return self.root / "flight_delays_daily"
+
+    @property
+    def report(self) -> Path:
+        """The daily report as one Parquet file."""
+        return self.root / "delay_report.parquet"
+
+    @property
+    def checkpoints(self) -> Path:
+        """The checkpoint path of the example's storage."""
+        return self.root / "checkpoints"
+
+
+def max_files_per_trigger() -> int:
+    """Landed files per micro-batch, from ``DAGSTER_CKPT_MAX_FILES_PER_TRIGGER``, else 4.
+
+    Raises:
+        ValueError: the variable is no whole number.
+    """
+    return int(os.environ.get(MAX_FILES_VARIABLE) or 4)
+
+
+def ends_when_caught_up() -> bool:
+    """Whether the continuous stream ends when all is read, from ``DAGSTER_CKPT_UNTIL_CAUGHT_UP``."""
+    return os.environ.get(CATCH_UP_VARIABLE, "") not in ("", "0")

@@ -1,0 +1,463 @@
+"""How long a failure stops a stream: from the failure to the first newly committed batch, split into its parts.
+
+    python benchmarks/recovery.py --output recovery.json
+
+Two ways to fail:
+
+* ``new-run``: the example job under a real ``dagster dev``. The run's process gets SIGKILL in mid-batch and its live
+  checkpointLocation is deleted, so the sensor launches a new run, which restores a retained checkpoint.
+* ``in-run``: a ``StreamingRun`` whose query throws in a task; it restarts in the same process and Spark application.
+
+All times are differences of timestamps on this machine: Dagster's event log, the run's own log lines, the control
+files of the storage, the modification times of ``commits/``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import re
+import shutil
+import signal
+import statistics
+import sys
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+import dagster as dg
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - the name every Spark user knows it by
+from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from assets.flights import land  # noqa: E402
+from assets.settings import DATA_VARIABLE, DataPaths  # noqa: E402
+from dagster_ckpt.checkpoint.catalog import CheckpointCatalog  # noqa: E402
+from dagster_ckpt.checkpoint.clock import SystemClock  # noqa: E402
+from dagster_ckpt.checkpoint.layout import CONTROL_DIR  # noqa: E402
+from dagster_ckpt.checkpoint.liveness import HeartbeatFile  # noqa: E402
+from dagster_ckpt.checkpoint.store import DEFAULT_INLINE_THRESHOLD  # noqa: E402
+from dagster_ckpt.config.checkpoint_config import CheckpointConfig, JobStatus  # noqa: E402
+from dagster_ckpt.config.restart import RestartStrategies  # noqa: E402
+from dagster_ckpt.filesystem import open_filesystem  # noqa: E402
+from dagster_ckpt.orchestration import names  # noqa: E402
+from dagster_ckpt.spark.checkpoint_location import CheckpointLocation  # noqa: E402
+from dagster_ckpt.spark.file_sink import FileSink  # noqa: E402
+from dagster_ckpt.spark.job import Event, Restarting, SparkStarted, Started, StreamingJob  # noqa: E402
+from dagster_ckpt.spark.session import start_session  # noqa: E402
+from dagster_ckpt.spark.streaming_run import StreamingRun  # noqa: E402
+from dagster_ckpt.spark.supervisor import supervise  # noqa: E402
+from dagster_ckpt.testing.dagster_dev import DagsterDev, wait_for  # noqa: E402
+
+JOB = "flight_delays"
+#: What a case is split into; they follow one another without a gap and add up to ``total``.
+STAGES = ("detection", "decision", "process_start", "spark_start", "restore", "first_batch")
+_OVER = ("SUCCESS", "FAILURE", "CANCELED")
+_RESTORED = re.compile(r"Restored in ([0-9.]+) s")
+_THROWN = re.compile(r"thrown at (\d+)")
+
+
+@dataclass(slots=True)
+class Case:
+    """One failure.
+
+    Attributes:
+        restored_batch: the batch of the checkpoint it went on from.
+        first_batch: the first batch committed anew.
+        stages: seconds of each of :data:`STAGES`.
+        moments: seconds from the failure to single moments, for a closer look.
+        total: seconds from the failure to the first newly committed batch.
+        load: the machine's load average at the failure.
+    """
+
+    restored_batch: int
+    first_batch: int
+    stages: dict[str, float]
+    moments: dict[str, float]
+    total: float
+    load: float = field(default_factory=lambda: round(os.getloadavg()[0], 2))
+
+
+class NewRun:
+    """The example job, killed and resumed under Dagster, each case from scratch."""
+
+    def __init__(self, directory: Path) -> None:
+        self._paths = DataPaths(directory / "data")
+        data = {DATA_VARIABLE: str(self._paths.root)}
+        self._dev = DagsterDev(ROOT / "workspace.yaml", directory / "dagster_home", data)
+
+    def run(self, cases: int, checkpoints: int) -> list[Case]:
+        """Run the cases one after another in one Dagster instance."""
+        land(self._paths.landed)
+        done: list[Case] = []
+        with self._dev:
+            for number in range(1, cases + 1):
+                done.append(self._one(checkpoints))
+                _say(number, done[-1])
+        return done
+
+    def _one(self, checkpoints: int) -> Case:
+        for directory in (self._paths.delays, self._paths.checkpoints):
+            shutil.rmtree(directory, ignore_errors=True)
+        first = self._dev.launch(f"{JOB}_job")
+        location = wait_for(
+            lambda: self._mid_batch(first, checkpoints),
+            f"{checkpoints} checkpoints and a batch in flight (see {self._dev.log})",
+            seconds=300,
+            poll=0.02,
+        )
+        driver = self._driver()
+        load = round(os.getloadavg()[0], 2)
+        killed = time.time()
+        os.kill(driver, signal.SIGKILL)
+        wait_for(lambda: not self._is_there(driver), "the killed process and its JVM to be gone", seconds=60)
+        gone = time.time()
+        # Of the whole attempt: nothing but the retained checkpoints is left to go on from.
+        shutil.rmtree(location.path.parent)
+        log = f"(see {self._dev.log})"
+        second = wait_for(lambda: self._resumed(first), f"the sensor to resume {first} {log}", seconds=240)
+        live, restored = wait_for(lambda: self._restored(location.path), f"{second} to restore {log}", seconds=240)
+        batch, committed = _first_commit(live, restored)
+        started = wait_for(lambda: self._log_line(second, "Restored in"), f"the log of {second}", seconds=60)
+        marks = self._marks(first, second, killed)
+        seconds = float(_RESTORED.findall(started[1])[0])
+        case = _case(
+            killed,
+            {
+                "detection": marks["failure visible"],
+                "decision": marks["run enqueued"],
+                "process_start": marks["step started"],
+                "spark_start": marks["Spark started"],
+                "restore": marks["Spark started"] + seconds,
+                "first_batch": committed,
+            },
+            {**marks, "processes gone": gone, "query started": started[0], "first batch committed": committed},
+            (restored, batch),
+        )
+        case.load = load
+        self._end(second)
+        return case
+
+    def _marks(self, first: str, second: str, killed: float) -> dict[str, float]:
+        """Moments from Dagster's event log and the control files."""
+        catalog = self._catalog()
+        epochs = catalog.epochs
+        claim = epochs.read_claim(epochs.highest())
+        chosen = catalog.choice()
+        if claim is None or chosen is None or claim.run_id != second:
+            raise RuntimeError(f"The newest epoch is not one of run {second}")
+        choice = self._paths.checkpoints / JOB / CONTROL_DIR / "epochs" / f"e-{chosen[0]:010}.choice"
+        marks = {
+            "failure visible": self._event(first, dg.DagsterEventType.RUN_FAILURE),
+            "run enqueued": self._event(second, dg.DagsterEventType.RUN_ENQUEUED),
+            "run starting": self._event(second, dg.DagsterEventType.RUN_STARTING),
+            "run started": self._event(second, dg.DagsterEventType.RUN_START),
+            "step started": self._event(second, dg.DagsterEventType.STEP_START),
+            "epoch claimed": datetime.fromisoformat(claim.claimed_at).timestamp(),
+            "choice recorded": choice.stat().st_mtime,
+        }
+        spark = self._log_line(second, "Spark started in")
+        if spark is None:
+            raise RuntimeError(f"Run {second} does not say when Spark started")
+        marks["Spark started"] = spark[0]
+        if marks["failure visible"] < killed:
+            raise RuntimeError(f"Run {first} had failed before it was killed; see {self._dev.log}")
+        return marks
+
+    def _event(self, run_id: str, kind: dg.DagsterEventType) -> float:
+        with self._dev.instance() as instance:
+            entries = instance.all_logs(run_id, of_type=kind)
+        if not entries:
+            raise RuntimeError(f"Run {run_id} has no {kind.value} in its event log; see {self._dev.log}")
+        return float(entries[0].timestamp)
+
+    def _log_line(self, run_id: str, text: str) -> tuple[float, str] | None:
+        with self._dev.instance() as instance:
+            entries = instance.all_logs(run_id)
+        found = (entry for entry in entries if text in (entry.user_message or ""))
+        return next(((float(entry.timestamp), entry.user_message) for entry in found), None)
+
+    def _mid_batch(self, run_id: str, checkpoints: int) -> CheckpointLocation | None:
+        if (status := self._dev.status(run_id)) in _OVER:
+            raise RuntimeError(f"Run {run_id} ended {status} before it was killed; see {self._dev.log}")
+        catalog = self._catalog()
+        chosen = catalog.choice()
+        if chosen is None or len(catalog.completed(chosen[1].job_id)[0]) < checkpoints:
+            return None
+        location = CheckpointLocation(Path(chosen[1].live))
+        return location if location.planned() is not None else None
+
+    def _restored(self, before: Path) -> tuple[CheckpointLocation, int] | None:
+        catalog = self._catalog()
+        chosen = catalog.choice()
+        if chosen is None or Path(chosen[1].live) == before:
+            return None
+        if chosen[1].restored is None:
+            raise RuntimeError("The resumed run began from nothing")
+        return CheckpointLocation(Path(chosen[1].live)), catalog.resolve(chosen[1].restored).batch
+
+    def _resumed(self, run_id: str) -> str | None:
+        runs = (run for run in self._dev.runs(JOB) if run.tags.get(names.PARENT_RUN_TAG) == run_id)
+        return next((run.run_id for run in runs), None)
+
+    def _driver(self) -> int:
+        heartbeat = HeartbeatFile(self._catalog().filesystem, JOB).read()
+        if heartbeat is None:
+            raise RuntimeError(f"{JOB} has no heartbeat")
+        return heartbeat.processes[0].pid
+
+    def _is_there(self, driver: int) -> bool:
+        return bool(self._dev.jvms()) or any(process.pid == driver for process in self._dev.processes())
+
+    def _end(self, run_id: str) -> None:
+        self._dev.terminate(run_id)
+        self._dev.wait_finished(run_id)
+        wait_for(lambda: not self._dev.jvms(), "the JVM of the resumed run to be gone", seconds=60)
+
+    def _catalog(self) -> CheckpointCatalog:
+        return CheckpointCatalog(open_filesystem(str(self._paths.checkpoints)), JOB)
+
+
+class InRun:
+    """A stream of distinct ids into a Parquet file sink whose tasks throw every ``EVERY`` batches."""
+
+    NAME = "recovery"
+    #: Batches between two failures; with a checkpoint each second there are some in between.
+    EVERY = 15
+    NEW_PER_BATCH = 1_000
+
+    def __init__(self, directory: Path, keys: int, restarts: int, delay: float) -> None:
+        self._directory = directory
+        self._keys = keys
+        self._restarts = restarts
+        self._delay = delay
+        self._attempts = 0
+        self._catalog = CheckpointCatalog(open_filesystem(str(directory / "checkpoints")), self.NAME)
+        self._times: dict[str, float] = {}
+        self._cases: list[Case] = []
+        self._spark: SparkSession | None = None
+
+    def run(self) -> list[Case]:
+        """Drive the stream to its end, through every failure, and check that its output is exact."""
+        ids = self._land()
+        job = StreamingJob(
+            name=self.NAME,
+            query=self._query,
+            session=self._session,
+            config=CheckpointConfig(interval="1 s"),
+            restart=RestartStrategies.fixed_delay_restart(self._restarts, round(self._delay * 1000)),
+            filesystem=self._catalog.filesystem,
+            working_directory=self._directory / "live",
+            deployment="benchmark",
+            inline_threshold=DEFAULT_INLINE_THRESHOLD,
+        )
+
+        def start(emit: Callable[[Event], None]) -> StreamingRun:
+            def seen(event: Event) -> None:
+                self._note_time(event)
+                emit(event)
+
+            return StreamingRun(
+                job, run_id=str(uuid.uuid4()), restore_from="latest", series=None, clock=SystemClock(), emit=seen
+            )
+
+        try:
+            result = supervise(start, self._watch)
+        finally:
+            if self._spark is not None:
+                self._spark.stop()
+        if result.status is not JobStatus.FINISHED:
+            raise RuntimeError(f"The stream ended {result.status}")
+        files = FileSink(self._directory / "output").committed_files()
+        found = np.concatenate([pq.ParquetFile(file).read()["id"].to_numpy() for file in files])
+        if not np.array_equal(np.sort(found), np.arange(ids)):
+            raise RuntimeError(f"The output is not exact: {len(found)} rows, {ids} expected")
+        return self._cases
+
+    def _note_time(self, event: Event) -> None:
+        """On the thread that drives Spark: when it happened, before anything else is done about it."""
+        now = time.time()
+        if isinstance(event, Restarting):
+            thrown = _THROWN.search(event.error)
+            if thrown is None:
+                raise RuntimeError(f"Another failure than the one asked for: {event.error}")
+            self._times = {"thrown": int(thrown[1]) / 1000, "noticed": now}
+        elif isinstance(event, SparkStarted):
+            self._times["Spark started"] = now
+        elif isinstance(event, Started):
+            self._times["query started"] = now
+
+    def _watch(self, event: Event) -> None:
+        """On the main thread: after a restart, wait for the first new commit and make a case of it."""
+        if not isinstance(event, Started) or event.epoch == 1:
+            return
+        times, restored = dict(self._times), event.restored
+        claim, chosen = self._catalog.epochs.read_claim(event.epoch), self._catalog.choice()
+        if restored is None or claim is None or chosen is None:
+            raise RuntimeError("The restart began from nothing")
+        batch, committed = _first_commit(CheckpointLocation(Path(chosen[1].live)), restored.batch)
+        claimed = datetime.fromisoformat(claim.claimed_at).timestamp()
+        case = _case(
+            times["thrown"],
+            {
+                "detection": times["noticed"],
+                "decision": claimed,
+                "process_start": claimed,
+                "spark_start": times["Spark started"],
+                "restore": times["Spark started"] + event.restore_seconds,
+                "first_batch": committed,
+            },
+            {"query started": times["query started"], "first batch committed": committed},
+            (restored.batch, batch),
+        )
+        self._cases.append(case)
+        _say(len(self._cases), case)
+
+    def _query(self, session: SparkSession) -> DataStreamWriter:
+        """Each id once. The attempt fails at a file of its own, so that its successor gets past it."""
+        self._attempts += 1
+        last = self._attempts > self._restarts
+        limit = 2**31 - 1 if last else self.EVERY * self._attempts
+        now = F.expr("java_method('java.lang.System', 'currentTimeMillis')")
+        rows = (
+            session.readStream.schema("id LONG, file INT")
+            .option("maxFilesPerTrigger", 1)
+            .parquet(str(self._directory / "input"))
+        )
+        checked = rows.select(
+            F.when(F.col("file") >= limit, F.raise_error(F.concat(F.lit("thrown at "), now)).cast("long"))
+            .otherwise(F.col("id"))
+            .alias("id")
+        )
+        writer = checked.dropDuplicates(["id"]).writeStream.format("parquet")
+        return writer.option("path", str(self._directory / "output")).trigger(availableNow=True)
+
+    def _session(self) -> SparkSession:
+        if self._spark is None:
+            self._spark = start_session(
+                self.NAME,
+                "local[2]",
+                {
+                    "spark.driver.bindAddress": "127.0.0.1",
+                    "spark.driver.host": "127.0.0.1",
+                    "spark.sql.shuffle.partitions": "2",
+                    "spark.ui.enabled": "false",
+                    "spark.ui.showConsoleProgress": "false",
+                },
+            )
+            self._spark.sparkContext.setLogLevel("OFF")  # every failure is wanted here and is shown as a case
+        return self._spark
+
+    def _land(self) -> int:
+        """Write the input: the first file fills the state, each later one repeats some ids; how many ids there are."""
+        directory = self._directory / "input"
+        directory.mkdir(parents=True)
+        ids = 0
+        for number in range(self.EVERY * (self._restarts + 1) + 1):
+            new = self._keys if number == 0 else self.NEW_PER_BATCH
+            first = max(ids - self.NEW_PER_BATCH, 0)
+            table = pa.table(
+                {
+                    "id": np.arange(first, ids + new, dtype="int64"),
+                    "file": np.full(ids + new - first, number, dtype="int32"),
+                }
+            )
+            path = directory / f"{number:06}.parquet"
+            pq.write_table(table, path)
+            os.utime(path, (time.time() - 86_400 + number,) * 2)  # Spark takes files by modification time
+            ids += new
+        return ids
+
+
+def _first_commit(live: CheckpointLocation, restored: int) -> tuple[int, float]:
+    """The first batch committed after the restored one, and when."""
+    batch = restored + 1
+    commit = live.path / "commits" / str(batch)
+    wait_for(commit.exists, f"batch {batch} to be committed", seconds=240, poll=0.01)
+    return batch, commit.stat().st_mtime
+
+
+def _case(failed: float, ends: Mapping[str, float], moments: Mapping[str, float], batches: tuple[int, int]) -> Case:
+    """A case from the moments its stages ended, in the order of :data:`STAGES`."""
+    stages, before = {}, failed
+    for stage in STAGES:
+        stages[stage] = round(ends[stage] - before, 3)
+        before = ends[stage]
+    after = {name: round(moment - failed, 3) for name, moment in sorted(moments.items(), key=lambda item: item[1])}
+    return Case(*batches, stages, after, round(before - failed, 3))
+
+
+def _say(number: int, case: Case) -> None:
+    stages = "  ".join(f"{stage} {seconds:.2f}" for stage, seconds in case.stages.items())
+    print(f"{number:>4}  {stages}  total {case.total:.2f} s  (load {case.load})", flush=True)
+
+
+def summarize(cases: Sequence[Case]) -> dict[str, dict[str, float]]:
+    """Median, least and greatest seconds of each stage and of the total."""
+    columns = {stage: [case.stages[stage] for case in cases] for stage in STAGES}
+    columns["total"] = [case.total for case in cases]
+    return {
+        name: {"median": round(statistics.median(values), 3), "min": min(values), "max": max(values)}
+        for name, values in columns.items()
+    }
+
+
+def _table(results: Mapping[str, Sequence[Case]]) -> str:
+    summaries = {kind: summarize(cases) for kind, cases in results.items() if cases}
+    lines = ["stage            " + "".join(f"{f'{kind} (n={len(results[kind])})':>28}" for kind in summaries)]
+    for stage in (*STAGES, "total"):
+        cells = [summary[stage] for summary in summaries.values()]
+        texts = (f"{cell['median']:.2f} ({cell['min']:.2f}..{cell['max']:.2f}) s" for cell in cells)
+        lines.append(f"{stage.replace('_', ' '):<17}" + "".join(f"{text:>28}" for text in texts))
+    return "\n".join(lines)
+
+
+def main() -> int:
+    """Parse the arguments and run."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", type=int, default=5, help="kills of the run process; 0 to leave them out")
+    parser.add_argument("--checkpoints", type=int, default=3, help="completed checkpoints before a kill")
+    parser.add_argument("--restarts", type=int, default=5, help="failures of the query; 0 to leave them out")
+    parser.add_argument("--keys", type=int, default=100_000, help="keys of state of the query that fails")
+    parser.add_argument("--delay", type=float, default=0.0, help="seconds the restart strategy waits, within the run")
+    parser.add_argument("--directory", type=Path, default=ROOT / "artifacts" / "recovery", help="emptied first")
+    parser.add_argument("--output", type=Path, help="JSON with every case; default: recovery.json in the directory")
+    options = parser.parse_args()
+    directory: Path = options.directory.absolute()
+    output: Path = (options.output or directory / "recovery.json").absolute()
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir(parents=True)
+    results: dict[str, list[Case]] = {}
+    if options.cases:
+        print("New run: SIGKILL to the run's process in mid-batch, live location deleted", flush=True)
+        results["new run"] = NewRun(directory / "new-run").run(options.cases, options.checkpoints)
+    if options.restarts:
+        print("Restart inside the run: a task throws", flush=True)
+        results["in run"] = InRun(directory / "in-run", options.keys, options.restarts, options.delay).run()
+    print(f"\n{_table(results)}")
+    report = {
+        "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": {"cpus": os.cpu_count(), "system": platform.platform(), "python": platform.python_version()},
+        "parameters": {name: getattr(options, name) for name in ("checkpoints", "keys", "delay")},
+        "summary": {kind: summarize(cases) for kind, cases in results.items()},
+        "cases": {kind: [asdict(case) for case in cases] for kind, cases in results.items()},
+    }
+    output.parent.mkdir(parents=True, exist_ok=True)
+    output.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    print(f"\nreport: {output}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,26 @@
+"""Checkpoints and savepoints, as Apache Flink understands them, for Spark jobs that Dagster runs."""
+
+from dagster_ckpt.config.checkpoint_config import (
+    CheckpointConfig,
+    CheckpointingMode,
+    ExternalizedCheckpointCleanup,
+)
+from dagster_ckpt.config.restart import RestartStrategies
+from dagster_ckpt.orchestration.definitions import build_checkpoint_definitions
+from dagster_ckpt.orchestration.resources import FileSystemCheckpointStorage, SparkSessionResource
+from dagster_ckpt.orchestration.streaming_asset import (
+    CheckpointedStreamingAsset,
+    checkpointed_streaming_asset,
+)
+
+__all__ = [
+    "CheckpointConfig",
+    "CheckpointedStreamingAsset",
+    "CheckpointingMode",
+    "ExternalizedCheckpointCleanup",
+    "FileSystemCheckpointStorage",
+    "RestartStrategies",
+    "SparkSessionResource",
+    "build_checkpoint_definitions",
+    "checkpointed_streaming_asset",
+]

@@ -1,0 +1,1 @@
+"""The checkpoint protocol, free of Spark and Dagster, so that it runs inside any driver."""

@@ -1,0 +1,28 @@
+"""Which checkpoints a checkpoint descends from; after a rollback, the others are abandoned."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
+
+__all__ = ["line_of_descent"]
+
+
+def line_of_descent(start: CheckpointMetadata, completed: Sequence[CheckpointMetadata]) -> list[CheckpointMetadata]:
+    """``start`` and its ancestors among ``completed``, by (epoch, id).
+
+    The ancestors are the earlier checkpoints of the same start of the job, then what that start was restored from,
+    and so on. A file sink still holds the data of these only: a rollback has taken out what came after.
+    """
+    by_reference = {metadata.reference: metadata for metadata in completed}
+    line: dict[str, CheckpointMetadata] = {}
+    current: CheckpointMetadata | None = start
+    while current is not None and current.reference not in line:
+        line[current.reference] = current
+        for other in completed:
+            same_start = other.epoch == current.epoch and other.restored_from == current.restored_from
+            if same_start and other.checkpoint_id < current.checkpoint_id:
+                line[other.reference] = other
+        current = by_reference.get(current.restored_from or "")
+    return sorted(line.values(), key=lambda metadata: metadata.key)

@@ -1,0 +1,375 @@
+"""Reading side of the store: what checkpoints exist, which is newest, and their verified content.
+
+Needs no epoch and changes nothing, so the CLI, the sensor and the UI use it beside a running job.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from dagster_ckpt.checkpoint.ancestry import line_of_descent
+from dagster_ckpt.checkpoint.epochs import Choice, End, Epochs
+from dagster_ckpt.checkpoint.layout import (
+    METADATA_FILE_NAME,
+    checkpoint_directory,
+    checkpoint_id,
+    is_job_id,
+    validate_job_name,
+)
+from dagster_ckpt.checkpoint.metadata import CheckpointMetadata, FileEntry
+from dagster_ckpt.errors import (
+    CheckpointFileChanged,
+    CheckpointFileMissing,
+    CheckpointNotFound,
+    CorruptCheckpoint,
+    CorruptMetadata,
+    ForeignCheckpoint,
+)
+from dagster_ckpt.filesystem import FileSystem, Part, Written
+
+__all__ = ["CheckpointCatalog", "Newest"]
+
+_READERS = 8
+_SHORT = re.compile(r"(?:([0-9a-f]{32})/)?(chk-[1-9][0-9]*)/?")
+
+
+@dataclass(frozen=True, slots=True)
+class Newest:
+    """The checkpoint to go on from.
+
+    Attributes:
+        metadata: the checkpoint; ``None`` means there is nothing to go on from, and that this is as it should be.
+        job_id: the lineage to go on with; ``None`` to begin one.
+        reason: why this one.
+    """
+
+    metadata: CheckpointMetadata | None
+    job_id: str | None
+    reason: str
+
+
+class CheckpointCatalog:
+    """The completed checkpoints of one job name.
+
+    Args:
+        filesystem: the storage.
+        job_name: the job's stable name.
+    """
+
+    def __init__(self, filesystem: FileSystem, job_name: str) -> None:
+        self.filesystem = filesystem
+        self.job_name = validate_job_name(job_name)
+        self.epochs = Epochs(filesystem, job_name)
+        self._choices: dict[int, Choice] = {}
+
+    def job_ids(self) -> list[str]:
+        """The lineages that have a directory, in no particular order."""
+        entries = self.filesystem.list(self.job_name)
+        return [entry.name for entry in entries if entry.is_directory and is_job_id(entry.name)]
+
+    def numbers(self, job_id: str) -> list[int]:
+        """The ids of all ``chk-N`` directories, ascending by number, completed or not."""
+        entries = self.filesystem.list(f"{self.job_name}/{job_id}")
+        return sorted(number for entry in entries if (number := checkpoint_id(entry.name)) is not None)
+
+    def pointer(self, metadata: CheckpointMetadata) -> str:
+        """Where the checkpoint lies, as a user may give it to ``restore_from``."""
+        directory = checkpoint_directory(metadata.job_name, metadata.job_id, metadata.checkpoint_id)
+        return f"{self.filesystem.url}/{directory}"
+
+    def load(self, job_id: str, number: int) -> CheckpointMetadata:
+        """The manifest of one checkpoint.
+
+        Raises:
+            CheckpointNotFound: there is no completed checkpoint of that number.
+            CorruptMetadata: its ``_metadata`` cannot be believed.
+            ForeignCheckpoint: its ``_metadata`` is another job's.
+        """
+        directory = checkpoint_directory(self.job_name, job_id, number)
+        path = f"{directory}/{METADATA_FILE_NAME}"
+        where = f"{self.filesystem.url}/{path}"
+        try:
+            data = self.filesystem.read(path)
+        except FileNotFoundError:
+            raise CheckpointNotFound(
+                f"Cannot find meta data file '_metadata' in directory '{self.filesystem.url}/{directory}'.",
+                hint=self._see_list,
+            ) from None
+        metadata = CheckpointMetadata.decode(data, where)
+        if metadata.job_name != self.job_name:
+            raise _foreign(where, metadata, self.job_name)
+        if (metadata.job_id, metadata.checkpoint_id) != (job_id, number):
+            raise CorruptMetadata(
+                f"{where} says it is {metadata.reference}: it was moved or copied here by hand.",
+                hint="Copy the directory of a whole job, not single checkpoints.",
+            )
+        if (epoch := self._voided_by(metadata)) is not None:
+            raise CheckpointNotFound(
+                f"{where} is void: epoch {metadata.epoch} published it after epoch {epoch} had taken the job over.",
+                hint=self._see_list,
+            )
+        return metadata
+
+    def completed(self, job_id: str) -> tuple[list[CheckpointMetadata], list[CorruptCheckpoint]]:
+        """Every completed checkpoint of one lineage by (epoch, id), and the errors of those that cannot be read."""
+        found: list[CheckpointMetadata] = []
+        broken: list[CorruptCheckpoint] = []
+        for number in self.numbers(job_id):
+            try:
+                found.append(self.load(job_id, number))
+            except CheckpointNotFound:
+                continue
+            except CorruptCheckpoint as error:
+                broken.append(error)
+        return sorted(found, key=lambda metadata: metadata.key), broken
+
+    def last_completed(self, job_id: str) -> int:
+        """The greatest id of a lineage that is complete now, 0 when there is none."""
+        completed, broken = self.completed(job_id)
+        # An unreadable manifest was published by now, too; its directory tells its number.
+        return max((self.numbers(job_id) if broken else []) + [item.checkpoint_id for item in completed], default=0)
+
+    def _voided_by(self, metadata: CheckpointMetadata) -> int | None:
+        """The epoch that had taken the job over before ``metadata`` was published, if one had.
+
+        Such a publish by a fenced writer can refer to files that the newer epoch has deleted since.
+        """
+        for epoch, kinds in self.epochs.names().items():
+            if epoch > metadata.epoch and "choice" in kinds:
+                if epoch not in self._choices:
+                    choice = self.epochs.read_choice(epoch)
+                    if choice is None:
+                        continue
+                    self._choices[epoch] = choice
+                choice = self._choices[epoch]
+                if choice.job_id == metadata.job_id and choice.last_id < metadata.checkpoint_id:
+                    return epoch
+        return None
+
+    def choice(self) -> tuple[int, Choice] | None:
+        """The newest recorded choice and its epoch."""
+        names = self.epochs.names()
+        for epoch in sorted((epoch for epoch, kinds in names.items() if "choice" in kinds), reverse=True):
+            if choice := self.epochs.read_choice(epoch):
+                return epoch, choice
+        return None
+
+    def given_up(self) -> End | None:
+        """The end with which the cleanup policy gave up the newest choice's lineage, if it did."""
+        chosen = self.choice()
+        if chosen is None:
+            return None
+        # The end may be of a later epoch: whoever cleans up after a dead run claims one.
+        for epoch, kinds in self.epochs.names().items():
+            if epoch >= chosen[0] and "end" in kinds:
+                end = self.epochs.read_end(epoch)
+                if end is not None and end.discarded:
+                    return end
+        return None
+
+    def newest(self) -> Newest:
+        """The newest complete checkpoint of the highest epoch that has one, else that epoch's choice.
+
+        Raises:
+            CorruptMetadata: what must be the newest cannot be read; an older one is never taken silently.
+            CheckpointNotFound: the recorded choice is gone although nothing gave it up.
+        """
+        while True:
+            before = self._listing()
+            try:
+                newest = self._newest()
+            except (CheckpointNotFound, CorruptCheckpoint):
+                if self._listing() == before:
+                    raise
+                continue  # the job published and subsumed while this was read
+            if newest.metadata is not None or self._listing() == before:
+                return newest
+
+    def _listing(self) -> object:
+        chosen = self.choice()
+        return self.epochs.names(), chosen, self.numbers(chosen[1].job_id) if chosen else []
+
+    def _newest(self) -> Newest:
+        chosen = self.choice()
+        if chosen is None:
+            return Newest(None, None, "this job has no checkpoint yet")
+        epoch, choice = chosen
+        if (end := self.given_up()) is not None:
+            return Newest(None, None, f"the last run ended {end.status} and gave its checkpoints up: {end.reason}")
+        best: CheckpointMetadata | None = None
+        highest = self.epochs.highest()
+        for number in reversed(self.numbers(choice.job_id)):
+            if number < choice.first_id:
+                break
+            try:
+                metadata = self.load(choice.job_id, number)
+            except CheckpointNotFound:
+                continue
+            except CorruptCheckpoint:
+                if best is None:
+                    raise
+                continue  # older than a good one: it is not what would be restored
+            if metadata.epoch >= epoch and (best is None or metadata.key > best.key):
+                best = metadata
+            if metadata.epoch == highest:
+                break  # no later epoch exists, and within an epoch ids rise
+        if best is not None:
+            return Newest(best, choice.job_id, f"{best.name} is the newest complete checkpoint (epoch {best.epoch})")
+        if choice.restored is None:
+            return Newest(None, choice.job_id, "the job began from nothing and has no complete checkpoint yet")
+        job_id, _, name = choice.restored.partition("/")
+        metadata = self.load(job_id, checkpoint_id(name) or 0)
+        return Newest(
+            metadata,
+            choice.job_id,
+            f"{metadata.name} is what epoch {epoch} began with, and it completed no checkpoint of its own",
+        )
+
+    def resolve(self, pointer: str) -> CheckpointMetadata:
+        """The checkpoint a user named: ``chk-N``, ``{job id}/chk-N``, or the path of its directory or ``_metadata``.
+
+        Raises:
+            CheckpointNotFound: it names nothing.
+            ForeignCheckpoint: it names a checkpoint of another job, or of another storage.
+        """
+        if short := _SHORT.fullmatch(pointer):
+            job_id = short[1]
+            if job_id is None:
+                chosen = self.choice()
+                if chosen is None:
+                    raise CheckpointNotFound(
+                        f"Cannot find {pointer}: job {self.job_name!r} has no checkpoint in {self.filesystem.url}.",
+                        hint="Launch it without restore_from to begin.",
+                    )
+                job_id = chosen[1].job_id
+            return self.load(job_id, checkpoint_id(short[2]) or 0)
+        return self._resolve_path(pointer)
+
+    def _resolve_path(self, pointer: str) -> CheckpointMetadata:
+        parts = urlsplit(pointer)
+        path = Path(unquote(parts.path) if parts.scheme == "file" else pointer).expanduser()
+        listing = self._see_list
+        if not path.exists():
+            raise CheckpointNotFound(
+                f"Cannot find checkpoint or savepoint file/directory '{pointer}' on file system 'file'.",
+                hint=listing,
+            )
+        file = path / METADATA_FILE_NAME if path.is_dir() else path
+        try:
+            data = file.read_bytes()
+        except FileNotFoundError:
+            raise CheckpointNotFound(
+                f"Cannot find meta data file '_metadata' in directory '{pointer}'. Please try to load the "
+                "checkpoint/savepoint directly from the metadata file instead of the directory.",
+                hint=listing,
+            ) from None
+        metadata = CheckpointMetadata.decode(data, str(file))
+        if metadata.job_name != self.job_name:
+            raise _foreign(str(file), metadata, self.job_name)
+        own = Path(self.pointer(metadata))
+        if not own.exists() or not own.samefile(file.parent):
+            raise ForeignCheckpoint(
+                f"{pointer} is not in this job's storage {self.filesystem.url}.",
+                hint="Set checkpoint_path to the storage that holds it, or copy the directory of the whole job "
+                f"to {self.filesystem.url}/{self.job_name}.",
+            )
+        return self.load(metadata.job_id, metadata.checkpoint_id)
+
+    def verify(self, metadata: CheckpointMetadata) -> None:
+        """Read every file of a checkpoint and compare size and checksum.
+
+        Raises:
+            CheckpointFileMissing: a file is gone.
+            CheckpointFileChanged: a file is not what was written.
+        """
+        self._each_file(metadata, lambda path, file: self.filesystem.checksum(path, _part(file)))
+
+    def materialize(self, metadata: CheckpointMetadata, target: Path) -> None:
+        """Write every file of a checkpoint below the new directory ``target``, verifying it on the way.
+
+        Raises:
+            CheckpointFileMissing: a file is gone.
+            CheckpointFileChanged: a file is not what was written.
+        """
+        target.mkdir(parents=True)
+        for directory in {(target / file.path).parent for file in metadata.files}:
+            directory.mkdir(parents=True, exist_ok=True)
+
+        def transfer(path: str, file: FileEntry) -> Written:
+            return self.filesystem.fetch(path, target / file.path, _part(file))
+
+        self._each_file(metadata, transfer)
+        for file in metadata.files:
+            if file.inline is not None:
+                (target / file.path).write_bytes(file.inline)
+
+    def _each_file(self, metadata: CheckpointMetadata, read: Callable[[str, FileEntry], Written]) -> None:
+        directory = f"{metadata.job_name}/{metadata.job_id}"
+
+        def check(file: FileEntry) -> None:
+            if file.reference is None:
+                data = file.inline or b""
+                found, where = (
+                    Written(len(data), hashlib.sha256(data).hexdigest()),
+                    f"{file.path} in _metadata",
+                )
+            else:
+                inside = file.reference.removeprefix("../")
+                path = f"{directory}/{inside if inside != file.reference else f'{metadata.name}/{inside}'}"
+                where = f"{self.filesystem.url}/{path}"
+                try:
+                    found = read(path, file)
+                except FileNotFoundError:
+                    raise CheckpointFileMissing(
+                        f"{metadata.name} of {self.job_name} cannot be restored: {where} ({file.path}) is gone.",
+                        hint=self._other_than(metadata),
+                    ) from None
+            if found != Written(file.size, file.sha256):
+                what = f"has {found.size} bytes instead of {file.size}" if found.size != file.size else "was changed"
+                raise CheckpointFileChanged(
+                    f"{metadata.name} of {self.job_name} cannot be restored: {where} ({file.path}) {what}.",
+                    hint=self._other_than(metadata),
+                )
+
+        with ThreadPoolExecutor(_READERS, "dagster-ckpt-read") as pool:
+            list(pool.map(check, metadata.files))  # for the first error, if there is one
+
+    @property
+    def _see_list(self) -> str:
+        return f"See the completed checkpoints with `dagster-ckpt list {self.job_name} --path {self.filesystem.url}`."
+
+    def _other_than(self, metadata: CheckpointMetadata) -> str:
+        """The exact ways on when ``metadata`` cannot be used."""
+        others = line_of_descent(metadata, self.completed(metadata.job_id)[0])[:-1]
+        if not others:
+            return (
+                "There is no older checkpoint. Put the file back from a backup, or start over with restore_from: none."
+            )
+        return (
+            f"To go back to the one before, launch the job with restore_from: {others[-1].reference} "
+            f"(batch {others[-1].batch} instead of {metadata.batch}); "
+            f"check it first with `dagster-ckpt verify {self.job_name} {others[-1].reference} "
+            f"--path {self.filesystem.url}`."
+        )
+
+
+def _part(file: FileEntry) -> Part | None:
+    return None if file.offset is None else Part(file.offset, file.size)
+
+
+def _foreign(where: str, metadata: CheckpointMetadata, job_name: str) -> ForeignCheckpoint:
+    return ForeignCheckpoint(
+        f"{where} belongs to job {metadata.job_name!r}, not to {job_name!r}.",
+        hint=f"Name a checkpoint of {job_name!r}; `dagster-ckpt list {job_name} --path ...` shows them.",
+    )
+
+
+def references(checkpoints: Sequence[CheckpointMetadata]) -> frozenset[str]:
+    """The stored files that any of ``checkpoints`` needs."""
+    return frozenset().union(*(metadata.references for metadata in checkpoints))

@@ -1,0 +1,350 @@
+"""The coordinator: decides when a checkpoint is taken, drives attempts, and counts failures.
+
+It is driven by :meth:`CheckpointCoordinator.tick` and by the clock it is given; what is slow (writing) runs on an
+executor, so the job never waits for it. It knows neither Spark nor Dagster.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import random
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass
+from typing import Protocol
+
+from dagster_ckpt.checkpoint.clock import Clock
+from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
+from dagster_ckpt.checkpoint.snapshot import Snapshot
+from dagster_ckpt.checkpoint.store import CompletedCheckpointStore, Dropped, PendingCheckpoint
+from dagster_ckpt.config.checkpoint_config import CheckpointConfig
+from dagster_ckpt.errors import (
+    CaptureIncomplete,
+    CheckpointError,
+    CheckpointExpired,
+    CheckpointFailure,
+    Fenced,
+    ToleranceExceeded,
+)
+from dagster_ckpt.filesystem import Stopped
+
+__all__ = ["CheckpointCoordinator", "CheckpointListener", "CheckpointSource", "Progress"]
+
+_log = logging.getLogger(__name__)
+
+#: An incomplete capture is taken again with the next batch, or after this many seconds; five in a row count as one
+#: failed checkpoint, because a capture that never works must not go unnoticed.
+_RETRY_AFTER = 1.0
+_RETRIES = 5
+#: How often to look while waiting for a batch to commit, and otherwise at most.
+_POLL = 0.01
+_IDLE_POLL = 0.05
+_LONGEST = 0.2
+#: A canceled job waits this long for a writer to notice; one that hangs in the storage ends with the process.
+_ABANDON = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far the job is: the last committed batch, and the one in flight, if any."""
+
+    committed: int | None
+    planned: int | None
+
+
+class CheckpointSource(Protocol):
+    """What can be checkpointed."""
+
+    def progress(self) -> Progress:
+        """Cheap: asked many times a second while a checkpoint is due."""
+
+    def pin(self, batch: int) -> Snapshot:
+        """Pin a consistent cut of ``batch``.
+
+        Raises:
+            CaptureIncomplete: it is not all there; another batch may be.
+        """
+
+
+class CheckpointListener(Protocol):
+    """Is told what happened, on the thread that ticks."""
+
+    def completed(self, metadata: CheckpointMetadata, dropped: Sequence[Dropped]) -> None:
+        """A checkpoint completed, and others were subsumed by it."""
+
+    def failed(self, number: int, reason: str, consecutive: int) -> None:
+        """An attempt failed; so many in a row have now."""
+
+
+@dataclass(slots=True)
+class _Attempt:
+    pending: PendingCheckpoint
+    snapshot: Snapshot
+    future: Future[tuple[CheckpointMetadata, Sequence[Dropped]]]
+
+
+class CheckpointCoordinator:
+    """Takes checkpoints of one source into one store.
+
+    Args:
+        store: where they go.
+        source: what they are of.
+        config: interval, timeout, pause, concurrency, tolerance, alignment, retention.
+        clock: monotonic time decides.
+        executor: runs the writing.
+        listener: is told.
+        rng: draws the delay before the first checkpoint, from ``min_pause`` to the interval, so that many jobs
+            that start together do not all checkpoint together.
+    """
+
+    def __init__(
+        self,
+        store: CompletedCheckpointStore,
+        source: CheckpointSource,
+        config: CheckpointConfig,
+        clock: Clock,
+        executor: Executor,
+        listener: CheckpointListener,
+        rng: random.Random,
+    ) -> None:
+        self._store = store
+        self._source = source
+        self._config = config
+        self._clock = clock
+        self._executor = executor
+        self._listener = listener
+        interval = config.effective_interval.total_seconds()
+        self._interval = interval
+        self._pause = config.min_pause.total_seconds()
+        self._next = clock.monotonic() + rng.uniform(self._pause, interval)
+        self._last_completion: float | None = None
+        self._attempts: list[_Attempt] = []
+        self._expired: list[_Attempt] = []
+        self._last_succeeded = 0
+        self._captured: int | None = None
+        self._waiting: tuple[float, int] | None = None
+        self._incomplete: tuple[float, int] | None = None
+        self._incomplete_in_a_row = 0
+        self._consecutive_failures = 0
+
+    @property
+    def captured(self) -> int | None:
+        """The batch of the newest capture, completed or under way."""
+        return self._captured
+
+    def already_have(self, batch: int) -> None:
+        """The checkpoint the job was restored from covers ``batch``: nothing older is worth a checkpoint."""
+        self._captured = batch
+
+    def tick(self) -> float:
+        """Do what is due; returns in how many seconds to come again at the latest.
+
+        Raises:
+            ToleranceExceeded: too many checkpoints failed in a row.
+            Fenced: a newer run has taken the job over.
+        """
+        self._collect()
+        self._expire()
+        now = self._clock.monotonic()
+        wake = self._next
+        if self._last_completion is not None:
+            wake = max(wake, self._last_completion + self._pause)
+        if now < wake:
+            return min(wake - now, _LONGEST)
+        if len(self._attempts) >= self._config.max_concurrent_checkpoints:
+            return _IDLE_POLL
+        progress = self._source.progress()
+        if progress.committed is None or progress.committed == self._captured:
+            # Nothing committed since: an idle stream is not a failing one. But a batch in flight is waited for.
+            if progress.planned is None:
+                self._waiting = None
+            elif self._waiting is None:
+                self._waiting = (now, -1 if progress.committed is None else progress.committed)
+            return _POLL if self._waiting else _IDLE_POLL
+        if not self._is_aligned(progress, now):
+            return _POLL
+        if self._incomplete is not None:
+            tried_at, batch = self._incomplete
+            if progress.committed == batch and now - tried_at < _RETRY_AFTER:
+                return _POLL
+        self._take(progress.committed, now)
+        return _POLL
+
+    def finish(self) -> None:
+        """Take a last checkpoint of what was committed since the previous one, and wait for all of them.
+
+        Raises:
+            CheckpointFailure: the last batch could not be checkpointed.
+            Fenced: a newer run has taken the job over.
+        """
+        self.drain()
+        committed = self._source.progress().committed
+        if committed is None or committed == self._captured:
+            return
+        try:
+            metadata, dropped = self._take_now(committed)
+        except Fenced:
+            raise
+        except (CheckpointError, OSError, Stopped) as error:
+            raise CheckpointFailure(f"The last batch, {committed}, could not be checkpointed: {error}") from error
+        self._captured = committed
+        self._listener.completed(metadata, dropped)
+
+    def _take_now(self, batch: int) -> tuple[CheckpointMetadata, Sequence[Dropped]]:
+        for _ in range(_RETRIES):
+            with contextlib.suppress(CaptureIncomplete):
+                return self._pin_and_write(batch)
+        return self._pin_and_write(batch)
+
+    def _pin_and_write(self, batch: int) -> tuple[CheckpointMetadata, Sequence[Dropped]]:
+        pending = self._store.begin()
+        pin_from = self._clock.monotonic()
+        snapshot = self._source.pin(batch)
+        return self._write(pending, snapshot, {"pin": _ms(self._clock.monotonic() - pin_from)})
+
+    def drain(self) -> None:
+        """Wait for the attempts under way.
+
+        Raises:
+            Fenced: a newer run has taken the job over.
+        """
+        while self._attempts:
+            attempt = self._attempts[0]
+            left = self._config.timeout.total_seconds() - (self._clock.monotonic() - attempt.pending.started)
+            try:
+                attempt.future.exception(timeout=max(left, 0))
+            except TimeoutError:
+                self._expire()
+            self._collect()
+
+    def abandon(self) -> None:
+        """Give up the attempts under way, without waiting for a checkpoint; used when the job is canceled."""
+        for attempt in self._attempts:
+            attempt.pending.expire()
+        for attempt in self._attempts:
+            with contextlib.suppress(TimeoutError):
+                attempt.future.exception(timeout=_ABANDON)
+        self._attempts.clear()
+
+    def _is_aligned(self, progress: Progress, now: float) -> bool:
+        """Whether to capture now: at once when no batch is in flight or unaligned, else when it has committed."""
+        committed = progress.committed or 0
+        if self._config.unaligned or progress.planned is None:
+            return True
+        if self._waiting is None:
+            self._waiting = (now, committed)
+        since, batch = self._waiting
+        if committed > batch:
+            return True
+        limit = self._config.aligned_checkpoint_timeout.total_seconds()
+        return limit > 0 and now - since >= limit
+
+    def _take(self, batch: int, now: float) -> None:
+        aligned_for = now - self._waiting[0] if self._waiting is not None else 0.0
+        number = 0
+        try:
+            pending = self._store.begin()
+            number = pending.number
+            pin_from = self._clock.monotonic()
+            snapshot = self._source.pin(batch)
+        except Fenced:
+            raise
+        except CaptureIncomplete as error:
+            self._incomplete = (now, batch)
+            self._incomplete_in_a_row += 1
+            _log.info("Capture of batch %d was incomplete and is taken again: %s", batch, error.message)
+            if self._incomplete_in_a_row >= _RETRIES:
+                self._incomplete_in_a_row = 0
+                self._schedule_next(now)
+                self._count_failure(number, error)
+            return
+        except (CheckpointError, OSError) as error:
+            self._schedule_next(now)
+            self._count_failure(number, error)
+            return
+        timings = {"align": _ms(aligned_for), "pin": _ms(self._clock.monotonic() - pin_from)}
+        self._waiting = self._incomplete = None
+        self._incomplete_in_a_row = 0
+        self._captured = batch
+        self._schedule_next(now)
+        future = self._executor.submit(self._write, pending, snapshot, timings)
+        self._attempts.append(_Attempt(pending, snapshot, future))
+
+    def _write(
+        self, pending: PendingCheckpoint, snapshot: Snapshot, timings: Mapping[str, float]
+    ) -> tuple[CheckpointMetadata, Sequence[Dropped]]:
+        try:
+            metadata = self._store.write(pending, snapshot, timings_ms=timings)
+        finally:
+            snapshot.release()
+        try:
+            return metadata, self._store.subsume(self._config.num_retained)
+        except OSError as error:
+            _log.warning("Old checkpoints could not be deleted and will be tried again: %s", error)
+            return metadata, ()
+
+    def _collect(self) -> None:
+        self._expired = [attempt for attempt in self._expired if not attempt.future.done()]
+        for attempt in [attempt for attempt in self._attempts if attempt.future.done()]:
+            self._attempts.remove(attempt)
+            error = attempt.future.exception()
+            if error is None:
+                metadata, dropped = attempt.future.result()
+                self._consecutive_failures = 0
+                self._last_succeeded = max(self._last_succeeded, metadata.checkpoint_id)
+                self._last_completion = self._clock.monotonic()
+                self._listener.completed(metadata, dropped)
+            elif isinstance(error, (CheckpointError, OSError)) and not isinstance(error, Fenced):
+                self._failed(attempt, error)
+            else:
+                raise error
+
+    def _expire(self) -> None:
+        timeout = self._config.timeout.total_seconds()
+        for attempt in list(self._attempts):
+            too_old = self._clock.monotonic() - attempt.pending.started > timeout
+            if too_old and attempt.pending.expire():
+                # Its writer may hang in the storage for good; it must not take a turn from the next attempt.
+                self._attempts.remove(attempt)
+                self._expired.append(attempt)
+                self._failed(
+                    attempt,
+                    CheckpointExpired(f"it was not complete {timeout:g} s after its pin and was discarded"),
+                )
+
+    def _failed(self, attempt: _Attempt, error: BaseException) -> None:
+        if attempt.pending.number < self._last_succeeded:
+            return  # a newer checkpoint is complete: as in Flink, nothing is lost and nothing counts
+        self._captured_again(attempt)
+        self._count_failure(attempt.pending.number, error)
+
+    def _captured_again(self, attempt: _Attempt) -> None:
+        """The batch of a failed attempt is worth a checkpoint again, even if no other batch follows."""
+        if self._captured == attempt.snapshot.batch:
+            self._captured = None
+
+    def _schedule_next(self, now: float) -> None:
+        """Fixed rate; but after a long wait for a batch the missed turns are not made up for."""
+        self._next += self._interval
+        if self._next <= now:
+            self._next = now + self._interval
+
+    def _count_failure(self, number: int, error: BaseException) -> None:
+        self._consecutive_failures += 1
+        reason = error.message if isinstance(error, CheckpointError) else str(error)
+        _log.warning("Checkpoint %d failed (%d in a row): %s", number, self._consecutive_failures, reason)
+        self._listener.failed(number, reason, self._consecutive_failures)
+        tolerable = self._config.tolerable_failed_checkpoints
+        if self._consecutive_failures > tolerable:
+            count, self._consecutive_failures = self._consecutive_failures, 0
+            raise ToleranceExceeded(
+                f"Exceeded checkpoint tolerable failure threshold: {count} checkpoints in a row failed, "
+                f"{tolerable} are tolerated. The latest checkpoint failed due to: {reason}",
+                hint="The job fails over to its newest completed checkpoint. Mend the storage, or raise "
+                "tolerable_failed_checkpoints.",
+            ) from error
+
+
+def _ms(seconds: float) -> float:
+    return round(seconds * 1000, 3)

@@ -1,0 +1,152 @@
+"""The deletion log: a deletion is written down, carried out, then struck.
+
+A crash in between is finished by the next run. Data goes before the record of it, and a checkpoint's
+``_metadata`` goes first of all, so that nothing half deleted can be addressed.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+
+from dagster_ckpt.checkpoint.epochs import Epochs
+from dagster_ckpt.checkpoint.layout import (
+    CONTROL_DIR,
+    METADATA_FILE_NAME,
+    checkpoint_directory,
+    shared_directory,
+)
+from dagster_ckpt.checkpoint.records import encode_record, read_record
+from dagster_ckpt.filesystem import FileSystem
+
+__all__ = ["Deletion", "DeletionLog"]
+
+
+@dataclass(frozen=True, slots=True)
+class Deletion:
+    """Checkpoints given up, with the shared files that nothing else needed then.
+
+    Attributes:
+        epoch: whose decision it was.
+        job_id: the lineage.
+        checkpoints: ids to delete.
+        shared: names in ``shared/`` to delete.
+        reason: for people.
+        token: unique.
+    """
+
+    epoch: int
+    job_id: str
+    checkpoints: tuple[int, ...]
+    shared: tuple[str, ...]
+    reason: str
+    token: str
+
+    def __post_init__(self) -> None:
+        """Make tuples of the lists that JSON has for them."""
+        object.__setattr__(self, "checkpoints", tuple(self.checkpoints))
+        object.__setattr__(self, "shared", tuple(self.shared))
+
+
+class DeletionLog:
+    """The deletions of one job name that are not yet carried out."""
+
+    def __init__(self, filesystem: FileSystem, job_name: str) -> None:
+        self._filesystem = filesystem
+        self._job_name = job_name
+        self._directory = f"{job_name}/{CONTROL_DIR}/deletions"
+        self._epochs = Epochs(filesystem, job_name)
+
+    def delete(
+        self,
+        epoch: int,
+        job_id: str,
+        checkpoints: Sequence[int],
+        shared: Sequence[str],
+        reason: str,
+        in_use: Callable[[], frozenset[str]],
+    ) -> None:
+        """Write a deletion down, then carry it out.
+
+        Args:
+            epoch: of the caller.
+            job_id: the lineage.
+            checkpoints: ids to delete.
+            shared: names in ``shared/`` that only they need.
+            reason: for people.
+            in_use: names in ``shared/`` that must stay, asked at the last moment.
+
+        Raises:
+            Fenced: a newer run has taken the job over; the deletion is void.
+        """
+        deletion = Deletion(epoch, job_id, tuple(checkpoints), tuple(shared), reason, uuid.uuid4().hex)
+        self._filesystem.create(self._path(deletion), encode_record(asdict(deletion)))
+        # Written first and checked after: a run that claims from now on sees the record and treats these
+        # checkpoints as gone; one that claimed before makes this check fail, and nothing has happened yet.
+        try:
+            self._epochs.check(epoch)
+        except BaseException:
+            self._filesystem.remove(self._path(deletion))
+            raise
+        self._carry_out(deletion, in_use)
+
+    def pending(self) -> list[Deletion]:
+        """Deletions written down and not yet struck, oldest epoch first."""
+        found = []
+        for entry in self._filesystem.list(self._directory):
+            if not entry.name.startswith("d-"):
+                continue
+            deletion = read_record(self._filesystem, f"{self._directory}/{entry.name}", Deletion)
+            if deletion is not None:
+                found.append(deletion)
+        return sorted(found, key=lambda deletion: (deletion.epoch, deletion.token))
+
+    def retry(self, epoch: int, in_use: Callable[[], frozenset[str]]) -> None:
+        """Finish deletions of the caller's own epoch that the storage refused when they were first tried."""
+        for deletion in self.pending():
+            if deletion.epoch == epoch:
+                self._epochs.check(epoch)
+                self._carry_out(deletion, in_use)
+
+    def recover(self, epoch: int, in_use: Callable[[str], frozenset[str] | None]) -> list[Deletion]:
+        """Finish what earlier epochs began to delete; called by a run that has claimed ``epoch``.
+
+        A record that an epoch older than the last chooser left is void: that chooser had already finished all
+        valid ones, so this one was written by a writer that was fenced at the time.
+
+        Args:
+            epoch: of the caller.
+            in_use: names in ``shared/`` of a lineage that must stay; ``None`` when a manifest cannot be read and
+                so nobody can say: then no shared file is deleted.
+        """
+        chosen = [number for number, kinds in self._epochs.names().items() if "choice" in kinds and number < epoch]
+        last_chooser = max(chosen, default=0)
+        done = []
+        for deletion in self.pending():
+            if deletion.epoch < last_chooser:
+                self._filesystem.remove(self._path(deletion))
+            elif deletion.epoch < epoch:
+                self._carry_out(deletion, lambda deletion=deletion: in_use(deletion.job_id))  # type: ignore[misc]
+                done.append(deletion)
+        return done
+
+    def _carry_out(self, deletion: Deletion, in_use: Callable[[], frozenset[str] | None]) -> None:
+        for number in deletion.checkpoints:
+            directory = checkpoint_directory(self._job_name, deletion.job_id, number)
+            self._filesystem.remove(f"{directory}/{METADATA_FILE_NAME}")
+            self._filesystem.sync_directories([directory])
+            for entry in self._filesystem.list(directory):
+                self._filesystem.remove(f"{directory}/{entry.name}")
+            self._filesystem.remove_directory(directory)
+        shared = shared_directory(self._job_name, deletion.job_id)
+        keep = in_use()
+        for name in deletion.shared:
+            if keep is not None and name not in keep:
+                self._filesystem.remove(f"{shared}/{name}")
+        self._filesystem.remove_directory(shared)
+        self._filesystem.remove_directory(f"{self._job_name}/{deletion.job_id}")
+        self._filesystem.remove(self._path(deletion))
+
+    def _path(self, deletion: Deletion) -> str:
+        return f"{self._directory}/d-{deletion.epoch:010}-{deletion.token}"

@@ -1,0 +1,82 @@
+"""Ending a job whose run cannot do it any more: recording the end, and the cleanup its policy asks for."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+
+from dagster_ckpt.checkpoint.catalog import CheckpointCatalog, references
+from dagster_ckpt.checkpoint.clock import Clock, iso
+from dagster_ckpt.checkpoint.deletions import DeletionLog
+from dagster_ckpt.checkpoint.epochs import Claim, End
+from dagster_ckpt.checkpoint.layout import shared_directory
+from dagster_ckpt.checkpoint.liveness import ProcessIdentity, this_host
+from dagster_ckpt.checkpoint.store import CompletedCheckpointStore, Dropped, next_id
+from dagster_ckpt.config.checkpoint_config import CheckpointConfig, JobStatus
+
+__all__ = ["end_dead_epoch", "finish_deletions"]
+
+
+def finish_deletions(catalog: CheckpointCatalog, epoch: int) -> None:
+    """Finish, as the holder of ``epoch``, what earlier epochs began to delete."""
+
+    def in_use(job_id: str) -> frozenset[str] | None:
+        completed, broken = catalog.completed(job_id)
+        if broken:
+            return None
+        return frozenset(name.rpartition("/")[2] for name in references(completed))
+
+    log = DeletionLog(catalog.filesystem, catalog.job_name)
+    log.recover(epoch, in_use)
+    chosen, end = catalog.choice(), catalog.given_up()
+    if chosen is None or end is None:
+        return
+    # The end was recorded, and the run died before it wrote the deletion down.
+    job_id = chosen[1].job_id
+    if numbers := catalog.numbers(job_id):
+        shared = [entry.name for entry in catalog.filesystem.list(shared_directory(catalog.job_name, job_id))]
+        log.delete(epoch, job_id, numbers, shared, end.reason, frozenset)
+
+
+def end_dead_epoch(
+    catalog: CheckpointCatalog,
+    dead: Claim,
+    config: CheckpointConfig,
+    status: JobStatus,
+    reason: str,
+    clock: Clock,
+) -> Sequence[Dropped]:
+    """End the job of a run that is dead, for good.
+
+    A new epoch is claimed for it, so that the dead run, should it wake up, can neither go on nor publish into what
+    is being deleted. The end is on record before anything is deleted.
+
+    Returns:
+        the checkpoints deleted.
+    """
+    epochs = catalog.epochs
+    chosen = catalog.choice()
+    discards = config.discards(status) and chosen is not None
+    claim = epochs.claim(
+        token=uuid.uuid4().hex,
+        series=dead.series,
+        run_id=dead.run_id,
+        host=this_host(),
+        pid=ProcessIdentity.current().pid,
+        now=iso(clock.time()),
+    )
+    finish_deletions(catalog, claim.epoch)
+    epochs.record_end(claim.epoch, End(status.value, reason, discards, iso(clock.time())))
+    if not discards or chosen is None:
+        return ()
+    job_id = chosen[1].job_id
+    store = CompletedCheckpointStore(
+        catalog,
+        claim,
+        job_id=job_id,
+        first_id=next_id(catalog, job_id),
+        restored_from=None,
+        mode=config.mode.value,
+        clock=clock,
+    )
+    return store.discard_all(f"{status.value}: {reason}, and the cleanup policy deletes")

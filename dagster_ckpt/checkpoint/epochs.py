@@ -1,0 +1,194 @@
+"""Epochs: who may write, what each writer restored, and how it ended.
+
+A run that starts a job claims the next epoch by creating ``control/epochs/e-N`` exclusively; from then on every
+older writer is fenced. It then chooses what it restores and records that choice exclusively, and only then
+starts. The end of an epoch is recorded too; an epoch without an end belongs to a run that lives or died.
+
+Only exclusive create is needed of the storage.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import asdict, dataclass
+
+from dagster_ckpt.checkpoint.layout import CONTROL_DIR
+from dagster_ckpt.checkpoint.records import encode_record, read_record
+from dagster_ckpt.errors import Fenced, PublishConflict
+from dagster_ckpt.filesystem import FileSystem
+
+__all__ = ["FAILING", "Choice", "Claim", "End", "Epochs"]
+
+#: How an epoch ends whose job is to be restarted; every other end is one of Flink's job statuses.
+FAILING = "FAILING"
+
+_NAME = re.compile(r"e-(\d{10})(?:\.(choice|end))?")
+#: Epochs kept for the record. Older ones matter to nobody; the newest choice is kept however old it is.
+_KEPT = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A claimed epoch.
+
+    Attributes:
+        epoch: rises by one with every start of the job.
+        token: unique, so that a create whose reply was lost can be recognised as our own.
+        series: the epoch of the start by a user or a schedule that this start belongs to; restarts keep it, and
+            the restart budget is counted within it.
+        run_id: the Dagster run (or any other id of the process that drives the job).
+        host: where it runs.
+        pid: its process.
+        claimed_at: ISO 8601 in UTC.
+    """
+
+    epoch: int
+    token: str
+    series: int
+    run_id: str
+    host: str
+    pid: int
+    claimed_at: str
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What an epoch began with.
+
+    Attributes:
+        job_id: the lineage it goes on with, or begins.
+        restored: ``{job id}/chk-N``, ``None`` for a start from nothing.
+        first_id: the first checkpoint id it may use.
+        last_id: the greatest id of the lineage that was complete when this was chosen. What an older epoch
+            publishes later has a greater id, and is void.
+        live: the live checkpointLocation of its query, on ``host``.
+        host: where ``live`` is.
+        sink: the directory of the query's file sink, ``None`` for other sinks.
+        reason: why this and no other checkpoint.
+    """
+
+    job_id: str
+    restored: str | None
+    first_id: int
+    last_id: int
+    live: str
+    host: str
+    sink: str | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """How an epoch ended.
+
+    Attributes:
+        status: ``FINISHED``, ``CANCELED`` or ``FAILED`` (in Flink's words), or ``FAILING`` for an attempt that is
+            to be restarted.
+        reason: for people.
+        discarded: the job's checkpoints were given up by the cleanup policy with this end.
+        ended_at: ISO 8601 in UTC.
+    """
+
+    status: str
+    reason: str
+    discarded: bool
+    ended_at: str
+
+
+class Epochs:
+    """The epochs of one job name.
+
+    Args:
+        filesystem: the storage.
+        job_name: the job's stable name.
+    """
+
+    def __init__(self, filesystem: FileSystem, job_name: str) -> None:
+        self._filesystem = filesystem
+        self._directory = f"{job_name}/{CONTROL_DIR}/epochs"
+
+    def names(self) -> dict[int, set[str]]:
+        """Which records each epoch has: ``claim``, ``choice``, ``end``."""
+        found: dict[int, set[str]] = {}
+        for entry in self._filesystem.list(self._directory):
+            if match := _NAME.fullmatch(entry.name):
+                found.setdefault(int(match[1]), set()).add(match[2] or "claim")
+        return found
+
+    def highest(self) -> int:
+        """The highest epoch claimed, 0 before the first."""
+        return max(self.names(), default=0)
+
+    def claim(self, *, token: str, series: int | None, run_id: str, host: str, pid: int, now: str) -> Claim:
+        """Claim the next epoch; older writers are fenced from this moment.
+
+        Args:
+            token: unique to this claim.
+            series: the series a restart belongs to, ``None`` to begin a new one.
+            run_id: who claims.
+            host: where it runs.
+            pid: its process.
+            now: ISO 8601 in UTC.
+        """
+        while True:
+            epoch = self.highest() + 1
+            claim = Claim(epoch, token, epoch if series is None else series, run_id, host, pid, now)
+            try:
+                self._filesystem.create(self._path(epoch), encode_record(asdict(claim)))
+            except PublishConflict:
+                continue  # another run was faster: it holds a lower epoch than the one tried next
+            self._forget_old(epoch)
+            return claim
+
+    def check(self, epoch: int) -> None:
+        """Make sure ``epoch`` is still the highest.
+
+        Raises:
+            Fenced: a newer run has taken the job over.
+        """
+        highest = self.highest()
+        if highest > epoch:
+            newer = self.read_claim(highest)
+            raise Fenced(
+                f"Epoch {epoch} is fenced: run {newer.run_id if newer else '?'} on "
+                f"{newer.host if newer else '?'} has claimed epoch {highest} of this job.",
+                hint="This run stops. Nothing of it was added to or deleted from the checkpoints.",
+            )
+
+    def record_choice(self, epoch: int, choice: Choice) -> None:
+        """Record what ``epoch`` begins with, before it starts anything.
+
+        Raises:
+            Fenced: a newer run has taken the job over meanwhile.
+        """
+        self.check(epoch)
+        self._filesystem.create(self._path(epoch, ".choice"), encode_record(asdict(choice)))
+        self.check(epoch)
+
+    def record_end(self, epoch: int, end: End) -> bool:
+        """Record how ``epoch`` ended; ``False`` when an end was already recorded."""
+        try:
+            self._filesystem.create(self._path(epoch, ".end"), encode_record(asdict(end)))
+        except PublishConflict:
+            return False
+        return True
+
+    def read_claim(self, epoch: int) -> Claim | None:
+        return read_record(self._filesystem, self._path(epoch), Claim)
+
+    def read_choice(self, epoch: int) -> Choice | None:
+        return read_record(self._filesystem, self._path(epoch, ".choice"), Choice)
+
+    def read_end(self, epoch: int) -> End | None:
+        return read_record(self._filesystem, self._path(epoch, ".end"), End)
+
+    def _path(self, epoch: int, suffix: str = "") -> str:
+        return f"{self._directory}/e-{epoch:010}{suffix}"
+
+    def _forget_old(self, newest: int) -> None:
+        names = self.names()
+        chooser = max((epoch for epoch, kinds in names.items() if "choice" in kinds), default=0)
+        for epoch, kinds in names.items():
+            if epoch < min(newest - _KEPT, chooser):
+                for kind in kinds:
+                    self._filesystem.remove(self._path(epoch, "" if kind == "claim" else f".{kind}"))

@@ -1,0 +1,244 @@
+"""``_metadata``: the manifest of a checkpoint and, by existing, the mark of its completion.
+
+It is JSON that a person can read. The last member is a SHA-256 over every byte before it, so that a truncated
+or flipped file is found before anything in it is believed. References to files are relative to the directory
+``_metadata`` lies in: a job's directory can be copied elsewhere and still restores.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from dagster_ckpt.checkpoint.snapshot import Json
+from dagster_ckpt.errors import CorruptMetadata, UnknownMetadataVersion
+
+__all__ = ["CheckpointMetadata", "FileEntry"]
+
+FORMAT = "dagster_ckpt"
+VERSION = 1
+_DIGEST = b',\n "digest": "sha256:'
+_END = b'"\n}\n'
+_GO_ON = "List what can be restored with `dagster-ckpt list --path ...`, and name another checkpoint in restore_from."
+
+
+@dataclass(frozen=True, slots=True)
+class FileEntry:
+    """One file of a checkpoint.
+
+    Attributes:
+        path: its name within the snapshot.
+        size: bytes.
+        sha256: checksum of its bytes, in hex.
+        inline: its bytes, when they are kept in ``_metadata`` itself.
+        reference: otherwise where they lie, relative to the checkpoint's directory (``../shared/...``).
+        offset: where they begin there, for a small file packed with others; ``None`` for a whole file.
+    """
+
+    path: str
+    size: int
+    sha256: str
+    inline: bytes | None = None
+    reference: str | None = None
+    offset: int | None = None
+
+    def to_json(self) -> dict[str, Json]:
+        entry: dict[str, Json] = {"path": self.path, "size": self.size, "sha256": self.sha256}
+        if self.reference is not None:
+            entry["file"] = self.reference
+            return entry if self.offset is None else {**entry, "offset": self.offset}
+        data = self.inline or b""
+        try:
+            return {**entry, "text": data.decode("utf-8")}
+        except UnicodeDecodeError:
+            return {**entry, "base64": base64.b64encode(data).decode("ascii")}
+
+    @classmethod
+    def from_json(cls, entry: Mapping[str, Any]) -> FileEntry:
+        inline: bytes | None = None
+        if "text" in entry:
+            inline = entry["text"].encode("utf-8")
+        elif "base64" in entry:
+            inline = base64.b64decode(entry["base64"], validate=True)
+        path, reference = entry["path"], entry.get("file")
+        if (inline is None) == (reference is None):
+            raise ValueError(f"{path} must be either inline or a reference")
+        for name, parts in (
+            (path, path.split("/")),
+            (reference, (reference or "").removeprefix("../").split("/")),
+        ):
+            if name is not None and (".." in parts or name.startswith("/")):
+                raise ValueError(f"{name} leaves the checkpoint")
+        offset = entry.get("offset")
+        return cls(
+            path,
+            int(entry["size"]),
+            entry["sha256"],
+            inline,
+            reference,
+            None if offset is None else int(offset),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointMetadata:
+    """Everything known about one completed checkpoint.
+
+    Attributes:
+        job_name: the job's stable name.
+        job_id: its lineage of state, 32 hex digits.
+        checkpoint_id: N of ``chk-N``.
+        epoch: the writer's epoch; with ``checkpoint_id`` it orders checkpoints.
+        batch: the last committed micro-batch covered.
+        mode: ``EXACTLY_ONCE`` or ``AT_LEAST_ONCE``.
+        kind: ``checkpoint``, or ``salvage`` when taken from a dead run's live location.
+        restored_from: ``{job id}/chk-N`` that the writing run began with, ``None`` for a fresh start.
+        writer: run id, host and process of the writer.
+        triggered_at: when the attempt began, ISO 8601 in UTC.
+        written_at: when its last data file was durable, ISO 8601 in UTC.
+        timings_ms: milliseconds by step (``align``, ``pin``, ``write``).
+        new_bytes: bytes this checkpoint had to write that no retained one had.
+        facts: what Spark says about the job at the cut.
+        sink: the sink's position, ``None`` where it has none.
+        files: every file, inline or by reference.
+    """
+
+    job_name: str
+    job_id: str
+    checkpoint_id: int
+    epoch: int
+    batch: int
+    mode: str
+    kind: str
+    restored_from: str | None
+    writer: Mapping[str, Json]
+    triggered_at: str
+    written_at: str
+    timings_ms: Mapping[str, float]
+    new_bytes: int
+    facts: Mapping[str, Json]
+    sink: Mapping[str, Json] | None
+    files: tuple[FileEntry, ...]
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """What orders the checkpoints of one job id: epoch, then id."""
+        return (self.epoch, self.checkpoint_id)
+
+    @property
+    def name(self) -> str:
+        """``chk-N``."""
+        return f"chk-{self.checkpoint_id}"
+
+    @property
+    def reference(self) -> str:
+        """``{job id}/chk-N``, unique below the job's name."""
+        return f"{self.job_id}/{self.name}"
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return sum(file.size for file in self.files)
+
+    @property
+    def references(self) -> frozenset[str]:
+        """The stored files it needs, relative to its directory."""
+        return frozenset(file.reference for file in self.files if file.reference is not None)
+
+    def with_timing(self, step: str, milliseconds: float) -> CheckpointMetadata:
+        """A copy that also knows how long ``step`` took."""
+        return replace(self, timings_ms={**self.timings_ms, step: milliseconds})
+
+    def encode(self) -> bytes:
+        """The bytes of ``_metadata``."""
+        document = {
+            "format": FORMAT,
+            "version": VERSION,
+            "job": {"name": self.job_name, "id": self.job_id},
+            "checkpoint": {
+                "id": self.checkpoint_id,
+                "epoch": self.epoch,
+                "batch": self.batch,
+                "kind": self.kind,
+                "mode": self.mode,
+                "restored_from": self.restored_from,
+                "triggered_at": self.triggered_at,
+                "written_at": self.written_at,
+                "timings_ms": dict(self.timings_ms),
+            },
+            "writer": dict(self.writer),
+            "totals": {
+                "files": len(self.files),
+                "bytes": self.size,
+                "new_bytes": self.new_bytes,
+                "inline_files": sum(file.inline is not None for file in self.files),
+            },
+            "spark": dict(self.facts),
+            "sink": None if self.sink is None else dict(self.sink),
+            "files": [file.to_json() for file in self.files],
+        }
+        body = json.dumps(document, indent=1, ensure_ascii=False).encode("utf-8").removesuffix(b"\n}")
+        return body + _DIGEST + hashlib.sha256(body).hexdigest().encode("ascii") + _END
+
+    @classmethod
+    def decode(cls, data: bytes, where: str) -> CheckpointMetadata:
+        """Read ``_metadata``; ``where`` names it in errors.
+
+        Raises:
+            CorruptMetadata: it is truncated, was changed, or is something else.
+            UnknownMetadataVersion: a release newer than this one wrote it.
+        """
+        body, mark, tail = data.rpartition(_DIGEST)
+        if not mark or tail != hashlib.sha256(body).hexdigest().encode("ascii") + _END:
+            _raise_for_version(data, where)
+            raise CorruptMetadata(
+                f"{where} is truncated or was changed: its checksum does not match its content.", hint=_GO_ON
+            )
+        try:
+            document = json.loads(data)
+            if document["format"] != FORMAT:
+                raise ValueError(f"its format is {document['format']!r}")
+            _check_version(document["version"], where)
+            checkpoint = document["checkpoint"]
+            return cls(
+                job_name=document["job"]["name"],
+                job_id=document["job"]["id"],
+                checkpoint_id=checkpoint["id"],
+                epoch=checkpoint["epoch"],
+                batch=checkpoint["batch"],
+                mode=checkpoint["mode"],
+                kind=checkpoint["kind"],
+                restored_from=checkpoint["restored_from"],
+                writer=document["writer"],
+                triggered_at=checkpoint["triggered_at"],
+                written_at=checkpoint["written_at"],
+                timings_ms=checkpoint["timings_ms"],
+                new_bytes=document["totals"]["new_bytes"],
+                facts=document["spark"],
+                sink=document["sink"],
+                files=tuple(FileEntry.from_json(entry) for entry in document["files"]),
+            )
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise CorruptMetadata(f"{where} is not a checkpoint's _metadata: {error}.", hint=_GO_ON) from error
+
+
+def _check_version(version: object, where: str) -> None:
+    if version != VERSION:
+        raise UnknownMetadataVersion(
+            f"{where} has metadata version {version!r}; this release reads version {VERSION}.",
+            hint="Restore it with the release that wrote it, or install a newer release of dagster-ckpt.",
+        )
+
+
+def _raise_for_version(data: bytes, where: str) -> None:
+    """A later version may have another kind of digest: say so rather than call it corrupt."""
+    try:
+        document = json.loads(data)
+    except ValueError:
+        return
+    if isinstance(document, dict) and document.get("format") == FORMAT and document.get("version") != VERSION:
+        _check_version(document.get("version"), where)

@@ -1,0 +1,247 @@
+"""The files that checkpoints share: what is stored already, what is in use, and storing what is new.
+
+A file is shared by name *and* content, because Spark may write other bytes under a name it has used before. It lies
+in ``shared/`` under a name of its own that is never used again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import threading
+import uuid
+from collections.abc import Callable, Sequence
+from pathlib import PurePosixPath
+
+from dagster_ckpt.checkpoint.catalog import references
+from dagster_ckpt.checkpoint.layout import CHECKPOINT_SHARED_STATE_DIR
+from dagster_ckpt.checkpoint.metadata import CheckpointMetadata, FileEntry
+from dagster_ckpt.checkpoint.snapshot import PinnedFile, Snapshot
+from dagster_ckpt.errors import CheckpointFailure
+from dagster_ckpt.filesystem import FileSystem, Part, Written
+
+__all__ = ["DEFAULT_INLINE_THRESHOLD", "MAX_INLINE_BYTES", "SharedState"]
+
+#: Inline bytes in one ``_metadata`` never exceed this, whatever the threshold for one file.
+MAX_INLINE_BYTES = 1 << 20
+DEFAULT_INLINE_THRESHOLD = 20 * 1024
+#: Small files that recur are packed into stored files of at most this size.
+MAX_PACK_BYTES = 4 << 20
+
+
+class SharedState:
+    """The shared files of one lineage, as one epoch knows them. Thread-safe.
+
+    Args:
+        filesystem: the storage.
+        directory: ``{job name}/{job id}/shared``.
+        epoch: of the writer, part of every new name.
+        inline_threshold: files of at most this many bytes are small: those that do not recur are kept in
+            ``_metadata`` (1 MiB in all), the others are packed together.
+        verified: a checkpoint whose every file has just been read and found sound.
+    """
+
+    def __init__(
+        self,
+        filesystem: FileSystem,
+        directory: str,
+        epoch: int,
+        inline_threshold: int,
+        verified: CheckpointMetadata | None,
+    ) -> None:
+        self._filesystem = filesystem
+        self._shared = directory
+        self._epoch = epoch
+        self._inline_threshold = inline_threshold
+        self._lock = threading.RLock()
+        self._retained: Sequence[CheckpointMetadata] = ()
+        self._in_flight: dict[int, frozenset[str]] = {}
+        self._written: dict[int, list[str]] = {}
+        self._by_identity: dict[tuple[str, tuple[int, ...]], FileEntry] = {}
+        self._by_content: dict[tuple[str, int, str], FileEntry] = {}
+        self._sizes: set[tuple[str, int]] = set()
+        self._sound = {
+            (file.reference, file.offset) for file in (verified.files if verified else ()) if file.reference is not None
+        }
+
+    def retain(self, checkpoints: Sequence[CheckpointMetadata]) -> None:
+        """These are the completed checkpoints now; only what they need may be shared."""
+        stored = [file for metadata in checkpoints for file in metadata.files if file.reference is not None]
+        alive = {file.reference for file in stored}
+        with self._lock:
+            self._retained = checkpoints
+            self._by_content = {(file.path, file.size, file.sha256): file for file in stored}
+            self._sizes = {(file.path, file.size) for file in stored}
+            self._by_identity = {
+                key: entry
+                for key, entry in self._by_identity.items()
+                if entry.reference is None or entry.reference in alive
+            }
+
+    def remember(self, snapshot: Snapshot, entries: Sequence[FileEntry]) -> None:
+        """A checkpoint of ``snapshot`` completed: the same unchanged files need not be read again."""
+        with self._lock:
+            self._by_identity = {
+                (file.path, file.identity): entry
+                for file, entry in zip(snapshot.files, entries, strict=True)
+                if file.identity is not None
+            }
+
+    def in_use(self) -> frozenset[str]:
+        """The names in ``shared/`` that a completed checkpoint or an attempt needs."""
+        with self._lock:
+            pinned = frozenset().union(*self._in_flight.values())
+            return frozenset(PurePosixPath(name).name for name in references(self._retained) | pinned)
+
+    def release(self, number: int) -> None:
+        """The attempt is over; what it refers to is needed only if it completed."""
+        with self._lock:
+            self._in_flight.pop(number, None)
+            self._written.pop(number, None)
+
+    def undo(self, number: int) -> None:
+        """Delete what a failed attempt wrote; what the storage refuses to delete is unreachable and harms nobody."""
+        for path in self._written.get(number, ()):
+            with contextlib.suppress(OSError):
+                self._filesystem.remove(path)
+
+    def store(self, number: int, snapshot: Snapshot, stop: Callable[[], bool]) -> tuple[tuple[FileEntry, ...], int]:
+        """Store what no retained checkpoint has; the entries of all files, and the bytes that were new.
+
+        Until :meth:`release` for the same ``number``, nothing the entries refer to may be deleted.
+
+        Raises:
+            Stopped: ``stop()`` became true.
+            CheckpointFailure: a pinned file is not what it was.
+            StorageError: the storage failed.
+        """
+        entries: dict[str, FileEntry] = {}
+        to_write: list[PinnedFile] = []
+        self._written[number] = []
+        inline_bytes = 0
+        with self._lock:
+            for file in snapshot.files:
+                known = self._by_identity.get((file.path, file.identity)) if file.identity is not None else None
+                if known is not None and known.reference is not None:
+                    entries[file.path] = known
+            # Held from before the first decision to reuse a file until the publish: a subsumption that runs
+            # meanwhile must not delete what this attempt is about to refer to.
+            self._in_flight[number] = frozenset(
+                entry.reference for entry in entries.values() if entry.reference is not None
+            )
+        to_pack: list[PinnedFile] = []
+        for file in snapshot.files:
+            if file.path in entries:
+                continue
+            small = file.size <= self._inline_threshold
+            if small and not file.recurs and inline_bytes + file.size <= MAX_INLINE_BYTES:
+                entries[file.path] = self._inline(file)
+                inline_bytes += file.size
+            elif (same := self._same_content(number, file)) is not None:
+                entries[file.path] = same
+            else:
+                (to_pack if small else to_write).append(file)
+        new_bytes = inline_bytes
+        for entry in [
+            *self._write_whole(number, to_write, stop),
+            *self._write_packed(number, to_pack, stop),
+        ]:
+            entries[entry.path] = entry
+            new_bytes += entry.size
+        return tuple(entries[file.path] for file in snapshot.files), new_bytes
+
+    def _write_whole(self, number: int, files: Sequence[PinnedFile], stop: Callable[[], bool]) -> list[FileEntry]:
+        names = [self._new_name(PurePosixPath(file.path).name) for file in files]
+        targets = [(f"{self._shared}/{name}", file.local) for name, file in zip(names, files, strict=True)]
+        self._written[number] += [path for path, _ in targets]
+        results = self._filesystem.write_many(targets, stop)
+        for file, result in zip(files, results, strict=True):
+            if result.size != file.size:
+                raise _changed(file, result.size)
+        return [
+            FileEntry(file.path, result.size, result.sha256, reference=f"../{CHECKPOINT_SHARED_STATE_DIR}/{name}")
+            for name, file, result in zip(names, files, results, strict=True)
+        ]
+
+    def _write_packed(self, number: int, files: Sequence[PinnedFile], stop: Callable[[], bool]) -> list[FileEntry]:
+        """Small files that later checkpoints share, many to one stored file: one ``fsync`` instead of hundreds."""
+        entries: list[FileEntry] = []
+        packs: list[tuple[str, bytes]] = []
+        pack = bytearray()
+        name = self._new_name("pack")
+        for file in files:
+            data = file.local.read_bytes()
+            if len(data) != file.size:
+                raise _changed(file, len(data))
+            if len(pack) + len(data) > MAX_PACK_BYTES:
+                packs.append((f"{self._shared}/{name}", bytes(pack)))
+                pack, name = bytearray(), self._new_name("pack")
+            entries.append(
+                FileEntry(
+                    file.path,
+                    len(data),
+                    hashlib.sha256(data).hexdigest(),
+                    reference=f"../{CHECKPOINT_SHARED_STATE_DIR}/{name}",
+                    offset=len(pack),
+                )
+            )
+            pack += data
+        if entries:
+            packs.append((f"{self._shared}/{name}", bytes(pack)))
+        self._written[number] += [path for path, _ in packs]
+        self._filesystem.write_many(packs, stop)
+        return entries
+
+    def _new_name(self, suffix: str) -> str:
+        """Unique for ever, and telling whose it is: a sweeper leaves the files of newer epochs alone."""
+        return f"{self._epoch:06}-{uuid.uuid4().hex[:12]}-{suffix}"
+
+    def _inline(self, file: PinnedFile) -> FileEntry:
+        if file.identity is not None and (known := self._by_identity.get((file.path, file.identity))) is not None:
+            return known
+        return inline_entry(file.path, file.local.read_bytes())
+
+    def _same_content(self, number: int, file: PinnedFile) -> FileEntry | None:
+        """A retained copy of the same name with the same bytes: after a restart identities are not known."""
+        with self._lock:
+            if (file.path, file.size) not in self._sizes:
+                return None
+        sha256 = file_sha256(file)
+        with self._lock:
+            known = self._by_content.get((file.path, file.size, sha256))
+            if known is None or known.reference is None:
+                return None
+            self._in_flight[number] |= {known.reference}
+        return known if self._is_sound(known) else None
+
+    def _is_sound(self, entry: FileEntry) -> bool:
+        """Whether a stored file is what its manifest says: read once, unless this run wrote or restored it.
+
+        A new checkpoint must not inherit the damage of an old one.
+        """
+        place = (entry.reference or "", entry.offset)
+        if place not in self._sound:
+            part = None if entry.offset is None else Part(entry.offset, entry.size)
+            path = f"{self._shared}/{PurePosixPath(place[0]).name}"
+            try:
+                if self._filesystem.checksum(path, part) != Written(entry.size, entry.sha256):
+                    return False
+            except OSError:
+                return False
+            self._sound.add(place)
+        return True
+
+
+def _changed(file: PinnedFile, size: int) -> CheckpointFailure:
+    return CheckpointFailure(f"{file.path} changed while it was written: {size} bytes instead of {file.size}.")
+
+
+def file_sha256(file: PinnedFile) -> str:
+    """SHA-256 of a pinned file's bytes."""
+    with file.local.open("rb") as reader:
+        return hashlib.file_digest(reader, "sha256").hexdigest()
+
+
+def inline_entry(path: str, data: bytes) -> FileEntry:
+    """A file kept in ``_metadata`` itself."""
+    return FileEntry(path, len(data), hashlib.sha256(data).hexdigest(), inline=data)

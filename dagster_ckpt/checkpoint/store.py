@@ -1,0 +1,320 @@
+"""Writing side of the store: turns snapshots into completed checkpoints and drops the old ones.
+
+One store belongs to one claimed epoch. New is stored before old is dropped; data is written before
+``_metadata``; the epoch is checked before the publish, before the acknowledgement and before a deletion.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+
+from dagster_ckpt.checkpoint.ancestry import line_of_descent
+from dagster_ckpt.checkpoint.catalog import CheckpointCatalog, references
+from dagster_ckpt.checkpoint.clock import Clock, iso
+from dagster_ckpt.checkpoint.deletions import DeletionLog
+from dagster_ckpt.checkpoint.epochs import Claim
+from dagster_ckpt.checkpoint.layout import CONTROL_DIR, METADATA_FILE_NAME, checkpoint_directory, shared_directory
+from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
+from dagster_ckpt.checkpoint.shared_state import DEFAULT_INLINE_THRESHOLD, SharedState
+from dagster_ckpt.checkpoint.snapshot import Snapshot
+from dagster_ckpt.config.retention import Retained, retain_newest
+from dagster_ckpt.errors import CheckpointFailure, CheckpointNotFound, CorruptCheckpoint, PublishUnknown
+from dagster_ckpt.filesystem import FileSystem, Stopped
+
+__all__ = ["CompletedCheckpointStore", "Dropped", "PendingCheckpoint"]
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """A checkpoint that was subsumed or given up, and why."""
+
+    metadata: CheckpointMetadata
+    reason: str
+
+
+@dataclass(slots=True)
+class PendingCheckpoint:
+    """An attempt: it has an id, and either its publish or its expiry wins.
+
+    Attributes:
+        number: its id.
+        triggered_at: seconds since the epoch.
+        started: monotonic seconds; the timeout counts from here.
+    """
+
+    number: int
+    triggered_at: float
+    started: float
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _state: str = "writing"
+
+    def expire(self) -> bool:
+        """Give the attempt up; ``False`` when it is already being published."""
+        with self._lock:
+            if self._state == "publishing":
+                return False
+            self._state = "expired"
+            return True
+
+    def seal(self) -> None:
+        """Begin to publish.
+
+        Raises:
+            Stopped: the attempt was given up before.
+        """
+        with self._lock:
+            if self._state == "expired":
+                raise Stopped
+            self._state = "publishing"
+
+    @property
+    def expired(self) -> bool:
+        """Whether the attempt was given up."""
+        with self._lock:
+            return self._state == "expired"
+
+
+class CompletedCheckpointStore:
+    """The completed checkpoints of one lineage, as written under one epoch.
+
+    Args:
+        catalog: the reading side.
+        claim: the epoch this store writes under.
+        job_id: the lineage.
+        first_id: the first id it may use.
+        restored_from: ``{job id}/chk-N`` the epoch began with.
+        mode: recorded in each checkpoint.
+        clock: wall and monotonic time.
+        inline_threshold: files of at most this many bytes are small: those that do not recur are kept in
+            ``_metadata`` (1 MiB in all), the others are packed together.
+        verified: a checkpoint whose every file has just been read and found sound.
+    """
+
+    def __init__(
+        self,
+        catalog: CheckpointCatalog,
+        claim: Claim,
+        *,
+        job_id: str,
+        first_id: int,
+        restored_from: str | None,
+        mode: str,
+        clock: Clock,
+        inline_threshold: int = DEFAULT_INLINE_THRESHOLD,
+        verified: CheckpointMetadata | None = None,
+    ) -> None:
+        self._catalog = catalog
+        self._filesystem: FileSystem = catalog.filesystem
+        self._claim = claim
+        self.job_id = job_id
+        self.restored_from = restored_from
+        self._mode = mode
+        self._clock = clock
+        self._deletions = DeletionLog(catalog.filesystem, catalog.job_name)
+        self._shared = SharedState(
+            catalog.filesystem,
+            shared_directory(catalog.job_name, job_id),
+            claim.epoch,
+            inline_threshold,
+            verified,
+        )
+        self._lock = threading.RLock()
+        self._next = first_id
+        self._retained, self._broken = catalog.completed(job_id)
+        self._unsettled: list[CheckpointMetadata] = []
+        self._shared.retain(self._retained)
+
+    @property
+    def retained(self) -> list[CheckpointMetadata]:
+        """Completed checkpoints by (epoch, id), the newest last."""
+        with self._lock:
+            return list(self._retained)
+
+    @property
+    def broken(self) -> list[CorruptCheckpoint]:
+        """What was found unreadable at the start. While there is any, no shared file is deleted."""
+        return list(self._broken)
+
+    @property
+    def epoch(self) -> int:
+        """The epoch this store writes under."""
+        return self._claim.epoch
+
+    def begin(self) -> PendingCheckpoint:
+        """Issue the next id, durably, so that it is never issued again."""
+        with self._lock:
+            self._catalog.epochs.check(self.epoch)
+            number = self._next
+            record_issued(self._filesystem, self._catalog.job_name, self.job_id, self.epoch, number)
+            self._next += 1
+        return PendingCheckpoint(number, self._clock.time(), self._clock.monotonic())
+
+    def write(
+        self,
+        pending: PendingCheckpoint,
+        snapshot: Snapshot,
+        *,
+        kind: str = "checkpoint",
+        timings_ms: Mapping[str, float] | None = None,
+    ) -> CheckpointMetadata:
+        """Store a snapshot and publish it; on return it is durable, visible and acknowledged.
+
+        Raises:
+            Stopped: the attempt expired; what it wrote is gone again.
+            Fenced: a newer run has taken the job over.
+            CheckpointFailure: a newer checkpoint completed meanwhile.
+            StorageError: the storage failed; what it wrote is gone again, unless the outcome is unknown.
+        """
+        started = self._clock.monotonic()
+        published = False
+        try:
+            entries, new_bytes = self._shared.store(pending.number, snapshot, lambda: pending.expired)
+            metadata = CheckpointMetadata(
+                job_name=self._catalog.job_name,
+                job_id=self.job_id,
+                checkpoint_id=pending.number,
+                epoch=self.epoch,
+                batch=snapshot.batch,
+                mode=self._mode,
+                kind=kind,
+                restored_from=self.restored_from,
+                writer={"run_id": self._claim.run_id, "host": self._claim.host, "pid": self._claim.pid},
+                triggered_at=iso(pending.triggered_at),
+                written_at=iso(self._clock.time()),
+                timings_ms={**(timings_ms or {}), "write": _milliseconds(self._clock.monotonic() - started)},
+                new_bytes=new_bytes,
+                facts=snapshot.facts,
+                sink=snapshot.sink,
+                files=entries,
+            )
+            with self._lock:
+                self._catalog.epochs.check(self.epoch)
+                if self._retained and self._retained[-1].key > metadata.key:
+                    raise CheckpointFailure(f"{metadata.name} was subsumed by {self._retained[-1].name} meanwhile.")
+                pending.seal()
+                directory = checkpoint_directory(self._catalog.job_name, self.job_id, pending.number)
+                published = True  # from here on the outcome may be unknown: nothing is deleted on a guess
+                self._unsettled.append(metadata)
+                try:
+                    self._filesystem.create(f"{directory}/{METADATA_FILE_NAME}", metadata.encode())
+                except PublishUnknown:
+                    raise
+                except OSError:
+                    published = False
+                    self._unsettled.remove(metadata)
+                    raise
+                self._catalog.epochs.check(self.epoch)
+                self._unsettled.remove(metadata)
+                self._retained.append(metadata)
+                self._shared.remember(snapshot, entries)
+                self._shared.retain(self._retained)
+            return metadata
+        finally:
+            if not published:
+                self._undo(pending)
+            self._shared.release(pending.number)
+
+    def subsume(self, num_retained: int) -> list[Dropped]:
+        """Drop what ``num_retained`` does not keep.
+
+        Raises:
+            Fenced: a newer run has taken the job over; nothing was dropped.
+        """
+        with self._lock:
+            self._settle()
+            self._deletions.retry(self.epoch, self._shared.in_use)
+            line = line_of_descent(self._retained[-1], self._retained) if self._retained else []
+            decisions = retain_newest(
+                [Retained(item.reference, item.key, abandoned=item not in line) for item in self._retained],
+                num_retained,
+            )
+            drop = {decision.name: decision.reason for decision in decisions if not decision.keep}
+            if all(metadata.epoch < self.epoch for metadata in self._retained):
+                drop.pop(self.restored_from or "", None)  # until this epoch has its own, it is what is gone on from
+            dropped = [
+                Dropped(metadata, drop[metadata.reference]) for metadata in self._retained if metadata.reference in drop
+            ]
+            if dropped:
+                self._discard(dropped, f"subsumed: {num_retained} are retained")
+            return dropped
+
+    def discard_all(self, reason: str) -> list[Dropped]:
+        """Delete every checkpoint of this lineage, for the cleanup policy.
+
+        Raises:
+            Fenced: a newer run has taken the job over; nothing was deleted.
+        """
+        with self._lock:
+            self._settle()
+            dropped = [Dropped(metadata, reason) for metadata in self._retained]
+            if dropped:
+                self._discard(dropped, reason)
+            return dropped
+
+    def _settle(self) -> None:
+        """Find out what became of publishes whose outcome was unknown, before anything is decided on them."""
+        for metadata in list(self._unsettled):
+            with contextlib.suppress(CheckpointNotFound):
+                self._catalog.load(self.job_id, metadata.checkpoint_id)
+                self._retained = sorted([*self._retained, metadata], key=lambda item: item.key)
+            self._unsettled.remove(metadata)
+        self._shared.retain(self._retained)
+
+    def _discard(self, dropped: Sequence[Dropped], reason: str) -> None:
+        gone = {item.metadata.reference for item in dropped}
+        kept = [metadata for metadata in self._retained if metadata.reference not in gone]
+        candidates = references([item.metadata for item in dropped])
+        self._retained = kept
+        self._shared.retain(self._retained)
+        # Not even on record: a run that finishes this deletion later cannot know of an attempt that is under way now.
+        needed = self._shared.in_use()
+        names = sorted({PurePosixPath(name).name for name in candidates} - needed)
+        if self._broken:
+            names = []  # an unreadable manifest may need any shared file: they stay until somebody has looked at it
+        self._deletions.delete(
+            self.epoch,
+            self.job_id,
+            [item.metadata.checkpoint_id for item in dropped],
+            names,
+            reason,
+            self._shared.in_use,
+        )
+
+    def _undo(self, pending: PendingCheckpoint) -> None:
+        self._shared.undo(pending.number)
+        with contextlib.suppress(OSError):
+            self._filesystem.remove_directory(checkpoint_directory(self._catalog.job_name, self.job_id, pending.number))
+
+
+def record_issued(filesystem: FileSystem, job_name: str, job_id: str, epoch: int, number: int) -> None:
+    """Remember that ``number`` was issued in this lineage.
+
+    Each epoch has a file of its own, so that a fenced writer cannot lower what a newer one recorded.
+    """
+    directory = issued_directory(job_name, job_id)
+    filesystem.replace(f"{directory}/e-{epoch:010}", f"{number}\n".encode())
+    filesystem.sync_directories([directory])
+
+
+def issued_directory(job_name: str, job_id: str) -> str:
+    """Where the ids issued in a lineage are recorded, one file per epoch."""
+    return f"{job_name}/{CONTROL_DIR}/issued/{job_id}"
+
+
+def next_id(catalog: CheckpointCatalog, job_id: str) -> int:
+    """The id after the highest ever issued in a lineage: at least 1, and above every ``chk-N`` there."""
+    directory = issued_directory(catalog.job_name, job_id)
+    issued = [
+        int(catalog.filesystem.read(f"{directory}/{entry.name}"))
+        for entry in catalog.filesystem.list(directory)
+        if entry.name.startswith("e-")
+    ]
+    return max([0, *issued, *catalog.numbers(job_id)]) + 1
+
+
+def _milliseconds(seconds: float) -> float:
+    return round(seconds * 1000, 3)

@@ -1,0 +1,203 @@
+"""``dagster-ckpt``: look at checkpoints from the command line. Reads the storage only, without Spark or Dagster."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.layout import CONTROL_DIR
+from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
+from dagster_ckpt.errors import CheckpointError, CheckpointNotFound, CorruptCheckpoint
+from dagster_ckpt.filesystem import FileSystem, open_filesystem
+
+__all__ = ["main"]
+
+_PATH = click.option(
+    "--path",
+    envvar="DAGSTER_CKPT_PATH",
+    required=True,
+    help="The checkpoint path, as on the storage resource. [env: DAGSTER_CKPT_PATH]",
+)
+_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON, one document.")
+
+
+class _Group(click.Group):
+    """Prints this package's errors as a message and a hint, without a traceback, and exits with 1."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except CheckpointError as error:
+            click.secho(error.message, fg="red", err=True)
+            if error.hint:
+                click.echo(error.hint, err=True)
+            sys.exit(1)
+
+
+@click.group(cls=_Group)
+@click.version_option(package_name="dagster-ckpt")
+def main() -> None:
+    """Checkpoints of Spark jobs that Dagster runs: list them, describe one, verify them."""
+
+
+@main.command("list")
+@click.argument("job", required=False)
+@_PATH
+@_JSON
+def list_checkpoints(job: str | None, path: str, as_json: bool) -> None:
+    """List the completed checkpoints of JOB, or of every job, the newest last."""
+    filesystem = open_filesystem(path)
+    jobs = [job] if job else _jobs(filesystem)
+    if not jobs:
+        raise CheckpointNotFound(f"There is no job in {filesystem.url}.", hint="Is --path the checkpoint path?")
+    rows = []
+    for name in jobs:
+        catalog = CheckpointCatalog(filesystem, name)
+        newest = _quietly(lambda catalog=catalog: catalog.newest().metadata)  # type: ignore[misc]
+        for job_id in sorted(catalog.job_ids()):
+            completed, broken = catalog.completed(job_id)
+            rows += [
+                {**_row(item, catalog), "newest": newest is not None and item.reference == newest.reference}
+                for item in completed
+            ]
+            for error in broken:
+                click.secho(error.message, fg="red", err=True)
+    if as_json:
+        click.echo(json.dumps(rows, indent=2))
+        return
+    table = Table("job", "checkpoint", "batch", "epoch", "kind", "files", "bytes", "new bytes", "written", "")
+    for row in rows:
+        table.add_row(
+            row["job"],
+            row["checkpoint"],
+            str(row["batch"]),
+            str(row["epoch"]),
+            row["kind"],
+            str(row["files"]),
+            f"{row['bytes']:,}",
+            f"{row['new_bytes']:,}",
+            row["written_at"][:19],
+            "newest" if row["newest"] else "",
+        )
+    Console(width=None if sys.stdout.isatty() else 200).print(table)
+
+
+@main.command()
+@click.argument("job")
+@click.argument("checkpoint", default="latest")
+@_PATH
+@_JSON
+def describe(job: str, checkpoint: str, path: str, as_json: bool) -> None:
+    """Tell what CHECKPOINT of JOB holds: 'latest', chk-N, a job id with /chk-N, or a path."""
+    catalog = CheckpointCatalog(open_filesystem(path), job)
+    metadata = _find(catalog, checkpoint)
+    document = {
+        **_row(metadata, catalog),
+        "mode": metadata.mode,
+        "restored_from": metadata.restored_from,
+        "timings_ms": dict(metadata.timings_ms),
+        "writer": dict(metadata.writer),
+        "spark": dict(metadata.facts),
+        "sink": None if metadata.sink is None else dict(metadata.sink),
+        "stored": [
+            {"path": file.path, "bytes": file.size, "in": file.reference or "_metadata"} for file in metadata.files
+        ],
+    }
+    if as_json:
+        click.echo(json.dumps(document, indent=2))
+        return
+    for key, value in document.items():
+        if key != "stored":
+            click.echo(f"{key:<14} {json.dumps(value) if isinstance(value, dict | list) else value}")
+    for file in metadata.files:
+        click.echo(f"  {file.size:>12,}  {file.path}  ({file.reference or 'in _metadata'})")
+
+
+@main.command()
+@click.argument("job")
+@click.argument("checkpoint", required=False)
+@_PATH
+def verify(job: str, checkpoint: str | None, path: str) -> None:
+    """Read every byte of CHECKPOINT of JOB, or of all its checkpoints, and compare sizes and checksums.
+
+    Exits with 1 if anything is missing or changed.
+    """
+    catalog = CheckpointCatalog(open_filesystem(path), job)
+    found: list[CheckpointMetadata] = []
+    errors: list[CorruptCheckpoint] = []
+    if checkpoint is not None:
+        found.append(_find(catalog, checkpoint))
+    else:
+        for job_id in sorted(catalog.job_ids()):
+            completed, broken = catalog.completed(job_id)
+            found += completed
+            errors += broken
+    if not found and not errors:
+        raise CheckpointNotFound(f"Job {job!r} has no completed checkpoint in {catalog.filesystem.url}.")
+    bad = len(errors)
+    for error in errors:
+        click.secho(error.message, fg="red")
+    for metadata in found:
+        try:
+            catalog.verify(metadata)
+        except CheckpointError as error:
+            bad += 1
+            click.secho(error.message, fg="red")
+            click.echo(error.hint)
+        else:
+            click.echo(f"{metadata.reference}  {len(metadata.files)} files, {metadata.size:,} bytes  verified")
+    if bad:
+        sys.exit(1)
+
+
+def _jobs(filesystem: FileSystem) -> list[str]:
+    return sorted(
+        entry.name
+        for entry in filesystem.list("")
+        if entry.is_directory and any(inner.name == CONTROL_DIR for inner in filesystem.list(entry.name))
+    )
+
+
+def _find(catalog: CheckpointCatalog, checkpoint: str) -> CheckpointMetadata:
+    if checkpoint != "latest":
+        return catalog.resolve(checkpoint)
+    newest = catalog.newest()
+    if newest.metadata is None:
+        raise CheckpointNotFound(f"Job {catalog.job_name!r} has nothing to go on from: {newest.reason}.")
+    return newest.metadata
+
+
+def _quietly(ask: Callable[[], CheckpointMetadata | None]) -> CheckpointMetadata | None:
+    """A job whose newest checkpoint is broken is still listed; `verify` says what is wrong."""
+    try:
+        return ask()
+    except CheckpointError as error:
+        click.secho(error.message, fg="red", err=True)
+        return None
+
+
+def _row(metadata: CheckpointMetadata, catalog: CheckpointCatalog) -> dict[str, Any]:
+    files: Sequence[object] = metadata.files
+    return {
+        "job": metadata.job_name,
+        "checkpoint": metadata.reference,
+        "pointer": catalog.pointer(metadata),
+        "batch": metadata.batch,
+        "epoch": metadata.epoch,
+        "kind": metadata.kind,
+        "files": len(files),
+        "bytes": metadata.size,
+        "new_bytes": metadata.new_bytes,
+        "written_at": metadata.written_at,
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""What a user chooses: pure data and pure decisions. Imports neither Dagster nor Spark."""

@@ -1,0 +1,69 @@
+"""Durations as people write them: ``timedelta``, milliseconds, or text such as ``"10 s"`` or ``"1 min 30 s"``.
+
+The units are Flink's (``TimeUtils``). A bare number in text is refused where Flink would read milliseconds
+silently; as an ``int`` it is milliseconds, as in every PyFlink setter.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import timedelta
+from typing import Annotated
+
+from pydantic import BeforeValidator, PlainSerializer
+
+__all__ = ["Duration", "format_duration", "parse_duration"]
+
+_UNITS = {
+    **dict.fromkeys(("ms", "milli", "millis", "millisecond", "milliseconds"), 1),
+    **dict.fromkeys(("s", "sec", "secs", "second", "seconds"), 1_000),
+    **dict.fromkeys(("m", "min", "mins", "minute", "minutes"), 60_000),
+    **dict.fromkeys(("h", "hour", "hours"), 3_600_000),
+    **dict.fromkeys(("d", "day", "days"), 86_400_000),
+}
+_TERM = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+)\s*", re.IGNORECASE)
+
+
+def parse_duration(value: object) -> timedelta:
+    """Read a duration.
+
+    Raises:
+        ValueError: it is not a duration, or has no unit.
+    """
+    if isinstance(value, timedelta):
+        return value
+    if isinstance(value, int) and not isinstance(value, bool):
+        return _milliseconds(value)
+    if not isinstance(value, str):
+        raise ValueError(f"{value!r} is not a duration: use a timedelta, milliseconds, or text such as '10 s'")
+    position, milliseconds = 0, 0.0
+    while position < len(value):
+        term = _TERM.match(value, position)
+        if term is None or term[2].lower() not in _UNITS:
+            break
+        milliseconds += float(term[1]) * _UNITS[term[2].lower()]
+        position = term.end()
+    if not value.strip() or position < len(value):
+        raise ValueError(
+            f"{value!r} is not a duration: write a number and a unit, such as '500 ms', '10 s' or '10 min'"
+        )
+    return _milliseconds(milliseconds)
+
+
+def format_duration(value: timedelta) -> str:
+    """The shortest text that :func:`parse_duration` reads back, such as ``"90 s"`` or ``"1 h"``."""
+    milliseconds = round(value / timedelta(milliseconds=1))
+    for unit, factor in (("d", 86_400_000), ("h", 3_600_000), ("min", 60_000), ("s", 1_000)):
+        if milliseconds and milliseconds % factor == 0:
+            return f"{milliseconds // factor} {unit}"
+    return f"{milliseconds} ms"
+
+
+def _milliseconds(value: float) -> timedelta:
+    try:
+        return timedelta(milliseconds=value)
+    except OverflowError:
+        raise ValueError(f"{value} ms is longer than any duration can be") from None
+
+
+Duration = Annotated[timedelta, BeforeValidator(parse_duration), PlainSerializer(format_duration, return_type=str)]

@@ -1,0 +1,197 @@
+"""Restart strategies: pure decisions over the failures recorded so far.
+
+A strategy sees when the job failed and says whether and when it may start again. The failures are durable
+(``control/failures`` in the storage), so the supervisor inside a run and the sensor outside it share one budget.
+"""
+
+from __future__ import annotations
+
+import random
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+from dagster_ckpt.config.durations import format_duration, parse_duration
+from dagster_ckpt.errors import InvalidConfiguration
+
+__all__ = [
+    "ExponentialDelayRestart",
+    "FixedDelayRestart",
+    "NoRestart",
+    "RestartDecision",
+    "RestartStrategies",
+    "RestartStrategy",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class RestartDecision:
+    """What a strategy decided after the latest failure.
+
+    Attributes:
+        allowed: whether the job may start again.
+        at: the moment it may, in the clock of the failures (seconds); meaningless unless ``allowed``.
+        attempt: which restart this would be, from 1, counted since the last reset.
+        reason: for people.
+    """
+
+    allowed: bool
+    at: float
+    attempt: int
+    reason: str
+
+
+class RestartStrategy(ABC):
+    """Decides on a restart. Implementations are frozen values."""
+
+    @abstractmethod
+    def decide(self, failures: Sequence[float], *, key: str = "") -> RestartDecision:
+        """Decide after ``failures`` (seconds, ascending, at least one), the last being the one at hand.
+
+        ``key`` seeds the jitter, so that every tick of a sensor decides alike for one job, and two jobs differ.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class NoRestart(RestartStrategy):
+    """Never restart."""
+
+    def decide(self, failures: Sequence[float], *, key: str = "") -> RestartDecision:
+        del key
+        return RestartDecision(allowed=False, at=failures[-1], attempt=len(failures), reason="Restart deactivated.")
+
+
+@dataclass(frozen=True, slots=True)
+class FixedDelayRestart(RestartStrategy):
+    """Restart at most ``attempts`` times, each ``delay`` after the failure. Never resets."""
+
+    attempts: int
+    delay: timedelta
+
+    def __post_init__(self) -> None:
+        _require(self.attempts >= 0, "restart attempts must be zero or positive")
+        _require(self.delay >= timedelta(), "delay between attempts must be zero or positive")
+
+    def decide(self, failures: Sequence[float], *, key: str = "") -> RestartDecision:
+        del key
+        attempt = len(failures)
+        strategy = f"fixed delay {format_duration(self.delay)}, {self.attempts} attempts"
+        if attempt > self.attempts:
+            return RestartDecision(
+                allowed=False,
+                at=failures[-1],
+                attempt=attempt,
+                reason=f"all {self.attempts} restarts are used up ({strategy})",
+            )
+        return RestartDecision(
+            allowed=True,
+            at=failures[-1] + self.delay.total_seconds(),
+            attempt=attempt,
+            reason=f"restart {attempt} of {self.attempts} ({strategy})",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ExponentialDelayRestart(RestartStrategy):
+    """Restart with a growing delay; a job that stayed up long enough starts over from the first delay.
+
+    Flink's rules, with one difference on purpose: the jitter is applied at the cap too, so that many jobs that
+    failed together do not restart in lockstep.
+    """
+
+    initial_backoff: timedelta = timedelta(seconds=1)
+    max_backoff: timedelta = timedelta(minutes=1)
+    backoff_multiplier: float = 1.5
+    reset_backoff_threshold: timedelta = timedelta(hours=1)
+    jitter_factor: float = 0.1
+    attempts_before_reset_backoff: int | None = None
+
+    def __post_init__(self) -> None:
+        millisecond = timedelta(milliseconds=1)
+        _require(self.initial_backoff >= millisecond, "initial backoff must be at least 1 ms")
+        _require(self.initial_backoff <= self.max_backoff, "initial backoff must not exceed max backoff")
+        _require(self.backoff_multiplier > 1, "backoff multiplier must be greater than 1")
+        _require(self.reset_backoff_threshold >= millisecond, "reset backoff threshold must be at least 1 ms")
+        _require(0 <= self.jitter_factor <= 1, "jitter factor must be between 0 and 1")
+        attempts = self.attempts_before_reset_backoff
+        _require(attempts is None or attempts >= 1, "attempts before reset must be at least 1")
+
+    def decide(self, failures: Sequence[float], *, key: str = "") -> RestartDecision:
+        attempt, restart_at = 0, float("-inf")
+        for failed_at in failures:
+            if failed_at <= restart_at:
+                continue  # failed again while still waiting for its restart: the same failure
+            if failed_at - restart_at >= self.reset_backoff_threshold.total_seconds():
+                attempt = 0
+            restart_at = failed_at + self._backoff(attempt, f"{key}:{failed_at!r}")
+            attempt += 1
+        limit = self.attempts_before_reset_backoff
+        strategy = f"exponential delay up to {format_duration(self.max_backoff)}"
+        if limit is not None and attempt > limit:
+            return RestartDecision(
+                allowed=False,
+                at=failures[-1],
+                attempt=attempt,
+                reason=f"all {limit} restarts are used up ({strategy})",
+            )
+        return RestartDecision(
+            allowed=True,
+            at=restart_at,
+            attempt=attempt,
+            reason=f"restart {attempt}{'' if limit is None else f' of {limit}'} ({strategy})",
+        )
+
+    def _backoff(self, attempt: int, seed: str) -> float:
+        initial, cap = self.initial_backoff.total_seconds(), self.max_backoff.total_seconds()
+        try:
+            backoff = min(initial * self.backoff_multiplier**attempt, cap)
+        except OverflowError:
+            backoff = cap
+        jitter = random.Random(seed).uniform(-1, 1) * self.jitter_factor * backoff
+        return max(initial, backoff + jitter)
+
+
+class RestartStrategies:
+    """The strategies by their PyFlink names. Times are ``timedelta``, milliseconds or text."""
+
+    @staticmethod
+    def no_restart() -> NoRestart:
+        """The job is not restarted."""
+        return NoRestart()
+
+    @staticmethod
+    def fixed_delay_restart(restart_attempts: int, delay_between_attempts: int | str | timedelta) -> FixedDelayRestart:
+        """At most ``restart_attempts`` restarts, with a fixed delay before each."""
+        return FixedDelayRestart(restart_attempts, _duration(delay_between_attempts))
+
+    @staticmethod
+    def exponential_delay_restart(
+        initial_backoff: int | str | timedelta = "1 s",
+        max_backoff: int | str | timedelta = "1 min",
+        backoff_multiplier: float = 1.5,
+        reset_backoff_threshold: int | str | timedelta = "1 h",
+        jitter_factor: float = 0.1,
+        attempts_before_reset_backoff: int | None = None,
+    ) -> ExponentialDelayRestart:
+        """Restarts with a delay that grows from ``initial_backoff`` to ``max_backoff``; the default."""
+        return ExponentialDelayRestart(
+            _duration(initial_backoff),
+            _duration(max_backoff),
+            backoff_multiplier,
+            _duration(reset_backoff_threshold),
+            jitter_factor,
+            attempts_before_reset_backoff,
+        )
+
+
+def _duration(value: int | str | timedelta) -> timedelta:
+    try:
+        return parse_duration(value)
+    except ValueError as error:
+        raise InvalidConfiguration(f"The restart strategy cannot be used: {error}.") from error
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise InvalidConfiguration(f"The restart strategy cannot be used: {message}.")

@@ -1,0 +1,202 @@
+"""Everything this package raises, in one tree.
+
+Each error says what happened, to which path or job, and carries in :attr:`CheckpointError.hint` the
+next thing to do; both are in ``str(error)``.
+
+::
+
+    CheckpointError
+    ├── InvalidConfiguration (ValueError)      a value the user chose cannot be used
+    │   └── JavaNotFound                       no usable Java for PySpark
+    ├── StorageError (OSError)                 the storage did not do what was asked
+    │   ├── StorageUnusable                    it cannot hold checkpoints at all (probe failed, read-only)
+    │   ├── PublishConflict (FileExistsError)  the name is taken by somebody else's bytes
+    │   └── PublishUnknown                     nobody can say whether the write happened
+    ├── CheckpointNotFound (FileNotFoundError) the pointer names nothing
+    ├── ForeignCheckpoint                      the pointer or directory belongs to another job or deployment
+    ├── CorruptCheckpoint                      what is stored is not what was written
+    │   ├── CorruptMetadata                    `_metadata` is truncated, changed or not ours
+    │   ├── UnknownMetadataVersion             `_metadata` is of a version this release cannot read
+    │   ├── CheckpointFileMissing              a file named by `_metadata` is gone
+    │   └── CheckpointFileChanged              a file named by `_metadata` has another size or checksum
+    ├── CaptureIncomplete                      the live location did not hold a whole batch (taken again)
+    ├── CheckpointFailure                      one attempt failed; counted against the tolerance
+    │   └── CheckpointExpired                  the attempt took longer than its timeout
+    ├── ToleranceExceeded                      more consecutive failed checkpoints than tolerated
+    ├── Fenced                                 a newer run has taken this job over; this one must stop
+    ├── JobAlreadyRunning                      another run of the same job is alive
+    ├── RestoreRefused                         a restore would lose or double data, so nothing was touched
+    │   ├── QueryMismatch                      the query is not the one the checkpoint was taken of
+    │   ├── SinkNotEmpty                       start from nothing, but the sink has data
+    │   └── SinkMismatch                       the sink does not hold what the checkpoint says it holds
+    ├── QueryFailed                            the streaming query ended with an error
+    └── DriverLost                             the JVM of the Spark driver is gone
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "CaptureIncomplete",
+    "CheckpointError",
+    "CheckpointExpired",
+    "CheckpointFailure",
+    "CheckpointFileChanged",
+    "CheckpointFileMissing",
+    "CheckpointNotFound",
+    "CorruptCheckpoint",
+    "CorruptMetadata",
+    "DriverLost",
+    "Fenced",
+    "ForeignCheckpoint",
+    "InvalidConfiguration",
+    "JavaNotFound",
+    "JobAlreadyRunning",
+    "PublishConflict",
+    "PublishUnknown",
+    "QueryFailed",
+    "QueryMismatch",
+    "RestoreRefused",
+    "SinkMismatch",
+    "SinkNotEmpty",
+    "StorageError",
+    "StorageUnusable",
+    "ToleranceExceeded",
+    "UnknownMetadataVersion",
+]
+
+
+class CheckpointError(Exception):
+    """Base of every error of this package.
+
+    Args:
+        message: what happened, naming the path, job or checkpoint concerned.
+        hint: what to do next, as a sentence or a command to copy.
+
+    Attributes:
+        recoverable: whether starting the job again can help, so that the restart strategy is asked.
+    """
+
+    recoverable: bool = False
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message}\n{self.hint}" if self.hint else self.message
+
+
+class InvalidConfiguration(CheckpointError, ValueError):
+    """A value the user chose cannot be used."""
+
+
+class JavaNotFound(InvalidConfiguration):
+    """No Java that PySpark can run on was found."""
+
+
+class StorageError(CheckpointError, OSError):
+    """The storage did not do what was asked; the cause is in ``__cause__``."""
+
+    recoverable = True
+
+
+class StorageUnusable(StorageError):
+    """The storage cannot hold checkpoints at all, for example because it cannot be written."""
+
+
+class PublishConflict(StorageError, FileExistsError):
+    """An exclusive create found the name taken by bytes that are not ours."""
+
+
+class PublishUnknown(StorageError):
+    """A create failed and could not be read back: it may or may not have happened.
+
+    Nothing that belongs to it may be deleted on a guess.
+    """
+
+
+class CheckpointNotFound(CheckpointError, FileNotFoundError):
+    """The pointer does not name a completed checkpoint."""
+
+
+class ForeignCheckpoint(CheckpointError):
+    """The checkpoint or directory belongs to another job or another deployment."""
+
+
+class CorruptCheckpoint(CheckpointError):
+    """What is stored is not what was written."""
+
+
+class CorruptMetadata(CorruptCheckpoint):
+    """A ``_metadata`` file is truncated, was changed, or was never ours."""
+
+
+class UnknownMetadataVersion(CorruptCheckpoint):
+    """A ``_metadata`` file is of a version that this release cannot read."""
+
+
+class CheckpointFileMissing(CorruptCheckpoint):
+    """A file that ``_metadata`` names is gone."""
+
+
+class CheckpointFileChanged(CorruptCheckpoint):
+    """A file that ``_metadata`` names has another size or another checksum."""
+
+
+class CaptureIncomplete(CheckpointError):
+    """The live location did not hold everything one batch needs; a later batch may."""
+
+    recoverable = True
+
+
+class CheckpointFailure(CheckpointError):
+    """One checkpoint attempt failed; it counts against the tolerance."""
+
+    recoverable = True
+
+
+class CheckpointExpired(CheckpointFailure):
+    """A checkpoint attempt took longer than its timeout and was discarded."""
+
+
+class ToleranceExceeded(CheckpointError):
+    """More consecutive checkpoint failures than ``tolerable_failed_checkpoints``."""
+
+    recoverable = True
+
+
+class Fenced(CheckpointError):
+    """A newer run has taken the job over. The fenced writer must stop; it can change nothing any more."""
+
+
+class JobAlreadyRunning(CheckpointError):
+    """Another run of the same job is alive."""
+
+
+class RestoreRefused(CheckpointError):
+    """The restore would lose or double data, or cannot work. Nothing was touched."""
+
+
+class QueryMismatch(RestoreRefused):
+    """The query differs from the one whose checkpoint is to be restored."""
+
+
+class SinkNotEmpty(RestoreRefused):
+    """A start from nothing was asked for, but the sink already has data."""
+
+
+class SinkMismatch(RestoreRefused):
+    """The sink does not hold the data that the checkpoint says it holds."""
+
+
+class QueryFailed(CheckpointError):
+    """The streaming query ended with an error; Spark's own error is in ``__cause__``."""
+
+    recoverable = True
+
+
+class DriverLost(CheckpointError):
+    """The JVM of the Spark driver is gone; only a new process can go on."""
+
+    recoverable = True

@@ -1,0 +1,193 @@
+"""What the Dagster UI sees of a job: a materialization per retained checkpoint, partitions, observations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from typing import Any, TypeAlias
+
+import dagster as dg
+
+from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.clock import Clock
+from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
+from dagster_ckpt.checkpoint.store import Dropped
+from dagster_ckpt.orchestration.names import partition_key
+
+__all__ = ["CheckpointReporter", "checkpoint_metadata", "retained_table"]
+
+LogEvent: TypeAlias = "Callable[[dg.AssetMaterialization | dg.AssetObservation], object]"
+
+
+def checkpoint_metadata(
+    metadata: CheckpointMetadata, catalog: CheckpointCatalog, retained: Sequence[CheckpointMetadata]
+) -> dict[str, Any]:
+    """The metadata of one checkpoint's materialization; what is a number is plotted by the UI."""
+    progress = metadata.facts.get("progress")
+    numbers: Mapping[str, Any] = progress if isinstance(progress, dict) else {}
+    watermark = metadata.facts.get("watermark_ms")
+    found: dict[str, Any] = {
+        "pointer": dg.MetadataValue.path(catalog.pointer(metadata)),
+        "checkpoint": metadata.name,
+        "kind": metadata.kind,
+        "checkpoint_id": metadata.checkpoint_id,
+        "epoch": metadata.epoch,
+        "batch": metadata.batch,
+        "files": len(metadata.files),
+        "bytes": metadata.size,
+        "new_bytes": metadata.new_bytes,
+        "duration_ms": round(float(sum(metadata.timings_ms.get(step, 0) for step in ("pin", "write"))), 3),
+        "align_ms": float(metadata.timings_ms.get("align", 0)),
+        "pin_ms": float(metadata.timings_ms.get("pin", 0)),
+        "input_rows": numbers.get("input_rows"),
+        "state_rows": numbers.get("state_rows"),
+        "rows_dropped_by_watermark": numbers.get("rows_dropped_by_watermark"),
+        "written_at": dg.MetadataValue.timestamp(datetime.fromisoformat(metadata.written_at)),
+        "restored_from": metadata.restored_from or "nothing",
+        "retained": retained_table(retained),
+        "retained_bytes": _stored_bytes(retained),
+    }
+    if isinstance(watermark, int) and watermark > 0:
+        found["watermark"] = dg.MetadataValue.timestamp(watermark / 1000)
+    return {key: value for key, value in found.items() if value is not None}
+
+
+def retained_table(retained: Sequence[CheckpointMetadata]) -> dg.TableMetadataValue:
+    """The retained set, the newest first."""
+    columns = [
+        dg.TableColumn("checkpoint", "string"),
+        dg.TableColumn("batch", "int"),
+        dg.TableColumn("epoch", "int"),
+        dg.TableColumn("kind", "string"),
+        dg.TableColumn("files", "int"),
+        dg.TableColumn("bytes", "int"),
+        dg.TableColumn("new_bytes", "int"),
+        dg.TableColumn("written_at", "string"),
+    ]
+    records = [
+        dg.TableRecord(
+            {
+                "checkpoint": item.name,
+                "batch": item.batch,
+                "epoch": item.epoch,
+                "kind": item.kind,
+                "files": len(item.files),
+                "bytes": item.size,
+                "new_bytes": item.new_bytes,
+                "written_at": f"{item.written_at[:19]}Z",
+            }
+        )
+        for item in reversed(retained)
+    ]
+    return dg.MetadataValue.table(records, schema=dg.TableSchema(columns=columns))
+
+
+class CheckpointReporter:
+    """Reports a job's checkpoints while its run lives.
+
+    A report is made at most every ``interval`` seconds, and always at the end. It materializes every checkpoint
+    completed since the one before that is still retained, so that each retained checkpoint is a materialization,
+    and makes the partitions equal to the retained set.
+
+    Args:
+        instance: the Dagster instance.
+        log_event: where events go: a run's ``context.log_event`` or the instance's runless one.
+        asset_key: of ``<job>/checkpoints``.
+        partitions: name of its dynamic partitions.
+        catalog: the job's checkpoints.
+        clock: monotonic time.
+        interval: seconds.
+    """
+
+    def __init__(
+        self,
+        instance: dg.DagsterInstance,
+        log_event: LogEvent,
+        asset_key: dg.AssetKey,
+        partitions: str,
+        catalog: CheckpointCatalog,
+        clock: Clock,
+        interval: float,
+    ) -> None:
+        self._instance = instance
+        self._log_event = log_event
+        self._asset_key = asset_key
+        self._partitions = partitions
+        self._catalog = catalog
+        self._clock = clock
+        self._interval = interval
+        self._reported_at = float("-inf")
+        self._fresh: list[CheckpointMetadata] = []
+        self._reasons: dict[str, str] = {}
+        self._retained: Sequence[CheckpointMetadata] | None = None
+
+    def began(self, retained: Sequence[CheckpointMetadata]) -> None:
+        """A run began with these checkpoints; those the UI does not know yet are reported too."""
+        known = set(self._instance.get_dynamic_partitions(self._partitions))
+        self._fresh = [item for item in retained if partition_key(item) not in known]
+        self._retained = retained
+        self.flush()
+
+    def completed(
+        self, metadata: CheckpointMetadata, dropped: Sequence[Dropped], retained: Sequence[CheckpointMetadata]
+    ) -> None:
+        """A checkpoint completed."""
+        self._fresh.append(metadata)
+        self._retained = retained
+        self._reasons.update({partition_key(item.metadata): item.reason for item in dropped})
+        if self._clock.monotonic() - self._reported_at >= self._interval:
+            self.flush()
+
+    def dropped(self, dropped: Sequence[Dropped]) -> None:
+        """Checkpoints were given up at the end of the job; nothing is retained now."""
+        self._reasons.update({partition_key(item.metadata): item.reason for item in dropped})
+        self._retained = []
+        self.flush()
+
+    def flush(self) -> None:
+        """Report now what was not reported yet."""
+        if self._retained is None:
+            return
+        self._reported_at = self._clock.monotonic()
+        wanted = {partition_key(item): item for item in self._retained}
+        present = set(self._instance.get_dynamic_partitions(self._partitions))
+        if missing := [key for key in wanted if key not in present]:
+            self._instance.add_dynamic_partitions(self._partitions, missing)
+        # First what is gone, so that the asset's latest event is its newest checkpoint.
+        # Each is forgotten only when Dagster has taken it: what it refuses now is told by the next report.
+        for key in sorted(present - wanted.keys()):
+            reason = self._reasons.get(key, "it is not among the retained checkpoints of this lineage")
+            self._log_event(
+                dg.AssetObservation(
+                    self._asset_key,
+                    partition=key,
+                    description=f"{key} is gone: {reason}",
+                    metadata={"reason": reason},
+                )
+            )
+            self._instance.delete_dynamic_partition(self._partitions, key)
+            self._reasons.pop(key, None)
+        while self._fresh:
+            item = self._fresh[0]
+            if partition_key(item) in wanted:
+                self._log_event(
+                    dg.AssetMaterialization(
+                        self._asset_key,
+                        partition=partition_key(item),
+                        description=f"{item.name} at batch {item.batch}",
+                        metadata=checkpoint_metadata(item, self._catalog, self._retained),
+                    )
+                )
+            self._fresh.pop(0)
+
+
+def _stored_bytes(retained: Sequence[CheckpointMetadata]) -> int:
+    """Bytes the retained checkpoints take together, shared files counted once."""
+    shared = {
+        (file.reference, file.offset): file.size
+        for item in retained
+        for file in item.files
+        if file.reference is not None
+    }
+    inline = sum(file.size for item in retained for file in item.files if file.reference is None)
+    return sum(shared.values()) + inline

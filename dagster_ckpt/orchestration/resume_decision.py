@@ -1,0 +1,182 @@
+"""What the resume sensor does about one job: a pure decision over the facts of the moment.
+
+Level-triggered: the decision depends on what is true now, not on what was seen before, so ticks may be missed,
+doubled, or begin on an instance that has never heard of the job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from dagster_ckpt.checkpoint.epochs import FAILING, Claim, End
+from dagster_ckpt.checkpoint.failures import DIED, Failure
+from dagster_ckpt.config.checkpoint_config import JobStatus
+from dagster_ckpt.config.restart import RestartStrategy
+
+__all__ = ["Action", "EndJob", "Facts", "MarkDead", "RecordFailures", "Resume", "RunFacts", "Wait", "decide"]
+
+#: A run that was started this long ago (seconds) and has not claimed the job by now does not keep others waiting.
+STARTUP_LIMIT = 120.0
+_ACTIVE = frozenset({"NOT_STARTED", "MANAGED", "QUEUED", "STARTING", "STARTED", "CANCELING"})
+
+
+@dataclass(frozen=True, slots=True)
+class RunFacts:
+    """A Dagster run of the job.
+
+    Attributes:
+        run_id: its id.
+        status: Dagster's name of its status.
+        since: when it was created, started or ended (the latest known), seconds since the epoch.
+        is_resume: the sensor launched it.
+        series: the series it was launched for.
+    """
+
+    run_id: str
+    status: str
+    since: float
+    is_resume: bool
+    series: int | None
+
+    @property
+    def is_active(self) -> bool:
+        return self.status in _ACTIVE
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """Everything the decision depends on.
+
+    Attributes:
+        now: seconds since the epoch.
+        claim: the highest epoch's claim, ``None`` when the job never ran.
+        claimed_at: when it was claimed, seconds since the epoch.
+        end: how that epoch ended, ``None`` while it has not.
+        dead: why its holder counts as dead, ``None`` while it may live.
+        died_at: the holder's last sign of life, seconds since the epoch.
+        holder: the holder's Dagster run, ``None`` when the instance does not know it.
+        others: the other recent runs of the job.
+        failures: recorded in the claim's series.
+        restart: the strategy.
+        job_name: for the jitter's seed.
+    """
+
+    now: float
+    claim: Claim | None
+    claimed_at: float
+    end: End | None
+    dead: str | None
+    died_at: float
+    holder: RunFacts | None
+    others: Sequence[RunFacts]
+    failures: Sequence[Failure]
+    restart: RestartStrategy
+    job_name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Do nothing, for this reason."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class MarkDead:
+    """Tell Dagster that a run is over whose process died unnoticed."""
+
+    run_id: str
+    canceled: bool
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RecordFailures:
+    """Write failures down, so that they count; then decide again."""
+
+    failures: Sequence[Failure]
+
+
+@dataclass(frozen=True, slots=True)
+class EndJob:
+    """Record that the job ended, and clean up as its policy says."""
+
+    status: JobStatus
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """Launch a run that goes on from the newest checkpoint."""
+
+    attempt: int
+    run_key: str
+    reason: str
+
+
+Action: TypeAlias = Wait | MarkDead | RecordFailures | EndJob | Resume
+
+
+def decide(facts: Facts) -> Action:
+    """The one next thing to do about a job."""
+    claim = facts.claim
+    if claim is None:
+        return Wait("it has never run")
+    if facts.dead is None:
+        return Wait(f"run {claim.run_id} is alive")
+    holder = facts.holder
+    if facts.end is not None and facts.end.status != FAILING:
+        if holder is not None and holder.is_active:
+            return MarkDead(holder.run_id, facts.end.status == JobStatus.CANCELED.value, f"{facts.dead}")
+        return Wait(f"it ended {facts.end.status}: {facts.end.reason}")
+    if holder is not None and holder.is_active:
+        return MarkDead(holder.run_id, holder.status == "CANCELING", f"the run died unnoticed: {facts.dead}")
+    if holder is not None and holder.status == "CANCELED":
+        return EndJob(JobStatus.CANCELED, f"run {claim.run_id} was canceled")
+    if canceled := [run for run in _resumes(facts, claim) if run.status == "CANCELED"]:
+        return EndJob(JobStatus.CANCELED, f"run {canceled[0].run_id} was canceled before it took the job over")
+    if starting := [run for run in facts.others if run.is_active and facts.now - run.since < STARTUP_LIMIT]:
+        return Wait(f"run {starting[0].run_id} is starting")
+    if stuck := [run for run in facts.others if run.is_active and run.is_resume and run.status != "QUEUED"]:
+        return MarkDead(stuck[0].run_id, False, f"it did not begin within {STARTUP_LIMIT:.0f} s")
+    if unrecorded := _unrecorded(facts, claim):
+        return RecordFailures(unrecorded)
+    return _restart(facts, claim)
+
+
+def _unrecorded(facts: Facts, claim: Claim) -> list[Failure]:
+    known = {(failure.run_id, failure.sequence) for failure in facts.failures}
+    found = []
+    # A run that recorded the end of its last attempt has recorded the failure as well.
+    if facts.end is None and (claim.run_id, DIED) not in known:
+        found.append(Failure(claim.run_id, DIED, facts.died_at, None, f"run {claim.run_id} died: {facts.dead}"))
+    found += [
+        Failure(run.run_id, DIED, run.since, None, f"run {run.run_id} failed before it took the job over")
+        for run in _resumes(facts, claim)
+        if run.status == "FAILURE" and not any(run_id == run.run_id for run_id, _ in known)
+    ]
+    return found
+
+
+def _resumes(facts: Facts, claim: Claim) -> list[RunFacts]:
+    """The runs the sensor has launched since the claim, none of which has taken the job over."""
+    return [
+        run for run in facts.others if run.is_resume and run.series == claim.series and run.since > facts.claimed_at
+    ]
+
+
+def _restart(facts: Facts, claim: Claim) -> Action:
+    failures = sorted(facts.failures, key=lambda failure: failure.at)
+    if not failures:
+        return Wait("no failure is on record")  # another tick is recording it
+    if not failures[-1].recoverable:
+        return EndJob(JobStatus.FAILED, f"{failures[-1].reason} (a restart cannot help)")
+    decision = facts.restart.decide([failure.at for failure in failures], key=facts.job_name)
+    if not decision.allowed:
+        return EndJob(JobStatus.FAILED, f"{failures[-1].reason} ({decision.reason})")
+    if facts.now < decision.at:
+        return Wait(f"{decision.reason}, in {decision.at - facts.now:.0f} s")
+    # Dagster never launches a run key twice, so it must differ even from that of a storage wiped since.
+    return Resume(decision.attempt, f"{facts.job_name}:{claim.token[:12]}:{len(failures)}", decision.reason)

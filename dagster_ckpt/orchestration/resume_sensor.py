@@ -1,0 +1,277 @@
+"""The resume sensor: finds jobs whose run has died or failed, and launches a run that goes on.
+
+It reads the truth at every tick (the storage first, Dagster's runs second), so it may be stopped, doubled or moved
+to another instance at any time.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime
+from typing import Any
+
+import dagster as dg
+
+from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.clock import Clock, SystemClock
+from dagster_ckpt.checkpoint.ending import end_dead_epoch
+from dagster_ckpt.checkpoint.epochs import FAILING, Claim, End
+from dagster_ckpt.checkpoint.failures import FailureLog
+from dagster_ckpt.checkpoint.liveness import LEASE, Heartbeat, HeartbeatFile, is_dead
+from dagster_ckpt.checkpoint.store import Dropped
+from dagster_ckpt.orchestration import names
+from dagster_ckpt.orchestration.reporting import CheckpointReporter
+from dagster_ckpt.orchestration.resources import FileSystemCheckpointStorage
+from dagster_ckpt.orchestration.resume_decision import (
+    EndJob,
+    Facts,
+    MarkDead,
+    RecordFailures,
+    Resume,
+    RunFacts,
+    Wait,
+    decide,
+)
+from dagster_ckpt.orchestration.streaming_asset import CheckpointedStreamingAsset
+
+__all__ = ["build_resume_sensor"]
+
+_log = logging.getLogger(__name__)
+
+#: A tick must end within Dagster's limit of 60 s; what is left over is done by the next one.
+_BUDGET = 40.0
+_RECENT_RUNS = 25
+#: Marking a run, recording a failure and deciding can follow one another within one tick.
+_STEPS = 6
+
+
+def build_resume_sensor(
+    assets: Sequence[CheckpointedStreamingAsset],
+    jobs: Sequence[Any],
+    *,
+    name: str = "checkpoint_resume_sensor",
+) -> dg.SensorDefinition:
+    """One sensor for all jobs of a code location; it runs by default.
+
+    Args:
+        assets: what it looks after.
+        jobs: the Dagster jobs it launches, one per asset.
+        name: of the sensor.
+    """
+
+    @dg.sensor(
+        name=name,
+        description="Resumes checkpointed Spark jobs after a failure, under their restart strategy.",
+        minimum_interval_seconds=1,
+        default_status=dg.DefaultSensorStatus.RUNNING,
+        required_resource_keys={asset.storage_key for asset in assets},
+        jobs=list(jobs),
+    )
+    def resume_sensor(context: dg.SensorEvaluationContext) -> dg.SensorResult:
+        requests: list[dg.RunRequest] = []
+        said: list[str] = []
+        began = time.monotonic()
+        # Begin where the last tick had to stop, so that a slow storage cannot starve the last jobs.
+        first = int(context.cursor or 0) % max(len(assets), 1)
+        next_first = first
+        for asset in [*assets[first:], *assets[:first]]:
+            if time.monotonic() - began > _BUDGET:
+                break
+            next_first = (next_first + 1) % len(assets)
+            storage: FileSystemCheckpointStorage = getattr(context.resources, asset.storage_key)
+            try:
+                outcome = _JobWatch(context.instance, asset, storage.catalog(asset.name), SystemClock()).step()
+            except Exception as error:
+                _log.exception("Job %s could not be looked after", asset.name)
+                said.append(f"{asset.name}: could not be looked after: {type(error).__name__}: {error}")
+                continue
+            if isinstance(outcome, dg.RunRequest):
+                requests.append(outcome)
+            else:
+                said.append(f"{asset.name}: {outcome}")
+        return dg.SensorResult(
+            run_requests=requests,
+            skip_reason=None if requests else dg.SkipReason("; ".join(said) or "there is no job"),
+            cursor=str(next_first),
+        )
+
+    return resume_sensor
+
+
+class _JobWatch:
+    def __init__(
+        self,
+        instance: dg.DagsterInstance,
+        asset: CheckpointedStreamingAsset,
+        catalog: CheckpointCatalog,
+        clock: Clock,
+    ) -> None:
+        self._instance = instance
+        self._asset = asset
+        self._catalog = catalog
+        self._clock = clock
+        self._failures = FailureLog(catalog.filesystem, asset.name)
+
+    def step(self) -> dg.RunRequest | str:
+        """Do what is to be done; a run to request, or why there is none."""
+        for _ in range(_STEPS):
+            facts = self._facts()
+            claim = facts.claim
+            if claim is None:
+                return "it has never run"
+            match decide(facts):
+                case Wait(reason):
+                    return reason
+                case MarkDead(run_id, canceled, reason):
+                    self._mark(run_id, canceled=canceled, reason=reason)
+                case RecordFailures(failures):
+                    for failure in failures:
+                        self._failures.record(claim.series, failure)
+                case EndJob(status, reason):
+                    dropped = end_dead_epoch(self._catalog, claim, self._asset.config, status, reason, self._clock)
+                    self._show_retained(dropped)
+                case Resume(attempt, run_key, reason):
+                    return self._request(claim, attempt, run_key, reason)
+        return "more is to be done; the next tick goes on"
+
+    def _facts(self) -> Facts:
+        now = self._clock.time()
+        epoch = self._catalog.epochs.highest()
+        claim = self._catalog.epochs.read_claim(epoch) if epoch else None
+        end = self._catalog.epochs.read_end(epoch) if epoch else None
+        dead, died_at = self._liveness(claim, end, now)
+        runs = list(self._runs())
+        holder = next((run for run in runs if claim is not None and run.run_id == claim.run_id), None)
+        if holder is None and claim is not None:
+            holder = self._run(claim.run_id)
+        return Facts(
+            now=now,
+            claim=claim,
+            claimed_at=_claimed_at(claim, now),
+            end=end,
+            dead=dead,
+            died_at=died_at,
+            holder=holder,
+            others=[run for run in runs if claim is None or run.run_id != claim.run_id],
+            failures=self._failures.of(claim.series) if claim else (),
+            restart=self._asset.restart,
+            job_name=self._asset.name,
+        )
+
+    def _liveness(self, claim: Claim | None, end: End | None, now: float) -> tuple[str | None, float]:
+        if claim is None:
+            return None, now
+        claimed_at = _claimed_at(claim, now)
+        heartbeat: Heartbeat | None = HeartbeatFile(self._catalog.filesystem, self._asset.name).read()
+        if heartbeat is None or heartbeat.epoch != claim.epoch:
+            if end is not None and end.status != FAILING:
+                return "it ended", claimed_at  # by whoever ended it for a dead run
+            # Claimed, and not one beat since: it has just begun, or it died at once.
+            if now - claimed_at <= LEASE:
+                return None, claimed_at
+            return f"no heartbeat since it took the job over {now - claimed_at:.0f} s ago", claimed_at
+        # While the run's own process lives, Dagster hears from it how the run ended; it may also have more steps.
+        worker = heartbeat.worker or heartbeat.processes[0]
+        recent = now - heartbeat.beat_at <= LEASE
+        ended = heartbeat.stopped or (heartbeat.worker is not None and recent)
+        if ended and (worker.is_alive() if worker.is_here else recent):
+            return None, heartbeat.beat_at
+        return is_dead(heartbeat, now), heartbeat.beat_at
+
+    def _runs(self) -> Iterator[RunFacts]:
+        records = self._instance.get_run_records(
+            dg.RunsFilter(tags={names.JOB_TAG: self._asset.name}), limit=_RECENT_RUNS
+        )
+        for record in records:
+            yield _run_facts(record)
+
+    def _run(self, run_id: str) -> RunFacts | None:
+        record = self._instance.get_run_record_by_id(run_id)
+        return None if record is None else _run_facts(record)
+
+    def _mark(self, run_id: str, *, canceled: bool, reason: str) -> None:
+        run = self._instance.get_run_by_id(run_id)
+        if run is None or run.is_finished:
+            return
+        if canceled:
+            self._instance.report_run_canceled(run, f"dagster_ckpt: {reason}")
+        else:
+            self._instance.report_run_failed(run, f"dagster_ckpt: {reason}")
+
+    def _request(self, claim: Claim, attempt: int, run_key: str, reason: str) -> dg.RunRequest:
+        parent = self._instance.get_run_by_id(claim.run_id)
+        # Until a choice is on record the restart is still the same start: it restores what was asked for.
+        asked = self._run_config(parent)
+        restore_from = "latest"
+        if asked is not None and not self._has_chosen(claim):
+            restore_from = asked["ops"][self._asset.op_name]["config"].get("restore_from", "latest")
+        newest = self._catalog.newest().metadata if restore_from == "latest" else None
+        tags = {
+            names.JOB_TAG: self._asset.name,
+            names.MAX_RETRIES_TAG: "0",
+            names.ATTEMPT_TAG: str(attempt),
+            names.SERIES_TAG: str(claim.series),
+            names.PARENT_RUN_TAG: claim.run_id,
+            names.ROOT_RUN_TAG: parent.tags.get(names.ROOT_RUN_TAG, claim.run_id) if parent else claim.run_id,
+            names.RESTORED_FROM_TAG: newest.reference if newest else restore_from,
+        }
+        config: dict[str, Any] = {"ops": {self._asset.op_name: {"config": {"restore_from": restore_from}}}}
+        if asked is not None and "resources" in asked:
+            config["resources"] = asked["resources"]
+        _log.info("Resuming %s: %s", self._asset.name, reason)
+        return dg.RunRequest(run_key=run_key, job_name=self._asset.job_name, run_config=config, tags=tags)
+
+    def _has_chosen(self, claim: Claim) -> bool:
+        """Whether the run of ``claim`` has recorded a choice, in this epoch or an earlier one of its own."""
+        epochs = self._catalog.epochs
+        names = epochs.names()
+        for epoch in range(claim.epoch, 0, -1):
+            earlier = epochs.read_claim(epoch)
+            if earlier is None or earlier.run_id != claim.run_id:
+                return False
+            if "choice" in names.get(epoch, set()):
+                return True
+        return False
+
+    def _run_config(self, run: dg.DagsterRun | None) -> dict[str, Any] | None:
+        if run is None:
+            return None
+        config: dict[str, Any] = dict(run.run_config)
+        config.setdefault("ops", {}).setdefault(self._asset.op_name, {}).setdefault("config", {})
+        return config
+
+    def _show_retained(self, dropped: Sequence[Dropped]) -> None:
+        report: Callable[[Any], object] = self._instance.report_runless_asset_event
+        reporter = CheckpointReporter(
+            self._instance,
+            report,
+            self._asset.checkpoints_key,
+            self._asset.partitions_name,
+            self._catalog,
+            self._clock,
+            0,
+        )
+        if dropped:
+            reporter.dropped(dropped)
+            return
+        chosen = self._catalog.choice()
+        reporter.began(self._catalog.completed(chosen[1].job_id)[0] if chosen is not None else [])
+
+
+def _claimed_at(claim: Claim | None, now: float) -> float:
+    return now if claim is None else datetime.fromisoformat(claim.claimed_at).timestamp()
+
+
+def _run_facts(record: dg.RunRecord) -> RunFacts:
+    run = record.dagster_run
+    series = run.tags.get(names.SERIES_TAG)
+    since = record.end_time or record.start_time or record.create_timestamp.timestamp()
+    return RunFacts(
+        run_id=run.run_id,
+        status=run.status.value,
+        since=since,
+        is_resume=names.ATTEMPT_TAG in run.tags,
+        series=None if series is None else int(series),
+    )

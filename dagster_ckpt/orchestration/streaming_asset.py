@@ -1,0 +1,312 @@
+"""``@checkpointed_streaming_asset``: a streaming query as a Dagster asset whose checkpoints are assets too."""
+
+# No `from __future__ import annotations`: Dagster must find real types on the nested op function.
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import dagster as dg
+from pydantic import Field
+
+from dagster_ckpt.checkpoint.clock import SystemClock
+from dagster_ckpt.checkpoint.layout import validate_job_name
+from dagster_ckpt.config.checkpoint_config import CheckpointConfig, JobStatus
+from dagster_ckpt.config.restart import ExponentialDelayRestart, RestartStrategy
+from dagster_ckpt.orchestration import names
+from dagster_ckpt.orchestration.reporting import CheckpointReporter
+from dagster_ckpt.orchestration.resources import FileSystemCheckpointStorage, SparkSessionResource
+from dagster_ckpt.spark.job import (
+    CheckpointCompleted,
+    CheckpointFailed,
+    CheckpointsDropped,
+    Event,
+    Restarting,
+    RunResult,
+    SparkStarted,
+    Started,
+    StreamingJob,
+)
+from dagster_ckpt.spark.streaming_run import StreamingRun
+from dagster_ckpt.spark.supervisor import die_with_parent, supervise
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+__all__ = ["CheckpointedStreamingAsset", "StreamingRunConfig", "checkpointed_streaming_asset"]
+
+QueryFunction = Callable[[dg.AssetExecutionContext, "SparkSession"], "DataStreamWriter"]
+
+
+class StreamingRunConfig(dg.Config):
+    """Run configuration of a checkpointed streaming asset."""
+
+    restore_from: str = Field(
+        default="latest",
+        description="'latest' goes on from the newest checkpoint; 'none' starts from nothing (the sink must be empty); "
+        "'chk-12', '<job id>/chk-12' or the path of a checkpoint goes back to it.",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointedStreamingAsset:
+    """A streaming query under Dagster, as :func:`checkpointed_streaming_asset` makes it.
+
+    Attributes:
+        key: the output asset; use it in ``deps`` of other assets.
+        checkpoints_key: ``<name>/checkpoints``.
+        name: the job's stable name, and the directory of its checkpoints.
+        job_name: the Dagster job that materializes it.
+        op_name: the name under which ``run_config["ops"]`` configures it.
+        config: when checkpoints are taken and kept.
+        restart: what happens after a failure.
+        storage_key: resource key of the checkpoint storage.
+        spark_key: resource key of Spark.
+        definition: the output asset.
+        checkpoints: the checkpoints asset.
+    """
+
+    key: dg.AssetKey
+    checkpoints_key: dg.AssetKey
+    name: str
+    job_name: str
+    op_name: str
+    config: CheckpointConfig
+    restart: RestartStrategy
+    storage_key: str
+    spark_key: str
+    definition: dg.AssetsDefinition
+    checkpoints: dg.AssetSpec
+
+    @property
+    def partitions_name(self) -> str:
+        """Name of the dynamic partitions that are the retained checkpoints."""
+        return _partitions_name(self.name)
+
+
+def checkpointed_streaming_asset(
+    *,
+    name: str | None = None,
+    key_prefix: str | Sequence[str] | None = None,
+    deps: Iterable[Any] | None = None,
+    config: CheckpointConfig | None = None,
+    restart: RestartStrategy | None = None,
+    storage_key: str = "checkpoint_storage",
+    spark_key: str = "spark",
+    report_interval: float = 10.0,
+    group_name: str | None = None,
+    kinds: set[str] | None = None,
+    description: str | None = None,
+    owners: Sequence[str] | None = None,
+    tags: Mapping[str, str] | None = None,
+    metadata: Mapping[str, Any] | None = None,
+) -> Callable[[QueryFunction], CheckpointedStreamingAsset]:
+    """Make a streaming query an asset that is checkpointed, and goes on from its newest checkpoint.
+
+    The function takes ``context`` and ``spark`` and returns a ``DataStreamWriter`` that is not started. The live
+    checkpointLocation, the start, the checkpoints and the stop are this library's.
+
+    .. code-block:: python
+
+        @checkpointed_streaming_asset(deps=[landed], config=CheckpointConfig(interval="1 min"))
+        def delays(context: dg.AssetExecutionContext, spark: SparkSession) -> DataStreamWriter:
+            flights = spark.readStream.schema(SCHEMA).parquet("landing")
+            return flights.writeStream.format("parquet").option("path", "delays")
+
+    Args:
+        name: the asset's name; the function's by default.
+        key_prefix: before the name in the asset key.
+        deps: assets the query reads.
+        config: when checkpoints are taken and kept; the safe defaults of :class:`CheckpointConfig`.
+        restart: what happens after a failure; exponential delay by default.
+        storage_key: resource key of the checkpoint storage.
+        spark_key: resource key of Spark.
+        report_interval: seconds between two reports of checkpoints to Dagster, at least.
+        group_name: as of any asset.
+        kinds: as of any asset.
+        description: as of any asset.
+        owners: as of any asset.
+        tags: as of any asset.
+        metadata: as of any asset.
+
+    Raises:
+        InvalidConfiguration: the name cannot be a directory name.
+    """
+    config = config or CheckpointConfig()
+    restart = restart or ExponentialDelayRestart()
+
+    def decorate(function: QueryFunction) -> CheckpointedStreamingAsset:
+        prefix = [key_prefix] if isinstance(key_prefix, str) else list(key_prefix or ())
+        key = dg.AssetKey([*prefix, name or function.__name__])
+        checkpoints_key = dg.AssetKey([*key.path, "checkpoints"])
+        job = validate_job_name("__".join(key.path))
+        dependencies = list(deps or ())
+
+        @dg.asset(
+            key=key,
+            deps=dependencies,
+            group_name=group_name,
+            kinds=kinds,
+            description=description or function.__doc__,
+            owners=owners,
+            tags=tags,
+            metadata=metadata,
+            required_resource_keys={storage_key, spark_key},
+            config_schema=StreamingRunConfig.to_fields_dict(),
+        )
+        def streaming(context: dg.AssetExecutionContext) -> dg.MaterializeResult[None]:
+            restore_from: str = context.op_execution_context.op_config["restore_from"]
+            return _execute(context, asset, function, restore_from, report_interval)
+
+        asset = CheckpointedStreamingAsset(
+            key=key,
+            checkpoints_key=checkpoints_key,
+            name=job,
+            job_name=f"{job}_job",
+            op_name=streaming.op.name,
+            config=config,
+            restart=restart,
+            storage_key=storage_key,
+            spark_key=spark_key,
+            definition=streaming,
+            checkpoints=dg.AssetSpec(
+                checkpoints_key,
+                deps=dependencies,
+                group_name=group_name,
+                kinds={"spark"},
+                description=f"The retained checkpoints of {key.to_user_string()}. A partition is a checkpoint that "
+                "can be restored now; it goes when the checkpoint is subsumed.",
+                tags={names.JOB_TAG: job},
+                partitions_def=dg.DynamicPartitionsDefinition(name=_partitions_name(job)),
+            ),
+        )
+        return asset
+
+    return decorate
+
+
+def _execute(
+    context: dg.AssetExecutionContext,
+    asset: CheckpointedStreamingAsset,
+    function: QueryFunction,
+    restore_from: str,
+    report_interval: float,
+) -> dg.MaterializeResult[None]:
+    storage: FileSystemCheckpointStorage = getattr(context.resources, asset.storage_key)
+    spark: SparkSessionResource = getattr(context.resources, asset.spark_key)
+    clock = SystemClock()
+    catalog = storage.catalog(asset.name)
+    is_step_process = _is_step_process(context)
+    if is_step_process:
+        die_with_parent()
+    context.instance.add_run_tags(context.run_id, {names.JOB_TAG: asset.name})
+    reporter = CheckpointReporter(
+        context.instance,
+        context.log_event,
+        asset.checkpoints_key,
+        asset.partitions_name,
+        catalog,
+        clock,
+        report_interval,
+    )
+    job = StreamingJob(
+        name=asset.name,
+        query=lambda session: function(context, session),
+        session=lambda: spark.session(asset.name),
+        config=asset.config,
+        restart=asset.restart,
+        filesystem=storage.filesystem(),
+        working_directory=storage.live_directory(asset.name),
+        deployment=storage.deployment,
+        inline_threshold=storage.inline_threshold,
+    )
+    series = context.run.tags.get(names.SERIES_TAG)
+
+    def start(emit: Callable[[Event], None]) -> StreamingRun:
+        return StreamingRun(
+            job,
+            run_id=context.run_id,
+            restore_from=restore_from,
+            series=None if series is None else int(series),
+            clock=clock,
+            emit=emit,
+            worker=os.getppid() if is_step_process else None,
+        )
+
+    try:
+        result = supervise(start, lambda event: _on_event(context, reporter, event))
+    finally:
+        _last_report(context, reporter)
+    if result.status is JobStatus.CANCELED:
+        # Nothing but an interrupt of this thread cancels a run, and that is raised by `supervise`.
+        raise dg.DagsterExecutionInterruptedError
+    return _materialized(result)
+
+
+def _is_step_process(context: dg.AssetExecutionContext) -> bool:
+    """Whether this is a process of its own for one step, below the process of the run."""
+    executor = context.op_execution_context.job_def.executor_def.name
+    if executor == dg.multi_or_in_process_executor.name:
+        run_config: dict[str, Any] = dict(context.run.run_config)
+        return "in_process" not in run_config.get("execution", {}).get("config", {})
+    return executor == dg.multiprocess_executor.name
+
+
+def _last_report(context: dg.AssetExecutionContext, reporter: CheckpointReporter) -> None:
+    try:
+        reporter.flush()
+    except Exception as error:  # how the run ended must not be hidden by a report that could not be made
+        context.log.warning(f"The last checkpoints could not be reported: {error}")
+
+
+def _on_event(context: dg.AssetExecutionContext, reporter: CheckpointReporter, event: Event) -> None:
+    match event:
+        case SparkStarted(seconds, web_url):
+            context.log.info(f"Spark started in {seconds:.1f} s{f', UI at {web_url}' if web_url else ''}")
+        case Started():
+            restored = event.restored
+            origin = f"from {restored.reference} (batch {restored.batch})" if restored else "from nothing"
+            context.log.info(
+                f"Epoch {event.epoch} of lineage {event.job_id} starts {origin}: {event.reason}. "
+                f"Restored in {event.restore_seconds:.2f} s.{f' Sink: {event.sink}.' if event.sink else ''}"
+            )
+            context.instance.add_run_tags(
+                context.run_id,
+                {
+                    names.JOB_ID_TAG: event.job_id,
+                    names.RESTORED_FROM_TAG: restored.reference if restored else "nothing",
+                },
+            )
+            reporter.began(event.retained)
+        case CheckpointCompleted(metadata, dropped, retained):
+            context.log.info(
+                f"{metadata.name} completed at batch {metadata.batch}: {len(metadata.files)} files, "
+                f"{metadata.size} bytes, {metadata.new_bytes} of them new"
+            )
+            reporter.completed(metadata, dropped, retained)
+        case CheckpointFailed(number, reason, consecutive):
+            context.log.warning(f"Checkpoint {number} failed ({consecutive} in a row): {reason}")
+        case CheckpointsDropped(dropped):
+            reporter.dropped(dropped)
+        case Restarting(error, reason, delay):
+            context.log.warning(f"{error} {reason}, in {delay:.1f} s")
+
+
+def _materialized(result: RunResult) -> dg.MaterializeResult[None]:
+    newest = result.newest
+    return dg.MaterializeResult(
+        metadata={}
+        if newest is None
+        else {
+            "batch": newest.batch,
+            "checkpoint": newest.reference,
+            "lineage": newest.job_id,
+            "sink": dg.MetadataValue.json(dict(newest.sink or {})),
+        }
+    )
+
+
+def _partitions_name(job: str) -> str:
+    return f"{job}/checkpoints"

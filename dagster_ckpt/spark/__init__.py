@@ -1,0 +1,1 @@
+"""What knows Spark: capturing and restoring the checkpointLocation of a streaming query, and its sinks."""

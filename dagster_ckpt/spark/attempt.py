@@ -1,0 +1,425 @@
+"""One start of a streaming query: salvage, choose, restore, record, roll the sink back, start, watch.
+
+The order is the protocol. Nothing that existed before is touched until the chosen checkpoint has been read and
+verified whole, the sink has been found to fit it, and the choice is on record.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from random import Random
+from threading import Event as Flag
+from typing import TYPE_CHECKING, Any
+
+from dagster_ckpt.checkpoint.catalog import CheckpointCatalog, Newest
+from dagster_ckpt.checkpoint.clock import Clock
+from dagster_ckpt.checkpoint.coordinator import CheckpointCoordinator
+from dagster_ckpt.checkpoint.epochs import Choice, Claim
+from dagster_ckpt.checkpoint.liveness import this_host
+from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
+from dagster_ckpt.checkpoint.store import CompletedCheckpointStore, Dropped, next_id
+from dagster_ckpt.errors import (
+    DriverLost,
+    Fenced,
+    QueryMismatch,
+    SinkMismatch,
+    SinkNotEmpty,
+)
+from dagster_ckpt.spark.checkpoint_location import CheckpointLocation
+from dagster_ckpt.spark.file_sink import FileSink, SinkRollback
+from dagster_ckpt.spark.job import CheckpointCompleted, CheckpointFailed, Event, Started, StreamingJob
+from dagster_ckpt.spark.query_errors import failure_of
+from dagster_ckpt.spark.restore import prepare_location
+from dagster_ckpt.spark.session import is_jvm_alive, streaming_session
+from dagster_ckpt.spark.streaming_source import StreamingSource
+from dagster_ckpt.spark.trial import try_query
+from dagster_ckpt.spark.writer import WriterPlan, plan_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+__all__ = ["Attempt", "Prepared"]
+
+_log = logging.getLogger(__name__)
+
+LATEST = "latest"
+NONE = "none"
+#: How often the query is asked whether it still runs; each time is a call into the JVM.
+_LOOK = 0.25
+#: How often Spark's progress report is fetched, for the numbers of the checkpoints taken next.
+_REPORT = 1.0
+
+#: Directories of attempts in the working directory: ``{epoch}-{token}``.
+_ATTEMPT = re.compile(r"(\d{6,})-[0-9a-f]{8}(?:\.salvage)?")
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A restore that is verified and on record, ready to start."""
+
+    choice: Choice
+    restored: CheckpointMetadata | None
+    store: CompletedCheckpointStore
+    directory: Path
+    sink: FileSink | None
+    writer: DataStreamWriter
+    session: SparkSession
+    started: Started
+
+
+class Attempt:
+    """One start of a job under one claimed epoch.
+
+    Args:
+        job: the job.
+        claim: the epoch.
+        spark: the session Spark was started with.
+        clock: wall and monotonic time.
+        emit: is given what happens, on the thread that calls.
+    """
+
+    def __init__(
+        self,
+        job: StreamingJob,
+        claim: Claim,
+        spark: SparkSession,
+        clock: Clock,
+        emit: Callable[[Event], None],
+    ) -> None:
+        self._job = job
+        self._claim = claim
+        self._spark = spark
+        self._clock = clock
+        self._emit = emit
+        self._catalog = CheckpointCatalog(job.filesystem, job.name)
+        self._directory = job.working_directory / f"{claim.epoch:06}-{claim.token[:8]}"
+
+    def prepare(self, restore_from: str, cancel: Flag) -> Prepared:
+        """Everything up to the start.
+
+        Args:
+            restore_from: ``latest``, ``none``, or a pointer.
+            cancel: set when the run is to stop.
+
+        Raises:
+            CheckpointNotFound: the pointer names nothing.
+            CorruptCheckpoint: the checkpoint is not what was written.
+            RestoreRefused: restoring it would lose or double data.
+            Fenced: a newer run has taken the job over.
+        """
+        prepare_from = self._clock.monotonic()
+        previous = self._catalog.choice()
+        if restore_from == LATEST and previous is not None and self._gone_on_from(previous[1]):
+            self._salvage(previous[1])
+        target = self._target(restore_from)
+        job_id = target.job_id or self._claim.run_id.replace("-", "")
+        restored = target.metadata
+        session = streaming_session(self._spark, restored.facts if restored else None)
+        writer = self._job.query(session)
+        plan = plan_of(writer)
+        plan.check(self._job.name, self._job.config.mode)
+        sink = plan.file_sink()
+        if plan.query_name is None:
+            writer = writer.queryName(self._job.name)
+        if restored is not None:
+            self._catalog.materialize(restored, self._directory)
+            prepare_location(self._directory / "checkpoint")
+        else:
+            self._directory.mkdir(parents=True)
+        began = self._sink_began(sink, target)
+        if began is None:
+            self._check_sink(plan, sink, target, asked=restore_from)
+        asked = restore_from != LATEST
+        if asked and restored is not None and sink is not None and (sink.last_batch() or 0) > restored.batch:
+            self._try(restored, cancel)
+        choice = Choice(
+            job_id=job_id,
+            restored=restored.reference if restored else None,
+            first_id=next_id(self._catalog, job_id),
+            last_id=self._catalog.last_completed(job_id),
+            live=str(self._directory / "checkpoint"),
+            host=this_host(),
+            sink=None if sink is None else str(sink.path),
+            reason=target.reason,
+        )
+        self._catalog.epochs.record_choice(self._claim.epoch, choice)
+        rolled_back = ""
+        if sink is not None and restored is not None:
+            rolled_back = _describe(sink.rollback_to(self._position, restored.batch))
+        elif sink is not None and began is not None:
+            rolled_back = _describe(sink.rollback_to_nothing(began))
+        store = self._store(job_id, choice.first_id, choice.restored, verified=restored)
+        for error in store.broken:
+            _log.warning("A checkpoint cannot be read and is left alone: %s", error)
+        started = Started(
+            epoch=self._claim.epoch,
+            job_id=job_id,
+            restored=restored,
+            retained=store.retained,
+            reason=target.reason,
+            sink=rolled_back,
+            restore_seconds=self._clock.monotonic() - prepare_from,
+        )
+        return Prepared(choice, restored, store, self._directory, sink, writer, session, started)
+
+    def run(self, prepared: Prepared, cancel: Flag) -> bool:
+        """Start the query and checkpoint it until it ends; ``False`` when it was canceled.
+
+        Raises:
+            QueryFailed: the query ended with an error.
+            QueryMismatch: the query is not the one the state belongs to.
+            DriverLost: the JVM is gone.
+            ToleranceExceeded: too many checkpoints failed in a row.
+            Fenced: a newer run has taken the job over.
+        """
+        writer = prepared.writer.option("checkpointLocation", prepared.choice.live)
+        query = self._in_jvm(writer.start, prepared.restored)
+        self._emit(prepared.started)
+        try:
+            return self._watch(query, prepared, cancel)
+        except BaseException:
+            _stop(query)
+            raise
+
+    def _watch(self, query: StreamingQuery, prepared: Prepared, cancel: Flag) -> bool:
+        # Fetched beside the checkpoints, not while one is pinned: it is a call into the JVM.
+        report: Mapping[str, Any] | None = None
+        source = StreamingSource(
+            CheckpointLocation(Path(prepared.choice.live)),
+            prepared.directory / "pins",
+            prepared.sink,
+            self._spark.version,
+            lambda: report,
+        )
+        # A writer that hangs in the storage keeps its thread; two more let the next attempts go on beside it.
+        uploads = ThreadPoolExecutor(self._job.config.max_concurrent_checkpoints + 2, "dagster-ckpt-upload")
+        coordinator = CheckpointCoordinator(
+            prepared.store,
+            source,
+            self._job.config,
+            self._clock,
+            uploads,
+            _Listener(self._emit, prepared.store, self._forget_other_attempts),
+            Random(),
+        )
+        if prepared.restored is not None:
+            coordinator.already_have(prepared.restored.batch)
+        try:
+            looked = reported = float("-inf")
+            while not cancel.is_set():
+                if time.monotonic() - reported >= _REPORT:
+                    reported = time.monotonic()
+                    report = _last_progress(query)
+                if time.monotonic() - looked >= _LOOK:
+                    looked = time.monotonic()
+                    if not self._in_jvm(lambda: query.isActive, prepared.restored):
+                        self._raise_failure(query, prepared)
+                        coordinator.finish()
+                        return True
+                cancel.wait(coordinator.tick())
+            _stop(query)
+        finally:
+            coordinator.abandon()
+            uploads.shutdown(wait=False)
+        return False
+
+    def _target(self, restore_from: str) -> Newest:
+        if restore_from == LATEST:
+            return self._catalog.newest()
+        if restore_from == NONE:
+            return Newest(None, None, "a start from nothing was asked for")
+        metadata = self._catalog.resolve(restore_from)
+        return Newest(metadata, metadata.job_id, f"{metadata.name} was asked for")
+
+    def _gone_on_from(self, choice: Choice) -> bool:
+        """Whether the live location of the run before is still there and its state was not given up."""
+        return choice.host == this_host() and Path(choice.live).is_dir() and self._catalog.newest().job_id is not None
+
+    def _salvage(self, choice: Choice) -> None:
+        """Take a last checkpoint from the live location a dead run left behind, so that no work is lost."""
+        location = CheckpointLocation(Path(choice.live))
+        batch = location.last_committed()
+        newest = self._catalog.newest().metadata
+        if batch is None or (newest is not None and newest.batch >= batch):
+            return
+        sink = None if choice.sink is None else FileSink(choice.sink)
+        source = StreamingSource(location, self._directory.with_suffix(".salvage"), sink, None, lambda: None)
+        ancestor = choice.restored if newest is None else newest.reference
+        store = self._store(choice.job_id, next_id(self._catalog, choice.job_id), ancestor)
+        try:
+            pending = store.begin()
+            snapshot = source.pin(batch)
+            try:
+                metadata = store.write(pending, snapshot, kind="salvage")
+            finally:
+                snapshot.release()
+        except Fenced:
+            raise
+        except Exception as error:  # whatever is wrong with what a dead run left, the retained checkpoints are there
+            _log.warning(
+                "Batch %d of the run before could not be salvaged from %s, going on from the newest checkpoint: %s",
+                batch,
+                choice.live,
+                error,
+            )
+        else:
+            _log.info("Salvaged batch %d of the run before as %s", batch, metadata.name)
+        finally:
+            shutil.rmtree(self._directory.with_suffix(".salvage"), ignore_errors=True)
+
+    def _try(self, restored: CheckpointMetadata, cancel: Flag) -> None:
+        """Before batches are taken out of the sink, find out on a copy that the query can go on from there.
+
+        Raises:
+            QueryMismatch: it is not the query the checkpoint was taken of.
+        """
+        _log.info("Trying the query on a copy of %s before the sink is rolled back", restored.name)
+        scratch = self._directory / "trial"
+        shutil.copytree(self._directory / "checkpoint", scratch)
+        try:
+            writer = self._job.query(streaming_session(self._spark, restored.facts))
+            failure = try_query(writer, scratch, cancel)
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+        error = None if failure is None else failure_of(failure, self._job.name, restored)
+        if isinstance(error, QueryMismatch):
+            raise error from failure
+
+    def _sink_began(self, sink: FileSink | None, target: Newest) -> float | None:
+        """When the lineage began to fill this sink, if it did so from nothing and has no checkpoint yet.
+
+        The sink was found empty then, so all it holds is of this lineage and is written again.
+        """
+        if sink is None or target.metadata is not None or target.job_id is None:
+            return None
+        for epoch in sorted(self._catalog.epochs.names()):
+            choice, claim = self._catalog.epochs.read_choice(epoch), self._catalog.epochs.read_claim(epoch)
+            if choice is not None and claim is not None and choice.job_id == target.job_id:
+                same = choice.restored is None and choice.sink == str(sink.path)
+                return datetime.fromisoformat(claim.claimed_at).timestamp() if same else None
+        return None
+
+    def _check_sink(self, plan: WriterPlan, sink: FileSink | None, target: Newest, *, asked: str) -> None:
+        """Make sure, touching nothing, that the sink can be brought to where the checkpoint says it was."""
+        restored = target.metadata
+        if restored is None:
+            if sink is not None and (present := sink.first_data()) is not None:
+                go_on = "" if asked == LATEST else " To go on instead, launch with restore_from: latest."
+                raise SinkNotEmpty(
+                    f"Job {self._job.name!r} would start from nothing ({target.reason}), but its sink {sink.path} has "
+                    f"data, {present} for example: the file sink would skip every batch id it has seen, and lose rows.",
+                    hint=f"To start from nothing, empty {sink.path} (with its _spark_metadata) or write elsewhere."
+                    f"{go_on}",
+                )
+            return
+        recorded = None if restored.sink is None else str(restored.sink.get("path"))
+        now = None if sink is None else str(sink.path)
+        if recorded != now:
+            before = "another kind of sink" if recorded is None else f"the file sink {recorded}"
+            raise SinkMismatch(
+                f"{restored.name} was taken with {before}, and the query now writes to {now or plan.format}.",
+                hint=f"Write to {recorded or before} again, or start from nothing into an empty sink with "
+                "restore_from: none.",
+            )
+        if sink is not None:
+            sink.check(self._position)
+
+    @property
+    def _position(self) -> Path:
+        return self._directory / "sink" / "_spark_metadata"
+
+    def _store(
+        self, job_id: str, first_id: int, restored_from: str | None, verified: CheckpointMetadata | None = None
+    ) -> CompletedCheckpointStore:
+        return CompletedCheckpointStore(
+            self._catalog,
+            self._claim,
+            job_id=job_id,
+            first_id=first_id,
+            restored_from=restored_from,
+            mode=self._job.config.mode.value,
+            clock=self._clock,
+            inline_threshold=self._job.inline_threshold,
+            verified=verified,
+        )
+
+    def _forget_other_attempts(self) -> None:
+        """A checkpoint of this attempt is complete: the live locations of earlier ones can help nobody."""
+        with contextlib.suppress(OSError):
+            for directory in self._job.working_directory.iterdir():
+                match = _ATTEMPT.fullmatch(directory.name)
+                if match is not None and int(match[1]) < self._claim.epoch:
+                    shutil.rmtree(directory, ignore_errors=True)
+
+    def _in_jvm(self, call: Callable[[], Any], restored: CheckpointMetadata | None) -> Any:
+        try:
+            return call()
+        except Exception as error:
+            if not is_jvm_alive(self._spark, after=error):
+                raise DriverLost(
+                    f"The JVM of job {self._job.name!r} is gone: {type(error).__name__}.",
+                    hint="The sensor resumes the job in a new process.",
+                ) from error
+            raise failure_of(error, self._job.name, restored) from error
+
+    def _raise_failure(self, query: StreamingQuery, prepared: Prepared) -> None:
+        error = self._in_jvm(query.exception, prepared.restored)
+        if error is not None:
+            raise failure_of(error, self._job.name, prepared.restored) from error
+
+
+class _Listener:
+    def __init__(
+        self,
+        emit: Callable[[Event], None],
+        store: CompletedCheckpointStore,
+        first_completed: Callable[[], None],
+    ) -> None:
+        self._emit = emit
+        self._store = store
+        self._first_completed: Callable[[], None] | None = first_completed
+
+    def completed(self, metadata: CheckpointMetadata, dropped: Sequence[Dropped]) -> None:
+        self._emit(CheckpointCompleted(metadata, dropped, self._store.retained))
+        if self._first_completed is not None:
+            self._first_completed()
+            self._first_completed = None
+
+    def failed(self, number: int, reason: str, consecutive: int) -> None:
+        self._emit(CheckpointFailed(number, reason, consecutive))
+
+
+def _describe(rollback: SinkRollback) -> str:
+    if not (rollback.log_entries_removed or rollback.data_files_removed or rollback.log_entries_restored):
+        return ""
+    return (
+        f"{rollback.log_entries_removed} log entries removed and {rollback.log_entries_restored} put back, "
+        f"{rollback.data_files_removed} uncommitted data files ({rollback.bytes_removed} bytes) removed"
+    )
+
+
+def _stop(query: StreamingQuery) -> None:
+    try:
+        query.stop()
+    except Exception as error:
+        _log.info("The query did not stop in order: %s", error)
+
+
+def _last_progress(query: StreamingQuery) -> Mapping[str, Any] | None:
+    try:
+        progress = query.lastProgress
+    except Exception as error:
+        _log.debug("No progress report: %s", error)
+        return None
+    return None if progress is None else dict(progress)

@@ -1,0 +1,133 @@
+"""What a streaming job is, and what it tells about its run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
+from dagster_ckpt.checkpoint.store import Dropped
+from dagster_ckpt.config.checkpoint_config import CheckpointConfig, JobStatus
+from dagster_ckpt.config.restart import RestartStrategy
+from dagster_ckpt.filesystem import FileSystem
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+__all__ = [
+    "CheckpointCompleted",
+    "CheckpointFailed",
+    "CheckpointsDropped",
+    "Event",
+    "Restarting",
+    "RunResult",
+    "SparkStarted",
+    "Started",
+    "StreamingJob",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class StreamingJob:
+    """A streaming query to be driven with checkpoints.
+
+    Attributes:
+        name: stable; the directory of its checkpoints.
+        query: builds the query in the session it is given; returns a writer that is not started.
+        session: starts Spark, or joins it.
+        config: when checkpoints are taken and kept.
+        restart: what happens after a failure.
+        filesystem: where checkpoints are stored.
+        working_directory: local (or cluster-shared) directory for live checkpointLocations.
+        deployment: who owns the job's directory in the storage.
+        inline_threshold: bytes up to which a file is kept in ``_metadata``.
+    """
+
+    name: str
+    query: Callable[[SparkSession], DataStreamWriter]
+    session: Callable[[], SparkSession]
+    config: CheckpointConfig
+    restart: RestartStrategy
+    filesystem: FileSystem
+    working_directory: Path
+    deployment: str
+    inline_threshold: int
+
+
+@dataclass(frozen=True, slots=True)
+class SparkStarted:
+    """Spark is there; so many seconds it took."""
+
+    seconds: float
+    web_url: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The query started.
+
+    Attributes:
+        epoch: its epoch.
+        job_id: the lineage.
+        restored: the checkpoint it went on from, ``None`` for a start from nothing.
+        retained: the completed checkpoints there are.
+        reason: why that checkpoint.
+        sink: what the rollback of the sink removed, for people; empty when nothing.
+        restore_seconds: reading, verifying and rolling back.
+    """
+
+    epoch: int
+    job_id: str
+    restored: CheckpointMetadata | None
+    retained: Sequence[CheckpointMetadata]
+    reason: str
+    sink: str
+    restore_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointCompleted:
+    """A checkpoint completed; ``retained`` is what there is now, the newest last."""
+
+    metadata: CheckpointMetadata
+    dropped: Sequence[Dropped]
+    retained: Sequence[CheckpointMetadata]
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointsDropped:
+    """The cleanup policy gave checkpoints up at the end of the job."""
+
+    dropped: Sequence[Dropped]
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointFailed:
+    """A checkpoint attempt failed; the query goes on."""
+
+    number: int
+    reason: str
+    consecutive: int
+
+
+@dataclass(frozen=True, slots=True)
+class Restarting:
+    """The query failed and will be restarted within this run."""
+
+    error: str
+    reason: str
+    delay: float
+
+
+Event: TypeAlias = SparkStarted | Started | CheckpointCompleted | CheckpointsDropped | CheckpointFailed | Restarting
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """How a run ended in order: ``FINISHED`` or ``CANCELED``."""
+
+    status: JobStatus
+    newest: CheckpointMetadata | None

@@ -1,0 +1,57 @@
+"""What Spark's error of a query means for the job: another query's state, a query that cannot run, or a failure."""
+
+from __future__ import annotations
+
+from pyspark.errors import AnalysisException
+
+from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
+from dagster_ckpt.errors import CheckpointError, QueryFailed, QueryMismatch
+
+__all__ = ["failure_of"]
+
+#: Spark's error conditions that mean: this state belongs to another query.
+_MISMATCHES = (
+    "STATE_STORE_KEY_SCHEMA_NOT_COMPATIBLE",
+    "STATE_STORE_VALUE_SCHEMA_NOT_COMPATIBLE",
+    "STATE_STORE_INVALID_CONFIG_AFTER_RESTART",
+    "STREAMING_STATEFUL_OPERATOR_NOT_MATCH_IN_STATE_METADATA",
+    "UNEXPECTED_STREAMING_SOURCE",
+    "in the checkpoint offsets and now there are",
+    "Wrong basePath",
+)
+
+
+def failure_of(error: Exception, job_name: str, restored: CheckpointMetadata | None) -> CheckpointError:
+    """The error of this package for an error of Spark.
+
+    Args:
+        error: as Spark raised it.
+        job_name: of the job.
+        restored: the checkpoint the query went on from.
+
+    Returns:
+        :class:`QueryMismatch` when the state is not the query's, else :class:`QueryFailed`, which is not recoverable
+        when Spark cannot even plan the query.
+    """
+    text = str(error)
+    if restored is not None and any(mark in text for mark in _MISMATCHES):
+        return QueryMismatch(
+            f"The query of job {job_name!r} is not the one {restored.name} was taken of. "
+            f"Spark says: {_first_line(text)}",
+            hint="Run the query as it was, or start from nothing into an empty sink with restore_from: none.",
+        )
+    failure = QueryFailed(f"The query of job {job_name!r} failed: {_first_line(text)}")
+    # A query that Spark cannot even plan fails the same way every time.
+    failure.recoverable = not isinstance(error, AnalysisException)
+    return failure
+
+
+def _first_line(text: str) -> str:
+    """What went wrong, in one line; of an error in Python code also the line that says it."""
+    lines = [line for line in text.splitlines() if line.strip()]
+    first = lines[0] if lines else text
+    if "Traceback (most recent call last):" in text:
+        traceback = text.partition("Traceback (most recent call last):")[2].splitlines()
+        said = next((line for line in traceback if line and not line[0].isspace()), "")
+        first = f"{first.removesuffix('Traceback (most recent call last):').rstrip()} {said}"
+    return first[:500]

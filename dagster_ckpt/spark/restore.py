@@ -1,0 +1,62 @@
+"""Making a materialized checkpoint a checkpointLocation that Spark starts from."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from dagster_ckpt.errors import CheckpointFileMissing, CorruptCheckpoint
+from dagster_ckpt.spark.checkpoint_location import schema_path
+
+__all__ = ["prepare_location"]
+
+
+def prepare_location(checkpoint_dir: Path) -> None:
+    """Adapt the freshly materialized ``checkpoint_dir`` to the path it now has.
+
+    The metadata of transformWithState names its state schemas by absolute path; they are pointed at the
+    copies in this directory. Hidden ``.crc`` files are removed: they describe other bytes, and Spark
+    believes them. Doing it again changes nothing.
+
+    Raises:
+        CheckpointFileMissing: a state schema that the metadata names was not materialized.
+        CorruptCheckpoint: operator metadata that is not what Spark writes.
+    """
+    root = Path(checkpoint_dir).absolute()
+    for hidden in root.rglob(".*.crc"):
+        hidden.unlink()
+    for metadata in sorted(root.glob("state/*/_metadata/v2/*")):
+        if metadata.name.isdigit():
+            _point_schemas_here(metadata)
+
+
+def _point_schemas_here(metadata: Path) -> None:
+    operator = metadata.parents[2]
+    header, _, body = metadata.read_text(encoding="utf-8").partition("\n")
+    try:
+        content = json.loads(body)
+        for store in content["stateStoreInfo"]:
+            if "stateSchemaFilePaths" in store:
+                store["stateSchemaFilePaths"] = [
+                    _schema_here(path, operator, metadata) for path in store["stateSchemaFilePaths"]
+                ]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CorruptCheckpoint(
+            f"{metadata} is not operator metadata as Spark writes it ({error})",
+            hint="Restore another checkpoint; dagster-ckpt list shows them.",
+        ) from error
+    rewritten = f"{header}\n{json.dumps(content, separators=(',', ':'))}"
+    temporary = metadata.with_name(f".{metadata.name}.tmp")
+    temporary.write_text(rewritten, encoding="utf-8")
+    temporary.replace(metadata)
+
+
+def _schema_here(recorded: str, operator: Path, metadata: Path) -> str:
+    schema = operator / schema_path(recorded)
+    if not schema.is_file():
+        raise CheckpointFileMissing(
+            f"{metadata} needs the state schema {recorded}, which is not in this checkpoint",
+            hint="Restore another checkpoint; dagster-ckpt list shows them.",
+        )
+    # As Hadoop writes a path: a scheme, and nothing escaped.
+    return f"file:{schema}"

@@ -1,0 +1,146 @@
+"""Finding Java, starting a Spark session, and the defaults under which streaming state is kept."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from py4j.protocol import Py4JNetworkError
+
+from dagster_ckpt.errors import JavaNotFound
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["driver_jvm_pid", "find_java", "is_jvm_alive", "start_session", "streaming_session"]
+
+_MINIMUM_JAVA = 17
+_MODULE = "jdk.incubator.vector"
+_HOW = (
+    "Install a full Java 17 or later and set JAVA_HOME to it: on Debian or Ubuntu "
+    "`apt-get install openjdk-17-jre-headless`, on macOS `brew install openjdk@17`."
+)
+_STATE = "spark.sql.streaming.stateStore"
+_PROVIDER = f"{_STATE}.providerClass"
+_ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+_FORMAT = f"{_STATE}.checkpointFormatVersion"
+_BATCHES = "spark.sql.streaming.minBatchesToRetain"
+_KEPT_BATCHES = "100"
+#: Seconds a dying JVM may take to be gone.
+_TEAR_DOWN = 5.0
+
+
+def find_java() -> Path:
+    """The ``java`` that PySpark will use: ``$JAVA_HOME/bin/java``, else the one on the ``PATH``.
+
+    Raises:
+        JavaNotFound: there is none, it is older than 17, or it lacks the module PySpark needs.
+    """
+    home = os.environ.get("JAVA_HOME")
+    found = str(Path(home) / "bin" / "java") if home else shutil.which("java")
+    if found is None or not Path(found).exists():
+        where = f"JAVA_HOME is {home}, but {found} does not exist" if home else "There is no java on the PATH"
+        raise JavaNotFound(f"{where}; PySpark needs Java {_MINIMUM_JAVA} or later.", hint=_HOW)
+    java = Path(found)
+    version = _output([str(java), "-version"])
+    match = re.search(r'version "(\d+)', version)
+    if match is None or int(match[1]) < _MINIMUM_JAVA:
+        raise JavaNotFound(
+            f"{java} is {version.splitlines()[0] if version else 'not a working Java'}; "
+            f"PySpark needs Java {_MINIMUM_JAVA} or later.",
+            hint=_HOW,
+        )
+    if _MODULE not in _output([str(java), "--list-modules"]):
+        raise JavaNotFound(f"{java} is a trimmed Java without the module {_MODULE}, which Spark loads.", hint=_HOW)
+    return java
+
+
+def start_session(app_name: str, master: str, conf: Mapping[str, str]) -> SparkSession:
+    """Start Spark, or join the session this process already has.
+
+    Raises:
+        JavaNotFound: no usable Java.
+    """
+    from pyspark.sql import SparkSession  # noqa: PLC0415 - half a second that only a driver has to pay
+
+    if SparkSession.getActiveSession() is None:
+        find_java()
+        if "spark.pyspark.python" not in conf:
+            # Python workers must be the driver's Python: that of the PATH may be another, without its packages.
+            os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    builder = SparkSession.builder.appName(app_name).master(master)
+    for key, value in conf.items():
+        builder = builder.config(key, value)
+    return builder.getOrCreate()
+
+
+def streaming_session(spark: SparkSession, restored: Mapping[str, object] | None) -> SparkSession:
+    """A session of its own for one query, with the state defaults of this library where the user set none.
+
+    New queries keep their state in RocksDB with changelog checkpointing and immutable file names (state format
+    2), and Spark keeps at least 100 batches. A restored query keeps what it began with: Spark fixes it then.
+
+    Args:
+        spark: the session whose configuration counts.
+        restored: the ``spark`` section of the checkpoint that is restored.
+    """
+    session = spark.newSession()
+    for key, value in _explicit_sql_conf(spark).items():
+        if key.startswith("spark.sql.") and session.conf.isModifiable(key):
+            session.conf.set(key, value)
+    if session.conf.get(_BATCHES, None) is None:
+        session.conf.set(_BATCHES, _KEPT_BATCHES)
+    if session.conf.get(_PROVIDER, None) is None:
+        session.conf.set(_PROVIDER, _ROCKSDB)
+    changelog = f"{_STATE}.rocksdb.changelogCheckpointing.enabled"
+    if session.conf.get(changelog, None) is None:
+        session.conf.set(changelog, "true")
+    if restored is not None:
+        session.conf.set(_PROVIDER, str(restored.get("state_store_provider") or session.conf.get(_PROVIDER)))
+        session.conf.set(_FORMAT, str(restored.get("state_format") or 1))
+    elif session.conf.get(_FORMAT, None) is None and session.conf.get(_PROVIDER) == _ROCKSDB:
+        session.conf.set(_FORMAT, "2")
+    return session
+
+
+def driver_jvm_pid(spark: SparkSession) -> int | None:
+    """The process id of the JVM this process started, ``None`` when something else started it."""
+    process = getattr(spark.sparkContext._gateway, "proc", None)  # noqa: SLF001 - PySpark names it nowhere else
+    return None if process is None else int(process.pid)
+
+
+def is_jvm_alive(spark: SparkSession, *, after: Exception | None = None) -> bool:
+    """Whether the JVM of this process still runs; ``True`` when it is not ours to know.
+
+    Args:
+        spark: any session of it.
+        after: the error that makes one ask. A JVM that is just being torn down refuses connections before it is gone.
+    """
+    process = getattr(spark.sparkContext._gateway, "proc", None)  # noqa: SLF001
+    if process is None:
+        return True
+    if isinstance(after, (Py4JNetworkError, OSError)):
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=_TEAR_DOWN)
+    return bool(process.poll() is None)
+
+
+def _explicit_sql_conf(spark: SparkSession) -> dict[str, str]:
+    """What was set on the session itself; ``newSession`` starts from the context's configuration only."""
+    entries = spark._jsparkSession.sessionState().conf().settings()  # noqa: SLF001
+    return {str(entry.getKey()): str(entry.getValue()) for entry in entries.entrySet()}
+
+
+def _output(command: list[str]) -> str:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)  # noqa: S603
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout + done.stderr

@@ -1,0 +1,257 @@
+"""A run of a streaming job: attempts, one after another, under the restart strategy, with one owner at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import shutil
+import tempfile
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Event as Flag
+from typing import TYPE_CHECKING
+
+from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.clock import Clock, iso
+from dagster_ckpt.checkpoint.ending import finish_deletions
+from dagster_ckpt.checkpoint.epochs import FAILING, Claim, End
+from dagster_ckpt.checkpoint.failures import Failure, FailureLog
+from dagster_ckpt.checkpoint.liveness import Heart, HeartbeatFile, ProcessIdentity, free_job, this_host
+from dagster_ckpt.checkpoint.owner import claim_ownership
+from dagster_ckpt.config.checkpoint_config import JobStatus
+from dagster_ckpt.config.restart import RestartDecision
+from dagster_ckpt.errors import CheckpointError, DriverLost, Fenced, RestoreRefused, StorageError, StorageUnusable
+from dagster_ckpt.spark.attempt import LATEST, Attempt, Prepared
+from dagster_ckpt.spark.job import (
+    CheckpointsDropped,
+    Event,
+    Restarting,
+    RunResult,
+    SparkStarted,
+    StreamingJob,
+)
+from dagster_ckpt.spark.session import driver_jvm_pid, is_jvm_alive
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["StreamingRun"]
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _State:
+    """What survives from one attempt of a run to the next."""
+
+    restore_from: str
+    series: int | None
+    prepared: Prepared | None = None
+    history: list[Failure] = field(default_factory=list)
+
+
+class StreamingRun:
+    """One run of a job, from the claim of its first epoch to its end.
+
+    All of :meth:`run` happens on the thread that calls it, which may block in the JVM; :meth:`cancel` may be called
+    from any other.
+
+    Args:
+        job: the job.
+        run_id: of the Dagster run, or any other unique id of 32 hex digits, dashes allowed.
+        restore_from: ``latest``, ``none``, or a pointer.
+        series: the series a restart belongs to, ``None`` when a user or a schedule started the run.
+        clock: wall and monotonic time.
+        emit: is given what happens.
+        worker: the process of the Dagster run, where this process is a step process below it.
+    """
+
+    def __init__(
+        self,
+        job: StreamingJob,
+        *,
+        run_id: str,
+        restore_from: str,
+        series: int | None,
+        clock: Clock,
+        emit: Callable[[Event], None],
+        worker: int | None = None,
+    ) -> None:
+        self._worker = worker
+        self._job = job
+        self._run_id = run_id
+        self._clock = clock
+        self._emit = emit
+        self._cancel = Flag()
+        self._catalog = CheckpointCatalog(job.filesystem, job.name)
+        self._failures = FailureLog(job.filesystem, job.name)
+        self._state = _State(restore_from, series)
+        self._spark: SparkSession | None = None
+
+    def cancel(self) -> None:
+        """Stop the query and end as canceled; returns at once."""
+        self._cancel.set()
+
+    def run(self) -> RunResult:
+        """Drive the job to its end.
+
+        Raises:
+            JobAlreadyRunning: another run of the job is alive.
+            Fenced: a newer run has taken the job over.
+            CheckpointError: the job failed and is not restarted within this run.
+        """
+        self._job.filesystem.probe()
+        _probe_working_directory(self._job.working_directory)
+        claim_ownership(self._job.filesystem, self._job.name, self._job.deployment)
+        heartbeats = HeartbeatFile(self._job.filesystem, self._job.name)
+        for process in free_job(heartbeats, self._job.name, self._clock, self._cancel.wait):
+            _log.warning("Killed process %d, which a run declared dead had left behind", process.pid)
+        claim = self._claim()
+        heart = Heart(heartbeats, self._clock, epoch=claim.epoch, run_id=self._run_id, worker=self._worker)
+        heart.start()
+        try:
+            while True:
+                result = self._attempt(claim, heart)
+                while result is None:
+                    try:
+                        claim = self._claim()
+                        heart.hold(claim.epoch)
+                        break
+                    except StorageError as error:  # a restart while the storage is full or down
+                        result = self._fail(claim, error)
+                if result is not None:
+                    return result
+        finally:
+            heart.stop()
+
+    def _claim(self) -> Claim:
+        claim = self._catalog.epochs.claim(
+            token=uuid.uuid4().hex,
+            series=self._state.series,
+            run_id=self._run_id,
+            host=this_host(),
+            pid=ProcessIdentity.current().pid,
+            now=iso(self._clock.time()),
+        )
+        self._state.series = claim.series
+        self._failures.forget_before(claim.series)
+        finish_deletions(self._catalog, claim.epoch)
+        return claim
+
+    def _attempt(self, claim: Claim, heart: Heart) -> RunResult | None:
+        """One attempt; ``None`` when it failed and the next one is due."""
+        self._state.prepared = None
+        try:
+            spark = self._start_spark()
+            if self._cancel.is_set():
+                return self._end(claim, JobStatus.CANCELED, "canceled before the query started")
+            if (pid := driver_jvm_pid(spark)) is not None:
+                heart.add_process(pid)
+            attempt = Attempt(self._job, claim, spark, self._clock, self._emit)
+            prepared = self._state.prepared = attempt.prepare(self._state.restore_from, self._cancel)
+            # From here on the choice is on record: going on means going on from it.
+            self._state.restore_from = LATEST
+            status = JobStatus.FINISHED if attempt.run(prepared, self._cancel) else JobStatus.CANCELED
+        except Fenced:
+            raise
+        except Exception as error:
+            with contextlib.suppress(OSError):
+                self._catalog.epochs.check(claim.epoch)  # a fenced run has nothing to say about the job any more
+            if self._cancel.is_set():
+                _log.info("The job was canceled while it failed: %s", error)
+                return self._end(claim, JobStatus.CANCELED, "canceled while it failed")
+            return self._fail(claim, error)
+        return self._end(claim, status, "the query ended" if status is JobStatus.FINISHED else "canceled")
+
+    def _start_spark(self) -> SparkSession:
+        began = self._clock.monotonic()
+        self._spark = self._job.session()
+        self._emit(SparkStarted(self._clock.monotonic() - began, self._spark.sparkContext.uiWebUrl))
+        return self._spark
+
+    def _end(self, claim: Claim, status: JobStatus, reason: str, *, refused: bool = False) -> RunResult:
+        """Record the end and clean up as the policy says; a refused restore has done nothing and deletes nothing."""
+        prepared = self._state.prepared
+        discards = prepared is not None and not refused and self._job.config.discards(status)
+        self._catalog.epochs.check(claim.epoch)
+        self._catalog.epochs.record_end(claim.epoch, End(status.value, reason, discards, iso(self._clock.time())))
+        if prepared is None:
+            return RunResult(status, None)
+        newest = prepared.store.retained[-1] if prepared.store.retained else None
+        if discards:
+            dropped = prepared.store.discard_all(f"{status.value}: {reason}, and the cleanup policy deletes")
+            self._emit(CheckpointsDropped(dropped))
+            newest = None
+        if discards or status is JobStatus.FINISHED:
+            # After a cancellation the live location stays: the next start salvages from it.
+            shutil.rmtree(prepared.directory, ignore_errors=True)
+        return RunResult(status, newest)
+
+    def _fail(self, claim: Claim, error: Exception) -> RunResult | None:
+        """Record a failure, and wait for the restart if it is to happen within this run; else raise."""
+        if not isinstance(error, DriverLost) and self._spark is not None and not is_jvm_alive(self._spark, after=error):
+            lost = DriverLost(
+                f"The JVM of job {self._job.name!r} is gone: {error}",
+                hint="The sensor resumes the job in a new process.",
+            )
+            lost.__cause__ = error
+            error = lost
+        decision = self._decide(claim, error)
+        now = self._clock.time()
+        reason = str(error).partition("\n")[0]
+        if not decision.allowed:
+            with contextlib.suppress(OSError):
+                refused = isinstance(error, RestoreRefused)
+                self._end(claim, JobStatus.FAILED, f"{reason} ({decision.reason})", refused=refused)
+            raise error
+        failing = End(FAILING, reason, discarded=False, ended_at=iso(now))
+        if isinstance(error, DriverLost):
+            with contextlib.suppress(OSError):
+                self._catalog.epochs.record_end(claim.epoch, failing)
+            raise error
+        delay = max(decision.at - now, 0)
+        self._emit(Restarting(reason, decision.reason, delay))
+        if self._cancel.wait(delay):
+            return self._end(claim, JobStatus.CANCELED, "canceled while it waited for its restart")
+        with contextlib.suppress(OSError):
+            self._catalog.epochs.record_end(claim.epoch, failing)
+        return None
+
+    def _decide(self, claim: Claim, error: Exception) -> RestartDecision:
+        recoverable = isinstance(error, CheckpointError) and error.recoverable
+        prepared = self._state.prepared
+        failure = Failure(
+            run_id=self._run_id,
+            sequence=len(self._state.history) + 1,
+            at=self._clock.time(),
+            batch=None if prepared is None or not prepared.store.retained else prepared.store.retained[-1].batch,
+            reason=str(error).partition("\n")[0],
+            recoverable=recoverable,
+        )
+        self._state.history.append(failure)
+        failures = {(item.run_id, item.sequence): item for item in self._state.history}
+        with contextlib.suppress(OSError):  # a storage that refuses writes must neither hide a failure nor forget it
+            self._failures.record(claim.series, failure)
+            failures |= {(item.run_id, item.sequence): item for item in self._failures.of(claim.series)}
+        if not recoverable:
+            return RestartDecision(allowed=False, at=failure.at, attempt=0, reason="a restart cannot help")
+        return self._job.restart.decide(sorted(item.at for item in failures.values()), key=self._job.name)
+
+
+def _probe_working_directory(directory: Path) -> None:
+    """Make sure that live checkpointLocations can be written.
+
+    Raises:
+        StorageUnusable: they cannot.
+    """
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=directory) as file:
+            file.write(b"probe")
+    except OSError as error:
+        raise StorageUnusable(
+            f"Live checkpointLocations cannot be written to {directory}: {error}",
+            hint="Set working_directory of the checkpoint storage to a directory that is writable and has space left.",
+        ) from error

@@ -1,0 +1,70 @@
+"""A running streaming query as the coordinator sees it: its progress, and how to pin it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from dagster_ckpt.checkpoint.coordinator import Progress
+from dagster_ckpt.checkpoint.snapshot import Json, Snapshot
+from dagster_ckpt.spark.capture import capture
+from dagster_ckpt.spark.checkpoint_location import CheckpointLocation
+from dagster_ckpt.spark.file_sink import FileSink
+
+__all__ = ["StreamingSource"]
+
+
+class StreamingSource:
+    """A live checkpointLocation and the sink behind it.
+
+    Args:
+        location: the live checkpointLocation.
+        pins: a directory on the same disk for pinned files.
+        sink: the query's file sink, if it has one.
+        spark_version: written into each checkpoint.
+        last_progress: the latest of Spark's progress reports that was fetched, if any; asked at each capture.
+    """
+
+    def __init__(
+        self,
+        location: CheckpointLocation,
+        pins: Path,
+        sink: FileSink | None,
+        spark_version: str | None,
+        last_progress: Callable[[], Mapping[str, Any] | None],
+    ) -> None:
+        self._location = location
+        self._pins = pins
+        self._sink = sink
+        self._spark_version = spark_version
+        self._last_progress = last_progress
+        self._numbers = count(1)
+
+    def progress(self) -> Progress:
+        """The last committed batch and the one in flight."""
+        return Progress(self._location.last_committed(), self._location.planned())
+
+    def pin(self, batch: int) -> Snapshot:
+        """Pin ``batch``; raises as :func:`~dagster_ckpt.spark.capture.capture`."""
+        snapshot = capture(self._location, batch, self._pins / str(next(self._numbers)), sink=self._sink)
+        facts: dict[str, Json] = {"spark_version": self._spark_version, **snapshot.facts}
+        if report := self._last_progress():
+            facts["progress"] = _numbers(report)
+        return replace(snapshot, facts=facts)
+
+
+def _numbers(report: Mapping[str, Any]) -> dict[str, Json]:
+    """What is worth keeping of a progress report. It may be of a batch close to the captured one."""
+    operators = report.get("stateOperators") or []
+    return {
+        "batch": report.get("batchId"),
+        "input_rows": report.get("numInputRows"),
+        "rows_per_second": report.get("processedRowsPerSecond"),
+        "batch_ms": report.get("batchDuration"),
+        "state_rows": sum(int(operator.get("numRowsTotal") or 0) for operator in operators),
+        "state_memory_bytes": sum(int(operator.get("memoryUsedBytes") or 0) for operator in operators),
+        "rows_dropped_by_watermark": sum(int(operator.get("numRowsDroppedByWatermark") or 0) for operator in operators),
+    }

@@ -1,0 +1,116 @@
+"""Supervised execution: Spark on a worker thread, the main thread in Python where it can be interrupted.
+
+An interrupt delivered while the main thread waits for an answer of the JVM leaves py4j's connection with an answer
+nobody reads, and the next call hangs for good. So no call into the JVM is ever made on the main thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import multiprocessing.connection
+import os
+import queue
+import signal
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+
+from dagster_ckpt.spark.job import Event, RunResult
+from dagster_ckpt.spark.streaming_run import StreamingRun
+
+__all__ = ["die_with_parent", "supervise"]
+
+_log = logging.getLogger(__name__)
+
+#: How long the main thread sleeps in Python at a time; an interrupt is noticed within this.
+_TURN = 0.2
+#: How long a canceled query may take to stop before the run ends without it; the JVM ends with the process.
+_GRACE = 60.0
+_PARENT_POLL = 0.5
+
+
+def supervise(start: Callable[[Callable[[Event], None]], StreamingRun], on_event: Callable[[Event], None]) -> RunResult:
+    """Drive a run on a worker thread; handle its events, and an interrupt, on this one.
+
+    Args:
+        start: makes the run, given where it is to put its events.
+        on_event: is given each event, on the calling thread. What it raises is logged: the job outlives a
+            report that could not be made.
+
+    Returns:
+        how the run ended.
+
+    Raises:
+        BaseException: whatever interrupted this thread, after the query was stopped; else what the run raised.
+    """
+    events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+    run = start(events.put)
+    outcome: Future[RunResult] = Future()
+    worker = threading.Thread(target=_drive, args=(run, outcome), name="dagster-ckpt-spark", daemon=True)
+    worker.start()
+    try:
+        while not outcome.done():
+            _handle_one(events, on_event, _TURN)
+    except BaseException:
+        run.cancel()
+        _wait(outcome, _GRACE)
+        _handle_rest(events, on_event)
+        raise
+    _handle_rest(events, on_event)
+    return outcome.result()
+
+
+def die_with_parent() -> None:
+    """Make this process end when its parent does, and Spark's JVM with it.
+
+    A step process of Dagster's multiprocess executor outlives a killed run worker otherwise, and goes on writing
+    beside the run that resumes the job.
+    """
+    parent = multiprocessing.parent_process()
+    pid = os.getppid()
+
+    def watch() -> None:
+        if parent is not None:
+            # Also ready at once for a parent that died before this was called.
+            multiprocessing.connection.wait([parent.sentinel])
+        else:
+            pause = threading.Event()
+            while os.getppid() == pid:
+                pause.wait(_PARENT_POLL)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=watch, name="dagster-ckpt-orphan-guard", daemon=True).start()
+
+
+def _drive(run: StreamingRun, outcome: Future[RunResult]) -> None:
+    try:
+        outcome.set_result(run.run())
+    except BaseException as error:
+        outcome.set_exception(error)
+
+
+def _wait(outcome: Future[RunResult], seconds: float) -> None:
+    try:
+        error = outcome.exception(timeout=seconds)
+    except TimeoutError:
+        _log.warning("The query did not stop within %.0f s; the JVM ends with this process.", seconds)
+        return
+    if error is not None:
+        _log.warning("While the run was being interrupted it failed: %s", error)
+
+
+def _handle_one(events: queue.SimpleQueue[Event], on_event: Callable[[Event], None], timeout: float) -> None:
+    try:
+        event = events.get(timeout=timeout)
+    except queue.Empty:
+        return
+    try:
+        on_event(event)
+    except Exception:
+        _log.exception("An event of the job could not be reported: %s", type(event).__name__)
+
+
+def _handle_rest(events: queue.SimpleQueue[Event], on_event: Callable[[Event], None]) -> None:
+    while not events.empty():
+        _handle_one(events, on_event, 0)

@@ -1,0 +1,114 @@
+"""What a ``DataStreamWriter`` that was not started yet is going to do: its sink and options.
+
+PySpark has no getters for them, so the private fields of Spark's own writer are read. They are private to Spark,
+but have had these names since 2.0; a test fails if they change.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from dagster_ckpt.config.checkpoint_config import CheckpointingMode
+from dagster_ckpt.errors import InvalidConfiguration, RestoreRefused
+from dagster_ckpt.spark.file_sink import FileSink
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+__all__ = ["WriterPlan", "plan_of"]
+
+_FILE_FORMATS = frozenset({"parquet", "orc", "json", "csv", "text"})
+#: Sinks that keep nothing a restore could disagree with.
+_TRANSIENT = frozenset({"noop", "console"})
+
+
+@dataclass(frozen=True, slots=True)
+class WriterPlan:
+    """Where a query is going to write.
+
+    Attributes:
+        format: the sink's short name, ``foreachBatch`` or ``foreach``.
+        path: the ``path`` option.
+        checkpoint_location: the option, if the user set it.
+        query_name: the name, if the user set one.
+        continuous: whether the trigger is a continuous one.
+    """
+
+    format: str
+    path: str | None
+    checkpoint_location: str | None
+    query_name: str | None
+    continuous: bool
+
+    def file_sink(self) -> FileSink | None:
+        """The sink when it is Spark's file sink on a local path, ``None`` for any other sink.
+
+        Raises:
+            InvalidConfiguration: it is a file sink that is not on a local path.
+        """
+        if self.format not in _FILE_FORMATS or self.path is None:
+            return None
+        return FileSink(self.path)
+
+    def check(self, job_name: str, mode: CheckpointingMode) -> None:
+        """Refuse what cannot be checkpointed as promised.
+
+        Raises:
+            InvalidConfiguration: a checkpointLocation or continuous trigger was set.
+            RestoreRefused: the sink cannot be brought back to a checkpoint, as ``EXACTLY_ONCE`` promises.
+        """
+        if self.checkpoint_location is not None:
+            raise InvalidConfiguration(
+                f"The query of job {job_name!r} sets checkpointLocation to {self.checkpoint_location}; "
+                "the live location is managed here, a fresh one for every start.",
+                hint="Remove the checkpointLocation option from the query.",
+            )
+        if self.continuous:
+            raise InvalidConfiguration(
+                f"The query of job {job_name!r} has a continuous trigger, which has no micro-batch to checkpoint at.",
+                hint="Use trigger(processingTime=...) or trigger(availableNow=True).",
+            )
+        exact = self.format in _FILE_FORMATS or self.format in _TRANSIENT
+        if mode is CheckpointingMode.EXACTLY_ONCE and not exact:
+            raise RestoreRefused(
+                f"The {self.format} sink of job {job_name!r} cannot be rolled back to a checkpoint, so a restore "
+                "would not be exactly-once.",
+                hint="Write to a file sink (parquet, orc, json, csv, text), or set "
+                "CheckpointConfig(mode='AT_LEAST_ONCE') and let the sink bear repeated rows.",
+            )
+
+
+def plan_of(writer: DataStreamWriter) -> WriterPlan:
+    """Read the plan of a writer.
+
+    Raises:
+        InvalidConfiguration: it is not a ``DataStreamWriter`` of a classic (not Connect) session.
+    """
+    java = getattr(writer, "_jwrite", None)
+    if java is None:
+        raise InvalidConfiguration(
+            f"The job's function must return a DataStreamWriter that is not started, not {type(writer).__name__}.",
+            hint="Return df.writeStream....option('path', ...) without calling start(); Spark Connect sessions are "
+            "not supported.",
+        )
+    options = _field(java, "extraOptions")
+
+    def option(name: str) -> str | None:
+        found = options.get(name)
+        return str(found.get()) if found.isDefined() else None
+
+    trigger = _field(java, "trigger")
+    return WriterPlan(
+        format=str(_field(java, "source")).lower().replace("foreachbatch", "foreachBatch"),
+        path=option("path"),
+        checkpoint_location=option("checkpointLocation"),
+        query_name=option("queryName"),
+        continuous="ContinuousTrigger" in trigger.getClass().getName(),
+    )
+
+
+def _field(java: Any, name: str) -> Any:
+    field = java.getClass().getDeclaredField(name)
+    field.setAccessible(True)
+    return field.get(java)

@@ -1,0 +1,151 @@
+"""Crash points: let a scenario die, fail or lose a reply at every single storage operation.
+
+The scenario runs once undisturbed to count its operations, then once per operation and action, each time on
+a fresh storage. What the storage holds afterwards is examined by the caller, as a new process would find
+it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from dagster_ckpt.filesystem import FileSystem
+from dagster_ckpt.testing.faults import (
+    Action,
+    Crash,
+    CrashAfter,
+    Fail,
+    FailAfter,
+    FaultInjectingFileSystem,
+    Operation,
+    Plan,
+    ProcessDied,
+    Torn,
+)
+
+__all__ = ["CrashPoint", "Enumeration", "actions_for", "at_operation", "enumerate_crash_points"]
+
+_Memory = TypeVar("_Memory")
+
+
+@dataclass(frozen=True, slots=True)
+class CrashPoint:
+    """One thing that went wrong in one run of a scenario."""
+
+    operation: Operation
+    action: Action
+
+    def __str__(self) -> str:
+        return f"{type(self.action).__name__} at {self.operation}"
+
+
+@dataclass(frozen=True, slots=True)
+class Enumeration:
+    """What came out of :func:`enumerate_crash_points`.
+
+    Attributes:
+        operations: of the undisturbed run.
+        runs: how many disturbed runs there were.
+        violations: what was found wrong, each with its crash point.
+    """
+
+    operations: tuple[Operation, ...]
+    runs: int
+    violations: tuple[str, ...]
+
+    def require_none(self) -> None:
+        """Accept the enumeration.
+
+        Raises:
+            AssertionError: there are violations; the first ten are shown.
+        """
+        if self.violations:
+            shown = "\n".join(self.violations[:10])
+            raise AssertionError(f"{len(self.violations)} violations in {self.runs} runs:\n{shown}")
+
+
+def actions_for(operation: Operation) -> Sequence[Action]:
+    """Every way an operation can end badly without the storage breaking its promises.
+
+    A process may die before or after a change, or in the middle of a data file; a change may fail, or
+    succeed with its reply lost. What only reads can fail, or not be reached.
+    """
+    if not operation.changes:
+        return (Crash(), Fail())
+    actions: list[Action] = [Crash(), CrashAfter(), Fail(), FailAfter()]
+    if operation.name == "write" and operation.size:
+        actions.append(Torn(operation.size // 2, ProcessDied(str(operation))))
+    return actions
+
+
+def at_operation(sequence: int, action: Action) -> Plan:
+    """A plan in which one operation goes wrong and every other goes well."""
+    return lambda operation: action if operation.sequence == sequence else None
+
+
+def enumerate_crash_points(
+    fresh: Callable[[], tuple[FileSystem, _Memory]],
+    scenario: Callable[[FileSystem, _Memory], object],
+    examine: Callable[[FileSystem, _Memory], object],
+    *,
+    actions: Callable[[Operation], Sequence[Action]] = actions_for,
+    expected: tuple[type[Exception], ...] = (OSError,),
+) -> Enumeration:
+    """Run ``scenario`` with one thing going wrong at a time.
+
+    Args:
+        fresh: makes an empty storage, and a memory in which the scenario notes what it was promised.
+        scenario: what is to survive; uses the storage only through the file system it is given, and does
+            the same each time.
+        examine: looks at the storage afterwards; an ``AssertionError`` or any other error from it is a
+            violation.
+        actions: what to try at an operation.
+        expected: errors that may end the scenario; any other error is a violation.
+
+    Raises:
+        Exception: the undisturbed run failed, or did not pass the examination.
+    """
+    storage, memory = fresh()
+    counting = FaultInjectingFileSystem(storage)
+    scenario(counting, memory)
+    examine(storage, memory)
+    violations: list[str] = []
+    runs = 0
+    for operation in counting.operations:
+        for action in actions(operation):
+            runs += 1
+            point = CrashPoint(operation, action)
+            problem = _run_with(point, fresh, scenario, examine, expected)
+            if problem is not None:
+                violations.append(f"{point}: {problem}")
+    return Enumeration(counting.operations, runs, tuple(violations))
+
+
+def _run_with(
+    point: CrashPoint,
+    fresh: Callable[[], tuple[FileSystem, _Memory]],
+    scenario: Callable[[FileSystem, _Memory], object],
+    examine: Callable[[FileSystem, _Memory], object],
+    expected: tuple[type[Exception], ...],
+) -> str | None:
+    storage, memory = fresh()
+    disturbed = FaultInjectingFileSystem(storage, at_operation(point.operation.sequence, point.action))
+    try:
+        with contextlib.suppress(ProcessDied, *expected):
+            scenario(disturbed, memory)
+    except Exception as error:
+        return f"the scenario ended with {_described(error)}"
+    if point.operation.name not in {operation.name for operation, action in disturbed.log if action}:
+        return "the scenario did not come to this operation again: it is not the same each time"
+    try:
+        examine(storage, memory)
+    except Exception as error:
+        return _described(error)
+    return None
+
+
+def _described(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"

@@ -1,0 +1,319 @@
+"""A file system that fails on demand.
+
+:class:`FaultInjectingFileSystem` wraps another :class:`~dagster_ckpt.filesystem.FileSystem`. Every
+operation passes one choke point, which asks a *plan* what is to become of it and keeps a log, so that a run
+that went wrong can be read, and repeated, operation by operation::
+
+    def plan(operation: Operation) -> Action | None:
+        return FailAfter() if operation.name == "create" and operation.path.endswith("_metadata") else None
+
+    storage = FaultInjectingFileSystem(PosixFileSystem(directory), plan)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias, TypeVar
+
+from dagster_ckpt.errors import PublishUnknown, StorageError
+from dagster_ckpt.filesystem import Entry, FileSystem, Part, Written
+
+__all__ = [
+    "Action",
+    "Crash",
+    "CrashAfter",
+    "Fail",
+    "FailAfter",
+    "FaultInjectingFileSystem",
+    "Flip",
+    "Lie",
+    "Operation",
+    "Plan",
+    "ProcessDied",
+    "Torn",
+]
+
+_CHANGING = frozenset({"create", "replace", "write", "sync_directories", "remove", "remove_directory"})
+_Result = TypeVar("_Result")
+
+
+class ProcessDied(BaseException):
+    """The process died at this operation. No handler of errors may survive it, hence the base class."""
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One call of a file system.
+
+    Attributes:
+        sequence: its number within the file system instance, from 0.
+        name: the method of :class:`~dagster_ckpt.filesystem.FileSystem`.
+        path: what it concerns; the sorted paths joined by ``,`` for ``sync_directories``.
+        size: bytes to be stored, ``None`` for what stores none.
+    """
+
+    sequence: int
+    name: str
+    path: str
+    size: int | None = None
+
+    @property
+    def changes(self) -> bool:
+        """Whether it changes what is stored (or what would survive a power cut)."""
+        return self.name in _CHANGING
+
+    def __str__(self) -> str:
+        return f"{self.sequence}:{self.name}({self.path})"
+
+
+@dataclass(frozen=True, slots=True)
+class Fail:
+    """Nothing happens, and ``error`` is raised; without one, :class:`StorageError`."""
+
+    error: Exception | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FailAfter:
+    """It happens, but the reply is lost and ``error`` is raised.
+
+    Without one, what the port promises for an unknown outcome: :class:`PublishUnknown` from ``create``,
+    :class:`StorageError` from everything else.
+    """
+
+    error: Exception | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Torn:
+    """Only the first ``size`` bytes of a data file are stored (operation ``write``).
+
+    Then ``error`` is raised; without one success is reported, as by a disk that lost its cache. With
+    :class:`ProcessDied` the process dies in the middle of the file.
+    """
+
+    size: int
+    error: BaseException | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Lie:
+    """Success is reported and nothing is done; a listing comes back empty."""
+
+
+@dataclass(frozen=True, slots=True)
+class Flip:
+    """One bit (modulo the size) is flipped: of what is stored by a write, of what is returned by a read."""
+
+    bit: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Crash:
+    """The process dies before it happens."""
+
+
+@dataclass(frozen=True, slots=True)
+class CrashAfter:
+    """It happens, and the process dies before it learns so."""
+
+
+Action: TypeAlias = Fail | FailAfter | Torn | Lie | Flip | Crash | CrashAfter
+Plan: TypeAlias = Callable[[Operation], Action | None]
+
+
+class FaultInjectingFileSystem(FileSystem):
+    """Another file system with faults.
+
+    One instance stands for one process: after a crash each of its operations raises :class:`ProcessDied`,
+    while the wrapped file system holds what the storage would hold. ``write_many`` writes one file after
+    the other, so that a run is the same each time.
+
+    Args:
+        inner: where the operations go.
+        plan: asked once per operation, on the thread that performs it; may block, to schedule several
+            processes, or act on ``inner``, to let another process have its turn here. May be replaced at
+            any time.
+
+    Raises:
+        ValueError: (by any operation) the plan asked for an action that this operation cannot have.
+    """
+
+    def __init__(self, inner: FileSystem, plan: Plan | None = None) -> None:
+        self.inner = inner
+        self.plan: Plan = plan or (lambda _: None)
+        self.log: list[tuple[Operation, Action | None]] = []
+        self._issued = 0
+        self._dead = False
+        self._lock = threading.Lock()
+
+    @property
+    def url(self) -> str:
+        return self.inner.url
+
+    @property
+    def operations(self) -> tuple[Operation, ...]:
+        """What was asked for so far."""
+        return tuple(operation for operation, _ in self.log)
+
+    def die(self) -> None:
+        """Let the process die now, between two operations."""
+        self._dead = True
+
+    def create(self, path: str, data: bytes) -> None:
+        def damaged(action: Torn | Flip) -> None:
+            self.inner.create(path, _damaged(data, action, path))
+
+        self._operate("create", path, lambda: self.inner.create(path, data), _nothing, damaged, len(data))
+
+    def replace(self, path: str, data: bytes) -> None:
+        def damaged(action: Torn | Flip) -> None:
+            self.inner.replace(path, _damaged(data, action, path))
+
+        self._operate("replace", path, lambda: self.inner.replace(path, data), _nothing, damaged, len(data))
+
+    def write(self, path: str, source: Path | bytes, stop: Callable[[], bool]) -> Written:
+        def damaged(action: Torn | Flip) -> Written:
+            data = _content(source)
+            altered = data[: action.size] if isinstance(action, Torn) else _flipped(data, action.bit)
+            self.inner.write(path, altered, stop)
+            return _written(data)
+
+        return self._operate(
+            "write",
+            path,
+            lambda: self.inner.write(path, source, stop),
+            lambda: _written(_content(source)),
+            damaged,
+            len(source) if isinstance(source, bytes) else source.stat().st_size,
+        )
+
+    def write_many(self, items: Sequence[tuple[str, Path | bytes]], stop: Callable[[], bool]) -> Sequence[Written]:
+        written = [self.write(path, source, stop) for path, source in items]
+        if items:
+            self.sync_directories({path.rpartition("/")[0] for path, _ in items})
+        return written
+
+    def sync_directories(self, paths: Iterable[str]) -> None:
+        names = sorted(paths)
+        self._operate("sync_directories", ",".join(names), lambda: self.inner.sync_directories(names), _nothing)
+
+    def read(self, path: str) -> bytes:
+        def damaged(action: Torn | Flip) -> bytes:
+            return _damaged(self.inner.read(path), action, path)
+
+        return self._operate("read", path, lambda: self.inner.read(path), None, damaged)
+
+    def fetch(self, path: str, target: Path, part: Part | None = None) -> Written:
+        def damaged(action: Torn | Flip) -> Written:
+            data = _damaged(_part(self.inner.read(path), part), action, path)
+            target.write_bytes(data)
+            return _written(data)
+
+        return self._operate("fetch", path, lambda: self.inner.fetch(path, target, part), None, damaged)
+
+    def checksum(self, path: str, part: Part | None = None) -> Written:
+        def damaged(action: Torn | Flip) -> Written:
+            return _written(_damaged(_part(self.inner.read(path), part), action, path))
+
+        return self._operate("checksum", path, lambda: self.inner.checksum(path, part), None, damaged)
+
+    def list(self, path: str) -> Sequence[Entry]:
+        def nothing_there() -> Sequence[Entry]:
+            return ()
+
+        return self._operate("list", path, lambda: self.inner.list(path), nothing_there)
+
+    def remove(self, path: str) -> None:
+        self._operate("remove", path, lambda: self.inner.remove(path), _nothing)
+
+    def remove_directory(self, path: str) -> None:
+        self._operate("remove_directory", path, lambda: self.inner.remove_directory(path), _nothing)
+
+    def _operate(
+        self,
+        name: str,
+        path: str,
+        perform: Callable[[], _Result],
+        lie: Callable[[], _Result] | None,
+        damage: Callable[[Torn | Flip], _Result] | None = None,
+        size: int | None = None,
+    ) -> _Result:
+        """The choke point."""
+        with self._lock:
+            operation = Operation(self._issued, name, path, size)
+            self._issued += 1
+        self._alive(operation)
+        action = self.plan(operation)
+        self._alive(operation)  # another thread of this process may have died while the plan held this one
+        with self._lock:
+            self.log.append((operation, action))
+        match action:
+            case None:
+                return perform()
+            case Crash():
+                self._dead = True
+                raise ProcessDied(str(operation))
+            case CrashAfter():
+                with contextlib.suppress(Exception):
+                    perform()
+                self._dead = True
+                raise ProcessDied(str(operation))
+            case Fail(error):
+                raise error or StorageError(f"{operation} failed (injected).")
+            case FailAfter(error):
+                perform()
+                lost = PublishUnknown if name == "create" else StorageError
+                raise error or lost(f"The reply to {operation} was lost (injected).")
+            case Lie() if lie is not None:
+                return lie()
+            case Flip() if damage is not None:
+                return damage(action)
+            case Torn() if damage is not None and name == "write":
+                result = damage(action)
+                if isinstance(action.error, ProcessDied):
+                    self._dead = True
+                if action.error is not None:
+                    raise action.error
+                return result
+        raise ValueError(f"{operation} cannot have the action {action}")
+
+    def _alive(self, operation: Operation) -> None:
+        if self._dead:
+            raise ProcessDied(f"{operation}: the process is dead")
+
+
+def _nothing() -> None:
+    """What a lie about a change does."""
+
+
+def _content(source: Path | bytes) -> bytes:
+    return source if isinstance(source, bytes) else source.read_bytes()
+
+
+def _part(data: bytes, part: Part | None) -> bytes:
+    return data if part is None else data[part.offset : part.offset + part.size]
+
+
+def _written(data: bytes) -> Written:
+    return Written(len(data), hashlib.sha256(data).hexdigest())
+
+
+def _flipped(data: bytes, bit: int) -> bytes:
+    if not data:
+        return data
+    changed = bytearray(data)
+    position = bit % (8 * len(data))
+    changed[position // 8] ^= 1 << position % 8
+    return bytes(changed)
+
+
+def _damaged(data: bytes, action: Torn | Flip, path: str) -> bytes:
+    if isinstance(action, Torn):
+        raise ValueError(f"{path} is stored whole or not at all: only data files can be torn")
+    return _flipped(data, action.bit)

@@ -1,0 +1,272 @@
+"""A run of a job as far as the protocol is concerned, and a ledger of what it was promised."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from dagster_ckpt.checkpoint.ancestry import line_of_descent
+from dagster_ckpt.checkpoint.catalog import CheckpointCatalog, Newest
+from dagster_ckpt.checkpoint.deletions import DeletionLog
+from dagster_ckpt.checkpoint.ending import finish_deletions
+from dagster_ckpt.checkpoint.epochs import Choice, Claim, End
+from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
+from dagster_ckpt.checkpoint.snapshot import PinnedFile, Snapshot
+from dagster_ckpt.checkpoint.store import CompletedCheckpointStore, Dropped, PendingCheckpoint, next_id
+from dagster_ckpt.errors import CheckpointError
+from dagster_ckpt.filesystem import FileSystem
+from dagster_ckpt.testing import FaultInjectingFileSystem
+
+JOB = "flights"
+#: Files up to this size are inline, so that a few bytes are enough for a shared file.
+INLINE = 16
+
+
+class ManualClock:
+    """Time that passes when it is told to."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def time(self) -> float:
+        return 1_700_000_000 + self.now
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def advance(self, seconds: float) -> None:
+        self.now += seconds
+
+
+class Pins:
+    """Pinned files, one local file per content."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.released = 0
+        self._files: dict[bytes, Path] = {}
+
+    def snapshot(self, batch: int, contents: Mapping[str, bytes], *, identities: bool = True) -> Snapshot:
+        return Snapshot(
+            batch,
+            tuple(self.file(path, data, identity=identities) for path, data in contents.items()),
+            {"query_id": "q", "batch": batch},
+            {"kind": "file", "batch": batch},
+            self._release,
+        )
+
+    def file(self, path: str, data: bytes, *, identity: bool = True) -> PinnedFile:
+        local = self._files.get(data)
+        if local is None:
+            local = self.directory / hashlib.sha256(data).hexdigest()
+            local.write_bytes(data)
+            self._files[data] = local
+        known = (local.stat().st_ino, len(data)) if identity else None
+        return PinnedFile(path, local, len(data), known, recurs="/state/" in path)
+
+    def _release(self) -> None:
+        self.released += 1
+
+
+def state(step: int) -> dict[str, bytes]:
+    """A job's state after a batch: files that are inline, packed or stored whole, that stay or that change."""
+    return {
+        "checkpoint/state/schema": b"small and stays",
+        f"checkpoint/state/{step}.delta": b"small " + str(step).encode(),
+        "checkpoint/commits/0": b"v1",
+        f"checkpoint/offsets/{step}": b"{\xff}" + str(step).encode(),
+        "checkpoint/state/base.sst": b"the same in every checkpoint of the job" * 2,
+        f"checkpoint/state/{step // 2}.sst": b"the same in two checkpoints in a row" + str(step // 2).encode(),
+        "checkpoint/state/manifest": b"rewritten under its name by every batch " + str(step).encode(),
+    }
+
+
+def content(filesystem: FileSystem, metadata: CheckpointMetadata) -> dict[str, bytes]:
+    """What a restore would find, bit for bit, sizes and checksums compared."""
+    found = {}
+    for file in metadata.files:
+        data = file.inline
+        if data is None:
+            assert file.reference is not None
+            data = filesystem.read(f"{metadata.job_name}/{metadata.job_id}/{file.reference.removeprefix('../')}")
+        if file.offset is not None:
+            data = data[file.offset : file.offset + file.size]
+        assert (len(data), hashlib.sha256(data).hexdigest()) == (file.size, file.sha256), file.path
+        found[file.path] = data
+    return found
+
+
+@dataclass
+class Ledger:
+    """What the job was promised, whoever ran it.
+
+    Attributes:
+        meant: every content that was handed to the store for a checkpoint, by ``{job id}/chk-N``.
+        acknowledged: checkpoints reported as complete, with their (epoch, id).
+        given_up: checkpoints that a subsumption or the cleanup policy was told to drop.
+        chosen: by epoch that started, what it went on from, and the checkpoints acknowledged before it
+            claimed.
+        wanted: what a run was told to go back to, as long as it is not known whether it did.
+        issued: ids in the order they were issued, with their epoch.
+        discarded: somebody was told to discard everything.
+    """
+
+    meant: dict[str, list[dict[str, bytes]]] = field(default_factory=dict)
+    acknowledged: dict[str, tuple[int, int]] = field(default_factory=dict)
+    given_up: set[str] = field(default_factory=set)
+    chosen: dict[int, tuple[str | None, tuple[int, int]]] = field(default_factory=dict)
+    wanted: set[str] = field(default_factory=set)
+    issued: list[tuple[str, int, int]] = field(default_factory=list)
+    discarded: bool = False
+    floor: tuple[str | None, tuple[int, int]] = (None, (0, 0))
+    _job_ids: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
+
+    def new_job_id(self) -> str:
+        return f"{next(self._job_ids):032x}"
+
+    def acceptable(self, metadata: CheckpointMetadata | None) -> bool:
+        """Whether a job may go on from ``metadata``."""
+        if metadata is None:
+            return self.floor[0] is None or self.discarded
+        name, key = self.floor
+        return metadata.reference == name or metadata.key > key or metadata.reference in self.wanted
+
+    def examine(self, filesystem: FileSystem) -> None:
+        """Compare what is stored with what was promised.
+
+        Raises:
+            AssertionError: a promise is broken.
+        """
+        catalog = CheckpointCatalog(filesystem, JOB)
+        visible = {}
+        for job_id in catalog.job_ids():
+            completed, broken = catalog.completed(job_id)
+            assert not broken, f"unreadable: {broken}"
+            visible.update({metadata.reference: metadata for metadata in completed})
+        for name, metadata in visible.items():
+            try:
+                found = content(filesystem, metadata)
+            except FileNotFoundError as error:
+                how = "acknowledged" if name in self.acknowledged else "visible"
+                raise AssertionError(f"{how} {name} of epoch {metadata.epoch} lacks {error}") from error
+            assert found in self.meant[name], f"{name} is not what any run meant"
+        for name in self.acknowledged:
+            assert name in visible or name in self.given_up, f"acknowledged {name} is gone"
+
+
+class Run:
+    """One process that drives the job.
+
+    Args:
+        filesystem: as this process sees the storage.
+        ledger: shared by all runs.
+        pins: where its snapshots are pinned.
+        clock: its clock.
+        unfence: applied to the catalog and the deletion logs of this run, to switch rules off.
+    """
+
+    def __init__(
+        self,
+        filesystem: FileSystem,
+        ledger: Ledger,
+        pins: Pins,
+        clock: ManualClock | None = None,
+        unfence: Callable[[CheckpointCatalog | DeletionLog], None] | None = None,
+    ) -> None:
+        self.filesystem = filesystem
+        self.ledger = ledger
+        self.pins = pins
+        self.clock = clock or ManualClock()
+        self.catalog = CheckpointCatalog(filesystem, JOB)
+        self._unfence = unfence or (lambda _: None)
+        self._unfence(self.catalog)
+        self.claim: Claim
+        self.store: CompletedCheckpointStore
+        self._tokens = itertools.count()
+
+    def start(self, restore_from: str = "latest") -> Run:
+        """Claim, finish old deletions, choose, record the choice, open the store: in this order."""
+        before = max(self.ledger.acknowledged.values(), default=(0, 0))
+        epochs = self.catalog.epochs
+        token = f"{id(self)}-{next(self._tokens)}"
+        self.claim = epochs.claim(token=token, series=None, run_id=token, host="h", pid=1, now="now")
+        epoch = self.claim.epoch
+        finish_deletions(self.catalog, epoch)
+        if restore_from == "latest":
+            newest = self._newest()
+            metadata, job_id, reason = newest.metadata, newest.job_id, newest.reason
+            # An older epoch that has not finished may still acknowledge, but never after this epoch's claim.
+            assert self.ledger.acceptable(metadata) or self._overlapped(epoch), f"older than promised: {reason}"
+        else:
+            metadata = self.catalog.resolve(restore_from)
+            job_id, reason = metadata.job_id, "asked for"
+            self.ledger.wanted.add(metadata.reference)
+        job_id = job_id or self.ledger.new_job_id()
+        restored = None if metadata is None else metadata.reference
+        first_id = next_id(self.catalog, job_id)
+        last_id = self.catalog.last_completed(job_id)
+        epochs.record_choice(epoch, Choice(job_id, restored, first_id, last_id, "/live", "h", None, reason))
+        self.ledger.chosen[epoch] = (restored, before)
+        if self.claim.epoch == epochs.highest():
+            self.ledger.floor = (restored, (epoch, 0))
+            self.ledger.discarded = False
+        self.store = CompletedCheckpointStore(
+            self.catalog,
+            self.claim,
+            job_id=job_id,
+            first_id=first_id,
+            restored_from=restored,
+            mode="EXACTLY_ONCE",
+            clock=self.clock,
+            inline_threshold=INLINE,
+        )
+        self._unfence(self.store._deletions)
+        return self
+
+    def begin(self) -> PendingCheckpoint:
+        pending = self.store.begin()
+        self.ledger.issued.append((self.store.job_id, pending.number, self.claim.epoch))
+        return pending
+
+    def checkpoint(self, contents: Mapping[str, bytes], batch: int = 0) -> CheckpointMetadata:
+        """Take one checkpoint; noted as acknowledged when it is reported as complete."""
+        pending = self.begin()
+        name = f"{self.store.job_id}/chk-{pending.number}"
+        self.ledger.meant.setdefault(name, []).append(dict(contents))
+        metadata = self.store.write(pending, self.pins.snapshot(batch, contents))
+        self.ledger.acknowledged[name] = metadata.key
+        if metadata.key > self.ledger.floor[1]:
+            self.ledger.floor = (name, metadata.key)
+            self.ledger.wanted.clear()
+        return metadata
+
+    def subsume(self, num_retained: int) -> list[Dropped]:
+        """Drop old checkpoints; what may go is noted before, because the process may die on the way."""
+        storage = self.filesystem
+        beneath = storage.inner if isinstance(storage, FaultInjectingFileSystem) else storage
+        visible, _ = CheckpointCatalog(beneath, JOB).completed(self.store.job_id)
+        line = line_of_descent(visible[-1], visible) if visible else []
+        ranked = sorted(visible, key=lambda metadata: (metadata in line, metadata.key))
+        self.ledger.given_up |= {metadata.reference for metadata in ranked[:-num_retained]}
+        return self.store.subsume(num_retained)
+
+    def cleanup(self) -> None:
+        """The end of a job whose cleanup policy discards its checkpoints."""
+        self.ledger.discarded = True
+        self.ledger.given_up |= set(self.ledger.meant)
+        end = End("CANCELED", "terminated", discarded=True, ended_at="now")
+        self.catalog.epochs.record_end(self.claim.epoch, end)
+        self.store.discard_all("canceled")
+
+    def _newest(self) -> Newest:
+        try:
+            return self.catalog.newest()
+        except CheckpointError:
+            self.catalog.epochs.check(self.claim.epoch)  # a newer run may have deleted what this one looks at
+            raise
+
+    def _overlapped(self, epoch: int) -> bool:
+        return self.catalog.epochs.highest() > epoch

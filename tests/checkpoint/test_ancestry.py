@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+from dagster_ckpt.checkpoint.ancestry import line_of_descent
+from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
+from dagster_ckpt.config.retention import Retained, retain_newest
+
+JOB_ID = "0" * 32
+FIRST = CheckpointMetadata(
+    job_name="job",
+    job_id=JOB_ID,
+    checkpoint_id=1,
+    epoch=1,
+    batch=1,
+    mode="EXACTLY_ONCE",
+    kind="checkpoint",
+    restored_from=None,
+    writer={},
+    triggered_at="",
+    written_at="",
+    timings_ms={},
+    new_bytes=0,
+    facts={},
+    sink=None,
+    files=(),
+)
+
+
+def checkpoint(epoch: int, number: int, restored_from: int | None) -> CheckpointMetadata:
+    origin = None if restored_from is None else f"{JOB_ID}/chk-{restored_from}"
+    return replace(FIRST, epoch=epoch, checkpoint_id=number, restored_from=origin)
+
+
+def numbers(start: CheckpointMetadata, completed: list[CheckpointMetadata]) -> list[int]:
+    return [metadata.checkpoint_id for metadata in line_of_descent(start, completed)]
+
+
+def test_restarts_from_the_newest_are_one_line() -> None:
+    completed = [checkpoint(1, 1, None), checkpoint(1, 2, None), checkpoint(2, 3, 2), checkpoint(3, 4, 3)]
+    assert numbers(completed[-1], completed) == [1, 2, 3, 4]
+
+
+def test_what_a_rollback_went_back_behind_is_not_of_the_line() -> None:
+    completed = [checkpoint(1, number, None) for number in (1, 2, 3, 4)] + [checkpoint(2, 5, 2), checkpoint(3, 6, 5)]
+    assert numbers(completed[-1], completed) == [1, 2, 5, 6]
+    assert numbers(completed[3], completed) == [1, 2, 3, 4], "the abandoned line is still a line of its own"
+
+
+def test_a_salvage_descends_from_the_run_it_was_salvaged_from() -> None:
+    salvage = replace(checkpoint(2, 3, 2), kind="salvage")
+    completed = [checkpoint(1, 1, None), checkpoint(1, 2, None), salvage, checkpoint(2, 4, 3)]
+    assert numbers(completed[-1], completed) == [1, 2, 3, 4]
+
+
+def test_an_ancestor_that_is_gone_ends_the_line() -> None:
+    completed = [checkpoint(1, 1, None), checkpoint(2, 5, 3), checkpoint(2, 6, 3)]
+    assert numbers(completed[-1], completed) == [5, 6]
+
+
+def test_retention_drops_abandoned_checkpoints_first() -> None:
+    kept = retain_newest(
+        [Retained("chk-1", (1, 1)), Retained("chk-2", (1, 2), abandoned=True), Retained("chk-3", (2, 3))], 2
+    )
+    assert [decision.name for decision in kept if decision.keep] == ["chk-1", "chk-3"]

@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+import pytest
+
+from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.deletions import DeletionLog
+from dagster_ckpt.checkpoint.ending import end_dead_epoch
+from dagster_ckpt.checkpoint.epochs import Claim, End
+from dagster_ckpt.config.checkpoint_config import CheckpointConfig, ExternalizedCheckpointCleanup, JobStatus
+from dagster_ckpt.errors import CheckpointError, Fenced
+from dagster_ckpt.filesystem import FileSystem
+from dagster_ckpt.testing import enumerate_crash_points
+from tests.checkpoint.driver import JOB, Ledger, ManualClock, Pins, Run, state
+from tests.checkpoint.memory import MemoryFileSystem
+
+DELETING = CheckpointConfig(cleanup=ExternalizedCheckpointCleanup.NO_EXTERNALIZED_CHECKPOINTS)
+KEEPING = CheckpointConfig()
+
+
+def test_where_the_policy_deletes_nothing_is_left_and_the_zombie_is_fenced(
+    memory: MemoryFileSystem, ledger: Ledger, pins: Pins, clock: ManualClock
+) -> None:
+    dead = Run(memory, ledger, pins).start()
+    for step in range(3):
+        dead.checkpoint(state(step))
+    catalog = CheckpointCatalog(memory, JOB)
+    dropped = end_dead_epoch(catalog, dead.claim, DELETING, JobStatus.CANCELED, "terminated", clock)
+    assert [item.metadata.name for item in dropped] == ["chk-1", "chk-2", "chk-3"]
+    assert [name for name in memory.files if "/chk-" in name or "/shared/" in name] == []
+    with pytest.raises(Fenced):
+        dead.checkpoint(state(9))
+    found = catalog.newest()
+    assert (found.metadata, found.job_id) == (None, None)
+    assert "CANCELED" in found.reason
+
+
+def test_where_it_keeps_the_job_can_go_on(
+    memory: MemoryFileSystem, ledger: Ledger, pins: Pins, clock: ManualClock
+) -> None:
+    dead = Run(memory, ledger, pins).start()
+    dead.checkpoint(state(1))
+    catalog = CheckpointCatalog(memory, JOB)
+    assert end_dead_epoch(catalog, dead.claim, KEEPING, JobStatus.FAILED, "gave up", clock) == ()
+    end = catalog.epochs.read_end(catalog.epochs.highest())
+    assert end is not None
+    assert (end.status, end.reason, end.discarded) == ("FAILED", "gave up", False)
+    assert Run(memory, ledger, pins).start().store.restored_from == f"{1:032x}/chk-1"
+
+
+def test_a_run_that_died_before_it_chose(
+    memory: MemoryFileSystem, ledger: Ledger, pins: Pins, clock: ManualClock
+) -> None:
+    """What its predecessor left is the job's, and the policy is about the job."""
+    Run(memory, ledger, pins).start().checkpoint(state(1))
+    catalog = CheckpointCatalog(memory, JOB)
+    dead: Claim = catalog.epochs.claim(token="t", series=1, run_id="r", host="h", pid=1, now="now")
+    end_dead_epoch(catalog, dead, DELETING, JobStatus.CANCELED, "terminated", clock)
+    assert catalog.newest().metadata is None
+    assert catalog.newest().job_id is None
+
+
+@pytest.mark.parametrize("went_back", [False, True])
+def test_a_run_that_had_recorded_its_failure(
+    memory: MemoryFileSystem, ledger: Ledger, pins: Pins, clock: ManualClock, went_back: bool
+) -> None:
+    """Its attempt failed, and was to be restarted; then the attempts were used up."""
+    dead = Run(memory, ledger, pins).start()
+    dead.checkpoint(state(1))
+    if went_back:
+        dead = Run(memory, ledger, pins).start("chk-1")
+    catalog = CheckpointCatalog(memory, JOB)
+    catalog.epochs.record_end(dead.claim.epoch, End("FAILING", "driver lost", discarded=False, ended_at="now"))
+    end_dead_epoch(catalog, dead.claim, DELETING, JobStatus.FAILED, "all restarts are used up", clock)
+    found = catalog.newest()
+    assert (found.metadata, found.job_id) == (None, None)
+    assert "FAILED" in found.reason
+
+
+def test_a_crash_anywhere_leaves_all_or_is_finished_by_the_next(pins: Pins) -> None:
+    def fresh() -> tuple[FileSystem, Ledger]:
+        storage, ledger = MemoryFileSystem(), Ledger()
+        run = Run(storage, ledger, pins).start()
+        for step in range(3):
+            run.checkpoint(state(step))
+        return storage, ledger
+
+    def end(storage: FileSystem, ledger: Ledger) -> None:
+        catalog = CheckpointCatalog(storage, JOB)
+        dead = catalog.epochs.read_claim(1)
+        assert dead is not None
+        ledger.discarded = True
+        ledger.given_up |= set(ledger.meant)
+        end_dead_epoch(catalog, dead, DELETING, JobStatus.CANCELED, "terminated", ManualClock())
+
+    def examine(storage: FileSystem, ledger: Ledger) -> None:
+        ledger.examine(storage)
+        run = Run(storage, ledger, pins).start()
+        run.checkpoint(state(9))
+        assert DeletionLog(storage, JOB).pending() == []
+        ledger.examine(storage)
+
+    result = enumerate_crash_points(fresh, end, examine, expected=(OSError, CheckpointError))
+    assert result.runs > 60
+    result.require_none()

@@ -1,0 +1,249 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+
+import psutil
+import pytest
+
+from dagster_ckpt.checkpoint.liveness import (
+    INTERVAL,
+    LEASE,
+    Heart,
+    Heartbeat,
+    HeartbeatFile,
+    ProcessIdentity,
+    free_job,
+    is_dead,
+    this_host,
+)
+from dagster_ckpt.errors import JobAlreadyRunning
+from dagster_ckpt.testing import Fail, FaultInjectingFileSystem
+from tests.checkpoint.driver import JOB, ManualClock
+from tests.checkpoint.memory import MemoryFileSystem
+
+
+@pytest.fixture
+def other() -> Iterator[subprocess.Popen[str]]:
+    """A live process that does nothing."""
+    with subprocess.Popen(
+        [sys.executable, "-c", "import signal; print(flush=True); signal.pause()"], stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        yield process
+        process.kill()
+
+
+@pytest.fixture
+def file(memory: MemoryFileSystem) -> HeartbeatFile:
+    return HeartbeatFile(memory, JOB)
+
+
+def beat(clock: ManualClock, *processes: ProcessIdentity, epoch: int = 1) -> Heartbeat:
+    return Heartbeat(epoch, "run-a", processes, 5, clock.time())
+
+
+def no_wait(seconds: float) -> None:
+    pytest.fail(f"waited {seconds} s although the process is here")
+
+
+class TestProcessIdentity:
+    def test_of_this_process(self) -> None:
+        me = ProcessIdentity.of(os.getpid())
+        assert me.is_here
+        assert me.is_alive()
+        assert me == ProcessIdentity.of(os.getpid()) == ProcessIdentity.current()
+
+    def test_a_process_that_ended(self, other: subprocess.Popen[str]) -> None:
+        identity = ProcessIdentity.of(other.pid)
+        assert identity.is_alive()
+        other.kill()
+        assert_gone(identity)
+        other.wait()
+        assert not identity.is_alive()
+        assert not identity.kill()
+
+    def test_a_pid_used_again_is_another_process(self, other: subprocess.Popen[str]) -> None:
+        before = replace(ProcessIdentity.of(other.pid), created=psutil.Process(other.pid).create_time() - 60)
+        assert not before.is_alive()
+        assert not before.kill()
+        assert other.poll() is None
+
+    def test_a_stopped_process_is_alive_and_can_be_killed(self, other: subprocess.Popen[str]) -> None:
+        identity = ProcessIdentity.of(other.pid)
+        other.send_signal(signal.SIGSTOP)
+        assert identity.is_alive()
+        assert identity.kill()
+        assert not identity.is_alive()
+
+    def test_another_boot_is_another_host(self) -> None:
+        assert not replace(ProcessIdentity.current(), host="elsewhere/1").is_here
+        assert "/" in this_host()
+
+
+def assert_gone(identity: ProcessIdentity) -> None:
+    """An entry that its parent has not collected yet is no process any more."""
+    with psutil.Popen(["true"]):
+        pass
+    for _ in range(100_000):
+        if not identity.is_alive():
+            return
+        os.sched_yield()
+    pytest.fail("still alive")
+
+
+class TestIsDead:
+    def test_while_its_process_lives_and_beats(self, clock: ManualClock) -> None:
+        heartbeat = beat(clock, ProcessIdentity.current())
+        assert is_dead(heartbeat, clock.time()) is None
+        assert is_dead(heartbeat, clock.time() + LEASE) is None
+
+    def test_reasons(self, clock: ManualClock, other: subprocess.Popen[str]) -> None:
+        me, it = ProcessIdentity.current(), ProcessIdentity.of(other.pid)
+        assert is_dead(replace(beat(clock, me), stopped=True), clock.time()) == "it ended"
+        assert is_dead(beat(clock, me), clock.time() + 42) == "no heartbeat for 42 s"
+        other.kill()
+        other.wait()
+        assert is_dead(beat(clock, it, me), clock.time()) == f"its process {other.pid} is gone"
+
+    def test_elsewhere_only_the_heartbeat_counts(self, clock: ManualClock) -> None:
+        heartbeat = beat(clock, ProcessIdentity("elsewhere/1", 1, 1.0))
+        assert is_dead(heartbeat, clock.time() + 29) is None
+        assert is_dead(heartbeat, clock.time() + 31) == "no heartbeat for 31 s"
+        assert is_dead(heartbeat, clock.time() + 31, lease=60) is None
+
+
+class TestFreeJob:
+    def test_nobody_was_here(self, file: HeartbeatFile, clock: ManualClock) -> None:
+        assert free_job(file, JOB, clock, no_wait) == ()
+
+    def test_an_orderly_end(self, file: HeartbeatFile, clock: ManualClock, other: subprocess.Popen[str]) -> None:
+        file.write(replace(beat(clock, ProcessIdentity.of(other.pid)), stopped=True))
+        assert free_job(file, JOB, clock, no_wait) == ()
+        assert other.poll() is None
+
+    def test_its_own_process(self, file: HeartbeatFile, clock: ManualClock) -> None:
+        file.write(beat(clock, ProcessIdentity.current()))
+        assert free_job(file, JOB, clock, no_wait) == ()
+
+    def test_a_live_run_is_refused_by_name(
+        self, file: HeartbeatFile, clock: ManualClock, other: subprocess.Popen[str]
+    ) -> None:
+        file.write(beat(clock, ProcessIdentity.of(other.pid), epoch=3))
+        with pytest.raises(
+            JobAlreadyRunning, match=rf"'flights' .* run run-a \(process {other.pid} .* epoch 3"
+        ) as raised:
+            free_job(file, JOB, clock, no_wait)
+        assert "Terminate run run-a first" in raised.value.hint
+        assert other.poll() is None
+
+    def test_what_is_left_of_a_dead_run_is_killed(
+        self, file: HeartbeatFile, clock: ManualClock, other: subprocess.Popen[str]
+    ) -> None:
+        """The driver is gone, its JVM still writes."""
+        with subprocess.Popen(["true"]) as driver:
+            dead = ProcessIdentity(this_host(), driver.pid, 1.0)
+        jvm = ProcessIdentity.of(other.pid)
+        file.write(beat(clock, dead, jvm))
+        assert list(free_job(file, JOB, clock, no_wait)) == [jvm]
+        assert not jvm.is_alive()
+
+    def test_a_reused_pid_is_not_killed(
+        self, file: HeartbeatFile, clock: ManualClock, other: subprocess.Popen[str]
+    ) -> None:
+        file.write(beat(clock, replace(ProcessIdentity.of(other.pid), created=1.0)))
+        assert list(free_job(file, JOB, clock, no_wait)) == []
+        assert other.poll() is None
+
+    def test_a_stopped_process_is_killed_when_its_lease_is_over(
+        self, file: HeartbeatFile, clock: ManualClock, other: subprocess.Popen[str]
+    ) -> None:
+        identity = ProcessIdentity.of(other.pid)
+        other.send_signal(signal.SIGSTOP)
+        file.write(beat(clock, identity))
+        with pytest.raises(JobAlreadyRunning):
+            free_job(file, JOB, clock, no_wait)
+        clock.advance(LEASE + 1)
+        assert list(free_job(file, JOB, clock, no_wait)) == [identity]
+        assert not identity.is_alive()
+
+    def test_another_host_is_watched_for_a_lease(self, file: HeartbeatFile, clock: ManualClock) -> None:
+        file.write(beat(clock, ProcessIdentity("elsewhere/1", 1, 1.0)))
+        started = clock.now
+        assert free_job(file, JOB, clock, clock.advance) == ()
+        assert LEASE <= clock.now - started <= LEASE + INTERVAL
+
+    def test_its_clock_is_not_compared_with_ours(self, file: HeartbeatFile, clock: ManualClock) -> None:
+        old = replace(beat(clock, ProcessIdentity("elsewhere/1", 1, 1.0)), beat_at=1.0)
+        file.write(old)
+
+        def it_beats(seconds: float) -> None:
+            clock.advance(seconds)
+            file.write(replace(old, sequence=old.sequence + int(clock.now)))
+
+        with pytest.raises(JobAlreadyRunning, match="on elsewhere"):
+            free_job(file, JOB, clock, it_beats)
+
+    def test_one_that_ends_while_it_is_watched(self, file: HeartbeatFile, clock: ManualClock) -> None:
+        heartbeat = beat(clock, ProcessIdentity("elsewhere/1", 1, 1.0))
+        file.write(heartbeat)
+        started = clock.now
+
+        def it_ends(seconds: float) -> None:
+            clock.advance(seconds)
+            file.write(replace(heartbeat, stopped=True))
+
+        assert free_job(file, JOB, clock, it_ends) == ()
+        assert clock.now - started == INTERVAL
+
+
+class TestHeart:
+    def test_it_beats_from_start_to_stop(self, file: HeartbeatFile, clock: ManualClock) -> None:
+        heart = Heart(file, clock, epoch=4, run_id="run-a")
+        heart.start()
+        first = file.read()
+        assert first is not None
+        assert (first.epoch, first.run_id, first.sequence, first.stopped) == (4, "run-a", 1, False)
+        assert first.beat_at == clock.time()
+        assert first.processes == (ProcessIdentity.current(),)
+        heart.stop()
+        last = file.read()
+        assert last is not None
+        assert last.stopped
+        assert last.sequence > first.sequence
+
+    def test_processes_and_epochs_are_added(
+        self, file: HeartbeatFile, clock: ManualClock, other: subprocess.Popen[str]
+    ) -> None:
+        heart = Heart(file, clock, epoch=1, run_id="run-a")
+        heart.add_process(other.pid)
+        heart.add_process(other.pid)
+        heart.hold(2)
+        current = file.read()
+        assert current is not None
+        assert current.epoch == 2
+        assert [process.pid for process in current.processes] == [os.getpid(), other.pid]
+
+    def test_a_newer_epochs_heartbeat_is_not_overwritten(self, file: HeartbeatFile, clock: ManualClock) -> None:
+        heart = Heart(file, clock, epoch=1, run_id="old")
+        heart.start()
+        newer = replace(beat(clock, ProcessIdentity("elsewhere/1", 1, 1.0), epoch=2), run_id="new")
+        file.write(newer)
+        heart.add_process(os.getpid())
+        heart.stop()
+        assert file.read() == newer
+
+    def test_a_storage_that_refuses_does_not_stop_it(self, memory: MemoryFileSystem, clock: ManualClock) -> None:
+        disk = FaultInjectingFileSystem(memory, lambda _: Fail())
+        heart = Heart(HeartbeatFile(disk, JOB), clock, epoch=1, run_id="run-a")
+        heart.start()
+        disk.plan = lambda _: None
+        heart.stop()
+        current = HeartbeatFile(memory, JOB).read()
+        assert current is not None
+        assert current.stopped

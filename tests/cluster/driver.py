@@ -1,0 +1,93 @@
+"""A driver of the example's stream on a cluster: ``python -m tests.cluster.driver MASTER ROOT``.
+
+Everything that driver and executors share lies below ``ROOT``. Each event is a line of JSON on standard output.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import uuid
+from datetime import timedelta
+from pathlib import Path
+
+from assets.delays import delays_query
+from dagster_ckpt.checkpoint.clock import SystemClock
+from dagster_ckpt.config.checkpoint_config import CheckpointConfig
+from dagster_ckpt.config.restart import FixedDelayRestart
+from dagster_ckpt.filesystem import PosixFileSystem
+from dagster_ckpt.spark.job import CheckpointCompleted, CheckpointFailed, Event, Restarting, Started, StreamingJob
+from dagster_ckpt.spark.session import start_session
+from dagster_ckpt.spark.streaming_run import StreamingRun
+from dagster_ckpt.spark.supervisor import die_with_parent, supervise
+from tests.cluster.layout import FILES_PER_TRIGGER, JOB, Shared
+
+
+def main(master: str, root: Path) -> None:
+    """Drive the job to its end."""
+    die_with_parent()
+    shared = Shared(root)
+    conf = {
+        "spark.cores.max": "2",
+        "spark.executor.cores": "1",
+        "spark.executor.memory": "512m",
+        "spark.driver.memory": "512m",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.shuffle.partitions": "2",
+    }
+    job = StreamingJob(
+        name=JOB,
+        query=lambda session: delays_query(
+            session, shared.landed, shared.output, max_files_per_trigger=FILES_PER_TRIGGER
+        ).trigger(availableNow=True),
+        session=lambda: start_session(JOB, master, conf),
+        config=CheckpointConfig(interval="1 s", num_retained=4),
+        restart=FixedDelayRestart(3, timedelta(seconds=1)),
+        filesystem=PosixFileSystem(shared.storage),
+        working_directory=shared.live,
+        deployment="cluster",
+        inline_threshold=20 * 1024,
+    )
+    result = supervise(
+        lambda emit: StreamingRun(
+            job, run_id=str(uuid.uuid4()), restore_from="latest", series=None, clock=SystemClock(), emit=emit
+        ),
+        _tell,
+    )
+    _say(event="Ended", status=result.status.value)
+    # Spark's shutdown hooks would wait for a cluster that may be gone; nothing is left to be done.
+    sys.stdout.flush()
+    os._exit(0)
+
+
+def _tell(event: Event) -> None:
+    match event:
+        case Started():
+            restored = event.restored
+            _say(
+                event="Started",
+                epoch=event.epoch,
+                restored=None if restored is None else restored.reference,
+                kind=None if restored is None else restored.kind,
+                batch=None if restored is None else restored.batch,
+                sink=event.sink,
+            )
+        case CheckpointCompleted():
+            _say(event="Completed", checkpoint=event.metadata.reference, batch=event.metadata.batch)
+        case CheckpointFailed():
+            _say(event="Failed", reason=event.reason)
+        case Restarting():
+            _say(event="Restarting", error=event.error, reason=event.reason)
+
+
+def _say(**facts: object) -> None:
+    print(json.dumps(facts), flush=True)  # noqa: T201 - what the test reads
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]))

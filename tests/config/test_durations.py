@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dagster_ckpt.config.durations import format_duration, parse_duration
+
+whole_milliseconds = st.integers(0, 10**12).map(lambda value: timedelta(milliseconds=value))
+
+
+@pytest.mark.parametrize(
+    ("written", "seconds"),
+    [
+        ("10 s", 10),
+        ("10s", 10),
+        ("500 ms", 0.5),
+        ("1 min 30 s", 90),
+        ("1min30s", 90),
+        (" 2 h ", 7200),
+        ("1.5 h", 5400),
+        ("1 D", 86400),
+        ("3 MINUTES", 180),
+        ("0 ms", 0),
+        (250, 0.25),
+        (timedelta(seconds=3), 3),
+    ],
+)
+def test_what_people_write(written: object, seconds: float) -> None:
+    assert parse_duration(written).total_seconds() == seconds
+
+
+@pytest.mark.parametrize(
+    "written", ["", " ", "10", "s", "10 parsecs", "10 s and more", "-1 s", "1,5 h", "10 s 5", True, None, 1.5, b"1 s"]
+)
+def test_what_is_no_duration_is_named(written: object) -> None:
+    with pytest.raises(ValueError, match="is not a duration") as raised:
+        parse_duration(written)
+    assert repr(written) in str(raised.value)
+    assert "'10 s'" in str(raised.value)
+
+
+@pytest.mark.parametrize("written", ["999999999999 d", "9" * 400 + " s", 10**18])
+def test_a_duration_too_long_is_refused(written: object) -> None:
+    with pytest.raises(ValueError, match="longer than any duration"):
+        parse_duration(written)
+
+
+@given(whole_milliseconds)
+def test_formatted_text_is_read_back(value: timedelta) -> None:
+    assert parse_duration(format_duration(value)) == value
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (timedelta(), "0 ms"),
+        (timedelta(milliseconds=1500), "1500 ms"),
+        (timedelta(seconds=90), "90 s"),
+        (timedelta(minutes=10), "10 min"),
+        (timedelta(hours=48), "2 d"),
+    ],
+)
+def test_formatted_text_is_short(value: timedelta, text: str) -> None:
+    assert format_duration(value) == text
+
+
+@given(st.text(max_size=12))
+def test_any_text_is_a_duration_or_a_value_error(text: str) -> None:
+    try:
+        assert parse_duration(text) >= timedelta()
+    except ValueError as error:
+        assert "is not a duration" in str(error)  # noqa: PT017 - either outcome is right

@@ -1,0 +1,113 @@
+"""A query that is not the one the checkpoint was taken of."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeAlias
+
+import pytest
+
+from dagster_ckpt.errors import QueryMismatch
+from tests.jobs.harness import Bench, Pristine, Row
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+    from tests.jobs.harness import Query
+
+Rows: TypeAlias = "Callable[[DataFrame], DataFrame]"
+
+
+def _counted(rows: DataFrame, key: str = "k", *more: Column) -> DataFrame:
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415
+
+    window = F.window("ts", "1 minute")
+    counts = rows.withWatermark("ts", "0 seconds").groupBy(window, F.expr(key).alias("k"))
+    # `id` and `v` are what the tests read; a file's rows are in the window of its minute.
+    return counts.agg(F.sum("id").alias("id"), F.sum("v").alias("v"), *more)
+
+
+def counted(bench: Bench, session: SparkSession) -> DataStreamWriter:
+    """Sums per minute and ``k``: each file is a window, written when the next file but one is read."""
+    return bench.write(_counted(bench.read(session)).select("id", "v"))
+
+
+def _another_operator(bench: Bench, session: SparkSession) -> DataStreamWriter:
+    return bench.write(_counted(bench.read(session).dropDuplicates(["id", "ts"])).select("id", "v"))
+
+
+def _without_state(bench: Bench, session: SparkSession) -> DataStreamWriter:
+    return bench.write(bench.read(session).select("id", "v"))
+
+
+def _another_value(bench: Bench, session: SparkSession) -> DataStreamWriter:
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415
+
+    return bench.write(_counted(bench.read(session), "k", F.avg("v").alias("mean")).selectExpr("id", "mean AS v"))
+
+
+def _another_key(bench: Bench, session: SparkSession) -> DataStreamWriter:
+    return bench.write(_counted(bench.read(session), "CAST(k AS STRING)").select("id", "v"))
+
+
+def _another_source(bench: Bench, session: SparkSession) -> DataStreamWriter:
+    more = session.readStream.format("rate").load().selectExpr("CAST(value AS INT) id", "0 k", "timestamp ts", "0 v")
+    return bench.write(_counted(bench.read(session).unionByName(more)).select("id", "v"))
+
+
+@pytest.fixture(scope="module")
+def counting(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Pristine:
+    directory = tmp_path_factory.mktemp("counting")
+    bench = Bench(spark, directory / "job", query=counted)
+    for _ in range(2):
+        bench.tick(3)
+    return Pristine(bench, directory / "backup")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Counter[Row]:
+    """What the query puts out over the files of all three ticks when it is run by itself, with the same boundaries."""
+    bench = Bench(spark, tmp_path_factory.mktemp("undisturbed") / "job", query=counted)
+    for files in (3, 3, 1):
+        bench.tick(files)
+    return bench.seen_by_spark()
+
+
+@pytest.fixture
+def counts(counting: Pristine) -> Iterator[Bench]:
+    with counting.borrowed() as bench:
+        yield bench
+
+
+@pytest.mark.parametrize("query", [_another_operator, _without_state, _another_value, _another_key, _another_source])
+@pytest.mark.parametrize("older", [False, True], ids=["newest", "older"])
+def test_another_query_is_refused(counts: Bench, undisturbed: Counter[Row], query: Query, *, older: bool) -> None:
+    first, second = counts.checkpoints()
+    counts.land(1)
+    refusal = counts.refused(QueryMismatch, counts.job(query=query), restore_from=first.name if older else "latest")
+    named = first if older else second
+    assert f"is not the one {named.name} was taken of" in refusal.message
+    assert "'tiny'" in refusal.message
+    assert "Run the query as it was" in refusal.hint
+    assert not refusal.recoverable
+    went_on = counts.tick()  # the old query goes on as if the other had never been launched
+    assert went_on.started.restored == second
+    assert counts.in_raw_directory() == counts.seen_by_spark() == undisturbed
+
+
+def test_a_changed_projection_is_not_another_query(counts: Bench) -> None:
+    """State that fits is used; what the query does with it is the user's."""
+
+    def doubled(bench: Bench, session: SparkSession) -> DataStreamWriter:
+        return bench.write(_counted(bench.read(session)).selectExpr("id", "v * 2 AS v"))
+
+    before = counts.seen_by_spark()
+    went_on = counts.tick(2, counts.job(query=doubled))
+    assert went_on.started.restored is not None
+    after = counts.seen_by_spark()
+    assert not before - after
+    assert all(v == 20 * key for key, v in after - before)

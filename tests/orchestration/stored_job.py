@@ -1,0 +1,137 @@
+"""What a run leaves in the storage, written by the checkpoint layer itself, without Spark."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import dagster as dg
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+from dagster_ckpt import (
+    CheckpointConfig,
+    CheckpointedStreamingAsset,
+    FileSystemCheckpointStorage,
+    RestartStrategies,
+    checkpointed_streaming_asset,
+)
+from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.clock import SystemClock, iso
+from dagster_ckpt.checkpoint.epochs import Choice, Claim, End
+from dagster_ckpt.checkpoint.failures import Failure, FailureLog
+from dagster_ckpt.checkpoint.liveness import Heartbeat, HeartbeatFile, ProcessIdentity, this_host
+from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
+from dagster_ckpt.checkpoint.snapshot import Json, PinnedFile, Snapshot
+from dagster_ckpt.checkpoint.store import CompletedCheckpointStore, next_id
+from dagster_ckpt.config.restart import RestartStrategy
+
+QUICK = RestartStrategies.fixed_delay_restart(3, "1 ms")
+
+
+def make_asset(
+    name: str = "orders", *, config: CheckpointConfig | None = None, restart: RestartStrategy = QUICK
+) -> CheckpointedStreamingAsset:
+    """An asset whose query is never run."""
+
+    @checkpointed_streaming_asset(name=name, config=config, restart=restart)
+    def never_run(context: dg.AssetExecutionContext, spark: SparkSession) -> DataStreamWriter:
+        raise AssertionError("no test runs this query")
+
+    return never_run
+
+
+def run_id() -> str:
+    """As Dagster makes them."""
+    return str(uuid.uuid4())
+
+
+@dataclass
+class StoredJob:
+    """A job's directory in a storage at ``root``, filled step by step as a run would.
+
+    Attributes:
+        root: the checkpoint path.
+        name: the job's.
+    """
+
+    root: Path
+    name: str = "orders"
+    catalog: CheckpointCatalog = field(init=False)
+    failures: FailureLog = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.catalog = self.storage.catalog(self.name)
+        self.failures = FailureLog(self.catalog.filesystem, self.name)
+
+    @property
+    def storage(self) -> FileSystemCheckpointStorage:
+        return FileSystemCheckpointStorage(checkpoint_path=str(self.root))
+
+    def claim(self, run: str, *, series: int | None = None, ago: float = 0) -> Claim:
+        return self.catalog.epochs.claim(
+            token=uuid.uuid4().hex,
+            series=series,
+            run_id=run,
+            host=this_host(),
+            pid=1,
+            now=iso(time.time() - ago),
+        )
+
+    def choose(self, claim: Claim, restored: CheckpointMetadata | None = None) -> CompletedCheckpointStore:
+        """Record a choice; returns the store that ``claim`` writes into."""
+        job_id = restored.job_id if restored else claim.run_id.replace("-", "")
+        choice = Choice(
+            job_id=job_id,
+            restored=restored.reference if restored else None,
+            first_id=next_id(self.catalog, job_id),
+            last_id=self.catalog.last_completed(job_id),
+            live=str(self.root.parent / "live"),
+            host=this_host(),
+            sink=None,
+            reason="of the test",
+        )
+        self.catalog.epochs.record_choice(claim.epoch, choice)
+        return CompletedCheckpointStore(
+            self.catalog,
+            claim,
+            job_id=job_id,
+            first_id=choice.first_id,
+            restored_from=choice.restored,
+            mode="EXACTLY_ONCE",
+            clock=SystemClock(),
+        )
+
+    def checkpoint(self, store: CompletedCheckpointStore, batch: int) -> CheckpointMetadata:
+        """Complete a checkpoint of a few bytes."""
+        pinned = self.root.parent / f"pinned-{uuid.uuid4().hex}"
+        pinned.write_text(f"state of batch {batch}")
+        file = PinnedFile("checkpoint/state/0/0/1.delta", pinned, pinned.stat().st_size)
+        facts: dict[str, Json] = {"watermark_ms": 1_000 * batch, "progress": {"input_rows": 7, "state_rows": 5}}
+        return store.write(store.begin(), Snapshot(batch, (file,), facts, None, pinned.unlink))
+
+    def beat(self, claim: Claim, *, alive: bool, stopped: bool = False, ago: float = 0) -> None:
+        """Leave a heartbeat of this process, or of one that is gone."""
+        process = ProcessIdentity.current()
+        if not alive:
+            process = ProcessIdentity(process.host, process.pid, process.created - 1000)
+        beat = Heartbeat(claim.epoch, claim.run_id, (process,), 1, time.time() - ago, stopped)
+        HeartbeatFile(self.catalog.filesystem, self.name).write(beat)
+
+    def end(self, claim: Claim, status: str, reason: str = "of the test") -> None:
+        self.catalog.epochs.record_end(claim.epoch, End(status, reason, False, iso(time.time())))
+
+    def fail(self, claim: Claim, sequence: int, *, recoverable: bool = True) -> None:
+        failure = Failure(claim.run_id, sequence, time.time(), None, f"failure {sequence}", recoverable)
+        self.failures.record(claim.series, failure)
+
+    def die(self, run: str, *, checkpoints: int = 1, series: int | None = None) -> Claim:
+        """A run that claimed, chose, completed checkpoints, and is gone without a word."""
+        claim = self.claim(run, series=series)
+        store = self.choose(claim, self.catalog.newest().metadata)
+        for batch in range(checkpoints):
+            self.checkpoint(store, batch)
+        self.beat(claim, alive=False)
+        return claim

@@ -1,0 +1,332 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dagster_ckpt.checkpoint.epochs import Claim, End
+from dagster_ckpt.checkpoint.failures import DIED, Failure
+from dagster_ckpt.config.checkpoint_config import JobStatus
+from dagster_ckpt.config.restart import (
+    ExponentialDelayRestart,
+    FixedDelayRestart,
+    NoRestart,
+    RestartStrategy,
+)
+from dagster_ckpt.orchestration.resume_decision import (
+    STARTUP_LIMIT,
+    Action,
+    EndJob,
+    Facts,
+    MarkDead,
+    RecordFailures,
+    Resume,
+    RunFacts,
+    Wait,
+    decide,
+)
+
+NOW = 10_000.0
+GONE = "its process 7 is gone"
+CLAIM = Claim(4, "token", 2, "holder", "host", 7, "2026-01-01T00:00:00.000+00:00")
+#: Every status Dagster has (1.13).
+ACTIVE = ("NOT_STARTED", "MANAGED", "QUEUED", "STARTING", "STARTED", "CANCELING")
+OVER = ("SUCCESS", "FAILURE", "CANCELED")
+
+
+def run(status: str = "FAILURE", run_id: str = "holder", *, age: float = 10, resume: bool = False) -> RunFacts:
+    return RunFacts(run_id, status, NOW - age, resume, 2 if resume else None)
+
+
+def died(*, at: float = NOW - 10, recoverable: bool = True, run_id: str = "holder", sequence: int = DIED) -> Failure:
+    return Failure(run_id, sequence, at, None, f"run {run_id} died", recoverable)
+
+
+def facts(
+    *,
+    claim: Claim | None = CLAIM,
+    end: str | None = None,
+    dead: str | None = GONE,
+    holder: RunFacts | None = None,
+    others: Sequence[RunFacts] = (),
+    failures: Sequence[Failure] = (),
+    restart: RestartStrategy | None = None,
+) -> Facts:
+    return Facts(
+        now=NOW,
+        claim=claim,
+        claimed_at=NOW - 2000,
+        end=None if end is None else End(end, "it said so", False, "2026-01-01T00:00:00.000+00:00"),
+        dead=dead,
+        died_at=NOW - 10,
+        holder=holder,
+        others=others,
+        failures=failures,
+        restart=restart or FixedDelayRestart(3, timedelta(seconds=5)),
+        job_name="orders",
+    )
+
+
+TABLE: list[tuple[str, Facts, Action]] = [
+    ("never ran", facts(claim=None), Wait("it has never run")),
+    ("alive", facts(dead=None, holder=run("STARTED")), Wait("run holder is alive")),
+    ("alive, though Dagster says failed", facts(dead=None, holder=run("FAILURE")), Wait("run holder is alive")),
+    (
+        "died unnoticed",
+        facts(holder=run("STARTED")),
+        MarkDead("holder", False, f"the run died unnoticed: {GONE}"),
+    ),
+    (
+        "died while it was being canceled",
+        facts(holder=run("CANCELING")),
+        MarkDead("holder", True, f"the run died unnoticed: {GONE}"),
+    ),
+    (
+        "forced termination, or canceled and killed",
+        facts(holder=run("CANCELED")),
+        EndJob(JobStatus.CANCELED, "run holder was canceled"),
+    ),
+    ("finished", facts(end="FINISHED", holder=run("SUCCESS")), Wait("it ended FINISHED: it said so")),
+    ("failed for good", facts(end="FAILED", holder=run("FAILURE")), Wait("it ended FAILED: it said so")),
+    ("canceled", facts(end="CANCELED", holder=run("CANCELED")), Wait("it ended CANCELED: it said so")),
+    ("canceled, on a new instance", facts(end="CANCELED"), Wait("it ended CANCELED: it said so")),
+    (
+        "ended, and killed before Dagster knew",
+        facts(end="FINISHED", holder=run("STARTED")),
+        MarkDead("holder", False, GONE),
+    ),
+    (
+        "canceled, killed before Dagster knew",
+        facts(end="CANCELED", holder=run("CANCELING")),
+        MarkDead("holder", True, GONE),
+    ),
+    (
+        "the death is not on record yet",
+        facts(holder=run("FAILURE")),
+        RecordFailures([Failure("holder", DIED, NOW - 10, None, f"run holder died: {GONE}")]),
+    ),
+    (
+        "the death is not on record yet, on a new instance",
+        facts(),
+        RecordFailures([Failure("holder", DIED, NOW - 10, None, f"run holder died: {GONE}")]),
+    ),
+    (
+        "failed before it claimed",
+        facts(holder=run(), failures=[died()], others=[run("FAILURE", "second", age=1, resume=True)]),
+        RecordFailures([Failure("second", DIED, NOW - 1, None, "run second failed before it took the job over")]),
+    ),
+    (
+        "a user's run that failed before it claimed is no failure of the job",
+        facts(holder=run(), failures=[died()], others=[run("FAILURE", "second", age=1)]),
+        Resume(1, "orders:token:1", "restart 1 of 3 (fixed delay 5 s, 3 attempts)"),
+    ),
+    (
+        "a resume that failed before this claim was counted then",
+        facts(holder=run(), failures=[died()], others=[run("FAILURE", "second", age=2001, resume=True)]),
+        Resume(1, "orders:token:1", "restart 1 of 3 (fixed delay 5 s, 3 attempts)"),
+    ),
+    (
+        "a resume of another series that failed is no failure of this one",
+        facts(holder=run(), failures=[died()], others=[replace(run("FAILURE", "second", resume=True), series=1)]),
+        Resume(1, "orders:token:1", "restart 1 of 3 (fixed delay 5 s, 3 attempts)"),
+    ),
+    (
+        "another is starting",
+        facts(failures=[died()], others=[run("STARTING", "second")]),
+        Wait("run second is starting"),
+    ),
+    (
+        "the user's run that was launched meanwhile is waiting",
+        facts(failures=[died()], others=[run("QUEUED", "second")]),
+        Wait("run second is starting"),
+    ),
+    (
+        "a resumed run that never began",
+        facts(failures=[died()], others=[run("STARTED", "second", age=STARTUP_LIMIT, resume=True)]),
+        MarkDead("second", False, "it did not begin within 120 s"),
+    ),
+    (
+        "a resumed run that waits in the queue is not stuck",
+        facts(failures=[died()], others=[run("QUEUED", "second", age=STARTUP_LIMIT, resume=True)]),
+        Resume(1, "orders:token:1", "restart 1 of 3 (fixed delay 5 s, 3 attempts)"),
+    ),
+    (
+        "a resumed run that the user canceled before it began",
+        facts(holder=run(), failures=[died()], others=[run("CANCELED", "second", resume=True)]),
+        EndJob(JobStatus.CANCELED, "run second was canceled before it took the job over"),
+    ),
+    (
+        "a restart cannot help",
+        facts(end="FAILING", failures=[died(recoverable=False)]),
+        EndJob(JobStatus.FAILED, "run holder died (a restart cannot help)"),
+    ),
+    (
+        "used up",
+        facts(holder=run(), failures=[died(), *(died(run_id=name, at=NOW - 20) for name in "abc")]),
+        EndJob(JobStatus.FAILED, "run holder died (all 3 restarts are used up (fixed delay 5 s, 3 attempts))"),
+    ),
+    (
+        "deactivated",
+        facts(holder=run(), failures=[died()], restart=NoRestart()),
+        EndJob(JobStatus.FAILED, "run holder died (Restart deactivated.)"),
+    ),
+    (
+        "not yet",
+        facts(holder=run(), failures=[died(at=NOW - 2)]),
+        Wait("restart 1 of 3 (fixed delay 5 s, 3 attempts), in 3 s"),
+    ),
+    (
+        "resume",
+        facts(holder=run(), failures=[died(run_id="a", at=NOW - 99), died()]),
+        Resume(2, "orders:token:2", "restart 2 of 3 (fixed delay 5 s, 3 attempts)"),
+    ),
+    (
+        "a run that recorded its own failure is not counted twice",
+        facts(end="FAILING", holder=run(), failures=[died(sequence=1)]),
+        Resume(1, "orders:token:1", "restart 1 of 3 (fixed delay 5 s, 3 attempts)"),
+    ),
+    ("another tick is recording", facts(end="FAILING", holder=run()), Wait("no failure is on record")),
+]
+
+
+@pytest.mark.parametrize(("given_facts", "action"), [row[1:] for row in TABLE], ids=[row[0] for row in TABLE])
+def test_decision(given_facts: Facts, action: Action) -> None:
+    assert decide(given_facts) == action
+
+
+@pytest.mark.parametrize("status", ACTIVE)
+def test_a_dead_holder_that_dagster_takes_for_alive_is_marked_first(status: str) -> None:
+    assert decide(facts(holder=run(status))) == MarkDead(
+        "holder", status == "CANCELING", f"the run died unnoticed: {GONE}"
+    )
+
+
+_runs = st.builds(
+    RunFacts,
+    run_id=st.sampled_from(["second", "third"]),
+    status=st.sampled_from([*ACTIVE, *OVER]),
+    since=st.floats(NOW - 1000, NOW),
+    is_resume=st.booleans(),
+    series=st.sampled_from([None, 1, 2]),
+)
+_failures = st.builds(
+    Failure,
+    run_id=st.sampled_from(["holder", "second", "third"]),
+    sequence=st.sampled_from([1, 2, DIED]),
+    at=st.floats(NOW - 1000, NOW),
+    batch=st.none(),
+    reason=st.just("it failed"),
+    recoverable=st.booleans(),
+)
+_strategies: st.SearchStrategy[RestartStrategy] = st.one_of(
+    st.just(NoRestart()),
+    st.builds(FixedDelayRestart, st.integers(0, 4), st.timedeltas(timedelta(), timedelta(minutes=5))),
+    st.builds(ExponentialDelayRestart, attempts_before_reset_backoff=st.sampled_from([None, 1, 2])),
+)
+_facts = st.builds(
+    facts,
+    claim=st.sampled_from([CLAIM, CLAIM, CLAIM, None]),
+    end=st.sampled_from([None, "FAILING", "FINISHED", "CANCELED", "FAILED"]),
+    dead=st.sampled_from([None, GONE, "no heartbeat for 31 s"]),
+    holder=st.one_of(st.none(), st.sampled_from([*ACTIVE, *OVER]).map(run)),
+    others=st.lists(_runs, max_size=2, unique_by=lambda other: other.run_id),
+    failures=st.lists(_failures, max_size=5, unique_by=lambda failure: (failure.run_id, failure.sequence)),
+    restart=_strategies,
+)
+
+
+@given(_facts)
+def test_every_decision_explains_itself_and_is_the_same_again(given_facts: Facts) -> None:
+    action = decide(given_facts)
+    assert decide(given_facts) == action
+    if isinstance(action, RecordFailures):
+        assert action.failures
+        assert all(failure.reason for failure in action.failures)
+    else:
+        assert action.reason
+
+
+@given(_facts)
+def test_nothing_is_resumed_that_lives_ended_or_may_not(given_facts: Facts) -> None:
+    action = decide(given_facts)
+    if given_facts.dead is None:
+        assert isinstance(action, Wait)
+    if not isinstance(action, Resume):
+        return
+    assert given_facts.claim is not None
+    assert given_facts.end is None or given_facts.end.status == "FAILING"
+    assert given_facts.holder is None or given_facts.holder.status in ("SUCCESS", "FAILURE")
+    assert not [other for other in given_facts.others if other.is_active and NOW - other.since < STARTUP_LIMIT]
+    newest = max(given_facts.failures, key=lambda failure: failure.at)
+    assert newest.recoverable
+    if isinstance(given_facts.restart, FixedDelayRestart):
+        assert action.attempt == len(given_facts.failures) <= given_facts.restart.attempts
+        assert newest.at + given_facts.restart.delay.total_seconds() <= NOW
+    assert not isinstance(given_facts.restart, NoRestart)
+
+
+@given(_facts)
+def test_doing_what_is_decided_comes_to_rest(given_facts: Facts) -> None:
+    """No action is decided again once it was carried out: a second sensor, or a doubled tick, changes nothing."""
+    seen: list[Action] = []
+    while not isinstance(action := decide(given_facts), Wait | Resume):
+        assert action not in seen
+        seen.append(action)
+        given_facts = carried_out(given_facts, action)
+    assert len(seen) <= 5
+    if any(isinstance(done, EndJob) for done in seen):
+        assert isinstance(action, Wait)
+    if isinstance(action, Resume):
+        launched = run("QUEUED", "launched", age=0, resume=True)
+        given_facts = replace(given_facts, others=[launched, *given_facts.others])
+        assert decide(given_facts) == Wait("run launched is starting")
+
+
+@given(attempts=st.integers(0, 5), in_run=st.integers(0, 3), claims=st.booleans())
+def test_runs_that_die_again_and_again_use_the_budget_up_exactly(attempts: int, in_run: int, claims: bool) -> None:
+    """Deaths before and after the claim, and failures within a run, count against one budget."""
+    current = facts(
+        holder=run(),
+        failures=[died(run_id="holder", sequence=number + 1, at=NOW - 100 + number) for number in range(in_run)],
+        restart=FixedDelayRestart(attempts, timedelta()),
+    )
+    keys: list[str] = []
+    while not isinstance(action := decide(current), Wait):
+        if not isinstance(action, Resume):
+            current = carried_out(current, action)
+            continue
+        assert action.attempt == in_run + 1 + len(keys)
+        keys.append(action.run_key)
+        name = f"resumed-{len(keys)}"
+        assert current.claim is not None
+        if claims:
+            current = replace(
+                current,
+                claim=replace(current.claim, epoch=current.claim.epoch + 1, token=name, run_id=name),
+                holder=run("FAILURE", name, resume=True),
+            )
+        else:
+            current = replace(current, others=[run("FAILURE", name, resume=True), *current.others])
+    assert len(keys) == len(set(keys)) == max(attempts - in_run, 0)
+    assert "restarts are used up" in action.reason
+
+
+def carried_out(before: Facts, action: MarkDead | RecordFailures | EndJob) -> Facts:
+    """The facts after an action."""
+    match action:
+        case MarkDead(run_id, canceled, _):
+            status = "CANCELED" if canceled else "FAILURE"
+
+            def marked(item: RunFacts) -> RunFacts:
+                return replace(item, status=status, since=NOW) if item.run_id == run_id else item
+
+            holder = None if before.holder is None else marked(before.holder)
+            return replace(before, holder=holder, others=[marked(other) for other in before.others])
+        case RecordFailures(failures):
+            return replace(before, failures=[*before.failures, *failures])
+        case EndJob(status, reason):
+            return replace(before, end=End(status.value, reason, False, "2026-01-01T00:00:00.000+00:00"))

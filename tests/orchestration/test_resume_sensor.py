@@ -1,0 +1,355 @@
+"""The sensor's function on a real storage and an instance of its own, without a daemon and without Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+
+from dagster_ckpt import (
+    CheckpointConfig,
+    CheckpointedStreamingAsset,
+    ExternalizedCheckpointCleanup,
+    RestartStrategies,
+    SparkSessionResource,
+    build_checkpoint_definitions,
+)
+from dagster_ckpt.orchestration import names
+from tests.orchestration.stored_job import StoredJob, make_asset, run_id
+
+_DELETES = CheckpointConfig(cleanup=ExternalizedCheckpointCleanup.DELETE_ON_CANCELLATION)
+Status = dg.DagsterRunStatus
+
+
+@pytest.fixture
+def instance() -> Iterator[dg.DagsterInstance]:
+    with dg.DagsterInstance.ephemeral() as ephemeral:
+        yield ephemeral
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> StoredJob:
+    return StoredJob(tmp_path / "storage")
+
+
+class Sensor:
+    """The sensor of a code location with these assets, ticking by hand."""
+
+    def __init__(
+        self, instance: dg.DagsterInstance, job: StoredJob, assets: Sequence[CheckpointedStreamingAsset] | None = None
+    ) -> None:
+        self.instance = instance
+        self.assets = assets or [make_asset()]
+        self.resources = {"checkpoint_storage": job.storage, "spark": SparkSessionResource()}
+        self.definitions = build_checkpoint_definitions(self.assets, self.resources)
+        self.cursor: str | None = None
+
+    def tick(self) -> tuple[list[dg.RunRequest], str]:
+        """What it requests and what it says."""
+        sensor = self.definitions.resolve_sensor_def("checkpoint_resume_sensor")
+        context = dg.build_sensor_context(
+            instance=self.instance,
+            cursor=self.cursor,
+            resources={"checkpoint_storage": self.resources["checkpoint_storage"]},
+            definitions=self.definitions,
+        )
+        data = sensor.evaluate_tick(context)
+        self.cursor = data.cursor
+        return list(data.run_requests or ()), data.skip_message or ""
+
+    def request(self) -> dg.RunRequest:
+        (request,) = self.tick()[0]
+        return request
+
+    def add_run(
+        self,
+        run: str,
+        status: dg.DagsterRunStatus,
+        *,
+        tags: Mapping[str, str] | None = None,
+        config: Mapping[str, Any] | None = None,
+    ) -> str:
+        """Let the instance know a run of the first asset's job."""
+        asset = self.assets[0]
+        self.instance.create_run_for_job(
+            self.definitions.resolve_job_def(asset.job_name),
+            run_id=run,
+            status=status,
+            tags={names.JOB_TAG: asset.name, **(tags or {})},
+            run_config=config,
+        )
+        return run
+
+    def launch(self, request: dg.RunRequest, status: dg.DagsterRunStatus) -> str:
+        """Let Dagster have launched what was requested."""
+        return self.add_run(run_id(), status, tags=request.tags, config=request.run_config)
+
+    def status(self, run: str) -> dg.DagsterRunStatus:
+        found = self.instance.get_run_by_id(run)
+        assert found is not None
+        return found.status
+
+    def shown(self) -> set[str]:
+        return set(self.instance.get_dynamic_partitions(self.assets[0].partitions_name))
+
+
+@pytest.fixture
+def sensor(instance: dg.DagsterInstance, job: StoredJob) -> Sensor:
+    return Sensor(instance, job)
+
+
+def test_a_job_that_never_ran_is_left_alone(sensor: Sensor) -> None:
+    assert sensor.tick() == ([], "orders: it has never run")
+
+
+def test_a_new_instance_resumes_from_what_the_storage_says_alone(sensor: Sensor, job: StoredJob) -> None:
+    dead = job.die(run_id(), checkpoints=2)
+    request = sensor.request()
+    newest = job.catalog.newest().metadata
+    assert newest is not None
+    assert request.job_name == "orders_job"
+    assert request.run_config == {"ops": {"orders": {"config": {"restore_from": "latest"}}}}
+    assert (
+        request.tags.items()
+        >= {
+            names.JOB_TAG: "orders",
+            names.ATTEMPT_TAG: "1",
+            names.SERIES_TAG: str(dead.series),
+            names.RESTORED_FROM_TAG: newest.reference,
+            names.PARENT_RUN_TAG: dead.run_id,
+            names.ROOT_RUN_TAG: dead.run_id,
+            names.MAX_RETRIES_TAG: "0",
+        }.items()
+    )
+    assert dg.validate_run_config(sensor.definitions.resolve_job_def("orders_job"), request.run_config)
+
+
+def test_a_doubled_tick_requests_the_same_run_and_counts_the_death_once(sensor: Sensor, job: StoredJob) -> None:
+    dead = job.die(run_id())
+    first, second = sensor.request(), sensor.request()
+    assert first.run_key == second.run_key
+    assert [failure.run_id for failure in job.failures.of(dead.series)] == [dead.run_id]
+
+
+def test_two_sensors_on_two_instances_agree(sensor: Sensor, job: StoredJob) -> None:
+    job.die(run_id())
+    with dg.DagsterInstance.ephemeral() as other:
+        assert Sensor(other, job).request().run_key == sensor.request().run_key
+
+
+def test_a_run_that_lives_is_left_alone(sensor: Sensor, job: StoredJob) -> None:
+    claim = job.claim(sensor.add_run(run_id(), Status.STARTED))
+    job.beat(claim, alive=True)
+    assert sensor.tick() == ([], f"orders: run {claim.run_id} is alive")
+
+
+def test_a_run_that_has_just_claimed_is_given_time_to_beat(sensor: Sensor, job: StoredJob) -> None:
+    claim = job.claim(run_id())
+    assert sensor.tick() == ([], f"orders: run {claim.run_id} is alive")
+
+
+def test_a_run_that_never_beat_is_dead_after_the_lease(sensor: Sensor, job: StoredJob) -> None:
+    claim = job.claim(run_id(), ago=31)
+    assert sensor.request().tags[names.PARENT_RUN_TAG] == claim.run_id
+    (failure,) = job.failures.of(claim.series)
+    assert "no heartbeat since it took the job over 31 s ago" in failure.reason
+
+
+def test_a_run_that_stopped_beating_is_dead_after_the_lease(sensor: Sensor, job: StoredJob) -> None:
+    claim = job.claim(run_id(), ago=100)
+    job.beat(claim, alive=True, ago=31)
+    sensor.request()
+    assert "no heartbeat for 31 s" in job.failures.of(claim.series)[0].reason
+
+
+def test_a_run_that_died_unnoticed_is_marked_failed_with_the_reason(sensor: Sensor, job: StoredJob) -> None:
+    dead = job.die(sensor.add_run(run_id(), Status.STARTED))
+    sensor.request()
+    assert sensor.status(dead.run_id) is Status.FAILURE
+    said = "\n".join(entry.message for entry in sensor.instance.all_logs(dead.run_id))
+    assert "dagster_ckpt: the run died unnoticed: its process" in said
+
+
+@pytest.mark.parametrize("alive_for", [0, 3600])
+def test_a_run_that_goes_on_after_its_stream_has_ended_is_left_alone(
+    sensor: Sensor, job: StoredJob, alive_for: float
+) -> None:
+    """Assets downstream of the stream may take long, in the same run."""
+    claim = job.claim(sensor.add_run(run_id(), Status.STARTED))
+    job.choose(claim)
+    job.beat(claim, alive=True, stopped=True, ago=alive_for)
+    job.end(claim, "FINISHED")
+    assert sensor.tick()[0] == []
+    assert sensor.status(claim.run_id) is Status.STARTED
+
+
+def test_a_canceled_run_that_died_is_cleaned_up_after_and_dagster_told_why(
+    instance: dg.DagsterInstance, job: StoredJob
+) -> None:
+    sensor = Sensor(instance, job, [make_asset(config=_DELETES)])
+    dead = job.die(sensor.add_run(run_id(), Status.CANCELING), checkpoints=2)
+    instance.add_dynamic_partitions(
+        "orders/checkpoints", [names.partition_key(item) for item in job.catalog.completed(_lineage(dead.run_id))[0]]
+    )
+    assert sensor.tick() == ([], f"orders: it ended CANCELED: run {dead.run_id} was canceled")
+    assert sensor.status(dead.run_id) is Status.CANCELED
+    assert job.catalog.completed(_lineage(dead.run_id)) == ([], [])
+    assert sensor.shown() == set()
+    observed = instance.fetch_observations(dg.AssetKey(["orders", "checkpoints"]), limit=10).records
+    reasons = {str(item.asset_observation.metadata["reason"].value) for item in observed if item.asset_observation}
+    assert len(observed) == 2
+    assert reasons == {f"CANCELED: run {dead.run_id} was canceled, and the cleanup policy deletes"}
+    assert sensor.tick() == ([], f"orders: it ended CANCELED: run {dead.run_id} was canceled"), "once is enough"
+
+
+def test_a_canceled_run_that_died_keeps_its_checkpoints_by_default(sensor: Sensor, job: StoredJob) -> None:
+    dead = job.die(sensor.add_run(run_id(), Status.CANCELED))
+    assert sensor.tick()[0] == []
+    retained = job.catalog.completed(_lineage(dead.run_id))[0]
+    assert len(retained) == 1
+    assert sensor.shown() == {names.partition_key(retained[0])}, "a new instance is shown what there is"
+
+
+def test_a_run_that_fails_before_it_claims_counts_and_the_next_has_a_new_key(sensor: Sensor, job: StoredJob) -> None:
+    job.die(run_id())
+    first = sensor.request()
+    launched = sensor.launch(first, Status.FAILURE)
+    second = sensor.request()
+    assert second.run_key != first.run_key
+    assert second.tags[names.ATTEMPT_TAG] == "2"
+    assert launched in {failure.run_id for failure in job.failures.of(1)}
+
+
+def test_while_the_resumed_run_starts_no_other_is_requested(sensor: Sensor, job: StoredJob) -> None:
+    job.die(run_id())
+    launched = sensor.launch(sensor.request(), Status.STARTING)
+    assert sensor.tick() == ([], f"orders: run {launched} is starting")
+
+
+def test_a_resumed_run_that_the_user_cancels_in_the_queue_ends_the_job(sensor: Sensor, job: StoredJob) -> None:
+    job.die(run_id())
+    launched = sensor.launch(sensor.request(), Status.CANCELED)
+    requests, said = sensor.tick()
+    assert requests == []
+    assert f"it ended CANCELED: run {launched} was canceled" in said
+
+
+def test_the_second_resume_names_the_first_run_as_root(sensor: Sensor, job: StoredJob) -> None:
+    first = job.die(run_id())
+    sensor.add_run(first.run_id, Status.FAILURE)
+    second = job.die(sensor.launch(sensor.request(), Status.STARTED), series=first.series)
+    request = sensor.request()
+    assert request.tags[names.PARENT_RUN_TAG] == second.run_id
+    assert request.tags[names.ROOT_RUN_TAG] == first.run_id
+    assert request.tags[names.ATTEMPT_TAG] == "2"
+    assert request.tags[names.SERIES_TAG] == str(first.series)
+
+
+def test_the_budget_is_counted_over_runs_and_then_the_sensor_says_why_it_stopped(
+    instance: dg.DagsterInstance, job: StoredJob
+) -> None:
+    sensor = Sensor(instance, job, [make_asset(restart=RestartStrategies.fixed_delay_restart(2, 0))])
+    series = job.die(run_id()).series
+    for attempt in (1, 2):
+        request = sensor.request()
+        assert request.tags[names.ATTEMPT_TAG] == str(attempt)
+        job.die(sensor.launch(request, Status.STARTED), series=series)
+    requests, said = sensor.tick()
+    assert requests == []
+    assert "it ended FAILED: " in said
+    assert "all 2 restarts are used up (fixed delay 0 ms, 2 attempts)" in said
+    assert job.catalog.newest().metadata is not None, "nothing was deleted"
+
+
+def test_a_failure_that_a_restart_cannot_help_ends_the_job(sensor: Sensor, job: StoredJob) -> None:
+    dead = job.die(sensor.add_run(run_id(), Status.FAILURE))
+    job.fail(dead, 1, recoverable=False)
+    job.end(dead, "FAILING")
+    requests, said = sensor.tick()
+    assert requests == []
+    assert said == "orders: it ended FAILED: failure 1 (a restart cannot help)"
+
+
+def test_a_restart_waits_for_its_delay_and_says_so(instance: dg.DagsterInstance, job: StoredJob) -> None:
+    sensor = Sensor(instance, job, [make_asset(restart=RestartStrategies.fixed_delay_restart(3, "1 h"))])
+    job.die(run_id())
+    requests, said = sensor.tick()
+    assert requests == []
+    assert said.startswith("orders: restart 1 of 3 (fixed delay 1 h, 3 attempts), in 3")
+
+
+def test_what_a_launch_asked_for_is_asked_for_again_until_it_is_on_record(sensor: Sensor, job: StoredJob) -> None:
+    job.die(run_id(), checkpoints=2)
+    wanted = f"{job.catalog.job_ids()[0]}/chk-1"
+    config = {"ops": {"orders": {"config": {"restore_from": wanted}}}}
+    claim = job.claim(sensor.add_run(run_id(), Status.FAILURE, config=config))
+    job.beat(claim, alive=False)
+    request = sensor.request()
+    assert request.run_config == config
+    assert request.tags[names.RESTORED_FROM_TAG] == wanted
+
+    job.choose(claim, job.catalog.resolve(wanted))
+    request = sensor.request()
+    assert request.run_config["ops"]["orders"]["config"]["restore_from"] == "latest"
+    assert request.tags[names.RESTORED_FROM_TAG] == wanted, "it is what the newest choice began with"
+
+
+@pytest.mark.parametrize("asked", ["none", "chk-1"])
+def test_a_later_attempt_of_the_same_run_does_not_start_over(sensor: Sensor, job: StoredJob, asked: str) -> None:
+    """The first attempt did what was asked for; the second one, which died before its choice, only went on."""
+    config = {"ops": {"orders": {"config": {"restore_from": asked}}}}
+    first = job.claim(sensor.add_run(run_id(), Status.FAILURE, config=config))
+    newest = job.checkpoint(job.choose(first), 0)
+    job.end(first, "FAILING")
+    second = job.claim(first.run_id, series=first.series)
+    job.beat(second, alive=False)
+    request = sensor.request()
+    assert request.run_config["ops"]["orders"]["config"]["restore_from"] == "latest"
+    assert request.tags[names.RESTORED_FROM_TAG] == newest.reference
+
+
+def test_resource_configuration_of_the_launch_is_kept(sensor: Sensor, job: StoredJob) -> None:
+    resources = {"spark": {"config": {"master": "local[3]"}}}
+    sensor.add_run(dead := run_id(), Status.FAILURE, config={"resources": resources})
+    job.die(dead)
+    assert sensor.request().run_config["resources"] == resources
+
+
+def test_trouble_with_one_job_does_not_stop_the_others(instance: dg.DagsterInstance, job: StoredJob) -> None:
+    other = StoredJob(job.root, "payments")
+    sensor = Sensor(instance, job, [make_asset(), make_asset("payments")])
+    job.die(run_id())
+    epoch = job.root / "orders" / "control" / "epochs" / "e-0000000001"
+    epoch.write_text("this is no record")
+    requests, said = sensor.tick()
+    assert requests == []
+    assert "orders: could not be looked after: " in said
+    assert str(epoch) in said
+    assert said.endswith("payments: it has never run")
+
+    other.die(run_id())
+    assert sensor.request().job_name == "payments_job"
+
+
+def test_several_jobs_are_resumed_in_one_tick(instance: dg.DagsterInstance, job: StoredJob) -> None:
+    other = StoredJob(job.root, "payments")
+    sensor = Sensor(instance, job, [make_asset(), make_asset("payments")])
+    job.die(run_id())
+    other.die(run_id())
+    assert {request.job_name for request in sensor.tick()[0]} == {"orders_job", "payments_job"}
+
+
+def test_an_unreadable_newest_checkpoint_is_named_and_not_passed_over(sensor: Sensor, job: StoredJob) -> None:
+    dead = job.die(run_id(), checkpoints=2)
+    metadata = job.root / "orders" / _lineage(dead.run_id) / "chk-2" / "_metadata"
+    metadata.write_bytes(metadata.read_bytes()[:-20])
+    requests, said = sensor.tick()
+    assert requests == []
+    assert str(metadata) in said
+
+
+def _lineage(run: str) -> str:
+    return run.replace("-", "")
