@@ -11,7 +11,7 @@ import hashlib
 import threading
 import uuid
 from collections.abc import Callable, Sequence
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 
 from dagster_ckpt.checkpoint.catalog import references
 from dagster_ckpt.checkpoint.layout import CHECKPOINT_SHARED_STATE_DIR
@@ -152,7 +152,7 @@ class SharedState:
 
     def _write_whole(self, number: int, files: Sequence[PinnedFile], stop: Callable[[], bool]) -> list[FileEntry]:
         names = [self._new_name(PurePosixPath(file.path).name) for file in files]
-        targets = [(f"{self._shared}/{name}", file.local) for name, file in zip(names, files, strict=True)]
+        targets = [(f"{self._shared}/{name}", Path(file.local)) for name, file in zip(names, files, strict=True)]
         self._written[number] += [path for path, _ in targets]
         results = self._filesystem.write_many(targets, stop)
         for file, result in zip(files, results, strict=True):
@@ -170,7 +170,7 @@ class SharedState:
         pack = bytearray()
         name = self._new_name("pack")
         for file in files:
-            data = file.local.read_bytes()
+            data = Path(file.local).read_bytes()
             if len(data) != file.size:
                 raise _changed(file, len(data))
             if len(pack) + len(data) > MAX_PACK_BYTES:
@@ -199,7 +199,7 @@ class SharedState:
     def _inline(self, file: PinnedFile) -> FileEntry:
         if file.identity is not None and (known := self._by_identity.get((file.path, file.identity))) is not None:
             return known
-        return inline_entry(file.path, file.local.read_bytes())
+        return inline_entry(file.path, Path(file.local).read_bytes())
 
     def _same_content(self, number: int, file: PinnedFile) -> FileEntry | None:
         """A retained copy of the same name with the same bytes: after a restart identities are not known."""
@@ -238,7 +238,7 @@ def _changed(file: PinnedFile, size: int) -> CheckpointFailure:
 
 def file_sha256(file: PinnedFile) -> str:
     """SHA-256 of a pinned file's bytes."""
-    with file.local.open("rb") as reader:
+    with Path(file.local).open("rb") as reader:
         return hashlib.file_digest(reader, "sha256").hexdigest()
 
 

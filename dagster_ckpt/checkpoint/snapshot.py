@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TypeAlias
 
 __all__ = ["Json", "PinnedFile", "Snapshot"]
@@ -22,7 +21,7 @@ class PinnedFile:
 
     Attributes:
         path: relative POSIX path within the snapshot, for example ``checkpoint/state/0/1/12.zip``.
-        local: where the pinned bytes can be read until the snapshot is released.
+        local: path at which the pinned bytes can be read until the snapshot is released.
         size: bytes.
         identity: equal for the same unchanged file in a later snapshot of the same process, so that its
             checksum need not be computed again; ``None`` where no such promise can be made.
@@ -31,7 +30,7 @@ class PinnedFile:
     """
 
     path: str
-    local: Path
+    local: str
     size: int
     identity: tuple[int, ...] | None = None
     recurs: bool = True

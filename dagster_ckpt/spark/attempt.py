@@ -218,13 +218,14 @@ class Attempt:
         try:
             looked = reported = float("-inf")
             while not cancel.is_set():
-                if time.monotonic() - reported >= _REPORT:
+                if time.monotonic() - reported >= (_LOOK if report is None else _REPORT):
                     reported = time.monotonic()
                     report = _last_progress(query)
                 if time.monotonic() - looked >= _LOOK:
                     looked = time.monotonic()
                     if not self._in_jvm(lambda: query.isActive, prepared.restored):
                         self._raise_failure(query, prepared)
+                        report = _last_progress(query)
                         coordinator.finish()
                         return True
                 cancel.wait(coordinator.tick())

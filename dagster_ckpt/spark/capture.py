@@ -51,7 +51,7 @@ def capture(location: CheckpointLocation, batch: int, pins: Path, *, sink: FileS
         location: the live checkpointLocation; pass the same object every time, it caches what it parsed.
         batch: a committed batch, normally the last.
         pins: a directory that does not exist yet, on the disk of the location where possible. It holds the
-            snapshot's files under their names; ``Snapshot.release`` removes it.
+            snapshot's files, flat; ``Snapshot.release`` removes it.
         sink: the query's file sink, if it has one.
 
     Raises:
@@ -79,13 +79,13 @@ class _Capture:
         self._location = location
         self._batch = batch
         self._pins = pins
+        self._live, self._target = str(location.path), str(pins)
         self._files: dict[str, PinnedFile] = {}
-        self._directories: set[str] = set()
 
     def take(self, sink: FileSink | None) -> Snapshot:
-        query_id = parse_query_id(self._pin("metadata").read_text(encoding="utf-8"))
+        query_id = parse_query_id(self._text("metadata"))
         where = f"commits/{self._batch}"
-        commit = parse_commit(self._pin(where).read_text(encoding="utf-8"), where)
+        commit = parse_commit(self._text(where), where)
         offsets = self._offsets(self._batch)
         # Spark restarts from the newest entry and the one before it.
         previous = self._location.previous_offsets(self._batch)
@@ -131,7 +131,7 @@ class _Capture:
 
     def _offsets(self, batch: int) -> OffsetEntry:
         where = f"offsets/{batch}"
-        return parse_offsets(self._pin(where).read_text(encoding="utf-8"), where)
+        return parse_offsets(self._text(where), where)
 
     def _planned(self, offsets: OffsetEntry) -> OffsetEntry | None:
         try:
@@ -141,7 +141,7 @@ class _Capture:
         if planned.partitions == offsets.partitions:
             return planned
         # An offline repartition, which reads no data. Spark refuses to start on half of one.
-        self._files.pop(f"{_CHECKPOINT}/offsets/{self._batch + 1}").local.unlink()
+        os.unlink(self._files.pop(f"{_CHECKPOINT}/offsets/{self._batch + 1}").local)  # noqa: PTH108
         return None
 
     def _sources(self, entries: list[OffsetEntry]) -> None:
@@ -161,7 +161,7 @@ class _Capture:
         operators: list[_Operator] = []
         for operator, metadata in self._location.operators(self._batch):
             pinned = self._pin(metadata)
-            entry = self._location.parsed(pinned, _read_operator)
+            entry = self._location.parsed(Path(pinned), _read_operator)
             for schema in entry.schemas:
                 self._pin(f"state/{operator}/{schema}")
             unique_ids = (commit.unique_ids or {}).get(operator)
@@ -206,7 +206,7 @@ class _Capture:
         if "_metadata" in names:
             self._pin_tree(f"{path}/_metadata")
         reader = StoreReader(
-            pin=lambda name: self._pin(f"{path}/{name}"),
+            pin=lambda name: Path(self._pin(f"{path}/{name}")),
             snapshot_members=lambda file: self._location.parsed(file, snapshot_members),
             lineage=lambda file: self._location.parsed(file, changelog_lineage),
         )
@@ -226,7 +226,10 @@ class _Capture:
                     raise
 
     def _sink(self, sink: FileSink) -> dict[str, Json]:
-        pinned = [self._pin_file(source, f"{_SINK_LOG}/{source.name}") for source in sink.position_files(self._batch)]
+        pinned = {
+            source.name: Path(self._pin_file(str(source), f"{_SINK_LOG}/{source.name}"))
+            for source in sink.position_files(self._batch)
+        }
         return sink.position_of(pinned, self._batch)
 
     def _pin_tree(self, directory: str) -> None:
@@ -238,17 +241,17 @@ class _Capture:
                 else:
                     self._pin(path)
 
-    def _pin(self, path: str, *, size: int | None = None) -> Path:
-        return self._pin_file(self._location.path / path, f"{_CHECKPOINT}/{path}", size=size)
+    def _text(self, path: str) -> str:
+        return Path(self._pin(path)).read_text(encoding="utf-8")
 
-    def _pin_file(self, source: Path, path: str, *, size: int | None = None) -> Path:
+    def _pin(self, path: str, *, size: int | None = None) -> str:
+        return self._pin_file(f"{self._live}/{path}", f"{_CHECKPOINT}/{path}", size=size)
+
+    def _pin_file(self, source: str, path: str, *, size: int | None = None) -> str:
+        # Text and not Path: this runs for every file, while Spark may delete the next one.
         known = self._files.get(path)
         if known is None:
-            target = self._pins / path
-            parent = path.rpartition("/")[0]
-            if parent not in self._directories:
-                target.parent.mkdir(parents=True, exist_ok=True)
-                self._directories.add(parent)
+            target = f"{self._target}/{len(self._files)}-{path.rpartition('/')[2]}"
             try:
                 status = _link_or_copy(source, target)
             except FileNotFoundError as error:
@@ -269,15 +272,15 @@ class _Vanished(CaptureIncomplete):
     """A file was not there when it was to be pinned."""
 
 
-def _link_or_copy(source: Path, target: Path) -> os.stat_result:
+def _link_or_copy(source: str, target: str) -> os.stat_result:
     """Pin ``source`` as ``target``; returns the status of the file whose bytes were pinned."""
     try:
         os.link(source, target)
     except OSError as error:
         if error.errno not in _CANNOT_LINK:
             raise
-        return _copy(source, target)
-    return target.stat()
+        return _copy(Path(source), Path(target))
+    return os.stat(target)  # noqa: PTH116
 
 
 def _copy(source: Path, target: Path) -> os.stat_result:

@@ -156,12 +156,12 @@ class FileSink:
             CaptureIncomplete: the log does not reach back (or forward) to ``batch``.
             SinkMismatch: the log is not one that can be read.
         """
-        return self.position_of(self.position_files(batch), batch)
+        return self.position_of({file.name: file for file in self.position_files(batch)}, batch)
 
-    def position_of(self, files: Iterable[Path], batch: int) -> dict[str, Json]:
-        """:meth:`position` as told by ``files``, wherever they are (pinned, or of a checkpoint)."""
+    def position_of(self, files: Mapping[str, Path], batch: int) -> dict[str, Json]:
+        """:meth:`position` as told by log files, by their names, wherever they are (pinned, or of a checkpoint)."""
         count = total = 0
-        for file in _effective({file.name: file for file in files}):
+        for file in _effective(files):
             status = file.stat()
             key = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
             if key not in self._totals:
@@ -334,7 +334,7 @@ def _position(directory: Path) -> dict[str, Path]:
     return {name: directory / name for name in sorted(names)}
 
 
-def _effective(files: dict[str, Path]) -> Iterator[Path]:
+def _effective(files: Mapping[str, Path]) -> Iterator[Path]:
     """Of log files by name, those that tell the content: the newest compact file and what follows it."""
     newest = max((_require_id(name) for name in files if name.endswith(_COMPACT)), default=-1)
     for name in sorted(files, key=_require_id):

@@ -11,6 +11,7 @@ import json
 import struct
 import zipfile
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,6 +28,7 @@ _MAGIC = b"LZ4Block"
 _BLOCK_HEADER = struct.Struct("<BiiI")  # token, compressed length, original length, checksum
 _RAW = 0x10
 _LZ4 = 0x20
+_PIECE = 512
 _LINEAGE_VERSIONS = frozenset({"v3", "v4"})
 
 
@@ -108,9 +110,8 @@ class _Head:
     """The beginning of an LZ4 block stream, decompressed only as far as it is read."""
 
     def __init__(self, data: bytes, name: str) -> None:
-        self._data = data
         self._name = name
-        self._next = 0
+        self._pieces = _pieces(data, name)
         self._plain = bytearray()
         self._position = 0
 
@@ -122,23 +123,30 @@ class _Head:
     def _take(self, count: int) -> bytes:
         end = self._position + count
         while len(self._plain) < end:
-            self._plain += self._block()
+            self._plain += next(self._pieces)
         taken = bytes(self._plain[self._position : end])
         self._position = end
         return taken
 
-    def _block(self) -> bytes:
-        start = self._next + len(_MAGIC)
-        if self._data[self._next : start] != _MAGIC:
-            raise UnreadableStateFile(f"{self._name}: truncated, or not compressed with lz4")
-        token, compressed, original, _ = _BLOCK_HEADER.unpack_from(self._data, start)
+
+def _pieces(data: bytes, name: str) -> Iterator[bytes]:
+    """What an LZ4 block stream holds; does not end but raises where the stream does."""
+    at = 0
+    while True:
+        start = at + len(_MAGIC)
+        if data[at:start] != _MAGIC:
+            raise UnreadableStateFile(f"{name}: truncated, or not compressed with lz4")
+        token, compressed, original, _ = _BLOCK_HEADER.unpack_from(data, start)
         body = start + _BLOCK_HEADER.size
-        self._next = body + compressed
-        block = self._data[body : self._next]
+        at = body + compressed
+        block = data[body:at]
         method = token & 0xF0
         if len(block) != compressed or original == 0 or method not in (_RAW, _LZ4):
-            raise UnreadableStateFile(f"{self._name}: truncated")
-        return block if method == _RAW else lz4_block(block, original)
+            raise UnreadableStateFile(f"{name}: truncated")
+        if method == _RAW:
+            yield block
+        else:
+            yield from _lz4_pieces(block, original)
 
 
 def lz4_block(source: bytes, size: int) -> bytes:
@@ -147,8 +155,13 @@ def lz4_block(source: bytes, size: int) -> bytes:
     Raises:
         ValueError: the block is damaged.
     """
+    return b"".join(_lz4_pieces(source, size))
+
+
+def _lz4_pieces(source: bytes, size: int) -> Iterator[bytes]:
+    """One LZ4 block piece by piece: a lineage takes a few hundred bytes of a block of 32 KiB."""
     plain = bytearray()
-    at = 0
+    yielded = at = 0
     while at < len(source):
         token = source[at]
         at += 1
@@ -165,9 +178,12 @@ def lz4_block(source: bytes, size: int) -> bytes:
         # A match may overlap what it produces (distance < length): that repeats the pattern.
         pattern = plain[-distance:][:matched]
         plain += (pattern * (matched // len(pattern) + 1))[:matched]
+        if len(plain) - yielded >= _PIECE:
+            yield bytes(plain[yielded:])
+            yielded = len(plain)
     if len(plain) != size:
         raise ValueError(f"block of {size} bytes decompressed to {len(plain)}")
-    return bytes(plain)
+    yield bytes(plain[yielded:])
 
 
 def _length(source: bytes, at: int, nibble: int) -> tuple[int, int]:

@@ -65,7 +65,7 @@ class Pins:
             local.write_bytes(data)
             self._files[data] = local
         known = (local.stat().st_ino, len(data)) if identity else None
-        return PinnedFile(path, local, len(data), known, recurs="/state/" in path)
+        return PinnedFile(path, str(local), len(data), known, recurs="/state/" in path)
 
     def _release(self) -> None:
         self.released += 1

@@ -134,7 +134,7 @@ class TestWriting:
     ) -> None:
         local = tmp_path / "changing"
         local.write_bytes(b"x" * size)
-        snapshot = Snapshot(1, (PinnedFile("state/f", local, size + 1),), {}, None, lambda: None)
+        snapshot = Snapshot(1, (PinnedFile("state/f", str(local), size + 1),), {}, None, lambda: None)
         with pytest.raises(CheckpointFailure, match=f"state/f changed while it was written: {size} bytes"):
             run.store.write(run.begin(), snapshot)
         assert shared(memory) == directories(memory) == set()

@@ -108,7 +108,7 @@ class StoredJob:
         """Complete a checkpoint of a few bytes."""
         pinned = self.root.parent / f"pinned-{uuid.uuid4().hex}"
         pinned.write_text(f"state of batch {batch}")
-        file = PinnedFile("checkpoint/state/0/0/1.delta", pinned, pinned.stat().st_size)
+        file = PinnedFile("checkpoint/state/0/0/1.delta", str(pinned), pinned.stat().st_size)
         facts: dict[str, Json] = {"watermark_ms": 1_000 * batch, "progress": {"input_rows": 7, "state_rows": 5}}
         return store.write(store.begin(), Snapshot(batch, (file,), facts, None, pinned.unlink))
 

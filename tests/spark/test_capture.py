@@ -50,11 +50,11 @@ def test_a_snapshot_is_pinned_whole_and_released(live: Path, tmp_path: Path) -> 
     assert snapshot.batch == _LAST
     assert snapshot.sink is None
     assert len({file.path for file in snapshot.files}) == len(snapshot.files)
-    assert tree(tmp_path / "pins").keys() == {file.path for file in snapshot.files}
+    assert {str(path) for path in (tmp_path / "pins").iterdir()} == {file.local for file in snapshot.files}
     for file in snapshot.files:
         name = file.path.removeprefix("checkpoint/")
         status = (live / name).stat()
-        assert file.local.read_bytes() == (live / name).read_bytes()
+        assert Path(file.local).read_bytes() == (live / name).read_bytes()
         assert file.size == status.st_size
         assert file.identity == (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
         base = name.rpartition("/")[2]
@@ -118,8 +118,8 @@ def test_a_file_that_vanishes_after_the_listing(live: Path, tmp_path: Path, monk
             continue
         hidden = tmp_path / "hidden"
 
-        def racing(source: Path, target: Path, victim: Path = live / name, aside: Path = hidden) -> None:
-            if source == victim:
+        def racing(source: str, target: str, victim: Path = live / name, aside: Path = hidden) -> None:
+            if Path(source) == victim:
                 victim.rename(aside)
             link(source, target)
 
@@ -165,19 +165,19 @@ def test_copies_where_links_are_impossible(
 ) -> None:
     linked = capture(CheckpointLocation(live), _LAST, tmp_path / "linked")
 
-    def refuse(source: Path, target: Path) -> None:
+    def refuse(source: str, target: str) -> None:
         raise OSError(code, os.strerror(code), str(source), None, str(target))
 
     monkeypatch.setattr(os, "link", refuse)
     copied = capture(CheckpointLocation(live), _LAST, tmp_path / "copied")
     assert tree(tmp_path / "copied") == tree(tmp_path / "linked")
     assert [file.identity for file in copied.files] == [file.identity for file in linked.files]
-    assert all(file.local.stat().st_nlink == 1 for file in copied.files)
+    assert all(Path(file.local).stat().st_nlink == 1 for file in copied.files)
 
 
 @pytest.mark.parametrize("live", ["hdfs"], indirect=True)
 def test_other_errors_are_not_hidden(live: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(source: Path, target: Path) -> None:
+    def refuse(source: str, target: str) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "link", refuse)
@@ -218,7 +218,10 @@ def test_whole_partition_or_operator_gone(live: Path, tmp_path: Path) -> None:
 def test_prepared_location_names_its_own_schemas(live: Path, tmp_path: Path) -> None:
     snapshot = capture(CheckpointLocation(live), _LAST, tmp_path / "pins")
     target = tmp_path / "with state" / "state" / "0" / "_stateSchema"  # a path to be confused by
-    shutil.copytree(tmp_path / "pins" / "checkpoint", target)
+    for file in snapshot.files:
+        path = target / file.path.removeprefix("checkpoint/")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(file.local, path)
     snapshot.release()
     (target / "state" / "0" / "0" / ".4.zip.crc").write_bytes(b"of other bytes")
     prepare_location(target)

@@ -68,6 +68,9 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shown]:
         second = wait_for(resumed, f"the sensor to resume the job (see {dev.log})", seconds=PATIENCE, poll=0.5)
         land(paths.landed, days=4)
         _wait_checkpoints(dev, catalog, second, 1, batch=_CLOSED)
+        # Spark reports on a batch after it is committed, so a run's first checkpoint may know no numbers of it yet.
+        land(paths.landed, days=2)
+        _wait_checkpoints(dev, catalog, second, 2)
         dev.terminate(second)
         assert dev.wait_finished(second, seconds=PATIENCE) == "CANCELED"
         report = dev.launch("__ASSET_JOB", assets=[["delay_report"]])
