@@ -11,9 +11,14 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from dagster_ckpt.checkpoint.ancestry import for_retention
 from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.clock import SystemClock
 from dagster_ckpt.checkpoint.layout import CONTROL_DIR
 from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
+from dagster_ckpt.checkpoint.reclaiming import reclaimable_bytes
+from dagster_ckpt.config.checkpoint_config import CheckpointConfig
+from dagster_ckpt.config.retention import decide
 from dagster_ckpt.errors import CheckpointError, CheckpointNotFound, CorruptCheckpoint
 from dagster_ckpt.filesystem import FileSystem, open_filesystem
 
@@ -44,7 +49,7 @@ class _Group(click.Group):
 @click.group(cls=_Group)
 @click.version_option(package_name="dagster-ckpt")
 def main() -> None:
-    """Checkpoints of Spark jobs that Dagster runs: list them, describe one, verify them."""
+    """Checkpoints of Spark jobs that Dagster runs: list them, describe one, verify them, see what retention does."""
 
 
 @main.command("list")
@@ -86,7 +91,7 @@ def list_checkpoints(job: str | None, path: str, as_json: bool) -> None:
             row["written_at"][:19],
             "newest" if row["newest"] else "",
         )
-    Console(width=None if sys.stdout.isatty() else 200).print(table)
+    _print(table)
 
 
 @main.command()
@@ -155,6 +160,60 @@ def verify(job: str, checkpoint: str | None, path: str) -> None:
             click.echo(f"{metadata.reference}  {len(metadata.files)} files, {metadata.size:,} bytes  verified")
     if bad:
         sys.exit(1)
+
+
+@main.command()
+@click.argument("job")
+@_PATH
+@click.option("--num-retained", type=int, default=10, show_default=True, help="Keep so many of the newest.")
+@click.option("--retain-for", metavar="DURATION", help="Keep those younger than this as well, such as '7 d'.")
+@click.option("--retain-every", type=int, help="Keep those whose id is a multiple of this as well.")
+@_JSON
+def retention(
+    job: str, path: str, num_retained: int, retain_for: str | None, retain_every: int | None, as_json: bool
+) -> None:
+    """Tell what a retention would keep and delete of JOB, why, and how many bytes that would free.
+
+    A dry run: nothing is deleted. The options are those of CheckpointConfig.
+    """
+    config = CheckpointConfig(num_retained=num_retained, retain_for=retain_for, retain_every=retain_every)
+    catalog = CheckpointCatalog(open_filesystem(path), job)
+    newest = catalog.newest()
+    if newest.job_id is None:
+        raise CheckpointNotFound(f"Job {job!r} has no checkpoint in {catalog.filesystem.url}: {newest.reason}.")
+    completed, broken = catalog.completed(newest.job_id)
+    for error in broken:
+        click.secho(f"{error.message} While it is there, no shared file is deleted.", fg="red", err=True)
+    decisions = decide(config.retention, for_retention(completed), SystemClock().time())
+    freed = reclaimable_bytes(catalog, completed, {decision.name for decision in decisions if not decision.keep})
+    rows = [
+        {
+            **_row(metadata, catalog),
+            "keep": decision.keep,
+            "reason": decision.reason,
+            "freed_bytes": freed.get(metadata.reference, 0),
+        }
+        for metadata, decision in zip(completed, decisions, strict=True)
+    ]
+    if as_json:
+        click.echo(json.dumps(rows, indent=2))
+        return
+    table = Table("checkpoint", "written", "bytes", "", "frees", "reason")
+    for row in rows:
+        table.add_row(
+            row["checkpoint"],
+            row["written_at"][:19],
+            f"{row['bytes']:,}",
+            "keep" if row["keep"] else "delete",
+            "" if row["keep"] else f"{row['freed_bytes']:,}",
+            row["reason"],
+        )
+    _print(table)
+    click.echo(f"{len(freed)} of {len(rows)} would be deleted, which frees {sum(freed.values()):,} bytes.")
+
+
+def _print(table: Table) -> None:
+    Console(width=None if sys.stdout.isatty() else 200).print(table)
 
 
 def _jobs(filesystem: FileSystem) -> list[str]:

@@ -120,6 +120,10 @@ class FileSystem(ABC):
         """Size and SHA-256 of one stored file, or of a part of it."""
 
     @abstractmethod
+    def size(self, path: str) -> int:
+        """Bytes of one file."""
+
+    @abstractmethod
     def list(self, path: str) -> Sequence[Entry]:
         """The names in one directory, unordered; empty when it does not exist."""
 
@@ -286,6 +290,10 @@ class PosixFileSystem(FileSystem):
     def checksum(self, path: str, part: Part | None = None) -> Written:
         with _storage_errors(f"read {self.local(path)}"), self.local(path).open("rb", buffering=0) as reader:
             return _copy(reader, None, part, lambda: False)
+
+    def size(self, path: str) -> int:
+        with _storage_errors(f"read {self.local(path)}"):
+            return self.local(path).stat().st_size
 
     def list(self, path: str) -> Sequence[Entry]:
         try:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime
 
 from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
+from dagster_ckpt.config.retention import Retained
 
-__all__ = ["line_of_descent"]
+__all__ = ["for_retention", "line_of_descent"]
 
 
 def line_of_descent(start: CheckpointMetadata, completed: Sequence[CheckpointMetadata]) -> list[CheckpointMetadata]:
@@ -26,3 +28,17 @@ def line_of_descent(start: CheckpointMetadata, completed: Sequence[CheckpointMet
                 line[other.reference] = other
         current = by_reference.get(current.restored_from or "")
     return sorted(line.values(), key=lambda metadata: metadata.key)
+
+
+def for_retention(completed: Sequence[CheckpointMetadata]) -> list[Retained]:
+    """What retention needs to know of ``completed``, which are in order of (epoch, id), the newest last."""
+    line = line_of_descent(completed[-1], completed) if completed else []
+    return [
+        Retained(
+            item.reference,
+            item.key,
+            written_at=datetime.fromisoformat(item.written_at).timestamp(),
+            abandoned=item not in line,
+        )
+        for item in completed
+    ]

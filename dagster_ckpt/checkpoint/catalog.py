@@ -83,6 +83,12 @@ class CheckpointCatalog:
         directory = checkpoint_directory(metadata.job_name, metadata.job_id, metadata.checkpoint_id)
         return f"{self.filesystem.url}/{directory}"
 
+    def stored_path(self, metadata: CheckpointMetadata, reference: str) -> str:
+        """Where a file that the checkpoint refers to lies in the storage."""
+        directory = f"{metadata.job_name}/{metadata.job_id}"
+        inside = reference.removeprefix("../")
+        return f"{directory}/{inside}" if inside != reference else f"{directory}/{metadata.name}/{inside}"
+
     def load(self, job_id: str, number: int) -> CheckpointMetadata:
         """The manifest of one checkpoint.
 
@@ -310,8 +316,6 @@ class CheckpointCatalog:
                 (target / file.path).write_bytes(file.inline)
 
     def _each_file(self, metadata: CheckpointMetadata, read: Callable[[str, FileEntry], Written]) -> None:
-        directory = f"{metadata.job_name}/{metadata.job_id}"
-
         def check(file: FileEntry) -> None:
             if file.reference is None:
                 data = file.inline or b""
@@ -320,8 +324,7 @@ class CheckpointCatalog:
                     f"{file.path} in _metadata",
                 )
             else:
-                inside = file.reference.removeprefix("../")
-                path = f"{directory}/{inside if inside != file.reference else f'{metadata.name}/{inside}'}"
+                path = self.stored_path(metadata, file.reference)
                 where = f"{self.filesystem.url}/{path}"
                 try:
                     found = read(path, file)

@@ -279,7 +279,7 @@ class CheckpointCoordinator:
         finally:
             snapshot.release()
         try:
-            return metadata, self._store.subsume(self._config.num_retained)
+            return metadata, self._store.subsume(self._config.retention)
         except OSError as error:
             _log.warning("Old checkpoints could not be deleted and will be tried again: %s", error)
             return metadata, ()

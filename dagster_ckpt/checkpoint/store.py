@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
-from dagster_ckpt.checkpoint.ancestry import line_of_descent
+from dagster_ckpt.checkpoint.ancestry import for_retention
 from dagster_ckpt.checkpoint.catalog import CheckpointCatalog, references
 from dagster_ckpt.checkpoint.clock import Clock, iso
 from dagster_ckpt.checkpoint.deletions import DeletionLog
@@ -21,7 +21,7 @@ from dagster_ckpt.checkpoint.layout import CONTROL_DIR, METADATA_FILE_NAME, chec
 from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
 from dagster_ckpt.checkpoint.shared_state import DEFAULT_INLINE_THRESHOLD, SharedState
 from dagster_ckpt.checkpoint.snapshot import Snapshot
-from dagster_ckpt.config.retention import Retained, retain_newest
+from dagster_ckpt.config.retention import RetentionPolicy, decide
 from dagster_ckpt.errors import CheckpointFailure, CheckpointNotFound, CorruptCheckpoint, PublishUnknown
 from dagster_ckpt.filesystem import FileSystem, Stopped
 
@@ -218,8 +218,8 @@ class CompletedCheckpointStore:
                 self._undo(pending)
             self._shared.release(pending.number)
 
-    def subsume(self, num_retained: int) -> list[Dropped]:
-        """Drop what ``num_retained`` does not keep.
+    def subsume(self, retention: RetentionPolicy) -> list[Dropped]:
+        """Drop what ``retention`` does not keep.
 
         Raises:
             Fenced: a newer run has taken the job over; nothing was dropped.
@@ -227,11 +227,7 @@ class CompletedCheckpointStore:
         with self._lock:
             self._settle()
             self._deletions.retry(self.epoch, self._shared.in_use)
-            line = line_of_descent(self._retained[-1], self._retained) if self._retained else []
-            decisions = retain_newest(
-                [Retained(item.reference, item.key, abandoned=item not in line) for item in self._retained],
-                num_retained,
-            )
+            decisions = decide(retention, for_retention(self._retained), self._clock.time())
             drop = {decision.name: decision.reason for decision in decisions if not decision.keep}
             if all(metadata.epoch < self.epoch for metadata in self._retained):
                 drop.pop(self.restored_from or "", None)  # until this epoch has its own, it is what is gone on from
@@ -239,7 +235,7 @@ class CompletedCheckpointStore:
                 Dropped(metadata, drop[metadata.reference]) for metadata in self._retained if metadata.reference in drop
             ]
             if dropped:
-                self._discard(dropped, f"subsumed: {num_retained} are retained")
+                self._discard(dropped, f"subsumed: retained are {retention}")
             return dropped
 
     def discard_all(self, reason: str) -> list[Dropped]:

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from dagster_ckpt.config.durations import Duration
+from dagster_ckpt.config.retention import AnyOf, KeepEvery, KeepNewest, KeepYounger, RetentionPolicy
 from dagster_ckpt.errors import InvalidConfiguration
 
 __all__ = ["CheckpointConfig", "CheckpointingMode", "ExternalizedCheckpointCleanup", "JobStatus"]
@@ -54,6 +55,12 @@ def _at_least_10_ms(value: timedelta) -> timedelta:
 def _not_negative(value: timedelta) -> timedelta:
     if value < timedelta():
         raise ValueError("must be zero or positive")
+    return value
+
+
+def _positive(value: timedelta) -> timedelta:
+    if value <= timedelta():
+        raise ValueError("must be positive")
     return value
 
 
@@ -103,6 +110,12 @@ class CheckpointConfig(BaseModel):
         description="Keep the checkpoints when the job finishes, for the next scheduled run to go on from.",
     )
     num_retained: int = Field(default=10, ge=1, description="Completed checkpoints kept; older ones are subsumed.")
+    retain_for: Annotated[Duration, AfterValidator(_positive)] | None = Field(
+        default=None, description="Every checkpoint younger than this is kept as well."
+    )
+    retain_every: int | None = Field(
+        default=None, ge=1, description="Every checkpoint whose id is a multiple of this is kept as well, for good."
+    )
 
     def __init__(self, **data: Any) -> None:
         try:
@@ -127,6 +140,16 @@ class CheckpointConfig(BaseModel):
     def effective_interval(self) -> timedelta:
         """The interval the coordinator uses: never shorter than ``min_pause``, as in Flink."""
         return max(self.interval, self.min_pause)
+
+    @property
+    def retention(self) -> RetentionPolicy:
+        """Which completed checkpoints stay while the job runs."""
+        policies: list[RetentionPolicy] = [KeepNewest(self.num_retained)]
+        if self.retain_for is not None:
+            policies.append(KeepYounger(self.retain_for))
+        if self.retain_every is not None:
+            policies.append(KeepEvery(self.retain_every))
+        return AnyOf(tuple(policies))
 
     def discards(self, status: JobStatus) -> bool:
         """Whether checkpoints are deleted when the job ends with ``status``."""

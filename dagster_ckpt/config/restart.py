@@ -17,6 +17,7 @@ from dagster_ckpt.errors import InvalidConfiguration
 
 __all__ = [
     "ExponentialDelayRestart",
+    "FailureRateRestart",
     "FixedDelayRestart",
     "NoRestart",
     "RestartDecision",
@@ -93,6 +94,39 @@ class FixedDelayRestart(RestartStrategy):
 
 
 @dataclass(frozen=True, slots=True)
+class FailureRateRestart(RestartStrategy):
+    """Restart as long as at most ``max_failures_per_interval`` failures lie within any ``interval``."""
+
+    max_failures_per_interval: int = 1
+    interval: timedelta = timedelta(minutes=1)
+    delay: timedelta = timedelta(seconds=1)
+
+    def __post_init__(self) -> None:
+        _require(self.max_failures_per_interval >= 1, "failures per interval must be at least 1")
+        _require(self.interval > timedelta(), "failure interval must be positive")
+        _require(self.delay >= timedelta(), "delay between attempts must be zero or positive")
+
+    def decide(self, failures: Sequence[float], *, key: str = "") -> RestartDecision:
+        del key
+        now, limit = failures[-1], self.max_failures_per_interval
+        recent = [failed_at for failed_at in failures if now - failed_at <= self.interval.total_seconds()]
+        strategy = f"failure rate {limit} in {format_duration(self.interval)}, delay {format_duration(self.delay)}"
+        if len(recent) > limit:
+            return RestartDecision(
+                allowed=False,
+                at=now,
+                attempt=len(failures),
+                reason=f"{len(recent)} failures within {format_duration(self.interval)} are too many ({strategy})",
+            )
+        return RestartDecision(
+            allowed=True,
+            at=now + self.delay.total_seconds(),
+            attempt=len(failures),
+            reason=f"restart {len(failures)}, {len(recent)} of {limit} failures in the interval ({strategy})",
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class ExponentialDelayRestart(RestartStrategy):
     """Restart with a growing delay; a job that stayed up long enough starts over from the first delay.
 
@@ -164,6 +198,13 @@ class RestartStrategies:
     def fixed_delay_restart(restart_attempts: int, delay_between_attempts: int | str | timedelta) -> FixedDelayRestart:
         """At most ``restart_attempts`` restarts, with a fixed delay before each."""
         return FixedDelayRestart(restart_attempts, _duration(delay_between_attempts))
+
+    @staticmethod
+    def failure_rate_restart(
+        failure_rate: int, failure_interval: int | str | timedelta, delay_interval: int | str | timedelta
+    ) -> FailureRateRestart:
+        """Restarts until more than ``failure_rate`` failures lie within ``failure_interval``, each after a delay."""
+        return FailureRateRestart(failure_rate, _duration(failure_interval), _duration(delay_interval))
 
     @staticmethod
     def exponential_delay_restart(

@@ -1,11 +1,28 @@
-"""Retention: which completed checkpoints stay, decided purely and with reasons."""
+"""Retention: which completed checkpoints stay, decided purely and with reasons.
+
+A policy says which checkpoints it wants kept; :func:`decide` adds the floor that no policy can go below.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 
-__all__ = ["Retained", "RetentionDecision", "retain_newest"]
+from dagster_ckpt.config.durations import format_duration
+from dagster_ckpt.errors import InvalidConfiguration
+
+__all__ = [
+    "AnyOf",
+    "KeepEvery",
+    "KeepNewest",
+    "KeepYounger",
+    "Retained",
+    "RetentionDecision",
+    "RetentionPolicy",
+    "decide",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,12 +32,19 @@ class Retained:
     Attributes:
         name: unique.
         key: its place in the order, (epoch, id).
+        written_at: seconds since the epoch.
         abandoned: the job went back behind it and on from there.
     """
 
     name: str
     key: tuple[int, int]
+    written_at: float = 0.0
     abandoned: bool = False
+
+    @property
+    def rank(self) -> tuple[bool, tuple[int, int]]:
+        """Orders checkpoints by how much they are worth to a restart: abandoned ones before all others."""
+        return not self.abandoned, self.key
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,19 +56,112 @@ class RetentionDecision:
     reason: str
 
 
-def retain_newest(checkpoints: Sequence[Retained], count: int) -> list[RetentionDecision]:
-    """Keep the ``count`` newest by (epoch, id), abandoned ones after all others; at least the first always stays.
+class RetentionPolicy(ABC):
+    """Chooses what is kept. Implementations are frozen values."""
 
-    Returns one decision per checkpoint, in the order given.
+    @abstractmethod
+    def kept(self, checkpoints: Sequence[Retained], now: float) -> Mapping[str, str]:
+        """The names of the checkpoints that this policy keeps, each with its reason. ``now``: seconds, the epoch's."""
+
+    @abstractmethod
+    def __str__(self) -> str:
+        """What is kept, for people: ``the 10 newest``."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeepNewest(RetentionPolicy):
+    """Keeps the ``count`` newest by (epoch, id), abandoned ones after all others."""
+
+    count: int
+
+    def __post_init__(self) -> None:
+        _require(self.count >= 1, "at least 1 checkpoint must be retained")
+
+    def kept(self, checkpoints: Sequence[Retained], now: float) -> Mapping[str, str]:
+        del now
+        newest = sorted(checkpoints, key=lambda checkpoint: checkpoint.rank)[-self.count :]
+        return {checkpoint.name: f"among {self}" for checkpoint in newest}
+
+    def __str__(self) -> str:
+        return f"the {self.count} newest"
+
+
+@dataclass(frozen=True, slots=True)
+class KeepYounger(RetentionPolicy):
+    """Keeps what was written less than ``age`` ago."""
+
+    age: timedelta
+
+    def __post_init__(self) -> None:
+        _require(self.age > timedelta(), "the age up to which checkpoints are retained must be positive")
+
+    def kept(self, checkpoints: Sequence[Retained], now: float) -> Mapping[str, str]:
+        return {
+            checkpoint.name: f"among {self}"
+            for checkpoint in checkpoints
+            if now - checkpoint.written_at < self.age.total_seconds()
+        }
+
+    def __str__(self) -> str:
+        return f"those younger than {format_duration(self.age)}"
+
+
+@dataclass(frozen=True, slots=True)
+class KeepEvery(RetentionPolicy):
+    """Keeps the checkpoints whose id is a multiple of ``step``, for as long as the job lives."""
+
+    step: int
+
+    def __post_init__(self) -> None:
+        _require(self.step >= 1, "the step of retained checkpoints must be at least 1")
+
+    def kept(self, checkpoints: Sequence[Retained], now: float) -> Mapping[str, str]:
+        del now
+        return {checkpoint.name: f"among {self}" for checkpoint in checkpoints if checkpoint.key[1] % self.step == 0}
+
+    def __str__(self) -> str:
+        return f"those whose id is a multiple of {self.step}"
+
+
+@dataclass(frozen=True, slots=True)
+class AnyOf(RetentionPolicy):
+    """Keeps what any of ``policies`` keeps; the first that does gives the reason."""
+
+    policies: tuple[RetentionPolicy, ...]
+
+    def __post_init__(self) -> None:
+        _require(bool(self.policies), "there must be a policy")
+
+    def kept(self, checkpoints: Sequence[Retained], now: float) -> Mapping[str, str]:
+        found: dict[str, str] = {}
+        for policy in self.policies:
+            found = {**policy.kept(checkpoints, now), **found}
+        return found
+
+    def __str__(self) -> str:
+        return ", ".join(map(str, self.policies))
+
+
+def decide(policy: RetentionPolicy, checkpoints: Sequence[Retained], now: float) -> list[RetentionDecision]:
+    """Decide on each checkpoint. The newest that is not abandoned stays whatever the policy says.
+
+    Args:
+        policy: what is to be kept.
+        checkpoints: all there are.
+        now: seconds since the epoch.
+
+    Returns:
+        One decision per checkpoint, in the order given.
     """
-    keep = max(count, 1)
-    ranked = sorted(checkpoints, key=lambda checkpoint: (not checkpoint.abandoned, checkpoint.key), reverse=True)
-    rank = {checkpoint.name: position for position, checkpoint in enumerate(ranked, start=1)}
+    kept = dict(policy.kept(checkpoints, now))
+    if checkpoints:
+        kept.setdefault(max(checkpoints, key=lambda checkpoint: checkpoint.rank).name, "what the job would go on from")
     return [
-        RetentionDecision(
-            checkpoint.name,
-            rank[checkpoint.name] <= keep,
-            f"{'among' if rank[checkpoint.name] <= keep else 'older than'} the {keep} newest",
-        )
+        RetentionDecision(checkpoint.name, checkpoint.name in kept, kept.get(checkpoint.name, f"not among {policy}"))
         for checkpoint in checkpoints
     ]
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise InvalidConfiguration(f"The retention policy cannot be used: {message}.")

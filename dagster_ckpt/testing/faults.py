@@ -223,6 +223,9 @@ class FaultInjectingFileSystem(FileSystem):
 
         return self._operate("checksum", path, lambda: self.inner.checksum(path, part), None, damaged)
 
+    def size(self, path: str) -> int:
+        return self._operate("size", path, lambda: self.inner.size(path), None)
+
     def list(self, path: str) -> Sequence[Entry]:
         def nothing_there() -> Sequence[Entry]:
             return ()

@@ -16,6 +16,7 @@ from dagster_ckpt.checkpoint.epochs import Choice, Claim, End
 from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
 from dagster_ckpt.checkpoint.snapshot import PinnedFile, Snapshot
 from dagster_ckpt.checkpoint.store import CompletedCheckpointStore, Dropped, PendingCheckpoint, next_id
+from dagster_ckpt.config.retention import KeepNewest
 from dagster_ckpt.errors import CheckpointError
 from dagster_ckpt.filesystem import FileSystem
 from dagster_ckpt.testing import FaultInjectingFileSystem
@@ -251,7 +252,7 @@ class Run:
         line = line_of_descent(visible[-1], visible) if visible else []
         ranked = sorted(visible, key=lambda metadata: (metadata in line, metadata.key))
         self.ledger.given_up |= {metadata.reference for metadata in ranked[:-num_retained]}
-        return self.store.subsume(num_retained)
+        return self.store.subsume(KeepNewest(num_retained))
 
     def cleanup(self) -> None:
         """The end of a job whose cleanup policy discards its checkpoints."""

@@ -61,6 +61,9 @@ class MemoryFileSystem(FileSystem):
     def checksum(self, path: str, part: Part | None = None) -> Written:
         return _written(_part(self.read(path), part))
 
+    def size(self, path: str) -> int:
+        return len(self.read(path))
+
     def list(self, path: str) -> Sequence[Entry]:
         prefix = f"{path}/" if path else ""
         with self._lock:

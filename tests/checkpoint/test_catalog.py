@@ -9,6 +9,7 @@ import pytest
 from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
 from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
 from dagster_ckpt.checkpoint.store import next_id
+from dagster_ckpt.config.retention import KeepNewest
 from dagster_ckpt.errors import (
     CheckpointError,
     CheckpointFileChanged,
@@ -143,7 +144,7 @@ class TestNewest:
         def job_goes_on(operation: Operation) -> None:
             if operation.name == "read" and operation.path.endswith("chk-1/_metadata") and not run.store.retained[1:]:
                 run.checkpoint(state(2), 2)
-                run.store.subsume(1)
+                run.store.subsume(KeepNewest(1))
 
         reader = FaultInjectingFileSystem(memory, job_goes_on)
         found = CheckpointCatalog(reader, JOB).newest().metadata

@@ -8,6 +8,7 @@ from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
 from dagster_ckpt.checkpoint.shared_state import MAX_INLINE_BYTES
 from dagster_ckpt.checkpoint.snapshot import PinnedFile, Snapshot
 from dagster_ckpt.checkpoint.store import CompletedCheckpointStore, PendingCheckpoint
+from dagster_ckpt.config.retention import KeepNewest
 from dagster_ckpt.errors import CheckpointFailure, CheckpointNotFound, Fenced, PublishUnknown, StorageError
 from dagster_ckpt.filesystem import FileSystem, Stopped
 from dagster_ckpt.testing import (
@@ -290,7 +291,7 @@ class TestFailing:
         with pytest.raises(Fenced):
             run.store.write(pending, pins.snapshot(3, state(3)))
         with pytest.raises(Fenced):
-            run.store.subsume(1)
+            run.store.subsume(KeepNewest(1))
         with pytest.raises(Fenced):
             run.store.discard_all("never")
         assert memory.files == before

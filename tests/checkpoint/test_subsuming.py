@@ -10,6 +10,7 @@ import pytest
 from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
 from dagster_ckpt.checkpoint.deletions import DeletionLog
 from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
+from dagster_ckpt.config.retention import KeepNewest
 from dagster_ckpt.errors import Fenced, StorageError
 from dagster_ckpt.filesystem import FileSystem
 from dagster_ckpt.testing import (
@@ -62,7 +63,7 @@ class TestSubsuming:
             run.checkpoint(state(step))
         dropped = run.subsume(3)
         assert [item.metadata.checkpoint_id for item in dropped] == list(range(1, 10))
-        assert {item.reason for item in dropped} == {"older than the 3 newest"}
+        assert {item.reason for item in dropped} == {"not among the 3 newest"}
         assert self.names(run.store.retained) == ["chk-10", "chk-11", "chk-12"]
         assert directories(memory) == {"chk-10", "chk-11", "chk-12"}
         assert run.subsume(3) == []
@@ -98,7 +99,7 @@ class TestSubsuming:
         assert len(again.store.broken) == 1
         before = shared(memory)
         again.checkpoint(state(9))
-        again.store.subsume(1)
+        again.store.subsume(KeepNewest(1))
         assert directories(memory) == {"chk-2", "chk-5"}
         assert before <= shared(memory)
         memory.files[broken] = whole  # somebody has found a backup
@@ -122,7 +123,7 @@ class TestSubsuming:
         for step in range(5):
             run.checkpoint(state(step))
         again = Run(memory, ledger, pins).start("chk-2")
-        again.store.subsume(1)
+        again.store.subsume(KeepNewest(1))
         newest = CheckpointCatalog(memory, JOB).newest().metadata
         assert newest is not None
         assert newest.name == "chk-2"
@@ -182,7 +183,7 @@ class TestDeletionLog:
         (entry,) = storage.list(f"{JOB}/control/deletions")
         record = json.loads(storage.read(f"{JOB}/control/deletions/{entry.name}"))
         assert record["checkpoints"] == [1]
-        assert record["reason"] == "subsumed: 1 are retained"
+        assert record["reason"] == "subsumed: retained are the 1 newest"
         assert [deletion.checkpoints for deletion in DeletionLog(storage, JOB).pending()] == [(1,)]
 
     @pytest.mark.parametrize("position", range(8))
@@ -237,7 +238,7 @@ class TestDeletionLog:
 
         disturbed.plan = take_over
         with pytest.raises(ProcessDied):
-            run.store.subsume(1)
+            run.store.subsume(KeepNewest(1))
         assert len(DeletionLog(memory, JOB).pending()) == 1
         last = Run(memory, ledger, pins).start()
         assert last.store.restored_from == f"{1:032x}/chk-1"
@@ -257,6 +258,6 @@ class TestDeletionLog:
 
         disturbed.plan = take_over
         with pytest.raises(Fenced):
-            run.store.subsume(1)
+            run.store.subsume(KeepNewest(1))
         assert DeletionLog(memory, JOB).pending() == []
         assert directories(memory) == {"chk-1", "chk-2", "chk-3"}

@@ -46,6 +46,8 @@ def test_durations_in_every_spelling() -> None:
         ("max_concurrent_checkpoints", 0),
         ("tolerable_failed_checkpoints", -1),
         ("num_retained", 0),
+        ("retain_for", 0),
+        ("retain_every", 0),
         ("mode", "MAYBE_ONCE"),
         ("cleanup", "SOMETIMES"),
         ("intervall", "10 s"),

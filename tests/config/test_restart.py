@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from dagster_ckpt.config.restart import (
     ExponentialDelayRestart,
+    FailureRateRestart,
     FixedDelayRestart,
     NoRestart,
     RestartStrategies,
@@ -71,6 +72,40 @@ class TestFixedDelay:
 def exact(**options: float | timedelta | None) -> ExponentialDelayRestart:
     """Without jitter."""
     return ExponentialDelayRestart(**{"jitter_factor": 0.0, **options})  # type: ignore[arg-type]
+
+
+class TestFailureRate:
+    def test_the_failure_after_the_allowed_ones_ends_the_job(self) -> None:
+        strategy = RestartStrategies.failure_rate_restart(2, "1 min", "5 s")
+        first, second, third = (strategy.decide([100.0, 110.0, 120.0][:count]) for count in (1, 2, 3))
+        assert (first.allowed, first.at, first.attempt) == (True, 105.0, 1)
+        assert (second.allowed, second.at, second.attempt) == (True, 115.0, 2)
+        assert second.reason == "restart 2, 2 of 2 failures in the interval (failure rate 2 in 1 min, delay 5 s)"
+        assert not third.allowed
+        assert third.reason == "3 failures within 1 min are too many (failure rate 2 in 1 min, delay 5 s)"
+
+    def test_old_failures_are_forgotten(self) -> None:
+        strategy = FailureRateRestart(1, timedelta(seconds=60), SECOND)
+        assert not strategy.decide([0.0, 60.0]).allowed  # Flink: only later than the interval is outside it
+        assert strategy.decide([0.0, 60.5]).allowed
+        assert not strategy.decide([0.0, 60.5, 100.0]).allowed
+
+    @given(gaps, st.integers(1, 6), st.integers(1, 4000))
+    def test_as_flink_decides_with_its_queue(self, distances: list[float], limit: int, interval: int) -> None:
+        strategy = FailureRateRestart(limit, timedelta(seconds=interval), SECOND)
+        failures, queue = moments(distances), list[float]()
+        for count, failed_at in enumerate(failures, start=1):
+            queue = [*queue, failed_at][-(limit + 1) :]
+            allowed = len(queue) <= limit or failed_at - queue[0] > interval
+            assert strategy.decide(failures[:count]).allowed is allowed
+
+    @pytest.mark.parametrize(
+        ("rate", "interval", "delay"),
+        [(0, "1 s", "1 s"), (1, 0, "1 s"), (1, "1 s", timedelta(seconds=-1)), (1, "x", 1)],
+    )
+    def test_what_cannot_be_used(self, rate: int, interval: int | str, delay: int | str | timedelta) -> None:
+        with pytest.raises(InvalidConfiguration, match="The restart strategy cannot be used"):
+            RestartStrategies.failure_rate_restart(rate, interval, delay)
 
 
 class TestExponentialDelay:

@@ -9,6 +9,7 @@ import pytest
 
 from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
 from dagster_ckpt.checkpoint.store import Dropped
+from dagster_ckpt.config.retention import KeepNewest
 from dagster_ckpt.orchestration.names import partition_key
 from dagster_ckpt.orchestration.reporting import CheckpointReporter, checkpoint_metadata
 from tests.orchestration.stored_job import StoredJob, run_id
@@ -60,7 +61,7 @@ class Reports:
         self.clock.now += after
         self._batch += 1
         metadata = self.job.checkpoint(self.store, self._batch)
-        self.reporter.completed(metadata, self.store.subsume(keep), self.store.retained)
+        self.reporter.completed(metadata, self.store.subsume(KeepNewest(keep)), self.store.retained)
         return metadata
 
     def materialized(self) -> list[str | None]:
@@ -109,7 +110,7 @@ def test_partitions_are_the_retained_set_and_what_goes_says_why(reports: Reports
     assert reports.shown() == {partition_key(first), partition_key(second)}
     third = reports.complete(after=_INTERVAL, keep=2)
     assert reports.shown() == {partition_key(second), partition_key(third)}
-    assert reports.observed() == {partition_key(first): "older than the 2 newest"}
+    assert reports.observed() == {partition_key(first): "not among the 2 newest"}
 
 
 def test_a_checkpoint_that_came_and_went_between_two_reports_is_never_shown(reports: Reports) -> None:

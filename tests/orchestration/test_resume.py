@@ -131,4 +131,4 @@ def _assert_told(job: JobWatch, retained: list[Any]) -> None:
     assert set(observed) == gone
     for record in observed.values():
         assert record.asset_observation is not None
-        assert "older than the 3 newest" in str(record.asset_observation.metadata["reason"].value)
+        assert "not among the 3 newest" in str(record.asset_observation.metadata["reason"].value)

@@ -1,0 +1,132 @@
+"""The command line, on a real directory of checkpoints."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
+from dagster_ckpt.cli import main
+from dagster_ckpt.filesystem import PosixFileSystem
+from tests.checkpoint.driver import JOB, Ledger, Pins, Run, state
+
+
+@pytest.fixture
+def storage(tmp_path: Path) -> Path:
+    return tmp_path / "storage"
+
+
+@pytest.fixture
+def taken(storage: Path, tmp_path: Path) -> list[CheckpointMetadata]:
+    (tmp_path / "pins").mkdir()
+    run = Run(PosixFileSystem(storage), Ledger(), Pins(tmp_path / "pins")).start()
+    return [run.checkpoint(state(step)) for step in range(11)]
+
+
+def call(storage: Path, *arguments: str) -> Result:
+    return CliRunner(catch_exceptions=False).invoke(main, [*arguments, "--path", str(storage)])
+
+
+def files(storage: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(storage)): path.read_bytes() for path in storage.rglob("*") if path.is_file()}
+
+
+def test_list_tells_every_checkpoint_and_the_newest(storage: Path, taken: list[CheckpointMetadata]) -> None:
+    for arguments in ([], [JOB]):
+        result = call(storage, "list", *arguments, "--json")
+        assert result.exit_code == 0
+        rows = json.loads(result.stdout)
+        assert [row["checkpoint"] for row in rows] == [item.reference for item in taken]
+        assert [row["newest"] for row in rows] == [False] * 10 + [True]
+        assert [row["bytes"] for row in rows] == [item.size for item in taken]
+    table = call(storage, "list").stdout
+    assert all(item.reference in table for item in taken)
+    assert "newest" in table.splitlines()[-2]
+
+
+def test_list_of_nothing(storage: Path) -> None:
+    storage.mkdir()
+    result = call(storage, "list")
+    assert result.exit_code == 1
+    assert "There is no job in" in result.stderr
+    assert "Is --path the checkpoint path?" in result.stderr
+
+
+def test_describe(storage: Path, taken: list[CheckpointMetadata]) -> None:
+    for name, expected in (("latest", taken[-1]), ("chk-3", taken[2]), (taken[4].reference, taken[4])):
+        document = json.loads(call(storage, "describe", JOB, name, "--json").stdout)
+        assert document["checkpoint"] == expected.reference
+        assert {item["path"]: item["bytes"] for item in document["stored"]} == {
+            file.path: file.size for file in expected.files
+        }
+    shown = call(storage, "describe", JOB).stdout
+    assert all(file.path in shown for file in taken[-1].files)
+
+
+def test_describe_what_is_not_there(storage: Path, taken: list[CheckpointMetadata]) -> None:
+    result = call(storage, "describe", JOB, f"chk-{len(taken) + 1}")
+    assert result.exit_code == 1
+    assert "Cannot find meta data file '_metadata'" in result.stderr
+    assert "dagster-ckpt list" in result.stderr
+
+
+def test_verify(storage: Path, taken: list[CheckpointMetadata]) -> None:
+    result = call(storage, "verify", JOB)
+    assert result.exit_code == 0
+    assert result.stdout.count("verified") == len(taken)
+    victim = next(path for path in (storage / JOB / taken[-1].job_id / "shared").iterdir())
+    damaged = bytearray(victim.read_bytes())
+    damaged[0] ^= 1
+    victim.write_bytes(damaged)
+    users = [item for item in taken if any(name.endswith(victim.name) for name in item.references)]
+    result = call(storage, "verify", JOB)
+    assert result.exit_code == 1
+    assert result.stdout.count("was changed") == len(users)
+    assert result.stdout.count("verified") == len(taken) - len(users)
+    assert call(storage, "verify", JOB, users[0].name).exit_code == 1
+
+
+def test_verify_tells_a_broken_manifest(storage: Path, taken: list[CheckpointMetadata]) -> None:
+    manifest = storage / JOB / taken[3].reference / "_metadata"
+    manifest.write_bytes(manifest.read_bytes()[:-9])
+    result = call(storage, "verify", JOB)
+    assert result.exit_code == 1
+    assert f"{taken[3].reference}/_metadata is truncated or was changed" in result.stdout
+
+
+def test_retention_is_told_and_nothing_is_deleted(storage: Path, taken: list[CheckpointMetadata]) -> None:
+    before = files(storage)
+    options = ["--num-retained", "2", "--retain-every", "4"]
+    rows = json.loads(call(storage, "retention", JOB, *options, "--json").stdout)
+    assert [row["checkpoint"] for row in rows] == [item.reference for item in taken]
+    assert [item.name for item, row in zip(taken, rows, strict=True) if row["keep"]] == [
+        "chk-4",
+        "chk-8",
+        "chk-10",
+        "chk-11",
+    ]
+    assert all((row["freed_bytes"] > 0) is not row["keep"] for row in rows), "each frees its manifest at least"
+    table = call(storage, "retention", JOB, *options).stdout
+    freed = sum(row["freed_bytes"] for row in rows)
+    assert f"7 of 11 would be deleted, which frees {freed:,} bytes." in table
+    assert "among those whose id is a multiple of 4" in table
+    assert files(storage) == before
+
+
+def test_retention_with_what_cannot_be_used(storage: Path, taken: list[CheckpointMetadata]) -> None:
+    assert taken
+    result = call(storage, "retention", JOB, "--retain-for", "7 parsecs")
+    assert result.exit_code == 1
+    assert "retain_for" in result.stderr
+    assert "'7 parsecs' is not a duration" in result.stderr
+
+
+@pytest.mark.parametrize("command", ["list", "describe", "verify", "retention"])
+def test_each_command_has_help(command: str) -> None:
+    result = CliRunner().invoke(main, [command, "--help"])
+    assert result.exit_code == 0
+    assert "--path" in result.stdout
+    assert command in CliRunner().invoke(main, ["--help"]).stdout
