@@ -1,13 +1,14 @@
-"""What checkpoints cost a stateful query: plain Spark against dagster_ckpt, in pairs A B B A ...
+"""What checkpoints cost a stateful query: plain Spark against dagster_ckpt, in blocks A B B A ...
 
     python benchmarks/overhead.py --output overhead.json
 
 The query is ``SELECT k, COUNT(*), SUM(v) GROUP BY k`` in update mode over Parquet files into Spark's ``noop`` sink,
-with its state in RocksDB (changelog, format v2). The state is filled once, captured once, and every run goes on from
-that one checkpoint in a fresh live location: A is plain Spark on a materialized copy, B is a supervised
-``StreamingRun`` that restores it and takes a checkpoint each ``--interval`` seconds. Both have the same session
-configuration (made by the same function) and read the same files, one file of random keys to a batch, as fast as
-they can. Time is taken from Spark's own progress reports, the same way for both.
+with its state in RocksDB (changelog, format v2). The state is filled once and captured once, and two processes go on
+from that one checkpoint, each with a JVM of its own: A is plain Spark on a materialized copy, B is a supervised
+``StreamingRun`` that restores it and takes a checkpoint each ``--interval`` seconds. They take turns: one works through
+a block of batches while the other is stopped (SIGSTOP), so what else the machine does hits both alike. Both have the
+same session configuration (made by the same function) and read the same files, one file of random keys to a batch, as
+fast as they can. Time is taken from Spark's own progress reports, the same way for both.
 """
 
 from __future__ import annotations
@@ -15,16 +16,19 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import multiprocessing
 import os
 import platform
 import shutil
 import statistics
 import sys
+import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +62,7 @@ from dagster_ckpt.spark.job import (  # noqa: E402
     StreamingJob,
 )
 from dagster_ckpt.spark.restore import prepare_location  # noqa: E402
-from dagster_ckpt.spark.session import driver_jvm_pid, start_session, streaming_session  # noqa: E402
+from dagster_ckpt.spark.session import start_session, streaming_session  # noqa: E402
 from dagster_ckpt.spark.streaming_run import StreamingRun  # noqa: E402
 from dagster_ckpt.spark.streaming_source import StreamingSource  # noqa: E402
 from dagster_ckpt.spark.supervisor import supervise  # noqa: E402
@@ -68,9 +72,9 @@ JOB = "overhead"
 PLAIN, CHECKPOINTED = "A", "B"
 #: Spark snapshots RocksDB every 10 versions at the earliest; after 20 there is one, not only changelogs.
 FILL_BATCHES = 20
-#: Batches before the measured ones: the first loads the state, the next ones fill caches.
-WARM_UP_BATCHES = 10
 RETAINED = 10
+#: Seconds that one block may take at most.
+PATIENCE = 900.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +88,7 @@ class Options:
     partitions: int
     touched: float
     maintenance: float
-    warm_up_runs: int
+    warm_up_blocks: int
     seed: int
 
     @property
@@ -108,11 +112,10 @@ class Checkpoint:
 
 
 @dataclass(slots=True)
-class Run:
-    """One run of the query and what it cost."""
+class Block:
+    """Some batches in a row of one kind and what they cost."""
 
     kind: str
-    load_before: float = -1.0
     rows: int = 0
     seconds: float = -1.0
     rows_per_second: float = -1.0
@@ -127,10 +130,10 @@ class Run:
 
 
 class Cpu:
-    """CPU seconds of this process and its JVM, and of everything else on the machine, since it was made."""
+    """CPU seconds of some processes, and of everything else on the machine, since it was made."""
 
-    def __init__(self, jvm: int | None) -> None:
-        self._processes = [psutil.Process(), *([psutil.Process(jvm)] if jvm is not None else [])]
+    def __init__(self, processes: Sequence[psutil.Process]) -> None:
+        self._processes = processes
         self._own, self._machine = self._own_now(), self._machine_now()
 
     def since(self) -> tuple[float, float]:
@@ -147,230 +150,342 @@ class Cpu:
         return float(sum(times.get(kind, 0) for kind in ("user", "nice", "system", "irq", "softirq", "steal")))
 
 
-class Benchmark:
-    """The prepared state and the runs that go on from it."""
+def start_spark(options: Options) -> SparkSession:
+    """The session of every process of this benchmark."""
+    spark = start_session(
+        JOB,
+        "local[2]",
+        {
+            "spark.driver.bindAddress": "127.0.0.1",
+            "spark.driver.host": "127.0.0.1",
+            "spark.driver.memory": "2g",
+            "spark.sql.shuffle.partitions": str(options.partitions),
+            "spark.ui.enabled": "false",
+            "spark.ui.showConsoleProgress": "false",
+            # Maintenance uploads RocksDB snapshots. At Spark's 60 s a short benchmark would see few, and new bytes
+            # per checkpoint would look better than they are.
+            "spark.sql.streaming.stateStore.maintenanceInterval": f"{round(options.maintenance * 1000)}ms",
+            "spark.sql.streaming.numRecentProgressUpdates": "1000",
+            # How often a query without new files looks for some.
+            "spark.sql.streaming.pollingDelay": "100ms",
+        },
+    )
+    spark.sparkContext.setLogLevel("ERROR")
+    return spark
+
+
+def query_over(session: SparkSession, files: Path) -> DataStreamWriter:
+    """The query, over the files of one directory."""
+    rows = session.readStream.schema("k LONG, v LONG").option("maxFilesPerTrigger", 1).parquet(str(files))
+    counts = rows.groupBy("k").agg(F.count("*").alias("rows"), F.sum("v").alias("total"))
+    return counts.writeStream.format("noop").outputMode("update").trigger(processingTime="0 seconds")
+
+
+class Input:
+    """Files of random keys. Spark takes files by modification time, so each is a second later."""
 
     def __init__(self, options: Options, directory: Path) -> None:
         self._options = options
         self._directory = directory
-        self._input = directory / "input"
-        self._storage = directory / "prepared"
-        self._clock = SystemClock()
         self._random = np.random.default_rng(options.seed)
-        self._files = 0
-        self._spark = start_session(
-            JOB,
-            "local[2]",
-            {
-                "spark.driver.bindAddress": "127.0.0.1",
-                "spark.driver.host": "127.0.0.1",
-                "spark.driver.memory": "2g",
-                "spark.sql.shuffle.partitions": str(options.partitions),
-                "spark.ui.enabled": "false",
-                "spark.ui.showConsoleProgress": "false",
-                # Maintenance uploads RocksDB snapshots. At Spark's 60 s a short run would see none, and new bytes
-                # per checkpoint would look better than they are.
-                "spark.sql.streaming.stateStore.maintenanceInterval": f"{round(options.maintenance * 1000)}ms",
-                "spark.sql.streaming.numRecentProgressUpdates": "100000",
-            },
-        )
-        self._spark.sparkContext.setLogLevel("ERROR")
-        self._session: SparkSession = self._spark
+        self._written = 0
+        directory.mkdir(parents=True)
 
-    def stop(self) -> None:
-        """Stop Spark."""
-        self._spark.stop()
+    def every_key_once(self) -> list[Path]:
+        """Files that together hold each key once."""
+        return [
+            self._write(keys) for keys in np.array_split(self._random.permutation(self._options.keys), FILL_BATCHES)
+        ]
 
-    def prepare(self) -> CheckpointMetadata:
-        """Fill the state with every key, capture it with the library, and write the files to be measured."""
-        options = self._options
-        for keys in np.array_split(self._random.permutation(options.keys), FILL_BATCHES):
-            self._write_input(keys)
-        live = CheckpointLocation(self._directory / "fill" / "checkpoint")
-        session = streaming_session(self._spark, None)
-        writer = self._query(session).option("checkpointLocation", str(live.path))
-        query = writer.trigger(processingTime="0 seconds").start()
-        try:
-            wait_for(lambda: self._is_filled(query, live), "the state to be filled and snapshotted", seconds=600)
-        finally:
-            query.stop()
-        metadata = self._capture(live)
-        self._forget_state()
-        shutil.rmtree(self._directory / "fill")
-        for _ in range(WARM_UP_BATCHES + options.batches):
-            self._write_input(self._random.integers(0, options.keys, options.rows))
-        return metadata
+    def block(self) -> list[Path]:
+        """The files of a block, one per batch."""
+        size = self._options.rows
+        return [self._write(self._random.integers(0, self._options.keys, size)) for _ in range(self._options.batches)]
 
-    def run(self, kind: str) -> Run:
-        """One run in a fresh directory, which is gone afterwards."""
-        directory = self._directory / "run"
-        shutil.rmtree(directory, ignore_errors=True)
-        run = Run(kind)
-        (self._plain if kind == PLAIN else self._checkpointed)(run, directory)
-        self._forget_state()
-        shutil.rmtree(directory)
-        return run
-
-    def _plain(self, run: Run, directory: Path) -> None:
-        catalog = CheckpointCatalog(open_filesystem(str(self._storage)), JOB)
-        prepared = catalog.resolve("chk-1")
-        catalog.materialize(prepared, directory)
-        live = directory / "checkpoint"
-        prepare_location(live)
-        self._settle(run)
-        session = streaming_session(self._spark, prepared.facts)
-        writer = self._query(session).queryName(JOB).option("checkpointLocation", str(live))
-        cpu = self._cpu()
-        query = writer.start()
-        query.awaitTermination()
-        run.cpu_seconds, run.others_cpu_seconds = cpu.since()
-        self._measure(run, query)
-
-    def _checkpointed(self, run: Run, directory: Path) -> None:
-        shutil.copytree(self._storage, directory / "storage")
-        storage = open_filesystem(str(directory / "storage"))
-        catalog = CheckpointCatalog(storage, JOB)
-        job = StreamingJob(
-            name=JOB,
-            query=self._query,
-            session=lambda: self._spark,
-            config=CheckpointConfig(interval=f"{round(self._options.interval * 1000)} ms", num_retained=RETAINED),
-            restart=RestartStrategies.no_restart(),
-            filesystem=storage,
-            working_directory=directory / "live",
-            deployment="benchmark",
-            inline_threshold=DEFAULT_INLINE_THRESHOLD,
-        )
-        queries: list[StreamingQuery] = []
-        cpus: list[Cpu] = []
-
-        def start(emit: Callable[[Event], None]) -> StreamingRun:
-            def seen(event: Event) -> None:
-                if isinstance(event, Started):
-                    cpus.append(self._cpu())
-                    queries.extend(self._session.streams.active)
-                emit(event)
-
-            return StreamingRun(
-                job, run_id=str(uuid.uuid4()), restore_from="latest", series=None, clock=self._clock, emit=seen
-            )
-
-        self._settle(run)
-        result = supervise(start, lambda event: _note(run, event, catalog))
-        run.cpu_seconds, run.others_cpu_seconds = cpus[0].since()
-        if result.status is not JobStatus.FINISHED:
-            raise RuntimeError(f"The checkpointed run ended {result.status}")
-        self._measure(run, queries[0])
-
-    def _measure(self, run: Run, query: StreamingQuery) -> None:
-        """Throughput over the measured batches, from the first one's trigger to the last one's commit."""
-        if (error := query.exception()) is not None:
-            raise error
-        reports = [dict(report) for report in query.recentProgress if report["numInputRows"]]
-        measured = reports[-self._options.batches :]
-        expected = WARM_UP_BATCHES + self._options.batches
-        if len(reports) != expected:
-            raise RuntimeError(f"{len(reports)} batches with data instead of {expected}")
-        durations = [float(report["batchDuration"]) for report in measured]
-        run.rows = sum(int(report["numInputRows"]) for report in measured)
-        run.seconds = _seconds(measured[-1]) + durations[-1] / 1000 - _seconds(measured[0])
-        run.rows_per_second = run.rows / run.seconds
-        run.batch_ms_p50, run.batch_ms_p95 = _percentile(durations, 50), _percentile(durations, 95)
-        run.state_rows = sum(int(operator["numRowsTotal"]) for operator in measured[-1]["stateOperators"])
-        run.last_batch = int(measured[-1]["batchId"])
-        if run.state_rows != self._options.keys or run.rows != self._options.batches * self._options.rows:
-            raise RuntimeError(f"Not the work that was to be measured: {run.rows} rows, {run.state_rows} keys")
-
-    def _query(self, session: SparkSession) -> DataStreamWriter:
-        self._session = session
-        rows = session.readStream.schema("k LONG, v LONG").option("maxFilesPerTrigger", 1).parquet(str(self._input))
-        counts = rows.groupBy("k").agg(F.count("*").alias("rows"), F.sum("v").alias("total"))
-        return counts.writeStream.format("noop").outputMode("update").trigger(availableNow=True)
-
-    def _write_input(self, keys: np.ndarray[Any, Any]) -> None:
-        """The next input file. Spark takes files by modification time, so each is a second later."""
-        self._input.mkdir(parents=True, exist_ok=True)
+    def _write(self, keys: np.ndarray[Any, Any]) -> Path:
+        target = self._directory / f"{self._written:06}.parquet"
         table = pa.table({"k": keys.astype("int64"), "v": self._random.integers(0, 1_000_000, len(keys))})
-        hidden, target = self._input / ".next.parquet", self._input / f"{self._files:06}.parquet"
-        pq.write_table(table, hidden)
-        modified = time.time() - 86_400 + self._files
-        os.utime(hidden, (modified, modified))
-        hidden.replace(target)
-        self._files += 1
+        pq.write_table(table, target)
+        modified = time.time() - 86_400 + self._written
+        os.utime(target, (modified, modified))
+        self._written += 1
+        return target
 
-    def _is_filled(self, query: StreamingQuery, live: CheckpointLocation) -> bool:
+
+class Feed:
+    """The directory every query reads: one path, because Spark's source logs name files by it."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory / "input"
+        self.directory.mkdir(parents=True, exist_ok=True)
+
+    def show(self, files: Sequence[Path]) -> None:
+        """Let the query that runs now see ``files``."""
+        for file in files:
+            os.link(file, self.directory / file.name)
+
+    def hide(self, files: Sequence[Path]) -> None:
+        """Take them away again, before another query runs."""
+        for file in files:
+            (self.directory / file.name).unlink()
+
+
+def fill(options: Options, directory: Path, files: Sequence[Path], answer: Connection) -> None:
+    """Fill the state with every key and capture it with the library; a process of its own."""
+    spark = start_spark(options)
+    live = CheckpointLocation(directory / "fill" / "checkpoint")
+    feed = Feed(directory)
+    feed.show(files)
+    writer = query_over(streaming_session(spark, None), feed.directory)
+    query = writer.option("checkpointLocation", str(live.path)).start()
+
+    def filled() -> bool:
         if (error := query.exception()) is not None:
             raise error
         if live.last_committed() != FILL_BATCHES - 1:
             return False
-        partitions = [live.path / "state" / "0" / str(number) for number in range(self._options.partitions)]
+        partitions = [live.path / "state" / "0" / str(number) for number in range(options.partitions)]
         return all(list(partition.glob("*.zip")) for partition in partitions)
 
-    def _capture(self, live: CheckpointLocation) -> CheckpointMetadata:
-        """The filled state as ``chk-1`` of a job that ended in order."""
-        catalog = CheckpointCatalog(open_filesystem(str(self._storage)), JOB)
-        catalog.filesystem.probe()
-        run_id, now = uuid.uuid4().hex, iso(self._clock.time())
-        claim = catalog.epochs.claim(
-            token=uuid.uuid4().hex, series=None, run_id=run_id, host=this_host(), pid=os.getpid(), now=now
+    wait_for(filled, "the state to be filled and snapshotted", seconds=PATIENCE)
+    query.stop()
+    metadata = _capture(live, directory, spark.version)
+    spark.stop()
+    shutil.rmtree(directory / "fill")
+    # The last one stays: a query that goes on from here looks at the last batch's files once more.
+    feed.hide(files[:-1])
+    answer.send({"bytes": metadata.size, "files": len(metadata.files)})
+
+
+def _capture(live: CheckpointLocation, directory: Path, spark_version: str) -> CheckpointMetadata:
+    """The filled state as ``chk-1`` of a job that ended in order."""
+    clock = SystemClock()
+    catalog = CheckpointCatalog(open_filesystem(str(directory / "prepared")), JOB)
+    catalog.filesystem.probe()
+    run_id, now = uuid.uuid4().hex, iso(clock.time())
+    claim = catalog.epochs.claim(
+        token=uuid.uuid4().hex, series=None, run_id=run_id, host=this_host(), pid=os.getpid(), now=now
+    )
+    choice = Choice(run_id, None, 1, 0, str(live.path), this_host(), None, "the state is filled")
+    catalog.epochs.record_choice(claim.epoch, choice)
+    store = CompletedCheckpointStore(
+        catalog,
+        claim,
+        job_id=run_id,
+        first_id=1,
+        restored_from=None,
+        mode=CheckpointingMode.EXACTLY_ONCE.value,
+        clock=clock,
+    )
+    pending = store.begin()
+    snapshot = StreamingSource(live, directory / "pins", None, spark_version, lambda: None).pin(FILL_BATCHES - 1)
+    try:
+        metadata = store.write(pending, snapshot)
+    finally:
+        snapshot.release()
+    end = End(JobStatus.FINISHED.value, "filled", discarded=False, ended_at=iso(clock.time()))
+    catalog.epochs.record_end(claim.epoch, end)
+    return metadata
+
+
+class Worker:
+    """One kind's query in its own process: is told files, answers what working through them cost."""
+
+    def __init__(self, kind: str, options: Options, directory: Path, orders: Connection) -> None:
+        self._kind = kind
+        self._options = options
+        self._directory = directory / kind
+        self._prepared = directory / "prepared"
+        self._feed = Feed(directory)
+        self._orders = orders
+        self._seen = FILL_BATCHES - 1
+        self._checkpoints: list[Checkpoint] = []
+        self._failed = 0
+
+    def run(self) -> None:
+        """Serve blocks until there are no more orders."""
+        spark = start_spark(self._options)
+        if self._kind == PLAIN:
+            self._plain(spark)
+        else:
+            self._checkpointed(spark)
+
+    def _plain(self, spark: SparkSession) -> None:
+        catalog = CheckpointCatalog(open_filesystem(str(self._prepared)), JOB)
+        prepared = catalog.resolve("chk-1")
+        catalog.materialize(prepared, self._directory / "live")
+        live = self._directory / "live" / "checkpoint"
+        prepare_location(live)
+        writer = query_over(streaming_session(spark, prepared.facts), self._feed.directory)
+        query = writer.queryName(JOB).option("checkpointLocation", str(live)).start()
+        self._serve(query, live)
+        spark.stop()
+
+    def _checkpointed(self, spark: SparkSession) -> None:
+        shutil.copytree(self._prepared, self._directory / "storage")
+        storage = open_filesystem(str(self._directory / "storage"))
+        catalog = CheckpointCatalog(storage, JOB)
+        sessions: list[SparkSession] = []
+
+        def query(session: SparkSession) -> DataStreamWriter:
+            sessions.append(session)
+            return query_over(session, self._feed.directory)
+
+        job = StreamingJob(
+            name=JOB,
+            query=query,
+            session=lambda: spark,
+            config=CheckpointConfig(interval=f"{round(self._options.interval * 1000)} ms", num_retained=RETAINED),
+            restart=RestartStrategies.no_restart(),
+            filesystem=storage,
+            working_directory=self._directory / "live",
+            deployment="benchmark",
+            inline_threshold=DEFAULT_INLINE_THRESHOLD,
         )
-        choice = Choice(run_id, None, 1, 0, str(live.path), this_host(), None, "the state is filled")
-        catalog.epochs.record_choice(claim.epoch, choice)
-        store = CompletedCheckpointStore(
-            catalog,
-            claim,
-            job_id=run_id,
-            first_id=1,
-            restored_from=None,
-            mode=CheckpointingMode.EXACTLY_ONCE.value,
-            clock=self._clock,
-        )
-        source = StreamingSource(live, self._directory / "pins", None, self._spark.version, lambda: None)
-        pending = store.begin()
-        snapshot = source.pin(FILL_BATCHES - 1)
-        try:
-            metadata = store.write(pending, snapshot)
-        finally:
-            snapshot.release()
-        end = End(JobStatus.FINISHED.value, "filled", discarded=False, ended_at=iso(self._clock.time()))
-        catalog.epochs.record_end(claim.epoch, end)
-        return metadata
 
-    def _forget_state(self) -> None:
-        """Unload every state store, so that each run begins with none, its maintenance at the same phase."""
-        package = self._spark._jvm.org.apache.spark.sql.execution.streaming.state  # type: ignore[union-attr] # noqa: SLF001
-        getattr(getattr(package, "StateStore$"), "MODULE$").stop()
-
-    def _settle(self, run: Run) -> None:
-        """What earlier runs left to the collector and the disk is not this run's cost."""
-        self._spark._jvm.System.gc()  # type: ignore[union-attr] # noqa: SLF001
-        os.sync()
-        run.load_before = round(os.getloadavg()[0], 2)
-
-    def _cpu(self) -> Cpu:
-        return Cpu(driver_jvm_pid(self._spark))
-
-
-def _note(run: Run, event: Event, catalog: CheckpointCatalog) -> None:
-    if isinstance(event, CheckpointFailed):
-        run.failed_checkpoints += 1
-    # The last checkpoint is taken when the query has ended; it has no `align` and delays no batch.
-    if isinstance(event, CheckpointCompleted) and "align" in event.metadata.timings_ms:
-        metadata = event.metadata
-        manifest = Path(catalog.pointer(metadata)) / "_metadata"
-        inline = sum(len(file.inline) for file in metadata.files if file.inline is not None)
-        run.checkpoints.append(
-            Checkpoint(
-                batch=metadata.batch,
-                files=len(metadata.files),
-                full_bytes=metadata.size,
-                new_bytes=metadata.new_bytes,
-                written_bytes=metadata.new_bytes - inline + manifest.stat().st_size,
-                align_ms=metadata.timings_ms["align"],
-                pin_ms=metadata.timings_ms["pin"],
-                write_ms=metadata.timings_ms["write"],
+        def start(emit: Callable[[Event], None]) -> StreamingRun:
+            return StreamingRun(
+                job, run_id=str(uuid.uuid4()), restore_from="latest", series=None, clock=SystemClock(), emit=emit
             )
-        )
+
+        def serve() -> None:
+            live = next((self._directory / "live").glob("*/checkpoint"))
+            (running,) = sessions[-1].streams.active
+            self._serve(running, live)
+
+        def seen(event: Event) -> None:
+            self._note(event, catalog)
+            if isinstance(event, Started):
+                threading.Thread(target=serve, daemon=True).start()
+
+        if supervise(start, seen).status is not JobStatus.FINISHED:
+            raise RuntimeError("The checkpointed run did not end in order")
+
+    def _serve(self, query: StreamingQuery, live: Path) -> None:
+        processes = [psutil.Process(), *psutil.Process().children(recursive=True)]
+        location = CheckpointLocation(live)
+        self._orders.send("ready")
+        while (files := self._orders.recv()) is not None:
+            self._checkpoints, self._failed = [], 0
+            cpu = Cpu(processes)
+            self._feed.show(files)
+            last = self._seen + len(files)
+            wait_for(lambda last=last: self._is_done(query, location, last), f"batch {last}", seconds=PATIENCE)
+            own, others = cpu.since()
+            self._feed.hide(files)
+            block = Block(self._kind, cpu_seconds=own, others_cpu_seconds=others)
+            self._measure(block, query, last)
+            if self._kind == CHECKPOINTED:
+                # Its cost is no part of the block: at one a second, as many were taken within as it takes seconds.
+                wait_for(lambda last=last: self._has(last), f"the checkpoint of batch {last}", seconds=PATIENCE)
+                block.checkpoints = [item for item in self._checkpoints if item.batch < last]
+                block.failed_checkpoints = self._failed
+            self._seen = last
+            self._orders.send(block)
+        query.stop()
+
+    @staticmethod
+    def _is_done(query: StreamingQuery, location: CheckpointLocation, batch: int) -> bool:
+        if not query.isActive:
+            raise query.exception() or RuntimeError("The query stopped")
+        return location.last_committed() == batch
+
+    def _has(self, batch: int) -> bool:
+        return any(item.batch == batch for item in self._checkpoints)
+
+    def _measure(self, block: Block, query: StreamingQuery, last: int) -> None:
+        """Throughput from the first batch's trigger to the last one's commit, as Spark reports them."""
+
+        def reports() -> list[dict[str, Any]]:
+            if (error := query.exception()) is not None:
+                raise error
+            found = [dict(report) for report in query.recentProgress if report["numInputRows"]]
+            return [report for report in found if self._seen < report["batchId"] <= last]
+
+        wait_for(lambda: len(reports()) == last - self._seen, f"the reports up to batch {last}", seconds=PATIENCE)
+        measured = reports()
+        durations = [float(report["batchDuration"]) for report in measured]
+        block.rows = sum(int(report["numInputRows"]) for report in measured)
+        block.seconds = _seconds(measured[-1]) + durations[-1] / 1000 - _seconds(measured[0])
+        block.rows_per_second = block.rows / block.seconds
+        block.batch_ms_p50, block.batch_ms_p95 = _percentile(durations, 50), _percentile(durations, 95)
+        block.state_rows = sum(int(operator["numRowsTotal"]) for operator in measured[-1]["stateOperators"])
+        block.last_batch = last
+        if block.state_rows != self._options.keys or block.rows != self._options.batches * self._options.rows:
+            raise RuntimeError(f"Not the work that was to be measured: {block.rows} rows, {block.state_rows} keys")
+
+    def _note(self, event: Event, catalog: CheckpointCatalog) -> None:
+        if isinstance(event, CheckpointFailed):
+            self._failed += 1
+        # The very last checkpoint is taken when the query has ended; it has no `align` and delays no batch.
+        if isinstance(event, CheckpointCompleted) and "align" in event.metadata.timings_ms:
+            metadata = event.metadata
+            manifest = Path(catalog.pointer(metadata)) / "_metadata"
+            inline = sum(len(file.inline) for file in metadata.files if file.inline is not None)
+            self._checkpoints.append(
+                Checkpoint(
+                    batch=metadata.batch,
+                    files=len(metadata.files),
+                    full_bytes=metadata.size,
+                    new_bytes=metadata.new_bytes,
+                    written_bytes=metadata.new_bytes - inline + manifest.stat().st_size,
+                    align_ms=metadata.timings_ms["align"],
+                    pin_ms=metadata.timings_ms["pin"],
+                    write_ms=metadata.timings_ms["write"],
+                )
+            )
+
+
+class Turns:
+    """A worker's process, which runs only while it has a block to work through."""
+
+    def __init__(self, kind: str, options: Options, directory: Path) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._orders, theirs = context.Pipe()
+        self._process = context.Process(target=work, args=(kind, options, directory, theirs))
+        self._process.start()
+        theirs.close()
+        self._answer()
+        self._all = [psutil.Process(self._process.pid), *psutil.Process(self._process.pid).children(recursive=True)]
+        self._pause()
+
+    def block(self, files: Sequence[Path]) -> Block:
+        """Let it work through ``files``."""
+        self._go_on()
+        self._orders.send(files)
+        block: Block = self._answer()
+        self._pause()
+        return block
+
+    def stop(self) -> None:
+        """End it in order."""
+        self._go_on()
+        self._orders.send(None)
+        self._process.join(PATIENCE)
+
+    def kill(self) -> None:
+        """End it as it is."""
+        for process in self._all:
+            if process.is_running():
+                process.kill()
+
+    def _answer(self) -> Any:
+        if not self._orders.poll(PATIENCE):
+            raise TimeoutError("A worker did not answer")
+        return self._orders.recv()
+
+    def _pause(self) -> None:
+        for process in self._all:
+            process.suspend()
+
+    def _go_on(self) -> None:
+        for process in reversed(self._all):
+            process.resume()
+
+
+def work(kind: str, options: Options, directory: Path, orders: Connection) -> None:
+    """The body of a worker's process."""
+    Worker(kind, options, directory, orders).run()
 
 
 def _seconds(report: Mapping[str, Any]) -> float:
@@ -396,9 +511,9 @@ def student_t(probability: float, freedom: int) -> float:
     return (low + high) / 2
 
 
-def summarize(runs: Sequence[Run]) -> dict[str, Any]:
-    """The figures of the README. ``runs`` are in pairs of A and B, in whichever order within a pair."""
-    pairs = [sorted(runs[index : index + 2], key=lambda run: run.kind) for index in range(0, len(runs), 2)]
+def summarize(blocks: Sequence[Block]) -> dict[str, Any]:
+    """The figures of the README. ``blocks`` are in pairs of A and B, in whichever order within a pair."""
+    pairs = [sorted(blocks[index : index + 2], key=lambda block: block.kind) for index in range(0, len(blocks), 2)]
     ratios = [checkpointed.rows_per_second / plain.rows_per_second for plain, checkpointed in pairs]
     logs = [math.log(ratio) for ratio in ratios]
     mean = statistics.fmean(logs)
@@ -406,15 +521,15 @@ def summarize(runs: Sequence[Run]) -> dict[str, Any]:
     if len(logs) > 1:
         error = statistics.stdev(logs) / math.sqrt(len(logs))
         bound = round(math.exp(mean - student_t(0.95, len(logs) - 1) * error), 4)
-    # In A B B A ... neighbours of one kind were run right after each other: what differs between them is noise.
+    # In A B B A ... neighbours of one kind followed each other: what differs between them is noise.
     neighbours = [
         abs(math.log(second.rows_per_second / first.rows_per_second))
-        for first, second in zip(runs[1::2], runs[2::2], strict=False)
+        for first, second in zip(blocks[1::2], blocks[2::2], strict=False)
         if first.kind == second.kind
     ]
-    by_kind = {kind: [run for run in runs if run.kind == kind] for kind in (PLAIN, CHECKPOINTED)}
-    taken = [checkpoint for run in by_kind[CHECKPOINTED] for checkpoint in run.checkpoints]
-    seconds = {kind: sum(run.seconds for run in of) for kind, of in by_kind.items()}
+    by_kind = {kind: [block for block in blocks if block.kind == kind] for kind in (PLAIN, CHECKPOINTED)}
+    taken = [checkpoint for block in by_kind[CHECKPOINTED] for checkpoint in block.checkpoints]
+    seconds = {kind: sum(block.seconds for block in of) for kind, of in by_kind.items()}
     summary: dict[str, Any] = {
         "ratios": [round(ratio, 4) for ratio in ratios],
         "ratio_median": round(statistics.median(ratios), 4),
@@ -423,15 +538,15 @@ def summarize(runs: Sequence[Run]) -> dict[str, Any]:
         "ratio_lower_95_method": "one-sided, Student's t on the log ratios of the pairs",
         "noise_between_equal_neighbours_median": round(statistics.median(neighbours), 4) if neighbours else None,
         "rows_per_second_median": {
-            kind: round(statistics.median(run.rows_per_second for run in of)) for kind, of in by_kind.items()
+            kind: round(statistics.median(block.rows_per_second for block in of)) for kind, of in by_kind.items()
         },
-        "cpu_seconds_median": {
-            kind: round(statistics.median(run.cpu_seconds for run in of), 2) for kind, of in by_kind.items()
+        "cpu_seconds_mean": {
+            kind: round(statistics.fmean(block.cpu_seconds for block in of), 2) for kind, of in by_kind.items()
         },
-        "others_cpu_seconds_median": round(statistics.median(run.others_cpu_seconds for run in runs), 2),
+        "others_cpu_seconds_mean": round(statistics.fmean(block.others_cpu_seconds for block in blocks), 2),
         "measured_seconds": {kind: round(value, 1) for kind, value in seconds.items()},
         "checkpoints": len(taken),
-        "failed_checkpoints": sum(run.failed_checkpoints for run in runs),
+        "failed_checkpoints": sum(block.failed_checkpoints for block in blocks),
     }
     if taken:
         summary |= _checkpoint_figures(taken)
@@ -465,13 +580,13 @@ def _checkpoint_figures(taken: Sequence[Checkpoint]) -> dict[str, Any]:
     }
 
 
-def _say_run(number: int | str, run: Run) -> None:
-    new = statistics.fmean(item.new_bytes for item in run.checkpoints) if run.checkpoints else 0
-    pin = _percentile([item.pin_ms for item in run.checkpoints], 95)
+def _say_block(number: int | str, block: Block) -> None:
+    new = statistics.fmean(item.new_bytes for item in block.checkpoints) if block.checkpoints else 0
+    pin = max((item.pin_ms for item in block.checkpoints), default=math.nan)
     print(
-        f"{number:>4} {run.kind} {run.rows_per_second:>10,.0f} {run.seconds:>8.1f} {run.batch_ms_p50:>8.0f} "
-        f"{run.batch_ms_p95:>8.0f} {run.cpu_seconds:>7.1f} {run.others_cpu_seconds:>7.1f} {run.load_before:>5.1f} "
-        f"{len(run.checkpoints):>5} {pin:>8.1f} {new / 1e6:>8.2f}",
+        f"{number:>4} {block.kind} {block.rows_per_second:>10,.0f} {block.seconds:>8.1f} {block.batch_ms_p50:>8.0f} "
+        f"{block.batch_ms_p95:>8.0f} {block.cpu_seconds:>7.1f} {block.others_cpu_seconds:>7.1f} "
+        f"{len(block.checkpoints):>5} {pin:>8.1f} {new / 1e6:>8.2f}",
         flush=True,
     )
 
@@ -491,16 +606,16 @@ def main() -> int:
     """Parse the arguments and run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--keys", type=int, default=1_000_000, help="keys of state")
-    parser.add_argument("--batches", type=int, default=80, help="measured batches per run, after 10 to warm up")
-    parser.add_argument("--pairs", type=int, default=10, help="pairs of one plain and one checkpointed run")
+    parser.add_argument("--batches", type=int, default=10, help="batches per block")
+    parser.add_argument("--pairs", type=int, default=100, help="pairs of one plain and one checkpointed block")
     parser.add_argument("--interval", type=float, default=1.0, help="seconds between checkpoints")
     parser.add_argument("--partitions", type=int, default=2, help="state partitions")
     parser.add_argument("--touched", type=float, default=0.01, help="rows per batch as a share of the keys")
     parser.add_argument("--maintenance", type=float, default=10.0, help="seconds between Spark's state maintenance")
-    parser.add_argument("--warm-up-runs", type=int, default=2, help="runs (A, B, A, ...) before the pairs")
+    parser.add_argument("--warm-up-blocks", type=int, default=3, help="blocks of each kind before the pairs")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--directory", type=Path, default=ROOT / "artifacts" / "overhead", help="emptied first")
-    parser.add_argument("--output", type=Path, help="JSON with every run; default: overhead.json in the directory")
+    parser.add_argument("--output", type=Path, help="JSON with every block; default: overhead.json in the directory")
     arguments = vars(parser.parse_args())
     directory: Path = arguments.pop("directory").absolute()
     output: Path = (arguments.pop("output") or directory / "overhead.json").absolute()
@@ -508,39 +623,61 @@ def main() -> int:
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
     began = time.monotonic()
-    benchmark = Benchmark(options, directory)
-    runs: list[Run] = []
-    try:
-        prepared = benchmark.prepare()
-        filled = {"bytes": prepared.size, "files": len(prepared.files), "seconds": round(time.monotonic() - began, 1)}
-        print(
-            f"{options.keys:,} keys in {filled['files']} files, {filled['bytes']:,} bytes, filled after "
-            f"{filled['seconds']} s; {options.batches} batches of {options.rows:,} rows a run\n\n"
-            " run      rows/s  seconds  p50 ms   p95 ms   cpu s  others  load  chks  pin p95   new MB",
-            flush=True,
-        )
-        for number in range(options.warm_up_runs):
-            _say_run("warm", benchmark.run(PLAIN if number % 2 == 0 else CHECKPOINTED))
-        for pair in range(options.pairs):
-            for kind in (PLAIN, CHECKPOINTED) if pair % 2 == 0 else (CHECKPOINTED, PLAIN):
-                runs.append(benchmark.run(kind))
-                _say_run(len(runs), runs[-1])
-    finally:
-        benchmark.stop()
-    summary = {**summarize(runs), "minutes": round((time.monotonic() - began) / 60, 1)}
+    prepared, blocks = measure(options, directory)
+    summary = {**summarize(blocks), "minutes": round((time.monotonic() - began) / 60, 1)}
     _say_summary(summary)
     report = {
         "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": {"cpus": os.cpu_count(), "system": platform.platform(), "python": platform.python_version()},
         "parameters": asdict(options),
-        "prepared": filled,
+        "prepared": prepared,
         "summary": summary,
-        "runs": [asdict(run) for run in runs],
+        "blocks": [asdict(block) for block in blocks],
     }
     output.parent.mkdir(parents=True, exist_ok=True)
     output.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     print(f"\nreport: {output}")
     return 0
+
+
+def measure(options: Options, directory: Path) -> tuple[dict[str, int], list[Block]]:
+    """Fill the state, then blocks A B B A ...; what was filled, and the blocks."""
+    context = multiprocessing.get_context("spawn")
+    staged = Input(options, directory / "files")
+    ours, theirs = context.Pipe(duplex=False)
+    filling = context.Process(target=fill, args=(options, directory, staged.every_key_once(), theirs))
+    filling.start()
+    theirs.close()
+    prepared: dict[str, int] = ours.recv()
+    filling.join()
+    print(
+        f"{options.keys:,} keys in {prepared['files']} files, {prepared['bytes']:,} bytes; blocks of "
+        f"{options.batches} batches of {options.rows:,} rows\n\n"
+        " block    rows/s  seconds  p50 ms   p95 ms   cpu s  others  chks  max pin   new MB",
+        flush=True,
+    )
+    workers: dict[str, Turns] = {}
+    blocks: list[Block] = []
+    try:
+        for kind in (PLAIN, CHECKPOINTED):
+            workers[kind] = Turns(kind, options, directory)
+        for _ in range(options.warm_up_blocks):
+            files = staged.block()
+            for worker in workers.values():
+                _say_block("warm", worker.block(files))
+        for pair in range(options.pairs):
+            files = staged.block()
+            for kind in (PLAIN, CHECKPOINTED) if pair % 2 == 0 else (CHECKPOINTED, PLAIN):
+                blocks.append(workers[kind].block(files))
+                _say_block(len(blocks), blocks[-1])
+            for file in files:
+                file.unlink()
+        for worker in workers.values():
+            worker.stop()
+    finally:
+        for worker in workers.values():
+            worker.kill()
+    return prepared, blocks
 
 
 if __name__ == "__main__":

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dagster_ckpt.checkpoint.ancestry import line_of_descent
+from dagster_ckpt.checkpoint.ancestry import for_retention, line_of_descent
 from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
-from dagster_ckpt.config.retention import Retained, retain_newest
+from dagster_ckpt.config.retention import KeepNewest, decide
 
 JOB_ID = "0" * 32
 FIRST = CheckpointMetadata(
@@ -59,7 +59,15 @@ def test_an_ancestor_that_is_gone_ends_the_line() -> None:
 
 
 def test_retention_drops_abandoned_checkpoints_first() -> None:
-    kept = retain_newest(
-        [Retained("chk-1", (1, 1)), Retained("chk-2", (1, 2), abandoned=True), Retained("chk-3", (2, 3))], 2
+    completed = [checkpoint(1, 1, None), checkpoint(1, 2, None), checkpoint(2, 3, 1)]
+    known = for_retention(
+        [replace(item, written_at=f"2026-01-0{item.checkpoint_id}T00:00:00+00:00") for item in completed]
     )
-    assert [decision.name for decision in kept if decision.keep] == ["chk-1", "chk-3"]
+    assert [(item.name[-5:], item.key, item.abandoned) for item in known] == [
+        ("chk-1", (1, 1), False),
+        ("chk-2", (1, 2), True),
+        ("chk-3", (2, 3), False),
+    ]
+    assert known[2].written_at - known[0].written_at == 2 * 86_400
+    assert [decision.keep for decision in decide(KeepNewest(2), known, 0)] == [True, False, True]
+    assert for_retention([]) == []
