@@ -91,7 +91,7 @@ class SharedState:
         """The names in ``shared/`` that a completed checkpoint or an attempt needs."""
         with self._lock:
             pinned = frozenset().union(*self._in_flight.values())
-            return frozenset(PurePosixPath(name).name for name in references(self._retained) | pinned)
+            return frozenset(name.rpartition("/")[2] for name in references(self._retained) | pinned)
 
     def release(self, number: int) -> None:
         """The attempt is over; what it refers to is needed only if it completed."""

@@ -10,7 +10,6 @@ import contextlib
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import PurePosixPath
 
 from dagster_ckpt.checkpoint.ancestry import for_retention
 from dagster_ckpt.checkpoint.catalog import CheckpointCatalog, references
@@ -253,6 +252,8 @@ class CompletedCheckpointStore:
 
     def _settle(self) -> None:
         """Find out what became of publishes whose outcome was unknown, before anything is decided on them."""
+        if not self._unsettled:
+            return
         for metadata in list(self._unsettled):
             with contextlib.suppress(CheckpointNotFound):
                 self._catalog.load(self.job_id, metadata.checkpoint_id)
@@ -268,7 +269,7 @@ class CompletedCheckpointStore:
         self._shared.retain(self._retained)
         # Not even on record: a run that finishes this deletion later cannot know of an attempt that is under way now.
         needed = self._shared.in_use()
-        names = sorted({PurePosixPath(name).name for name in candidates} - needed)
+        names = sorted({name.rpartition("/")[2] for name in candidates} - needed)
         if self._broken:
             names = []  # an unreadable manifest may need any shared file: they stay until somebody has looked at it
         self._deletions.delete(

@@ -17,7 +17,8 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -40,6 +41,10 @@ __all__ = [
 
 _T = TypeVar("_T")
 _CACHED_PARSES = 8192  # a few hundred bytes each; zips of several retained versions of 10^3 stores
+#: More than the resolution of modification times on any file system in use.
+_CLOCK_TICK_NS = 50_000_000
+#: Seconds after which a log is read again whatever its modification time says: clocks of file servers differ.
+_UNREAD_AT_MOST = 1.0
 _PROVIDER_CONF = "spark.sql.streaming.stateStore.providerClass"
 _PARTITIONS_CONF = "spark.sql.shuffle.partitions"
 _SCHEMAS = "_stateSchema"
@@ -231,6 +236,15 @@ def schema_path(recorded: str) -> str:
     return f"{_SCHEMAS}/{tail}"
 
 
+@dataclass(frozen=True, slots=True)
+class _Log:
+    """What a log's directory listed when it had last changed at ``changed``."""
+
+    changed: int
+    good_until: float
+    batches: Sequence[int]
+
+
 class CheckpointLocation:
     """Spark's live checkpointLocation at a local path.
 
@@ -240,6 +254,7 @@ class CheckpointLocation:
     def __init__(self, path: Path) -> None:
         self.path = Path(path)
         self._parsed: dict[tuple[int, ...], Any] = {}
+        self._logs: dict[str, _Log] = {}
 
     def last_committed(self) -> int | None:
         """The greatest committed batch, ``None`` before the first commit."""
@@ -318,8 +333,24 @@ class CheckpointLocation:
         found: _T = self._parsed[key]
         return found
 
-    def _batches(self, directory: str) -> list[int]:
-        return [int(name) for name in self.names(directory) if name.isdigit()]
+    def _batches(self, directory: str) -> Sequence[int]:
+        """The batches a log has entries of. Asked every few milliseconds, so an unchanged directory is not read again.
+
+        Its modification time tells only changes that are further apart than the file system's clock ticks; what was
+        read while that time was fresh is read again.
+        """
+        try:
+            changed = os.stat(f"{self.path}/{directory}").st_mtime_ns  # noqa: PTH116 - half the time of Path.stat
+        except (FileNotFoundError, NotADirectoryError):
+            return ()
+        known = self._logs.get(directory)
+        if known is not None and known.changed == changed and time.monotonic() < known.good_until:
+            return known.batches
+        settled = changed < time.time_ns() - _CLOCK_TICK_NS
+        good_until = time.monotonic() + _UNREAD_AT_MOST if settled else 0.0
+        batches = tuple(int(name) for name in self.names(directory) if name.isdigit())
+        self._logs[directory] = _Log(changed, good_until, batches)
+        return batches
 
     def _text(self, where: str) -> str:
         try:

@@ -52,6 +52,7 @@ def test_every_operation_of_the_port_passes_the_choke_point(memory: MemoryFileSy
     disk.read("f")
     disk.fetch("f", tmp_path / "f")
     disk.checksum("f")
+    disk.size("f")
     disk.list("")
     disk.remove("f")
     disk.remove_directory("d")
