@@ -20,6 +20,7 @@ import multiprocessing
 import os
 import platform
 import shutil
+import signal
 import statistics
 import sys
 import threading
@@ -442,7 +443,7 @@ class Turns:
     def __init__(self, kind: str, options: Options, directory: Path) -> None:
         context = multiprocessing.get_context("spawn")
         self._orders, theirs = context.Pipe()
-        self._process = context.Process(target=work, args=(kind, options, directory, theirs))
+        self._process = context.Process(target=work, args=(kind, options, directory, theirs), daemon=True)
         self._process.start()
         theirs.close()
         self._answer()
@@ -606,8 +607,8 @@ def main() -> int:
     """Parse the arguments and run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--keys", type=int, default=1_000_000, help="keys of state")
-    parser.add_argument("--batches", type=int, default=10, help="batches per block")
-    parser.add_argument("--pairs", type=int, default=100, help="pairs of one plain and one checkpointed block")
+    parser.add_argument("--batches", type=int, default=3, help="batches per block")
+    parser.add_argument("--pairs", type=int, default=300, help="pairs of one plain and one checkpointed block")
     parser.add_argument("--interval", type=float, default=1.0, help="seconds between checkpoints")
     parser.add_argument("--partitions", type=int, default=2, help="state partitions")
     parser.add_argument("--touched", type=float, default=0.01, help="rows per batch as a share of the keys")
@@ -620,6 +621,8 @@ def main() -> int:
     directory: Path = arguments.pop("directory").absolute()
     output: Path = (arguments.pop("output") or directory / "overhead.json").absolute()
     options = Options(**arguments)
+    # So that no stopped process outlives this one.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
     began = time.monotonic()
