@@ -17,7 +17,8 @@ defs = dg.Definitions.merge(
         [flight_delays, flight_delays_daily],
         resources={
             "checkpoint_storage": FileSystemCheckpointStorage(
-                checkpoint_path=os.fspath(DataPaths.from_environment().checkpoints)
+                checkpoint_path=os.fspath(DataPaths.from_environment().checkpoints),
+                savepoint_path=os.fspath(DataPaths.from_environment().savepoints),
             ),
             "spark": SparkSessionResource(
                 master="local[2]",

@@ -60,6 +60,11 @@ class DataPaths:
         """The checkpoint path of the example's storage."""
         return self.root / "checkpoints"
 
+    @property
+    def savepoints(self) -> Path:
+        """Where the example's savepoints go."""
+        return self.root / "savepoints"
+
 
 def max_files_per_trigger() -> int:
     """Landed files per micro-batch, from ``DAGSTER_CKPT_MAX_FILES_PER_TRIGGER``, else 4.

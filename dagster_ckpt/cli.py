@@ -1,10 +1,13 @@
-"""``dagster-ckpt``: look at checkpoints from the command line. Reads the storage only, without Spark or Dagster."""
+"""``dagster-ckpt``: checkpoints and savepoints from the command line. Needs the storage only, no Spark or Dagster."""
 
 from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import click
@@ -14,12 +17,14 @@ from rich.table import Table
 from dagster_ckpt.checkpoint.ancestry import for_retention
 from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
 from dagster_ckpt.checkpoint.clock import SystemClock
-from dagster_ckpt.checkpoint.layout import CONTROL_DIR
+from dagster_ckpt.checkpoint.layout import CONTROL_DIR, METADATA_FILE_NAME
 from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
 from dagster_ckpt.checkpoint.reclaiming import reclaimable_bytes
+from dagster_ckpt.checkpoint.savepoint_asking import take_savepoint
+from dagster_ckpt.checkpoint.savepoints import dispose_savepoint
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.config.retention import decide
-from dagster_ckpt.errors import CheckpointError, CheckpointNotFound, CorruptCheckpoint
+from dagster_ckpt.errors import CheckpointError, CheckpointNotFound, CorruptCheckpoint, InvalidConfiguration
 from dagster_ckpt.filesystem import FileSystem, open_filesystem
 
 __all__ = ["main"]
@@ -49,7 +54,7 @@ class _Group(click.Group):
 @click.group(cls=_Group)
 @click.version_option(package_name="dagster-ckpt")
 def main() -> None:
-    """Checkpoints of Spark jobs that Dagster runs: list them, describe one, verify them, see what retention does."""
+    """Checkpoints and savepoints of Spark jobs that Dagster runs."""
 
 
 @main.command("list")
@@ -210,6 +215,63 @@ def retention(
         )
     _print(table)
     click.echo(f"{len(freed)} of {len(rows)} would be deleted, which frees {sum(freed.values()):,} bytes.")
+
+
+@main.command()
+@click.argument("job")
+@_PATH
+@click.option(
+    "--to",
+    envvar="DAGSTER_CKPT_SAVEPOINT_PATH",
+    help="Directory for savepoints; a running job knows its savepoint_path. [env: DAGSTER_CKPT_SAVEPOINT_PATH]",
+)
+@click.option("--stop", is_flag=True, help="Stop the running job with it; it ends successfully.")
+@click.option("--drain", is_flag=True, help="Not possible with Spark; refused.")
+@click.option("--timeout", default="10 min", show_default=True, help="How long to wait for a running job.")
+@_JSON
+def savepoint(job: str, path: str, to: str | None, stop: bool, drain: bool, timeout: str, as_json: bool) -> None:
+    """Take a savepoint of JOB and print its path, which restore_from takes.
+
+    A running job takes it after the batch in flight; of a job that does not run, the newest completed checkpoint is
+    copied. Nothing but `dispose` ever deletes a savepoint.
+    """
+    if drain:
+        raise InvalidConfiguration(
+            "--drain is not possible: Spark cannot emit a final watermark, so windows that are open stay open.",
+            hint="Use --stop without --drain; the windows are in the savepoint.",
+        )
+    clock = SystemClock()
+    taken = take_savepoint(
+        CheckpointCatalog(open_filesystem(path), job),
+        to,
+        default=None,
+        stop=stop,
+        timeout=timeout,
+        clock=clock,
+        wait=time.sleep,
+        report=lambda text: click.echo(text, err=True),
+    )
+    if as_json:
+        click.echo(json.dumps(asdict(taken), indent=2))
+        return
+    click.echo(
+        f"Batch {taken.batch}, {taken.files} files, {taken.size:,} bytes, in {taken.seconds:.1f} s:",
+        err=True,
+    )
+    click.echo(taken.pointer)
+
+
+@main.command()
+@click.argument("savepoint")
+def dispose(savepoint: str) -> None:
+    """Delete the savepoint in the directory SAVEPOINT. Broken off, it is finished by the same command."""
+    directory = Path(savepoint).expanduser().absolute()
+    if directory.name == METADATA_FILE_NAME:
+        directory = directory.parent
+    unknown = dispose_savepoint(open_filesystem(str(directory.parent)), directory.name)
+    click.echo(f"{directory} is no savepoint any more.")
+    if unknown:
+        click.echo(f"Its directory stays, for what is not of the savepoint: {', '.join(unknown)}", err=True)
 
 
 def _print(table: Table) -> None:

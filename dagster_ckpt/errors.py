@@ -22,6 +22,7 @@ next thing to do; both are in ``str(error)``.
     ├── CaptureIncomplete                      the live location did not hold a whole batch (taken again)
     ├── CheckpointFailure                      one attempt failed; counted against the tolerance
     │   └── CheckpointExpired                  the attempt took longer than its timeout
+    ├── SavepointFailed                        a savepoint that was asked for was not taken
     ├── ToleranceExceeded                      more consecutive failed checkpoints than tolerated
     ├── Fenced                                 a newer run has taken this job over; this one must stop
     ├── JobAlreadyRunning                      another run of the same job is alive
@@ -56,6 +57,7 @@ __all__ = [
     "QueryFailed",
     "QueryMismatch",
     "RestoreRefused",
+    "SavepointFailed",
     "SinkMismatch",
     "SinkNotEmpty",
     "StorageError",
@@ -158,6 +160,12 @@ class CheckpointFailure(CheckpointError):
 
 class CheckpointExpired(CheckpointFailure):
     """A checkpoint attempt took longer than its timeout and was discarded."""
+
+
+class SavepointFailed(CheckpointError):
+    """A savepoint that was asked for was not taken. It never counts against the tolerance."""
+
+    recoverable = True
 
 
 class ToleranceExceeded(CheckpointError):

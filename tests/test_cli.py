@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from threading import Event, Thread
 
 import pytest
 from click.testing import CliRunner, Result
 
+from dagster_ckpt.checkpoint.clock import SystemClock
+from dagster_ckpt.checkpoint.liveness import Heart, HeartbeatFile
 from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
+from dagster_ckpt.checkpoint.requests import Answer, SavepointRequest, SavepointRequests, TakenSavepoint
 from dagster_ckpt.cli import main
 from dagster_ckpt.filesystem import PosixFileSystem
 from tests.checkpoint.driver import JOB, Ledger, Pins, Run, state
@@ -124,9 +128,111 @@ def test_retention_with_what_cannot_be_used(storage: Path, taken: list[Checkpoin
     assert "'7 parsecs' is not a duration" in result.stderr
 
 
-@pytest.mark.parametrize("command", ["list", "describe", "verify", "retention"])
+def test_a_savepoint_of_a_job_that_does_not_run(storage: Path, taken: list[CheckpointMetadata], tmp_path: Path) -> None:
+    before = files(storage)
+    result = call(storage, "savepoint", JOB, "--to", str(tmp_path / "savepoints"))
+    assert result.exit_code == 0
+    savepoint = Path(result.stdout.strip())
+    assert savepoint.parent == tmp_path / "savepoints"
+    assert f"copying {taken[-1].reference}" in result.stderr
+    assert files(storage) == before
+    moved = savepoint.rename(tmp_path / "moved")
+    document = json.loads(call(storage, "describe", JOB, str(moved), "--json").stdout)
+    assert (document["kind"], document["batch"], document["pointer"]) == ("savepoint", taken[-1].batch, str(moved))
+    verified = call(storage, "verify", JOB, str(moved))
+    assert verified.exit_code == 0
+    assert "verified" in verified.stdout
+    assert str(moved) not in call(storage, "list", JOB).stdout
+
+
+def test_a_savepoint_as_json(storage: Path, taken: list[CheckpointMetadata], tmp_path: Path) -> None:
+    result = call(storage, "savepoint", JOB, "--to", str(tmp_path / "savepoints"), "--json")
+    document = json.loads(result.stdout)
+    assert document.keys() == {"pointer", "checkpoint_id", "batch", "files", "size", "seconds"}
+    assert (document["checkpoint_id"], document["size"]) == (11, taken[-1].size)
+
+
+def test_a_savepoint_of_a_running_job(storage: Path, taken: list[CheckpointMetadata], tmp_path: Path) -> None:
+    """The driver is played by a thread of this process, which is alive."""
+    filesystem = PosixFileSystem(storage)
+    requests = SavepointRequests(filesystem, JOB)
+    heart = Heart(HeartbeatFile(filesystem, JOB), SystemClock(), epoch=1, run_id="the run")
+    heart.start()
+    answered: list[SavepointRequest] = []
+    over = Event()
+
+    def drive() -> None:
+        while not answered and not over.wait(0.05):
+            for request in requests.open():
+                answered.append(request)
+                savepoint = TakenSavepoint(f"{request.target}/savepoint-x", 12, 11, 7, 1234, 0.5)
+                requests.answer(1, request, Answer(0.0, savepoint))
+
+    driver = Thread(target=drive, daemon=True)
+    driver.start()
+    try:
+        result = call(storage, "savepoint", JOB, "--to", str(tmp_path / "savepoints"), "--stop", "--timeout", "60 s")
+    finally:
+        over.set()
+        heart.stop()
+        driver.join()
+    assert result.exit_code == 0
+    assert result.stdout.strip() == f"{tmp_path}/savepoints/savepoint-x"
+    assert "Asking run the run (epoch 1) for a savepoint to stop with." in result.stderr
+    assert "Batch 11, 7 files, 1,234 bytes, in 0.5 s" in result.stderr
+    assert answered[0].stop
+    assert taken
+
+
+@pytest.mark.parametrize(
+    ("options", "message", "hint"),
+    [
+        (["--stop"], "no run of it is alive", "Leave --stop out"),
+        (["--drain", "--stop"], "Spark cannot emit a final watermark", "Use --stop without --drain"),
+        ([], "No savepoint location given and no default location configured.", "--to DIR"),
+        (["--timeout", "soon"], "'soon' is not a duration", "'10 min'"),
+    ],
+)
+def test_a_savepoint_that_cannot_be(
+    storage: Path, taken: list[CheckpointMetadata], options: list[str], message: str, hint: str
+) -> None:
+    assert taken
+    result = call(storage, "savepoint", JOB, *options)
+    assert result.exit_code == 1
+    assert message in result.stderr
+    assert hint in result.stderr
+
+
+def test_dispose(storage: Path, taken: list[CheckpointMetadata], tmp_path: Path) -> None:
+    for ending in ("", "/", "/_metadata"):
+        pointer = call(storage, "savepoint", JOB, "--to", str(tmp_path / "savepoints")).stdout.strip()
+        result = CliRunner(catch_exceptions=False).invoke(main, ["dispose", pointer + ending])
+        assert result.exit_code == 0
+        assert f"{pointer} is no savepoint any more." in result.stdout
+        assert not Path(pointer).exists()
+    again = CliRunner(catch_exceptions=False).invoke(main, ["dispose", pointer])
+    assert again.exit_code == 1
+    assert "no savepoint to dispose of" in again.stderr
+    checkpoint = CliRunner(catch_exceptions=False).invoke(main, ["dispose", f"{storage}/{JOB}/{taken[0].reference}"])
+    assert checkpoint.exit_code == 1
+    assert "no savepoint: other checkpoints may need its files" in checkpoint.stderr
+    assert f"dagster-ckpt retention {JOB}" in checkpoint.stderr
+    assert call(storage, "verify", JOB).exit_code == 0
+
+
+def test_dispose_names_what_stays(storage: Path, taken: list[CheckpointMetadata], tmp_path: Path) -> None:
+    assert taken
+    pointer = call(storage, "savepoint", JOB, "--to", str(tmp_path / "savepoints")).stdout.strip()
+    (Path(pointer) / "notes.txt").write_text("of the user")
+    result = CliRunner(catch_exceptions=False).invoke(main, ["dispose", pointer])
+    assert result.exit_code == 0
+    assert "notes.txt" in result.stderr
+    assert [path.name for path in Path(pointer).iterdir()] == ["notes.txt"]
+
+
+@pytest.mark.parametrize("command", ["list", "describe", "verify", "retention", "savepoint", "dispose"])
 def test_each_command_has_help(command: str) -> None:
     result = CliRunner().invoke(main, [command, "--help"])
     assert result.exit_code == 0
-    assert "--path" in result.stdout
+    assert command == "dispose" or "--path" in result.stdout
     assert command in CliRunner().invoke(main, ["--help"]).stdout

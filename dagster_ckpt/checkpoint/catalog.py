@@ -9,7 +9,7 @@ import hashlib
 import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -22,7 +22,7 @@ from dagster_ckpt.checkpoint.layout import (
     is_job_id,
     validate_job_name,
 )
-from dagster_ckpt.checkpoint.metadata import CheckpointMetadata, FileEntry
+from dagster_ckpt.checkpoint.metadata import SAVEPOINT, CheckpointMetadata, FileEntry
 from dagster_ckpt.errors import (
     CheckpointFileChanged,
     CheckpointFileMissing,
@@ -31,7 +31,7 @@ from dagster_ckpt.errors import (
     CorruptMetadata,
     ForeignCheckpoint,
 )
-from dagster_ckpt.filesystem import FileSystem, Part, Written
+from dagster_ckpt.filesystem import FileSystem, Part, Written, open_filesystem
 
 __all__ = ["CheckpointCatalog", "Newest"]
 
@@ -45,7 +45,7 @@ class Newest:
 
     Attributes:
         metadata: the checkpoint; ``None`` means there is nothing to go on from, and that this is as it should be.
-        job_id: the lineage to go on with; ``None`` to begin one.
+        job_id: the lineage to go on with; ``None`` to begin one, from nothing or from a savepoint.
         reason: why this one.
     """
 
@@ -80,11 +80,19 @@ class CheckpointCatalog:
 
     def pointer(self, metadata: CheckpointMetadata) -> str:
         """Where the checkpoint lies, as a user may give it to ``restore_from``."""
+        if metadata.location is not None:
+            return metadata.location
         directory = checkpoint_directory(metadata.job_name, metadata.job_id, metadata.checkpoint_id)
         return f"{self.filesystem.url}/{directory}"
 
+    def storage_of(self, metadata: CheckpointMetadata) -> FileSystem:
+        """The file system that has the files of a checkpoint: the job's, or a savepoint's own directory."""
+        return self.filesystem if metadata.location is None else open_filesystem(metadata.location)
+
     def stored_path(self, metadata: CheckpointMetadata, reference: str) -> str:
-        """Where a file that the checkpoint refers to lies in the storage."""
+        """Where a file that the checkpoint refers to lies in :meth:`storage_of` it."""
+        if metadata.location is not None:
+            return reference
         directory = f"{metadata.job_name}/{metadata.job_id}"
         inside = reference.removeprefix("../")
         return f"{directory}/{inside}" if inside != reference else f"{directory}/{metadata.name}/{inside}"
@@ -110,7 +118,7 @@ class CheckpointCatalog:
         metadata = CheckpointMetadata.decode(data, where)
         if metadata.job_name != self.job_name:
             raise _foreign(where, metadata, self.job_name)
-        if (metadata.job_id, metadata.checkpoint_id) != (job_id, number):
+        if (metadata.job_id, metadata.checkpoint_id) != (job_id, number) or metadata.kind == SAVEPOINT:
             raise CorruptMetadata(
                 f"{where} says it is {metadata.reference}: it was moved or copied here by hand.",
                 hint="Copy the directory of a whole job, not single checkpoints.",
@@ -229,8 +237,7 @@ class CheckpointCatalog:
             return Newest(best, choice.job_id, f"{best.name} is the newest complete checkpoint (epoch {best.epoch})")
         if choice.restored is None:
             return Newest(None, choice.job_id, "the job began from nothing and has no complete checkpoint yet")
-        job_id, _, name = choice.restored.partition("/")
-        metadata = self.load(job_id, checkpoint_id(name) or 0)
+        metadata = self.resolve(choice.restored)
         return Newest(
             metadata,
             choice.job_id,
@@ -238,11 +245,11 @@ class CheckpointCatalog:
         )
 
     def resolve(self, pointer: str) -> CheckpointMetadata:
-        """The checkpoint a user named: ``chk-N``, ``{job id}/chk-N``, or the path of its directory or ``_metadata``.
+        """What a user named: ``chk-N``, ``{job id}/chk-N``, or the path of a checkpoint or savepoint.
 
         Raises:
             CheckpointNotFound: it names nothing.
-            ForeignCheckpoint: it names a checkpoint of another job, or of another storage.
+            ForeignCheckpoint: it names what is another job's, or a checkpoint of another storage.
         """
         if short := _SHORT.fullmatch(pointer):
             job_id = short[1]
@@ -278,6 +285,10 @@ class CheckpointCatalog:
         metadata = CheckpointMetadata.decode(data, str(file))
         if metadata.job_name != self.job_name:
             raise _foreign(str(file), metadata, self.job_name)
+        if metadata.kind == SAVEPOINT:
+            if any(reference.startswith("../") for reference in metadata.references):
+                raise CorruptMetadata(f"{file} is a savepoint and refers to files outside its directory.", hint=listing)
+            return replace(metadata, location=str(file.parent.absolute()))
         own = Path(self.pointer(metadata))
         if not own.exists() or not own.samefile(file.parent):
             raise ForeignCheckpoint(
@@ -294,7 +305,8 @@ class CheckpointCatalog:
             CheckpointFileMissing: a file is gone.
             CheckpointFileChanged: a file is not what was written.
         """
-        self._each_file(metadata, lambda path, file: self.filesystem.checksum(path, _part(file)))
+        storage = self.storage_of(metadata)
+        self._each_file(metadata, storage, lambda path, file: storage.checksum(path, _part(file)))
 
     def materialize(self, metadata: CheckpointMetadata, target: Path) -> None:
         """Write every file of a checkpoint below the new directory ``target``, verifying it on the way.
@@ -303,19 +315,22 @@ class CheckpointCatalog:
             CheckpointFileMissing: a file is gone.
             CheckpointFileChanged: a file is not what was written.
         """
+        storage = self.storage_of(metadata)
         target.mkdir(parents=True)
         for directory in {(target / file.path).parent for file in metadata.files}:
             directory.mkdir(parents=True, exist_ok=True)
 
         def transfer(path: str, file: FileEntry) -> Written:
-            return self.filesystem.fetch(path, target / file.path, _part(file))
+            return storage.fetch(path, target / file.path, _part(file))
 
-        self._each_file(metadata, transfer)
+        self._each_file(metadata, storage, transfer)
         for file in metadata.files:
             if file.inline is not None:
                 (target / file.path).write_bytes(file.inline)
 
-    def _each_file(self, metadata: CheckpointMetadata, read: Callable[[str, FileEntry], Written]) -> None:
+    def _each_file(
+        self, metadata: CheckpointMetadata, storage: FileSystem, read: Callable[[str, FileEntry], Written]
+    ) -> None:
         def check(file: FileEntry) -> None:
             if file.reference is None:
                 data = file.inline or b""
@@ -325,7 +340,7 @@ class CheckpointCatalog:
                 )
             else:
                 path = self.stored_path(metadata, file.reference)
-                where = f"{self.filesystem.url}/{path}"
+                where = f"{storage.url}/{path}"
                 try:
                     found = read(path, file)
                 except FileNotFoundError:

@@ -29,14 +29,21 @@ from dagster_ckpt.errors import (
 )
 from dagster_ckpt.filesystem import Stopped
 
-__all__ = ["CheckpointCoordinator", "CheckpointListener", "CheckpointSource", "Progress"]
+__all__ = [
+    "RETRIES",
+    "RETRY_AFTER",
+    "CheckpointCoordinator",
+    "CheckpointListener",
+    "CheckpointSource",
+    "Progress",
+]
 
 _log = logging.getLogger(__name__)
 
 #: An incomplete capture is taken again with the next batch, or after this many seconds; five in a row count as one
 #: failed checkpoint, because a capture that never works must not go unnoticed.
-_RETRY_AFTER = 1.0
-_RETRIES = 5
+RETRY_AFTER = 1.0
+RETRIES = 5
 #: How often to look while waiting for a batch to commit, and otherwise at most.
 _POLL = 0.01
 _IDLE_POLL = 0.05
@@ -166,7 +173,7 @@ class CheckpointCoordinator:
             return _POLL
         if self._incomplete is not None:
             tried_at, batch = self._incomplete
-            if progress.committed == batch and now - tried_at < _RETRY_AFTER:
+            if progress.committed == batch and now - tried_at < RETRY_AFTER:
                 return _POLL
         self._take(progress.committed, now)
         return _POLL
@@ -192,7 +199,7 @@ class CheckpointCoordinator:
         self._listener.completed(metadata, dropped)
 
     def _take_now(self, batch: int) -> tuple[CheckpointMetadata, Sequence[Dropped]]:
-        for _ in range(_RETRIES):
+        for _ in range(RETRIES):
             with contextlib.suppress(CaptureIncomplete):
                 return self._pin_and_write(batch)
         return self._pin_and_write(batch)
@@ -254,7 +261,7 @@ class CheckpointCoordinator:
             self._incomplete = (now, batch)
             self._incomplete_in_a_row += 1
             _log.info("Capture of batch %d was incomplete and is taken again: %s", batch, error.message)
-            if self._incomplete_in_a_row >= _RETRIES:
+            if self._incomplete_in_a_row >= RETRIES:
                 self._incomplete_in_a_row = 0
                 self._schedule_next(now)
                 self._count_failure(number, error)

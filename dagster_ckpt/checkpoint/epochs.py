@@ -57,7 +57,7 @@ class Choice:
 
     Attributes:
         job_id: the lineage it goes on with, or begins.
-        restored: ``{job id}/chk-N``, ``None`` for a start from nothing.
+        restored: ``{job id}/chk-N`` or the directory of a savepoint, ``None`` for a start from nothing.
         first_id: the first checkpoint id it may use.
         last_id: the greatest id of the lineage that was complete when this was chosen. What an older epoch
             publishes later has a greater id, and is void.

@@ -6,7 +6,9 @@
         {job-id}/chk-{N}/_metadata      the manifest and completion marker
         {job-id}/shared/                immutable files that several checkpoints have
         taskowned/                      Spark's live locations, one per attempt, if the user puts them here
-        control/                        owner, epochs, heartbeat, failures, deletions
+        control/                        owner, epochs, heartbeat, failures, deletions, requests
+    {savepoint_path}/savepoint-{6 hex of the job id}-{12 random hex}/
+        _metadata, and every file of the savepoint that is not inside it
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ __all__ = [
     "CHECKPOINT_TASK_OWNED_STATE_DIR",
     "CONTROL_DIR",
     "METADATA_FILE_NAME",
+    "SAVEPOINT_DIR_PREFIX",
     "checkpoint_directory",
     "checkpoint_id",
     "is_job_id",
@@ -33,6 +36,7 @@ CHECKPOINT_SHARED_STATE_DIR = "shared"
 CHECKPOINT_TASK_OWNED_STATE_DIR = "taskowned"
 METADATA_FILE_NAME = "_metadata"
 CONTROL_DIR = "control"
+SAVEPOINT_DIR_PREFIX = "savepoint-"
 
 _JOB_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 _JOB_ID = re.compile(r"[0-9a-f]{32}")

@@ -12,13 +12,16 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import PurePosixPath
 from typing import Any
 
 from dagster_ckpt.checkpoint.snapshot import Json
 from dagster_ckpt.errors import CorruptMetadata, UnknownMetadataVersion
 
-__all__ = ["CheckpointMetadata", "FileEntry"]
+__all__ = ["SAVEPOINT", "CheckpointMetadata", "FileEntry"]
 
+#: The kind of a savepoint: self-contained, in a directory of the user's.
+SAVEPOINT = "savepoint"
 FORMAT = "dagster_ckpt"
 VERSION = 1
 _DIGEST = b',\n "digest": "sha256:'
@@ -95,8 +98,8 @@ class CheckpointMetadata:
         epoch: the writer's epoch; with ``checkpoint_id`` it orders checkpoints.
         batch: the last committed micro-batch covered.
         mode: ``EXACTLY_ONCE`` or ``AT_LEAST_ONCE``.
-        kind: ``checkpoint``, or ``salvage`` when taken from a dead run's live location.
-        restored_from: ``{job id}/chk-N`` that the writing run began with, ``None`` for a fresh start.
+        kind: ``checkpoint``, ``salvage`` when taken from a dead run's live location, or ``savepoint``.
+        restored_from: the :attr:`reference` of what the writing run began with, ``None`` for a fresh start.
         writer: run id, host and process of the writer.
         triggered_at: when the attempt began, ISO 8601 in UTC.
         written_at: when its last data file was durable, ISO 8601 in UTC.
@@ -105,6 +108,8 @@ class CheckpointMetadata:
         facts: what Spark says about the job at the cut.
         sink: the sink's position, ``None`` where it has none.
         files: every file, inline or by reference.
+        location: the directory it lies in, when that is not its place in the job's storage, as for a savepoint; not
+            part of ``_metadata``, which can be moved.
     """
 
     job_name: str
@@ -123,6 +128,7 @@ class CheckpointMetadata:
     facts: Mapping[str, Json]
     sink: Mapping[str, Json] | None
     files: tuple[FileEntry, ...]
+    location: str | None = None
 
     @property
     def key(self) -> tuple[int, int]:
@@ -131,13 +137,13 @@ class CheckpointMetadata:
 
     @property
     def name(self) -> str:
-        """``chk-N``."""
-        return f"chk-{self.checkpoint_id}"
+        """``chk-N``, or the name of a savepoint's directory."""
+        return f"chk-{self.checkpoint_id}" if self.location is None else PurePosixPath(self.location).name
 
     @property
     def reference(self) -> str:
-        """``{job id}/chk-N``, unique below the job's name."""
-        return f"{self.job_id}/{self.name}"
+        """``{job id}/chk-N``, unique below the job's name; of what lies elsewhere, its directory."""
+        return self.location or f"{self.job_id}/{self.name}"
 
     @property
     def size(self) -> int:

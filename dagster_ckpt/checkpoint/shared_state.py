@@ -6,18 +6,16 @@ in ``shared/`` under a name of its own that is never used again.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import threading
-import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path, PurePosixPath
 
 from dagster_ckpt.checkpoint.catalog import references
+from dagster_ckpt.checkpoint.data_files import DataFiles
 from dagster_ckpt.checkpoint.layout import CHECKPOINT_SHARED_STATE_DIR
 from dagster_ckpt.checkpoint.metadata import CheckpointMetadata, FileEntry
 from dagster_ckpt.checkpoint.snapshot import PinnedFile, Snapshot
-from dagster_ckpt.errors import CheckpointFailure
 from dagster_ckpt.filesystem import FileSystem, Part, Written
 
 __all__ = ["DEFAULT_INLINE_THRESHOLD", "MAX_INLINE_BYTES", "SharedState"]
@@ -25,8 +23,6 @@ __all__ = ["DEFAULT_INLINE_THRESHOLD", "MAX_INLINE_BYTES", "SharedState"]
 #: Inline bytes in one ``_metadata`` never exceed this, whatever the threshold for one file.
 MAX_INLINE_BYTES = 1 << 20
 DEFAULT_INLINE_THRESHOLD = 20 * 1024
-#: Small files that recur are packed into stored files of at most this size.
-MAX_PACK_BYTES = 4 << 20
 
 
 class SharedState:
@@ -38,7 +34,8 @@ class SharedState:
         epoch: of the writer, part of every new name.
         inline_threshold: files of at most this many bytes are small: those that do not recur are kept in
             ``_metadata`` (1 MiB in all), the others are packed together.
-        verified: a checkpoint whose every file has just been read and found sound.
+        verified: a checkpoint whose every file has just been read and found sound; the files of a savepoint are its own
+            and shared by nobody.
     """
 
     def __init__(
@@ -56,12 +53,14 @@ class SharedState:
         self._lock = threading.RLock()
         self._retained: Sequence[CheckpointMetadata] = ()
         self._in_flight: dict[int, frozenset[str]] = {}
-        self._written: dict[int, list[str]] = {}
+        self._written: dict[int, DataFiles] = {}
         self._by_identity: dict[tuple[str, tuple[int, ...]], FileEntry] = {}
         self._by_content: dict[tuple[str, int, str], FileEntry] = {}
         self._sizes: set[tuple[str, int]] = set()
         self._sound = {
-            (file.reference, file.offset) for file in (verified.files if verified else ()) if file.reference is not None
+            (file.reference, file.offset)
+            for file in (verified.files if verified is not None and verified.location is None else ())
+            if file.reference is not None
         }
 
     def retain(self, checkpoints: Sequence[CheckpointMetadata]) -> None:
@@ -101,9 +100,8 @@ class SharedState:
 
     def undo(self, number: int) -> None:
         """Delete what a failed attempt wrote; what the storage refuses to delete is unreachable and harms nobody."""
-        for path in self._written.get(number, ()):
-            with contextlib.suppress(OSError):
-                self._filesystem.remove(path)
+        if (files := self._written.get(number)) is not None:
+            files.undo()
 
     def store(self, number: int, snapshot: Snapshot, stop: Callable[[], bool]) -> tuple[tuple[FileEntry, ...], int]:
         """Store what no retained checkpoint has; the entries of all files, and the bytes that were new.
@@ -117,7 +115,13 @@ class SharedState:
         """
         entries: dict[str, FileEntry] = {}
         to_write: list[PinnedFile] = []
-        self._written[number] = []
+        # Names tell whose they are: a sweeper leaves the files of newer epochs alone.
+        files = self._written[number] = DataFiles(
+            self._filesystem,
+            self._shared,
+            prefix=f"{self._epoch:06}-",
+            referred_as=f"../{CHECKPOINT_SHARED_STATE_DIR}/",
+        )
         inline_bytes = 0
         with self._lock:
             for file in snapshot.files:
@@ -143,58 +147,12 @@ class SharedState:
                 (to_pack if small else to_write).append(file)
         new_bytes = inline_bytes
         for entry in [
-            *self._write_whole(number, to_write, stop),
-            *self._write_packed(number, to_pack, stop),
+            *files.write_whole(to_write, stop),
+            *files.write_packed(to_pack, stop),
         ]:
             entries[entry.path] = entry
             new_bytes += entry.size
         return tuple(entries[file.path] for file in snapshot.files), new_bytes
-
-    def _write_whole(self, number: int, files: Sequence[PinnedFile], stop: Callable[[], bool]) -> list[FileEntry]:
-        names = [self._new_name(PurePosixPath(file.path).name) for file in files]
-        targets = [(f"{self._shared}/{name}", Path(file.local)) for name, file in zip(names, files, strict=True)]
-        self._written[number] += [path for path, _ in targets]
-        results = self._filesystem.write_many(targets, stop)
-        for file, result in zip(files, results, strict=True):
-            if result.size != file.size:
-                raise _changed(file, result.size)
-        return [
-            FileEntry(file.path, result.size, result.sha256, reference=f"../{CHECKPOINT_SHARED_STATE_DIR}/{name}")
-            for name, file, result in zip(names, files, results, strict=True)
-        ]
-
-    def _write_packed(self, number: int, files: Sequence[PinnedFile], stop: Callable[[], bool]) -> list[FileEntry]:
-        """Small files that later checkpoints share, many to one stored file: one ``fsync`` instead of hundreds."""
-        entries: list[FileEntry] = []
-        packs: list[tuple[str, bytes]] = []
-        pack = bytearray()
-        name = self._new_name("pack")
-        for file in files:
-            data = Path(file.local).read_bytes()
-            if len(data) != file.size:
-                raise _changed(file, len(data))
-            if len(pack) + len(data) > MAX_PACK_BYTES:
-                packs.append((f"{self._shared}/{name}", bytes(pack)))
-                pack, name = bytearray(), self._new_name("pack")
-            entries.append(
-                FileEntry(
-                    file.path,
-                    len(data),
-                    hashlib.sha256(data).hexdigest(),
-                    reference=f"../{CHECKPOINT_SHARED_STATE_DIR}/{name}",
-                    offset=len(pack),
-                )
-            )
-            pack += data
-        if entries:
-            packs.append((f"{self._shared}/{name}", bytes(pack)))
-        self._written[number] += [path for path, _ in packs]
-        self._filesystem.write_many(packs, stop)
-        return entries
-
-    def _new_name(self, suffix: str) -> str:
-        """Unique for ever, and telling whose it is: a sweeper leaves the files of newer epochs alone."""
-        return f"{self._epoch:06}-{uuid.uuid4().hex[:12]}-{suffix}"
 
     def _inline(self, file: PinnedFile) -> FileEntry:
         if file.identity is not None and (known := self._by_identity.get((file.path, file.identity))) is not None:
@@ -230,10 +188,6 @@ class SharedState:
                 return False
             self._sound.add(place)
         return True
-
-
-def _changed(file: PinnedFile, size: int) -> CheckpointFailure:
-    return CheckpointFailure(f"{file.path} changed while it was written: {size} bytes instead of {file.size}.")
 
 
 def file_sha256(file: PinnedFile) -> str:

@@ -17,7 +17,8 @@ from dagster_ckpt.checkpoint.clock import Clock, iso
 from dagster_ckpt.checkpoint.deletions import DeletionLog
 from dagster_ckpt.checkpoint.epochs import Claim
 from dagster_ckpt.checkpoint.layout import CONTROL_DIR, METADATA_FILE_NAME, checkpoint_directory, shared_directory
-from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
+from dagster_ckpt.checkpoint.metadata import SAVEPOINT, CheckpointMetadata, FileEntry
+from dagster_ckpt.checkpoint.savepoints import write_savepoint
 from dagster_ckpt.checkpoint.shared_state import DEFAULT_INLINE_THRESHOLD, SharedState
 from dagster_ckpt.checkpoint.snapshot import Snapshot
 from dagster_ckpt.config.retention import RetentionPolicy, decide
@@ -85,7 +86,7 @@ class CompletedCheckpointStore:
         claim: the epoch this store writes under.
         job_id: the lineage.
         first_id: the first id it may use.
-        restored_from: ``{job id}/chk-N`` the epoch began with.
+        restored_from: the reference of what the epoch began with.
         mode: recorded in each checkpoint.
         clock: wall and monotonic time.
         inline_threshold: files of at most this many bytes are small: those that do not recur are kept in
@@ -112,6 +113,7 @@ class CompletedCheckpointStore:
         self.job_id = job_id
         self.restored_from = restored_from
         self._mode = mode
+        self._inline_threshold = inline_threshold
         self._clock = clock
         self._deletions = DeletionLog(catalog.filesystem, catalog.job_name)
         self._shared = SharedState(
@@ -172,24 +174,7 @@ class CompletedCheckpointStore:
         published = False
         try:
             entries, new_bytes = self._shared.store(pending.number, snapshot, lambda: pending.expired)
-            metadata = CheckpointMetadata(
-                job_name=self._catalog.job_name,
-                job_id=self.job_id,
-                checkpoint_id=pending.number,
-                epoch=self.epoch,
-                batch=snapshot.batch,
-                mode=self._mode,
-                kind=kind,
-                restored_from=self.restored_from,
-                writer={"run_id": self._claim.run_id, "host": self._claim.host, "pid": self._claim.pid},
-                triggered_at=iso(pending.triggered_at),
-                written_at=iso(self._clock.time()),
-                timings_ms={**(timings_ms or {}), "write": _milliseconds(self._clock.monotonic() - started)},
-                new_bytes=new_bytes,
-                facts=snapshot.facts,
-                sink=snapshot.sink,
-                files=entries,
-            )
+            metadata = self._describe(pending, snapshot, kind, entries, new_bytes, timings_ms, started)
             with self._lock:
                 self._catalog.epochs.check(self.epoch)
                 if self._retained and self._retained[-1].key > metadata.key:
@@ -216,6 +201,41 @@ class CompletedCheckpointStore:
             if not published:
                 self._undo(pending)
             self._shared.release(pending.number)
+
+    def write_savepoint(
+        self,
+        pending: PendingCheckpoint,
+        snapshot: Snapshot,
+        storage: FileSystem,
+        *,
+        timings_ms: Mapping[str, float] | None = None,
+    ) -> CheckpointMetadata:
+        """Write a snapshot as a savepoint below ``storage``. It is the user's: nothing here counts or deletes it.
+
+        Raises:
+            Stopped: the attempt expired.
+            Fenced: a newer run has taken the job over.
+            StorageError: the storage failed.
+        """
+        started = self._clock.monotonic()
+
+        def describe(entries: tuple[FileEntry, ...]) -> CheckpointMetadata:
+            size = sum(entry.size for entry in entries)
+            return self._describe(pending, snapshot, SAVEPOINT, entries, size, timings_ms, started)
+
+        def seal() -> None:
+            self._catalog.epochs.check(self.epoch)
+            pending.seal()
+
+        return write_savepoint(
+            storage,
+            self.job_id,
+            snapshot,
+            describe,
+            inline_threshold=self._inline_threshold,
+            stop=lambda: pending.expired,
+            seal=seal,
+        )
 
     def subsume(self, retention: RetentionPolicy) -> list[Dropped]:
         """Drop what ``retention`` does not keep.
@@ -249,6 +269,35 @@ class CompletedCheckpointStore:
             if dropped:
                 self._discard(dropped, reason)
             return dropped
+
+    def _describe(
+        self,
+        pending: PendingCheckpoint,
+        snapshot: Snapshot,
+        kind: str,
+        entries: tuple[FileEntry, ...],
+        new_bytes: int,
+        timings_ms: Mapping[str, float] | None,
+        started: float,
+    ) -> CheckpointMetadata:
+        return CheckpointMetadata(
+            job_name=self._catalog.job_name,
+            job_id=self.job_id,
+            checkpoint_id=pending.number,
+            epoch=self.epoch,
+            batch=snapshot.batch,
+            mode=self._mode,
+            kind=kind,
+            restored_from=self.restored_from,
+            writer={"run_id": self._claim.run_id, "host": self._claim.host, "pid": self._claim.pid},
+            triggered_at=iso(pending.triggered_at),
+            written_at=iso(self._clock.time()),
+            timings_ms={**(timings_ms or {}), "write": _milliseconds(self._clock.monotonic() - started)},
+            new_bytes=new_bytes,
+            facts=snapshot.facts,
+            sink=snapshot.sink,
+            files=entries,
+        )
 
     def _settle(self) -> None:
         """Find out what became of publishes whose outcome was unknown, before anything is decided on them."""
@@ -302,15 +351,15 @@ def issued_directory(job_name: str, job_id: str) -> str:
     return f"{job_name}/{CONTROL_DIR}/issued/{job_id}"
 
 
-def next_id(catalog: CheckpointCatalog, job_id: str) -> int:
-    """The id after the highest ever issued in a lineage: at least 1, and above every ``chk-N`` there."""
+def next_id(catalog: CheckpointCatalog, job_id: str, restored: CheckpointMetadata | None = None) -> int:
+    """The id after the highest ever issued in a lineage, after every ``chk-N`` there and after ``restored``."""
     directory = issued_directory(catalog.job_name, job_id)
     issued = [
         int(catalog.filesystem.read(f"{directory}/{entry.name}"))
         for entry in catalog.filesystem.list(directory)
         if entry.name.startswith("e-")
     ]
-    return max([0, *issued, *catalog.numbers(job_id)]) + 1
+    return max([0, *issued, *catalog.numbers(job_id), restored.checkpoint_id if restored else 0]) + 1
 
 
 def _milliseconds(seconds: float) -> float:

@@ -20,7 +20,8 @@ def build_checkpoint_definitions(
 ) -> dg.Definitions:
     """Definitions for checkpointed jobs, to be merged with a project's others.
 
-    Per job: the output asset, ``<name>/checkpoints`` and the job ``<name>_job``; for all of them one resume sensor.
+    Per job: the output asset, ``<name>/checkpoints``, ``<name>/savepoints`` and the job ``<name>_job``; for all of them
+    one resume sensor.
 
     .. code-block:: python
 
@@ -41,7 +42,7 @@ def build_checkpoint_definitions(
     """
     jobs = [_job(asset) for asset in assets]
     return dg.Definitions(
-        assets=[item for asset in assets for item in (asset.definition, asset.checkpoints)],
+        assets=[item for asset in assets for item in (asset.definition, asset.checkpoints, asset.savepoints)],
         jobs=jobs,
         sensors=[build_resume_sensor(assets, jobs)],
         resources=dict(resources or {}),

@@ -45,6 +45,11 @@ class FileSystemCheckpointStorage(dg.ConfigurableResource["FileSystemCheckpointS
         description="Where live checkpointLocations lie while a query runs. Every executor must reach it. Default: "
         "the local temporary directory; 'taskowned' puts them into the storage.",
     )
+    savepoint_path: str | None = Field(
+        default=None,
+        description="Directory for savepoints that are asked for without one: a path or a file:// URL. Every host that "
+        "runs or restores the job must reach it.",
+    )
     deployment: str = Field(
         default="default",
         description="Who owns the jobs' directories. Deployments with the same path and job name refuse each other.",

@@ -17,6 +17,7 @@ from dagster_ckpt.config.restart import ExponentialDelayRestart, RestartStrategy
 from dagster_ckpt.orchestration import names
 from dagster_ckpt.orchestration.reporting import CheckpointReporter
 from dagster_ckpt.orchestration.resources import FileSystemCheckpointStorage, SparkSessionResource
+from dagster_ckpt.orchestration.savepoint_asset import savepoints_asset
 from dagster_ckpt.spark.job import (
     CheckpointCompleted,
     CheckpointFailed,
@@ -24,6 +25,7 @@ from dagster_ckpt.spark.job import (
     Event,
     Restarting,
     RunResult,
+    SavepointCompleted,
     SparkStarted,
     Started,
     StreamingJob,
@@ -46,7 +48,8 @@ class StreamingRunConfig(dg.Config):
     restore_from: str = Field(
         default="latest",
         description="'latest' goes on from the newest checkpoint; 'none' starts from nothing (the sink must be empty); "
-        "'chk-12', '<job id>/chk-12' or the path of a checkpoint goes back to it.",
+        "'chk-12', '<job id>/chk-12' or the path of a checkpoint goes back to it; the path of a savepoint begins a new "
+        "lineage from it.",
     )
 
 
@@ -57,6 +60,7 @@ class CheckpointedStreamingAsset:
     Attributes:
         key: the output asset; use it in ``deps`` of other assets.
         checkpoints_key: ``<name>/checkpoints``.
+        savepoints_key: ``<name>/savepoints``.
         name: the job's stable name, and the directory of its checkpoints.
         job_name: the Dagster job that materializes it.
         op_name: the name under which ``run_config["ops"]`` configures it.
@@ -66,10 +70,12 @@ class CheckpointedStreamingAsset:
         spark_key: resource key of Spark.
         definition: the output asset.
         checkpoints: the checkpoints asset.
+        savepoints: the asset whose materialization takes a savepoint.
     """
 
     key: dg.AssetKey
     checkpoints_key: dg.AssetKey
+    savepoints_key: dg.AssetKey
     name: str
     job_name: str
     op_name: str
@@ -79,6 +85,7 @@ class CheckpointedStreamingAsset:
     spark_key: str
     definition: dg.AssetsDefinition
     checkpoints: dg.AssetSpec
+    savepoints: dg.AssetsDefinition
 
     @property
     def partitions_name(self) -> str:
@@ -141,6 +148,7 @@ def checkpointed_streaming_asset(
         prefix = [key_prefix] if isinstance(key_prefix, str) else list(key_prefix or ())
         key = dg.AssetKey([*prefix, name or function.__name__])
         checkpoints_key = dg.AssetKey([*key.path, "checkpoints"])
+        savepoints_key = dg.AssetKey([*key.path, "savepoints"])
         job = validate_job_name("__".join(key.path))
         dependencies = list(deps or ())
 
@@ -163,6 +171,7 @@ def checkpointed_streaming_asset(
         asset = CheckpointedStreamingAsset(
             key=key,
             checkpoints_key=checkpoints_key,
+            savepoints_key=savepoints_key,
             name=job,
             job_name=f"{job}_job",
             op_name=streaming.op.name,
@@ -181,6 +190,7 @@ def checkpointed_streaming_asset(
                 tags={names.JOB_TAG: job},
                 partitions_def=dg.DynamicPartitionsDefinition(name=_partitions_name(job)),
             ),
+            savepoints=savepoints_asset(savepoints_key, key, job, storage_key, group_name),
         )
         return asset
 
@@ -221,6 +231,7 @@ def _execute(
         working_directory=storage.live_directory(asset.name),
         deployment=storage.deployment,
         inline_threshold=storage.inline_threshold,
+        savepoint_path=storage.savepoint_path,
     )
     series = context.run.tags.get(names.SERIES_TAG)
 
@@ -286,6 +297,8 @@ def _on_event(context: dg.AssetExecutionContext, reporter: CheckpointReporter, e
                 f"{metadata.size} bytes, {metadata.new_bytes} of them new"
             )
             reporter.completed(metadata, dropped, retained)
+        case SavepointCompleted(metadata):
+            context.log.info(f"Savepoint of batch {metadata.batch} completed: {metadata.reference}")
         case CheckpointFailed(number, reason, consecutive):
             context.log.warning(f"Checkpoint {number} failed ({consecutive} in a row): {reason}")
         case CheckpointsDropped(dropped):

@@ -10,72 +10,42 @@ import contextlib
 import logging
 import re
 import shutil
-import time
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
-from random import Random
 from threading import Event as Flag
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dagster_ckpt.checkpoint.catalog import CheckpointCatalog, Newest
 from dagster_ckpt.checkpoint.clock import Clock
-from dagster_ckpt.checkpoint.coordinator import CheckpointCoordinator
 from dagster_ckpt.checkpoint.epochs import Choice, Claim
 from dagster_ckpt.checkpoint.liveness import this_host
 from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
-from dagster_ckpt.checkpoint.store import CompletedCheckpointStore, Dropped, next_id
-from dagster_ckpt.errors import (
-    DriverLost,
-    Fenced,
-    QueryMismatch,
-    SinkMismatch,
-    SinkNotEmpty,
-)
+from dagster_ckpt.checkpoint.store import CompletedCheckpointStore, next_id
+from dagster_ckpt.errors import Fenced, QueryMismatch, SinkMismatch, SinkNotEmpty
 from dagster_ckpt.spark.checkpoint_location import CheckpointLocation
 from dagster_ckpt.spark.file_sink import FileSink, SinkRollback
-from dagster_ckpt.spark.job import CheckpointCompleted, CheckpointFailed, Event, Started, StreamingJob
+from dagster_ckpt.spark.job import Event, Started, StreamingJob
 from dagster_ckpt.spark.query_errors import failure_of
 from dagster_ckpt.spark.restore import prepare_location
-from dagster_ckpt.spark.session import is_jvm_alive, streaming_session
+from dagster_ckpt.spark.running import Prepared, RunningQuery
+from dagster_ckpt.spark.session import streaming_session
 from dagster_ckpt.spark.streaming_source import StreamingSource
 from dagster_ckpt.spark.trial import try_query
 from dagster_ckpt.spark.writer import WriterPlan, plan_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-    from pyspark.sql.streaming.query import StreamingQuery
-    from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-__all__ = ["Attempt", "Prepared"]
+__all__ = ["LATEST", "Attempt"]
 
 _log = logging.getLogger(__name__)
 
 LATEST = "latest"
 NONE = "none"
-#: How often the query is asked whether it still runs; each time is a call into the JVM.
-_LOOK = 0.25
-#: How often Spark's progress report is fetched, for the numbers of the checkpoints taken next.
-_REPORT = 1.0
 
 #: Directories of attempts in the working directory: ``{epoch}-{token}``.
 _ATTEMPT = re.compile(r"(\d{6,})-[0-9a-f]{8}(?:\.salvage)?")
-
-
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """A restore that is verified and on record, ready to start."""
-
-    choice: Choice
-    restored: CheckpointMetadata | None
-    store: CompletedCheckpointStore
-    directory: Path
-    sink: FileSink | None
-    writer: DataStreamWriter
-    session: SparkSession
-    started: Started
 
 
 class Attempt:
@@ -146,7 +116,7 @@ class Attempt:
         choice = Choice(
             job_id=job_id,
             restored=restored.reference if restored else None,
-            first_id=next_id(self._catalog, job_id),
+            first_id=next_id(self._catalog, job_id, restored),
             last_id=self._catalog.last_completed(job_id),
             live=str(self._directory / "checkpoint"),
             host=this_host(),
@@ -173,67 +143,10 @@ class Attempt:
         )
         return Prepared(choice, restored, store, self._directory, sink, writer, session, started)
 
-    def run(self, prepared: Prepared, cancel: Flag) -> bool:
-        """Start the query and checkpoint it until it ends; ``False`` when it was canceled.
-
-        Raises:
-            QueryFailed: the query ended with an error.
-            QueryMismatch: the query is not the one the state belongs to.
-            DriverLost: the JVM is gone.
-            ToleranceExceeded: too many checkpoints failed in a row.
-            Fenced: a newer run has taken the job over.
-        """
-        writer = prepared.writer.option("checkpointLocation", prepared.choice.live)
-        query = self._in_jvm(writer.start, prepared.restored)
-        self._emit(prepared.started)
-        try:
-            return self._watch(query, prepared, cancel)
-        except BaseException:
-            _stop(query)
-            raise
-
-    def _watch(self, query: StreamingQuery, prepared: Prepared, cancel: Flag) -> bool:
-        # Fetched beside the checkpoints, not while one is pinned: it is a call into the JVM.
-        report: Mapping[str, Any] | None = None
-        source = StreamingSource(
-            CheckpointLocation(Path(prepared.choice.live)),
-            prepared.directory / "pins",
-            prepared.sink,
-            self._spark.version,
-            lambda: report,
-        )
-        # A writer that hangs in the storage keeps its thread; two more let the next attempts go on beside it.
-        uploads = ThreadPoolExecutor(self._job.config.max_concurrent_checkpoints + 2, "dagster-ckpt-upload")
-        coordinator = CheckpointCoordinator(
-            prepared.store,
-            source,
-            self._job.config,
-            self._clock,
-            uploads,
-            _Listener(self._emit, prepared.store, self._forget_other_attempts),
-            Random(),
-        )
-        if prepared.restored is not None:
-            coordinator.already_have(prepared.restored.batch)
-        try:
-            looked = reported = float("-inf")
-            while not cancel.is_set():
-                if time.monotonic() - reported >= (_LOOK if report is None else _REPORT):
-                    reported = time.monotonic()
-                    report = _last_progress(query)
-                if time.monotonic() - looked >= _LOOK:
-                    looked = time.monotonic()
-                    if not self._in_jvm(lambda: query.isActive, prepared.restored):
-                        self._raise_failure(query, prepared)
-                        report = _last_progress(query)
-                        coordinator.finish()
-                        return True
-                cancel.wait(coordinator.tick())
-            _stop(query)
-        finally:
-            coordinator.abandon()
-            uploads.shutdown(wait=False)
-        return False
+    def run(self, prepared: Prepared, cancel: Flag) -> str | None:
+        """Start the query and checkpoint it until it ends; see :meth:`RunningQuery.run`."""
+        query = RunningQuery(self._job, prepared, self._spark, self._clock, self._emit, self._forget_other_attempts)
+        return query.run(cancel)
 
     def _target(self, restore_from: str) -> Newest:
         if restore_from == LATEST:
@@ -241,7 +154,9 @@ class Attempt:
         if restore_from == NONE:
             return Newest(None, None, "a start from nothing was asked for")
         metadata = self._catalog.resolve(restore_from)
-        return Newest(metadata, metadata.job_id, f"{metadata.name} was asked for")
+        # A savepoint stays the user's, and with it the lineage it was taken of: a new one begins here.
+        job_id = metadata.job_id if metadata.location is None else None
+        return Newest(metadata, job_id, f"{metadata.name} was asked for")
 
     def _gone_on_from(self, choice: Choice) -> bool:
         """Whether the live location of the run before is still there and its state was not given up."""
@@ -257,7 +172,7 @@ class Attempt:
         sink = None if choice.sink is None else FileSink(choice.sink)
         source = StreamingSource(location, self._directory.with_suffix(".salvage"), sink, None, lambda: None)
         ancestor = choice.restored if newest is None else newest.reference
-        store = self._store(choice.job_id, next_id(self._catalog, choice.job_id), ancestor)
+        store = self._store(choice.job_id, next_id(self._catalog, choice.job_id, newest), ancestor)
         try:
             pending = store.begin()
             snapshot = source.pin(batch)
@@ -363,43 +278,6 @@ class Attempt:
                 if match is not None and int(match[1]) < self._claim.epoch:
                     shutil.rmtree(directory, ignore_errors=True)
 
-    def _in_jvm(self, call: Callable[[], Any], restored: CheckpointMetadata | None) -> Any:
-        try:
-            return call()
-        except Exception as error:
-            if not is_jvm_alive(self._spark, after=error):
-                raise DriverLost(
-                    f"The JVM of job {self._job.name!r} is gone: {type(error).__name__}.",
-                    hint="The sensor resumes the job in a new process.",
-                ) from error
-            raise failure_of(error, self._job.name, restored) from error
-
-    def _raise_failure(self, query: StreamingQuery, prepared: Prepared) -> None:
-        error = self._in_jvm(query.exception, prepared.restored)
-        if error is not None:
-            raise failure_of(error, self._job.name, prepared.restored) from error
-
-
-class _Listener:
-    def __init__(
-        self,
-        emit: Callable[[Event], None],
-        store: CompletedCheckpointStore,
-        first_completed: Callable[[], None],
-    ) -> None:
-        self._emit = emit
-        self._store = store
-        self._first_completed: Callable[[], None] | None = first_completed
-
-    def completed(self, metadata: CheckpointMetadata, dropped: Sequence[Dropped]) -> None:
-        self._emit(CheckpointCompleted(metadata, dropped, self._store.retained))
-        if self._first_completed is not None:
-            self._first_completed()
-            self._first_completed = None
-
-    def failed(self, number: int, reason: str, consecutive: int) -> None:
-        self._emit(CheckpointFailed(number, reason, consecutive))
-
 
 def _describe(rollback: SinkRollback) -> str:
     if not (rollback.log_entries_removed or rollback.data_files_removed or rollback.log_entries_restored):
@@ -408,19 +286,3 @@ def _describe(rollback: SinkRollback) -> str:
         f"{rollback.log_entries_removed} log entries removed and {rollback.log_entries_restored} put back, "
         f"{rollback.data_files_removed} uncommitted data files ({rollback.bytes_removed} bytes) removed"
     )
-
-
-def _stop(query: StreamingQuery) -> None:
-    try:
-        query.stop()
-    except Exception as error:
-        _log.info("The query did not stop in order: %s", error)
-
-
-def _last_progress(query: StreamingQuery) -> Mapping[str, Any] | None:
-    try:
-        progress = query.lastProgress
-    except Exception as error:
-        _log.debug("No progress report: %s", error)
-        return None
-    return None if progress is None else dict(progress)

@@ -24,6 +24,7 @@ __all__ = [
     "Event",
     "Restarting",
     "RunResult",
+    "SavepointCompleted",
     "SparkStarted",
     "Started",
     "StreamingJob",
@@ -44,6 +45,7 @@ class StreamingJob:
         working_directory: local (or cluster-shared) directory for live checkpointLocations.
         deployment: who owns the job's directory in the storage.
         inline_threshold: bytes up to which a file is kept in ``_metadata``.
+        savepoint_path: where savepoints go that are asked for without a directory; ``None`` for nowhere.
     """
 
     name: str
@@ -55,6 +57,7 @@ class StreamingJob:
     working_directory: Path
     deployment: str
     inline_threshold: int
+    savepoint_path: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +117,13 @@ class CheckpointFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class SavepointCompleted:
+    """A savepoint that somebody had asked for completed."""
+
+    metadata: CheckpointMetadata
+
+
+@dataclass(frozen=True, slots=True)
 class Restarting:
     """The query failed and will be restarted within this run."""
 
@@ -122,7 +132,15 @@ class Restarting:
     delay: float
 
 
-Event: TypeAlias = SparkStarted | Started | CheckpointCompleted | CheckpointsDropped | CheckpointFailed | Restarting
+Event: TypeAlias = (
+    SparkStarted
+    | Started
+    | CheckpointCompleted
+    | CheckpointsDropped
+    | CheckpointFailed
+    | SavepointCompleted
+    | Restarting
+)
 
 
 @dataclass(frozen=True, slots=True)

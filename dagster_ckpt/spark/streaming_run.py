@@ -23,7 +23,7 @@ from dagster_ckpt.checkpoint.owner import claim_ownership
 from dagster_ckpt.config.checkpoint_config import JobStatus
 from dagster_ckpt.config.restart import RestartDecision
 from dagster_ckpt.errors import CheckpointError, DriverLost, Fenced, RestoreRefused, StorageError, StorageUnusable
-from dagster_ckpt.spark.attempt import LATEST, Attempt, Prepared
+from dagster_ckpt.spark.attempt import LATEST, Attempt
 from dagster_ckpt.spark.job import (
     CheckpointsDropped,
     Event,
@@ -32,6 +32,7 @@ from dagster_ckpt.spark.job import (
     SparkStarted,
     StreamingJob,
 )
+from dagster_ckpt.spark.running import Prepared
 from dagster_ckpt.spark.session import driver_jvm_pid, is_jvm_alive
 
 if TYPE_CHECKING:
@@ -153,7 +154,7 @@ class StreamingRun:
             prepared = self._state.prepared = attempt.prepare(self._state.restore_from, self._cancel)
             # From here on the choice is on record: going on means going on from it.
             self._state.restore_from = LATEST
-            status = JobStatus.FINISHED if attempt.run(prepared, self._cancel) else JobStatus.CANCELED
+            ended = attempt.run(prepared, self._cancel)
         except Fenced:
             raise
         except Exception as error:
@@ -163,7 +164,8 @@ class StreamingRun:
                 _log.info("The job was canceled while it failed: %s", error)
                 return self._end(claim, JobStatus.CANCELED, "canceled while it failed")
             return self._fail(claim, error)
-        return self._end(claim, status, "the query ended" if status is JobStatus.FINISHED else "canceled")
+        status = JobStatus.CANCELED if ended is None else JobStatus.FINISHED
+        return self._end(claim, status, ended or "canceled")
 
     def _start_spark(self) -> SparkSession:
         began = self._clock.monotonic()

@@ -32,7 +32,7 @@ def test_everything_for_two_jobs_loads(resources: dict[str, object]) -> None:
     definitions = build_checkpoint_definitions([make_asset("one"), make_asset("two")], resources)
     dg.Definitions.validate_loadable(definitions)
     keys = {key.to_user_string() for key in definitions.resolve_asset_graph().get_all_asset_keys()}
-    assert keys == {"one", "one/checkpoints", "two", "two/checkpoints"}
+    assert keys == {f"{job}{part}" for job in ("one", "two") for part in ("", "/checkpoints", "/savepoints")}
     repository = definitions.get_repository_def()
     assert {job.name for job in repository.get_all_jobs()} >= {"one_job", "two_job"}
 

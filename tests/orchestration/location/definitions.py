@@ -90,6 +90,7 @@ hiccups = _pipeline("hiccups", restart=RestartStrategies.fixed_delay_restart(2, 
 ticking = _pipeline("ticking")
 rolled_back = _pipeline("rolled_back", num_retained=10)
 materialized = _pipeline("materialized")
+saved = _pipeline("saved")
 
 _shared = Pipeline.from_environment("")
 
@@ -108,6 +109,7 @@ defs = dg.Definitions.merge(
             ticking,
             rolled_back,
             materialized,
+            saved,
         ],
         resources={
             "checkpoint_storage": FileSystemCheckpointStorage(

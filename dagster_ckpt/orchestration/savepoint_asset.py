@@ -1,0 +1,78 @@
+"""``<job>/savepoints``: an asset whose materialization takes a savepoint of the job."""
+
+# No `from __future__ import annotations`: Dagster must find real types on the nested op function.
+
+import time
+
+import dagster as dg
+from pydantic import Field
+
+from dagster_ckpt.checkpoint.clock import SystemClock
+from dagster_ckpt.checkpoint.savepoint_asking import take_savepoint
+from dagster_ckpt.orchestration.resources import FileSystemCheckpointStorage
+
+__all__ = ["SavepointConfig", "savepoints_asset"]
+
+
+class SavepointConfig(dg.Config):
+    """Run configuration of a savepoints asset."""
+
+    to: str | None = Field(
+        default=None, description="Directory for the savepoint; savepoint_path of the storage by default."
+    )
+    stop: bool = Field(
+        default=False, description="Stop the running job with it: its run ends successfully and nothing resumes it."
+    )
+    timeout: str = Field(default="10 min", description="How long to wait for a running job, such as '10 min'.")
+
+
+def savepoints_asset(
+    key: dg.AssetKey, output: dg.AssetKey, job_name: str, storage_key: str, group_name: str | None
+) -> dg.AssetsDefinition:
+    """The asset: a running job is asked for a savepoint, of another the newest completed checkpoint is copied.
+
+    Its runs have no tag of the job's: they neither wait for its run to end nor concern the resume sensor.
+
+    Args:
+        key: of the asset.
+        output: the job's output asset, which a savepoint is taken after if both are materialized together.
+        job_name: the job's stable name.
+        storage_key: resource key of the checkpoint storage.
+        group_name: as of any asset.
+    """
+
+    @dg.asset(
+        key=key,
+        deps=[output],
+        group_name=group_name,
+        kinds={"spark"},
+        description=f"Materialize it to take a savepoint of {output.to_user_string()}: a checkpoint that stands alone, "
+        "can be moved, and is never deleted by retention or cleanup.",
+        required_resource_keys={storage_key},
+        config_schema=SavepointConfig.to_fields_dict(),
+    )
+    def savepoints(context: dg.AssetExecutionContext) -> dg.MaterializeResult[None]:
+        storage: FileSystemCheckpointStorage = getattr(context.resources, storage_key)
+        asked = context.op_execution_context.op_config
+        taken = take_savepoint(
+            storage.catalog(job_name),
+            asked.get("to"),
+            default=storage.savepoint_path,
+            stop=asked["stop"],
+            timeout=asked["timeout"],
+            clock=SystemClock(),
+            wait=time.sleep,
+            report=context.log.info,
+        )
+        return dg.MaterializeResult(
+            metadata={
+                "pointer": dg.MetadataValue.path(taken.pointer),
+                "checkpoint_id": taken.checkpoint_id,
+                "batch": taken.batch,
+                "files": taken.files,
+                "bytes": taken.size,
+                "duration_ms": round(taken.seconds * 1000, 3),
+            }
+        )
+
+    return savepoints

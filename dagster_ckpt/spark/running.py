@@ -1,0 +1,237 @@
+"""A query under way: started from what was prepared, checkpointed, its savepoints taken, until it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from threading import Event as Flag
+from typing import TYPE_CHECKING, Any
+
+from dagster_ckpt.checkpoint.clock import Clock
+from dagster_ckpt.checkpoint.coordinator import CheckpointCoordinator
+from dagster_ckpt.checkpoint.epochs import Choice
+from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
+from dagster_ckpt.checkpoint.requests import SavepointRequests
+from dagster_ckpt.checkpoint.savepoint_server import SavepointServer
+from dagster_ckpt.checkpoint.store import CompletedCheckpointStore, Dropped
+from dagster_ckpt.errors import CheckpointError, DriverLost
+from dagster_ckpt.spark.checkpoint_location import CheckpointLocation
+from dagster_ckpt.spark.file_sink import FileSink
+from dagster_ckpt.spark.job import (
+    CheckpointCompleted,
+    CheckpointFailed,
+    Event,
+    SavepointCompleted,
+    Started,
+    StreamingJob,
+)
+from dagster_ckpt.spark.query_errors import failure_of
+from dagster_ckpt.spark.session import is_jvm_alive
+from dagster_ckpt.spark.streaming_source import StreamingSource
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+__all__ = ["Prepared", "RunningQuery"]
+
+_log = logging.getLogger(__name__)
+
+#: How often the query is asked whether it still runs; each time is a call into the JVM.
+_LOOK = 0.25
+#: How often Spark's progress report is fetched, for the numbers of the checkpoints taken next.
+_REPORT = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A restore that is verified and on record, ready to start."""
+
+    choice: Choice
+    restored: CheckpointMetadata | None
+    store: CompletedCheckpointStore
+    directory: Path
+    sink: FileSink | None
+    writer: DataStreamWriter
+    session: SparkSession
+    started: Started
+
+
+class RunningQuery:
+    """The query of one start of a job.
+
+    Args:
+        job: the job.
+        prepared: what it starts from.
+        spark: the session Spark was started with.
+        clock: wall and monotonic time.
+        emit: is given what happens, on the thread that calls.
+        first_completed: called when the first checkpoint of this start is complete.
+    """
+
+    def __init__(
+        self,
+        job: StreamingJob,
+        prepared: Prepared,
+        spark: SparkSession,
+        clock: Clock,
+        emit: Callable[[Event], None],
+        first_completed: Callable[[], None],
+    ) -> None:
+        self._job = job
+        self._prepared = prepared
+        self._spark = spark
+        self._clock = clock
+        self._emit = emit
+        self._first_completed = first_completed
+
+    def run(self, cancel: Flag) -> str | None:
+        """Start the query and checkpoint it until it ends; how it ended, ``None`` when it was canceled.
+
+        Raises:
+            QueryFailed: the query ended with an error.
+            QueryMismatch: the query is not the one the state belongs to.
+            DriverLost: the JVM is gone.
+            ToleranceExceeded: too many checkpoints failed in a row.
+            SavepointFailed: the savepoint the job was to be stopped with could not be taken.
+            Fenced: a newer run has taken the job over.
+        """
+        writer = self._prepared.writer.option("checkpointLocation", self._prepared.choice.live)
+        query = self._in_jvm(writer.start)
+        self._emit(self._prepared.started)
+        try:
+            return self._watch(query, cancel)
+        except BaseException:
+            _stop(query)
+            raise
+
+    def _watch(self, query: StreamingQuery, cancel: Flag) -> str | None:
+        prepared, config = self._prepared, self._job.config
+        # Fetched beside the checkpoints, not while one is pinned: it is a call into the JVM.
+        report: Mapping[str, Any] | None = None
+        source = StreamingSource(
+            CheckpointLocation(Path(prepared.choice.live)),
+            prepared.directory / "pins",
+            prepared.sink,
+            self._spark.version,
+            lambda: report,
+        )
+        # A writer that hangs in the storage keeps its thread; two more let the next attempts go on beside it. One is
+        # for a savepoint.
+        uploads = ThreadPoolExecutor(config.max_concurrent_checkpoints + 3, "dagster-ckpt-upload")
+        listener = _Listener(self._emit, prepared.store, self._first_completed)
+        coordinator = CheckpointCoordinator(prepared.store, source, config, self._clock, uploads, listener, Random())
+        if prepared.restored is not None:
+            coordinator.already_have(prepared.restored.batch)
+        savepoints = self._savepoints(source, uploads)
+        try:
+            looked = reported = float("-inf")
+            while not cancel.is_set():
+                if time.monotonic() - reported >= (_LOOK if report is None else _REPORT):
+                    reported = time.monotonic()
+                    report = _last_progress(query)
+                if time.monotonic() - looked >= _LOOK:
+                    looked = time.monotonic()
+                    if not self._in_jvm(lambda: query.isActive):
+                        self._raise_failure(query)
+                        report = _last_progress(query)
+                        coordinator.finish()
+                        savepoints.finish()
+                        return "the query ended"
+                if savepoints.stop_asked:
+                    _stop(query)
+                    report = _last_progress(query)
+                    _finish_stopped(coordinator, savepoints)
+                    return "stopped with a savepoint"
+                cancel.wait(min(coordinator.tick(), savepoints.tick()))
+            _stop(query)
+        finally:
+            coordinator.abandon()
+            savepoints.abandon()
+            uploads.shutdown(wait=False)
+        return None
+
+    def _savepoints(self, source: StreamingSource, uploads: ThreadPoolExecutor) -> SavepointServer:
+        requests = SavepointRequests(self._job.filesystem, self._job.name)
+        with contextlib.suppress(OSError, CheckpointError):  # what cannot be cleared up now is left for the next start
+            requests.forget_old(self._clock.time())
+        return SavepointServer(
+            requests,
+            self._prepared.store,
+            source,
+            self._clock,
+            uploads,
+            default=self._job.savepoint_path,
+            timeout=self._job.config.timeout.total_seconds(),
+            completed=lambda metadata: self._emit(SavepointCompleted(metadata)),
+        )
+
+    def _in_jvm(self, call: Callable[[], Any]) -> Any:
+        try:
+            return call()
+        except Exception as error:
+            if not is_jvm_alive(self._spark, after=error):
+                raise DriverLost(
+                    f"The JVM of job {self._job.name!r} is gone: {type(error).__name__}.",
+                    hint="The sensor resumes the job in a new process.",
+                ) from error
+            raise failure_of(error, self._job.name, self._prepared.restored) from error
+
+    def _raise_failure(self, query: StreamingQuery) -> None:
+        error = self._in_jvm(query.exception)
+        if error is not None:
+            raise failure_of(error, self._job.name, self._prepared.restored) from error
+
+
+class _Listener:
+    def __init__(
+        self,
+        emit: Callable[[Event], None],
+        store: CompletedCheckpointStore,
+        first_completed: Callable[[], None],
+    ) -> None:
+        self._emit = emit
+        self._store = store
+        self._first_completed: Callable[[], None] | None = first_completed
+
+    def completed(self, metadata: CheckpointMetadata, dropped: Sequence[Dropped]) -> None:
+        self._emit(CheckpointCompleted(metadata, dropped, self._store.retained))
+        if self._first_completed is not None:
+            self._first_completed()
+            self._first_completed = None
+
+    def failed(self, number: int, reason: str, consecutive: int) -> None:
+        self._emit(CheckpointFailed(number, reason, consecutive))
+
+
+def _finish_stopped(coordinator: CheckpointCoordinator, savepoints: SavepointServer) -> None:
+    """The query was stopped for a savepoint: its last batch is checkpointed first, then saved."""
+    try:
+        coordinator.finish()
+    except CheckpointError as error:
+        savepoints.refuse_to_stop(error)
+        raise
+    savepoints.finish()
+
+
+def _stop(query: StreamingQuery) -> None:
+    try:
+        query.stop()
+    except Exception as error:
+        _log.info("The query did not stop in order: %s", error)
+
+
+def _last_progress(query: StreamingQuery) -> Mapping[str, Any] | None:
+    try:
+        progress = query.lastProgress
+    except Exception as error:
+        _log.debug("No progress report: %s", error)
+        return None
+    return None if progress is None else dict(progress)

@@ -1,0 +1,58 @@
+"""Savepoints as the tests see them: what one holds, and which there are."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from dagster_ckpt.checkpoint.layout import METADATA_FILE_NAME
+from dagster_ckpt.checkpoint.metadata import CheckpointMetadata, FileEntry
+from dagster_ckpt.filesystem import FileSystem
+from tests.checkpoint.driver import JOB
+
+
+def saved(target: FileSystem, metadata: CheckpointMetadata) -> dict[str, bytes]:
+    """What a restore would find in a savepoint, by its own directory alone."""
+    directory = metadata.name
+    stored = CheckpointMetadata.decode(target.read(f"{directory}/{METADATA_FILE_NAME}"), directory)
+    assert replace(stored, location=metadata.location) == metadata
+    found = {}
+    for file in stored.files:
+        data = file.inline
+        if data is None:
+            assert file.reference is not None
+            assert "/" not in file.reference, "a savepoint is one flat directory"
+            data = target.read(f"{directory}/{file.reference}")
+            if file.offset is not None:
+                data = data[file.offset : file.offset + file.size]
+        found[file.path] = data
+    return found
+
+
+def savepoints(target: FileSystem) -> list[str]:
+    """Directories that are savepoints."""
+    return sorted(
+        entry.name
+        for entry in target.list("")
+        if entry.is_directory and METADATA_FILE_NAME in {inner.name for inner in target.list(entry.name)}
+    )
+
+
+def described(entries: tuple[FileEntry, ...]) -> CheckpointMetadata:
+    return CheckpointMetadata(
+        job_name=JOB,
+        job_id="a" * 32,
+        checkpoint_id=1,
+        epoch=1,
+        batch=1,
+        mode="EXACTLY_ONCE",
+        kind="savepoint",
+        restored_from=None,
+        writer={},
+        triggered_at="now",
+        written_at="now",
+        timings_ms={},
+        new_bytes=0,
+        facts={},
+        sink=None,
+        files=entries,
+    )

@@ -1,0 +1,442 @@
+"""The driver's side of savepoints, on a clock that passes when it is told to, and requests between two processes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dagster_ckpt.checkpoint import savepoint_server
+from dagster_ckpt.checkpoint.epochs import End
+from dagster_ckpt.checkpoint.liveness import Heart, HeartbeatFile
+from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
+from dagster_ckpt.checkpoint.requests import Answer, SavepointRequest, SavepointRequests, TakenSavepoint
+from dagster_ckpt.checkpoint.savepoint_asking import take_savepoint
+from dagster_ckpt.checkpoint.savepoint_server import SavepointServer
+from dagster_ckpt.errors import CheckpointNotFound, Fenced, InvalidConfiguration, SavepointFailed, StorageError
+from dagster_ckpt.filesystem import FileSystem, PosixFileSystem
+from tests.checkpoint.coordinating import Job
+from tests.checkpoint.driver import JOB, Ledger, Pins, Run, state
+from tests.checkpoint.memory import MemoryFileSystem
+from tests.checkpoint.savepoints import saved
+
+
+@dataclass
+class Served:
+    """A job whose driver looks for requests, in a storage where its checkpoints are in the way of nothing."""
+
+    job: Job
+    directory: Path
+    default: str | None
+    timeout: float = 600.0
+    completed: list[CheckpointMetadata] = field(default_factory=list)
+    server: SavepointServer = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.requests = SavepointRequests(self.job.memory, JOB)
+        self.serve(self.job.run, self.job.disk)
+
+    def serve(self, run: Run, storage: FileSystem) -> None:
+        """Let ``run`` be the driver."""
+        self.server = SavepointServer(
+            SavepointRequests(storage, JOB),
+            run.store,
+            self.job.stream,
+            self.job.clock,
+            self.job.executor,
+            default=self.default,
+            timeout=self.timeout,
+            completed=self.completed.append,
+        )
+
+    def ask(self, number: int = 1, *, target: str | None = None, stop: bool = False, wait: float = 3600) -> str:
+        token = f"{number:032x}"
+        now = self.job.clock.time()
+        self.requests.ask(SavepointRequest(token, target, stop, now, now + wait))
+        return token
+
+    def answer(self, token: str) -> Answer:
+        answer = self.requests.answer_to(token)
+        assert answer is not None
+        return answer
+
+    def pass_time(self, seconds: float) -> None:
+        until = self.job.clock.now + seconds
+        while self.job.clock.now < until:
+            wait = self.server.tick()
+            assert 0 < wait <= 1
+            self.job.clock.advance(wait + 1e-9)
+
+    def holds(self, token: str) -> int:
+        """The batch of the savepoint a request was answered with, every byte of it compared."""
+        savepoint = self.answer(token).savepoint
+        assert savepoint is not None
+        metadata = self.completed[-1]
+        assert savepoint == TakenSavepoint.of(metadata)
+        assert saved(PosixFileSystem(self.directory), metadata) == state(savepoint.batch)
+        return savepoint.batch
+
+
+@pytest.fixture
+def make(memory: MemoryFileSystem, pins: Pins, tmp_path: Path) -> Callable[..., Served]:
+    def served(*, default: bool = True, timeout: float = 600.0, **options: Any) -> Served:
+        directory = tmp_path / "savepoints"
+        return Served(Job(memory, pins, **options), directory, str(directory) if default else None, timeout)
+
+    return served
+
+
+class TestTaking:
+    def test_an_idle_job_is_saved_at_once_though_its_batch_was_captured(self, make: Callable[..., Served]) -> None:
+        served = make()
+        served.job.stream.committed = 3
+        served.job.pass_time(11)
+        assert [name for name, _ in served.job.listener.done] == ["chk-1"]
+        token = served.ask()
+        served.pass_time(1.1)
+        assert served.holds(token) == 3
+        assert served.job.coordinator.captured == 3
+
+    def test_it_ignores_interval_pause_and_concurrency(self, make: Callable[..., Served]) -> None:
+        served = make(at_once=False, interval="1 h", min_pause="1 h")
+        served.job.stream.committed = 1
+        first, second = served.ask(1), served.ask(2)
+        served.pass_time(0.5)
+        served.job.executor.let()
+        served.pass_time(1.5)
+        served.job.executor.let()
+        served.pass_time(0.5)
+        assert served.answer(first).savepoint is not None
+        assert served.holds(second) == 1
+        assert served.job.captures == [0, 1]
+
+    def test_while_a_checkpoint_is_written_it_goes_on_beside_it(self, make: Callable[..., Served]) -> None:
+        served = make(at_once=False)
+        served.job.stream.committed = 1
+        served.job.pass_time(11)
+        token = served.ask()
+        served.pass_time(1.1)
+        assert len(served.job.executor.held) == 2
+        served.job.executor.let(1)
+        served.pass_time(0.1)
+        assert served.holds(token) == 1
+        served.job.executor.let()
+        served.job.pass_time(14)
+        assert [name for name, _ in served.job.listener.done] == ["chk-1"], "an id below the savepoint's"
+
+    @pytest.mark.parametrize("unaligned", [False, True])
+    def test_it_is_aligned_always(self, make: Callable[..., Served], unaligned: bool) -> None:
+        served = make(unaligned=unaligned, interval="1 h")
+        served.job.stream.committed, served.job.stream.planned = 4, 5
+        token = served.ask()
+        served.pass_time(30)
+        assert served.job.stream.pinned == []
+        served.job.stream.committed, served.job.stream.planned = 5, 6
+        served.pass_time(0.1)
+        assert served.holds(token) == 5
+        assert served.completed[0].timings_ms["align"] == pytest.approx(30_000, abs=1_100)
+
+    def test_a_job_without_a_batch_is_waited_for(self, make: Callable[..., Served]) -> None:
+        served = make()
+        token = served.ask()
+        served.pass_time(5)
+        assert served.requests.answer_to(token) is None
+        served.job.stream.committed = 0
+        served.pass_time(0.1)
+        assert served.holds(token) == 0
+
+    def test_a_location_that_is_asked_for(self, make: Callable[..., Served], tmp_path: Path) -> None:
+        served = make()
+        served.job.stream.committed = 1
+        token = served.ask(target=str(tmp_path / "elsewhere"))
+        served.pass_time(1)
+        savepoint = served.answer(token).savepoint
+        assert savepoint is not None
+        assert Path(savepoint.pointer).parent == tmp_path / "elsewhere"
+
+    def test_an_incomplete_capture_is_taken_again(self, make: Callable[..., Served]) -> None:
+        served = make()
+        served.job.stream.committed, served.job.stream.incomplete = 1, 4
+        token = served.ask()
+        served.pass_time(6)
+        assert served.holds(token) == 1
+        assert served.job.captures == [4], "a second between two captures of one batch"
+
+
+class TestFailing:
+    def assert_refused(self, served: Served, token: str, reason: str) -> None:
+        answer = served.answer(token)
+        assert answer.savepoint is None
+        assert reason in answer.error
+        assert served.job.listener.failures == [], "who asked is told, and nothing is counted"
+        assert not list(served.directory.rglob("_metadata"))
+        served.job.stream.error, served.job.stream.incomplete = None, 0
+        served.job.stream.committed = 9
+        again = served.ask(9)
+        served.pass_time(2)
+        assert served.holds(again) == 9
+
+    def test_no_location(self, make: Callable[..., Served]) -> None:
+        served = make(default=False, tolerable_failed_checkpoints=0)
+        token = served.ask()
+        served.pass_time(1)
+        answer = served.answer(token)
+        assert answer.error == "No savepoint location given and no default location configured."
+        assert "savepoint_path" in answer.hint
+
+    def test_a_storage_that_refuses(self, make: Callable[..., Served]) -> None:
+        served = make(tolerable_failed_checkpoints=0)
+        served.job.stream.committed = 1
+        served.job.stream.error = StorageError("the disk is full")
+        token = served.ask()
+        served.pass_time(1)
+        self.assert_refused(served, token, "the disk is full")
+
+    def test_a_target_that_cannot_be_written(self, make: Callable[..., Served], tmp_path: Path) -> None:
+        served = make(tolerable_failed_checkpoints=0)
+        served.job.stream.committed = 1
+        (tmp_path / "file").touch()
+        token = served.ask(target=str(tmp_path / "file"))
+        served.pass_time(1)
+        self.assert_refused(served, token, str(tmp_path / "file"))
+
+    def test_captures_that_never_work(self, make: Callable[..., Served]) -> None:
+        served = make(tolerable_failed_checkpoints=0)
+        served.job.stream.committed, served.job.stream.incomplete = 1, 100
+        token = served.ask()
+        served.pass_time(6)
+        self.assert_refused(served, token, "is not all there")
+
+    def test_a_batch_that_does_not_commit_in_time(self, make: Callable[..., Served]) -> None:
+        served = make(timeout=20, tolerable_failed_checkpoints=0)
+        served.job.stream.committed, served.job.stream.planned = 1, 2
+        token = served.ask()
+        served.pass_time(19)
+        assert served.requests.answer_to(token) is None
+        served.pass_time(3)
+        served.job.stream.planned = None
+        self.assert_refused(served, token, "no batch committed within 20 s")
+
+    def test_a_write_that_does_not_end_in_time(self, make: Callable[..., Served]) -> None:
+        served = make(at_once=False, timeout=20, tolerable_failed_checkpoints=0)
+        served.job.stream.committed = 1
+        token = served.ask()
+        served.pass_time(22)
+        served.job.executor.let()
+        served.job.executor.at_once = True
+        self.assert_refused(served, token, "it was not complete within 20 s")
+
+    def test_a_request_nobody_waits_for_any_more(self, make: Callable[..., Served]) -> None:
+        served = make()
+        served.job.stream.committed = 1
+        token = served.ask(stop=True, wait=-1)
+        served.pass_time(2)
+        assert not served.server.stop_asked
+        self.assert_refused(served, token, "older than its timeout")
+
+    def test_a_withdrawn_request_is_left_alone(self, make: Callable[..., Served]) -> None:
+        served = make()
+        served.job.stream.committed = 1
+        token = served.ask(stop=True)
+        assert served.requests.withdraw(token, served.job.clock.time(), "changed my mind") is None
+        served.pass_time(5)
+        assert not served.completed
+        assert not served.server.stop_asked
+
+    def test_a_storage_that_cannot_be_listed_harms_nobody(self, make: Callable[..., Served]) -> None:
+        served = make()
+        served.job.stream.committed = 1
+        served.job.refuse("list")
+        token = served.ask()
+        served.pass_time(3)
+        served.job.refuse()
+        served.pass_time(1.1)
+        assert served.holds(token) == 1
+
+    def test_an_answer_that_cannot_be_written_is_owed_and_nothing_is_taken_twice(
+        self, make: Callable[..., Served]
+    ) -> None:
+        served = make()
+        served.job.stream.committed = 1
+        token = served.ask()
+        served.job.refuse("create")
+        served.pass_time(5)
+        assert served.requests.answer_to(token) is None
+        served.job.refuse()
+        served.pass_time(1.1)
+        assert served.holds(token) == 1
+        assert len(served.completed) == 1
+
+
+class TestStopping:
+    def test_the_query_is_stopped_first_then_the_last_batch_is_saved(self, make: Callable[..., Served]) -> None:
+        served = make(interval="1 h")
+        served.job.stream.committed, served.job.stream.planned = 4, 5
+        token = served.ask(stop=True)
+        served.pass_time(0.1)
+        assert served.server.stop_asked
+        assert served.job.stream.pinned == []
+        served.job.coordinator.finish()
+        served.server.finish()
+        assert served.holds(token) == 4
+        assert [metadata.batch for metadata in served.job.run.store.retained] == [4]
+
+    def test_a_job_without_a_batch_is_not_stopped(self, make: Callable[..., Served]) -> None:
+        served = make(timeout=20)
+        token = served.ask(stop=True)
+        served.pass_time(22)
+        assert not served.server.stop_asked
+        assert "no batch committed" in served.answer(token).error
+
+    def test_if_the_savepoint_fails_the_job_fails_over_and_who_asked_is_told(self, make: Callable[..., Served]) -> None:
+        served = make()
+        served.job.stream.committed = 4
+        token = served.ask(stop=True)
+        served.pass_time(0.1)
+        served.job.stream.error = StorageError("the disk is full")
+        with pytest.raises(SavepointFailed, match="the disk is full") as caught:
+            served.server.finish()
+        assert caught.value.recoverable
+        assert served.answer(token).error == "the disk is full"
+
+    def test_if_the_last_checkpoint_fails_who_asked_is_told(self, make: Callable[..., Served]) -> None:
+        served = make()
+        served.job.stream.committed = 4
+        token = served.ask(stop=True)
+        served.pass_time(0.1)
+        served.server.refuse_to_stop(SavepointFailed("The last batch, 4, could not be checkpointed"))
+        assert "could not be checkpointed" in served.answer(token).error
+
+    def test_a_job_that_ends_by_itself_answers_what_is_open(self, make: Callable[..., Served]) -> None:
+        served = make(at_once=False)
+        served.job.stream.committed = 4
+        waiting, stopping = served.ask(1), served.ask(2, stop=True)
+        served.pass_time(0.1)
+        served.job.executor.let()
+        served.server.finish()
+        assert served.answer(waiting).savepoint is not None
+        assert served.holds(stopping) == 4
+
+
+class TestDrivers:
+    def test_the_next_driver_takes_up_what_a_dead_one_left(self, make: Callable[..., Served]) -> None:
+        served = make(at_once=False)
+        served.job.stream.committed = 4
+        token = served.ask()
+        served.pass_time(0.1)
+        served.job.disk.die()
+        run = Run(served.job.memory, Ledger(), served.job.run.pins, served.job.clock).start()
+        served.job.executor.at_once = True
+        served.serve(run, served.job.memory)
+        served.pass_time(1)
+        assert served.holds(token) == 4
+        assert served.completed[-1].epoch == 2
+
+    def test_a_driver_that_gives_up_leaves_the_request_open(
+        self, make: Callable[..., Served], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(savepoint_server, "_ABANDON", 0.0)
+        served = make(at_once=False)
+        served.job.stream.committed = 4
+        served.ask()
+        served.pass_time(0.1)
+        served.server.abandon()
+        assert len(served.requests.open()) == 1
+
+    def test_a_fenced_driver_answers_nothing(self, make: Callable[..., Served], pins: Pins) -> None:
+        served = make(default=False)
+        served.ask()
+        Run(served.job.memory, Ledger(), pins).start()
+        with pytest.raises(Fenced):
+            served.pass_time(1)
+        assert len(served.requests.open()) == 1
+
+    def test_answers_nobody_came_for_are_forgotten(self, make: Callable[..., Served]) -> None:
+        served = make()
+        served.job.stream.committed = 4
+        token = served.ask()
+        served.pass_time(1)
+        now = served.job.clock.time()
+        served.requests.forget_old(now + 3000)
+        assert served.requests.answer_to(token) is not None
+        served.requests.forget_old(now + 4000)
+        assert not served.job.memory.list(f"{JOB}/control/requests")
+
+
+class TestAsking:
+    @pytest.fixture
+    def heart(self, make: Callable[..., Served]) -> Served:
+        """A job whose run is alive: this process."""
+        served = make()
+        served.job.stream.committed = 4
+        Heart(HeartbeatFile(served.job.memory, JOB), served.job.clock, epoch=1, run_id="r")._once()
+        return served
+
+    def take(self, served: Served, wait: Callable[[float], None], **options: Any) -> TakenSavepoint:
+        asked = {"default": None, "stop": False, "timeout": "1 min", **options}
+        return take_savepoint(
+            served.job.run.catalog, asked.pop("to", None), clock=served.job.clock, wait=wait, report=self.told, **asked
+        )
+
+    def told(self, text: str) -> None:
+        self.reports = [*getattr(self, "reports", []), text]
+
+    def test_a_running_job_is_asked_and_its_answer_is_read(self, heart: Served) -> None:
+        taken = self.take(heart, heart.pass_time)
+        assert taken.pointer == heart.completed[0].location
+        assert taken.batch == 4
+        assert not heart.job.memory.list(f"{JOB}/control/requests"), "asker and driver leave nothing"
+
+    def test_the_error_is_the_drivers(self, heart: Served) -> None:
+        heart.job.stream.error = StorageError("the disk is full", hint="Empty it.")
+        with pytest.raises(SavepointFailed, match="was not taken: the disk is full") as caught:
+            self.take(heart, heart.pass_time)
+        assert caught.value.hint == "Empty it."
+
+    def test_who_stops_waiting_withdraws(self, heart: Served) -> None:
+        with pytest.raises(SavepointFailed, match="no answer within 60 s"):
+            self.take(heart, heart.job.clock.advance, stop=True)
+        assert [text for text in self.reports if "Waiting" in text]
+        heart.pass_time(3)
+        assert not heart.completed
+        assert not heart.server.stop_asked
+
+    def test_an_interrupt_withdraws(self, heart: Served) -> None:
+        def interrupted(seconds: float) -> None:
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            self.take(heart, interrupted, stop=True)
+        assert not heart.requests.open()
+
+    def test_a_job_that_ends_meanwhile_is_not_waited_for(self, heart: Served) -> None:
+        def end(seconds: float) -> None:
+            heart.job.run.catalog.epochs.record_end(1, End("CANCELED", "terminated", discarded=False, ended_at="now"))
+
+        with pytest.raises(SavepointFailed, match="the job ended meanwhile: CANCELED, terminated"):
+            self.take(heart, end)
+        assert not heart.requests.open()
+
+    def test_a_job_that_does_not_run_is_copied(self, make: Callable[..., Served], pins: Pins, tmp_path: Path) -> None:
+        served = make()
+        served.job.run.checkpoint(state(7), 7)
+        taken = self.take(served, self.never, to=str(tmp_path / "here"))
+        assert (taken.batch, Path(taken.pointer).parent) == (7, tmp_path / "here")
+        with pytest.raises(InvalidConfiguration, match="no run of it is alive"):
+            self.take(served, self.never, stop=True)
+        with pytest.raises(InvalidConfiguration, match="No savepoint location given"):
+            self.take(served, self.never)
+
+    def test_a_job_without_a_checkpoint(self, make: Callable[..., Served]) -> None:
+        with pytest.raises(CheckpointNotFound, match="has nothing to save"):
+            self.take(make(), self.never, default="somewhere")
+
+    def test_a_timeout_that_is_no_duration(self, make: Callable[..., Served]) -> None:
+        with pytest.raises(InvalidConfiguration, match="'soon' is not a duration"):
+            self.take(make(), self.never, timeout="soon")
+
+    def never(self, seconds: float) -> None:
+        raise AssertionError(f"waited {seconds} s for nobody")
