@@ -1,12 +1,16 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from dagster_ckpt.filesystem import PosixFileSystem
+from tests.checkpoint.coordinating import Job
 from tests.checkpoint.driver import Ledger, ManualClock, Pins
 from tests.checkpoint.memory import MemoryFileSystem
+from tests.checkpoint.serving import Served
 
 
 @pytest.fixture
@@ -34,3 +38,12 @@ def ledger() -> Ledger:
 @pytest.fixture
 def clock() -> ManualClock:
     return ManualClock()
+
+
+@pytest.fixture
+def make(memory: MemoryFileSystem, pins: Pins, tmp_path: Path) -> Callable[..., Served]:
+    def served(*, default: bool = True, timeout: float = 600.0, **options: Any) -> Served:
+        directory = tmp_path / "savepoints"
+        return Served(Job(memory, pins, **options), directory, str(directory) if default else None, timeout)
+
+    return served

@@ -1,92 +1,16 @@
-"""The driver's side of savepoints, on a clock that passes when it is told to, and requests between two processes."""
+"""The driver's side of savepoints: when they are taken, what fails, stopping, and a driver that dies."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from dagster_ckpt.checkpoint import savepoint_server
-from dagster_ckpt.checkpoint.epochs import End
-from dagster_ckpt.checkpoint.liveness import Heart, HeartbeatFile
-from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
-from dagster_ckpt.checkpoint.requests import Answer, SavepointRequest, SavepointRequests, TakenSavepoint
-from dagster_ckpt.checkpoint.savepoint_asking import take_savepoint
-from dagster_ckpt.checkpoint.savepoint_server import SavepointServer
-from dagster_ckpt.errors import CheckpointNotFound, Fenced, InvalidConfiguration, SavepointFailed, StorageError
-from dagster_ckpt.filesystem import FileSystem, PosixFileSystem
-from tests.checkpoint.coordinating import Job
-from tests.checkpoint.driver import JOB, Ledger, Pins, Run, state
-from tests.checkpoint.memory import MemoryFileSystem
-from tests.checkpoint.savepoints import saved
-
-
-@dataclass
-class Served:
-    """A job whose driver looks for requests, in a storage where its checkpoints are in the way of nothing."""
-
-    job: Job
-    directory: Path
-    default: str | None
-    timeout: float = 600.0
-    completed: list[CheckpointMetadata] = field(default_factory=list)
-    server: SavepointServer = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.requests = SavepointRequests(self.job.memory, JOB)
-        self.serve(self.job.run, self.job.disk)
-
-    def serve(self, run: Run, storage: FileSystem) -> None:
-        """Let ``run`` be the driver."""
-        self.server = SavepointServer(
-            SavepointRequests(storage, JOB),
-            run.store,
-            self.job.stream,
-            self.job.clock,
-            self.job.executor,
-            default=self.default,
-            timeout=self.timeout,
-            completed=self.completed.append,
-        )
-
-    def ask(self, number: int = 1, *, target: str | None = None, stop: bool = False, wait: float = 3600) -> str:
-        token = f"{number:032x}"
-        now = self.job.clock.time()
-        self.requests.ask(SavepointRequest(token, target, stop, now, now + wait))
-        return token
-
-    def answer(self, token: str) -> Answer:
-        answer = self.requests.answer_to(token)
-        assert answer is not None
-        return answer
-
-    def pass_time(self, seconds: float) -> None:
-        until = self.job.clock.now + seconds
-        while self.job.clock.now < until:
-            wait = self.server.tick()
-            assert 0 < wait <= 1
-            self.job.clock.advance(wait + 1e-9)
-
-    def holds(self, token: str) -> int:
-        """The batch of the savepoint a request was answered with, every byte of it compared."""
-        savepoint = self.answer(token).savepoint
-        assert savepoint is not None
-        metadata = self.completed[-1]
-        assert savepoint == TakenSavepoint.of(metadata)
-        assert saved(PosixFileSystem(self.directory), metadata) == state(savepoint.batch)
-        return savepoint.batch
-
-
-@pytest.fixture
-def make(memory: MemoryFileSystem, pins: Pins, tmp_path: Path) -> Callable[..., Served]:
-    def served(*, default: bool = True, timeout: float = 600.0, **options: Any) -> Served:
-        directory = tmp_path / "savepoints"
-        return Served(Job(memory, pins, **options), directory, str(directory) if default else None, timeout)
-
-    return served
+from dagster_ckpt.errors import Fenced, SavepointFailed, StorageError
+from tests.checkpoint.driver import JOB, Ledger, Pins, Run
+from tests.checkpoint.serving import Served
 
 
 class TestTaking:
@@ -364,79 +288,3 @@ class TestDrivers:
         assert served.requests.answer_to(token) is not None
         served.requests.forget_old(now + 4000)
         assert not served.job.memory.list(f"{JOB}/control/requests")
-
-
-class TestAsking:
-    @pytest.fixture
-    def heart(self, make: Callable[..., Served]) -> Served:
-        """A job whose run is alive: this process."""
-        served = make()
-        served.job.stream.committed = 4
-        Heart(HeartbeatFile(served.job.memory, JOB), served.job.clock, epoch=1, run_id="r")._once()
-        return served
-
-    def take(self, served: Served, wait: Callable[[float], None], **options: Any) -> TakenSavepoint:
-        asked = {"default": None, "stop": False, "timeout": "1 min", **options}
-        return take_savepoint(
-            served.job.run.catalog, asked.pop("to", None), clock=served.job.clock, wait=wait, report=self.told, **asked
-        )
-
-    def told(self, text: str) -> None:
-        self.reports = [*getattr(self, "reports", []), text]
-
-    def test_a_running_job_is_asked_and_its_answer_is_read(self, heart: Served) -> None:
-        taken = self.take(heart, heart.pass_time)
-        assert taken.pointer == heart.completed[0].location
-        assert taken.batch == 4
-        assert not heart.job.memory.list(f"{JOB}/control/requests"), "asker and driver leave nothing"
-
-    def test_the_error_is_the_drivers(self, heart: Served) -> None:
-        heart.job.stream.error = StorageError("the disk is full", hint="Empty it.")
-        with pytest.raises(SavepointFailed, match="was not taken: the disk is full") as caught:
-            self.take(heart, heart.pass_time)
-        assert caught.value.hint == "Empty it."
-
-    def test_who_stops_waiting_withdraws(self, heart: Served) -> None:
-        with pytest.raises(SavepointFailed, match="no answer within 60 s"):
-            self.take(heart, heart.job.clock.advance, stop=True)
-        assert [text for text in self.reports if "Waiting" in text]
-        heart.pass_time(3)
-        assert not heart.completed
-        assert not heart.server.stop_asked
-
-    def test_an_interrupt_withdraws(self, heart: Served) -> None:
-        def interrupted(seconds: float) -> None:
-            raise KeyboardInterrupt
-
-        with pytest.raises(KeyboardInterrupt):
-            self.take(heart, interrupted, stop=True)
-        assert not heart.requests.open()
-
-    def test_a_job_that_ends_meanwhile_is_not_waited_for(self, heart: Served) -> None:
-        def end(seconds: float) -> None:
-            heart.job.run.catalog.epochs.record_end(1, End("CANCELED", "terminated", discarded=False, ended_at="now"))
-
-        with pytest.raises(SavepointFailed, match="the job ended meanwhile: CANCELED, terminated"):
-            self.take(heart, end)
-        assert not heart.requests.open()
-
-    def test_a_job_that_does_not_run_is_copied(self, make: Callable[..., Served], pins: Pins, tmp_path: Path) -> None:
-        served = make()
-        served.job.run.checkpoint(state(7), 7)
-        taken = self.take(served, self.never, to=str(tmp_path / "here"))
-        assert (taken.batch, Path(taken.pointer).parent) == (7, tmp_path / "here")
-        with pytest.raises(InvalidConfiguration, match="no run of it is alive"):
-            self.take(served, self.never, stop=True)
-        with pytest.raises(InvalidConfiguration, match="No savepoint location given"):
-            self.take(served, self.never)
-
-    def test_a_job_without_a_checkpoint(self, make: Callable[..., Served]) -> None:
-        with pytest.raises(CheckpointNotFound, match="has nothing to save"):
-            self.take(make(), self.never, default="somewhere")
-
-    def test_a_timeout_that_is_no_duration(self, make: Callable[..., Served]) -> None:
-        with pytest.raises(InvalidConfiguration, match="'soon' is not a duration"):
-            self.take(make(), self.never, timeout="soon")
-
-    def never(self, seconds: float) -> None:
-        raise AssertionError(f"waited {seconds} s for nobody")

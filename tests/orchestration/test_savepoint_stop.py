@@ -22,7 +22,7 @@ def test_stopped_with_a_savepoint_the_run_succeeds_and_nothing_resumes_it(
     job = watch("saved")
     job.pipeline.land(2)
     run = job.launch()
-    job.wait_caught_up(run)
+    job.hold_mid_batch(run)
     config = {"to": str(tmp_path / "savepoints"), "stop": True}
     taking = job.dev.launch(
         "__ASSET_JOB", assets=[["saved", "savepoints"]], config={"ops": {"saved__savepoints": {"config": config}}}
@@ -37,10 +37,11 @@ def test_stopped_with_a_savepoint_the_run_succeeds_and_nothing_resumes_it(
     logged = {key: value.value for key, value in event.asset_materialization.metadata.items()}
     savepoint = job.catalog.resolve(str(logged["pointer"]))
     job.catalog.verify(savepoint)
+    # The batch that was in flight is planned in the savepoint, and is read again from there.
     assert (logged["batch"], logged["bytes"], logged["files"]) == (1, savepoint.size, len(savepoint.files))
 
     shutil.rmtree(job.pipeline.checkpoint_path / job.name)
-    job.pipeline.land(1)
+    job.pipeline.release()
     job.pipeline.until_caught_up.touch()
     again = job.launch(restore_from=str(savepoint.location))
     job.assert_succeeds(again)
