@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from dagster_ckpt.filesystem import PosixFileSystem
+from dagster_ckpt.testing import FaultInjectingFileSystem
 from tests.checkpoint.coordinating import Job
-from tests.checkpoint.driver import Ledger, ManualClock, Pins
+from tests.checkpoint.driver import Ledger, ManualClock, Pins, Run
 from tests.checkpoint.memory import MemoryFileSystem
 from tests.checkpoint.serving import Served
 
@@ -47,3 +48,13 @@ def make(memory: MemoryFileSystem, pins: Pins, tmp_path: Path) -> Callable[..., 
         return Served(Job(memory, pins, **options), directory, str(directory) if default else None, timeout)
 
     return served
+
+
+@pytest.fixture
+def disturbed(memory: MemoryFileSystem) -> FaultInjectingFileSystem:
+    return FaultInjectingFileSystem(memory)
+
+
+@pytest.fixture
+def run(disturbed: FaultInjectingFileSystem, ledger: Ledger, pins: Pins) -> Run:
+    return Run(disturbed, ledger, pins).start()

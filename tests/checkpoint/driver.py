@@ -19,7 +19,7 @@ from dagster_ckpt.checkpoint.store import CompletedCheckpointStore, Dropped, Pen
 from dagster_ckpt.config.retention import KeepNewest
 from dagster_ckpt.errors import CheckpointError
 from dagster_ckpt.filesystem import FileSystem
-from dagster_ckpt.testing import FaultInjectingFileSystem
+from dagster_ckpt.testing import Action, FaultInjectingFileSystem, Operation, Plan
 
 JOB = "flights"
 #: Files up to this size are inline, so that a few bytes are enough for a shared file.
@@ -271,3 +271,21 @@ class Run:
 
     def _overlapped(self, epoch: int) -> bool:
         return self.catalog.epochs.highest() > epoch
+
+
+def shared(storage: FileSystem, job_id: str = f"{1:032x}") -> set[str]:
+    return {entry.name for entry in storage.list(f"{JOB}/{job_id}/shared")}
+
+
+def directories(storage: FileSystem, job_id: str = f"{1:032x}") -> set[str]:
+    return {entry.name for entry in storage.list(f"{JOB}/{job_id}") if entry.name.startswith("chk-")}
+
+
+def once(name: str, ending: str, action: Action) -> Plan:
+    """The first operation of that name on a path of that ending."""
+    left = [action]
+
+    def plan(operation: Operation) -> Action | None:
+        return left.pop() if left and operation.name == name and operation.path.endswith(ending) else None
+
+    return plan

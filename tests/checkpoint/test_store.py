@@ -10,7 +10,7 @@ from dagster_ckpt.checkpoint.snapshot import PinnedFile, Snapshot
 from dagster_ckpt.checkpoint.store import CompletedCheckpointStore, PendingCheckpoint
 from dagster_ckpt.config.retention import KeepNewest
 from dagster_ckpt.errors import CheckpointFailure, CheckpointNotFound, Fenced, PublishUnknown, StorageError
-from dagster_ckpt.filesystem import FileSystem, Stopped
+from dagster_ckpt.filesystem import Stopped
 from dagster_ckpt.testing import (
     Action,
     Crash,
@@ -22,36 +22,8 @@ from dagster_ckpt.testing import (
     ProcessDied,
     Torn,
 )
-from tests.checkpoint.driver import JOB, Ledger, Pins, Run, content, state
+from tests.checkpoint.driver import JOB, Ledger, Pins, Run, content, directories, once, shared, state
 from tests.checkpoint.memory import MemoryFileSystem
-
-
-def shared(storage: FileSystem, job_id: str = f"{1:032x}") -> set[str]:
-    return {entry.name for entry in storage.list(f"{JOB}/{job_id}/shared")}
-
-
-def directories(storage: FileSystem, job_id: str = f"{1:032x}") -> set[str]:
-    return {entry.name for entry in storage.list(f"{JOB}/{job_id}") if entry.name.startswith("chk-")}
-
-
-def once(name: str, ending: str, action: Action) -> Plan:
-    """The first operation of that name on a path of that ending."""
-    left = [action]
-
-    def plan(operation: Operation) -> Action | None:
-        return left.pop() if left and operation.name == name and operation.path.endswith(ending) else None
-
-    return plan
-
-
-@pytest.fixture
-def disturbed(memory: MemoryFileSystem) -> FaultInjectingFileSystem:
-    return FaultInjectingFileSystem(memory)
-
-
-@pytest.fixture
-def run(disturbed: FaultInjectingFileSystem, ledger: Ledger, pins: Pins) -> Run:
-    return Run(disturbed, ledger, pins).start()
 
 
 class TestWriting:

@@ -12,46 +12,16 @@ from dagster_ckpt.checkpoint.deletions import DeletionLog
 from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
 from dagster_ckpt.config.retention import KeepNewest
 from dagster_ckpt.errors import Fenced, StorageError
-from dagster_ckpt.filesystem import FileSystem
 from dagster_ckpt.testing import (
     Action,
     Crash,
     Fail,
     FaultInjectingFileSystem,
     Operation,
-    Plan,
     ProcessDied,
 )
-from tests.checkpoint.driver import JOB, Ledger, Pins, Run, content, state
+from tests.checkpoint.driver import JOB, Ledger, Pins, Run, content, directories, once, shared, state
 from tests.checkpoint.memory import MemoryFileSystem
-
-
-def shared(storage: FileSystem, job_id: str = f"{1:032x}") -> set[str]:
-    return {entry.name for entry in storage.list(f"{JOB}/{job_id}/shared")}
-
-
-def directories(storage: FileSystem, job_id: str = f"{1:032x}") -> set[str]:
-    return {entry.name for entry in storage.list(f"{JOB}/{job_id}") if entry.name.startswith("chk-")}
-
-
-def once(name: str, ending: str, action: Action) -> Plan:
-    """The first operation of that name on a path of that ending."""
-    left = [action]
-
-    def plan(operation: Operation) -> Action | None:
-        return left.pop() if left and operation.name == name and operation.path.endswith(ending) else None
-
-    return plan
-
-
-@pytest.fixture
-def disturbed(memory: MemoryFileSystem) -> FaultInjectingFileSystem:
-    return FaultInjectingFileSystem(memory)
-
-
-@pytest.fixture
-def run(disturbed: FaultInjectingFileSystem, ledger: Ledger, pins: Pins) -> Run:
-    return Run(disturbed, ledger, pins).start()
 
 
 class TestSubsuming:
