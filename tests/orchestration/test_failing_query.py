@@ -42,6 +42,7 @@ def test_a_query_fails_until_its_attempts_are_used_up_and_the_sensor_says_so(wat
     job.pipeline.assert_exact()
 
 
+@pytest.mark.slow
 def test_a_query_that_fails_twice_and_then_succeeds_is_exact(watch: Callable[[str], JobWatch]) -> None:
     job = watch("hiccups")
     job.pipeline.land(2)

@@ -72,6 +72,7 @@ def test_a_run_whose_jvm_is_killed_fails_and_is_resumed(watch: Callable[[str], J
     assert len(job.failures()) == 1
 
 
+@pytest.mark.slow
 def test_a_killed_run_worker_of_the_multiprocess_executor_takes_its_step_and_jvm_with_it(
     watch: Callable[[str], JobWatch],
 ) -> None:

@@ -12,7 +12,7 @@ from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
 from tests.orchestration.watch import JobWatch
 
 # A Dagster, and a Spark for each run: minutes where others use the machine too, far less where not.
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 def test_three_ticks_the_second_one_killed_read_everything_once(
