@@ -99,13 +99,13 @@ def test_the_lineage_goes_from_the_landing_to_checkpoints_and_output_and_on_to_t
 def test_the_partitions_are_the_retained_set(shown: Shown) -> None:
     shown.ui.partitions(JOB, shown.keys[-1])
     assert set(shown.ui.partition_keys()) == set(shown.keys)
-    assert shown.ui.page.get_by_text(f"{len(shown.keys)} Partitions Selected").is_visible()
+    shown.ui.page.get_by_text(f"{len(shown.keys)} Partitions Selected").wait_for()
 
 
 def test_the_newest_checkpoint_shows_its_numbers_and_its_pointer(shown: Shown) -> None:
     newest = shown.retained[-1]
     shown.ui.checkpoints(JOB)
-    assert shown.ui.page.get_by_text(shown.keys[-1], exact=True).first.is_visible()
+    shown.ui.page.get_by_text(shown.keys[-1], exact=True).first.wait_for()
     told = {
         "checkpoint": newest.name,
         "checkpoint_id": str(newest.checkpoint_id),
@@ -120,7 +120,7 @@ def test_the_newest_checkpoint_shows_its_numbers_and_its_pointer(shown: Shown) -
         assert shown.ui.metadata(key).locator("td").last.inner_text() == value, key
     for key in ("duration_ms", "pin_ms", "state_rows", "retained_bytes"):
         assert float(shown.ui.metadata(key).locator("td").last.inner_text()) >= 0, key
-    assert shown.ui.metadata("pointer").get_by_text(f"{newest.job_id}/{newest.name}").is_visible()
+    shown.ui.metadata("pointer").get_by_text(f"{newest.job_id}/{newest.name}").wait_for()
 
 
 def test_the_retained_set_is_a_table_with_the_newest_first(shown: Shown) -> None:
@@ -132,7 +132,7 @@ def test_the_retained_set_is_a_table_with_the_newest_first(shown: Shown) -> None
 def test_the_numbers_are_plotted(shown: Shown) -> None:
     shown.ui.plots(JOB)
     for key in ("batch", "bytes"):
-        assert shown.ui.page.get_by_text(key, exact=True).first.is_visible(), key
+        shown.ui.page.get_by_text(key, exact=True).first.wait_for()
     drawn = "canvas => canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data.some(v => v)"
     assert shown.ui.page.locator("canvas").first.evaluate(drawn)
 
@@ -146,7 +146,7 @@ def test_the_resumed_run_tells_what_it_is_and_where_it_came_from(shown: Shown) -
     assert f"parent_run_id: {shown.first_run}" in tags
     assert f"root_run_id: {shown.first_run}" in tags
     shown.ui.run(shown.resumed_run, "of lineage")
-    assert shown.ui.page.get_by_text(f"starts from {shown.restored}").first.is_visible()
+    shown.ui.page.get_by_text(f"starts from {shown.restored}").first.wait_for()
 
 
 def test_the_report_shows_its_picture(shown: Shown) -> None:
@@ -157,7 +157,7 @@ def test_the_report_shows_its_picture(shown: Shown) -> None:
 def test_the_sensor_tells_why_it_does_nothing_and_what_it_launched(shown: Shown) -> None:
     assert f"{JOB}: it ended CANCELED" in shown.ui.ticks("checkpoint_resume_sensor")
     shown.ui.requested_ticks("checkpoint_resume_sensor")
-    assert shown.ui.page.get_by_text(shown.resumed_run[:8]).first.is_visible()
+    shown.ui.page.get_by_text(shown.resumed_run[:8]).first.wait_for()
 
 
 def test_a_missing_chromium_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
