@@ -18,9 +18,10 @@ dev: $(STAMP) ## the same pipelines in the Dagster UI
 	@tools/require-java
 	@PATH="$(CURDIR)/$(BIN):$$PATH" tools/dev
 
-test: $(STAMP) ## the fast tests
+# Each worker has a Spark session of its own; a file stays with one worker, because its tests share fixtures.
+test: $(STAMP) ## the fast tests, side by side
 	@tools/require-java
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 test-integration: $(STAMP) ## the slow tests and those that need a daemon, a cluster or a browser
 	@tools/require-java

@@ -7,7 +7,12 @@ from dagster_ckpt.config.checkpoint_config import (
 )
 from dagster_ckpt.config.restart import RestartStrategies
 from dagster_ckpt.orchestration.definitions import build_checkpoint_definitions
-from dagster_ckpt.orchestration.resources import FileSystemCheckpointStorage, SparkSessionResource
+from dagster_ckpt.orchestration.resources import SparkSessionResource
+from dagster_ckpt.orchestration.storages import (
+    CustomCheckpointStorage,
+    FileSystemCheckpointStorage,
+    JobManagerCheckpointStorage,
+)
 from dagster_ckpt.orchestration.streaming_asset import (
     CheckpointedStreamingAsset,
     checkpointed_streaming_asset,
@@ -17,8 +22,10 @@ __all__ = [
     "CheckpointConfig",
     "CheckpointedStreamingAsset",
     "CheckpointingMode",
+    "CustomCheckpointStorage",
     "ExternalizedCheckpointCleanup",
     "FileSystemCheckpointStorage",
+    "JobManagerCheckpointStorage",
     "RestartStrategies",
     "SparkSessionResource",
     "build_checkpoint_definitions",

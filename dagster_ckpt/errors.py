@@ -27,6 +27,7 @@ next thing to do; both are in ``str(error)``.
     ├── Fenced                                 a newer run has taken this job over; this one must stop
     ├── JobAlreadyRunning                      another run of the same job is alive
     ├── RestoreRefused                         a restore would lose or double data, so nothing was touched
+    │   ├── CheckpointsLost                    they were in the memory of a driver that is gone
     │   ├── QueryMismatch                      the query is not the one the checkpoint was taken of
     │   ├── SinkNotEmpty                       start from nothing, but the sink has data
     │   └── SinkMismatch                       the sink does not hold what the checkpoint says it holds
@@ -44,6 +45,7 @@ __all__ = [
     "CheckpointFileChanged",
     "CheckpointFileMissing",
     "CheckpointNotFound",
+    "CheckpointsLost",
     "CorruptCheckpoint",
     "CorruptMetadata",
     "DriverLost",
@@ -184,6 +186,23 @@ class JobAlreadyRunning(CheckpointError):
 
 class RestoreRefused(CheckpointError):
     """The restore would lose or double data, or cannot work. Nothing was touched."""
+
+
+class CheckpointsLost(RestoreRefused):
+    """The checkpoints of a job were in the memory of a driver that is gone.
+
+    Args:
+        job_name: the job.
+        run_id: the run whose driver it was.
+    """
+
+    def __init__(self, job_name: str, run_id: str) -> None:
+        super().__init__(
+            f"The checkpoints of job {job_name!r} were in the memory of the driver of run {run_id}, and are gone with "
+            "it: JobManagerCheckpointStorage without a checkpoint_path restarts a failing query inside its run only.",
+            hint="To begin again, empty the sink and launch with restore_from: none. To keep checkpoints from now on, "
+            "give the storage a checkpoint_path, or use FileSystemCheckpointStorage.",
+        )
 
 
 class QueryMismatch(RestoreRefused):

@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
 
 from dagster_ckpt.checkpoint.ancestry import line_of_descent
 from dagster_ckpt.checkpoint.epochs import Choice, End, Epochs
@@ -23,6 +22,7 @@ from dagster_ckpt.checkpoint.layout import (
     validate_job_name,
 )
 from dagster_ckpt.checkpoint.metadata import SAVEPOINT, CheckpointMetadata, FileEntry
+from dagster_ckpt.checkpoint.storage_access import resolve_checkpoint_pointer
 from dagster_ckpt.errors import (
     CheckpointFileChanged,
     CheckpointFileMissing,
@@ -35,8 +35,11 @@ from dagster_ckpt.filesystem import FileSystem, Part, Written, open_filesystem
 
 __all__ = ["CheckpointCatalog", "Newest"]
 
+#: What stands where the pointer of a checkpoint in a driver's memory would.
+NOT_ADDRESSABLE = "<checkpoint-not-externally-addressable>"
 _READERS = 8
 _SHORT = re.compile(r"(?:([0-9a-f]{32})/)?(chk-[1-9][0-9]*)/?")
+_INSIDE = re.compile(r"([^/]+)/([0-9a-f]{32})/chk-([1-9][0-9]*)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +82,11 @@ class CheckpointCatalog:
         return sorted(number for entry in entries if (number := checkpoint_id(entry.name)) is not None)
 
     def pointer(self, metadata: CheckpointMetadata) -> str:
-        """Where the checkpoint lies, as a user may give it to ``restore_from``."""
+        """Where the checkpoint lies, as a user may give it to ``restore_from``; of one in memory, that it cannot be."""
         if metadata.location is not None:
             return metadata.location
+        if not self.filesystem.is_durable:
+            return NOT_ADDRESSABLE
         directory = checkpoint_directory(metadata.job_name, metadata.job_id, metadata.checkpoint_id)
         return f"{self.filesystem.url}/{directory}"
 
@@ -117,7 +122,7 @@ class CheckpointCatalog:
             ) from None
         metadata = CheckpointMetadata.decode(data, where)
         if metadata.job_name != self.job_name:
-            raise _foreign(where, metadata, self.job_name)
+            raise _foreign(where, metadata.job_name, self.job_name)
         if (metadata.job_id, metadata.checkpoint_id) != (job_id, number) or metadata.kind == SAVEPOINT:
             raise CorruptMetadata(
                 f"{where} says it is {metadata.reference}: it was moved or copied here by hand.",
@@ -265,32 +270,25 @@ class CheckpointCatalog:
         return self._resolve_path(pointer)
 
     def _resolve_path(self, pointer: str) -> CheckpointMetadata:
-        parts = urlsplit(pointer)
-        path = Path(unquote(parts.path) if parts.scheme == "file" else pointer).expanduser()
-        listing = self._see_list
-        if not path.exists():
-            raise CheckpointNotFound(
-                f"Cannot find checkpoint or savepoint file/directory '{pointer}' on file system 'file'.",
-                hint=listing,
-            )
-        file = path / METADATA_FILE_NAME if path.is_dir() else path
-        try:
-            data = file.read_bytes()
-        except FileNotFoundError:
-            raise CheckpointNotFound(
-                f"Cannot find meta data file '_metadata' in directory '{pointer}'. Please try to load the "
-                "checkpoint/savepoint directly from the metadata file instead of the directory.",
-                hint=listing,
-            ) from None
-        metadata = CheckpointMetadata.decode(data, str(file))
+        own = pointer.removeprefix(f"{self.filesystem.url}/").removesuffix(f"/{METADATA_FILE_NAME}").strip("/")
+        if inside := _INSIDE.fullmatch(own):
+            # In a storage of any kind, not on a file system of this machine only.
+            if inside[1] != self.job_name:
+                raise _foreign(pointer, inside[1], self.job_name)
+            return self.load(inside[2], int(inside[3]))
+        location = resolve_checkpoint_pointer(pointer, self._see_list)
+        metadata = location.metadata()
         if metadata.job_name != self.job_name:
-            raise _foreign(str(file), metadata, self.job_name)
+            raise _foreign(str(location.metadata_file), metadata.job_name, self.job_name)
         if metadata.kind == SAVEPOINT:
             if any(reference.startswith("../") for reference in metadata.references):
-                raise CorruptMetadata(f"{file} is a savepoint and refers to files outside its directory.", hint=listing)
-            return replace(metadata, location=str(file.parent.absolute()))
-        own = Path(self.pointer(metadata))
-        if not own.exists() or not own.samefile(file.parent):
+                raise CorruptMetadata(
+                    f"{location.metadata_file} is a savepoint and refers to files outside its directory.",
+                    hint=self._see_list,
+                )
+            return replace(metadata, location=location.external_pointer)
+        own_place = Path(self.pointer(metadata))
+        if not own_place.exists() or not own_place.samefile(location.external_pointer):
             raise ForeignCheckpoint(
                 f"{pointer} is not in this job's storage {self.filesystem.url}.",
                 hint="Set checkpoint_path to the storage that holds it, or copy the directory of the whole job "
@@ -381,9 +379,9 @@ def _part(file: FileEntry) -> Part | None:
     return None if file.offset is None else Part(file.offset, file.size)
 
 
-def _foreign(where: str, metadata: CheckpointMetadata, job_name: str) -> ForeignCheckpoint:
+def _foreign(where: str, owner: str, job_name: str) -> ForeignCheckpoint:
     return ForeignCheckpoint(
-        f"{where} belongs to job {metadata.job_name!r}, not to {job_name!r}.",
+        f"{where} belongs to job {owner!r}, not to {job_name!r}.",
         hint=f"Name a checkpoint of {job_name!r}; `dagster-ckpt list {job_name} --path ...` shows them.",
     )
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 import contextlib
 import logging
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from dagster_ckpt.checkpoint.clock import Clock
 from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
@@ -36,9 +36,11 @@ __all__ = [
     "CheckpointListener",
     "CheckpointSource",
     "Progress",
+    "until_whole",
 ]
 
 _log = logging.getLogger(__name__)
+_T = TypeVar("_T")
 
 #: An incomplete capture is taken again with the next batch, or after this many seconds; five in a row count as one
 #: failed checkpoint, because a capture that never works must not go unnoticed.
@@ -190,19 +192,13 @@ class CheckpointCoordinator:
         if committed is None or committed == self._captured:
             return
         try:
-            metadata, dropped = self._take_now(committed)
+            metadata, dropped = until_whole(lambda: self._pin_and_write(committed))
         except Fenced:
             raise
         except (CheckpointError, OSError, Stopped) as error:
             raise CheckpointFailure(f"The last batch, {committed}, could not be checkpointed: {error}") from error
         self._captured = committed
         self._listener.completed(metadata, dropped)
-
-    def _take_now(self, batch: int) -> tuple[CheckpointMetadata, Sequence[Dropped]]:
-        for _ in range(RETRIES):
-            with contextlib.suppress(CaptureIncomplete):
-                return self._pin_and_write(batch)
-        return self._pin_and_write(batch)
 
     def _pin_and_write(self, batch: int) -> tuple[CheckpointMetadata, Sequence[Dropped]]:
         pending = self._store.begin()
@@ -351,6 +347,18 @@ class CheckpointCoordinator:
                 hint="The job fails over to its newest completed checkpoint. Mend the storage, or raise "
                 "tolerable_failed_checkpoints.",
             ) from error
+
+
+def until_whole(take: Callable[[], _T]) -> _T:
+    """What ``take`` takes of a query that has stopped, tried :data:`RETRIES` times.
+
+    Raises:
+        CaptureIncomplete: it was never all there.
+    """
+    for _ in range(RETRIES - 1):
+        with contextlib.suppress(CaptureIncomplete):
+            return take()
+    return take()
 
 
 def _ms(seconds: float) -> float:

@@ -11,7 +11,8 @@ from dagster_ckpt.checkpoint.clock import Clock
 from dagster_ckpt.checkpoint.epochs import FAILING
 from dagster_ckpt.checkpoint.liveness import HeartbeatFile, is_dead
 from dagster_ckpt.checkpoint.requests import Answer, SavepointRequest, SavepointRequests, TakenSavepoint
-from dagster_ckpt.checkpoint.savepoints import copy_to_savepoint, savepoint_storage
+from dagster_ckpt.checkpoint.savepoints import copy_to_savepoint
+from dagster_ckpt.checkpoint.storage_access import savepoint_storage
 from dagster_ckpt.config.durations import parse_duration
 from dagster_ckpt.errors import CheckpointNotFound, InvalidConfiguration, SavepointFailed
 from dagster_ckpt.filesystem import open_filesystem

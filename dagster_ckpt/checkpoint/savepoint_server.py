@@ -13,11 +13,11 @@ from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 
 from dagster_ckpt.checkpoint.clock import Clock
-from dagster_ckpt.checkpoint.coordinator import RETRIES, RETRY_AFTER, CheckpointSource
+from dagster_ckpt.checkpoint.coordinator import RETRIES, RETRY_AFTER, CheckpointSource, until_whole
 from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
 from dagster_ckpt.checkpoint.requests import Answer, SavepointRequest, SavepointRequests, TakenSavepoint
-from dagster_ckpt.checkpoint.savepoints import savepoint_storage
 from dagster_ckpt.checkpoint.snapshot import Snapshot
+from dagster_ckpt.checkpoint.storage_access import savepoint_storage
 from dagster_ckpt.checkpoint.store import CompletedCheckpointStore, PendingCheckpoint
 from dagster_ckpt.errors import CaptureIncomplete, CheckpointError, CheckpointExpired, Fenced, SavepointFailed
 from dagster_ckpt.filesystem import FileSystem, Stopped
@@ -259,7 +259,7 @@ class SavepointServer:
             batch = self._source.progress().committed
             if batch is None:
                 raise SavepointFailed("No batch has committed yet, so there is nothing to save.")
-            metadata = self._written_now(batch, storage)
+            metadata = until_whole(lambda: self._pin_and_write(batch, storage))
         except Fenced:
             raise
         except (CheckpointError, OSError, Stopped) as error:
@@ -267,12 +267,6 @@ class SavepointServer:
             return error
         self._taken(request, metadata)
         return None
-
-    def _written_now(self, batch: int, storage: FileSystem) -> CheckpointMetadata:
-        for _ in range(RETRIES - 1):
-            with contextlib.suppress(CaptureIncomplete):
-                return self._pin_and_write(batch, storage)
-        return self._pin_and_write(batch, storage)
 
     def _pin_and_write(self, batch: int, storage: FileSystem) -> CheckpointMetadata:
         pending = self._store.begin()

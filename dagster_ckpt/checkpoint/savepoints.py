@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import re
 import tempfile
-import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -23,18 +22,17 @@ from dagster_ckpt.checkpoint.metadata import SAVEPOINT, CheckpointMetadata, File
 from dagster_ckpt.checkpoint.records import encode_record, read_record
 from dagster_ckpt.checkpoint.shared_state import DEFAULT_INLINE_THRESHOLD, MAX_INLINE_BYTES, inline_entry
 from dagster_ckpt.checkpoint.snapshot import PinnedFile, Snapshot
+from dagster_ckpt.checkpoint.storage_access import new_savepoint_directory, savepoint_token
 from dagster_ckpt.errors import (
     CheckpointFailure,
     CheckpointNotFound,
     InvalidConfiguration,
     PublishUnknown,
-    StorageError,
 )
-from dagster_ckpt.filesystem import FileSystem, open_filesystem
+from dagster_ckpt.filesystem import FileSystem
 
-__all__ = ["copy_to_savepoint", "dispose_savepoint", "savepoint_storage", "write_savepoint"]
+__all__ = ["copy_to_savepoint", "dispose_savepoint", "write_savepoint"]
 
-_ATTEMPTS = 10
 _NAME = re.compile(rf"{SAVEPOINT_DIR_PREFIX}[0-9a-f]{{6}}-[0-9a-f]{{12}}")
 _DISPOSING = "_disposing"
 
@@ -46,22 +44,6 @@ class _Disposal:
     files: Sequence[str]
 
 
-def savepoint_storage(asked: str | None, default: str | None) -> FileSystem:
-    """Where savepoints go: the location asked for, else the configured one.
-
-    Raises:
-        InvalidConfiguration: there is neither, or it cannot be used.
-    """
-    location = asked or default
-    if location is None:
-        raise InvalidConfiguration(
-            "No savepoint location given and no default location configured.",
-            hint="Name a directory (`--to DIR`, or `to` in the asset's configuration), or set savepoint_path of the "
-            "checkpoint storage.",
-        )
-    return open_filesystem(location)
-
-
 def write_savepoint(
     storage: FileSystem,
     job_id: str,
@@ -71,7 +53,7 @@ def write_savepoint(
     inline_threshold: int = DEFAULT_INLINE_THRESHOLD,
     stop: Callable[[], bool] = lambda: False,
     seal: Callable[[], None] = lambda: None,
-    new_token: Callable[[], str] = lambda: uuid.uuid4().hex[:12],
+    new_token: Callable[[], str] = savepoint_token,
 ) -> CheckpointMetadata:
     """Write a snapshot as a savepoint into a new directory below ``storage``; durable and visible on return.
 
@@ -91,7 +73,7 @@ def write_savepoint(
         StorageError: the storage failed. In each of these cases what was written is gone again where the storage
             let it, unless the outcome of the publish is unknown; without ``_metadata`` it is no savepoint.
     """
-    directory = _new_directory(storage, job_id, new_token)
+    directory = new_savepoint_directory(storage, job_id, new_token)
     files = DataFiles(storage, directory)
     settled = False
     try:
@@ -213,17 +195,6 @@ def _is_left_over(storage: FileSystem, directory: str) -> bool:
         _NAME.fullmatch(name) is not None
         and any(entry.name == name and entry.is_directory for entry in storage.list(parent))
         and not storage.list(directory)
-    )
-
-
-def _new_directory(storage: FileSystem, job_id: str, new_token: Callable[[], str]) -> str:
-    for _ in range(_ATTEMPTS):
-        directory = f"{SAVEPOINT_DIR_PREFIX}{job_id[:6]}-{new_token()}"
-        if not storage.list(directory):
-            return directory
-    raise StorageError(
-        f"Failed to create savepoint directory at {storage.url}: {_ATTEMPTS} random names were taken.",
-        hint="Name another directory for the savepoint.",
     )
 
 

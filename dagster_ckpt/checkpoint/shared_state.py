@@ -16,7 +16,8 @@ from dagster_ckpt.checkpoint.data_files import DataFiles
 from dagster_ckpt.checkpoint.layout import CHECKPOINT_SHARED_STATE_DIR
 from dagster_ckpt.checkpoint.metadata import CheckpointMetadata, FileEntry
 from dagster_ckpt.checkpoint.snapshot import PinnedFile, Snapshot
-from dagster_ckpt.filesystem import FileSystem, Part, Written
+from dagster_ckpt.errors import CheckpointFailure
+from dagster_ckpt.filesystem import FileSystem, Part, Stopped, Written
 
 __all__ = ["DEFAULT_INLINE_THRESHOLD", "MAX_INLINE_BYTES", "SharedState"]
 
@@ -36,6 +37,8 @@ class SharedState:
             ``_metadata`` (1 MiB in all), the others are packed together.
         verified: a checkpoint whose every file has just been read and found sound; the files of a savepoint are its own
             and shared by nobody.
+        max_state_size: every file is kept in ``_metadata``, and none may be larger than this, in bytes; ``None`` for
+            files that are stored as such.
     """
 
     def __init__(
@@ -45,8 +48,10 @@ class SharedState:
         epoch: int,
         inline_threshold: int,
         verified: CheckpointMetadata | None,
+        max_state_size: int | None = None,
     ) -> None:
         self._filesystem = filesystem
+        self._max_state_size = max_state_size
         self._shared = directory
         self._epoch = epoch
         self._inline_threshold = inline_threshold
@@ -110,9 +115,11 @@ class SharedState:
 
         Raises:
             Stopped: ``stop()`` became true.
-            CheckpointFailure: a pinned file is not what it was.
+            CheckpointFailure: a pinned file is not what it was, or larger than the state may be.
             StorageError: the storage failed.
         """
+        if self._max_state_size is not None:
+            return self._all_inline(snapshot, self._max_state_size, stop)
         entries: dict[str, FileEntry] = {}
         to_write: list[PinnedFile] = []
         # Names tell whose they are: a sweeper leaves the files of newer epochs alone.
@@ -153,6 +160,26 @@ class SharedState:
             entries[entry.path] = entry
             new_bytes += entry.size
         return tuple(entries[file.path] for file in snapshot.files), new_bytes
+
+    def _all_inline(
+        self, snapshot: Snapshot, max_state_size: int, stop: Callable[[], bool]
+    ) -> tuple[tuple[FileEntry, ...], int]:
+        entries, new_bytes = [], 0
+        for file in snapshot.files:
+            if stop():
+                raise Stopped
+            if file.size > max_state_size:
+                raise CheckpointFailure(
+                    "Size of the state is larger than the maximum permitted memory-backed state. "
+                    f"Size={file.size}, maxSize={max_state_size} ({file.path}).",
+                    hint="Consider using a different checkpoint storage, like the FileSystemCheckpointStorage, "
+                    "or raise max_state_size.",
+                )
+            with self._lock:
+                known = self._by_identity.get((file.path, file.identity)) if file.identity is not None else None
+            entries.append(known or self._inline(file))
+            new_bytes += 0 if known else file.size
+        return tuple(entries), new_bytes
 
     def _inline(self, file: PinnedFile) -> FileEntry:
         if file.identity is not None and (known := self._by_identity.get((file.path, file.identity))) is not None:

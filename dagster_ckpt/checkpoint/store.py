@@ -92,6 +92,8 @@ class CompletedCheckpointStore:
         inline_threshold: files of at most this many bytes are small: those that do not recur are kept in
             ``_metadata`` (1 MiB in all), the others are packed together.
         verified: a checkpoint whose every file has just been read and found sound.
+        max_state_size: every file is kept in ``_metadata``, and none may be larger than this, in bytes; ``None`` for
+            files that are stored as such.
     """
 
     def __init__(
@@ -106,6 +108,7 @@ class CompletedCheckpointStore:
         clock: Clock,
         inline_threshold: int = DEFAULT_INLINE_THRESHOLD,
         verified: CheckpointMetadata | None = None,
+        max_state_size: int | None = None,
     ) -> None:
         self._catalog = catalog
         self._filesystem: FileSystem = catalog.filesystem
@@ -122,6 +125,7 @@ class CompletedCheckpointStore:
             claim.epoch,
             inline_threshold,
             verified,
+            max_state_size,
         )
         self._lock = threading.RLock()
         self._next = first_id

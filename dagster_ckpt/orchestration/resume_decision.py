@@ -61,6 +61,7 @@ class Facts:
         failures: recorded in the claim's series.
         restart: the strategy.
         job_name: for the jitter's seed.
+        is_durable: the checkpoints outlive the driver that took them.
     """
 
     now: float
@@ -74,6 +75,7 @@ class Facts:
     failures: Sequence[Failure]
     restart: RestartStrategy
     job_name: str
+    is_durable: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +178,8 @@ def _restart(facts: Facts, claim: Claim) -> Action:
     decision = facts.restart.decide([failure.at for failure in failures], key=facts.job_name)
     if not decision.allowed:
         return EndJob(JobStatus.FAILED, f"{failures[-1].reason} ({decision.reason})")
+    if not facts.is_durable:
+        return EndJob(JobStatus.FAILED, f"{failures[-1].reason} (its checkpoints were in the memory of its driver)")
     if facts.now < decision.at:
         return Wait(f"{decision.reason}, in {decision.at - facts.now:.0f} s")
     # Dagster never launches a run key twice, so it must differ even from that of a storage wiped since.

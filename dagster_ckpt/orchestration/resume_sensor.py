@@ -23,7 +23,6 @@ from dagster_ckpt.checkpoint.liveness import LEASE, Heartbeat, HeartbeatFile, is
 from dagster_ckpt.checkpoint.store import Dropped
 from dagster_ckpt.orchestration import names
 from dagster_ckpt.orchestration.reporting import CheckpointReporter
-from dagster_ckpt.orchestration.resources import FileSystemCheckpointStorage
 from dagster_ckpt.orchestration.resume_decision import (
     EndJob,
     Facts,
@@ -34,6 +33,7 @@ from dagster_ckpt.orchestration.resume_decision import (
     Wait,
     decide,
 )
+from dagster_ckpt.orchestration.storages import CheckpointStorage
 from dagster_ckpt.orchestration.streaming_asset import CheckpointedStreamingAsset
 
 __all__ = ["build_resume_sensor"]
@@ -80,7 +80,7 @@ def build_resume_sensor(
             if time.monotonic() - began > _BUDGET:
                 break
             next_first = (next_first + 1) % len(assets)
-            storage: FileSystemCheckpointStorage = getattr(context.resources, asset.storage_key)
+            storage: CheckpointStorage = getattr(context.resources, asset.storage_key)
             try:
                 outcome = _JobWatch(context.instance, asset, storage.catalog(asset.name), SystemClock()).step()
             except Exception as error:
@@ -158,6 +158,7 @@ class _JobWatch:
             failures=self._failures.of(claim.series) if claim else (),
             restart=self._asset.restart,
             job_name=self._asset.name,
+            is_durable=self._catalog.filesystem.is_durable,
         )
 
     def _liveness(self, claim: Claim | None, end: End | None, now: float) -> tuple[str | None, float]:

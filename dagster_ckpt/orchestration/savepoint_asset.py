@@ -9,7 +9,7 @@ from pydantic import Field
 
 from dagster_ckpt.checkpoint.clock import SystemClock
 from dagster_ckpt.checkpoint.savepoint_asking import take_savepoint
-from dagster_ckpt.orchestration.resources import FileSystemCheckpointStorage
+from dagster_ckpt.orchestration.storages import CheckpointStorage
 
 __all__ = ["SavepointConfig", "savepoints_asset"]
 
@@ -52,7 +52,7 @@ def savepoints_asset(
         config_schema=SavepointConfig.to_fields_dict(),
     )
     def savepoints(context: dg.AssetExecutionContext) -> dg.MaterializeResult[None]:
-        storage: FileSystemCheckpointStorage = getattr(context.resources, storage_key)
+        storage: CheckpointStorage = getattr(context.resources, storage_key)
         asked = context.op_execution_context.op_config
         taken = take_savepoint(
             storage.catalog(job_name),

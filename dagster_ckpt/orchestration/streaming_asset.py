@@ -10,14 +10,16 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 from pydantic import Field
 
+from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
 from dagster_ckpt.checkpoint.clock import SystemClock
 from dagster_ckpt.checkpoint.layout import validate_job_name
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig, JobStatus
 from dagster_ckpt.config.restart import ExponentialDelayRestart, RestartStrategy
 from dagster_ckpt.orchestration import names
 from dagster_ckpt.orchestration.reporting import CheckpointReporter
-from dagster_ckpt.orchestration.resources import FileSystemCheckpointStorage, SparkSessionResource
+from dagster_ckpt.orchestration.resources import SparkSessionResource
 from dagster_ckpt.orchestration.savepoint_asset import savepoints_asset
+from dagster_ckpt.orchestration.storages import CheckpointStorage
 from dagster_ckpt.spark.job import (
     CheckpointCompleted,
     CheckpointFailed,
@@ -204,10 +206,11 @@ def _execute(
     restore_from: str,
     report_interval: float,
 ) -> dg.MaterializeResult[None]:
-    storage: FileSystemCheckpointStorage = getattr(context.resources, asset.storage_key)
+    storage: CheckpointStorage = getattr(context.resources, asset.storage_key)
     spark: SparkSessionResource = getattr(context.resources, asset.spark_key)
     clock = SystemClock()
-    catalog = storage.catalog(asset.name)
+    filesystem = storage.filesystem()
+    catalog = CheckpointCatalog(filesystem, asset.name)
     is_step_process = _is_step_process(context)
     if is_step_process:
         die_with_parent()
@@ -227,11 +230,12 @@ def _execute(
         session=lambda: spark.session(asset.name),
         config=asset.config,
         restart=asset.restart,
-        filesystem=storage.filesystem(),
+        filesystem=filesystem,
         working_directory=storage.live_directory(asset.name),
         deployment=storage.deployment,
         inline_threshold=storage.inline_threshold,
         savepoint_path=storage.savepoint_path,
+        max_state_size=storage.size_limit,
     )
     series = context.run.tags.get(names.SERIES_TAG)
 

@@ -22,7 +22,7 @@ from dagster_ckpt.checkpoint.epochs import Choice, Claim
 from dagster_ckpt.checkpoint.liveness import this_host
 from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
 from dagster_ckpt.checkpoint.store import CompletedCheckpointStore, next_id
-from dagster_ckpt.errors import Fenced, QueryMismatch, SinkMismatch, SinkNotEmpty
+from dagster_ckpt.errors import CheckpointsLost, Fenced, QueryMismatch, SinkMismatch, SinkNotEmpty
 from dagster_ckpt.spark.checkpoint_location import CheckpointLocation
 from dagster_ckpt.spark.file_sink import FileSink, SinkRollback
 from dagster_ckpt.spark.job import Event, Started, StreamingJob
@@ -85,13 +85,16 @@ class Attempt:
         Raises:
             CheckpointNotFound: the pointer names nothing.
             CorruptCheckpoint: the checkpoint is not what was written.
+            CheckpointsLost: they were in the memory of a driver that is gone.
             RestoreRefused: restoring it would lose or double data.
             Fenced: a newer run has taken the job over.
         """
         prepare_from = self._clock.monotonic()
         previous = self._catalog.choice()
-        if restore_from == LATEST and previous is not None and self._gone_on_from(previous[1]):
-            self._salvage(previous[1])
+        if restore_from == LATEST and previous is not None:
+            self._refuse_if_lost(previous[0])
+            if self._gone_on_from(previous[1]):
+                self._salvage(previous[1])
         target = self._target(restore_from)
         job_id = target.job_id or self._claim.run_id.replace("-", "")
         restored = target.metadata
@@ -157,6 +160,14 @@ class Attempt:
         # A savepoint stays the user's, and with it the lineage it was taken of: a new one begins here.
         job_id = metadata.job_id if metadata.location is None else None
         return Newest(metadata, job_id, f"{metadata.name} was asked for")
+
+    def _refuse_if_lost(self, epoch: int) -> None:
+        """Checkpoints in a driver's memory are for the run alone that took them: only it can go on from them."""
+        if self._job.filesystem.is_durable or self._catalog.given_up() is not None:
+            return
+        before = self._catalog.epochs.read_claim(epoch)
+        if before is not None and before.run_id != self._claim.run_id:
+            raise CheckpointsLost(self._job.name, before.run_id)
 
     def _gone_on_from(self, choice: Choice) -> bool:
         """Whether the live location of the run before is still there and its state was not given up."""
@@ -268,6 +279,7 @@ class Attempt:
             clock=self._clock,
             inline_threshold=self._job.inline_threshold,
             verified=verified,
+            max_state_size=self._job.max_state_size,
         )
 
     def _forget_other_attempts(self) -> None:

@@ -46,6 +46,8 @@ class StreamingJob:
         deployment: who owns the job's directory in the storage.
         inline_threshold: bytes up to which a file is kept in ``_metadata``.
         savepoint_path: where savepoints go that are asked for without a directory; ``None`` for nowhere.
+        max_state_size: checkpoints are kept whole in ``_metadata``, and no file of them may be larger than this, in
+            bytes; ``None`` for checkpoints that are stored as files.
     """
 
     name: str
@@ -58,6 +60,7 @@ class StreamingJob:
     deployment: str
     inline_threshold: int
     savepoint_path: str | None = None
+    max_state_size: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -146,11 +146,18 @@ class FaultInjectingFileSystem(FileSystem):
 
     def __init__(self, inner: FileSystem, plan: Plan | None = None) -> None:
         self.inner = inner
-        self.plan: Plan = plan or (lambda _: None)
+        self.plan: Plan = plan or _no_fault
         self.log: list[tuple[Operation, Action | None]] = []
         self._issued = 0
         self._dead = False
         self._lock = threading.Lock()
+
+    def __reduce__(self) -> tuple[type[FaultInjectingFileSystem], tuple[FileSystem, Plan]]:
+        return (FaultInjectingFileSystem, (self.inner, self.plan))
+
+    @property
+    def is_durable(self) -> bool:  # type: ignore[override]
+        return self.inner.is_durable
 
     @property
     def url(self) -> str:
@@ -289,6 +296,10 @@ class FaultInjectingFileSystem(FileSystem):
     def _alive(self, operation: Operation) -> None:
         if self._dead:
             raise ProcessDied(f"{operation}: the process is dead")
+
+
+def _no_fault(operation: Operation) -> None:
+    del operation
 
 
 def _nothing() -> None:

@@ -16,11 +16,11 @@ from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
 from dagster_ckpt.checkpoint.savepoints import (
     copy_to_savepoint,
     dispose_savepoint,
-    savepoint_storage,
     write_savepoint,
 )
 from dagster_ckpt.checkpoint.shared_state import MAX_INLINE_BYTES
 from dagster_ckpt.checkpoint.snapshot import PinnedFile, Snapshot
+from dagster_ckpt.checkpoint.storage_access import savepoint_storage
 from dagster_ckpt.config.retention import KeepNewest
 from dagster_ckpt.errors import (
     CheckpointError,

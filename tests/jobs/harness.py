@@ -52,8 +52,9 @@ Query: TypeAlias = "Callable[[Bench, SparkSession], DataStreamWriter]"
 _Event = TypeVar("_Event")
 _Error = TypeVar("_Error", bound=CheckpointError)
 
-#: Longer than any test: a checkpoint is taken only where the run ends by itself.
-NEVER = CheckpointConfig(interval="1 h")
+#: Longer than any test: a checkpoint is taken only where the run ends by itself. The first one is due after a random
+#: part of the interval, but not before the pause.
+NEVER = CheckpointConfig(interval="1 h", min_pause="1 h")
 #: As often as batches allow.
 OFTEN = CheckpointConfig(interval="50 ms", num_retained=50)
 _DEADLINE = 240.0
@@ -173,6 +174,7 @@ class Bench:
         query: Query | None = None,
         deployment: str = "tests",
         inline_threshold: int = 20 * 1024,
+        max_state_size: int | None = None,
     ) -> StreamingJob:
         build = query or self.query
         return StreamingJob(
@@ -185,6 +187,7 @@ class Bench:
             working_directory=self.working,
             deployment=deployment,
             inline_threshold=inline_threshold,
+            max_state_size=max_state_size,
         )
 
     def launch(self, job: StreamingJob | None = None, *, restore_from: str = "latest") -> Launch:

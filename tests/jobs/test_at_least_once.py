@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dagster_ckpt.config.checkpoint_config import CheckpointConfig, CheckpointingMode, JobStatus
+from dagster_ckpt.config.checkpoint_config import CheckpointingMode, JobStatus
 from dagster_ckpt.spark.checkpoint_location import CheckpointLocation
-from tests.jobs.harness import Bench, Launch, Row, eventually
+from tests.jobs.harness import NEVER, Bench, Launch, Row, eventually
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-_AT_LEAST_ONCE = CheckpointConfig(interval="1 h", mode=CheckpointingMode.AT_LEAST_ONCE)
+_AT_LEAST_ONCE = NEVER.model_copy(update={"mode": CheckpointingMode.AT_LEAST_ONCE})
 
 
 def appending(bench: Bench, session: SparkSession) -> DataStreamWriter:

@@ -12,6 +12,7 @@ from tests.orchestration.watch import JobWatch, step_failure
 pytestmark = pytest.mark.timeout(900)
 
 
+@pytest.mark.slow
 def test_a_query_fails_until_its_attempts_are_used_up_and_the_sensor_says_so(watch: Callable[[str], JobWatch]) -> None:
     job = watch("poisoned")
     job.pipeline.land(2)

@@ -1,6 +1,8 @@
 # No `from __future__ import annotations`: Dagster must find real types on nested asset functions.
 
+import pickle
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +11,14 @@ import pytest
 from pydantic import ValidationError
 from pyspark.sql import SparkSession
 
-from dagster_ckpt import FileSystemCheckpointStorage, SparkSessionResource
+from dagster_ckpt import (
+    CustomCheckpointStorage,
+    FileSystemCheckpointStorage,
+    JobManagerCheckpointStorage,
+    SparkSessionResource,
+)
 from dagster_ckpt.errors import InvalidConfiguration
+from dagster_ckpt.orchestration.storages import CheckpointStorage
 
 
 class Platform(dg.ConfigurableResource["Platform"]):
@@ -19,9 +27,9 @@ class Platform(dg.ConfigurableResource["Platform"]):
     storage: dg.ResourceDependency[FileSystemCheckpointStorage]
 
 
-def _inside_a_run(storage: Any, run_config: Mapping[str, Any] | None = None) -> FileSystemCheckpointStorage:
+def _inside_a_run(storage: Any, run_config: Mapping[str, Any] | None = None) -> CheckpointStorage:
     """The storage as an asset is given it."""
-    seen: list[FileSystemCheckpointStorage] = []
+    seen: list[CheckpointStorage] = []
 
     @dg.asset(required_resource_keys={"checkpoint_storage"})
     def looks(context: dg.AssetExecutionContext) -> None:
@@ -112,6 +120,100 @@ def test_live_locations_can_be_put_elsewhere_or_into_the_storage(tmp_path: Path)
     assert tmp_path / "ssd" in elsewhere.live_directory("orders").parents
     inside = FileSystemCheckpointStorage(checkpoint_path=str(tmp_path), working_directory="taskowned")
     assert inside.live_directory("orders") == tmp_path / "orders" / "taskowned"
+
+
+@pytest.mark.parametrize(
+    ("threshold", "buffer", "copied"),
+    [(-1, -1, 20 * 1024), (0, -1, 4096), (0, 100, 100), (1 << 20, -1, 1 << 20), (-1, 1 << 21, 1 << 21)],
+)
+def test_the_write_buffer_is_never_smaller_than_the_threshold(threshold: int, buffer: int, copied: int) -> None:
+    storage = FileSystemCheckpointStorage(
+        checkpoint_path="x", file_state_size_threshold=threshold, write_buffer_size=buffer
+    )
+    assert storage.write_buffer == copied
+    assert storage.filesystem()._write_buffer_size == copied  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("buffer", [0, -2])
+def test_no_write_buffer_is_refused(buffer: int) -> None:
+    with pytest.raises(ValidationError, match="must be at least 1 byte, or -1 for the default"):
+        FileSystemCheckpointStorage(checkpoint_path="x", write_buffer_size=buffer)
+
+
+def test_the_job_managers_memory_is_limited_and_on_no_disk(tmp_path: Path) -> None:
+    storage = JobManagerCheckpointStorage(working_directory=str(tmp_path))
+    assert storage.size_limit == 5 * 1024 * 1024
+    assert not storage.filesystem().is_durable
+    assert storage.live_directory("orders").is_relative_to(tmp_path)
+    assert storage.live_directory("orders") != storage.live_directory("payments")
+    assert JobManagerCheckpointStorage(max_state_size=7).size_limit == 7
+
+
+def test_with_a_path_the_job_managers_checkpoints_outlive_it(tmp_path: Path) -> None:
+    storage = JobManagerCheckpointStorage(checkpoint_path=str(tmp_path))
+    assert storage.filesystem().is_durable
+    assert storage.filesystem().url == str(tmp_path)
+    assert storage.size_limit == 5 * 1024 * 1024
+    assert FileSystemCheckpointStorage(checkpoint_path="x").size_limit is None
+
+
+@pytest.mark.parametrize("size", [0, -1])
+def test_a_state_size_must_be_positive(size: int) -> None:
+    with pytest.raises(ValidationError, match="greater than 0"):
+        JobManagerCheckpointStorage(max_state_size=size)
+
+
+def test_a_custom_storage_is_made_where_it_is_used(tmp_path: Path) -> None:
+    storage = _inside_a_run(
+        CustomCheckpointStorage(factory="tests.orchestration.vault:Vault", options={"root": str(tmp_path)})
+    )
+    filesystem = storage.filesystem()
+    assert filesystem.url == f"vault://{tmp_path}"
+    filesystem.create("f", b"x")
+    assert (tmp_path / "f").read_bytes() == b"x"
+
+
+@pytest.mark.parametrize(
+    ("factory", "options", "why", "way_on"),
+    [
+        ("no_such_module:Vault", {}, "No module named 'no_such_module'", "package.module:name"),
+        ("tests.orchestration.vault:Vaults", {}, "has no attribute 'Vaults'", "package.module:name"),
+        ("tests.orchestration.vault:Vault", {"path": "x"}, "unexpected keyword argument 'path'", "options given: path"),
+        ("builtins:dict", {}, "made a dict", "FileSystemContract"),
+    ],
+)
+def test_a_custom_storage_that_cannot_be_made(factory: str, options: dict[str, str], why: str, way_on: str) -> None:
+    storage = CustomCheckpointStorage(factory=factory, options=options)
+    with pytest.raises(InvalidConfiguration, match=why) as caught:
+        storage.filesystem()
+    assert factory in caught.value.message
+    assert way_on in caught.value.hint
+
+
+def test_spark_cannot_work_in_what_is_no_directory(tmp_path: Path) -> None:
+    storage = CustomCheckpointStorage(
+        factory="tests.orchestration.vault:Vault", options={"root": str(tmp_path)}, working_directory="taskowned"
+    )
+    with pytest.raises(InvalidConfiguration, match="no directory of this machine") as caught:
+        storage.live_directory("orders")
+    assert "working_directory" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    "storage",
+    [
+        FileSystemCheckpointStorage(checkpoint_path="x", savepoint_path="s", deployment="d"),
+        JobManagerCheckpointStorage(max_state_size=7),
+        CustomCheckpointStorage(factory="tests.orchestration.vault:Vault", options={"root": "r"}),
+    ],
+    ids=lambda storage: type(storage).__name__,
+)
+def test_a_storage_goes_to_other_processes_and_threads(storage: CheckpointStorage) -> None:
+    copied = pickle.loads(pickle.dumps(storage))
+    assert copied.filesystem().url == storage.filesystem().url
+    assert copied.live_directory("orders") == storage.live_directory("orders")
+    with ThreadPoolExecutor(8) as pool:
+        assert len(set(pool.map(lambda _: storage.filesystem().url, range(50)))) == 1
 
 
 def test_a_missing_path_is_named() -> None:

@@ -54,6 +54,7 @@ def test_a_killed_run_is_resumed_exactly_without_its_live_location(watch: Callab
     assert len(job.dev.runs("killed")) == 3, "the refused run and two that ran"
 
 
+@pytest.mark.slow
 def test_a_run_whose_jvm_is_killed_fails_and_is_resumed(watch: Callable[[str], JobWatch]) -> None:
     job = watch("lost_jvm")
     job.pipeline.land(2)

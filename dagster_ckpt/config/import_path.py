@@ -1,0 +1,35 @@
+"""Objects that a user names by where they can be imported from."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from dagster_ckpt.errors import InvalidConfiguration
+
+__all__ = ["load"]
+
+
+def load(path: str, what: str) -> Any:
+    """The object at ``module:name`` (``module.name`` is read as well).
+
+    Args:
+        path: where it is.
+        what: it is, for the error: ``the factory of a checkpoint storage``.
+
+    Raises:
+        InvalidConfiguration: it cannot be imported.
+    """
+    module, separator, name = path.partition(":")
+    if not separator:
+        module, _, name = path.rpartition(".")
+    try:
+        found: Any = importlib.import_module(module)
+        for part in name.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise InvalidConfiguration(
+            f"{path!r}, {what}, cannot be imported: {error}.",
+            hint="Write it as 'package.module:name', and make sure that it is installed where the job runs.",
+        ) from error
+    return found

@@ -1,0 +1,235 @@
+"""Checkpoint storages as Dagster resources, and as plain objects.
+
+They hold configuration only and open what they describe where they are used, so they can be pickled, go to other
+processes, and be used by several threads at once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from abc import abstractmethod
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+from pydantic import ConfigDict, Field, field_validator
+
+from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.driver_memory import DriverMemory
+from dagster_ckpt.checkpoint.layout import CHECKPOINT_TASK_OWNED_STATE_DIR
+from dagster_ckpt.checkpoint.shared_state import DEFAULT_INLINE_THRESHOLD, MAX_INLINE_BYTES
+from dagster_ckpt.config.import_path import load
+from dagster_ckpt.errors import InvalidConfiguration
+from dagster_ckpt.filesystem import FileSystem, PosixFileSystem, open_filesystem
+
+__all__ = [
+    "CheckpointStorage",
+    "CustomCheckpointStorage",
+    "FileSystemCheckpointStorage",
+    "JobManagerCheckpointStorage",
+]
+
+DEFAULT_MAX_STATE_SIZE = 5 << 20
+DEFAULT_WRITE_BUFFER_SIZE = 4096
+
+
+class CheckpointStorage(dg.ConfigurableResource["CheckpointStorage"]):
+    """Where the checkpoints of jobs are kept. One of the storages below, or a subclass of one."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
+
+    working_directory: str | None = Field(
+        default=None,
+        description="Where live checkpointLocations lie while a query runs. Every executor must reach it. Default: "
+        "the local temporary directory; 'taskowned' puts them into the storage.",
+    )
+    savepoint_path: str | None = Field(
+        default=None,
+        description="Directory for savepoints that are asked for without one: a path or a file:// URL. Every host that "
+        "runs or restores the job must reach it.",
+    )
+    deployment: str = Field(
+        default="default",
+        description="Who owns the jobs' directories. Deployments with the same path and job name refuse each other.",
+    )
+
+    @abstractmethod
+    def filesystem(self) -> FileSystem:
+        """What the checkpoints are written to.
+
+        Raises:
+            InvalidConfiguration: the storage cannot be used as it is configured.
+        """
+
+    @property
+    def inline_threshold(self) -> int:
+        """Bytes up to which a file is kept in ``_metadata``."""
+        return DEFAULT_INLINE_THRESHOLD
+
+    @property
+    def size_limit(self) -> int | None:
+        """Bytes that one file of a checkpoint may have, where all are kept in ``_metadata``; ``None`` elsewhere."""
+        return None
+
+    def catalog(self, job_name: str) -> CheckpointCatalog:
+        """The completed checkpoints of one job."""
+        return CheckpointCatalog(self.filesystem(), job_name)
+
+    def live_directory(self, job_name: str) -> Path:
+        """Where the live checkpointLocations of one job lie on this machine.
+
+        Raises:
+            InvalidConfiguration: ``taskowned``, in a storage that Spark cannot write to as to a local directory.
+        """
+        filesystem = self.filesystem()
+        if self.working_directory == CHECKPOINT_TASK_OWNED_STATE_DIR:
+            if not isinstance(filesystem, PosixFileSystem):
+                raise InvalidConfiguration(
+                    f"The live checkpointLocation of job {job_name!r} cannot lie in {filesystem.url}: it is no "
+                    "directory of this machine.",
+                    hint="Set working_directory to a directory that the driver and every executor reach.",
+                )
+            return filesystem.local(f"{job_name}/{CHECKPOINT_TASK_OWNED_STATE_DIR}")
+        # Two storages may share a working directory, and have jobs of the same name.
+        return self._working_root() / hashlib.sha256(filesystem.url.encode()).hexdigest()[:12] / job_name
+
+    def _working_root(self) -> Path:
+        if self.working_directory is None:
+            return Path(tempfile.gettempdir()) / "dagster_ckpt"
+        return Path(self.working_directory).expanduser().absolute()
+
+
+class FileSystemCheckpointStorage(CheckpointStorage):
+    """Checkpoints as files below one directory, a subdirectory per job.
+
+    .. code-block:: python
+
+        storage = FileSystemCheckpointStorage(checkpoint_path="/mnt/checkpoints")
+        storage = FileSystemCheckpointStorage(checkpoint_path=dg.EnvVar("CHECKPOINT_PATH"))
+    """
+
+    checkpoint_path: str = Field(
+        description="Directory for checkpoints: a path or a file:// URL on a local or POSIX network file system."
+    )
+    file_state_size_threshold: int = Field(
+        default=-1,
+        description="Files of at most this many bytes are kept inside _metadata; at most 1 MiB, -1 for 20 KiB.",
+    )
+    write_buffer_size: int = Field(
+        default=-1,
+        description="Bytes copied at a time when a file is written; at least the threshold, -1 for 4 KiB.",
+    )
+
+    @field_validator("file_state_size_threshold")
+    @classmethod
+    def _check_threshold(cls, value: int) -> int:
+        if not -1 <= value <= MAX_INLINE_BYTES:
+            raise ValueError(f"must be between 0 and {MAX_INLINE_BYTES} bytes, or -1 for the default")
+        return value
+
+    @field_validator("write_buffer_size")
+    @classmethod
+    def _check_buffer(cls, value: int) -> int:
+        if value < -1 or value == 0:
+            raise ValueError("must be at least 1 byte, or -1 for the default")
+        return value
+
+    @property
+    def inline_threshold(self) -> int:
+        return DEFAULT_INLINE_THRESHOLD if self.file_state_size_threshold == -1 else self.file_state_size_threshold
+
+    @property
+    def write_buffer(self) -> int:
+        """Bytes copied at a time: as configured, and never less than the threshold, as in Flink."""
+        chosen = DEFAULT_WRITE_BUFFER_SIZE if self.write_buffer_size == -1 else self.write_buffer_size
+        return max(chosen, self.inline_threshold)
+
+    def filesystem(self) -> FileSystem:
+        return open_filesystem(self.checkpoint_path, write_buffer_size=self.write_buffer)
+
+
+class JobManagerCheckpointStorage(CheckpointStorage):
+    """Small checkpoints, whole in one ``_metadata`` each: in the driver's memory, or below a directory.
+
+    Without a ``checkpoint_path`` they live and die with the driver: a failing query is restarted from them within its
+    run, and a new run refuses to go on. For trying things out, and for queries with hardly any state.
+
+    .. code-block:: python
+
+        storage = JobManagerCheckpointStorage()
+        storage = JobManagerCheckpointStorage(checkpoint_path="/mnt/checkpoints", max_state_size=1 << 20)
+    """
+
+    checkpoint_path: str | None = Field(
+        default=None, description="Directory for _metadata: a path or a file:// URL. None keeps it in memory only."
+    )
+    max_state_size: int = Field(
+        default=DEFAULT_MAX_STATE_SIZE, gt=0, description="Bytes that one file of Spark's state may have; 5 MiB."
+    )
+
+    @property
+    def size_limit(self) -> int:
+        return self.max_state_size
+
+    def filesystem(self) -> FileSystem:
+        if self.checkpoint_path is not None:
+            return open_filesystem(self.checkpoint_path)
+        return DriverMemory(PosixFileSystem(self._working_root() / "jobmanager"))
+
+    def live_directory(self, job_name: str) -> Path:
+        if self.checkpoint_path is not None:
+            return super().live_directory(job_name)
+        return self._working_root() / "jobmanager" / job_name / CHECKPOINT_TASK_OWNED_STATE_DIR
+
+    def _working_root(self) -> Path:
+        # There is no storage outside the driver that 'taskowned' could name.
+        if self.checkpoint_path is None and self.working_directory == CHECKPOINT_TASK_OWNED_STATE_DIR:
+            return Path(tempfile.gettempdir()) / "dagster_ckpt"
+        return super()._working_root()
+
+
+class CustomCheckpointStorage(CheckpointStorage):
+    """A storage of the user's: whatever implements :class:`~dagster_ckpt.filesystem.FileSystem`.
+
+    Hold it to :class:`dagster_ckpt.testing.filesystem_contract.FileSystemContract` in your own tests.
+
+    .. code-block:: python
+
+        storage = CustomCheckpointStorage(factory="my_company.storage:VaultFileSystem", options={"vault": "jobs"})
+    """
+
+    factory: str = Field(description="Import path, 'module:name', of what makes the file system.")
+    options: dict[str, Any] = Field(default_factory=dict, description="Keyword arguments of the factory.")
+    file_state_size_threshold: int = Field(
+        default=-1,
+        description="Files of at most this many bytes are kept inside _metadata; at most 1 MiB, -1 for 20 KiB.",
+    )
+
+    @field_validator("file_state_size_threshold")
+    @classmethod
+    def _check_threshold(cls, value: int) -> int:
+        if not -1 <= value <= MAX_INLINE_BYTES:
+            raise ValueError(f"must be between 0 and {MAX_INLINE_BYTES} bytes, or -1 for the default")
+        return value
+
+    @property
+    def inline_threshold(self) -> int:
+        return DEFAULT_INLINE_THRESHOLD if self.file_state_size_threshold == -1 else self.file_state_size_threshold
+
+    def filesystem(self) -> FileSystem:
+        make = load(self.factory, "the factory of a checkpoint storage")
+        try:
+            filesystem = make(**self.options)
+        except TypeError as error:
+            raise InvalidConfiguration(
+                f"The checkpoint storage {self.factory} cannot be made: {error}.",
+                hint=f"It is called with the options given: {', '.join(sorted(self.options)) or 'none'}.",
+            ) from error
+        if not isinstance(filesystem, FileSystem):
+            raise InvalidConfiguration(
+                f"The checkpoint storage {self.factory} made a {type(filesystem).__name__}, which is no "
+                "dagster_ckpt.filesystem.FileSystem.",
+                hint="Implement that class, and hold the result to dagster_ckpt.testing's FileSystemContract.",
+            )
+        return filesystem
