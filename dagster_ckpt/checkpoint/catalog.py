@@ -274,7 +274,8 @@ class CheckpointCatalog:
         if inside := _INSIDE.fullmatch(own):
             # In a storage of any kind, not on a file system of this machine only.
             if inside[1] != self.job_name:
-                raise _foreign(pointer, inside[1], self.job_name)
+                where = f"{self.filesystem.url}/{own}/{METADATA_FILE_NAME}"
+                raise _foreign(where, inside[1], self.job_name)
             return self.load(inside[2], int(inside[3]))
         location = resolve_checkpoint_pointer(pointer, self._see_list)
         metadata = location.metadata()

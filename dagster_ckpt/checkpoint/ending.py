@@ -11,6 +11,7 @@ from dagster_ckpt.checkpoint.deletions import DeletionLog
 from dagster_ckpt.checkpoint.epochs import Claim, End
 from dagster_ckpt.checkpoint.layout import shared_directory
 from dagster_ckpt.checkpoint.liveness import ProcessIdentity, this_host
+from dagster_ckpt.checkpoint.savepoints import claimed_savepoint, dispose_claimed
 from dagster_ckpt.checkpoint.store import CompletedCheckpointStore, Dropped, next_id
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig, JobStatus
 
@@ -32,6 +33,8 @@ def finish_deletions(catalog: CheckpointCatalog, epoch: int) -> None:
     if chosen is None or end is None:
         return
     # The end was recorded, and the run died before it wrote the deletion down.
+    if (claimed := claimed_savepoint(catalog, chosen[1].claimed)) is not None:
+        dispose_claimed(claimed.reference)
     job_id = chosen[1].job_id
     if numbers := catalog.numbers(job_id):
         shared = [entry.name for entry in catalog.filesystem.list(shared_directory(catalog.job_name, job_id))]
@@ -78,5 +81,6 @@ def end_dead_epoch(
         restored_from=None,
         mode=config.mode.value,
         clock=clock,
+        claimed=claimed_savepoint(catalog, chosen[1].claimed),
     )
     return store.discard_all(f"{status.value}: {reason}, and the cleanup policy deletes")

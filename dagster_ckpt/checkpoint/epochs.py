@@ -65,6 +65,7 @@ class Choice:
         host: where ``live`` is.
         sink: the directory of the query's file sink, ``None`` for other sinks.
         reason: why this and no other checkpoint.
+        claimed: the directory of a savepoint that the lineage was restored from and that is its own to delete.
     """
 
     job_id: str
@@ -75,6 +76,7 @@ class Choice:
     host: str
     sink: str | None
     reason: str
+    claimed: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ the directory can be moved.
 from __future__ import annotations
 
 import contextlib
+import logging
 import re
 import tempfile
 from collections.abc import Callable, Sequence
@@ -24,15 +25,18 @@ from dagster_ckpt.checkpoint.shared_state import DEFAULT_INLINE_THRESHOLD, MAX_I
 from dagster_ckpt.checkpoint.snapshot import PinnedFile, Snapshot
 from dagster_ckpt.checkpoint.storage_access import new_savepoint_directory, savepoint_token
 from dagster_ckpt.errors import (
+    CheckpointError,
     CheckpointFailure,
     CheckpointNotFound,
+    CorruptCheckpoint,
     InvalidConfiguration,
     PublishUnknown,
 )
-from dagster_ckpt.filesystem import FileSystem
+from dagster_ckpt.filesystem import FileSystem, open_filesystem
 
-__all__ = ["copy_to_savepoint", "dispose_savepoint", "write_savepoint"]
+__all__ = ["claimed_savepoint", "copy_to_savepoint", "dispose_claimed", "dispose_savepoint", "write_savepoint"]
 
+_log = logging.getLogger(__name__)
 _NAME = re.compile(rf"{SAVEPOINT_DIR_PREFIX}[0-9a-f]{{6}}-[0-9a-f]{{12}}")
 _DISPOSING = "_disposing"
 
@@ -165,6 +169,32 @@ def dispose_savepoint(storage: FileSystem, directory: str) -> Sequence[str]:
     if not unknown:
         storage.remove_directory(directory)
     return unknown
+
+
+def claimed_savepoint(catalog: CheckpointCatalog, location: str | None) -> CheckpointMetadata | None:
+    """The savepoint that a lineage has claimed, if it is still there. A disposal that was broken off is finished."""
+    if location is None:
+        return None
+    try:
+        return catalog.resolve(location)
+    except CheckpointNotFound:
+        dispose_claimed(location)
+    except CorruptCheckpoint as error:
+        _log.warning("The claimed savepoint %s cannot be read and is left alone: %s", location, error.message)
+    return None
+
+
+def dispose_claimed(location: str) -> bool:
+    """Delete a savepoint that its lineage does not need any more; ``False`` when it must be tried again."""
+    parent, _, name = location.rstrip("/").rpartition("/")
+    try:
+        dispose_savepoint(open_filesystem(parent), name)
+    except CheckpointNotFound:
+        return True
+    except (CheckpointError, OSError) as error:
+        _log.warning("The claimed savepoint %s could not be deleted and will be tried again: %s", location, error)
+        return False
+    return True
 
 
 def _names_of_savepoint(storage: FileSystem, directory: str) -> list[str]:

@@ -121,7 +121,7 @@ class CheckpointStorageAccess:
         self, filesystem: FileSystem, job_name: str, job_id: str, default_savepoint_directory: str | None = None
     ) -> None:
         if not is_job_id(job_id):
-            raise InvalidConfiguration(f"{job_id!r} is no job id: 32 hex digits, such as a Dagster run id has.")
+            raise _no_job_id(job_id)
         self._filesystem = filesystem
         self._job_name = validate_job_name(job_name)
         self._job_id = job_id
@@ -153,7 +153,9 @@ class CheckpointStorageAccess:
             PublishConflict: a checkpoint of this id is complete already.
         """
         if checkpoint_id < 1:
-            raise InvalidConfiguration(f"{checkpoint_id} is no checkpoint id: ids start at 1.")
+            raise InvalidConfiguration(
+                f"{checkpoint_id} is no checkpoint id: ids start at 1.", hint="Take the greatest issued id plus 1."
+            )
         directory = checkpoint_directory(self._job_name, self._job_id, checkpoint_id)
         if any(entry.name == METADATA_FILE_NAME for entry in self._filesystem.list(directory)):
             raise PublishConflict(
@@ -200,7 +202,7 @@ def get_checkpoint_directory_for_job(base_checkpoint_path: str | None, job_name:
             hint="Set checkpoint_path of the storage.",
         )
     if not is_job_id(job_id):
-        raise InvalidConfiguration(f"{job_id!r} is no job id: 32 hex digits, such as a Dagster run id has.")
+        raise _no_job_id(job_id)
     return f"{base_checkpoint_path.rstrip('/')}/{validate_job_name(job_name)}/{job_id}"
 
 
@@ -278,7 +280,7 @@ def resolve_checkpoint_pointer(
         raise CheckpointNotFound(
             f"Cannot access file system for checkpoint/savepoint path '{checkpoint_pointer}': its scheme is "
             f"{parts.scheme!r}.",
-            hint="Copy it to a local or POSIX network file system, and name it there.",
+            hint=f"Copy it to a local or POSIX network file system, and name it there. {hint}",
         )
     path = Path(unquote(parts.netloc + parts.path) if parts.scheme == "file" else checkpoint_pointer).expanduser()
     if not path.exists():
@@ -303,7 +305,7 @@ def encode_path_as_reference(path: str) -> CheckpointStorageLocationReference:
         InvalidConfiguration: the path is empty.
     """
     if not path:
-        raise InvalidConfiguration("An empty path cannot be a reference.")
+        raise InvalidConfiguration("An empty path cannot be a reference.", hint="Name the directory of a savepoint.")
     return CheckpointStorageLocationReference(REFERENCE_MAGIC_NUMBER + path.encode("utf-8"))
 
 
@@ -314,13 +316,24 @@ def decode_path_from_reference(reference: CheckpointStorageLocationReference) ->
         InvalidConfiguration: the bytes are none of its.
     """
     data = reference.reference_bytes
+    hint = "Give it what encode_path_as_reference made of a path."
     if reference.is_default_reference:
-        raise InvalidConfiguration("Cannot decode default reference")
+        raise InvalidConfiguration(
+            "Cannot decode default reference",
+            hint="It stands for the place that follows from a checkpoint's id: ask initialize_location_for_checkpoint.",
+        )
     if len(data) <= len(REFERENCE_MAGIC_NUMBER):
-        raise InvalidConfiguration("Reference too short.")
+        raise InvalidConfiguration("Reference too short.", hint=hint)
     if not data.startswith(REFERENCE_MAGIC_NUMBER):
-        raise InvalidConfiguration("Reference starts with the wrong magic number")
+        raise InvalidConfiguration("Reference starts with the wrong magic number", hint=hint)
     try:
         return data.removeprefix(REFERENCE_MAGIC_NUMBER).decode("utf-8")
     except UnicodeDecodeError as error:
-        raise InvalidConfiguration("Reference cannot be decoded to a path") from error
+        raise InvalidConfiguration("Reference cannot be decoded to a path", hint=hint) from error
+
+
+def _no_job_id(job_id: str) -> InvalidConfiguration:
+    return InvalidConfiguration(
+        f"{job_id!r} is no job id: 32 hex digits.",
+        hint="It is the id, without dashes, of the run that began the lineage; `dagster-ckpt list` shows it.",
+    )

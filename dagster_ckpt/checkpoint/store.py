@@ -18,7 +18,7 @@ from dagster_ckpt.checkpoint.deletions import DeletionLog
 from dagster_ckpt.checkpoint.epochs import Claim
 from dagster_ckpt.checkpoint.layout import CONTROL_DIR, METADATA_FILE_NAME, checkpoint_directory, shared_directory
 from dagster_ckpt.checkpoint.metadata import SAVEPOINT, CheckpointMetadata, FileEntry
-from dagster_ckpt.checkpoint.savepoints import write_savepoint
+from dagster_ckpt.checkpoint.savepoints import dispose_claimed, write_savepoint
 from dagster_ckpt.checkpoint.shared_state import DEFAULT_INLINE_THRESHOLD, SharedState
 from dagster_ckpt.checkpoint.snapshot import Snapshot
 from dagster_ckpt.config.retention import RetentionPolicy, decide
@@ -94,6 +94,7 @@ class CompletedCheckpointStore:
         verified: a checkpoint whose every file has just been read and found sound.
         max_state_size: every file is kept in ``_metadata``, and none may be larger than this, in bytes; ``None`` for
             files that are stored as such.
+        claimed: a savepoint that the lineage was restored from and that is its own to delete.
     """
 
     def __init__(
@@ -109,8 +110,10 @@ class CompletedCheckpointStore:
         inline_threshold: int = DEFAULT_INLINE_THRESHOLD,
         verified: CheckpointMetadata | None = None,
         max_state_size: int | None = None,
+        claimed: CheckpointMetadata | None = None,
     ) -> None:
         self._catalog = catalog
+        self._claimed = claimed
         self._filesystem: FileSystem = catalog.filesystem
         self._claim = claim
         self.job_id = job_id
@@ -250,7 +253,7 @@ class CompletedCheckpointStore:
         with self._lock:
             self._settle()
             self._deletions.retry(self.epoch, self._shared.in_use)
-            decisions = decide(retention, for_retention(self._retained), self._clock.time())
+            decisions = decide(retention, for_retention(self._all_owned()), self._clock.time())
             drop = {decision.name: decision.reason for decision in decisions if not decision.keep}
             if all(metadata.epoch < self.epoch for metadata in self._retained):
                 drop.pop(self.restored_from or "", None)  # until this epoch has its own, it is what is gone on from
@@ -259,6 +262,8 @@ class CompletedCheckpointStore:
             ]
             if dropped:
                 self._discard(dropped, f"subsumed: retained are {retention}")
+            if self._claimed is not None and self._claimed.reference in drop:
+                dropped += self._give_up_claimed(drop[self._claimed.reference])
             return dropped
 
     def discard_all(self, reason: str) -> list[Dropped]:
@@ -272,7 +277,23 @@ class CompletedCheckpointStore:
             dropped = [Dropped(metadata, reason) for metadata in self._retained]
             if dropped:
                 self._discard(dropped, reason)
-            return dropped
+            return dropped + self._give_up_claimed(reason)
+
+    def _all_owned(self) -> list[CheckpointMetadata]:
+        """The completed checkpoints and the claimed savepoint, in order."""
+        claimed = [] if self._claimed is None else [self._claimed]
+        return sorted([*claimed, *self._retained], key=lambda metadata: metadata.key)
+
+    def _give_up_claimed(self, reason: str) -> list[Dropped]:
+        """Delete the claimed savepoint; what the storage refuses to delete is tried again with the next one."""
+        claimed = self._claimed
+        if claimed is None or claimed.location is None:
+            return []
+        self._catalog.epochs.check(self.epoch)
+        if not dispose_claimed(claimed.location):
+            return []
+        self._claimed = None
+        return [Dropped(claimed, reason)]
 
     def _describe(
         self,

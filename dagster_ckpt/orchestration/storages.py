@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import tempfile
 from abc import abstractmethod
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,10 @@ class CheckpointStorage(dg.ConfigurableResource["CheckpointStorage"]):
         description="Who owns the jobs' directories. Deployments with the same path and job name refuse each other.",
     )
 
+    def __reduce__(self) -> tuple[Callable[..., CheckpointStorage], tuple[type[CheckpointStorage], dict[str, Any]]]:
+        # What Dagster keeps beside the fields of a resource cannot be pickled; it is made anew from the fields.
+        return _make, (type(self), dict(self))
+
     @abstractmethod
     def filesystem(self) -> FileSystem:
         """What the checkpoints are written to.
@@ -98,6 +103,10 @@ class CheckpointStorage(dg.ConfigurableResource["CheckpointStorage"]):
         if self.working_directory is None:
             return Path(tempfile.gettempdir()) / "dagster_ckpt"
         return Path(self.working_directory).expanduser().absolute()
+
+
+def _make(kind: type[CheckpointStorage], fields: dict[str, Any]) -> CheckpointStorage:
+    return kind(**fields)
 
 
 class FileSystemCheckpointStorage(CheckpointStorage):

@@ -14,6 +14,7 @@ from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
 from dagster_ckpt.checkpoint.clock import SystemClock
 from dagster_ckpt.checkpoint.layout import validate_job_name
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig, JobStatus
+from dagster_ckpt.config.recovery import RecoveryClaimMode
 from dagster_ckpt.config.restart import ExponentialDelayRestart, RestartStrategy
 from dagster_ckpt.orchestration import names
 from dagster_ckpt.orchestration.reporting import CheckpointReporter
@@ -52,6 +53,12 @@ class StreamingRunConfig(dg.Config):
         description="'latest' goes on from the newest checkpoint; 'none' starts from nothing (the sink must be empty); "
         "'chk-12', '<job id>/chk-12' or the path of a checkpoint goes back to it; the path of a savepoint begins a new "
         "lineage from it.",
+    )
+    claim_mode: RecoveryClaimMode | None = Field(
+        default=None,
+        description="Whose what restore_from points to becomes. CLAIM: the job goes on in its lineage and deletes it "
+        "when it is subsumed, a savepoint too; NO_CLAIM: a new lineage begins and never touches it. Default: CLAIM for "
+        "checkpoints, NO_CLAIM for savepoints.",
     )
 
 
@@ -167,8 +174,7 @@ def checkpointed_streaming_asset(
             config_schema=StreamingRunConfig.to_fields_dict(),
         )
         def streaming(context: dg.AssetExecutionContext) -> dg.MaterializeResult[None]:
-            restore_from: str = context.op_execution_context.op_config["restore_from"]
-            return _execute(context, asset, function, restore_from, report_interval)
+            return _execute(context, asset, function, report_interval)
 
         asset = CheckpointedStreamingAsset(
             key=key,
@@ -203,9 +209,10 @@ def _execute(
     context: dg.AssetExecutionContext,
     asset: CheckpointedStreamingAsset,
     function: QueryFunction,
-    restore_from: str,
     report_interval: float,
 ) -> dg.MaterializeResult[None]:
+    asked = context.op_execution_context.op_config
+    claim_mode = asked.get("claim_mode")
     storage: CheckpointStorage = getattr(context.resources, asset.storage_key)
     spark: SparkSessionResource = getattr(context.resources, asset.spark_key)
     clock = SystemClock()
@@ -243,7 +250,8 @@ def _execute(
         return StreamingRun(
             job,
             run_id=context.run_id,
-            restore_from=restore_from,
+            restore_from=asked["restore_from"],
+            claim_mode=None if claim_mode is None else RecoveryClaimMode(claim_mode),
             series=None if series is None else int(series),
             clock=clock,
             emit=emit,
@@ -300,6 +308,9 @@ def _on_event(context: dg.AssetExecutionContext, reporter: CheckpointReporter, e
                 f"{metadata.name} completed at batch {metadata.batch}: {len(metadata.files)} files, "
                 f"{metadata.size} bytes, {metadata.new_bytes} of them new"
             )
+            for item in dropped:
+                if item.metadata.location is not None:
+                    context.log.info(f"Deleted the claimed savepoint {item.metadata.reference}: {item.reason}")
             reporter.completed(metadata, dropped, retained)
         case SavepointCompleted(metadata):
             context.log.info(f"Savepoint of batch {metadata.batch} completed: {metadata.reference}")

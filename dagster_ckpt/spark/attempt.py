@@ -21,7 +21,9 @@ from dagster_ckpt.checkpoint.clock import Clock
 from dagster_ckpt.checkpoint.epochs import Choice, Claim
 from dagster_ckpt.checkpoint.liveness import this_host
 from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
+from dagster_ckpt.checkpoint.savepoints import claimed_savepoint
 from dagster_ckpt.checkpoint.store import CompletedCheckpointStore, next_id
+from dagster_ckpt.config.recovery import RecoveryClaimMode
 from dagster_ckpt.errors import CheckpointsLost, Fenced, QueryMismatch, SinkMismatch, SinkNotEmpty
 from dagster_ckpt.spark.checkpoint_location import CheckpointLocation
 from dagster_ckpt.spark.file_sink import FileSink, SinkRollback
@@ -75,11 +77,13 @@ class Attempt:
         self._catalog = CheckpointCatalog(job.filesystem, job.name)
         self._directory = job.working_directory / f"{claim.epoch:06}-{claim.token[:8]}"
 
-    def prepare(self, restore_from: str, cancel: Flag) -> Prepared:
+    def prepare(self, restore_from: str, claim_mode: RecoveryClaimMode | None, cancel: Flag) -> Prepared:
         """Everything up to the start.
 
         Args:
             restore_from: ``latest``, ``none``, or a pointer.
+            claim_mode: whose a checkpoint or savepoint becomes that is pointed to; ``None`` claims checkpoints of the
+                job's own storage and leaves savepoints to the user.
             cancel: set when the run is to stop.
 
         Raises:
@@ -95,7 +99,7 @@ class Attempt:
             self._refuse_if_lost(previous[0])
             if self._gone_on_from(previous[1]):
                 self._salvage(previous[1])
-        target = self._target(restore_from)
+        target = self._target(restore_from, claim_mode)
         job_id = target.job_id or self._claim.run_id.replace("-", "")
         restored = target.metadata
         session = streaming_session(self._spark, restored.facts if restored else None)
@@ -110,6 +114,7 @@ class Attempt:
             prepare_location(self._directory / "checkpoint")
         else:
             self._directory.mkdir(parents=True)
+        claimed = self._claimed(target, None if previous is None else previous[1])
         began = self._sink_began(sink, target)
         if began is None:
             self._check_sink(plan, sink, target, asked=restore_from)
@@ -125,6 +130,7 @@ class Attempt:
             host=this_host(),
             sink=None if sink is None else str(sink.path),
             reason=target.reason,
+            claimed=None if claimed is None else claimed.reference,
         )
         self._catalog.epochs.record_choice(self._claim.epoch, choice)
         rolled_back = ""
@@ -132,7 +138,7 @@ class Attempt:
             rolled_back = _describe(sink.rollback_to(self._position, restored.batch))
         elif sink is not None and began is not None:
             rolled_back = _describe(sink.rollback_to_nothing(began))
-        store = self._store(job_id, choice.first_id, choice.restored, verified=restored)
+        store = self._store(job_id, choice.first_id, choice.restored, verified=restored, claimed=claimed)
         for error in store.broken:
             _log.warning("A checkpoint cannot be read and is left alone: %s", error)
         started = Started(
@@ -151,15 +157,27 @@ class Attempt:
         query = RunningQuery(self._job, prepared, self._spark, self._clock, self._emit, self._forget_other_attempts)
         return query.run(cancel)
 
-    def _target(self, restore_from: str) -> Newest:
+    def _target(self, restore_from: str, claim_mode: RecoveryClaimMode | None) -> Newest:
         if restore_from == LATEST:
             return self._catalog.newest()
         if restore_from == NONE:
             return Newest(None, None, "a start from nothing was asked for")
         metadata = self._catalog.resolve(restore_from)
-        # A savepoint stays the user's, and with it the lineage it was taken of: a new one begins here.
-        job_id = metadata.job_id if metadata.location is None else None
-        return Newest(metadata, job_id, f"{metadata.name} was asked for")
+        if claim_mode is None:
+            claim_mode = RecoveryClaimMode.CLAIM if metadata.location is None else RecoveryClaimMode.NO_CLAIM
+        job_id = metadata.job_id if claim_mode is RecoveryClaimMode.CLAIM else None
+        return Newest(metadata, job_id, f"{metadata.name} was asked for ({claim_mode})")
+
+    def _claimed(self, target: Newest, previous: Choice | None) -> CheckpointMetadata | None:
+        """The savepoint that is the lineage's own to delete: the one that is claimed now, or was before."""
+        restored = target.metadata
+        if previous is not None and previous.claimed is not None and previous.job_id == target.job_id:
+            before = claimed_savepoint(self._catalog, previous.claimed)
+        else:
+            before = None
+        if restored is None or restored.location is None or restored.job_id != target.job_id:
+            return before
+        return restored
 
     def _refuse_if_lost(self, epoch: int) -> None:
         """Checkpoints in a driver's memory are for the run alone that took them: only it can go on from them."""
@@ -267,7 +285,12 @@ class Attempt:
         return self._directory / "sink" / "_spark_metadata"
 
     def _store(
-        self, job_id: str, first_id: int, restored_from: str | None, verified: CheckpointMetadata | None = None
+        self,
+        job_id: str,
+        first_id: int,
+        restored_from: str | None,
+        verified: CheckpointMetadata | None = None,
+        claimed: CheckpointMetadata | None = None,
     ) -> CompletedCheckpointStore:
         return CompletedCheckpointStore(
             self._catalog,
@@ -280,6 +303,7 @@ class Attempt:
             inline_threshold=self._job.inline_threshold,
             verified=verified,
             max_state_size=self._job.max_state_size,
+            claimed=claimed,
         )
 
     def _forget_other_attempts(self) -> None:

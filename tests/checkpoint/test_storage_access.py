@@ -79,7 +79,7 @@ class TestCheckpointLocation:
         storage.create(location.metadata_file, b"complete")
         with pytest.raises(PublishConflict, match=re.escape(f"{location.metadata_file} already exists.")):
             access(storage).initialize_location_for_checkpoint(1)
-        assert access(storage).initialize_location_for_checkpoint(2)
+        assert access(storage).initialize_location_for_checkpoint(2).metadata_file.endswith("chk-2/_metadata")
 
     @pytest.mark.parametrize("number", [0, -1])
     def test_ids_start_at_1(self, storage: PosixFileSystem, number: int) -> None:
@@ -192,8 +192,9 @@ class TestReferences:
         ],
     )
     def test_other_bytes_are_refused(self, data: bytes, message: str) -> None:
-        with pytest.raises(InvalidConfiguration, match=re.escape(message)):
+        with pytest.raises(InvalidConfiguration, match=re.escape(message)) as caught:
             decode_path_from_reference(CheckpointStorageLocationReference(data))
+        assert caught.value.hint
 
     def test_no_path_is_no_reference(self) -> None:
         with pytest.raises(InvalidConfiguration, match="empty path"):

@@ -5,7 +5,6 @@ Everything that driver and executors share lies below ``ROOT``. Each event is a 
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import uuid
@@ -17,11 +16,12 @@ from dagster_ckpt.checkpoint.clock import SystemClock
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.config.restart import FixedDelayRestart
 from dagster_ckpt.filesystem import PosixFileSystem
-from dagster_ckpt.spark.job import CheckpointCompleted, CheckpointFailed, Event, Restarting, Started, StreamingJob
+from dagster_ckpt.spark.job import StreamingJob
 from dagster_ckpt.spark.session import start_session
 from dagster_ckpt.spark.streaming_run import StreamingRun
 from dagster_ckpt.spark.supervisor import die_with_parent, supervise
 from tests.cluster.layout import FILES_PER_TRIGGER, JOB, Shared
+from tests.telling import say, tell
 
 
 def main(master: str, root: Path) -> None:
@@ -57,36 +57,12 @@ def main(master: str, root: Path) -> None:
         lambda emit: StreamingRun(
             job, run_id=str(uuid.uuid4()), restore_from="latest", series=None, clock=SystemClock(), emit=emit
         ),
-        _tell,
+        tell,
     )
-    _say(event="Ended", status=result.status.value)
+    say(event="Ended", status=result.status.value)
     # Spark's shutdown hooks would wait for a cluster that may be gone; nothing is left to be done.
     sys.stdout.flush()
     os._exit(0)
-
-
-def _tell(event: Event) -> None:
-    match event:
-        case Started():
-            restored = event.restored
-            _say(
-                event="Started",
-                epoch=event.epoch,
-                restored=None if restored is None else restored.reference,
-                kind=None if restored is None else restored.kind,
-                batch=None if restored is None else restored.batch,
-                sink=event.sink,
-            )
-        case CheckpointCompleted():
-            _say(event="Completed", checkpoint=event.metadata.reference, batch=event.metadata.batch)
-        case CheckpointFailed():
-            _say(event="Failed", reason=event.reason)
-        case Restarting():
-            _say(event="Restarting", error=event.error, reason=event.reason)
-
-
-def _say(**facts: object) -> None:
-    print(json.dumps(facts), flush=True)  # noqa: T201 - what the test reads
 
 
 if __name__ == "__main__":

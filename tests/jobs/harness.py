@@ -21,6 +21,7 @@ import pytest
 from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
 from dagster_ckpt.checkpoint.clock import SystemClock
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig, JobStatus
+from dagster_ckpt.config.recovery import RecoveryClaimMode
 from dagster_ckpt.config.restart import NoRestart, RestartStrategy
 from dagster_ckpt.errors import CheckpointError
 from dagster_ckpt.filesystem import FileSystem, PosixFileSystem
@@ -190,23 +191,43 @@ class Bench:
             max_state_size=max_state_size,
         )
 
-    def launch(self, job: StreamingJob | None = None, *, restore_from: str = "latest") -> Launch:
+    def launch(
+        self,
+        job: StreamingJob | None = None,
+        *,
+        restore_from: str = "latest",
+        claim_mode: RecoveryClaimMode | None = None,
+    ) -> Launch:
         """Start a run of the job; it goes on in its thread."""
         self.land(0)  # Spark wants the directory to be there
-        return Launch(job or self.job(), restore_from)
+        return Launch(job or self.job(), restore_from, claim_mode)
 
-    def tick(self, files: int = 0, job: StreamingJob | None = None, *, restore_from: str = "latest") -> Launch:
+    def tick(
+        self,
+        files: int = 0,
+        job: StreamingJob | None = None,
+        *,
+        restore_from: str = "latest",
+        claim_mode: RecoveryClaimMode | None = None,
+    ) -> Launch:
         """Land files and read them in a run to its end, which must be a good one."""
         self.land(files)
-        launch = self.launch(job, restore_from=restore_from)
+        launch = self.launch(job, restore_from=restore_from, claim_mode=claim_mode)
         assert launch.result().status is JobStatus.FINISHED
         return launch
 
-    def run_and_cancel(self, files: int, job: StreamingJob | None = None, *, restore_from: str = "latest") -> Launch:
+    def run_and_cancel(
+        self,
+        files: int,
+        job: StreamingJob | None = None,
+        *,
+        restore_from: str = "latest",
+        claim_mode: RecoveryClaimMode | None = None,
+    ) -> Launch:
         """Land files, let a run without end commit them all, and cancel it: no checkpoint, but a live location."""
         before, self.until_done = self.until_done, False
         try:
-            launch = self.launch(job, restore_from=restore_from)
+            launch = self.launch(job, restore_from=restore_from, claim_mode=claim_mode)
             eventually("the query starts", lambda: bool(launch.of(Started)), unless=launch.check)
             self.land(files)
             self.await_in_sink(launch)
@@ -294,13 +315,14 @@ class Photograph:
 class Launch:
     """A run of a job in a thread of its own."""
 
-    def __init__(self, job: StreamingJob, restore_from: str) -> None:
+    def __init__(self, job: StreamingJob, restore_from: str, claim_mode: RecoveryClaimMode | None = None) -> None:
         self.events: list[Event] = []
         self.run_id = new_run_id()
         self.run = StreamingRun(
             job,
             run_id=self.run_id,
             restore_from=restore_from,
+            claim_mode=claim_mode,
             series=None,
             clock=SystemClock(),
             emit=self.events.append,

@@ -1,0 +1,101 @@
+"""The example's stream on each storage and each state backend, killed or failing: exact either way."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from assets.batch_answer import batch_answer, compare, read_delays
+from assets.flights import CLOSING_FILES, _write, land, landing_plan
+from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
+from dagster_ckpt.config.checkpoint_config import JobStatus
+from dagster_ckpt.spark.file_sink import FileSink
+from tests.cluster.layout import JOB, Shared
+from tests.driving import driving
+from tests.jobs.harness import Bench, eventually
+from tests.jobs.test_memory_storage import failing_once, in_memory
+from tests.storages.kinds import BACKENDS, storage
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_DAYS = 24
+#: Each storage that outlives its driver, each backend, and not every pair of them.
+_PAIRS = [
+    ("filesystem", "hashmap"),
+    ("filesystem", "rocksdb-full"),
+    ("filesystem", "rocksdb-flash"),
+    ("filesystem", "custom"),
+    ("jobmanager", "hashmap"),
+    ("jobmanager", "rocksdb-incremental"),
+    ("custom", "rocksdb-incremental"),
+]
+
+
+@pytest.mark.integration
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(("kind", "backend"), _PAIRS)
+def test_where_the_storage_outlives_the_driver_it_is_killed_and_resumes_exact(
+    tmp_path: Path, kind: str, backend: str
+) -> None:
+    shared = Shared(tmp_path)
+    land(shared.landed, days=_DAYS)
+    for file in landing_plan()[-CLOSING_FILES:]:
+        _write(shared.landed, file)
+    command = ("tests.storages.driver", kind, backend, str(tmp_path))
+
+    with driving(*command) as driver:
+        driver.await_("two checkpoints", lambda: len(driver.of("Completed")) >= 2)
+        driver.kill()
+        assert not driver.of("Ended"), "the job had ended before it was killed: there was nothing to show"
+        completed = [said["checkpoint"] for said in driver.of("Completed")]
+    shutil.rmtree(shared.live)
+
+    with driving(*command) as driver:
+        assert driver.ended() == "FINISHED"
+        (started,) = driver.of("Started")
+        assert started["kind"] == "checkpoint"
+        assert int(started["restored"].rpartition("-")[2]) >= int(completed[-1].rpartition("-")[2])
+
+    assert compare(batch_answer(shared.landed), read_delays(FileSink(shared.output).committed_files())).identical
+    assert compare(batch_answer(shared.landed), read_delays(shared.output.rglob("part-*.parquet"))).identical
+    catalog = CheckpointCatalog(storage(kind, shared).filesystem(), JOB)
+    newest = catalog.newest().metadata
+    assert newest is not None
+    catalog.verify(newest)
+    assert newest.facts["state_store_provider"] == BACKENDS[backend].provider
+    whole = all(file.inline is not None for file in newest.files)
+    assert whole == (kind == "jobmanager")
+
+
+@pytest.mark.parametrize("backend", sorted(BACKENDS))
+def test_where_it_does_not_a_failing_query_restarts_inside_the_run_exact(
+    spark: SparkSession, tmp_path: Path, backend: str
+) -> None:
+    bench = Bench(spark, tmp_path / "job")
+    gate = bench.root / "gate"
+    bench.land(6)
+    gate.touch()
+    job = replace(
+        in_memory(bench),
+        query=lambda session: failing_once(gate)(bench, session),
+        state_backend=BACKENDS[backend],
+    )
+    launch = bench.launch(job)
+    catalog = CheckpointCatalog(job.filesystem, job.name)
+    eventually("the row is reached", Path(f"{gate}.reached").exists, unless=launch.check)
+    eventually("a checkpoint is there", lambda: len(launch.completed) > 0, unless=launch.check)
+    chosen = catalog.choice()
+    assert chosen is not None
+    shutil.rmtree(chosen[1].live)
+    gate.unlink()
+    assert launch.result().status is JobStatus.FINISHED
+    restored = launch.of(type(launch.started))[1].restored
+    assert restored is not None
+    assert restored.kind == "checkpoint"
+    assert restored.facts["state_store_provider"] == BACKENDS[backend].provider
+    bench.assert_exact()
