@@ -19,11 +19,13 @@ from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
 from dagster_ckpt.checkpoint.clock import SystemClock
 from dagster_ckpt.checkpoint.layout import CONTROL_DIR, METADATA_FILE_NAME
 from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
+from dagster_ckpt.checkpoint.pinning import pin_checkpoint, unpin_checkpoint
+from dagster_ckpt.checkpoint.pins import Pins
 from dagster_ckpt.checkpoint.reclaiming import reclaimable_bytes
 from dagster_ckpt.checkpoint.savepoint_asking import take_savepoint
 from dagster_ckpt.checkpoint.savepoints import dispose_savepoint
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
-from dagster_ckpt.config.retention import decide
+from dagster_ckpt.config.retention import AnyOf, KeepPinned, decide
 from dagster_ckpt.errors import CheckpointError, CheckpointNotFound, CorruptCheckpoint, InvalidConfiguration
 from dagster_ckpt.filesystem import FileSystem, open_filesystem
 
@@ -71,10 +73,16 @@ def list_checkpoints(job: str | None, path: str, as_json: bool) -> None:
     for name in jobs:
         catalog = CheckpointCatalog(filesystem, name)
         newest = _quietly(lambda catalog=catalog: catalog.newest().metadata)  # type: ignore[misc]
+        pinned = Pins(filesystem, name).reasons()
         for job_id in sorted(catalog.job_ids()):
             completed, broken = catalog.completed(job_id)
             rows += [
-                {**_row(item, catalog), "newest": newest is not None and item.reference == newest.reference}
+                {
+                    **_row(item, catalog),
+                    "newest": newest is not None and item.reference == newest.reference,
+                    "pinned": item.reference in pinned,
+                    "pin_reason": pinned.get(item.reference, ""),
+                }
                 for item in completed
             ]
             for error in broken:
@@ -94,7 +102,7 @@ def list_checkpoints(job: str | None, path: str, as_json: bool) -> None:
             f"{row['bytes']:,}",
             f"{row['new_bytes']:,}",
             row["written_at"][:19],
-            "newest" if row["newest"] else "",
+            ", ".join(mark for mark in ("newest", "pinned") if row[mark]),
         )
     _print(table)
 
@@ -179,7 +187,7 @@ def retention(
 ) -> None:
     """Tell what a retention would keep and delete of JOB, why, and how many bytes that would free.
 
-    A dry run: nothing is deleted. The options are those of CheckpointConfig.
+    A dry run: nothing is deleted. The options are those of CheckpointConfig. What is pinned stays in any case.
     """
     config = CheckpointConfig(num_retained=num_retained, retain_for=retain_for, retain_every=retain_every)
     catalog = CheckpointCatalog(open_filesystem(path), job)
@@ -189,7 +197,9 @@ def retention(
     completed, broken = catalog.completed(newest.job_id)
     for error in broken:
         click.secho(f"{error.message} While it is there, no shared file is deleted.", fg="red", err=True)
-    decisions = decide(config.retention, for_retention(completed), SystemClock().time())
+    pinned = KeepPinned(Pins(catalog.filesystem, job).reasons())
+    policy = AnyOf((pinned, config.retention)) if pinned.names else config.retention
+    decisions = decide(policy, for_retention(completed), SystemClock().time())
     freed = reclaimable_bytes(catalog, completed, {decision.name for decision in decisions if not decision.keep})
     rows = [
         {
@@ -215,6 +225,31 @@ def retention(
         )
     _print(table)
     click.echo(f"{len(freed)} of {len(rows)} would be deleted, which frees {sum(freed.values()):,} bytes.")
+
+
+@main.command()
+@click.argument("job")
+@click.argument("checkpoint")
+@_PATH
+@click.option("--reason", default="", help="Why, for whoever looks at it later.")
+def pin(job: str, checkpoint: str, path: str, reason: str) -> None:
+    """Keep CHECKPOINT of JOB until it is unpinned: neither retention nor the cleanup at the job's end deletes it.
+
+    CHECKPOINT is 'latest', chk-N, a job id with /chk-N, or a path. To move a checkpoint elsewhere, take a savepoint.
+    """
+    catalog = CheckpointCatalog(open_filesystem(path), job)
+    pinned = pin_checkpoint(catalog, _find(catalog, checkpoint), reason, SystemClock())
+    click.echo(f"{pinned.checkpoint} is pinned{f': {pinned.reason}' if pinned.reason else ''}.")
+
+
+@main.command()
+@click.argument("job")
+@click.argument("checkpoint")
+@_PATH
+def unpin(job: str, checkpoint: str, path: str) -> None:
+    """Take the pins off CHECKPOINT of JOB: chk-N, or a job id with /chk-N. It goes when the retention says so."""
+    catalog = CheckpointCatalog(open_filesystem(path), job)
+    click.echo(f"{unpin_checkpoint(catalog, checkpoint)} is not pinned any more.")
 
 
 @main.command()

@@ -120,6 +120,56 @@ def test_retention_is_told_and_nothing_is_deleted(storage: Path, taken: list[Che
     assert files(storage) == before
 
 
+def test_a_pin_is_shown_and_kept_until_it_is_taken_off(storage: Path, taken: list[CheckpointMetadata]) -> None:
+    pinned = call(storage, "pin", JOB, "chk-3", "--reason", "before the upgrade")
+    assert pinned.exit_code == 0
+    assert pinned.stdout == f"{taken[2].reference} is pinned: before the upgrade.\n"
+    assert call(storage, "pin", JOB, "latest").exit_code == 0
+
+    rows = json.loads(call(storage, "list", JOB, "--json").stdout)
+    assert [row["checkpoint"] for row in rows if row["pinned"]] == [taken[2].reference, taken[-1].reference]
+    assert [row["pin_reason"] for row in rows if row["pinned"]] == ["before the upgrade", ""]
+    table = call(storage, "list", JOB).stdout.splitlines()
+    assert "pinned" in next(line for line in table if f"{taken[2].reference} " in line)
+    assert "newest, pinned" in next(line for line in table if f"{taken[-1].reference} " in line)
+
+    def decided() -> dict[str, str]:
+        rows = json.loads(call(storage, "retention", JOB, "--num-retained", "2", "--json").stdout)
+        return {row["checkpoint"].rpartition("/")[2]: row["reason"] for row in rows if row["keep"]}
+
+    assert decided() == {"chk-3": "pinned: before the upgrade", "chk-10": "among the 2 newest", "chk-11": "pinned"}
+    gone = call(storage, "unpin", JOB, "chk-3")
+    assert gone.exit_code == 0
+    assert gone.stdout == f"{taken[2].reference} is not pinned any more.\n"
+    assert decided() == {"chk-10": "among the 2 newest", "chk-11": "pinned"}
+
+
+def test_several_reasons_are_all_told_and_taken_off_together(storage: Path, taken: list[CheckpointMetadata]) -> None:
+    for reason in ("audit", "", "upgrade"):
+        assert call(storage, "pin", JOB, taken[0].reference, "--reason", reason).exit_code == 0
+    (row,) = [row for row in json.loads(call(storage, "list", JOB, "--json").stdout) if row["pinned"]]
+    assert row["pin_reason"] == "audit; upgrade"
+    assert call(storage, "unpin", JOB, "chk-1").exit_code == 0
+    assert not [row for row in json.loads(call(storage, "list", JOB, "--json").stdout) if row["pinned"]]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message", "hint"),
+    [
+        (["pin", JOB, "chk-99"], "Cannot find meta data file '_metadata'", "dagster-ckpt list"),
+        (["unpin", JOB, "chk-1"], "is not pinned; pinned are: none", "Name one of these"),
+    ],
+)
+def test_what_cannot_be_pinned_or_unpinned(
+    storage: Path, taken: list[CheckpointMetadata], arguments: list[str], message: str, hint: str
+) -> None:
+    assert taken
+    result = call(storage, *arguments)
+    assert result.exit_code == 1
+    assert message in result.stderr
+    assert hint in result.stderr
+
+
 def test_retention_with_what_cannot_be_used(storage: Path, taken: list[CheckpointMetadata]) -> None:
     assert taken
     result = call(storage, "retention", JOB, "--retain-for", "7 parsecs")
@@ -230,7 +280,7 @@ def test_dispose_names_what_stays(storage: Path, taken: list[CheckpointMetadata]
     assert [path.name for path in Path(pointer).iterdir()] == ["notes.txt"]
 
 
-@pytest.mark.parametrize("command", ["list", "describe", "verify", "retention", "savepoint", "dispose"])
+@pytest.mark.parametrize("command", ["list", "describe", "verify", "retention", "pin", "unpin", "savepoint", "dispose"])
 def test_each_command_has_help(command: str) -> None:
     result = CliRunner().invoke(main, [command, "--help"])
     assert result.exit_code == 0

@@ -2,12 +2,23 @@
 
 It is driven by :meth:`CheckpointCoordinator.tick` and by the clock it is given; what is slow (writing) runs on an
 executor, so the job never waits for it. It knows neither Spark nor Dagster.
+
+What counts as a failed checkpoint is what counts in Flink: an id that cannot be issued, a pin that fails, data that
+cannot be written, ``_metadata`` that cannot be published, an attempt that expires. Each attempt counts once, and only
+in a row: a completed checkpoint forgives all failures before it. Five incomplete captures in a row count as one
+failure; fewer do not, because the next batch may be complete.
+
+What does not count: a turn that is not taken (no new batch, the pause, too many at once), an attempt that a newer
+checkpoint overtook, one that is under way when the job ends, old checkpoints that cannot be deleted, and savepoints. In
+Flink a completed savepoint forgives as well; here it does not, because it says nothing about the checkpoint storage. A
+run that is fenced stops at once.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, Future
@@ -123,10 +134,10 @@ class CheckpointCoordinator:
         self._clock = clock
         self._executor = executor
         self._listener = listener
-        interval = config.effective_interval.total_seconds()
-        self._interval = interval
-        self._pause = config.min_pause.total_seconds()
-        self._next = clock.monotonic() + rng.uniform(self._pause, interval)
+        interval = config.effective_interval
+        self._interval = math.inf if interval is None else interval.total_seconds()
+        self._pause = config.effective_min_pause.total_seconds()
+        self._next = math.inf if interval is None else clock.monotonic() + rng.uniform(self._pause, self._interval)
         self._last_completion: float | None = None
         self._attempts: list[_Attempt] = []
         self._expired: list[_Attempt] = []
@@ -233,15 +244,13 @@ class CheckpointCoordinator:
     def _is_aligned(self, progress: Progress, now: float) -> bool:
         """Whether to capture now: at once when no batch is in flight or unaligned, else when it has committed."""
         committed = progress.committed or 0
-        if self._config.unaligned or progress.planned is None:
+        if progress.planned is None:
             return True
         if self._waiting is None:
             self._waiting = (now, committed)
         since, batch = self._waiting
-        if committed > batch:
-            return True
-        limit = self._config.aligned_checkpoint_timeout.total_seconds()
-        return limit > 0 and now - since >= limit
+        limit = self._config.longest_alignment
+        return committed > batch or (limit is not None and now - since >= limit.total_seconds())
 
     def _take(self, batch: int, now: float) -> None:
         aligned_for = now - self._waiting[0] if self._waiting is not None else 0.0
@@ -289,7 +298,9 @@ class CheckpointCoordinator:
 
     def _collect(self) -> None:
         self._expired = [attempt for attempt in self._expired if not attempt.future.done()]
-        for attempt in [attempt for attempt in self._attempts if attempt.future.done()]:
+        done = [attempt for attempt in self._attempts if attempt.future.done()]
+        # The completed ones first: what one of them has overtaken has not failed.
+        for attempt in sorted(done, key=lambda attempt: attempt.future.exception() is not None):
             self._attempts.remove(attempt)
             error = attempt.future.exception()
             if error is None:
@@ -338,8 +349,8 @@ class CheckpointCoordinator:
         reason = error.message if isinstance(error, CheckpointError) else str(error)
         _log.warning("Checkpoint %d failed (%d in a row): %s", number, self._consecutive_failures, reason)
         self._listener.failed(number, reason, self._consecutive_failures)
-        tolerable = self._config.tolerable_failed_checkpoints
-        if self._consecutive_failures > tolerable:
+        tolerable = self._config.tolerable_failures
+        if tolerable is not None and self._consecutive_failures > tolerable:
             count, self._consecutive_failures = self._consecutive_failures, 0
             raise ToleranceExceeded(
                 f"Exceeded checkpoint tolerable failure threshold: {count} checkpoints in a row failed, "

@@ -17,6 +17,7 @@ from dagster_ckpt.checkpoint.layout import (
     checkpoint_directory,
     shared_directory,
 )
+from dagster_ckpt.checkpoint.pins import Pins
 from dagster_ckpt.checkpoint.records import encode_record, read_record
 from dagster_ckpt.filesystem import FileSystem
 
@@ -57,6 +58,7 @@ class DeletionLog:
         self._job_name = job_name
         self._directory = f"{job_name}/{CONTROL_DIR}/deletions"
         self._epochs = Epochs(filesystem, job_name)
+        self._pins = Pins(filesystem, job_name)
 
     def delete(
         self,
@@ -65,8 +67,8 @@ class DeletionLog:
         checkpoints: Sequence[int],
         shared: Sequence[str],
         reason: str,
-        in_use: Callable[[], frozenset[str]],
-    ) -> None:
+        in_use: Callable[[], frozenset[str] | None],
+    ) -> bool:
         """Write a deletion down, then carry it out.
 
         Args:
@@ -75,7 +77,11 @@ class DeletionLog:
             checkpoints: ids to delete.
             shared: names in ``shared/`` that only they need.
             reason: for people.
-            in_use: names in ``shared/`` that must stay, asked at the last moment.
+            in_use: names in ``shared/`` that must stay, asked at the last moment; ``None`` when nobody can say, and so
+                none is deleted.
+
+        Returns:
+            ``False`` when one of the checkpoints has been pinned meanwhile; then nothing was deleted.
 
         Raises:
             Fenced: a newer run has taken the job over; the deletion is void.
@@ -83,13 +89,19 @@ class DeletionLog:
         deletion = Deletion(epoch, job_id, tuple(checkpoints), tuple(shared), reason, uuid.uuid4().hex)
         self._filesystem.create(self._path(deletion), encode_record(asdict(deletion)))
         # Written first and checked after: a run that claims from now on sees the record and treats these
-        # checkpoints as gone; one that claimed before makes this check fail, and nothing has happened yet.
+        # checkpoints as gone; one that claimed before makes this check fail, and nothing has happened yet. Likewise
+        # a user who pins one of them from now on sees the record, and a pin that was there before is seen here.
         try:
             self._epochs.check(epoch)
+            pinned = self._pins.numbers(job_id)
         except BaseException:
             self._filesystem.remove(self._path(deletion))
             raise
+        if not pinned.isdisjoint(checkpoints):
+            self._filesystem.remove(self._path(deletion))
+            return False
         self._carry_out(deletion, in_use)
+        return True
 
     def pending(self) -> list[Deletion]:
         """Deletions written down and not yet struck, oldest epoch first."""
@@ -102,18 +114,26 @@ class DeletionLog:
                 found.append(deletion)
         return sorted(found, key=lambda deletion: (deletion.epoch, deletion.token))
 
-    def retry(self, epoch: int, in_use: Callable[[], frozenset[str]]) -> None:
-        """Finish deletions of the caller's own epoch that the storage refused when they were first tried."""
+    def retry(self, epoch: int, in_use: Callable[[], frozenset[str] | None]) -> None:
+        """Finish deletions of the caller's own epoch that the storage refused when they were first tried.
+
+        Args:
+            epoch: of the caller.
+            in_use: as for :meth:`recover`.
+        """
         for deletion in self.pending():
             if deletion.epoch == epoch:
                 self._epochs.check(epoch)
-                self._carry_out(deletion, in_use)
+                self._carry_out(deletion, in_use, self._pins.numbers(deletion.job_id))
 
     def recover(self, epoch: int, in_use: Callable[[str], frozenset[str] | None]) -> list[Deletion]:
         """Finish what earlier epochs began to delete; called by a run that has claimed ``epoch``.
 
         A record that an epoch older than the last chooser left is void: that chooser had already finished all
         valid ones, so this one was written by a writer that was fenced at the time.
+
+        A checkpoint that is pinned stays if it is still whole: its deletion may have been written down by a writer that
+        died before it looked for pins.
 
         Args:
             epoch: of the caller.
@@ -127,13 +147,24 @@ class DeletionLog:
             if deletion.epoch < last_chooser:
                 self._filesystem.remove(self._path(deletion))
             elif deletion.epoch < epoch:
-                self._carry_out(deletion, lambda deletion=deletion: in_use(deletion.job_id))  # type: ignore[misc]
+                self._carry_out(
+                    deletion,
+                    lambda deletion=deletion: in_use(deletion.job_id),  # type: ignore[misc]
+                    self._pins.numbers(deletion.job_id),
+                )
                 done.append(deletion)
         return done
 
-    def _carry_out(self, deletion: Deletion, in_use: Callable[[], frozenset[str] | None]) -> None:
+    def _carry_out(
+        self,
+        deletion: Deletion,
+        in_use: Callable[[], frozenset[str] | None],
+        pinned: frozenset[int] = frozenset(),
+    ) -> None:
         for number in deletion.checkpoints:
             directory = checkpoint_directory(self._job_name, deletion.job_id, number)
+            if number in pinned and self._is_whole(directory):
+                continue
             self._filesystem.remove(f"{directory}/{METADATA_FILE_NAME}")
             self._filesystem.sync_directories([directory])
             for entry in self._filesystem.list(directory):
@@ -147,6 +178,10 @@ class DeletionLog:
         self._filesystem.remove_directory(shared)
         self._filesystem.remove_directory(f"{self._job_name}/{deletion.job_id}")
         self._filesystem.remove(self._path(deletion))
+
+    def _is_whole(self, directory: str) -> bool:
+        """Whether nothing of a checkpoint was deleted: its ``_metadata`` goes first, and shared files last."""
+        return any(entry.name == METADATA_FILE_NAME for entry in self._filesystem.list(directory))
 
     def _path(self, deletion: Deletion) -> str:
         return f"{self._directory}/d-{deletion.epoch:010}-{deletion.token}"

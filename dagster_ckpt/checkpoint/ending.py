@@ -11,6 +11,7 @@ from dagster_ckpt.checkpoint.deletions import DeletionLog
 from dagster_ckpt.checkpoint.epochs import Claim, End
 from dagster_ckpt.checkpoint.layout import shared_directory
 from dagster_ckpt.checkpoint.liveness import ProcessIdentity, this_host
+from dagster_ckpt.checkpoint.pins import Pins
 from dagster_ckpt.checkpoint.savepoints import claimed_savepoint, dispose_claimed
 from dagster_ckpt.checkpoint.store import CompletedCheckpointStore, Dropped, next_id
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig, JobStatus
@@ -19,7 +20,7 @@ __all__ = ["end_dead_epoch", "finish_deletions"]
 
 
 def finish_deletions(catalog: CheckpointCatalog, epoch: int) -> None:
-    """Finish, as the holder of ``epoch``, what earlier epochs began to delete."""
+    """Finish, as the holder of ``epoch``, what earlier epochs began to delete; what is pinned stays."""
 
     def in_use(job_id: str) -> frozenset[str] | None:
         completed, broken = catalog.completed(job_id)
@@ -32,13 +33,19 @@ def finish_deletions(catalog: CheckpointCatalog, epoch: int) -> None:
     chosen, end = catalog.choice(), catalog.given_up()
     if chosen is None or end is None:
         return
-    # The end was recorded, and the run died before it wrote the deletion down.
+    # The end was recorded, and the run died before it wrote the deletion down; or what it kept was unpinned since.
     if (claimed := claimed_savepoint(catalog, chosen[1].claimed)) is not None:
         dispose_claimed(claimed.reference)
     job_id = chosen[1].job_id
-    if numbers := catalog.numbers(job_id):
+    pins = Pins(catalog.filesystem, catalog.job_name)
+    deleted = False
+    while not deleted:
+        numbers = sorted({*catalog.numbers(job_id)} - pins.numbers(job_id))
+        if not numbers:
+            return
         shared = [entry.name for entry in catalog.filesystem.list(shared_directory(catalog.job_name, job_id))]
-        log.delete(epoch, job_id, numbers, shared, end.reason, frozenset)
+        # In use is what the pinned ones need, when the others are gone.
+        deleted = log.delete(epoch, job_id, numbers, shared, end.reason, lambda: in_use(job_id))
 
 
 def end_dead_epoch(
@@ -52,7 +59,7 @@ def end_dead_epoch(
     """End the job of a run that is dead, for good.
 
     A new epoch is claimed for it, so that the dead run, should it wake up, can neither go on nor publish into what
-    is being deleted. The end is on record before anything is deleted.
+    is being deleted. The end is on record before anything is deleted. What is pinned stays.
 
     Returns:
         the checkpoints deleted.

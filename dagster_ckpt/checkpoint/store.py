@@ -18,10 +18,11 @@ from dagster_ckpt.checkpoint.deletions import DeletionLog
 from dagster_ckpt.checkpoint.epochs import Claim
 from dagster_ckpt.checkpoint.layout import CONTROL_DIR, METADATA_FILE_NAME, checkpoint_directory, shared_directory
 from dagster_ckpt.checkpoint.metadata import SAVEPOINT, CheckpointMetadata, FileEntry
+from dagster_ckpt.checkpoint.pins import Pins
 from dagster_ckpt.checkpoint.savepoints import dispose_claimed, write_savepoint
 from dagster_ckpt.checkpoint.shared_state import DEFAULT_INLINE_THRESHOLD, SharedState
 from dagster_ckpt.checkpoint.snapshot import Snapshot
-from dagster_ckpt.config.retention import RetentionPolicy, decide
+from dagster_ckpt.config.retention import AnyOf, KeepPinned, RetentionPolicy, decide
 from dagster_ckpt.errors import CheckpointFailure, CheckpointNotFound, CorruptCheckpoint, PublishUnknown
 from dagster_ckpt.filesystem import FileSystem, Stopped
 
@@ -122,6 +123,7 @@ class CompletedCheckpointStore:
         self._inline_threshold = inline_threshold
         self._clock = clock
         self._deletions = DeletionLog(catalog.filesystem, catalog.job_name)
+        self._pins = Pins(catalog.filesystem, catalog.job_name)
         self._shared = SharedState(
             catalog.filesystem,
             shared_directory(catalog.job_name, job_id),
@@ -134,6 +136,8 @@ class CompletedCheckpointStore:
         self._next = first_id
         self._retained, self._broken = catalog.completed(job_id)
         self._unsettled: list[CheckpointMetadata] = []
+        #: A deletion was broken off: what is retained is not what ``_retained`` says until it is read again.
+        self._must_read_again = False
         self._shared.retain(self._retained)
 
     @property
@@ -245,38 +249,51 @@ class CompletedCheckpointStore:
         )
 
     def subsume(self, retention: RetentionPolicy) -> list[Dropped]:
-        """Drop what ``retention`` does not keep.
+        """Drop what ``retention`` does not keep and nobody has pinned.
 
         Raises:
             Fenced: a newer run has taken the job over; nothing was dropped.
         """
         with self._lock:
             self._settle()
-            self._deletions.retry(self.epoch, self._shared.in_use)
-            decisions = decide(retention, for_retention(self._all_owned()), self._clock.time())
-            drop = {decision.name: decision.reason for decision in decisions if not decision.keep}
-            if all(metadata.epoch < self.epoch for metadata in self._retained):
-                drop.pop(self.restored_from or "", None)  # until this epoch has its own, it is what is gone on from
-            dropped = [
-                Dropped(metadata, drop[metadata.reference]) for metadata in self._retained if metadata.reference in drop
-            ]
-            if dropped:
-                self._discard(dropped, f"subsumed: retained are {retention}")
+            while True:
+                policy = retention
+                if pinned := self._pins.pinned():
+                    policy = AnyOf((retention, KeepPinned(dict.fromkeys(pinned, ""))))
+                decisions = decide(policy, for_retention(self._all_owned()), self._clock.time())
+                drop = {decision.name: decision.reason for decision in decisions if not decision.keep}
+                if all(metadata.epoch < self.epoch for metadata in self._retained):
+                    drop.pop(self.restored_from or "", None)  # until this epoch has its own, it is what is gone on from
+                dropped = [
+                    Dropped(metadata, drop[metadata.reference])
+                    for metadata in self._retained
+                    if metadata.reference in drop
+                ]
+                if not dropped or self._discard(dropped, f"subsumed: retained are {policy}"):
+                    break
             if self._claimed is not None and self._claimed.reference in drop:
                 dropped += self._give_up_claimed(drop[self._claimed.reference])
             return dropped
 
     def discard_all(self, reason: str) -> list[Dropped]:
-        """Delete every checkpoint of this lineage, for the cleanup policy.
+        """Delete every checkpoint of this lineage that is not pinned, for the cleanup policy.
 
         Raises:
             Fenced: a newer run has taken the job over; nothing was deleted.
         """
         with self._lock:
             self._settle()
-            dropped = [Dropped(metadata, reason) for metadata in self._retained]
-            if dropped:
-                self._discard(dropped, reason)
+            while True:
+                pinned = self._pins.reasons()
+                kept = [
+                    f"{metadata.name} ({pinned[metadata.reference]})" if pinned[metadata.reference] else metadata.name
+                    for metadata in self._retained
+                    if metadata.reference in pinned
+                ]
+                why = f"{reason}; pinned and kept: {', '.join(kept)}" if kept else reason
+                dropped = [Dropped(metadata, why) for metadata in self._retained if metadata.reference not in pinned]
+                if not dropped or self._discard(dropped, why):
+                    break
             return dropped + self._give_up_claimed(reason)
 
     def _all_owned(self) -> list[CheckpointMetadata]:
@@ -325,35 +342,52 @@ class CompletedCheckpointStore:
         )
 
     def _settle(self) -> None:
-        """Find out what became of publishes whose outcome was unknown, before anything is decided on them."""
-        if not self._unsettled:
-            return
+        """Find out what became of publishes and deletions that were broken off, before anything is decided on them."""
         for metadata in list(self._unsettled):
             with contextlib.suppress(CheckpointNotFound):
                 self._catalog.load(self.job_id, metadata.checkpoint_id)
                 self._retained = sorted([*self._retained, metadata], key=lambda item: item.key)
+                self._shared.retain(self._retained)
             self._unsettled.remove(metadata)
-        self._shared.retain(self._retained)
+        self._deletions.retry(self.epoch, self._in_use_as_stored)
+        if self._must_read_again:
+            self._read_again()
 
-    def _discard(self, dropped: Sequence[Dropped], reason: str) -> None:
+    def _read_again(self) -> None:
+        self._retained, self._broken = self._catalog.completed(self.job_id)
+        self._shared.retain(self._retained)
+        self._must_read_again = False
+
+    def _in_use_as_stored(self) -> frozenset[str] | None:
+        completed, broken = self._catalog.completed(self.job_id)
+        if broken:
+            return None
+        return self._shared.in_use() | {name.rpartition("/")[2] for name in references(completed)}
+
+    def _discard(self, dropped: Sequence[Dropped], reason: str) -> bool:
+        """Delete checkpoints; ``False`` when one of them was pinned meanwhile, and nothing was deleted."""
         gone = {item.metadata.reference for item in dropped}
-        kept = [metadata for metadata in self._retained if metadata.reference not in gone]
         candidates = references([item.metadata for item in dropped])
-        self._retained = kept
+        self._retained = [metadata for metadata in self._retained if metadata.reference not in gone]
         self._shared.retain(self._retained)
         # Not even on record: a run that finishes this deletion later cannot know of an attempt that is under way now.
         needed = self._shared.in_use()
         names = sorted({name.rpartition("/")[2] for name in candidates} - needed)
         if self._broken:
             names = []  # an unreadable manifest may need any shared file: they stay until somebody has looked at it
-        self._deletions.delete(
+        self._must_read_again = True
+        if not self._deletions.delete(
             self.epoch,
             self.job_id,
             [item.metadata.checkpoint_id for item in dropped],
             names,
             reason,
             self._shared.in_use,
-        )
+        ):
+            self._read_again()
+            return False
+        self._must_read_again = False
+        return True
 
     def _undo(self, pending: PendingCheckpoint) -> None:
         self._shared.undo(pending.number)

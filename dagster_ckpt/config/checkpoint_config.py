@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -12,9 +12,21 @@ from dagster_ckpt.config.durations import Duration
 from dagster_ckpt.config.retention import AnyOf, KeepEvery, KeepNewest, KeepYounger, RetentionPolicy
 from dagster_ckpt.errors import InvalidConfiguration
 
-__all__ = ["CheckpointConfig", "CheckpointingMode", "ExternalizedCheckpointCleanup", "JobStatus"]
+__all__ = [
+    "SUBSUMED",
+    "UNLIMITED",
+    "CheckpointConfig",
+    "CheckpointingMode",
+    "ExternalizedCheckpointCleanup",
+    "JobStatus",
+    "Occasion",
+]
 
 _MINIMUM = timedelta(milliseconds=10)
+#: A pause longer than this is cut to it, as in Flink.
+_LONGEST_PAUSE = timedelta(days=365)
+#: The number of tolerable failures that Flink takes for "no matter how many".
+UNLIMITED = 2_147_483_647
 
 
 class CheckpointingMode(StrEnum):
@@ -44,6 +56,12 @@ class JobStatus(StrEnum):
     CANCELED = "CANCELED"
     FAILED = "FAILED"
     SUSPENDED = "SUSPENDED"
+
+
+#: A newer checkpoint completed, and the retention does not keep this one.
+SUBSUMED: Literal["SUBSUMED"] = "SUBSUMED"
+#: When a snapshot may be deleted: the job ended, or a newer checkpoint completed.
+Occasion: TypeAlias = JobStatus | Literal["SUBSUMED"]
 
 
 def _at_least_10_ms(value: timedelta) -> timedelta:
@@ -76,9 +94,10 @@ class CheckpointConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    interval: Annotated[Duration, AfterValidator(_at_least_10_ms)] = Field(
+    interval: Annotated[Duration, AfterValidator(_at_least_10_ms)] | None = Field(
         default=timedelta(minutes=1),
-        description="Time between the starts of two checkpoints; at least 10 ms.",
+        description="Time between the starts of two checkpoints; at least 10 ms. None takes no periodic ones: only "
+        "savepoints, and a last checkpoint when the query ends.",
     )
     mode: CheckpointingMode = Field(default=CheckpointingMode.EXACTLY_ONCE, description="What a restore promises.")
     timeout: Annotated[Duration, AfterValidator(_at_least_10_ms)] = Field(
@@ -87,19 +106,23 @@ class CheckpointConfig(BaseModel):
     )
     min_pause: Annotated[Duration, AfterValidator(_not_negative)] = Field(
         default=timedelta(),
-        description="Least time between the end of one checkpoint and the start of the next.",
+        description="Least time between the end of one checkpoint and the start of the next; at most 365 days.",
     )
     max_concurrent_checkpoints: int = Field(default=1, ge=1, description="Attempts that may be in progress at once.")
-    tolerable_failed_checkpoints: int = Field(
-        default=3, ge=0, description="Consecutive failed checkpoints after which the job fails over."
+    tolerable_failed_checkpoints: int | None = Field(
+        default=3,
+        ge=0,
+        description="Consecutive failed checkpoints after which the job fails over; none or 2147483647 for never.",
     )
     unaligned: bool = Field(
         default=False,
-        description="Do not wait for the batch in flight: capture the last committed batch and the planned one.",
+        description="Do not wait for the batch in flight: capture the last committed batch and the planned one. "
+        "Under EXACTLY_ONCE only, as in Flink.",
     )
     aligned_checkpoint_timeout: Annotated[Duration, AfterValidator(_not_negative)] = Field(
         default=timedelta(),
-        description="An aligned attempt that waited longer than this for its batch becomes unaligned; 0 waits.",
+        description="An attempt begins aligned and becomes unaligned when it has waited this long for its batch. "
+        "0: at once if unaligned, else never.",
     )
     cleanup: ExternalizedCheckpointCleanup = Field(
         default=ExternalizedCheckpointCleanup.RETAIN_ON_CANCELLATION,
@@ -137,9 +160,44 @@ class CheckpointConfig(BaseModel):
         return self
 
     @property
-    def effective_interval(self) -> timedelta:
-        """The interval the coordinator uses: never shorter than ``min_pause``, as in Flink."""
-        return max(self.interval, self.min_pause)
+    def effective_min_pause(self) -> timedelta:
+        """The pause the coordinator keeps: at most 365 days, as in Flink."""
+        return min(self.min_pause, _LONGEST_PAUSE)
+
+    @property
+    def effective_interval(self) -> timedelta | None:
+        """The interval the coordinator uses: never shorter than the pause, as in Flink."""
+        return None if self.interval is None else max(self.interval, self.effective_min_pause)
+
+    @property
+    def effective_unaligned(self) -> bool:
+        """Whether attempts may be unaligned: under ``EXACTLY_ONCE`` only, silently aligned otherwise, as in Flink."""
+        return self.unaligned and self.mode is CheckpointingMode.EXACTLY_ONCE
+
+    @property
+    def longest_alignment(self) -> timedelta | None:
+        """How long an attempt waits for the batch in flight before it becomes unaligned; ``None`` for ever."""
+        if self.effective_unaligned:
+            return self.aligned_checkpoint_timeout
+        if self.mode is not CheckpointingMode.EXACTLY_ONCE:
+            return None
+        return self.aligned_checkpoint_timeout or None
+
+    @property
+    def tolerable_failures(self) -> int | None:
+        """Consecutive failures that are borne; ``None`` when the job never fails over because of them."""
+        return None if self.tolerable_failed_checkpoints == UNLIMITED else self.tolerable_failed_checkpoints
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What these values say and what is done differently, a sentence each."""
+        found = []
+        if self.mode is not CheckpointingMode.EXACTLY_ONCE and (self.unaligned or self.aligned_checkpoint_timeout):
+            option = "unaligned" if self.unaligned else "aligned_checkpoint_timeout"
+            found.append(f"{option} has no effect: checkpoints are aligned under {self.mode.value}.")
+        if self.min_pause > _LONGEST_PAUSE:
+            found.append(f"min_pause is cut from {self.min_pause.days} to {_LONGEST_PAUSE.days} days.")
+        return tuple(found)
 
     @property
     def retention(self) -> RetentionPolicy:
@@ -151,9 +209,17 @@ class CheckpointConfig(BaseModel):
             policies.append(KeepEvery(self.retain_every))
         return AnyOf(tuple(policies))
 
-    def discards(self, status: JobStatus) -> bool:
-        """Whether checkpoints are deleted when the job ends with ``status``."""
-        match status:
+    def discards(self, occasion: Occasion, *, savepoint: bool = False) -> bool:
+        """Whether snapshots are deleted on ``occasion``: Flink's table, for checkpoints and for savepoints.
+
+        Two rows are ours: ``FINISHED`` deletes in Flink whatever the cleanup, and here without ``retain_on_success``;
+        a ``SUSPENDED`` job deletes nothing, as in Flink with high availability. What is pinned stays in any case.
+        """
+        if savepoint:
+            return False
+        match occasion:
+            case "SUBSUMED":
+                return True
             case JobStatus.SUSPENDED:
                 return False
             case JobStatus.FINISHED:
@@ -162,3 +228,8 @@ class CheckpointConfig(BaseModel):
                 return self.cleanup is not ExternalizedCheckpointCleanup.RETAIN_ON_CANCELLATION
             case JobStatus.FAILED:
                 return self.cleanup is ExternalizedCheckpointCleanup.NO_EXTERNALIZED_CHECKPOINTS
+
+    def discarded_when(self, *, savepoint: bool = False) -> str:
+        """The occasions on which :meth:`discards` is true, for people: ``SUBSUMED, CANCELED``, or ``never``."""
+        occasions: list[Occasion] = [SUBSUMED, *JobStatus]
+        return ", ".join(occasion for occasion in occasions if self.discards(occasion, savepoint=savepoint)) or "never"

@@ -18,6 +18,7 @@ from dagster_ckpt.errors import InvalidConfiguration
 __all__ = [
     "ExponentialDelayRestart",
     "FailureRateRestart",
+    "FallbackRestart",
     "FixedDelayRestart",
     "NoRestart",
     "RestartDecision",
@@ -53,6 +54,11 @@ class RestartStrategy(ABC):
         ``key`` seeds the jitter, so that every tick of a sensor decides alike for one job, and two jobs differ.
         """
 
+    def resolve(self, configured: RestartStrategy | None) -> RestartStrategy:
+        """What decides for a job: this strategy, unless it falls back to the ``configured`` one."""
+        del configured
+        return self
+
 
 @dataclass(frozen=True, slots=True)
 class NoRestart(RestartStrategy):
@@ -67,8 +73,8 @@ class NoRestart(RestartStrategy):
 class FixedDelayRestart(RestartStrategy):
     """Restart at most ``attempts`` times, each ``delay`` after the failure. Never resets."""
 
-    attempts: int
-    delay: timedelta
+    attempts: int = 1
+    delay: timedelta = timedelta(seconds=1)
 
     def __post_init__(self) -> None:
         _require(self.attempts >= 0, "restart attempts must be zero or positive")
@@ -186,6 +192,21 @@ class ExponentialDelayRestart(RestartStrategy):
         return max(initial, backoff + jitter)
 
 
+@dataclass(frozen=True, slots=True)
+class FallbackRestart(RestartStrategy):
+    """Whatever is configured, else the default of a job with checkpoints: exponential delay. Decides nothing itself."""
+
+    def resolve(self, configured: RestartStrategy | None) -> RestartStrategy:
+        return ExponentialDelayRestart() if configured is None else configured.resolve(None)
+
+    def decide(self, failures: Sequence[float], *, key: str = "") -> RestartDecision:
+        del failures, key
+        raise InvalidConfiguration(
+            "A restart strategy that falls back to what is configured was asked for a decision.",
+            hint="Call resolve(configuration.restart_strategy()) first, and ask what that gives.",
+        )
+
+
 class RestartStrategies:
     """The strategies by their PyFlink names. Times are ``timedelta``, milliseconds or text."""
 
@@ -193,6 +214,11 @@ class RestartStrategies:
     def no_restart() -> NoRestart:
         """The job is not restarted."""
         return NoRestart()
+
+    @staticmethod
+    def fall_back_restart() -> FallbackRestart:
+        """``restart-strategy.*`` of the configuration, else exponential delay."""
+        return FallbackRestart()
 
     @staticmethod
     def fixed_delay_restart(restart_attempts: int, delay_between_attempts: int | str | timedelta) -> FixedDelayRestart:

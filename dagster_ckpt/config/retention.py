@@ -17,6 +17,7 @@ __all__ = [
     "AnyOf",
     "KeepEvery",
     "KeepNewest",
+    "KeepPinned",
     "KeepYounger",
     "Retained",
     "RetentionDecision",
@@ -121,6 +122,21 @@ class KeepEvery(RetentionPolicy):
 
     def __str__(self) -> str:
         return f"those whose id is a multiple of {self.step}"
+
+
+@dataclass(frozen=True, slots=True)
+class KeepPinned(RetentionPolicy):
+    """Keeps the checkpoints that somebody has pinned; ``names`` says why, or nothing."""
+
+    names: Mapping[str, str]
+
+    def kept(self, checkpoints: Sequence[Retained], now: float) -> Mapping[str, str]:
+        del now
+        present = [checkpoint.name for checkpoint in checkpoints if checkpoint.name in self.names]
+        return {name: f"pinned: {self.names[name]}" if self.names[name] else "pinned" for name in present}
+
+    def __str__(self) -> str:
+        return "those that are pinned"
 
 
 @dataclass(frozen=True, slots=True)

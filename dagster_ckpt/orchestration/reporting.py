@@ -138,10 +138,10 @@ class CheckpointReporter:
         if self._clock.monotonic() - self._reported_at >= self._interval:
             self.flush()
 
-    def dropped(self, dropped: Sequence[Dropped]) -> None:
-        """Checkpoints were given up at the end of the job; nothing is retained now."""
+    def dropped(self, dropped: Sequence[Dropped], retained: Sequence[CheckpointMetadata]) -> None:
+        """Checkpoints were given up at the end of the job; what is retained now is pinned."""
         self._reasons.update({partition_key(item.metadata): item.reason for item in dropped})
-        self._retained = []
+        self._retained = retained
         self.flush()
 
     def flush(self) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -33,8 +33,10 @@ from dagster_ckpt.orchestration.resume_decision import (
     Wait,
     decide,
 )
+from dagster_ckpt.orchestration.run_settings import RunSettings, going_on
 from dagster_ckpt.orchestration.storages import CheckpointStorage
 from dagster_ckpt.orchestration.streaming_asset import CheckpointedStreamingAsset
+from dagster_ckpt.spark.attempt import LATEST
 
 __all__ = ["build_resume_sensor"]
 
@@ -130,7 +132,8 @@ class _JobWatch:
                     for failure in failures:
                         self._failures.record(claim.series, failure)
                 case EndJob(status, reason):
-                    dropped = end_dead_epoch(self._catalog, claim, self._asset.config, status, reason, self._clock)
+                    config = self._settings(self._instance.get_run_by_id(claim.run_id)).config
+                    dropped = end_dead_epoch(self._catalog, claim, config, status, reason, self._clock)
                     self._show_retained(dropped)
                 case Resume(attempt, run_key, reason):
                     return self._request(claim, attempt, run_key, reason)
@@ -142,10 +145,12 @@ class _JobWatch:
         claim = self._catalog.epochs.read_claim(epoch) if epoch else None
         end = self._catalog.epochs.read_end(epoch) if epoch else None
         dead, died_at = self._liveness(claim, end, now)
-        runs = list(self._runs())
-        holder = next((run for run in runs if claim is not None and run.run_id == claim.run_id), None)
+        records = self._instance.get_run_records(
+            dg.RunsFilter(tags={names.JOB_TAG: self._asset.name}), limit=_RECENT_RUNS
+        )
+        holder = next((item for item in records if claim is not None and item.dagster_run.run_id == claim.run_id), None)
         if holder is None and claim is not None:
-            holder = self._run(claim.run_id)
+            holder = self._instance.get_run_record_by_id(claim.run_id)
         return Facts(
             now=now,
             claim=claim,
@@ -153,10 +158,10 @@ class _JobWatch:
             end=end,
             dead=dead,
             died_at=died_at,
-            holder=holder,
-            others=[run for run in runs if claim is None or run.run_id != claim.run_id],
+            holder=None if holder is None else _run_facts(holder),
+            others=[_run_facts(item) for item in records if claim is None or item.dagster_run.run_id != claim.run_id],
             failures=self._failures.of(claim.series) if claim else (),
-            restart=self._asset.restart,
+            restart=self._settings(None if holder is None else holder.dagster_run).restart,
             job_name=self._asset.name,
             is_durable=self._catalog.filesystem.is_durable,
         )
@@ -181,16 +186,14 @@ class _JobWatch:
             return None, heartbeat.beat_at
         return is_dead(heartbeat, now), heartbeat.beat_at
 
-    def _runs(self) -> Iterator[RunFacts]:
-        records = self._instance.get_run_records(
-            dg.RunsFilter(tags={names.JOB_TAG: self._asset.name}), limit=_RECENT_RUNS
-        )
-        for record in records:
-            yield _run_facts(record)
+    def _settings(self, run: dg.DagsterRun | None) -> RunSettings:
+        """What a run goes by; of one that this instance does not know, what the asset says."""
+        return self._asset.settings.of_run({} if run is None else self._op_config(run))
 
-    def _run(self, run_id: str) -> RunFacts | None:
-        record = self._instance.get_run_record_by_id(run_id)
-        return None if record is None else _run_facts(record)
+    def _op_config(self, run: dg.DagsterRun) -> Mapping[str, Any]:
+        run_config: dict[str, Any] = dict(run.run_config)
+        config: Mapping[str, Any] = run_config.get("ops", {}).get(self._asset.op_name, {}).get("config", {})
+        return config
 
     def _mark(self, run_id: str, *, canceled: bool, reason: str) -> None:
         run = self._instance.get_run_by_id(run_id)
@@ -204,11 +207,11 @@ class _JobWatch:
     def _request(self, claim: Claim, attempt: int, run_key: str, reason: str) -> dg.RunRequest:
         parent = self._instance.get_run_by_id(claim.run_id)
         # Until a choice is on record the restart is still the same start: it restores what was asked for.
-        asked = self._run_config(parent)
-        restore_from = "latest"
-        if asked is not None and not self._has_chosen(claim):
-            restore_from = asked["ops"][self._asset.op_name]["config"].get("restore_from", "latest")
-        newest = self._catalog.newest().metadata if restore_from == "latest" else None
+        op_config: dict[str, Any] = {"restore_from": LATEST, **({} if parent is None else self._op_config(parent))}
+        if parent is not None and self._has_chosen(claim):
+            op_config = going_on(op_config)
+        restore_from = self._asset.settings.of_run(op_config).restore_from
+        newest = self._catalog.newest().metadata if restore_from == LATEST else None
         tags = {
             names.JOB_TAG: self._asset.name,
             names.MAX_RETRIES_TAG: "0",
@@ -218,9 +221,9 @@ class _JobWatch:
             names.ROOT_RUN_TAG: parent.tags.get(names.ROOT_RUN_TAG, claim.run_id) if parent else claim.run_id,
             names.RESTORED_FROM_TAG: newest.reference if newest else restore_from,
         }
-        config: dict[str, Any] = {"ops": {self._asset.op_name: {"config": {"restore_from": restore_from}}}}
-        if asked is not None and "resources" in asked:
-            config["resources"] = asked["resources"]
+        config: dict[str, Any] = {"ops": {self._asset.op_name: {"config": op_config}}}
+        if parent is not None and "resources" in parent.run_config:
+            config["resources"] = parent.run_config["resources"]
         _log.info("Resuming %s: %s", self._asset.name, reason)
         return dg.RunRequest(run_key=run_key, job_name=self._asset.job_name, run_config=config, tags=tags)
 
@@ -236,13 +239,6 @@ class _JobWatch:
                 return True
         return False
 
-    def _run_config(self, run: dg.DagsterRun | None) -> dict[str, Any] | None:
-        if run is None:
-            return None
-        config: dict[str, Any] = dict(run.run_config)
-        config.setdefault("ops", {}).setdefault(self._asset.op_name, {}).setdefault("config", {})
-        return config
-
     def _show_retained(self, dropped: Sequence[Dropped]) -> None:
         report: Callable[[Any], object] = self._instance.report_runless_asset_event
         reporter = CheckpointReporter(
@@ -254,11 +250,12 @@ class _JobWatch:
             self._clock,
             0,
         )
-        if dropped:
-            reporter.dropped(dropped)
-            return
         chosen = self._catalog.choice()
-        reporter.began(self._catalog.completed(chosen[1].job_id)[0] if chosen is not None else [])
+        retained = self._catalog.completed(chosen[1].job_id)[0] if chosen is not None else []
+        if dropped:
+            reporter.dropped(dropped, retained)
+        else:
+            reporter.began(retained)
 
 
 def _claimed_at(claim: Claim | None, now: float) -> float:

@@ -27,7 +27,12 @@ class SavepointConfig(dg.Config):
 
 
 def savepoints_asset(
-    key: dg.AssetKey, output: dg.AssetKey, job_name: str, storage_key: str, group_name: str | None
+    key: dg.AssetKey,
+    output: dg.AssetKey,
+    job_name: str,
+    storage_key: str,
+    group_name: str | None,
+    deleted_when: str,
 ) -> dg.AssetsDefinition:
     """The asset: a running job is asked for a savepoint, of another the newest completed checkpoint is copied.
 
@@ -39,6 +44,7 @@ def savepoints_asset(
         job_name: the job's stable name.
         storage_key: resource key of the checkpoint storage.
         group_name: as of any asset.
+        deleted_when: shown with the asset.
     """
 
     @dg.asset(
@@ -48,6 +54,7 @@ def savepoints_asset(
         kinds={"spark"},
         description=f"Materialize it to take a savepoint of {output.to_user_string()}: a checkpoint that stands alone, "
         "can be moved, and is never deleted by retention or cleanup.",
+        metadata={"deleted_when": deleted_when},
         required_resource_keys={storage_key},
         config_schema=SavepointConfig.to_fields_dict(),
     )

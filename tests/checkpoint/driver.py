@@ -14,6 +14,7 @@ from dagster_ckpt.checkpoint.deletions import DeletionLog
 from dagster_ckpt.checkpoint.ending import finish_deletions
 from dagster_ckpt.checkpoint.epochs import Choice, Claim, End
 from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
+from dagster_ckpt.checkpoint.pinning import pin_checkpoint, unpin_checkpoint
 from dagster_ckpt.checkpoint.snapshot import PinnedFile, Snapshot
 from dagster_ckpt.checkpoint.store import CompletedCheckpointStore, Dropped, PendingCheckpoint, next_id
 from dagster_ckpt.config.retention import KeepNewest
@@ -113,6 +114,7 @@ class Ledger:
         wanted: what a run was told to go back to, as long as it is not known whether it did.
         issued: ids in the order they were issued, with their epoch.
         discarded: somebody was told to discard everything.
+        pinned: checkpoints reported as pinned, as ``{job id}/chk-N``.
     """
 
     meant: dict[str, list[dict[str, bytes]]] = field(default_factory=dict)
@@ -122,6 +124,7 @@ class Ledger:
     wanted: set[str] = field(default_factory=set)
     issued: list[tuple[str, int, int]] = field(default_factory=list)
     discarded: bool = False
+    pinned: set[str] = field(default_factory=set)
     floor: tuple[str | None, tuple[int, int]] = (None, (0, 0))
     _job_ids: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
 
@@ -156,6 +159,7 @@ class Ledger:
             assert found in self.meant[name], f"{name} is not what any run meant"
         for name in self.acknowledged:
             assert name in visible or name in self.given_up, f"acknowledged {name} is gone"
+        assert self.pinned <= visible.keys(), f"pinned {self.pinned - visible.keys()} are gone"
 
 
 class Run:
@@ -271,6 +275,20 @@ class Run:
 
     def _overlapped(self, epoch: int) -> bool:
         return self.catalog.epochs.highest() > epoch
+
+
+def pin(storage: FileSystem, ledger: Ledger, pointer: str) -> str:
+    """A user pins a checkpoint; noted when it is reported as pinned. ``{job id}/chk-N``."""
+    catalog = CheckpointCatalog(storage, JOB)
+    pinned = pin_checkpoint(catalog, catalog.resolve(pointer), "of the test", ManualClock())
+    ledger.pinned.add(pinned.checkpoint)
+    return pinned.checkpoint
+
+
+def unpin(storage: FileSystem, ledger: Ledger, reference: str) -> None:
+    """A user takes a pin off."""
+    ledger.pinned.discard(reference)
+    unpin_checkpoint(CheckpointCatalog(storage, JOB), reference)
 
 
 def shared(storage: FileSystem, job_id: str = f"{1:032x}") -> set[str]:

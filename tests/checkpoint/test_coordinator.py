@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 
@@ -38,6 +39,13 @@ class TestSchedule:
         job.pass_time(65, commit_every=1)
         assert job.captures == [10, 20, 30, 40, 50, 60]
         assert [name for name, _ in job.listener.done] == [f"chk-{number}" for number in range(1, 7)]
+
+    def test_without_an_interval_there_are_no_turns(self, memory: MemoryFileSystem, pins: Pins) -> None:
+        job = Job(memory, pins, interval=None)
+        job.pass_time(300, commit_every=10)
+        assert job.captures == []
+        job.coordinator.finish()
+        assert [name for name, _ in job.listener.done] == ["chk-1"], "the last batch is covered all the same"
 
     def test_an_interval_below_the_pause_is_raised_to_it(self, memory: MemoryFileSystem, pins: Pins) -> None:
         job = Job(memory, pins, interval="1 s", min_pause="20 s")
@@ -129,6 +137,31 @@ class TestAlignment:
         job.stream.committed, job.stream.planned = 4, 5
         job.pass_time(11)
         assert [batch for _, batch in job.stream.pinned] == [4]
+
+    def test_unaligned_with_a_timeout_begins_aligned(self, memory: MemoryFileSystem, pins: Pins) -> None:
+        job = Job(memory, pins, unaligned=True, aligned_checkpoint_timeout="5 s")
+        job.stream.committed, job.stream.planned = 4, 5
+        job.pass_time(12)
+        job.stream.committed, job.stream.planned = 5, 6
+        job.pass_time(12.5)
+        assert [batch for _, batch in job.stream.pinned] == [5]
+        job.pass_time(24.9)
+        assert len(job.stream.pinned) == 1
+        job.stream.committed, job.stream.planned = 6, 7
+        job.pass_time(25)
+        assert [batch for _, batch in job.stream.pinned] == [5, 6]
+
+    @pytest.mark.parametrize("options", [{"unaligned": True}, {"aligned_checkpoint_timeout": "5 s"}])
+    def test_under_at_least_once_every_attempt_is_aligned(
+        self, memory: MemoryFileSystem, pins: Pins, options: dict[str, Any]
+    ) -> None:
+        job = Job(memory, pins, mode="AT_LEAST_ONCE", **options)
+        job.stream.committed, job.stream.planned = 4, 5
+        job.pass_time(60)
+        assert job.stream.pinned == []
+        job.stream.committed, job.stream.planned = 5, 6
+        job.pass_time(60.1)
+        assert [batch for _, batch in job.stream.pinned] == [5]
 
     def test_between_batches_nothing_is_waited_for(self, memory: MemoryFileSystem, pins: Pins) -> None:
         job = Job(memory, pins)

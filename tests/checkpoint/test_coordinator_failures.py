@@ -90,6 +90,18 @@ class TestTolerance:
         assert "tolerable_failed_checkpoints" in raised.value.hint
         assert job.stored() == []
 
+    @pytest.mark.parametrize("unlimited", [None, 2_147_483_647])
+    def test_without_a_limit_the_job_never_fails_over(
+        self, memory: MemoryFileSystem, pins: Pins, unlimited: int | None
+    ) -> None:
+        job = Job(memory, pins, tolerable_failed_checkpoints=unlimited)
+        job.refuse("write")
+        job.pass_time(300, commit_every=1)
+        assert [consecutive for *_, consecutive in job.listener.failures] == list(range(1, 30)), "each is told"
+        job.refuse()
+        job.pass_time(305, commit_every=1)
+        assert [name for name, _ in job.listener.done] == ["chk-30"]
+
     def test_a_success_forgives(self, memory: MemoryFileSystem, pins: Pins) -> None:
         job = Job(memory, pins, tolerable_failed_checkpoints=2)
         for start in range(0, 150, 30):
@@ -127,6 +139,41 @@ class TestTolerance:
         job.executor.let(0)
         job.pass_time(23, commit_every=1)
         assert [name for name, _ in job.listener.done] == ["chk-2"]
+        assert job.listener.failures == []
+
+    def test_nor_when_both_are_found_done_at_once(self, memory: MemoryFileSystem, pins: Pins) -> None:
+        job = Job(memory, pins, at_once=False, max_concurrent_checkpoints=2, tolerable_failed_checkpoints=0)
+        job.pass_time(21, commit_every=1)
+        job.executor.let(1)
+        job.executor.let(0)
+        job.coordinator.tick()
+        assert [name for name, _ in job.listener.done] == ["chk-2"]
+        assert job.listener.failures == []
+
+    def test_an_attempt_that_expired_counts_once_whatever_becomes_of_it(
+        self, memory: MemoryFileSystem, pins: Pins
+    ) -> None:
+        job = Job(memory, pins, at_once=False, timeout="5 s", interval="1 h")
+        job.stream.committed = 1
+        job.pass_time(3606)
+        assert [(number, consecutive) for number, _, consecutive in job.listener.failures] == [(1, 1)]
+        job.refuse("write")
+        job.executor.let()  # its writer fails as well, later
+        job.pass_time(3700)
+        assert len(job.listener.failures) == 1
+
+    def test_a_turn_that_is_not_taken_does_not_count(self, memory: MemoryFileSystem, pins: Pins) -> None:
+        """No new batch, the pause after the last one, and as many attempts as may be: in Flink requests that fail."""
+        job = Job(memory, pins, at_once=False, min_pause="25 s", tolerable_failed_checkpoints=0)
+        job.pass_time(100)
+        job.stream.committed = 1
+        job.pass_time(150)
+        job.stream.committed = 2
+        job.pass_time(200)
+        assert len(job.executor.held) == 1, "one at a time"
+        job.executor.let()
+        job.pass_time(220)
+        assert len(job.stream.pinned) == 1, "within the pause"
         assert job.listener.failures == []
 
     def test_a_fenced_run_stops(self, memory: MemoryFileSystem, pins: Pins) -> None:

@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 
 from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.pins import Pins as CheckpointPins
 from dagster_ckpt.errors import CheckpointError, Fenced
 from dagster_ckpt.filesystem import FileSystem
 from dagster_ckpt.testing import Fail, enumerate_crash_points
-from tests.checkpoint.driver import JOB, Ledger, Pins, Run, state
+from tests.checkpoint.driver import JOB, Ledger, Pins, Run, pin, state, unpin
 from tests.checkpoint.memory import MemoryFileSystem
 
 
@@ -48,7 +49,8 @@ class Life:
         newest = CheckpointCatalog(storage, JOB).newest().metadata
         assert newest is not None
         assert newest.reference == ledger.floor[0]
-        assert len(run.store.retained) == 2
+        pinned = CheckpointPins(storage, JOB).pinned()
+        assert len([item for item in run.store.retained if item.reference not in pinned]) == 2
 
     def first_life(self, storage: FileSystem, ledger: Ledger) -> None:
         run = Run(storage, ledger, self.pins).start()
@@ -77,6 +79,23 @@ class Life:
             take(run, step)
         run.cleanup()
 
+    def pinned(self, storage: FileSystem, ledger: Ledger) -> None:
+        run = Run(storage, ledger, self.pins).start()
+        take(run, 1)
+        pin(storage, ledger, "chk-1")
+        for step in (2, 3):
+            take(run, step, keep=1)
+        run.cleanup()
+        Run(storage, ledger, self.pins).start()
+
+    def unpinned(self, storage: FileSystem, ledger: Ledger) -> None:
+        run = Run(storage, ledger, self.pins).start()
+        take(run, 1)
+        pinned = pin(storage, ledger, "chk-1")
+        take(run, 2, keep=1)
+        unpin(storage, ledger, pinned)
+        take(run, 3, keep=1)
+
 
 @pytest.fixture
 def life(tmp_path: Path) -> Life:
@@ -84,7 +103,7 @@ def life(tmp_path: Path) -> Life:
     return Life(Pins(tmp_path / "pins"))
 
 
-@pytest.mark.parametrize("scenario", ["first_life", "second_run", "rollback", "end"])
+@pytest.mark.parametrize("scenario", ["first_life", "second_run", "rollback", "end", "pinned", "unpinned"])
 def test_every_operation_may_crash_fail_or_lose_its_reply(life: Life, scenario: str) -> None:
     result = enumerate_crash_points(
         life.fresh, getattr(life, scenario), life.examine, expected=(OSError, CheckpointError)

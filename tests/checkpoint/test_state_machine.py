@@ -1,11 +1,11 @@
-"""Any order of starts, rollbacks, checkpoints, subsumptions, faults, crashes and zombies, against the ledger."""
+"""Any order of starts, rollbacks, checkpoints, subsumptions, pins, faults, crashes and zombies, against the ledger."""
 
 from __future__ import annotations
 
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from hypothesis import HealthCheck, settings
@@ -31,7 +31,7 @@ from dagster_ckpt.testing import (
     ProcessDied,
     at_operation,
 )
-from tests.checkpoint.driver import JOB, Ledger, Pins, Run, state
+from tests.checkpoint.driver import JOB, Ledger, Pins, Run, pin, state, unpin
 from tests.checkpoint.memory import MemoryFileSystem
 
 #: Mostly the newest process.
@@ -101,6 +101,25 @@ class StoreMachine(RuleBasedStateMachine):
         with self.process(0, fault):
             run.cleanup()
         self.runs.pop()
+
+    @rule(which=st.integers(0, 9), fault=faults)
+    def pin(self, which: int, fault: tuple[int, Action] | None) -> None:
+        """A user pins one of the visible checkpoints, of any lineage, from a process of his own."""
+        catalog = CheckpointCatalog(self.storage, JOB)
+        found = [item.reference for job_id in catalog.job_ids() for item in catalog.completed(job_id)[0]]
+        if found:
+            disk = FaultInjectingFileSystem(self.storage)
+            self.disturb(disk, fault)
+            with suppress(CheckpointError, OSError, ProcessDied):
+                pin(disk, self.ledger, found[which % len(found)])
+
+    @precondition(lambda self: self.ledger.pinned)
+    @rule(which=st.integers(0, 9), fault=faults)
+    def unpin(self, which: int, fault: tuple[int, Action] | None) -> None:
+        disk = FaultInjectingFileSystem(self.storage)
+        self.disturb(disk, fault)
+        with suppress(CheckpointError, OSError, ProcessDied):
+            unpin(disk, self.ledger, sorted(self.ledger.pinned)[which % len(self.ledger.pinned)])
 
     @rule(moved=st.booleans())
     def host_is_gone(self, moved: bool) -> None:

@@ -1,16 +1,17 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from itertools import product
 from typing import Any
 
 import pytest
 
 from dagster_ckpt.config.checkpoint_config import (
+    SUBSUMED,
     CheckpointConfig,
     CheckpointingMode,
     ExternalizedCheckpointCleanup,
     JobStatus,
+    Occasion,
 )
 from dagster_ckpt.errors import InvalidConfiguration
 
@@ -82,19 +83,63 @@ def test_the_interval_is_never_shorter_than_the_pause() -> None:
         assert CheckpointConfig(**options).effective_interval == timedelta(milliseconds=50)
 
 
-def test_every_end_of_a_job_under_every_policy() -> None:
-    """The table of Flink (reference §1.4); success is the user's own choice here, suspension never deletes."""
-    discards = {
-        (ExternalizedCheckpointCleanup.NO_EXTERNALIZED_CHECKPOINTS, JobStatus.CANCELED): True,
-        (ExternalizedCheckpointCleanup.NO_EXTERNALIZED_CHECKPOINTS, JobStatus.FAILED): True,
-        (ExternalizedCheckpointCleanup.DELETE_ON_CANCELLATION, JobStatus.CANCELED): True,
-        (ExternalizedCheckpointCleanup.DELETE_ON_CANCELLATION, JobStatus.FAILED): False,
-        (ExternalizedCheckpointCleanup.RETAIN_ON_CANCELLATION, JobStatus.CANCELED): False,
-        (ExternalizedCheckpointCleanup.RETAIN_ON_CANCELLATION, JobStatus.FAILED): False,
-    }
-    for cleanup, keep in product(ExternalizedCheckpointCleanup, (True, False)):
-        config = CheckpointConfig(cleanup=cleanup, retain_on_success=keep)
-        assert config.discards(JobStatus.FINISHED) is not keep
-        assert config.discards(JobStatus.SUSPENDED) is False
-        for status in (JobStatus.CANCELED, JobStatus.FAILED):
-            assert config.discards(status) is discards[cleanup, status]
+def test_a_pause_is_cut_to_365_days_and_raises_the_interval_no_further() -> None:
+    config = CheckpointConfig(min_pause="366 d")
+    assert config.min_pause == timedelta(days=366), "what was set can be read again"
+    assert config.effective_min_pause == config.effective_interval == timedelta(days=365)
+    assert config.warnings == ("min_pause is cut from 366 to 365 days.",)
+    assert CheckpointConfig(min_pause="365 d").warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("mode", "unaligned", "timeout", "waits"),
+    [
+        ("EXACTLY_ONCE", False, 0, None),
+        ("EXACTLY_ONCE", False, 30, timedelta(milliseconds=30)),
+        ("EXACTLY_ONCE", True, 0, timedelta()),
+        ("EXACTLY_ONCE", True, 30, timedelta(milliseconds=30)),
+        ("AT_LEAST_ONCE", False, 0, None),
+        ("AT_LEAST_ONCE", False, 30, None),
+        ("AT_LEAST_ONCE", True, 0, None),
+        ("AT_LEAST_ONCE", True, 30, None),
+    ],
+)
+def test_unaligned_is_effective_under_exactly_once_only(
+    mode: CheckpointingMode, unaligned: bool, timeout: int, waits: timedelta | None
+) -> None:
+    config = CheckpointConfig(mode=mode, unaligned=unaligned, aligned_checkpoint_timeout=timeout)
+    assert config.unaligned is unaligned, "it is not refused, and can be read again"
+    assert config.effective_unaligned is (unaligned and mode == "EXACTLY_ONCE")
+    assert config.longest_alignment == waits
+    ignored = mode == "AT_LEAST_ONCE" and (unaligned or timeout > 0)
+    assert [("unaligned" if unaligned else "aligned_checkpoint_timeout") in text for text in config.warnings] == (
+        [True] if ignored else []
+    )
+
+
+@pytest.mark.parametrize(("given", "borne"), [(0, 0), (7, 7), (2_147_483_647, None), (None, None)])
+def test_failures_may_be_tolerated_without_limit(given: int | None, borne: int | None) -> None:
+    config = CheckpointConfig(tolerable_failed_checkpoints=given)
+    assert config.tolerable_failed_checkpoints == given
+    assert config.tolerable_failures == borne
+
+
+_CLEANUP = ExternalizedCheckpointCleanup
+#: What is deleted when, in Flink (reference §1.4); SUSPENDED as with high availability, where it deletes nothing.
+_FLINK = {
+    _CLEANUP.NO_EXTERNALIZED_CHECKPOINTS: {"SUBSUMED", "FINISHED", "CANCELED", "FAILED"},
+    _CLEANUP.DELETE_ON_CANCELLATION: {"SUBSUMED", "FINISHED", "CANCELED"},
+    _CLEANUP.RETAIN_ON_CANCELLATION: {"SUBSUMED", "FINISHED"},
+}
+
+
+@pytest.mark.parametrize("cleanup", _CLEANUP)
+@pytest.mark.parametrize("retain_on_success", [True, False])
+def test_what_is_deleted_when(cleanup: ExternalizedCheckpointCleanup, retain_on_success: bool) -> None:
+    config = CheckpointConfig(cleanup=cleanup, retain_on_success=retain_on_success)
+    occasions: list[Occasion] = [SUBSUMED, *JobStatus]
+    expected = _FLINK[cleanup] - ({"FINISHED"} if retain_on_success else set())
+    assert {str(occasion) for occasion in occasions if config.discards(occasion)} == expected
+    assert not any(config.discards(occasion, savepoint=True) for occasion in occasions)
+    assert set(config.discarded_when().split(", ")) == expected
+    assert config.discarded_when(savepoint=True) == "never"

@@ -1,0 +1,99 @@
+"""What one run goes by: the definition of its job, with the configuration of the run over it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from dagster_ckpt.config.checkpoint_config import CheckpointConfig
+from dagster_ckpt.config.configuration import Configuration
+from dagster_ckpt.config.option_types import Place
+from dagster_ckpt.config.recovery import RecoveryClaimMode
+from dagster_ckpt.config.restart import RestartStrategy
+from dagster_ckpt.errors import InvalidConfiguration
+from dagster_ckpt.spark.attempt import LATEST
+
+__all__ = ["JobSettings", "RunSettings", "going_on"]
+
+
+@dataclass(frozen=True, slots=True)
+class RunSettings:
+    """What one run of a job goes by.
+
+    Attributes:
+        config: when checkpoints are taken and kept.
+        restart: what happens after a failure.
+        restore_from: what it begins with: ``latest``, ``none``, or a pointer.
+        claim_mode: whose what is pointed to becomes; ``None`` for the default of its kind.
+        warnings: what is set and has no effect, and why.
+    """
+
+    config: CheckpointConfig
+    restart: RestartStrategy
+    restore_from: str
+    claim_mode: RecoveryClaimMode | None
+    warnings: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class JobSettings:
+    """What every run of a job goes by that does not say otherwise.
+
+    Attributes:
+        config: when checkpoints are taken and kept.
+        restart: what happens after a failure.
+        configuration: settings by Flink's keys, over both.
+    """
+
+    config: CheckpointConfig
+    restart: RestartStrategy
+    configuration: Configuration
+
+    @classmethod
+    def of(
+        cls,
+        config: CheckpointConfig,
+        restart: RestartStrategy,
+        configuration: Mapping[str, Any] | Configuration | None,
+    ) -> JobSettings:
+        """The settings of a job as it is defined.
+
+        Raises:
+            InvalidConfiguration: the configuration cannot be used, or holds what belongs elsewhere.
+        """
+        given = configuration if isinstance(configuration, Configuration) else Configuration(configuration or {})
+        given.require([Place.JOB, Place.STATE], "the configuration of an asset")
+        return cls(given.checkpoint_config(config), given.restart_strategy() or restart.resolve(None), given)
+
+    def of_run(self, op_config: Mapping[str, Any]) -> RunSettings:
+        """The settings of the run that was launched with ``op_config``.
+
+        Raises:
+            InvalidConfiguration: its configuration cannot be used, or holds what belongs elsewhere.
+        """
+        given = Configuration(op_config.get("configuration", {}))
+        given.require([Place.JOB, Place.RUN], "the configuration of a run")
+        both = self.configuration.updated(given)
+        config = both.checkpoint_config(self.config)
+        restore_from: str = op_config.get("restore_from", LATEST)
+        if given.restore_path is not None:
+            if restore_from != LATEST:
+                raise InvalidConfiguration(
+                    f"The run is to begin with {restore_from} (restore_from) and with {given.restore_path} "
+                    "(execution.state-recovery.path).",
+                    hint="Leave one of them out.",
+                )
+            restore_from = given.restore_path
+        claimed = op_config.get("claim_mode")
+        claim_mode = given.claim_mode if claimed is None else RecoveryClaimMode(claimed)
+        restart = both.restart_strategy() or self.restart
+        return RunSettings(config, restart, restore_from, claim_mode, (*both.warnings, *config.warnings))
+
+
+def going_on(op_config: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration of a run that goes on after one with ``op_config``: all of it but what that one began with."""
+    found = {**op_config, "restore_from": LATEST}
+    if configuration := op_config.get("configuration"):
+        found["configuration"] = dict(Configuration(configuration).for_job.settings)
+    return found

@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from dagster_ckpt import CheckpointConfig, Configuration, RestartStrategies
+from dagster_ckpt.config.restart import ExponentialDelayRestart, FixedDelayRestart, NoRestart, RestartStrategy
+from dagster_ckpt.errors import InvalidConfiguration
+from dagster_ckpt.orchestration.run_settings import JobSettings, going_on
+
+C, R, S = "execution.checkpointing.", "execution.state-recovery.", "restart-strategy."
+SECOND = timedelta(seconds=1)
+
+
+def settings(
+    configuration: dict[str, Any] | Configuration | None = None,
+    *,
+    config: CheckpointConfig | None = None,
+    restart: RestartStrategy | None = None,
+) -> JobSettings:
+    fallback = RestartStrategies.fall_back_restart()
+    return JobSettings.of(config or CheckpointConfig(), restart or fallback, configuration)
+
+
+class TestOfAJob:
+    def test_the_configuration_goes_over_what_is_given_in_python(self) -> None:
+        job = settings(
+            {f"{C}interval": "3 s", f"{S}type": "none"},
+            config=CheckpointConfig(interval="1 h", num_retained=7),
+            restart=FixedDelayRestart(3, SECOND),
+        )
+        assert job.config == CheckpointConfig(interval="3 s", num_retained=7)
+        assert job.restart == NoRestart()
+
+    @pytest.mark.parametrize(
+        ("given", "configuration", "expected"),
+        [
+            (None, None, ExponentialDelayRestart()),
+            (None, {f"{S}type": "fixed-delay"}, FixedDelayRestart(1, SECOND)),
+            (FixedDelayRestart(3, SECOND), None, FixedDelayRestart(3, SECOND)),
+            (FixedDelayRestart(3, SECOND), {f"{C}interval": "3 s"}, FixedDelayRestart(3, SECOND)),
+            (FixedDelayRestart(3, SECOND), {f"{S}type": "none"}, NoRestart()),
+        ],
+    )
+    def test_a_strategy_that_can_decide(
+        self, given: RestartStrategy | None, configuration: dict[str, Any] | None, expected: RestartStrategy
+    ) -> None:
+        job = settings(configuration, restart=given)
+        assert job.restart == expected
+        assert job.of_run({}).restart == expected
+        assert job.restart.decide([1.0]).reason
+
+    @pytest.mark.parametrize("key", [f"{C}dir", f"{C}storage", f"{R}path"])
+    def test_what_a_job_cannot_take_is_refused(self, key: str) -> None:
+        file = Configuration({key: "filesystem", f"{C}interval": "3 s"})
+        with pytest.raises(InvalidConfiguration, match=f"can be in the configuration of an asset: {key} belongs to"):
+            settings(file)
+        assert settings(file.for_job).config.interval == 3 * SECOND
+
+
+class TestOfARun:
+    def test_the_run_goes_over_the_job_key_by_key(self) -> None:
+        job = settings({f"{C}interval": "3 s", f"{S}type": "fixed-delay", f"{S}fixed-delay.delay": "9 s"})
+        run = job.of_run({"configuration": {f"{C}num-retained": 2, "restart-strategy.fixed-delay.attempts": 5}})
+        assert run.config == CheckpointConfig(interval="3 s", num_retained=2)
+        assert run.restart == FixedDelayRestart(5, 9 * SECOND)
+        assert job.of_run({}).config.num_retained == 10, "for one run only"
+
+    def test_its_warnings_are_those_of_both_and_of_what_they_make_together(self) -> None:
+        job = settings({f"{C}unaligned.forced": "true"}, config=CheckpointConfig(unaligned=True))
+        run = job.of_run({"configuration": {f"{C}mode": "at_least_once"}})
+        assert [warning.partition(" ")[0] for warning in run.warnings] == [f"{C}unaligned.forced", "unaligned"]
+
+    @pytest.mark.parametrize("op_config", [{}, {"configuration": {}}])
+    def test_without_a_configuration_it_is_the_jobs(self, op_config: dict[str, Any]) -> None:
+        job = settings({f"{C}interval": "3 s"})
+        run = job.of_run(op_config)
+        assert (run.config, run.restart, run.restore_from) == (job.config, job.restart, "latest")
+        assert run.warnings == ()
+
+    def test_what_it_begins_with_can_be_said_in_flinks_words(self) -> None:
+        job = settings()
+        assert job.of_run({"restore_from": "chk-3"}).restore_from == "chk-3"
+        path = {f"{R}path": "/savepoints/x"}
+        assert job.of_run({"restore_from": "latest", "configuration": path}).restore_from == "/savepoints/x"
+        with pytest.raises(InvalidConfiguration, match=r"begin with chk-3 .* and with /savepoints/x"):
+            job.of_run({"restore_from": "chk-3", "configuration": path})
+
+    @pytest.mark.parametrize("key", [f"{C}dir", f"{C}savepoint-dir", "state.backend.type", f"{C}incremental"])
+    def test_what_a_run_cannot_take_is_refused(self, key: str) -> None:
+        with pytest.raises(InvalidConfiguration, match=f"can be in the configuration of a run: {key} belongs to"):
+            settings().of_run({"configuration": {key: "true" if "incremental" in key else "rocksdb"}})
+
+    def test_what_cannot_be_used_with_the_jobs_own_is_refused(self) -> None:
+        job = settings(config=CheckpointConfig(max_concurrent_checkpoints=2))
+        with pytest.raises(InvalidConfiguration, match="unaligned"):
+            job.of_run({"configuration": {f"{C}unaligned": "true"}})
+
+
+def test_a_run_that_goes_on_has_the_configuration_but_not_what_it_began_with() -> None:
+    op_config = {"restore_from": "latest", "configuration": {f"{C}interval": "3 s", "execution.savepoint.path": "/x"}}
+    after = going_on(op_config)
+    assert after == {"restore_from": "latest", "configuration": {f"{C}interval": "3 s"}}
+    assert settings().of_run(after).restore_from == "latest"
+    assert going_on({"restore_from": "chk-3"}) == {"restore_from": "latest"}
+    assert len(op_config["configuration"]) == 2, "what Dagster knows of the run is left alone"
