@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from dagster_ckpt.checkpoint.snapshot import Json, PinnedFile, Snapshot
-from dagster_ckpt.errors import CaptureIncomplete
+from dagster_ckpt.errors import CaptureIncomplete, RestoreRefused
 from dagster_ckpt.spark.checkpoint_location import (
     CheckpointLocation,
     CommitEntry,
@@ -27,7 +27,7 @@ from dagster_ckpt.spark.checkpoint_location import (
 )
 from dagster_ckpt.spark.file_sink import FileSink, log_files
 from dagster_ckpt.spark.rocksdb_files import UnreadableStateFile, changelog_lineage, snapshot_members
-from dagster_ckpt.spark.state_files import Provider, StateStore, StoreReader, plan_store
+from dagster_ckpt.spark.state_files import PROVIDERS, Provider, StateStore, StoreReader, plan_store, unplanned
 
 __all__ = ["capture"]
 
@@ -106,7 +106,7 @@ class _Capture:
             "planned_batch": self._batch + 1 if planned else None,
             "watermark_ms": offsets.watermark_ms,
             "timestamp_ms": offsets.timestamp_ms,
-            "state_store_provider": offsets.provider().value if operators else None,
+            "state_store_provider": offsets.provider_class if operators else None,
             "state_format": (2 if commit.unique_ids else 1) if operators else None,
             "partitions": max((operator.partitions for operator in operators), default=None),
             "operators": [
@@ -175,7 +175,7 @@ class _Capture:
                     path = f"state/{operator}/{partition}"
                     if store != _DEFAULT_STORE:
                         path = f"{path}/{store}"
-                    self._store(path, offsets.provider(), unique_ids[partition][index] if unique_ids else None)
+                    self._store(path, offsets, entry, unique_ids[partition][index] if unique_ids else None)
             operators.append(_Operator(entry, partitions))
         missing = (commit.unique_ids or {}).keys() - {operator.entry.id for operator in operators}
         if missing:
@@ -201,8 +201,9 @@ class _Capture:
         present = {name for name in self._location.names(f"state/{entry.id}") if name.isdigit()}
         return 1 if present == {"0"} else offsets.partitions or entry.partitions
 
-    def _store(self, path: str, provider: Provider, unique_id: str | None) -> None:
+    def _store(self, path: str, offsets: OffsetEntry, operator: OperatorEntry, unique_id: str | None) -> None:
         names = self._location.names(path)
+        provider = offsets.provider(self._location.providers)
         if "_metadata" in names:
             self._pin_tree(f"{path}/_metadata")
         reader = StoreReader(
@@ -210,8 +211,11 @@ class _Capture:
             snapshot_members=lambda file: self._location.parsed(file, snapshot_members),
             lineage=lambda file: self._location.parsed(file, changelog_lineage),
         )
+        store = StateStore(path, names, self._batch + 1, unique_id)
+        if offsets.provider_class not in PROVIDERS:
+            _check_layout(store, offsets.provider_class, provider, operator)
         try:
-            files = plan_store(StateStore(path, names, self._batch + 1, unique_id), provider, reader)
+            files = plan_store(store, provider, reader)
         except UnreadableStateFile as error:
             raise CaptureIncomplete(
                 f"{path}: {error}",
@@ -266,6 +270,17 @@ class _Capture:
 
 def _read_operator(metadata: Path) -> OperatorEntry:
     return parse_operator(metadata.read_text(encoding="utf-8"), str(metadata))
+
+
+def _check_layout(store: StateStore, provider_class: str, provider: Provider, operator: OperatorEntry) -> None:
+    """That a class keeps the files of ``provider`` is what a user said: what those would not be is not passed over."""
+    for name in unplanned(store, provider):
+        if name not in operator.stores:
+            raise RestoreRefused(
+                f"{provider_class} keeps {name} in {store.path}, which {provider.value} does not, so its layout is "
+                "another and no checkpoint of it could be restored",
+                hint="Correct the layout of the CustomStateBackend, or begin anew with another state backend.",
+            )
 
 
 class _Vanished(CaptureIncomplete):

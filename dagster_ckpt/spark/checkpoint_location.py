@@ -24,8 +24,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from dagster_ckpt.checkpoint.snapshot import Json
+from dagster_ckpt.config.state_backend import HDFS_PROVIDER, PROVIDER_CONF
 from dagster_ckpt.errors import CaptureIncomplete, RestoreRefused
-from dagster_ckpt.spark.state_files import Provider
+from dagster_ckpt.spark.state_files import PROVIDERS, Provider
 
 __all__ = [
     "CheckpointLocation",
@@ -45,7 +46,6 @@ _CACHED_PARSES = 8192  # a few hundred bytes each; zips of several retained vers
 _CLOCK_TICK_NS = 50_000_000
 #: Seconds after which a log is read again whatever its modification time says: clocks of file servers differ.
 _UNREAD_AT_MOST = 1.0
-_PROVIDER_CONF = "spark.sql.streaming.stateStore.providerClass"
 _PARTITIONS_CONF = "spark.sql.shuffle.partitions"
 _SCHEMAS = "_stateSchema"
 _WATERMARK_KEY = "batchWatermarkMs"
@@ -73,22 +73,26 @@ class OffsetEntry:
     conf: Mapping[str, str]
     sources: tuple[tuple[str, str | None], ...]
 
-    def provider(self) -> Provider:
-        """The state store provider of the query.
+    @property
+    def provider_class(self) -> str:
+        """The class of the state store provider, as Spark fixed it."""
+        return self.conf.get(PROVIDER_CONF, HDFS_PROVIDER)
+
+    def provider(self, known: Mapping[str, Provider] = PROVIDERS) -> Provider:
+        """The one of ``known`` (by class) whose files the query's state store provider keeps.
 
         Raises:
             RestoreRefused: it is a class whose files are not known here.
         """
-        name = self.conf.get(_PROVIDER_CONF, Provider.HDFS.value)
-        try:
-            return Provider(name)
-        except ValueError:
-            known = " or ".join(provider.value for provider in Provider)
+        provider = known.get(self.provider_class)
+        if provider is None:
             raise RestoreRefused(
-                f"the query keeps its state with {name}, whose files this release does not know; no "
+                f"the query keeps its state with {self.provider_class}, whose files this release does not know; no "
                 "checkpoint of it could be restored",
-                hint=f"Start a new query with {_PROVIDER_CONF} set to {known}.",
-            ) from None
+                hint=f"Start a new query with {PROVIDER_CONF} set to {' or '.join(PROVIDERS)}. If the class keeps "
+                "exactly the files of one of these, say so by state_backend=CustomStateBackend(..., layout=...).",
+            )
+        return provider
 
     @property
     def partitions(self) -> int | None:
@@ -249,10 +253,15 @@ class CheckpointLocation:
     """Spark's live checkpointLocation at a local path.
 
     Keep one object for the life of a query: it remembers what it parsed of immutable files.
+
+    Args:
+        path: of the location.
+        providers: the state store providers whose files are known, by class.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, providers: Mapping[str, Provider] = PROVIDERS) -> None:
         self.path = Path(path)
+        self.providers = providers
         self._parsed: dict[tuple[int, ...], Any] = {}
         self._logs: dict[str, _Log] = {}
 

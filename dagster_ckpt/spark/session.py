@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from py4j.protocol import Py4JNetworkError
 
+from dagster_ckpt.config.state_backend import PROVIDER_CONF, ROCKSDB_PROVIDER, STATE_FORMAT_CONF, StateBackend
 from dagster_ckpt.errors import JavaNotFound
 
 if TYPE_CHECKING:
@@ -27,12 +28,12 @@ _HOW = (
     "Install a full Java 17 or later and set JAVA_HOME to it: on Debian or Ubuntu "
     "`apt-get install openjdk-17-jre-headless`, on macOS `brew install openjdk@17`."
 )
-_STATE = "spark.sql.streaming.stateStore"
-_PROVIDER = f"{_STATE}.providerClass"
-_ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
-_FORMAT = f"{_STATE}.checkpointFormatVersion"
-_BATCHES = "spark.sql.streaming.minBatchesToRetain"
-_KEPT_BATCHES = "100"
+#: New queries keep their state in RocksDB, with changelogs, and Spark keeps at least so many batches.
+_DEFAULTS = {
+    PROVIDER_CONF: ROCKSDB_PROVIDER,
+    "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
+    "spark.sql.streaming.minBatchesToRetain": "100",
+}
 #: Seconds a dying JVM may take to be gone.
 _TEAR_DOWN = 5.0
 
@@ -81,7 +82,9 @@ def start_session(app_name: str, master: str, conf: Mapping[str, str]) -> SparkS
     return builder.getOrCreate()
 
 
-def streaming_session(spark: SparkSession, restored: Mapping[str, object] | None) -> SparkSession:
+def streaming_session(
+    spark: SparkSession, restored: Mapping[str, object] | None, backend: StateBackend | None = None
+) -> SparkSession:
     """A session of its own for one query, with the state defaults of this library where the user set none.
 
     New queries keep their state in RocksDB with changelog checkpointing and immutable file names (state format
@@ -90,23 +93,25 @@ def streaming_session(spark: SparkSession, restored: Mapping[str, object] | None
     Args:
         spark: the session whose configuration counts.
         restored: the ``spark`` section of the checkpoint that is restored.
+        backend: the job's state backend, which wins over that configuration; it must fit ``restored``.
+
+    Raises:
+        InvalidConfiguration: an option of the backend cannot be used.
     """
     session = spark.newSession()
     for key, value in _explicit_sql_conf(spark).items():
-        if key.startswith("spark.sql.") and session.conf.isModifiable(key):
+        session.conf.set(key, value)
+    for key, value in _DEFAULTS.items():
+        if session.conf.get(key, None) is None:
             session.conf.set(key, value)
-    if session.conf.get(_BATCHES, None) is None:
-        session.conf.set(_BATCHES, _KEPT_BATCHES)
-    if session.conf.get(_PROVIDER, None) is None:
-        session.conf.set(_PROVIDER, _ROCKSDB)
-    changelog = f"{_STATE}.rocksdb.changelogCheckpointing.enabled"
-    if session.conf.get(changelog, None) is None:
-        session.conf.set(changelog, "true")
+    if backend is not None:
+        for key, value in backend.spark_conf().items():
+            session.conf.set(key, value)
     if restored is not None:
-        session.conf.set(_PROVIDER, str(restored.get("state_store_provider") or session.conf.get(_PROVIDER)))
-        session.conf.set(_FORMAT, str(restored.get("state_format") or 1))
-    elif session.conf.get(_FORMAT, None) is None and session.conf.get(_PROVIDER) == _ROCKSDB:
-        session.conf.set(_FORMAT, "2")
+        session.conf.set(PROVIDER_CONF, str(restored.get("state_store_provider") or session.conf.get(PROVIDER_CONF)))
+        session.conf.set(STATE_FORMAT_CONF, str(restored.get("state_format") or 1))
+    elif session.conf.get(STATE_FORMAT_CONF, None) is None and session.conf.get(PROVIDER_CONF) == ROCKSDB_PROVIDER:
+        session.conf.set(STATE_FORMAT_CONF, "2")
     return session
 
 
@@ -135,7 +140,10 @@ def is_jvm_alive(spark: SparkSession, *, after: Exception | None = None) -> bool
 def _explicit_sql_conf(spark: SparkSession) -> dict[str, str]:
     """What was set on the session itself; ``newSession`` starts from the context's configuration only."""
     entries = spark._jsparkSession.sessionState().conf().settings()  # noqa: SLF001
-    return {str(entry.getKey()): str(entry.getValue()) for entry in entries.entrySet()}
+    found = {str(entry.getKey()): str(entry.getValue()) for entry in entries.entrySet()}
+    # `conf.isModifiable` says no to every key that is not registered, and those of RocksDB are not.
+    is_static = spark._jvm.org.apache.spark.sql.internal.SQLConf.isStaticConfigKey  # type: ignore[union-attr]  # noqa: SLF001
+    return {key: value for key, value in found.items() if key.startswith("spark.sql.") and not is_static(key)}
 
 
 def _output(command: list[str]) -> str:

@@ -8,15 +8,17 @@ those; it touches nothing itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
+from dagster_ckpt.config.state_backend import HDFS_PROVIDER, ROCKSDB_PROVIDER
 from dagster_ckpt.errors import CaptureIncomplete
 from dagster_ckpt.spark.rocksdb_files import LineageItem, SnapshotMember
 
-__all__ = ["Provider", "StateFile", "StateStore", "StoreReader", "plan_store"]
+__all__ = ["PROVIDERS", "Provider", "StateFile", "StateStore", "StoreReader", "plan_store", "unplanned"]
 
 _NEXT_BATCH = "Nothing was kept of this attempt; the next committed batch can be captured."
 
@@ -24,8 +26,18 @@ _NEXT_BATCH = "Nothing was kept of this attempt; the next committed batch can be
 class Provider(Enum):
     """The state store providers whose files the planner knows, by the class name Spark records."""
 
-    HDFS = "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider"
-    ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+    HDFS = HDFS_PROVIDER
+    ROCKSDB = ROCKSDB_PROVIDER
+
+
+#: By the class name that Spark records.
+PROVIDERS: Mapping[str, Provider] = {provider.value: provider for provider in Provider}
+
+#: Every name that a store's directory can list. Spark's own hidden files are of no interest.
+_NAMES = {
+    Provider.HDFS: re.compile(r"\..*|_metadata|\d+\.(delta|snapshot)"),
+    Provider.ROCKSDB: re.compile(r"\..*|_metadata|SSTs|logs|\d+(_[^.]+)?\.(zip|changelog)(\.crc)?"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +102,11 @@ def plan_store(store: StateStore, provider: Provider, reader: StoreReader) -> li
     if store.unique_id is None:
         return _plan_rocksdb_v1(store, reader)
     return _plan_rocksdb_v2(store, store.unique_id, reader)
+
+
+def unplanned(store: StateStore, provider: Provider) -> list[str]:
+    """What the directory of ``store`` lists and ``provider`` would not write there; the planner does not look at it."""
+    return sorted(name for name in store.names if _NAMES[provider].fullmatch(name) is None)
 
 
 def _plan_hdfs(store: StateStore) -> list[StateFile]:

@@ -8,7 +8,7 @@ import pytest
 
 from dagster_ckpt.errors import CaptureIncomplete
 from dagster_ckpt.spark.rocksdb_files import LineageItem, SnapshotMember
-from dagster_ckpt.spark.state_files import Provider, StateFile, StateStore, StoreReader, plan_store
+from dagster_ckpt.spark.state_files import Provider, StateFile, StateStore, StoreReader, plan_store, unplanned
 
 
 class _Reader:
@@ -168,3 +168,13 @@ def test_checksums_are_optional() -> None:
     store = StateStore("state/0/1", frozenset({"2_b.zip", "2_b.zip.crc"}), 2, "b")
     files = plan_store(store, Provider.ROCKSDB, _Reader().reader())
     assert [file.name for file in files if file.optional] == ["2_b.zip.crc"]
+
+
+def test_names_that_a_provider_would_not_write_are_found() -> None:
+    common = {"_metadata", ".4.zip.1f0e.tmp", ".4.delta.crc"}
+    hdfs = {"4.delta", "3.snapshot"}
+    rocksdb = {"4.zip", "4_1f0e-ab.zip", "4_1f0e-ab.zip.crc", "5.changelog", "5_1f0e-ab.changelog", "SSTs", "logs"}
+    strange = {"4.idx", "MANIFEST", "left-keyToNumValues", "4.delta.bak", "x.zip"}
+    store = StateStore("state/0/0", common | hdfs | rocksdb | strange, 4)
+    assert unplanned(store, Provider.HDFS) == sorted(rocksdb | strange)
+    assert unplanned(store, Provider.ROCKSDB) == sorted(hdfs | strange)
