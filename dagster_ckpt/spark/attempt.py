@@ -28,10 +28,12 @@ from dagster_ckpt.errors import CheckpointsLost, Fenced, QueryMismatch, SinkMism
 from dagster_ckpt.spark.checkpoint_location import CheckpointLocation
 from dagster_ckpt.spark.file_sink import FileSink, SinkRollback
 from dagster_ckpt.spark.job import Event, Started, StreamingJob
+from dagster_ckpt.spark.partitions import set_partitions
 from dagster_ckpt.spark.query_errors import failure_of
 from dagster_ckpt.spark.restore import prepare_location
 from dagster_ckpt.spark.running import Prepared, RunningQuery
 from dagster_ckpt.spark.session import streaming_session
+from dagster_ckpt.spark.state_backend import check_state_backend, ignored_settings, known_providers
 from dagster_ckpt.spark.streaming_source import StreamingSource
 from dagster_ckpt.spark.trial import try_query
 from dagster_ckpt.spark.writer import WriterPlan, plan_of
@@ -39,7 +41,7 @@ from dagster_ckpt.spark.writer import WriterPlan, plan_of
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["LATEST", "Attempt"]
+__all__ = ["LATEST", "NONE", "Attempt"]
 
 _log = logging.getLogger(__name__)
 
@@ -90,7 +92,9 @@ class Attempt:
             CheckpointNotFound: the pointer names nothing.
             CorruptCheckpoint: the checkpoint is not what was written.
             CheckpointsLost: they were in the memory of a driver that is gone.
+            StateBackendMismatch: its state is of another state backend.
             RestoreRefused: restoring it would lose or double data.
+            InvalidConfiguration: the query or an option of the state backend cannot be used.
             Fenced: a newer run has taken the job over.
         """
         prepare_from = self._clock.monotonic()
@@ -102,7 +106,10 @@ class Attempt:
         target = self._target(restore_from, claim_mode)
         job_id = target.job_id or self._claim.run_id.replace("-", "")
         restored = target.metadata
-        session = streaming_session(self._spark, restored.facts if restored else None)
+        if restored is not None:
+            check_state_backend(self._job.state_backend, restored)
+        session = self._session(restored)
+        ignored = ignored_settings(self._job.state_backend, self._spark, restored)
         writer = self._job.query(session)
         plan = plan_of(writer)
         plan.check(self._job.name, self._job.config.mode)
@@ -150,7 +157,7 @@ class Attempt:
             sink=rolled_back,
             restore_seconds=self._clock.monotonic() - prepare_from,
         )
-        return Prepared(choice, restored, store, self._directory, sink, writer, session, started)
+        return Prepared(choice, restored, store, self._directory, sink, writer, session, started, ignored)
 
     def run(self, prepared: Prepared, cancel: Flag) -> str | None:
         """Start the query and checkpoint it until it ends; see :meth:`RunningQuery.run`."""
@@ -185,7 +192,13 @@ class Attempt:
             return
         before = self._catalog.epochs.read_claim(epoch)
         if before is not None and before.run_id != self._claim.run_id:
-            raise CheckpointsLost(self._job.name, before.run_id)
+            raise CheckpointsLost(
+                f"The checkpoints of job {self._job.name!r} were in the memory of the driver of run {before.run_id}, "
+                "and are gone with it: JobManagerCheckpointStorage without a checkpoint_path restarts a "
+                "failing query inside its run only.",
+                hint="To begin again, empty the sink and launch with restore_from: none. To keep checkpoints from now "
+                "on, give the storage a checkpoint_path, or use FileSystemCheckpointStorage.",
+            )
 
     def _gone_on_from(self, choice: Choice) -> bool:
         """Whether the live location of the run before is still there and its state was not given up."""
@@ -193,7 +206,7 @@ class Attempt:
 
     def _salvage(self, choice: Choice) -> None:
         """Take a last checkpoint from the live location a dead run left behind, so that no work is lost."""
-        location = CheckpointLocation(Path(choice.live))
+        location = CheckpointLocation(Path(choice.live), known_providers(self._job.state_backend))
         batch = location.last_committed()
         newest = self._catalog.newest().metadata
         if batch is None or (newest is not None and newest.batch >= batch):
@@ -233,13 +246,19 @@ class Attempt:
         scratch = self._directory / "trial"
         shutil.copytree(self._directory / "checkpoint", scratch)
         try:
-            writer = self._job.query(streaming_session(self._spark, restored.facts))
+            writer = self._job.query(self._session(restored))
             failure = try_query(writer, scratch, cancel)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
         error = None if failure is None else failure_of(failure, self._job.name, restored)
         if isinstance(error, QueryMismatch):
             raise error from failure
+
+    def _session(self, restored: CheckpointMetadata | None) -> SparkSession:
+        facts = None if restored is None else restored.facts
+        session = streaming_session(self._spark, facts, self._job.state_backend)
+        set_partitions(session, self._job.partitions, restored)
+        return session
 
     def _sink_began(self, sink: FileSink | None, target: Newest) -> float | None:
         """When the lineage began to fill this sink, if it did so from nothing and has no checkpoint yet.

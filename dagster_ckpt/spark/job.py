@@ -11,6 +11,7 @@ from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
 from dagster_ckpt.checkpoint.store import Dropped
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig, JobStatus
 from dagster_ckpt.config.restart import RestartStrategy
+from dagster_ckpt.config.state_backend import StateBackend
 from dagster_ckpt.filesystem import FileSystem
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ __all__ = [
     "Restarting",
     "RunResult",
     "SavepointCompleted",
+    "SettingsIgnored",
     "SparkStarted",
     "Started",
     "StreamingJob",
@@ -48,6 +50,9 @@ class StreamingJob:
         savepoint_path: where savepoints go that are asked for without a directory; ``None`` for nowhere.
         max_state_size: checkpoints are kept whole in ``_metadata``, and no file of them may be larger than this, in
             bytes; ``None`` for checkpoints that are stored as files.
+        state_backend: what a query keeps its state with; ``None`` for what its session says. Its settings for the start
+            of Spark are for ``session`` to heed.
+        partitions: of the query and of its state, fixed when it first starts; ``None`` for what its session says.
     """
 
     name: str
@@ -61,6 +66,8 @@ class StreamingJob:
     inline_threshold: int
     savepoint_path: str | None = None
     max_state_size: int | None = None
+    state_backend: StateBackend | None = None
+    partitions: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +112,10 @@ class CheckpointCompleted:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointsDropped:
-    """The cleanup policy gave checkpoints up at the end of the job."""
+    """The cleanup policy gave checkpoints up at the end of the job; ``retained`` are those that are pinned."""
 
     dropped: Sequence[Dropped]
+    retained: Sequence[CheckpointMetadata]
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +135,13 @@ class SavepointCompleted:
 
 
 @dataclass(frozen=True, slots=True)
+class SettingsIgnored:
+    """What the state backend asks for and does not get, a sentence each; told once in a run."""
+
+    reasons: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
 class Restarting:
     """The query failed and will be restarted within this run."""
 
@@ -142,6 +157,7 @@ Event: TypeAlias = (
     | CheckpointsDropped
     | CheckpointFailed
     | SavepointCompleted
+    | SettingsIgnored
     | Restarting
 )
 

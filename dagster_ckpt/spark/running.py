@@ -33,6 +33,7 @@ from dagster_ckpt.spark.job import (
 )
 from dagster_ckpt.spark.query_errors import failure_of
 from dagster_ckpt.spark.session import is_jvm_alive
+from dagster_ckpt.spark.state_backend import known_providers
 from dagster_ckpt.spark.streaming_source import StreamingSource
 
 if TYPE_CHECKING:
@@ -52,7 +53,19 @@ _REPORT = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A restore that is verified and on record, ready to start."""
+    """A restore that is verified and on record, ready to start.
+
+    Attributes:
+        choice: what is on record.
+        restored: the checkpoint it goes on from, ``None`` for a start from nothing.
+        store: where its checkpoints go.
+        directory: of this attempt, in the working directory.
+        sink: the file sink, if it has one.
+        writer: the query, without its checkpointLocation.
+        session: of the query.
+        started: what is told about the start.
+        ignored: what the state backend asks for and does not get.
+    """
 
     choice: Choice
     restored: CheckpointMetadata | None
@@ -62,6 +75,7 @@ class Prepared:
     writer: DataStreamWriter
     session: SparkSession
     started: Started
+    ignored: Sequence[str]
 
 
 class RunningQuery:
@@ -117,7 +131,7 @@ class RunningQuery:
         # Fetched beside the checkpoints, not while one is pinned: it is a call into the JVM.
         report: Mapping[str, Any] | None = None
         source = StreamingSource(
-            CheckpointLocation(Path(prepared.choice.live)),
+            CheckpointLocation(Path(prepared.choice.live), known_providers(self._job.state_backend)),
             prepared.directory / "pins",
             prepared.sink,
             self._spark.version,

@@ -7,7 +7,7 @@ import logging
 import shutil
 import tempfile
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Event as Flag
@@ -30,6 +30,7 @@ from dagster_ckpt.spark.job import (
     Event,
     Restarting,
     RunResult,
+    SettingsIgnored,
     SparkStarted,
     StreamingJob,
 )
@@ -53,6 +54,7 @@ class _State:
     series: int | None
     prepared: Prepared | None = None
     history: list[Failure] = field(default_factory=list)
+    ignored: set[str] = field(default_factory=set)
 
 
 class StreamingRun:
@@ -161,6 +163,7 @@ class StreamingRun:
             )
             # From here on the choice is on record: going on means going on from it.
             self._state.restore_from = LATEST
+            self._tell_ignored(prepared.ignored)
             ended = attempt.run(prepared, self._cancel)
         except Fenced:
             raise
@@ -180,6 +183,11 @@ class StreamingRun:
         self._emit(SparkStarted(self._clock.monotonic() - began, self._spark.sparkContext.uiWebUrl))
         return self._spark
 
+    def _tell_ignored(self, reasons: Sequence[str]) -> None:
+        if new := [reason for reason in reasons if reason not in self._state.ignored]:
+            self._state.ignored.update(new)
+            self._emit(SettingsIgnored(new))
+
     def _end(self, claim: Claim, status: JobStatus, reason: str, *, refused: bool = False) -> RunResult:
         """Record the end and clean up as the policy says; a refused restore has done nothing and deletes nothing."""
         prepared = self._state.prepared
@@ -191,7 +199,7 @@ class StreamingRun:
         newest = prepared.store.retained[-1] if prepared.store.retained else None
         if discards:
             dropped = prepared.store.discard_all(f"{status.value}: {reason}, and the cleanup policy deletes")
-            self._emit(CheckpointsDropped(dropped))
+            self._emit(CheckpointsDropped(dropped, prepared.store.retained))
             newest = None
         if discards or status is JobStatus.FINISHED:
             # After a cancellation the live location stays: the next start salvages from it.

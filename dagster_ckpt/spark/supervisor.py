@@ -13,15 +13,17 @@ import os
 import queue
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from typing import TypeVar
 
 from dagster_ckpt.spark.job import Event, RunResult
 from dagster_ckpt.spark.streaming_run import StreamingRun
 
-__all__ = ["die_with_parent", "supervise"]
+__all__ = ["die_with_parent", "supervise", "supervise_all"]
 
 _log = logging.getLogger(__name__)
+_Event = TypeVar("_Event")
 
 #: How long the main thread sleeps in Python at a time; an interrupt is noticed within this.
 _TURN = 0.2
@@ -44,21 +46,38 @@ def supervise(start: Callable[[Callable[[Event], None]], StreamingRun], on_event
     Raises:
         BaseException: whatever interrupted this thread, after the query was stopped; else what the run raised.
     """
-    events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-    run = start(events.put)
-    outcome: Future[RunResult] = Future()
-    worker = threading.Thread(target=_drive, args=(run, outcome), name="dagster-ckpt-spark", daemon=True)
-    worker.start()
+    (outcome,) = supervise_all([start], on_event)
+    return outcome.result()
+
+
+def supervise_all(
+    starts: Sequence[Callable[[Callable[[_Event], None]], StreamingRun]], on_event: Callable[[_Event], None]
+) -> list[Future[RunResult]]:
+    """Drive several runs at once, each on a worker thread; an interrupt stops them all. As :func:`supervise`.
+
+    Returns:
+        how each run ended, in the order given; all are done.
+
+    Raises:
+        BaseException: whatever interrupted this thread, after the queries were stopped.
+    """
+    events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
+    runs: list[tuple[StreamingRun, Future[RunResult]]] = [(start(events.put), Future()) for start in starts]
+    outcomes = [outcome for _, outcome in runs]
+    for run, outcome in runs:
+        threading.Thread(target=_drive, args=(run, outcome), name="dagster-ckpt-spark", daemon=True).start()
     try:
-        while not outcome.done():
+        while not all(outcome.done() for outcome in outcomes):
             _handle_one(events, on_event, _TURN)
     except BaseException:
-        run.cancel()
-        _wait(outcome, _GRACE)
+        for run, _ in runs:
+            run.cancel()
+        for outcome in outcomes:
+            _wait(outcome, _GRACE)
         _handle_rest(events, on_event)
         raise
     _handle_rest(events, on_event)
-    return outcome.result()
+    return outcomes
 
 
 def die_with_parent() -> None:
@@ -100,7 +119,7 @@ def _wait(outcome: Future[RunResult], seconds: float) -> None:
         _log.warning("While the run was being interrupted it failed: %s", error)
 
 
-def _handle_one(events: queue.SimpleQueue[Event], on_event: Callable[[Event], None], timeout: float) -> None:
+def _handle_one(events: queue.SimpleQueue[_Event], on_event: Callable[[_Event], None], timeout: float) -> None:
     try:
         event = events.get(timeout=timeout)
     except queue.Empty:
@@ -111,6 +130,6 @@ def _handle_one(events: queue.SimpleQueue[Event], on_event: Callable[[Event], No
         _log.exception("An event of the job could not be reported: %s", type(event).__name__)
 
 
-def _handle_rest(events: queue.SimpleQueue[Event], on_event: Callable[[Event], None]) -> None:
+def _handle_rest(events: queue.SimpleQueue[_Event], on_event: Callable[[_Event], None]) -> None:
     while not events.empty():
         _handle_one(events, on_event, 0)

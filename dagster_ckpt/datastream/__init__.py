@@ -1,0 +1,55 @@
+"""PyFlink's names, over the objects of this package and with Flink's defaults.
+
+Whatever a name does in Flink, here it has an effect on the Spark job, a :class:`FlinkDifference` warning that says what
+Spark has in its place, or an error that says why.
+"""
+
+from dagster_ckpt.config.configuration import Configuration
+from dagster_ckpt.config.state_backend import PredefinedOptions
+from dagster_ckpt.datastream.checkpoint_config import CheckpointConfig
+from dagster_ckpt.datastream.checkpoint_storage import (
+    CheckpointStorage,
+    CustomCheckpointStorage,
+    FileSystemCheckpointStorage,
+    JobManagerCheckpointStorage,
+)
+from dagster_ckpt.datastream.differences import FlinkDifference
+from dagster_ckpt.datastream.enums import CheckpointingMode, ExternalizedCheckpointCleanup, TimeCharacteristic
+from dagster_ckpt.datastream.environment import StreamExecutionEnvironment
+from dagster_ckpt.datastream.execution import JobExecutionResult, QueryResult
+from dagster_ckpt.datastream.execution_config import ExecutionConfig
+from dagster_ckpt.datastream.restart import RestartStrategies
+from dagster_ckpt.datastream.rocksdb_state_backend import EmbeddedRocksDBStateBackend, RocksDBStateBackend
+from dagster_ckpt.datastream.state_backend import (
+    CustomStateBackend,
+    FsStateBackend,
+    HashMapStateBackend,
+    MemoryStateBackend,
+    StateBackend,
+)
+
+__all__ = [
+    "CheckpointConfig",
+    "CheckpointStorage",
+    "CheckpointingMode",
+    "Configuration",
+    "CustomCheckpointStorage",
+    "CustomStateBackend",
+    "EmbeddedRocksDBStateBackend",
+    "ExecutionConfig",
+    "ExternalizedCheckpointCleanup",
+    "FileSystemCheckpointStorage",
+    "FlinkDifference",
+    "FsStateBackend",
+    "HashMapStateBackend",
+    "JobExecutionResult",
+    "JobManagerCheckpointStorage",
+    "MemoryStateBackend",
+    "PredefinedOptions",
+    "QueryResult",
+    "RestartStrategies",
+    "RocksDBStateBackend",
+    "StateBackend",
+    "StreamExecutionEnvironment",
+    "TimeCharacteristic",
+]

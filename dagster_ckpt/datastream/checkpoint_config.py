@@ -1,0 +1,243 @@
+"""``CheckpointConfig`` in PyFlink's spelling: getters and setters, times in milliseconds, Flink's defaults."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from dagster_ckpt.config import checkpoint_config as config
+from dagster_ckpt.config.configuration import Configuration
+from dagster_ckpt.datastream.checkpoint_storage import CheckpointStorage, FileSystemCheckpointStorage
+from dagster_ckpt.datastream.differences import warn
+from dagster_ckpt.datastream.enums import CheckpointingMode, ExternalizedCheckpointCleanup, member
+
+__all__ = ["CheckpointConfig"]
+
+#: Where Flink differs from the safe defaults of the configuration underneath.
+_FLINK: dict[str, Any] = {
+    "interval": None,
+    "tolerable_failed_checkpoints": 0,
+    "cleanup": config.ExternalizedCheckpointCleanup.NO_EXTERNALIZED_CHECKPOINTS,
+    "retain_on_success": False,
+    "num_retained": 1,
+}
+
+
+class CheckpointConfig:
+    """What is chosen about checkpoints.
+
+    Getters return what was set, also while checkpointing is off. A setter refuses a value that cannot be used by itself
+    (``InvalidConfiguration``); values that exclude each other are found when the job is built, by :meth:`to_config`.
+    """
+
+    DEFAULT_MODE = CheckpointingMode.EXACTLY_ONCE
+    DEFAULT_TIMEOUT = 600_000
+    DEFAULT_MIN_PAUSE_BETWEEN_CHECKPOINTS = 0
+    DEFAULT_MAX_CONCURRENT_CHECKPOINTS = 1
+
+    def __init__(self) -> None:
+        self._values: dict[str, Any] = dict(config.CheckpointConfig(**_FLINK))
+        self._chosen: set[str] = set()
+        self._storage: CheckpointStorage | None = None
+        self._force_unaligned = False
+        self._prefer_checkpoint = True
+
+    def to_config(self) -> config.CheckpointConfig:
+        """The configuration that a job takes.
+
+        Raises:
+            InvalidConfiguration: two values exclude each other.
+        """
+        return config.CheckpointConfig(**self._values)
+
+    def configure(self, configuration: Configuration) -> None:
+        """Take over what is set by Flink's string keys.
+
+        Raises:
+            InvalidConfiguration: a value is out of range, or two values exclude each other.
+        """
+        for name, value in configuration.checkpoint_config(self.to_config()):
+            if value != self._values[name]:
+                self._chosen.add(name)
+                self._values[name] = value
+
+    def is_checkpointing_enabled(self) -> bool:
+        """Whether an interval is set. Without one there are no periodic checkpoints; savepoints work as ever."""
+        return self._values["interval"] is not None
+
+    def get_checkpointing_mode(self) -> CheckpointingMode:
+        """What a restore promises."""
+        return CheckpointingMode[self._values["mode"].name]
+
+    def set_checkpointing_mode(self, checkpointing_mode: CheckpointingMode) -> CheckpointConfig:
+        """Set what a restore promises: ``EXACTLY_ONCE`` is exact or refused, ``AT_LEAST_ONCE`` admits every sink."""
+        return self._set("mode", member(CheckpointingMode, checkpointing_mode).name)
+
+    def get_checkpoint_interval(self) -> int:
+        """Milliseconds between the starts of two checkpoints; -1 while checkpointing is off."""
+        return self._milliseconds("interval") if self.is_checkpointing_enabled() else -1
+
+    def set_checkpoint_interval(self, checkpoint_interval: int) -> CheckpointConfig:
+        """Set the milliseconds between the starts of two checkpoints; at least 10."""
+        return self._set("interval", checkpoint_interval)
+
+    def get_checkpoint_timeout(self) -> int:
+        """Milliseconds after which an attempt is discarded."""
+        return self._milliseconds("timeout")
+
+    def set_checkpoint_timeout(self, checkpoint_timeout: int) -> CheckpointConfig:
+        """Set the milliseconds after which an attempt is discarded; at least 10."""
+        return self._set("timeout", checkpoint_timeout)
+
+    def get_min_pause_between_checkpoints(self) -> int:
+        """Least milliseconds between the end of one checkpoint and the start of the next."""
+        return self._milliseconds("min_pause")
+
+    def set_min_pause_between_checkpoints(self, min_pause_between_checkpoints: int) -> CheckpointConfig:
+        """Set the least milliseconds between the end of one checkpoint and the start of the next."""
+        return self._set("min_pause", min_pause_between_checkpoints)
+
+    def get_max_concurrent_checkpoints(self) -> int:
+        """Attempts that may be in progress at once."""
+        return int(self._values["max_concurrent_checkpoints"])
+
+    def set_max_concurrent_checkpoints(self, max_concurrent_checkpoints: int) -> CheckpointConfig:
+        """Set how many attempts may be in progress at once; at least 1."""
+        return self._set("max_concurrent_checkpoints", max_concurrent_checkpoints)
+
+    def get_tolerable_checkpoint_failure_number(self) -> int:
+        """Consecutive failed checkpoints that are borne; one more fails the job over."""
+        tolerable: int | None = self._values["tolerable_failed_checkpoints"]
+        return config.UNLIMITED if tolerable is None else tolerable
+
+    def set_tolerable_checkpoint_failure_number(self, tolerable_checkpoint_failure_number: int) -> CheckpointConfig:
+        """Set how many failed checkpoints in a row are borne; 2147483647 for any number."""
+        return self._set("tolerable_failed_checkpoints", tolerable_checkpoint_failure_number)
+
+    def is_fail_on_checkpointing_errors(self) -> bool:
+        """Whether no failed checkpoint is borne."""
+        return self.get_tolerable_checkpoint_failure_number() == 0
+
+    def set_fail_on_checkpointing_errors(self, fail_on_checkpointing_errors: bool) -> CheckpointConfig:
+        """The older way to say it: ``True`` bears no failed checkpoint, ``False`` any number of them.
+
+        Once a tolerable number was set it changes nothing, as in Flink up to 1.20, and there is a warning.
+        """
+        name = "tolerable_failed_checkpoints"
+        if name in self._chosen:
+            warn(
+                "set_fail_on_checkpointing_errors changes nothing: the tolerable number of failed checkpoints is set "
+                f"to {self.get_tolerable_checkpoint_failure_number()} already."
+            )
+        else:
+            # Not a choice that a later call of this method would have to respect.
+            self._values[name] = 0 if fail_on_checkpointing_errors else config.UNLIMITED
+        return self
+
+    def enable_unaligned_checkpoints(self, enabled: bool = True) -> CheckpointConfig:
+        """Do not wait for the batch in flight: capture the last committed batch and the planned one."""
+        return self._set("unaligned", enabled)
+
+    def disable_unaligned_checkpoints(self) -> CheckpointConfig:
+        """Wait for the batch in flight."""
+        return self.enable_unaligned_checkpoints(enabled=False)
+
+    def is_unaligned_checkpoints_enabled(self) -> bool:
+        """Whether checkpoints do not wait for the batch in flight."""
+        return bool(self._values["unaligned"])
+
+    def set_force_unaligned_checkpoints(self, force_unaligned_checkpoints: bool = True) -> CheckpointConfig:
+        """Kept, without an effect: there is a warning where it is to be forced."""
+        if force_unaligned_checkpoints:
+            warn(
+                "set_force_unaligned_checkpoints changes nothing: Spark's queries have none of the iterations and "
+                "custom partitioners that make Flink refuse unaligned checkpoints."
+            )
+        self._force_unaligned = force_unaligned_checkpoints
+        return self
+
+    def is_force_unaligned_checkpoints(self) -> bool:
+        """What :meth:`set_force_unaligned_checkpoints` was given."""
+        return self._force_unaligned
+
+    def set_aligned_checkpoint_timeout(self, aligned_checkpoint_timeout: timedelta | int) -> CheckpointConfig:
+        """Set how long an attempt waits for its batch before it becomes unaligned: a ``timedelta`` or milliseconds."""
+        return self._set("aligned_checkpoint_timeout", aligned_checkpoint_timeout)
+
+    def get_aligned_checkpoint_timeout(self) -> timedelta:
+        """How long an attempt waits for its batch before it becomes unaligned."""
+        timeout: timedelta = self._values["aligned_checkpoint_timeout"]
+        return timeout
+
+    def set_alignment_timeout(self, alignment_timeout: timedelta | int) -> CheckpointConfig:
+        """The older name of :meth:`set_aligned_checkpoint_timeout`."""
+        return self.set_aligned_checkpoint_timeout(alignment_timeout)
+
+    def get_alignment_timeout(self) -> timedelta:
+        """The older name of :meth:`get_aligned_checkpoint_timeout`."""
+        return self.get_aligned_checkpoint_timeout()
+
+    def enable_externalized_checkpoints(self, cleanup_mode: ExternalizedCheckpointCleanup) -> CheckpointConfig:
+        """Set what becomes of the checkpoints when the job is canceled or fails."""
+        return self._set("cleanup", member(ExternalizedCheckpointCleanup, cleanup_mode).name)
+
+    def set_externalized_checkpoint_cleanup(self, cleanup_mode: ExternalizedCheckpointCleanup) -> CheckpointConfig:
+        """The later name of :meth:`enable_externalized_checkpoints`."""
+        return self.enable_externalized_checkpoints(cleanup_mode)
+
+    def get_externalized_checkpoint_cleanup(self) -> ExternalizedCheckpointCleanup | None:
+        """What becomes of the checkpoints, ``None`` if nothing was set: then they go with the job, as in Flink."""
+        return ExternalizedCheckpointCleanup[self._values["cleanup"].name] if "cleanup" in self._chosen else None
+
+    def is_externalized_checkpoints_enabled(self) -> bool:
+        """Whether checkpoints outlive a job that is canceled or fails."""
+        return self.get_externalized_checkpoint_cleanup() not in {
+            None,
+            ExternalizedCheckpointCleanup.NO_EXTERNALIZED_CHECKPOINTS,
+        }
+
+    def set_prefer_checkpoint_for_recovery(self, prefer_checkpoint_for_recovery: bool) -> CheckpointConfig:
+        """Kept, without an effect: ``True`` is what is done anyway, and there is a warning for ``False``."""
+        if not prefer_checkpoint_for_recovery:
+            warn(
+                "set_prefer_checkpoint_for_recovery(False) changes nothing: a job recovers from its newest checkpoint, "
+                "as in Flink since 1.15. A savepoint is the user's; name it to begin from it."
+            )
+        self._prefer_checkpoint = prefer_checkpoint_for_recovery
+        return self
+
+    def is_prefer_checkpoint_for_recovery(self) -> bool:
+        """What :meth:`set_prefer_checkpoint_for_recovery` was given; ``True``, which is what is done, before that."""
+        return self._prefer_checkpoint
+
+    def set_checkpoint_storage(self, storage: CheckpointStorage) -> CheckpointConfig:
+        """Set where the checkpoints go.
+
+        Raises:
+            TypeError: it is no storage of this package.
+        """
+        if not isinstance(storage, CheckpointStorage):
+            raise TypeError(
+                f"{storage!r} is no dagster_ckpt.datastream.CheckpointStorage; a storage resource is wrapped by "
+                "CustomCheckpointStorage(resource), and a path is set by set_checkpoint_storage_dir(path)."
+            )
+        self._storage = storage
+        return self
+
+    def set_checkpoint_storage_dir(self, checkpoint_path: str) -> CheckpointConfig:
+        """Checkpoints as files below a directory; short for a :class:`FileSystemCheckpointStorage`."""
+        return self.set_checkpoint_storage(FileSystemCheckpointStorage(checkpoint_path))
+
+    def get_checkpoint_storage(self) -> CheckpointStorage | None:
+        """Where the checkpoints go, ``None`` if nothing was set."""
+        return self._storage
+
+    def _set(self, name: str, value: object) -> CheckpointConfig:
+        # Alone among defaults, so that nothing but the value itself can be wrong.
+        self._values[name] = getattr(config.CheckpointConfig(**{name: value}), name)
+        self._chosen.add(name)
+        return self
+
+    def _milliseconds(self, name: str) -> int:
+        duration: timedelta = self._values[name]
+        return duration // timedelta(milliseconds=1)

@@ -1,0 +1,56 @@
+"""PyFlink's enumerations, with Flink's numbers."""
+
+from __future__ import annotations
+
+from enum import Enum, IntEnum
+from typing import TypeVar
+
+from dagster_ckpt.errors import InvalidConfiguration
+
+__all__ = ["CheckpointingMode", "ExternalizedCheckpointCleanup", "TimeCharacteristic", "member"]
+
+_Member = TypeVar("_Member", bound=Enum)
+
+
+class CheckpointingMode(IntEnum):
+    """What a restore promises: exact or refused, or nothing lost and perhaps doubled."""
+
+    EXACTLY_ONCE = 0
+    AT_LEAST_ONCE = 1
+
+
+class ExternalizedCheckpointCleanup(IntEnum):
+    """What becomes of the checkpoints when the job is canceled or fails.
+
+    ``DELETE_ON_CANCELLATION`` keeps them only when the job fails, ``RETAIN_ON_CANCELLATION`` in both cases,
+    ``NO_EXTERNALIZED_CHECKPOINTS`` in neither. A job that finishes deletes them, as in Flink.
+    """
+
+    DELETE_ON_CANCELLATION = 0
+    RETAIN_ON_CANCELLATION = 1
+    NO_EXTERNALIZED_CHECKPOINTS = 2
+
+
+class TimeCharacteristic(IntEnum):
+    """What time a query goes by.
+
+    In Spark the query itself decides: ``EventTime`` makes sure that it has a watermark, ``ProcessingTime`` takes the
+    query as it is, and ``IngestionTime`` is not there.
+    """
+
+    ProcessingTime = 0
+    IngestionTime = 1
+    EventTime = 2
+
+
+def member(kind: type[_Member], value: object) -> _Member:
+    """The member of ``kind`` for a member, its number or its name.
+
+    Raises:
+        InvalidConfiguration: there is none.
+    """
+    for found in kind:
+        if value in (found, found.value, found.name) and not isinstance(value, bool):
+            return found
+    names = ", ".join(f"{kind.__name__}.{found.name}" for found in kind)
+    raise InvalidConfiguration(f"{value!r} is no {kind.__name__}.", hint=f"Use one of {names}.")

@@ -1,0 +1,307 @@
+"""``StreamExecutionEnvironment``: PyFlink's way to say how queries are checkpointed, and to run them."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+from dagster_ckpt.config.configuration import Configuration
+from dagster_ckpt.datastream.checkpoint_config import CheckpointConfig
+from dagster_ckpt.datastream.differences import warn
+from dagster_ckpt.datastream.enums import CheckpointingMode, TimeCharacteristic, member
+from dagster_ckpt.datastream.execution import JobExecutionResult, run_jobs
+from dagster_ckpt.datastream.execution_config import ExecutionConfig
+from dagster_ckpt.datastream.program import Program, SharedSpark
+from dagster_ckpt.datastream.restart import RestartStrategies
+from dagster_ckpt.datastream.rocksdb_state_backend import configured_backend
+from dagster_ckpt.datastream.state_backend import StateBackend
+from dagster_ckpt.errors import InvalidConfiguration
+from dagster_ckpt.spark.kryo import kryo_conf
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+__all__ = ["StreamExecutionEnvironment"]
+
+_OWN_TRIGGER = -1
+
+
+class StreamExecutionEnvironment:
+    """Collects how queries are run and checkpointed, with Flink's defaults, and runs them.
+
+    .. code-block:: python
+
+        env = StreamExecutionEnvironment.get_execution_environment()
+        env.enable_checkpointing(30_000)
+        env.get_checkpoint_config().set_checkpoint_storage_dir("/data/checkpoints")
+        env.add_query(turnover)  # def turnover(spark: SparkSession) -> DataStreamWriter, not started
+        env.execute("turnover")
+
+    It joins the Spark session of this process, or starts a local one. To run on a cluster, or with settings of Spark,
+    start the session before.
+
+    Args:
+        configuration: settings by Flink's string keys; what is set here afterwards wins over them.
+    """
+
+    def __init__(self, configuration: Configuration | None = None) -> None:
+        self._configuration = configuration or Configuration()
+        for sentence in self._configuration.warnings:
+            warn(sentence)
+        self._checkpoint_config = CheckpointConfig()
+        self._checkpoint_config.configure(self._configuration)
+        self._config = ExecutionConfig()
+        self._state_backend = configured_backend(self._configuration)
+        self._restart_strategy: RestartStrategies.RestartStrategyConfiguration = RestartStrategies.fall_back_restart()
+        self._time = TimeCharacteristic.ProcessingTime
+        self._buffer_timeout = _OWN_TRIGGER
+        self._chaining = True
+        self._local_parallelism: int | None = None
+        self._types: list[str] = []
+        self._registrators: list[str] = []
+        self._queries: dict[str, Callable[[SparkSession], DataStreamWriter]] = {}
+
+    @staticmethod
+    def get_execution_environment(configuration: Configuration | None = None) -> StreamExecutionEnvironment:
+        """A new environment."""
+        return StreamExecutionEnvironment(configuration)
+
+    def get_config(self) -> ExecutionConfig:
+        """How many partitions the queries have."""
+        return self._config
+
+    def get_checkpoint_config(self) -> CheckpointConfig:
+        """The checkpoint configuration, to be changed in place."""
+        return self._checkpoint_config
+
+    def enable_checkpointing(self, interval: int, mode: CheckpointingMode | None = None) -> StreamExecutionEnvironment:
+        """Take a checkpoint every ``interval`` milliseconds, and promise what ``mode`` says of a restore."""
+        self._checkpoint_config.set_checkpoint_interval(interval)
+        if mode is not None:
+            self._checkpoint_config.set_checkpointing_mode(mode)
+        return self
+
+    def get_checkpoint_interval(self) -> int:
+        """Milliseconds between the starts of two checkpoints; -1 while checkpointing is off."""
+        return self._checkpoint_config.get_checkpoint_interval()
+
+    def get_checkpointing_mode(self) -> CheckpointingMode:
+        """What a restore promises."""
+        return self._checkpoint_config.get_checkpointing_mode()
+
+    def set_state_backend(self, state_backend: StateBackend) -> StreamExecutionEnvironment:
+        """Set what the queries keep their state with.
+
+        Raises:
+            TypeError: it is no state backend of this package.
+        """
+        if not isinstance(state_backend, StateBackend):
+            raise TypeError(
+                f"{state_backend!r} is no dagster_ckpt.datastream.StateBackend; one of dagster_ckpt is wrapped by "
+                "CustomStateBackend(state_backend)."
+            )
+        self._state_backend = state_backend
+        return self
+
+    def get_state_backend(self) -> StateBackend | None:
+        """What the queries keep their state with; ``None`` for what Spark's configuration says, else RocksDB."""
+        return self._state_backend
+
+    def set_restart_strategy(
+        self, restart_strategy_configuration: RestartStrategies.RestartStrategyConfiguration
+    ) -> StreamExecutionEnvironment:
+        """Set what happens after a failure.
+
+        Raises:
+            TypeError: it was not made by :class:`RestartStrategies`.
+        """
+        if not isinstance(restart_strategy_configuration, RestartStrategies.RestartStrategyConfiguration):
+            raise TypeError(
+                f"{restart_strategy_configuration!r} is not one of dagster_ckpt.datastream.RestartStrategies."
+            )
+        self._restart_strategy = restart_strategy_configuration
+        return self
+
+    def get_restart_strategy(self) -> RestartStrategies.RestartStrategyConfiguration:
+        """What happens after a failure."""
+        return self._restart_strategy
+
+    def set_parallelism(self, parallelism: int) -> StreamExecutionEnvironment:
+        """See :meth:`ExecutionConfig.set_parallelism`."""
+        self._config.set_parallelism(parallelism)
+        return self
+
+    def get_parallelism(self) -> int:
+        """See :meth:`ExecutionConfig.get_parallelism`."""
+        return self._config.get_parallelism()
+
+    def set_max_parallelism(self, max_parallelism: int) -> StreamExecutionEnvironment:
+        """See :meth:`ExecutionConfig.set_max_parallelism`."""
+        self._config.set_max_parallelism(max_parallelism)
+        return self
+
+    def get_max_parallelism(self) -> int:
+        """See :meth:`ExecutionConfig.get_max_parallelism`."""
+        return self._config.get_max_parallelism()
+
+    def set_default_local_parallelism(self, parallelism: int) -> None:
+        """Set the threads of a Spark that is started here: the master becomes ``local[parallelism]``.
+
+        Raises:
+            InvalidConfiguration: it is not positive.
+        """
+        if parallelism < 1:
+            raise InvalidConfiguration(f"The default local parallelism must be at least 1, not {parallelism}.")
+        self._local_parallelism = parallelism
+
+    def get_default_local_parallelism(self) -> int:
+        """The threads of a Spark that is started here; by default the processors of this machine."""
+        return self._local_parallelism or os.cpu_count() or 1
+
+    def set_buffer_timeout(self, timeout_millis: int) -> StreamExecutionEnvironment:
+        """Set how long rows wait until they are passed on: Spark collects them in batches, so this is the trigger.
+
+        Args:
+            timeout_millis: a positive number begins a batch every so many milliseconds; 0 as soon as the one before has
+                ended; -1, the default, leaves the trigger to the query. In Flink -1 waits for a full buffer, and how
+                much is a full batch is said by the query itself (``maxFilesPerTrigger``, ``availableNow``).
+
+        Raises:
+            InvalidConfiguration: it is less than -1.
+        """
+        if timeout_millis < _OWN_TRIGGER:
+            raise InvalidConfiguration(f"The buffer timeout must be zero or positive, or -1, not {timeout_millis}.")
+        self._buffer_timeout = timeout_millis
+        return self
+
+    def get_buffer_timeout(self) -> int:
+        """What :meth:`set_buffer_timeout` was given; -1, the query's own trigger, before that."""
+        return self._buffer_timeout
+
+    def disable_operator_chaining(self) -> StreamExecutionEnvironment:
+        """Run each operator by itself: Spark generates no common code for the operators of a stage."""
+        self._chaining = False
+        return self
+
+    def is_chaining_enabled(self) -> bool:
+        """Whether Spark generates common code for the operators of a stage."""
+        return self._chaining
+
+    def set_stream_time_characteristic(self, characteristic: TimeCharacteristic) -> None:
+        """Set what time the queries go by; see :class:`TimeCharacteristic`."""
+        chosen = member(TimeCharacteristic, characteristic)
+        if chosen is TimeCharacteristic.IngestionTime:
+            warn(
+                "TimeCharacteristic.IngestionTime changes nothing: Spark gives rows no time of their own when they "
+                "come in. Add one in the query, with current_timestamp(), and a watermark on it."
+            )
+        self._time = chosen
+
+    def get_stream_time_characteristic(self) -> TimeCharacteristic:
+        """What time the queries go by."""
+        return self._time
+
+    def register_type(self, type_class_name: str) -> None:
+        """Register a Java class with Kryo, which becomes the serializer of a Spark that is started here.
+
+        Rows and state are not serialized by it: Spark has a format of its own for them.
+        """
+        self._types.append(type_class_name)
+
+    def register_type_with_kryo_serializer(self, type_class_name: str, serializer_class_name: str) -> None:
+        """Register a Java class with Kryo, and who gives it its serializer.
+
+        Args:
+            type_class_name: the class.
+            serializer_class_name: a class that extends ``org.apache.spark.serializer.KryoRegistrator`` and sets the
+                serializer. Flink's serializer classes themselves are refused when Spark starts: it has no setting that
+                gives a type its serializer.
+        """
+        self.register_type(type_class_name)
+        self._registrators.append(serializer_class_name)
+
+    def add_default_kryo_serializer(self, type_class_name: str, serializer_class_name: str) -> None:
+        """As :meth:`register_type_with_kryo_serializer`: what a default is, is up to the registrator too."""
+        self.register_type_with_kryo_serializer(type_class_name, serializer_class_name)
+
+    def add_query(
+        self, function: Callable[[SparkSession], DataStreamWriter]
+    ) -> Callable[[SparkSession], DataStreamWriter]:
+        """Add a query: what Flink's sources, transformations and sinks say is said in Spark's own API.
+
+        Args:
+            function: takes a session and returns a ``DataStreamWriter`` that is not started and has no
+                ``checkpointLocation``. May be called more than once.
+
+        Returns:
+            ``function``, so that this is a decorator as well.
+
+        Raises:
+            InvalidConfiguration: there is a query of that name.
+        """
+        name = function.__name__
+        if name in self._queries:
+            raise InvalidConfiguration(
+                f"There is a query {name!r} already.", hint="The name of a query is that of its function; rename one."
+            )
+        self._queries[name] = function
+        return function
+
+    def get_execution_plan(self) -> str:
+        """The queries as JSON in Flink's form: ``nodes``, each after those it reads from.
+
+        A node has ``id``, ``type``, ``pact``, ``contents`` and ``predecessors``, and is an operator of Spark's logical
+        plan or a sink. It has no ``parallelism``, which Spark chooses for each stage when it runs. Spark is started if
+        need be, but no query.
+
+        Raises:
+            InvalidConfiguration: there is no query, or something cannot be used as it is configured.
+        """
+        program = self._program()
+        with ThreadPoolExecutor(1, "dagster-ckpt-plan") as worker:
+            # Not on this thread, where an interrupt would leave an answer of the JVM unread.
+            return json.dumps({"nodes": worker.submit(program.plan).result()})
+
+    def execute(self, job_name: str | None = None) -> JobExecutionResult:
+        """Run the queries until they end, each as a job of its own that goes on from its newest checkpoint.
+
+        ``execution.state-recovery.path`` of the configuration names another beginning: ``none``, ``chk-12``, or the
+        path of a checkpoint or savepoint; ``execution.state-recovery.claim-mode`` says whose that becomes. What happens
+        is logged under ``dagster_ckpt.datastream``.
+
+        Args:
+            job_name: stable, as it becomes the directory of the checkpoints. Each of several queries is
+                ``{job_name}__{function}``. By default a query has the name of its function.
+
+        Raises:
+            InvalidConfiguration: there is no query, or something cannot be used as it is configured.
+            CheckpointError: a query failed and is not restarted; the others have ended by then.
+        """
+        jobs = self._program().jobs(job_name)
+        return run_jobs(jobs, self._configuration.restore_path, self._configuration.claim_mode)
+
+    def _program(self) -> Program:
+        if not self._queries:
+            raise InvalidConfiguration(
+                "There is no query to execute.", hint="Add one with add_query: a function that returns a writer."
+            )
+        return Program(
+            queries=self._queries,
+            configuration=self._configuration,
+            checkpoint_config=self._checkpoint_config,
+            state_backend=self._state_backend,
+            restart=self._restart_strategy.to_config(),
+            partitions=self._config.partitions,
+            time=self._time,
+            buffer_timeout=self._buffer_timeout,
+            chaining=self._chaining,
+            spark=SharedSpark(
+                self._local_parallelism,
+                self.get_default_local_parallelism(),
+                kryo_conf(self._types, self._registrators),
+            ),
+        )

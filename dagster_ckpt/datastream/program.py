@@ -1,0 +1,184 @@
+"""What an environment has collected, as jobs: each setting at its place in a :class:`StreamingJob`."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from dagster_ckpt.checkpoint.layout import validate_job_name
+from dagster_ckpt.config.configuration import Configuration
+from dagster_ckpt.config.restart import NoRestart, RestartStrategy
+from dagster_ckpt.datastream.checkpoint_config import CheckpointConfig
+from dagster_ckpt.datastream.checkpoint_storage import CheckpointStorage, configured_storage
+from dagster_ckpt.datastream.differences import warn
+from dagster_ckpt.datastream.enums import TimeCharacteristic
+from dagster_ckpt.datastream.state_backend import StateBackend
+from dagster_ckpt.errors import InvalidConfiguration
+from dagster_ckpt.orchestration.resources import SparkSessionResource
+from dagster_ckpt.spark.job import StreamingJob
+from dagster_ckpt.spark.kryo import check_kryo
+from dagster_ckpt.spark.partitions import set_partitions
+from dagster_ckpt.spark.query_plan import has_watermark, plan_nodes
+from dagster_ckpt.spark.session import streaming_session
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+    Query = Callable[[SparkSession], DataStreamWriter]
+
+__all__ = ["Program", "SharedSpark"]
+
+_OWN_TRIGGER = -1
+
+
+class SharedSpark:
+    """The Spark session of all queries of an environment: that of this process, or a local one that is started.
+
+    Args:
+        chosen: threads of a local Spark, if they were chosen.
+        threads: threads of a local Spark.
+        kryo: settings it must have been started with.
+    """
+
+    def __init__(self, chosen: int | None, threads: int, kryo: Mapping[str, str]) -> None:
+        self._chosen = chosen
+        self._master = f"local[{threads}]"
+        self._kryo = kryo
+        self._lock = threading.Lock()
+        self._session: SparkSession | None = None
+
+    def session(self, app_name: str, launch_conf: Mapping[str, str]) -> SparkSession:
+        """Start Spark, or join the session of this process; the same one at each call.
+
+        Raises:
+            JavaNotFound: no usable Java.
+            InvalidConfiguration: it runs already, without what has to be registered with it.
+        """
+        with self._lock:
+            if self._session is None:
+                resource = SparkSessionResource(master=self._master)
+                spark = resource.session(app_name, {**launch_conf, **self._kryo})
+                check_kryo(spark, self._kryo)
+                if self._chosen is not None and spark.sparkContext.master != self._master:
+                    warn(
+                        f"set_default_local_parallelism({self._chosen}) changes nothing: Spark already runs with the "
+                        f"master {spark.sparkContext.master}."
+                    )
+                self._session = spark
+            return self._session
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """The queries of an environment and how they are run.
+
+    Attributes:
+        queries: by the names of their functions.
+        configuration: Flink's string keys, for what nothing else says.
+        checkpoint_config: when checkpoints are taken and kept, and where, unless the state backend says where.
+        state_backend: what state is kept with.
+        restart: what happens after a failure.
+        partitions: of a query and its state.
+        time: ``EventTime`` for queries that must have a watermark.
+        buffer_timeout: milliseconds between two batches, 0 for none; -1 for the trigger of the query.
+        chaining: whether Spark generates common code for the operators of a stage.
+        spark: where they run.
+    """
+
+    queries: Mapping[str, Query]
+    configuration: Configuration
+    checkpoint_config: CheckpointConfig
+    state_backend: StateBackend | None
+    restart: RestartStrategy
+    partitions: int | None
+    time: TimeCharacteristic
+    buffer_timeout: int
+    chaining: bool
+    spark: SharedSpark
+
+    def jobs(self, job_name: str | None) -> list[StreamingJob]:
+        """A job for each query.
+
+        Raises:
+            InvalidConfiguration: a name cannot be a directory, or something cannot be used as it is configured.
+        """
+        if job_name is None:
+            names = {name: name for name in self.queries}
+        elif len(self.queries) == 1:
+            names = dict.fromkeys(self.queries, job_name)
+        else:
+            names = {name: f"{job_name}__{name}" for name in self.queries}
+        config = self.checkpoint_config.to_config()
+        for sentence in config.warnings:
+            warn(sentence)
+        backend = None if self.state_backend is None else self.state_backend.configured(self.configuration)
+        launch_conf = {} if backend is None else backend.launch_conf()
+        storage = self._storage().configured(self.configuration)
+        return [
+            StreamingJob(
+                name=validate_job_name(name),
+                query=self._as_set(name, query),
+                session=partial(self.spark.session, job_name or next(iter(self.queries)), launch_conf),
+                config=config,
+                restart=self._restart_strategy(),
+                filesystem=storage.filesystem(),
+                working_directory=storage.live_directory(name),
+                deployment=storage.deployment,
+                inline_threshold=storage.inline_threshold,
+                savepoint_path=storage.savepoint_path,
+                max_state_size=storage.size_limit,
+                state_backend=backend,
+                partitions=self.partitions,
+            )
+            for name, query in ((names[function], query) for function, query in self.queries.items())
+        ]
+
+    def plan(self) -> list[dict[str, Any]]:
+        """The operators of all queries as Flink writes them down. Calls into the JVM."""
+        nodes: list[dict[str, Any]] = []
+        for job in self.jobs(None):
+            session = streaming_session(job.session(), None, job.state_backend)
+            set_partitions(session, job.partitions, None)
+            first = len(nodes) + 1
+            for number, node in enumerate(plan_nodes(job.query(session)), first):
+                pact = "Data Sink" if node.sink else "Operator" if node.inputs else "Data Source"
+                predecessors = [{"id": first + place} for place in node.inputs]
+                described = {"id": number, "type": node.name, "pact": pact, "contents": node.text}
+                nodes.append({**described, **({"predecessors": predecessors} if predecessors else {})})
+        return nodes
+
+    def _as_set(self, name: str, query: Query) -> Query:
+        def built(session: SparkSession) -> DataStreamWriter:
+            if not self.chaining:
+                session.conf.set("spark.sql.codegen.wholeStage", "false")
+            writer = query(session)
+            if self.time is TimeCharacteristic.EventTime and not has_watermark(writer):
+                raise InvalidConfiguration(
+                    f"The query of job {name!r} has no watermark, which TimeCharacteristic.EventTime needs.",
+                    hint="Add .withWatermark(column, delay) to it, or set TimeCharacteristic.ProcessingTime.",
+                )
+            if self.buffer_timeout != _OWN_TRIGGER:
+                writer = writer.trigger(processingTime=f"{self.buffer_timeout} milliseconds")
+            return writer
+
+        return built
+
+    def _storage(self) -> CheckpointStorage:
+        """In Flink's order: a state backend that says so itself, what was set, what is configured."""
+        of_backend = None if self.state_backend is None else self.state_backend.checkpoint_storage
+        chosen = self.checkpoint_config.get_checkpoint_storage()
+        if of_backend is not None and chosen is not None:
+            warn(
+                f"The checkpoint storage {chosen} is not used: that of {self.state_backend} wins over it, as in Flink."
+            )
+        return of_backend or chosen or configured_storage(self.configuration)
+
+    def _restart_strategy(self) -> RestartStrategy:
+        configured = self.configuration.restart_strategy()
+        if configured is None and not self.checkpoint_config.is_checkpointing_enabled():
+            configured = NoRestart()
+        return self.restart.resolve(configured)

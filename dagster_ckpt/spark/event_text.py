@@ -1,0 +1,55 @@
+"""The events of a run as a person reads them, wherever they are shown."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+from dagster_ckpt.spark.job import (
+    CheckpointCompleted,
+    CheckpointFailed,
+    CheckpointsDropped,
+    Event,
+    Restarting,
+    SavepointCompleted,
+    SettingsIgnored,
+    SparkStarted,
+    Started,
+)
+
+__all__ = ["describe"]
+
+
+def describe(event: Event) -> Iterator[tuple[int, str]]:
+    """The lines that tell of an event, each with its level (of :mod:`logging`)."""
+    match event:
+        case SparkStarted(seconds, web_url):
+            yield logging.INFO, f"Spark started in {seconds:.1f} s{f', UI at {web_url}' if web_url else ''}"
+        case Started():
+            restored = event.restored
+            origin = f"from {restored.reference} (batch {restored.batch})" if restored else "from nothing"
+            yield (
+                logging.INFO,
+                f"Epoch {event.epoch} of lineage {event.job_id} starts {origin}: {event.reason}. "
+                f"Restored in {event.restore_seconds:.2f} s.{f' Sink: {event.sink}.' if event.sink else ''}",
+            )
+        case CheckpointCompleted(metadata, dropped):
+            yield (
+                logging.INFO,
+                f"{metadata.name} completed at batch {metadata.batch}: {len(metadata.files)} files, "
+                f"{metadata.size} bytes, {metadata.new_bytes} of them new",
+            )
+            for item in dropped:
+                if item.metadata.location is not None:
+                    yield logging.INFO, f"Deleted the claimed savepoint {item.metadata.reference}: {item.reason}"
+        case SavepointCompleted(metadata):
+            yield logging.INFO, f"Savepoint of batch {metadata.batch} completed: {metadata.reference}"
+        case CheckpointFailed(number, reason, consecutive):
+            yield logging.WARNING, f"Checkpoint {number} failed ({consecutive} in a row): {reason}"
+        case SettingsIgnored(reasons):
+            for reason in reasons:
+                yield logging.WARNING, f"The state backend asks for what it does not get. {reason}"
+        case CheckpointsDropped(dropped):
+            yield logging.INFO, f"{len(dropped)} checkpoints are deleted at the end of the job"
+        case Restarting(error, reason, delay):
+            yield logging.WARNING, f"{error} {reason}, in {delay:.1f} s"
