@@ -5,13 +5,21 @@ from dagster_ckpt.config.checkpoint_config import (
     CheckpointingMode,
     ExternalizedCheckpointCleanup,
 )
+from dagster_ckpt.config.configuration import Configuration
 from dagster_ckpt.config.restart import RestartStrategies
+from dagster_ckpt.config.state_backend import (
+    CustomStateBackend,
+    EmbeddedRocksDBStateBackend,
+    HashMapStateBackend,
+    PredefinedOptions,
+)
 from dagster_ckpt.orchestration.definitions import build_checkpoint_definitions
 from dagster_ckpt.orchestration.resources import SparkSessionResource
 from dagster_ckpt.orchestration.storages import (
     CustomCheckpointStorage,
     FileSystemCheckpointStorage,
     JobManagerCheckpointStorage,
+    configured_storage,
 )
 from dagster_ckpt.orchestration.streaming_asset import (
     CheckpointedStreamingAsset,
@@ -22,12 +30,18 @@ __all__ = [
     "CheckpointConfig",
     "CheckpointedStreamingAsset",
     "CheckpointingMode",
+    "Configuration",
     "CustomCheckpointStorage",
+    "CustomStateBackend",
+    "EmbeddedRocksDBStateBackend",
     "ExternalizedCheckpointCleanup",
     "FileSystemCheckpointStorage",
+    "HashMapStateBackend",
     "JobManagerCheckpointStorage",
+    "PredefinedOptions",
     "RestartStrategies",
     "SparkSessionResource",
     "build_checkpoint_definitions",
     "checkpointed_streaming_asset",
+    "configured_storage",
 ]

@@ -30,7 +30,8 @@ next thing to do; both are in ``str(error)``.
     │   ├── CheckpointsLost                    they were in the memory of a driver that is gone
     │   ├── QueryMismatch                      the query is not the one the checkpoint was taken of
     │   ├── SinkNotEmpty                       start from nothing, but the sink has data
-    │   └── SinkMismatch                       the sink does not hold what the checkpoint says it holds
+    │   ├── SinkMismatch                       the sink does not hold what the checkpoint says it holds
+    │   └── StateBackendMismatch               the state backend cannot read the checkpoint's state
     ├── QueryFailed                            the streaming query ended with an error
     └── DriverLost                             the JVM of the Spark driver is gone
 """
@@ -62,6 +63,7 @@ __all__ = [
     "SavepointFailed",
     "SinkMismatch",
     "SinkNotEmpty",
+    "StateBackendMismatch",
     "StorageError",
     "StorageUnusable",
     "ToleranceExceeded",
@@ -189,20 +191,7 @@ class RestoreRefused(CheckpointError):
 
 
 class CheckpointsLost(RestoreRefused):
-    """The checkpoints of a job were in the memory of a driver that is gone.
-
-    Args:
-        job_name: the job.
-        run_id: the run whose driver it was.
-    """
-
-    def __init__(self, job_name: str, run_id: str) -> None:
-        super().__init__(
-            f"The checkpoints of job {job_name!r} were in the memory of the driver of run {run_id}, and are gone with "
-            "it: JobManagerCheckpointStorage without a checkpoint_path restarts a failing query inside its run only.",
-            hint="To begin again, empty the sink and launch with restore_from: none. To keep checkpoints from now on, "
-            "give the storage a checkpoint_path, or use FileSystemCheckpointStorage.",
-        )
+    """The checkpoints of a job were in the memory of a driver that is gone."""
 
 
 class QueryMismatch(RestoreRefused):
@@ -215,6 +204,10 @@ class SinkNotEmpty(RestoreRefused):
 
 class SinkMismatch(RestoreRefused):
     """The sink does not hold the data that the checkpoint says it holds."""
+
+
+class StateBackendMismatch(RestoreRefused):
+    """The job's state backend is not the one whose state the checkpoint holds."""
 
 
 class QueryFailed(CheckpointError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import dagster as dg
@@ -30,10 +31,14 @@ class SparkSessionResource(dg.ConfigurableResource["SparkSessionResource"]):
     conf: dict[str, str] = Field(default_factory=dict, description="Spark configuration, key to value.")
     app_name: str | None = Field(default=None, description="Application name; the job's name by default.")
 
-    def session(self, job_name: str) -> SparkSession:
+    def session(self, job_name: str, required: Mapping[str, str] | None = None) -> SparkSession:
         """Start Spark, or join the session of this process.
+
+        Args:
+            job_name: of the job that needs it.
+            required: settings that win over ``conf``; most of them only where Spark is not running yet.
 
         Raises:
             JavaNotFound: no usable Java.
         """
-        return start_session(self.app_name or job_name, self.master, self.conf)
+        return start_session(self.app_name or job_name, self.master, {**self.conf, **(required or {})})

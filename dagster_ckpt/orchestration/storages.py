@@ -20,6 +20,7 @@ from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
 from dagster_ckpt.checkpoint.driver_memory import DriverMemory
 from dagster_ckpt.checkpoint.layout import CHECKPOINT_TASK_OWNED_STATE_DIR
 from dagster_ckpt.checkpoint.shared_state import DEFAULT_INLINE_THRESHOLD, MAX_INLINE_BYTES
+from dagster_ckpt.config.configuration import Configuration
 from dagster_ckpt.config.import_path import load
 from dagster_ckpt.errors import InvalidConfiguration
 from dagster_ckpt.filesystem import FileSystem, PosixFileSystem, open_filesystem
@@ -29,6 +30,7 @@ __all__ = [
     "CustomCheckpointStorage",
     "FileSystemCheckpointStorage",
     "JobManagerCheckpointStorage",
+    "configured_storage",
 ]
 
 DEFAULT_MAX_STATE_SIZE = 5 << 20
@@ -242,3 +244,36 @@ class CustomCheckpointStorage(CheckpointStorage):
                 hint="Implement that class, and hold the result to dagster_ckpt.testing's FileSystemContract.",
             )
         return filesystem
+
+
+def configured_storage(configuration: Configuration) -> CheckpointStorage:
+    """The storage that Flink's keys describe, chosen as Flink chooses.
+
+    The one that ``execution.checkpointing.storage`` names (``jobmanager``, ``filesystem``, or the import path of the
+    factory of a file system); else files if there is a directory for them, else the driver's memory.
+
+    .. code-block:: python
+
+        resources = {"checkpoint_storage": configured_storage(Configuration.from_yaml("flink.yaml"))}
+
+    Raises:
+        InvalidConfiguration: there is no directory for files.
+    """
+    directory, savepoints = configuration.checkpoints_directory, configuration.savepoints_directory
+    threshold = -1 if configuration.inline_threshold is None else configuration.inline_threshold
+    kind = configuration.checkpoint_storage or ("jobmanager" if directory is None else "filesystem")
+    if kind == "jobmanager":
+        return JobManagerCheckpointStorage(checkpoint_path=directory, savepoint_path=savepoints)
+    if kind != "filesystem":
+        return CustomCheckpointStorage(factory=kind, savepoint_path=savepoints, file_state_size_threshold=threshold)
+    if directory is None:
+        raise InvalidConfiguration(
+            "execution.checkpointing.storage is filesystem, and no directory is given.",
+            hint="Set execution.checkpointing.dir.",
+        )
+    return FileSystemCheckpointStorage(
+        checkpoint_path=directory,
+        savepoint_path=savepoints,
+        file_state_size_threshold=threshold,
+        write_buffer_size=-1 if configuration.write_buffer_size is None else configuration.write_buffer_size,
+    )

@@ -14,22 +14,22 @@ from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
 from dagster_ckpt.checkpoint.clock import SystemClock
 from dagster_ckpt.checkpoint.layout import validate_job_name
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig, JobStatus
+from dagster_ckpt.config.configuration import Configuration
 from dagster_ckpt.config.recovery import RecoveryClaimMode
-from dagster_ckpt.config.restart import ExponentialDelayRestart, RestartStrategy
+from dagster_ckpt.config.restart import RestartStrategies, RestartStrategy
+from dagster_ckpt.config.state_backend import StateBackend, configured_backend
 from dagster_ckpt.orchestration import names
 from dagster_ckpt.orchestration.reporting import CheckpointReporter
 from dagster_ckpt.orchestration.resources import SparkSessionResource
+from dagster_ckpt.orchestration.run_settings import JobSettings, RunSettings
 from dagster_ckpt.orchestration.savepoint_asset import savepoints_asset
 from dagster_ckpt.orchestration.storages import CheckpointStorage
+from dagster_ckpt.spark.event_text import describe
 from dagster_ckpt.spark.job import (
     CheckpointCompleted,
-    CheckpointFailed,
     CheckpointsDropped,
     Event,
-    Restarting,
     RunResult,
-    SavepointCompleted,
-    SparkStarted,
     Started,
     StreamingJob,
 )
@@ -60,6 +60,11 @@ class StreamingRunConfig(dg.Config):
         "when it is subsumed, a savepoint too; NO_CLAIM: a new lineage begins and never touches it. Default: CLAIM for "
         "checkpoints, NO_CLAIM for savepoints.",
     )
+    configuration: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Settings by Flink's keys for this run and those that resume it, over those of the asset, such as "
+        "{execution.checkpointing.interval: 10 s, restart-strategy.type: none}.",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +78,8 @@ class CheckpointedStreamingAsset:
         name: the job's stable name, and the directory of its checkpoints.
         job_name: the Dagster job that materializes it.
         op_name: the name under which ``run_config["ops"]`` configures it.
-        config: when checkpoints are taken and kept.
-        restart: what happens after a failure.
+        settings: when checkpoints are taken and kept and what happens after a failure, unless a run says otherwise.
+        state_backend: what the query keeps its state with; ``None`` for what Spark's configuration says.
         storage_key: resource key of the checkpoint storage.
         spark_key: resource key of Spark.
         definition: the output asset.
@@ -88,13 +93,23 @@ class CheckpointedStreamingAsset:
     name: str
     job_name: str
     op_name: str
-    config: CheckpointConfig
-    restart: RestartStrategy
+    settings: JobSettings
+    state_backend: StateBackend | None
     storage_key: str
     spark_key: str
     definition: dg.AssetsDefinition
     checkpoints: dg.AssetSpec
     savepoints: dg.AssetsDefinition
+
+    @property
+    def config(self) -> CheckpointConfig:
+        """When checkpoints are taken and kept, unless a run says otherwise."""
+        return self.settings.config
+
+    @property
+    def restart(self) -> RestartStrategy:
+        """What happens after a failure, unless a run says otherwise."""
+        return self.settings.restart
 
     @property
     def partitions_name(self) -> str:
@@ -109,6 +124,8 @@ def checkpointed_streaming_asset(
     deps: Iterable[Any] | None = None,
     config: CheckpointConfig | None = None,
     restart: RestartStrategy | None = None,
+    configuration: Mapping[str, Any] | Configuration | None = None,
+    state_backend: StateBackend | None = None,
     storage_key: str = "checkpoint_storage",
     spark_key: str = "spark",
     report_interval: float = 10.0,
@@ -137,6 +154,10 @@ def checkpointed_streaming_asset(
         deps: assets the query reads.
         config: when checkpoints are taken and kept; the safe defaults of :class:`CheckpointConfig`.
         restart: what happens after a failure; exponential delay by default.
+        configuration: settings by Flink's keys, which win over ``config`` and ``restart``, and describe the state
+            backend where none is given.
+        state_backend: what the query keeps its state with; by default what Spark's configuration says, and RocksDB
+            where that says nothing.
         storage_key: resource key of the checkpoint storage.
         spark_key: resource key of Spark.
         report_interval: seconds between two reports of checkpoints to Dagster, at least.
@@ -148,10 +169,11 @@ def checkpointed_streaming_asset(
         metadata: as of any asset.
 
     Raises:
-        InvalidConfiguration: the name cannot be a directory name.
+        InvalidConfiguration: the name cannot be a directory name, or the configuration cannot be used.
     """
-    config = config or CheckpointConfig()
-    restart = restart or ExponentialDelayRestart()
+    settings = JobSettings.of(
+        config or CheckpointConfig(), restart or RestartStrategies.fall_back_restart(), configuration
+    )
 
     def decorate(function: QueryFunction) -> CheckpointedStreamingAsset:
         prefix = [key_prefix] if isinstance(key_prefix, str) else list(key_prefix or ())
@@ -174,7 +196,8 @@ def checkpointed_streaming_asset(
             config_schema=StreamingRunConfig.to_fields_dict(),
         )
         def streaming(context: dg.AssetExecutionContext) -> dg.MaterializeResult[None]:
-            return _execute(context, asset, function, report_interval)
+            run = settings.of_run(context.op_execution_context.op_config)
+            return _execute(context, asset, function, run, report_interval)
 
         asset = CheckpointedStreamingAsset(
             key=key,
@@ -183,8 +206,8 @@ def checkpointed_streaming_asset(
             name=job,
             job_name=f"{job}_job",
             op_name=streaming.op.name,
-            config=config,
-            restart=restart,
+            settings=settings,
+            state_backend=state_backend or configured_backend(settings.configuration),
             storage_key=storage_key,
             spark_key=spark_key,
             definition=streaming,
@@ -196,9 +219,17 @@ def checkpointed_streaming_asset(
                 description=f"The retained checkpoints of {key.to_user_string()}. A partition is a checkpoint that "
                 "can be restored now; it goes when the checkpoint is subsumed.",
                 tags={names.JOB_TAG: job},
+                metadata={"deleted_when": settings.config.discarded_when()},
                 partitions_def=dg.DynamicPartitionsDefinition(name=_partitions_name(job)),
             ),
-            savepoints=savepoints_asset(savepoints_key, key, job, storage_key, group_name),
+            savepoints=savepoints_asset(
+                savepoints_key,
+                key,
+                job,
+                storage_key,
+                group_name,
+                deleted_when=settings.config.discarded_when(savepoint=True),
+            ),
         )
         return asset
 
@@ -209,19 +240,21 @@ def _execute(
     context: dg.AssetExecutionContext,
     asset: CheckpointedStreamingAsset,
     function: QueryFunction,
+    run: RunSettings,
     report_interval: float,
 ) -> dg.MaterializeResult[None]:
-    asked = context.op_execution_context.op_config
-    claim_mode = asked.get("claim_mode")
+    for warning in run.warnings:
+        context.log.warning(warning)
     storage: CheckpointStorage = getattr(context.resources, asset.storage_key)
     spark: SparkSessionResource = getattr(context.resources, asset.spark_key)
+    required = None if asset.state_backend is None else asset.state_backend.launch_conf()
     clock = SystemClock()
     filesystem = storage.filesystem()
     catalog = CheckpointCatalog(filesystem, asset.name)
     is_step_process = _is_step_process(context)
     if is_step_process:
         die_with_parent()
-    context.instance.add_run_tags(context.run_id, {names.JOB_TAG: asset.name})
+    context.instance.add_run_tags(context.run.run_id, {names.JOB_TAG: asset.name})
     reporter = CheckpointReporter(
         context.instance,
         context.log_event,
@@ -234,24 +267,25 @@ def _execute(
     job = StreamingJob(
         name=asset.name,
         query=lambda session: function(context, session),
-        session=lambda: spark.session(asset.name),
-        config=asset.config,
-        restart=asset.restart,
+        session=lambda: spark.session(asset.name, required),
+        config=run.config,
+        restart=run.restart,
         filesystem=filesystem,
         working_directory=storage.live_directory(asset.name),
         deployment=storage.deployment,
         inline_threshold=storage.inline_threshold,
         savepoint_path=storage.savepoint_path,
         max_state_size=storage.size_limit,
+        state_backend=asset.state_backend,
     )
     series = context.run.tags.get(names.SERIES_TAG)
 
     def start(emit: Callable[[Event], None]) -> StreamingRun:
         return StreamingRun(
             job,
-            run_id=context.run_id,
-            restore_from=asked["restore_from"],
-            claim_mode=None if claim_mode is None else RecoveryClaimMode(claim_mode),
+            run_id=context.run.run_id,
+            restore_from=run.restore_from,
+            claim_mode=run.claim_mode,
             series=None if series is None else int(series),
             clock=clock,
             emit=emit,
@@ -285,41 +319,22 @@ def _last_report(context: dg.AssetExecutionContext, reporter: CheckpointReporter
 
 
 def _on_event(context: dg.AssetExecutionContext, reporter: CheckpointReporter, event: Event) -> None:
+    for level, text in describe(event):
+        context.log.log(level, text)
     match event:
-        case SparkStarted(seconds, web_url):
-            context.log.info(f"Spark started in {seconds:.1f} s{f', UI at {web_url}' if web_url else ''}")
         case Started():
-            restored = event.restored
-            origin = f"from {restored.reference} (batch {restored.batch})" if restored else "from nothing"
-            context.log.info(
-                f"Epoch {event.epoch} of lineage {event.job_id} starts {origin}: {event.reason}. "
-                f"Restored in {event.restore_seconds:.2f} s.{f' Sink: {event.sink}.' if event.sink else ''}"
-            )
             context.instance.add_run_tags(
-                context.run_id,
+                context.run.run_id,
                 {
                     names.JOB_ID_TAG: event.job_id,
-                    names.RESTORED_FROM_TAG: restored.reference if restored else "nothing",
+                    names.RESTORED_FROM_TAG: event.restored.reference if event.restored else "nothing",
                 },
             )
             reporter.began(event.retained)
         case CheckpointCompleted(metadata, dropped, retained):
-            context.log.info(
-                f"{metadata.name} completed at batch {metadata.batch}: {len(metadata.files)} files, "
-                f"{metadata.size} bytes, {metadata.new_bytes} of them new"
-            )
-            for item in dropped:
-                if item.metadata.location is not None:
-                    context.log.info(f"Deleted the claimed savepoint {item.metadata.reference}: {item.reason}")
             reporter.completed(metadata, dropped, retained)
-        case SavepointCompleted(metadata):
-            context.log.info(f"Savepoint of batch {metadata.batch} completed: {metadata.reference}")
-        case CheckpointFailed(number, reason, consecutive):
-            context.log.warning(f"Checkpoint {number} failed ({consecutive} in a row): {reason}")
-        case CheckpointsDropped(dropped):
-            reporter.dropped(dropped)
-        case Restarting(error, reason, delay):
-            context.log.warning(f"{error} {reason}, in {delay:.1f} s")
+        case CheckpointsDropped(dropped, retained):
+            reporter.dropped(dropped, retained)
 
 
 def _materialized(result: RunResult) -> dg.MaterializeResult[None]:

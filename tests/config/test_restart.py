@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from dagster_ckpt.config.restart import (
     ExponentialDelayRestart,
     FailureRateRestart,
+    FallbackRestart,
     FixedDelayRestart,
     NoRestart,
     RestartStrategies,
@@ -33,6 +34,25 @@ def test_no_restart() -> None:
     assert not decision.allowed
     assert decision.reason == "Restart deactivated."
     assert RestartStrategies.no_restart() == NoRestart()
+
+
+class TestFallBack:
+    def test_to_what_is_configured(self) -> None:
+        configured = FixedDelayRestart(3, SECOND)
+        assert RestartStrategies.fall_back_restart().resolve(configured) == configured
+
+    @pytest.mark.parametrize("configured", [None, FallbackRestart()])
+    def test_else_to_the_default_of_a_job_with_checkpoints(self, configured: RestartStrategy | None) -> None:
+        assert FallbackRestart().resolve(configured) == ExponentialDelayRestart()
+
+    def test_it_decides_nothing_before_it_is_resolved(self) -> None:
+        with pytest.raises(InvalidConfiguration, match="was asked for a decision") as raised:
+            FallbackRestart().decide([1.0])
+        assert "resolve" in raised.value.hint
+
+    @pytest.mark.parametrize("own", [NoRestart(), FailureRateRestart(), ExponentialDelayRestart()])
+    def test_any_other_strategy_stays_what_it_is(self, own: RestartStrategy) -> None:
+        assert own.resolve(FixedDelayRestart(3, SECOND)) is own
 
 
 class TestFixedDelay:

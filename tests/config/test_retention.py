@@ -11,6 +11,7 @@ from dagster_ckpt.config.retention import (
     AnyOf,
     KeepEvery,
     KeepNewest,
+    KeepPinned,
     KeepYounger,
     Retained,
     RetentionPolicy,
@@ -25,6 +26,10 @@ policies: st.SearchStrategy[RetentionPolicy] = st.recursive(
         st.builds(KeepNewest, st.integers(1, 25)),
         st.builds(KeepYounger, st.timedeltas(timedelta(seconds=1), timedelta(days=2))),
         st.builds(KeepEvery, st.integers(1, 12)),
+        st.builds(
+            lambda keys: KeepPinned({f"{e}/{n}": "" for e, n in keys}),
+            st.lists(st.tuples(st.integers(1, 5), st.integers(1, 30)), max_size=4),
+        ),
     ),
     lambda inner: st.builds(lambda found: AnyOf(tuple(found)), st.lists(inner, min_size=1, max_size=3)),
     max_leaves=4,
@@ -66,6 +71,23 @@ def test_by_age() -> None:
 def test_every_kth_by_its_id() -> None:
     among = [Retained(str(number), (1, number)) for number in range(1, 12)]
     assert kept(KeepEvery(5), among) == {"5", "10", "11"}
+
+
+def test_what_is_pinned_stays_and_says_why() -> None:
+    among = [Retained(str(number), (1, number)) for number in range(1, 6)]
+    policy = AnyOf((KeepPinned({"2": "before the upgrade", "3": "", "gone": "by hand"}), KeepNewest(1)))
+    decisions = {decision.name: decision for decision in decide(policy, among, 0)}
+    assert {name: decision.reason for name, decision in decisions.items() if decision.keep} == {
+        "2": "pinned: before the upgrade",
+        "3": "pinned",
+        "5": "among the 1 newest",
+    }
+    assert decisions["4"].reason == "not among those that are pinned, the 1 newest"
+
+
+def test_pinning_the_oldest_does_not_make_it_what_the_job_goes_on_from() -> None:
+    among = [Retained("old", (1, 1)), Retained("new", (1, 2))]
+    assert kept(KeepPinned({"old": ""}), among) == {"old", "new"}
 
 
 def test_a_combination_keeps_what_any_keeps() -> None:

@@ -98,7 +98,8 @@ def test_a_schedule_launches_the_checkpointed_job_with_its_tag(location: ModuleT
         )
     (request,) = tick.run_requests or ()
     job = definitions.resolve_job_def(schedule.job_name)
-    assert dg.validate_run_config(job, request.run_config)["ops"]["ticking"]["config"] == {"restore_from": "latest"}
+    config = dg.validate_run_config(job, request.run_config)["ops"]["ticking"]["config"]
+    assert config == {"restore_from": "latest", "claim_mode": None, "configuration": {}}
     # The sensor finds runs by this tag, and the instance limits them by it.
     assert job.tags[names.JOB_TAG] == "ticking"
 

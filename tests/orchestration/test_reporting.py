@@ -145,7 +145,7 @@ def test_partitions_of_a_lineage_that_was_left_go_at_the_next_start(reports: Rep
 
 def test_given_up_checkpoints_go_with_the_reason_of_the_policy(reports: Reports) -> None:
     only = reports.complete()
-    reports.reporter.dropped([Dropped(only, "CANCELED: by the user")])
+    reports.reporter.dropped([Dropped(only, "CANCELED: by the user")], [])
     assert reports.shown() == set()
     assert reports.observed() == {partition_key(only): "CANCELED: by the user"}
 

@@ -12,10 +12,12 @@ from pydantic import ValidationError
 from pyspark.sql import SparkSession
 
 from dagster_ckpt import (
+    Configuration,
     CustomCheckpointStorage,
     FileSystemCheckpointStorage,
     JobManagerCheckpointStorage,
     SparkSessionResource,
+    configured_storage,
 )
 from dagster_ckpt.errors import InvalidConfiguration
 from dagster_ckpt.orchestration.storages import CheckpointStorage
@@ -214,6 +216,44 @@ def test_a_storage_goes_to_other_processes_and_threads(storage: CheckpointStorag
     assert copied.live_directory("orders") == storage.live_directory("orders")
     with ThreadPoolExecutor(8) as pool:
         assert len(set(pool.map(lambda _: storage.filesystem().url, range(50)))) == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "storage"),
+    [
+        ({}, JobManagerCheckpointStorage()),
+        ({"state.checkpoints.dir": "/c"}, FileSystemCheckpointStorage(checkpoint_path="/c")),
+        (
+            {
+                "execution.checkpointing.dir": "/c",
+                "execution.checkpointing.savepoint-dir": "/s",
+                "execution.checkpointing.data-inline-threshold": "1 kb",
+                "execution.checkpointing.write-buffer-size": "64 kb",
+            },
+            FileSystemCheckpointStorage(
+                checkpoint_path="/c", savepoint_path="/s", file_state_size_threshold=1024, write_buffer_size=65_536
+            ),
+        ),
+        (
+            {"execution.checkpointing.storage": "jobmanager", "execution.checkpointing.dir": "/c"},
+            JobManagerCheckpointStorage(checkpoint_path="/c"),
+        ),
+        (
+            {"execution.checkpointing.storage": "tests.orchestration.vault:Vault", "state.savepoints.dir": "/s"},
+            CustomCheckpointStorage(factory="tests.orchestration.vault:Vault", savepoint_path="/s"),
+        ),
+    ],
+)
+def test_a_storage_is_chosen_as_flink_chooses(settings: dict[str, str], storage: CheckpointStorage) -> None:
+    chosen = configured_storage(Configuration(settings))
+    assert type(chosen) is type(storage)
+    assert dict(chosen) == dict(storage)
+
+
+def test_files_without_a_directory_are_refused() -> None:
+    with pytest.raises(InvalidConfiguration, match="no directory is given") as caught:
+        configured_storage(Configuration({"execution.checkpointing.storage": "filesystem"}))
+    assert "execution.checkpointing.dir" in caught.value.hint
 
 
 def test_a_missing_path_is_named() -> None:

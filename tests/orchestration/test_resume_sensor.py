@@ -17,6 +17,9 @@ from dagster_ckpt import (
     SparkSessionResource,
     build_checkpoint_definitions,
 )
+from dagster_ckpt.checkpoint.clock import SystemClock
+from dagster_ckpt.checkpoint.epochs import Claim
+from dagster_ckpt.checkpoint.pinning import pin_checkpoint
 from dagster_ckpt.orchestration import names
 from tests.orchestration.stored_job import StoredJob, make_asset, run_id
 
@@ -311,6 +314,77 @@ def test_a_later_attempt_of_the_same_run_does_not_start_over(sensor: Sensor, job
     assert request.tags[names.RESTORED_FROM_TAG] == newest.reference
 
 
+def configured(**keys: str) -> dict[str, Any]:
+    """The run configuration of a launch with Flink's keys; ``cleanup`` and ``restart`` for short."""
+    short = {
+        "cleanup": "execution.checkpointing.externalized-checkpoint-retention",
+        "restart": "restart-strategy.type",
+        "path": "execution.state-recovery.path",
+    }
+    config = {short[name]: value for name, value in keys.items()}
+    return {"ops": {"orders": {"config": {"configuration": config}}}}
+
+
+def test_the_configuration_of_the_launch_is_kept_but_not_what_it_began_with(sensor: Sensor, job: StoredJob) -> None:
+    job.die(run_id(), checkpoints=2)
+    wanted = f"{job.root}/orders/{job.catalog.job_ids()[0]}/chk-1"
+    config = configured(restart="exponential-delay", path=wanted)
+    claim = job.claim(sensor.add_run(run_id(), Status.FAILURE, config=config), ago=60)
+    request = sensor.request()
+    asked = request.run_config["ops"]["orders"]["config"]
+    assert asked["configuration"] == config["ops"]["orders"]["config"]["configuration"]
+    assert asked["restore_from"] == "latest"
+    assert request.tags[names.RESTORED_FROM_TAG] == wanted, "it has not restored it yet"
+
+    job.choose(claim, job.catalog.resolve(wanted))
+    request = sensor.request()
+    asked = request.run_config["ops"]["orders"]["config"]
+    assert asked == {"restore_from": "latest", "configuration": {"restart-strategy.type": "exponential-delay"}}
+    assert dg.validate_run_config(sensor.definitions.resolve_job_def("orders_job"), request.run_config)
+
+
+def test_the_restart_strategy_is_the_runs_own(sensor: Sensor, job: StoredJob) -> None:
+    dead = job.die(sensor.add_run(run_id(), Status.FAILURE, config=configured(restart="none")))
+    requests, said = sensor.tick()
+    assert requests == []
+    assert said == f"orders: it ended FAILED: run {dead.run_id} died: {_why(job, dead)} (Restart deactivated.)"
+
+
+def test_and_is_kept_by_the_runs_that_resume_it(instance: dg.DagsterInstance, job: StoredJob) -> None:
+    sensor = Sensor(instance, job, [make_asset(restart=RestartStrategies.no_restart())])
+    config = configured(restart="fixed-delay")
+    config["ops"]["orders"]["config"]["configuration"]["restart-strategy.fixed-delay.delay"] = "1 ms"
+    series = job.die(sensor.add_run(run_id(), Status.FAILURE, config=config)).series
+    job.die(sensor.launch(sensor.request(), Status.FAILURE), series=series)
+    requests, said = sensor.tick()
+    assert requests == []
+    assert "all 1 restarts are used up (fixed delay 1 ms, 1 attempts)" in said
+
+
+@pytest.mark.parametrize(("cleanup", "left"), [("NO_EXTERNALIZED_CHECKPOINTS", 0), ("RETAIN_ON_CANCELLATION", 2)])
+def test_the_cleanup_is_the_runs_own(instance: dg.DagsterInstance, job: StoredJob, cleanup: str, left: int) -> None:
+    sensor = Sensor(instance, job, [make_asset(config=_DELETES)])
+    dead = job.die(sensor.add_run(run_id(), Status.CANCELED, config=configured(cleanup=cleanup)), checkpoints=2)
+    assert sensor.tick()[0] == []
+    assert len(job.catalog.completed(_lineage(dead.run_id))[0]) == left
+
+
+def test_what_is_pinned_stays_a_partition_when_the_job_is_cleaned_up(
+    instance: dg.DagsterInstance, job: StoredJob
+) -> None:
+    sensor = Sensor(instance, job, [make_asset(config=_DELETES)])
+    dead = job.die(sensor.add_run(run_id(), Status.CANCELED), checkpoints=3)
+    completed = job.catalog.completed(_lineage(dead.run_id))[0]
+    instance.add_dynamic_partitions("orders/checkpoints", [names.partition_key(item) for item in completed])
+    pin_checkpoint(job.catalog, completed[1], "audit", SystemClock())
+    assert sensor.tick()[0] == []
+    assert sensor.shown() == {names.partition_key(completed[1])}
+    observed = instance.fetch_observations(dg.AssetKey(["orders", "checkpoints"]), limit=10).records
+    reasons = {str(item.asset_observation.metadata["reason"].value) for item in observed if item.asset_observation}
+    assert len(observed) == 2
+    assert all(reason.endswith("; pinned and kept: chk-2 (audit)") for reason in reasons)
+
+
 def test_resource_configuration_of_the_launch_is_kept(sensor: Sensor, job: StoredJob) -> None:
     resources = {"spark": {"config": {"master": "local[3]"}}}
     sensor.add_run(dead := run_id(), Status.FAILURE, config={"resources": resources})
@@ -349,6 +423,11 @@ def test_an_unreadable_newest_checkpoint_is_named_and_not_passed_over(sensor: Se
     requests, said = sensor.tick()
     assert requests == []
     assert str(metadata) in said
+
+
+def _why(job: StoredJob, claim: Claim) -> str:
+    (failure,) = job.failures.of(claim.series)
+    return failure.reason.partition("died: ")[2]
 
 
 def _lineage(run: str) -> str:

@@ -1,25 +1,37 @@
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import dagster as dg
 import pytest
+import yaml
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from dagster_ckpt import (
     CheckpointConfig,
     CheckpointedStreamingAsset,
+    CheckpointingMode,
+    Configuration,
+    EmbeddedRocksDBStateBackend,
+    ExternalizedCheckpointCleanup,
     FileSystemCheckpointStorage,
+    HashMapStateBackend,
     RestartStrategies,
     SparkSessionResource,
     build_checkpoint_definitions,
     checkpointed_streaming_asset,
 )
-from dagster_ckpt.config.restart import ExponentialDelayRestart
+from dagster_ckpt.config.checkpoint_config import JobStatus
+from dagster_ckpt.config.restart import ExponentialDelayRestart, FixedDelayRestart
 from dagster_ckpt.errors import InvalidConfiguration
-from dagster_ckpt.orchestration import names
+from dagster_ckpt.orchestration import names, streaming_asset
+from dagster_ckpt.spark.job import Event, RunResult
+from dagster_ckpt.spark.streaming_run import StreamingRun
 
 _RESOURCES: Mapping[str, Any] = {
     "checkpoint_storage": FileSystemCheckpointStorage(checkpoint_path="unused"),
@@ -83,7 +95,7 @@ def test_what_the_user_chooses_is_used() -> None:
     assert (spec.owners, spec.tags["tier"], spec.metadata["note"]) == (["team:data"], "1", "n")
     assert asset.definition.required_resource_keys >= {"store", "cluster"}
     assert asset.checkpoints.group_name == "flights"
-    assert asset.config.interval.total_seconds() == 3
+    assert asset.config.interval == timedelta(seconds=3)
 
 
 def test_lineage_goes_from_what_is_read_to_the_output_and_to_its_checkpoints() -> None:
@@ -125,7 +137,96 @@ def test_restore_from_is_the_launchpads_to_choose_and_latest_by_default() -> Non
         restore_from({"ops": {asset.op_name: {"config": {"restore_form": "chk-1"}}}})
 
 
+def test_settings_by_flinks_keys_go_over_the_others() -> None:
+    asset = checkpointed_streaming_asset(
+        config=CheckpointConfig(interval="3 s", num_retained=4),
+        configuration={"execution.checkpointing.interval": "5 s", "restart-strategy": "none"},
+    )(delays)
+    assert asset.config == CheckpointConfig(interval="5 s", num_retained=4)
+    assert asset.restart == RestartStrategies.no_restart()
+    with pytest.raises(InvalidConfiguration, match="dir belongs to the checkpoint storage"):
+        checkpointed_streaming_asset(configuration=Configuration({"execution.checkpointing.dir": "/data"}))
+
+
+def test_a_run_can_be_configured_in_the_launchpad_with_the_types_of_yaml() -> None:
+    asset = checkpointed_streaming_asset()(delays)
+    job = build_checkpoint_definitions([asset], _RESOURCES).resolve_job_def(asset.job_name)
+    keys = yaml.safe_load(
+        "execution.checkpointing.interval: 5 s\nexecution.checkpointing.num-retained: 3\n"
+        "execution.checkpointing.unaligned: true\nrestart-strategy: {type: off}\n"
+    )
+    launched = {"ops": {asset.op_name: {"config": {"configuration": keys}}}}
+    op_config = dg.validate_run_config(job, launched)["ops"][asset.op_name]["config"]
+    run = asset.settings.of_run(op_config)
+    assert run.config == CheckpointConfig(interval="5 s", num_retained=3, unaligned=True)
+    assert run.restart == RestartStrategies.no_restart()
+    assert run.restore_from == "latest"
+
+
+def test_a_run_goes_by_its_own_configuration_and_says_what_has_no_effect(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driven: list[StreamingRun] = []
+
+    def drive(start: Callable[[Callable[[Event], None]], StreamingRun], on_event: Callable[[Event], None]) -> RunResult:
+        driven.append(start(on_event))
+        return RunResult(JobStatus.FINISHED, None)
+
+    monkeypatch.setattr(streaming_asset, "supervise", drive)
+    asset = checkpointed_streaming_asset(
+        config=CheckpointConfig(num_retained=4, unaligned=True),
+        restart=RestartStrategies.no_restart(),
+        configuration={"execution.checkpointing.unaligned.forced": "true"},
+    )(delays)
+    resources = {**_RESOURCES, "checkpoint_storage": FileSystemCheckpointStorage(checkpoint_path=str(tmp_path))}
+    job = build_checkpoint_definitions([asset], resources).resolve_job_def(asset.job_name)
+    keys = {
+        "execution.checkpointing.mode": "AT_LEAST_ONCE",
+        "execution.state-recovery.path": "/savepoints/x",
+        "restart-strategy.type": "fixed-delay",
+    }
+    with dg.DagsterInstance.ephemeral() as instance:
+        config = {"ops": {asset.op_name: {"config": {"configuration": keys}}}}
+        result = job.execute_in_process(config, instance=instance)
+        log = [entry.user_message for entry in instance.all_logs(result.run_id) if entry.level == logging.WARNING]
+    assert result.success
+    (run,) = driven
+    assert run._job.config == CheckpointConfig(num_retained=4, unaligned=True, mode=CheckpointingMode.AT_LEAST_ONCE)
+    assert run._job.restart == FixedDelayRestart()
+    assert run._state.restore_from == "/savepoints/x"
+    assert [line.partition(" ")[0] for line in log] == ["execution.checkpointing.unaligned.forced", "unaligned"]
+
+
+def test_a_run_whose_configuration_cannot_be_used_fails_before_it_touches_the_job(tmp_path: Path) -> None:
+    asset = checkpointed_streaming_asset()(delays)
+    resources = {**_RESOURCES, "checkpoint_storage": FileSystemCheckpointStorage(checkpoint_path=str(tmp_path))}
+    job = build_checkpoint_definitions([asset], resources).resolve_job_def(asset.job_name)
+    config = {"configuration": {"execution.checkpointing.dir": "/data"}}
+    with (
+        dg.DagsterInstance.ephemeral() as instance,
+        pytest.raises(InvalidConfiguration, match="belongs to the checkpoint storage"),
+    ):
+        job.execute_in_process({"ops": {asset.op_name: {"config": config}}}, instance=instance)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_when_checkpoints_and_savepoints_are_deleted_is_shown() -> None:
+    asset = checkpointed_streaming_asset(
+        config=CheckpointConfig(cleanup=ExternalizedCheckpointCleanup.DELETE_ON_CANCELLATION)
+    )(delays)
+    assert asset.checkpoints.metadata["deleted_when"] == "SUBSUMED, CANCELED"
+    assert asset.savepoints.get_asset_spec(asset.savepoints_key).metadata["deleted_when"] == "never"
+
+
 @pytest.mark.parametrize("name", ["control", "a b", "..", "ä"])
 def test_a_name_that_cannot_be_a_directory_is_refused(name: str) -> None:
     with pytest.raises((InvalidConfiguration, dg.DagsterInvalidDefinitionError), match="name"):
         checkpointed_streaming_asset(name=name)(delays)
+
+
+def test_the_state_backend_can_be_configured_by_flinks_keys() -> None:
+    keys = {"state.backend.type": "hashmap"}
+    assert checkpointed_streaming_asset(configuration=keys)(delays).state_backend == HashMapStateBackend()
+    given = EmbeddedRocksDBStateBackend()
+    assert checkpointed_streaming_asset(configuration=keys, state_backend=given)(delays).state_backend is given
+    assert checkpointed_streaming_asset()(delays).state_backend is None
