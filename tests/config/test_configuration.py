@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig, CheckpointingMode, ExternalizedCheckpointCleanup
@@ -304,7 +304,6 @@ class TestKeys:
         with pytest.raises(TypeError):
             found.settings[f"{C}interval"] = "4 s"  # type: ignore[index]
 
-    @settings(deadline=None)
     @given(st.dictionaries(st.sampled_from([option.key for option in CONFIGURATION_OPTIONS]), st.text(max_size=8)))
     def test_any_text_is_read_or_refused_by_its_key(self, given: dict[str, str]) -> None:
         try:
@@ -335,7 +334,7 @@ class TestLayers:
         file = Configuration(
             {f"{C}interval": "3 s", f"{C}dir": "/data", "state.backend": "rocksdb", f"{R}path": "/savepoints/x"}
         )
-        assert dict(file.for_job.settings) == {f"{C}interval": "3 s"}
+        assert dict(file.for_job.settings) == {f"{C}interval": "3 s", "state.backend": "rocksdb"}
 
     @pytest.mark.parametrize(
         ("key", "value", "belongs"),

@@ -10,7 +10,7 @@ from dagster_ckpt.orchestration import names
 from tests.orchestration.watch import JobWatch
 
 # A Dagster, and a Spark for each run: minutes where others use the machine too, far less where not.
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 def test_a_crash_after_a_rollback_does_not_come_back_to_abandoned_checkpoints(watch: Callable[[str], JobWatch]) -> None:

@@ -14,7 +14,7 @@ from tests.orchestration.pipeline import Pipeline
 from tests.orchestration.watch import JobWatch, step_failure
 
 # A Dagster, and a Spark for each run: minutes where others use the machine too, far less where not.
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 def test_retained_checkpoints_are_gone_on_from_after_a_cancellation(watch: Callable[[str], JobWatch]) -> None:
@@ -37,7 +37,6 @@ def test_retained_checkpoints_are_gone_on_from_after_a_cancellation(watch: Calla
     job.pipeline.assert_exact()
 
 
-@pytest.mark.slow
 def test_after_a_deletion_the_next_start_is_refused_by_the_sink_that_has_data(watch: Callable[[str], JobWatch]) -> None:
     job = watch("deleted")
     first = _cancel_mid_batch(job)
@@ -55,7 +54,6 @@ def test_after_a_deletion_the_next_start_is_refused_by_the_sink_that_has_data(wa
     assert {run.run_id for run in job.dev.runs(job.name)} == {first, again}, "a restart cannot help"
 
 
-@pytest.mark.slow
 def test_checkpoints_that_are_not_externalized_go_with_the_job(watch: Callable[[str], JobWatch]) -> None:
     job = watch("unexternalized")
     first = _cancel_mid_batch(job)

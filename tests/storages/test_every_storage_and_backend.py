@@ -28,11 +28,9 @@ _DAYS = 24
 _PAIRS = [
     ("filesystem", "hashmap"),
     ("filesystem", "rocksdb-full"),
-    ("filesystem", "rocksdb-flash"),
-    ("filesystem", "custom"),
-    ("jobmanager", "hashmap"),
     ("jobmanager", "rocksdb-incremental"),
-    ("custom", "rocksdb-incremental"),
+    ("jobmanager", "custom"),
+    ("custom", "rocksdb-flash"),
 ]
 
 
