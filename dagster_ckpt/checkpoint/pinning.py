@@ -29,8 +29,9 @@ def pin_checkpoint(catalog: CheckpointCatalog, checkpoint: CheckpointMetadata, r
     """
     if checkpoint.location is not None:
         raise InvalidConfiguration(
-            f"{checkpoint.location} is a savepoint: nothing but `dagster-ckpt dispose` deletes it.",
-            hint=f"See what can be pinned with `dagster-ckpt list {catalog.job_name} --path {catalog.filesystem.url}`.",
+            f"{checkpoint.location} is a savepoint: unless a job claims it, only `dagster-ckpt dispose` deletes it.",
+            hint="To keep it, restore it with claim_mode NO_CLAIM. See what can be pinned with "
+            f"`dagster-ckpt list {catalog.job_name} --path {catalog.filesystem.url}`.",
         )
     pins = Pins(catalog.filesystem, catalog.job_name)
     pin = Pin(checkpoint.reference, reason, iso(clock.time()), uuid.uuid4().hex)

@@ -213,7 +213,8 @@ class CheckpointConfig(BaseModel):
         """Whether snapshots are deleted on ``occasion``: Flink's table, for checkpoints and for savepoints.
 
         Two rows are ours: ``FINISHED`` deletes in Flink whatever the cleanup, and here without ``retain_on_success``;
-        a ``SUSPENDED`` job deletes nothing, as in Flink with high availability. What is pinned stays in any case.
+        a ``SUSPENDED`` job deletes nothing, as in Flink with high availability. What is pinned stays in any case, and a
+        savepoint that a job has claimed goes as its checkpoints do.
         """
         if savepoint:
             return False

@@ -12,7 +12,7 @@ from dagster_ckpt.config.option_types import Place
 from dagster_ckpt.config.recovery import RecoveryClaimMode
 from dagster_ckpt.config.restart import RestartStrategy
 from dagster_ckpt.errors import InvalidConfiguration
-from dagster_ckpt.spark.attempt import LATEST
+from dagster_ckpt.spark.attempt import LATEST, NONE
 
 __all__ = ["JobSettings", "RunSettings", "going_on"]
 
@@ -25,7 +25,7 @@ class RunSettings:
         config: when checkpoints are taken and kept.
         restart: what happens after a failure.
         restore_from: what it begins with: ``latest``, ``none``, or a pointer.
-        claim_mode: whose what is pointed to becomes; ``None`` for the default of its kind.
+        claim_mode: whose what it begins with becomes; ``None`` for the default of its kind.
         warnings: what is set and has no effect, and why.
     """
 
@@ -76,24 +76,35 @@ class JobSettings:
         given.require([Place.JOB, Place.RUN], "the configuration of a run")
         both = self.configuration.updated(given)
         config = both.checkpoint_config(self.config)
-        restore_from: str = op_config.get("restore_from", LATEST)
-        if given.restore_path is not None:
-            if restore_from != LATEST:
-                raise InvalidConfiguration(
-                    f"The run is to begin with {restore_from} (restore_from) and with {given.restore_path} "
-                    "(execution.state-recovery.path).",
-                    hint="Leave one of them out.",
-                )
-            restore_from = given.restore_path
-        claimed = op_config.get("claim_mode")
-        claim_mode = given.claim_mode if claimed is None else RecoveryClaimMode(claimed)
-        restart = both.restart_strategy() or self.restart
-        return RunSettings(config, restart, restore_from, claim_mode, (*both.warnings, *config.warnings))
+        restore_from = _one_of("restore_from", op_config.get("restore_from", LATEST), given.restore_path, LATEST)
+        claim_mode = _one_of("claim_mode", op_config.get("claim_mode"), given.claim_mode, None)
+        warnings = [*both.warnings, *config.warnings]
+        if given.claim_mode is not None and restore_from in {LATEST, NONE}:
+            warnings.append("execution.state-recovery.claim-mode has no effect: the run is told of nothing to restore.")
+        return RunSettings(
+            config,
+            both.restart_strategy() or self.restart,
+            restore_from,
+            None if claim_mode is None else RecoveryClaimMode(claim_mode),
+            tuple(warnings),
+        )
+
+
+def _one_of(name: str, own: Any, given: Any, default: str | None) -> Any:
+    """What is said by the option ``name`` or by its key of Flink's, but not by both."""
+    if given is None:
+        return own
+    if own not in {default, given}:
+        raise InvalidConfiguration(
+            f"The run has {name}: {own}, and {given} in its configuration.", hint="Leave one of them out."
+        )
+    return given
 
 
 def going_on(op_config: Mapping[str, Any]) -> dict[str, Any]:
     """The configuration of a run that goes on after one with ``op_config``: all of it but what that one began with."""
     found = {**op_config, "restore_from": LATEST}
+    found.pop("claim_mode", None)
     if configuration := op_config.get("configuration"):
         found["configuration"] = dict(Configuration(configuration).for_job.settings)
     return found

@@ -287,7 +287,7 @@ def test_a_restart_waits_for_its_delay_and_says_so(instance: dg.DagsterInstance,
 def test_what_a_launch_asked_for_is_asked_for_again_until_it_is_on_record(sensor: Sensor, job: StoredJob) -> None:
     job.die(run_id(), checkpoints=2)
     wanted = f"{job.catalog.job_ids()[0]}/chk-1"
-    config = {"ops": {"orders": {"config": {"restore_from": wanted}}}}
+    config = {"ops": {"orders": {"config": {"restore_from": wanted, "claim_mode": "NO_CLAIM"}}}}
     claim = job.claim(sensor.add_run(run_id(), Status.FAILURE, config=config))
     job.beat(claim, alive=False)
     request = sensor.request()
@@ -296,7 +296,7 @@ def test_what_a_launch_asked_for_is_asked_for_again_until_it_is_on_record(sensor
 
     job.choose(claim, job.catalog.resolve(wanted))
     request = sensor.request()
-    assert request.run_config["ops"]["orders"]["config"]["restore_from"] == "latest"
+    assert request.run_config["ops"]["orders"]["config"] == {"restore_from": "latest"}
     assert request.tags[names.RESTORED_FROM_TAG] == wanted, "it is what the newest choice began with"
 
 

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from dagster_ckpt import CheckpointConfig, Configuration, RestartStrategies
+from dagster_ckpt.config.recovery import RecoveryClaimMode
 from dagster_ckpt.config.restart import ExponentialDelayRestart, FixedDelayRestart, NoRestart, RestartStrategy
 from dagster_ckpt.errors import InvalidConfiguration
 from dagster_ckpt.orchestration.run_settings import JobSettings, going_on
@@ -85,8 +86,26 @@ class TestOfARun:
         assert job.of_run({"restore_from": "chk-3"}).restore_from == "chk-3"
         path = {f"{R}path": "/savepoints/x"}
         assert job.of_run({"restore_from": "latest", "configuration": path}).restore_from == "/savepoints/x"
-        with pytest.raises(InvalidConfiguration, match=r"begin with chk-3 .* and with /savepoints/x"):
+        assert job.of_run({"restore_from": "/savepoints/x", "configuration": path}).restore_from == "/savepoints/x"
+        with pytest.raises(InvalidConfiguration, match="has restore_from: chk-3, and /savepoints/x in its config"):
             job.of_run({"restore_from": "chk-3", "configuration": path})
+
+    @pytest.mark.parametrize("mode", RecoveryClaimMode)
+    def test_whose_it_becomes_too(self, mode: RecoveryClaimMode) -> None:
+        job, keys = settings(), {f"{R}claim-mode": mode.value.lower()}
+        assert job.of_run({"restore_from": "chk-3"}).claim_mode is None
+        assert job.of_run({"restore_from": "chk-3", "claim_mode": mode.value}).claim_mode is mode
+        run = job.of_run({"restore_from": "chk-3", "configuration": keys})
+        assert run.claim_mode is mode
+        assert run.warnings == ()
+        (other,) = set(RecoveryClaimMode) - {mode}
+        with pytest.raises(InvalidConfiguration, match=f"has claim_mode: {other}, and {mode} in its config"):
+            job.of_run({"restore_from": "chk-3", "claim_mode": other.value, "configuration": keys})
+
+    @pytest.mark.parametrize("restore_from", ["latest", "none"])
+    def test_but_not_without_anything_that_is_restored(self, restore_from: str) -> None:
+        run = settings().of_run({"restore_from": restore_from, "configuration": {f"{R}claim-mode": "CLAIM"}})
+        assert [warning.partition(" ")[0] for warning in run.warnings] == [f"{R}claim-mode"]
 
     @pytest.mark.parametrize("key", [f"{C}dir", f"{C}savepoint-dir", "state.backend.type", f"{C}incremental"])
     def test_what_a_run_cannot_take_is_refused(self, key: str) -> None:
@@ -100,9 +119,13 @@ class TestOfARun:
 
 
 def test_a_run_that_goes_on_has_the_configuration_but_not_what_it_began_with() -> None:
-    op_config = {"restore_from": "latest", "configuration": {f"{C}interval": "3 s", "execution.savepoint.path": "/x"}}
+    op_config = {
+        "restore_from": "latest",
+        "claim_mode": "CLAIM",
+        "configuration": {f"{C}interval": "3 s", "execution.savepoint.path": "/x", f"{R}claim-mode": "CLAIM"},
+    }
     after = going_on(op_config)
     assert after == {"restore_from": "latest", "configuration": {f"{C}interval": "3 s"}}
     assert settings().of_run(after).restore_from == "latest"
     assert going_on({"restore_from": "chk-3"}) == {"restore_from": "latest"}
-    assert len(op_config["configuration"]) == 2, "what Dagster knows of the run is left alone"
+    assert len(op_config["configuration"]) == 3, "what Dagster knows of the run is left alone"
