@@ -111,7 +111,27 @@ def _make(kind: type[CheckpointStorage], fields: dict[str, Any]) -> CheckpointSt
     return kind(**fields)
 
 
-class FileSystemCheckpointStorage(CheckpointStorage):
+class _StoredAsFiles(CheckpointStorage):
+    """What storages have in common that keep great files as such and small ones in ``_metadata``."""
+
+    file_state_size_threshold: int = Field(
+        default=-1,
+        description="Files of at most this many bytes are kept inside _metadata; at most 1 MiB, -1 for 20 KiB.",
+    )
+
+    @field_validator("file_state_size_threshold")
+    @classmethod
+    def _check_threshold(cls, value: int) -> int:
+        if not -1 <= value <= MAX_INLINE_BYTES:
+            raise ValueError(f"must be between 0 and {MAX_INLINE_BYTES} bytes, or -1 for the default")
+        return value
+
+    @property
+    def inline_threshold(self) -> int:
+        return DEFAULT_INLINE_THRESHOLD if self.file_state_size_threshold == -1 else self.file_state_size_threshold
+
+
+class FileSystemCheckpointStorage(_StoredAsFiles):
     """Checkpoints as files below one directory, a subdirectory per job.
 
     .. code-block:: python
@@ -123,21 +143,10 @@ class FileSystemCheckpointStorage(CheckpointStorage):
     checkpoint_path: str = Field(
         description="Directory for checkpoints: a path or a file:// URL on a local or POSIX network file system."
     )
-    file_state_size_threshold: int = Field(
-        default=-1,
-        description="Files of at most this many bytes are kept inside _metadata; at most 1 MiB, -1 for 20 KiB.",
-    )
     write_buffer_size: int = Field(
         default=-1,
         description="Bytes copied at a time when a file is written; at least the threshold, -1 for 4 KiB.",
     )
-
-    @field_validator("file_state_size_threshold")
-    @classmethod
-    def _check_threshold(cls, value: int) -> int:
-        if not -1 <= value <= MAX_INLINE_BYTES:
-            raise ValueError(f"must be between 0 and {MAX_INLINE_BYTES} bytes, or -1 for the default")
-        return value
 
     @field_validator("write_buffer_size")
     @classmethod
@@ -145,10 +154,6 @@ class FileSystemCheckpointStorage(CheckpointStorage):
         if value < -1 or value == 0:
             raise ValueError("must be at least 1 byte, or -1 for the default")
         return value
-
-    @property
-    def inline_threshold(self) -> int:
-        return DEFAULT_INLINE_THRESHOLD if self.file_state_size_threshold == -1 else self.file_state_size_threshold
 
     @property
     def write_buffer(self) -> int:
@@ -200,7 +205,7 @@ class JobManagerCheckpointStorage(CheckpointStorage):
         return super()._working_root()
 
 
-class CustomCheckpointStorage(CheckpointStorage):
+class CustomCheckpointStorage(_StoredAsFiles):
     """A storage of the user's: whatever implements :class:`~dagster_ckpt.filesystem.FileSystem`.
 
     Hold it to :class:`dagster_ckpt.testing.filesystem_contract.FileSystemContract` in your own tests.
@@ -212,21 +217,6 @@ class CustomCheckpointStorage(CheckpointStorage):
 
     factory: str = Field(description="Import path, 'module:name', of what makes the file system.")
     options: dict[str, Any] = Field(default_factory=dict, description="Keyword arguments of the factory.")
-    file_state_size_threshold: int = Field(
-        default=-1,
-        description="Files of at most this many bytes are kept inside _metadata; at most 1 MiB, -1 for 20 KiB.",
-    )
-
-    @field_validator("file_state_size_threshold")
-    @classmethod
-    def _check_threshold(cls, value: int) -> int:
-        if not -1 <= value <= MAX_INLINE_BYTES:
-            raise ValueError(f"must be between 0 and {MAX_INLINE_BYTES} bytes, or -1 for the default")
-        return value
-
-    @property
-    def inline_threshold(self) -> int:
-        return DEFAULT_INLINE_THRESHOLD if self.file_state_size_threshold == -1 else self.file_state_size_threshold
 
     def filesystem(self) -> FileSystem:
         make = load(self.factory, "the factory of a checkpoint storage")
