@@ -252,7 +252,7 @@ class Configuration:
 
     @property
     def claim_mode(self) -> RecoveryClaimMode | None:
-        """Who is to own the files of what is restored."""
+        """Whose what is restored becomes."""
         return self._value("execution.state-recovery.claim-mode", RecoveryClaimMode)
 
     def _value(self, key: str, kind: type[_T]) -> _T | None:

@@ -186,7 +186,8 @@ CONFIGURATION_OPTIONS: tuple[ConfigurationOption, ...] = (
         f"{_C}storage",
         named_or_imported("jobmanager", "filesystem"),
         _TAKEN,
-        "Which storage resource to use.",
+        "Which storage `configured_storage` makes: `JobManagerCheckpointStorage`, `FileSystemCheckpointStorage`, or a "
+        "`CustomCheckpointStorage` with this factory.",
         old=("state.checkpoint-storage",),
         place=Place.STORAGE,
     ),
@@ -228,7 +229,7 @@ CONFIGURATION_OPTIONS: tuple[ConfigurationOption, ...] = (
         f"{_C}write-buffer-size",
         SIZE,
         _TAKEN,
-        "Bytes that are written at a time.",
+        "Bytes that are copied at a time, at least the inline threshold: `write_buffer_size` of the storage.",
         old=("state.storage.fs.write-buffer-size", "state.backend.fs.write-buffer-size"),
         place=Place.STORAGE,
     ),

@@ -199,6 +199,7 @@ class TestProperties:
             (f"{C}storage", "FileSystem", "checkpoint_storage", "filesystem"),
             (f"{C}storage", "jobmanager", "checkpoint_storage", "jobmanager"),
             ("state.checkpoint-storage", "my_package.Storage", "checkpoint_storage", "my_package.Storage"),
+            (f"{C}storage", "my_package.storages:Vault", "checkpoint_storage", "my_package.storages:Vault"),
             (f"{C}data-inline-threshold", "20 kb", "inline_threshold", 20480),
             ("state.backend.fs.memory-threshold", "1024", "inline_threshold", 1024),
             (f"{C}write-buffer-size", "4096", "write_buffer_size", 4096),
@@ -260,6 +261,7 @@ class TestKeys:
             (f"{C}interval", "", "a duration"),
             (f"{C}interval", "1.5", "a duration"),
             (f"{C}mode", "maybe_once", "one of EXACTLY_ONCE, AT_LEAST_ONCE"),
+            (f"{R}claim-mode", "LEGACY", "one of CLAIM, NO_CLAIM"),
             (f"{C}unaligned.enabled", "yes", "true or false"),
             (f"{C}num-retained", "3.0", "a whole number"),
             (f"{C}data-inline-threshold", "-1", "a size such as '20 kb'"),
@@ -347,6 +349,7 @@ class TestLayers:
             ("state.backend.type", "rocksdb", "a job for good, with its state."),
             (f"{C}incremental", "true", "a job for good, with its state."),
             (f"{R}path", "/savepoints/x", "one run of a job. What one run begins with: `restore_from`"),
+            (f"{R}claim-mode", "CLAIM", "one run of a job. Whose what a run begins with becomes: `claim_mode`"),
         ],
     )
     def test_what_belongs_elsewhere_is_refused_with_a_sentence_that_says_where(

@@ -78,7 +78,6 @@ UNUSUAL = {
     "integer": "7",
     "number": "7.5",
     "path": "/somewhere",
-    "enum": "CLAIM",
 }
 
 
