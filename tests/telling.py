@@ -3,8 +3,28 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
+import uuid
 
-from dagster_ckpt.spark.job import CheckpointCompleted, CheckpointFailed, Event, Restarting, Started
+from dagster_ckpt.checkpoint.clock import SystemClock
+from dagster_ckpt.spark.job import CheckpointCompleted, CheckpointFailed, Event, Restarting, Started, StreamingJob
+from dagster_ckpt.spark.streaming_run import StreamingRun
+from dagster_ckpt.spark.supervisor import supervise
+
+
+def drive(job: StreamingJob) -> None:
+    """Drive a job to its end, telling its events, and end the process."""
+    result = supervise(
+        lambda emit: StreamingRun(
+            job, run_id=str(uuid.uuid4()), restore_from="latest", series=None, clock=SystemClock(), emit=emit
+        ),
+        tell,
+    )
+    say(event="Ended", status=result.status.value)
+    # Spark's shutdown hooks would wait for a cluster that may be gone; nothing is left to be done.
+    sys.stdout.flush()
+    os._exit(0)
 
 
 def tell(event: Event) -> None:

@@ -49,12 +49,11 @@ class Pins:
 
     def add(self, pin: Pin) -> None:
         """Put a pin on record."""
-        name = f"p-{pin.checkpoint.replace('/', '-')}-{pin.token}"
-        self._filesystem.create(f"{self._directory}/{name}", encode_record(asdict(pin)))
+        self._filesystem.create(f"{self._directory}/{_name(pin)}", encode_record(asdict(pin)))
 
     def remove(self, pin: Pin) -> None:
         """Take one pin off; no error when it is not there."""
-        self._remove({f"p-{pin.checkpoint.replace('/', '-')}-{pin.token}"})
+        self._remove({_name(pin)})
 
     def clear(self, checkpoint: str) -> None:
         """Take every pin off ``{job id}/chk-N``."""
@@ -89,3 +88,7 @@ class Pins:
         for name in sorted(names):
             self._filesystem.remove(f"{self._directory}/{name}")
         self._filesystem.sync_directories([self._directory])
+
+
+def _name(pin: Pin) -> str:
+    return f"p-{pin.checkpoint.replace('/', '-')}-{pin.token}"

@@ -5,23 +5,19 @@ Everything that driver and executors share lies below ``ROOT``. Each event is a 
 
 from __future__ import annotations
 
-import os
 import sys
-import uuid
 from datetime import timedelta
 from pathlib import Path
 
 from assets.delays import delays_query
-from dagster_ckpt.checkpoint.clock import SystemClock
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.config.restart import FixedDelayRestart
 from dagster_ckpt.filesystem import PosixFileSystem
 from dagster_ckpt.spark.job import StreamingJob
 from dagster_ckpt.spark.session import start_session
-from dagster_ckpt.spark.streaming_run import StreamingRun
-from dagster_ckpt.spark.supervisor import die_with_parent, supervise
+from dagster_ckpt.spark.supervisor import die_with_parent
 from tests.cluster.layout import FILES_PER_TRIGGER, JOB, Shared
-from tests.telling import say, tell
+from tests.telling import drive
 
 
 def main(master: str, root: Path) -> None:
@@ -53,16 +49,7 @@ def main(master: str, root: Path) -> None:
         deployment="cluster",
         inline_threshold=20 * 1024,
     )
-    result = supervise(
-        lambda emit: StreamingRun(
-            job, run_id=str(uuid.uuid4()), restore_from="latest", series=None, clock=SystemClock(), emit=emit
-        ),
-        tell,
-    )
-    say(event="Ended", status=result.status.value)
-    # Spark's shutdown hooks would wait for a cluster that may be gone; nothing is left to be done.
-    sys.stdout.flush()
-    os._exit(0)
+    drive(job)
 
 
 if __name__ == "__main__":
