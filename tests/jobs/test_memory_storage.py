@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
+    from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
     from dagster_ckpt.spark.job import StreamingJob
     from tests.jobs.harness import Query
 
@@ -64,11 +65,12 @@ def in_memory(bench: Bench, **options: object) -> StreamingJob:
     return replace(job, filesystem=DriverMemory(PosixFileSystem(bench.storage)), **options)  # type: ignore[arg-type]
 
 
-def test_a_failing_query_is_restarted_from_the_drivers_memory_alone(bench: Bench) -> None:
+def restarted_from_memory(bench: Bench, **options: object) -> CheckpointMetadata:
+    """Let a query fail in mid-run, its live location lost, and end exact; what it was restarted from."""
     gate = bench.root / "gate"
     bench.land(6)
     gate.touch()
-    job = replace(in_memory(bench), query=lambda session: failing_once(gate)(bench, session))
+    job = replace(in_memory(bench, **options), query=lambda session: failing_once(gate)(bench, session))
     launch = bench.launch(job)
     catalog = CheckpointCatalog(job.filesystem, job.name)
     eventually("the row is reached", Path(f"{gate}.reached").exists, unless=launch.check)
@@ -86,6 +88,11 @@ def test_a_failing_query_is_restarted_from_the_drivers_memory_alone(bench: Bench
     assert restored.batch == newest
     bench.assert_exact()
     assert catalog.pointer(restored) == NOT_ADDRESSABLE
+    return restored
+
+
+def test_a_failing_query_is_restarted_from_the_drivers_memory_alone(bench: Bench) -> None:
+    restarted_from_memory(bench)
     assert not list(bench.storage.rglob("_metadata")), "only what runs know of each other is on the disk"
     assert list((bench.storage / "tiny").iterdir()) == [bench.storage / "tiny" / "control"]
 

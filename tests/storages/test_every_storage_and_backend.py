@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,12 +11,11 @@ import pytest
 from assets.batch_answer import batch_answer, compare, read_delays
 from assets.flights import CLOSING_FILES, _write, land, landing_plan
 from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
-from dagster_ckpt.config.checkpoint_config import JobStatus
 from dagster_ckpt.spark.file_sink import FileSink
 from tests.cluster.layout import JOB, Shared
 from tests.driving import driving
-from tests.jobs.harness import Bench, eventually
-from tests.jobs.test_memory_storage import failing_once, in_memory
+from tests.jobs.harness import Bench
+from tests.jobs.test_memory_storage import restarted_from_memory
 from tests.storages.kinds import BACKENDS, storage
 
 if TYPE_CHECKING:
@@ -74,26 +72,5 @@ def test_where_the_storage_outlives_the_driver_it_is_killed_and_resumes_exact(
 def test_where_it_does_not_a_failing_query_restarts_inside_the_run_exact(
     spark: SparkSession, tmp_path: Path, backend: str
 ) -> None:
-    bench = Bench(spark, tmp_path / "job")
-    gate = bench.root / "gate"
-    bench.land(6)
-    gate.touch()
-    job = replace(
-        in_memory(bench),
-        query=lambda session: failing_once(gate)(bench, session),
-        state_backend=BACKENDS[backend],
-    )
-    launch = bench.launch(job)
-    catalog = CheckpointCatalog(job.filesystem, job.name)
-    eventually("the row is reached", Path(f"{gate}.reached").exists, unless=launch.check)
-    eventually("a checkpoint is there", lambda: len(launch.completed) > 0, unless=launch.check)
-    chosen = catalog.choice()
-    assert chosen is not None
-    shutil.rmtree(chosen[1].live)
-    gate.unlink()
-    assert launch.result().status is JobStatus.FINISHED
-    restored = launch.of(type(launch.started))[1].restored
-    assert restored is not None
-    assert restored.kind == "checkpoint"
+    restored = restarted_from_memory(Bench(spark, tmp_path / "job"), state_backend=BACKENDS[backend])
     assert restored.facts["state_store_provider"] == BACKENDS[backend].provider
-    bench.assert_exact()
