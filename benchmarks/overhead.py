@@ -52,6 +52,7 @@ from dagster_ckpt.checkpoint.liveness import this_host  # noqa: E402
 from dagster_ckpt.checkpoint.metadata import CheckpointMetadata  # noqa: E402
 from dagster_ckpt.checkpoint.store import DEFAULT_INLINE_THRESHOLD, CompletedCheckpointStore  # noqa: E402
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig, CheckpointingMode, JobStatus  # noqa: E402
+from dagster_ckpt.config.recovery import RestoreRequest  # noqa: E402
 from dagster_ckpt.config.restart import RestartStrategies  # noqa: E402
 from dagster_ckpt.filesystem import open_filesystem  # noqa: E402
 from dagster_ckpt.spark.checkpoint_location import CheckpointLocation  # noqa: E402
@@ -346,7 +347,7 @@ class Worker:
 
         def start(emit: Callable[[Event], None]) -> StreamingRun:
             return StreamingRun(
-                job, run_id=str(uuid.uuid4()), restore_from="latest", series=None, clock=SystemClock(), emit=emit
+                job, run_id=str(uuid.uuid4()), request=RestoreRequest(), series=None, clock=SystemClock(), emit=emit
             )
 
         def serve() -> None:

@@ -49,6 +49,7 @@ from dagster_ckpt.checkpoint.layout import CONTROL_DIR  # noqa: E402
 from dagster_ckpt.checkpoint.liveness import HeartbeatFile  # noqa: E402
 from dagster_ckpt.checkpoint.store import DEFAULT_INLINE_THRESHOLD  # noqa: E402
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig, JobStatus  # noqa: E402
+from dagster_ckpt.config.recovery import RestoreRequest  # noqa: E402
 from dagster_ckpt.config.restart import RestartStrategies  # noqa: E402
 from dagster_ckpt.filesystem import open_filesystem  # noqa: E402
 from dagster_ckpt.orchestration import names  # noqa: E402
@@ -269,7 +270,7 @@ class InRun:
                 emit(event)
 
             return StreamingRun(
-                job, run_id=str(uuid.uuid4()), restore_from="latest", series=None, clock=SystemClock(), emit=seen
+                job, run_id=str(uuid.uuid4()), request=RestoreRequest(), series=None, clock=SystemClock(), emit=seen
             )
 
         try:

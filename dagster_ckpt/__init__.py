@@ -25,6 +25,9 @@ from dagster_ckpt.orchestration.streaming_asset import (
     CheckpointedStreamingAsset,
     checkpointed_streaming_asset,
 )
+from dagster_ckpt.spark.sinks.custom import CustomSink, ForeachBatchSink
+from dagster_ckpt.spark.sinks.sink import sink_to
+from dagster_ckpt.spark.sinks.transactional_file_sink import TransactionalFileSink
 
 __all__ = [
     "CheckpointConfig",
@@ -32,16 +35,20 @@ __all__ = [
     "CheckpointingMode",
     "Configuration",
     "CustomCheckpointStorage",
+    "CustomSink",
     "CustomStateBackend",
     "EmbeddedRocksDBStateBackend",
     "ExternalizedCheckpointCleanup",
     "FileSystemCheckpointStorage",
+    "ForeachBatchSink",
     "HashMapStateBackend",
     "JobManagerCheckpointStorage",
     "PredefinedOptions",
     "RestartStrategies",
     "SparkSessionResource",
+    "TransactionalFileSink",
     "build_checkpoint_definitions",
     "checkpointed_streaming_asset",
     "configured_storage",
+    "sink_to",
 ]

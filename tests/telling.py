@@ -8,6 +8,7 @@ import sys
 import uuid
 
 from dagster_ckpt.checkpoint.clock import SystemClock
+from dagster_ckpt.config.recovery import RestoreRequest
 from dagster_ckpt.spark.job import CheckpointCompleted, CheckpointFailed, Event, Restarting, Started, StreamingJob
 from dagster_ckpt.spark.streaming_run import StreamingRun
 from dagster_ckpt.spark.supervisor import supervise
@@ -17,7 +18,7 @@ def drive(job: StreamingJob) -> None:
     """Drive a job to its end, telling its events, and end the process."""
     result = supervise(
         lambda emit: StreamingRun(
-            job, run_id=str(uuid.uuid4()), restore_from="latest", series=None, clock=SystemClock(), emit=emit
+            job, run_id=str(uuid.uuid4()), request=RestoreRequest(), series=None, clock=SystemClock(), emit=emit
         ),
         tell,
     )

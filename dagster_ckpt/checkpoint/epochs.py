@@ -63,9 +63,10 @@ class Choice:
             publishes later has a greater id, and is void.
         live: the live checkpointLocation of its query, on ``host``.
         host: where ``live`` is.
-        sink: the directory of the query's file sink, ``None`` for other sinks.
+        sink: where the query writes to, ``None`` for a sink that checkpoints do not cover.
         reason: why this and no other checkpoint.
         claimed: the directory of a savepoint that the lineage was restored from and that is its own to delete.
+        sink_kind: which kind of sink that is.
     """
 
     job_id: str
@@ -77,6 +78,7 @@ class Choice:
     sink: str | None
     reason: str
     claimed: str | None = None
+    sink_kind: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -156,6 +156,14 @@ class CompletedCheckpointStore:
         """The epoch this store writes under."""
         return self._claim.epoch
 
+    def check_owner(self) -> None:
+        """Make sure that no newer run has taken the job over.
+
+        Raises:
+            Fenced: one has.
+        """
+        self._catalog.epochs.check(self.epoch)
+
     def begin(self) -> PendingCheckpoint:
         """Issue the next id, durably, so that it is never issued again."""
         with self._lock:

@@ -1,10 +1,16 @@
-"""How a job goes on from what it is restored from."""
+"""What a job goes on from, and how."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import StrEnum
 
-__all__ = ["RecoveryClaimMode"]
+from dagster_ckpt.errors import InvalidConfiguration
+
+__all__ = ["LATEST", "NONE", "RecoveryClaimMode", "RestoreRequest"]
+
+LATEST = "latest"
+NONE = "none"
 
 
 class RecoveryClaimMode(StrEnum):
@@ -16,3 +22,46 @@ class RecoveryClaimMode(StrEnum):
 
     CLAIM = "CLAIM"
     NO_CLAIM = "NO_CLAIM"
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreRequest:
+    """What a run was asked to begin with.
+
+    Attributes:
+        restore_from: ``latest``, ``none``, or a pointer.
+        claim_mode: whose a checkpoint or savepoint becomes that is pointed to; ``None`` claims checkpoints of the
+            job's own storage and leaves savepoints to the user.
+        replay_to: the last batch to be run again with the boundaries it had: ``latest``, ``none``, or its number.
+            ``None`` stands for all of them when going on from the latest checkpoint, and for none of them when going
+            back to one that is pointed to.
+    """
+
+    restore_from: str = LATEST
+    claim_mode: RecoveryClaimMode | None = None
+    replay_to: str | int | None = None
+
+    def __post_init__(self) -> None:
+        """Check what can be checked by itself.
+
+        Raises:
+            InvalidConfiguration: ``replay_to`` is neither a batch nor one of the words.
+        """
+        text = str(self.replay_to)
+        if self.replay_to is not None and text not in {LATEST, NONE}:
+            if not text.isdecimal():
+                raise InvalidConfiguration(
+                    f"replay_to is {text!r}.", hint="Set it to 'latest', 'none' or the number of a batch."
+                )
+            object.__setattr__(self, "replay_to", int(text))
+
+    def last_replayed(self, *, can_roll_back: bool) -> float | None:
+        """The last batch to be replayed, ``inf`` for all that are known, ``None`` for none.
+
+        Args:
+            can_roll_back: whether the sink can be put back. One that cannot must see the same batches again.
+        """
+        if isinstance(self.replay_to, int):
+            return self.replay_to
+        asked = self.replay_to or (LATEST if self.restore_from == LATEST or not can_roll_back else NONE)
+        return float("inf") if asked == LATEST else None

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from dagster_ckpt.checkpoint.clock import SystemClock
 from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
 from dagster_ckpt.config.checkpoint_config import JobStatus
-from dagster_ckpt.config.recovery import RecoveryClaimMode
+from dagster_ckpt.config.recovery import LATEST, NONE, RecoveryClaimMode, RestoreRequest
 from dagster_ckpt.errors import InvalidConfiguration
-from dagster_ckpt.spark.attempt import LATEST, NONE
 from dagster_ckpt.spark.event_text import describe
 from dagster_ckpt.spark.job import Event, Started, StreamingJob
 from dagster_ckpt.spark.streaming_run import StreamingRun
@@ -97,8 +96,7 @@ def _start(
         return StreamingRun(
             job,
             run_id=uuid.uuid4().hex,
-            restore_from=restore_from,
-            claim_mode=claim_mode,
+            request=RestoreRequest(restore_from, claim_mode),
             series=None,
             clock=SystemClock(),
             emit=lambda event: emit(_Told(job.name, event)),

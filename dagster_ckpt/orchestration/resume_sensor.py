@@ -21,6 +21,7 @@ from dagster_ckpt.checkpoint.epochs import FAILING, Claim, End
 from dagster_ckpt.checkpoint.failures import FailureLog
 from dagster_ckpt.checkpoint.liveness import LEASE, Heartbeat, HeartbeatFile, is_dead
 from dagster_ckpt.checkpoint.store import Dropped
+from dagster_ckpt.config.recovery import LATEST
 from dagster_ckpt.orchestration import names
 from dagster_ckpt.orchestration.reporting import CheckpointReporter
 from dagster_ckpt.orchestration.resume_decision import (
@@ -36,7 +37,6 @@ from dagster_ckpt.orchestration.resume_decision import (
 from dagster_ckpt.orchestration.run_settings import RunSettings, going_on
 from dagster_ckpt.orchestration.storages import CheckpointStorage
 from dagster_ckpt.orchestration.streaming_asset import CheckpointedStreamingAsset
-from dagster_ckpt.spark.attempt import LATEST
 
 __all__ = ["build_resume_sensor"]
 
@@ -210,7 +210,7 @@ class _JobWatch:
         op_config: dict[str, Any] = {"restore_from": LATEST, **({} if parent is None else self._op_config(parent))}
         if parent is not None and self._has_chosen(claim):
             op_config = going_on(op_config)
-        restore_from = self._asset.settings.of_run(op_config).restore_from
+        restore_from = self._asset.settings.of_run(op_config).request.restore_from
         newest = self._catalog.newest().metadata if restore_from == LATEST else None
         tags = {
             names.JOB_TAG: self._asset.name,

@@ -9,10 +9,9 @@ from typing import Any
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.config.configuration import Configuration
 from dagster_ckpt.config.option_types import Place
-from dagster_ckpt.config.recovery import RecoveryClaimMode
+from dagster_ckpt.config.recovery import LATEST, NONE, RecoveryClaimMode, RestoreRequest
 from dagster_ckpt.config.restart import RestartStrategy
 from dagster_ckpt.errors import InvalidConfiguration
-from dagster_ckpt.spark.attempt import LATEST, NONE
 
 __all__ = ["JobSettings", "RunSettings", "going_on"]
 
@@ -24,15 +23,13 @@ class RunSettings:
     Attributes:
         config: when checkpoints are taken and kept.
         restart: what happens after a failure.
-        restore_from: what it begins with: ``latest``, ``none``, or a pointer.
-        claim_mode: whose what it begins with becomes; ``None`` for the default of its kind.
+        request: what it begins with.
         warnings: what is set and has no effect, and why.
     """
 
     config: CheckpointConfig
     restart: RestartStrategy
-    restore_from: str
-    claim_mode: RecoveryClaimMode | None
+    request: RestoreRequest
     warnings: tuple[str, ...]
 
 
@@ -84,8 +81,11 @@ class JobSettings:
         return RunSettings(
             config,
             both.restart_strategy() or self.restart,
-            restore_from,
-            None if claim_mode is None else RecoveryClaimMode(claim_mode),
+            RestoreRequest(
+                restore_from,
+                None if claim_mode is None else RecoveryClaimMode(claim_mode),
+                op_config.get("replay_to"),
+            ),
             tuple(warnings),
         )
 
@@ -104,7 +104,8 @@ def _one_of(name: str, own: Any, given: Any, default: str | None) -> Any:
 def going_on(op_config: Mapping[str, Any]) -> dict[str, Any]:
     """The configuration of a run that goes on after one with ``op_config``: all of it but what that one began with."""
     found = {**op_config, "restore_from": LATEST}
-    found.pop("claim_mode", None)
+    for only_once in ("claim_mode", "replay_to"):
+        found.pop(only_once, None)
     if configuration := op_config.get("configuration"):
         found["configuration"] = dict(Configuration(configuration).for_job.settings)
     return found

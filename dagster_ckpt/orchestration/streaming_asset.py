@@ -60,6 +60,12 @@ class StreamingRunConfig(dg.Config):
         "when it is subsumed, a savepoint too; NO_CLAIM: a new lineage begins and never touches it. Default: CLAIM for "
         "checkpoints, NO_CLAIM for savepoints.",
     )
+    replay_to: str | None = Field(
+        default=None,
+        description="Up to which batch those after the checkpoint are run again with the boundaries they had: "
+        "'latest', 'none', or a batch. Default: 'latest' when going on from the newest checkpoint, 'none' when going "
+        "back to another.",
+    )
     configuration: dict[str, Any] = Field(
         default_factory=dict,
         description="Settings by Flink's keys for this run and those that resume it, over those of the asset, such as "
@@ -284,8 +290,7 @@ def _execute(
         return StreamingRun(
             job,
             run_id=context.run.run_id,
-            restore_from=run.restore_from,
-            claim_mode=run.claim_mode,
+            request=run.request,
             series=None if series is None else int(series),
             clock=clock,
             emit=emit,

@@ -23,30 +23,27 @@ from dagster_ckpt.checkpoint.liveness import this_host
 from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
 from dagster_ckpt.checkpoint.savepoints import claimed_savepoint
 from dagster_ckpt.checkpoint.store import CompletedCheckpointStore, next_id
-from dagster_ckpt.config.recovery import RecoveryClaimMode
-from dagster_ckpt.errors import CheckpointsLost, Fenced, QueryMismatch, SinkMismatch, SinkNotEmpty
-from dagster_ckpt.spark.checkpoint_location import CheckpointLocation
-from dagster_ckpt.spark.file_sink import FileSink, SinkRollback
+from dagster_ckpt.checkpoint.write_ahead_archive import ArchiveWriter, PlannedBatch, WriteAheadArchive
+from dagster_ckpt.config.recovery import LATEST, NONE, RecoveryClaimMode, RestoreRequest
+from dagster_ckpt.errors import CheckpointsLost, QueryMismatch, SinkMismatch, SinkNotEmpty
 from dagster_ckpt.spark.job import Event, Started, StreamingJob
 from dagster_ckpt.spark.partitions import set_partitions
 from dagster_ckpt.spark.query_errors import failure_of
 from dagster_ckpt.spark.restore import prepare_location
 from dagster_ckpt.spark.running import Prepared, RunningQuery
+from dagster_ckpt.spark.salvage import salvage, salvageable
 from dagster_ckpt.spark.session import streaming_session
+from dagster_ckpt.spark.sinks.sink import Sink
 from dagster_ckpt.spark.state_backend import check_state_backend, ignored_settings, known_providers
-from dagster_ckpt.spark.streaming_source import StreamingSource
 from dagster_ckpt.spark.trial import try_query
 from dagster_ckpt.spark.writer import WriterPlan, plan_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["LATEST", "NONE", "Attempt"]
+__all__ = ["Attempt"]
 
 _log = logging.getLogger(__name__)
-
-LATEST = "latest"
-NONE = "none"
 
 #: Directories of attempts in the working directory: ``{epoch}-{token}``.
 _ATTEMPT = re.compile(r"(\d{6,})-[0-9a-f]{8}(?:\.salvage)?")
@@ -79,13 +76,11 @@ class Attempt:
         self._catalog = CheckpointCatalog(job.filesystem, job.name)
         self._directory = job.working_directory / f"{claim.epoch:06}-{claim.token[:8]}"
 
-    def prepare(self, restore_from: str, claim_mode: RecoveryClaimMode | None, cancel: Flag) -> Prepared:
+    def prepare(self, request: RestoreRequest, cancel: Flag) -> Prepared:
         """Everything up to the start.
 
         Args:
-            restore_from: ``latest``, ``none``, or a pointer.
-            claim_mode: whose a checkpoint or savepoint becomes that is pointed to; ``None`` claims checkpoints of the
-                job's own storage and leaves savepoints to the user.
+            request: what to begin with.
             cancel: set when the run is to stop.
 
         Raises:
@@ -99,11 +94,10 @@ class Attempt:
         """
         prepare_from = self._clock.monotonic()
         previous = self._catalog.choice()
-        if restore_from == LATEST and previous is not None:
+        if request.restore_from == LATEST and previous is not None:
             self._refuse_if_lost(previous[0])
-            if self._gone_on_from(previous[1]):
-                self._salvage(previous[1])
-        target = self._target(restore_from, claim_mode)
+            self._salvage(previous[1])
+        target = self._target(request)
         job_id = target.job_id or self._claim.run_id.replace("-", "")
         restored = target.metadata
         if restored is not None:
@@ -113,41 +107,47 @@ class Attempt:
         writer = self._job.query(session)
         plan = plan_of(writer)
         plan.check(self._job.name, self._job.config.mode)
-        sink = plan.file_sink()
+        sink = plan.sink()
         if plan.query_name is None:
             writer = writer.queryName(self._job.name)
         if restored is not None:
             self._catalog.materialize(restored, self._directory)
-            prepare_location(self._directory / "checkpoint")
+            prepare_location(self._location)
         else:
             self._directory.mkdir(parents=True)
         claimed = self._claimed(target, None if previous is None else previous[1])
         began = self._sink_began(sink, target)
         if began is None:
-            self._check_sink(plan, sink, target, asked=restore_from)
-        asked = restore_from != LATEST
-        if asked and restored is not None and sink is not None and (sink.last_batch() or 0) > restored.batch:
+            self._check_sink(plan, sink, target, asked=request.restore_from)
+        line = self._line(request, restored)
+        replay = self._replay(request, sink, restored, line)
+        asked = request.restore_from != LATEST
+        if asked and restored is not None and sink is not None and (sink.newest_batch() or 0) > restored.batch:
             self._try(restored, cancel)
         choice = Choice(
             job_id=job_id,
             restored=restored.reference if restored else None,
             first_id=next_id(self._catalog, job_id, restored),
             last_id=self._catalog.last_completed(job_id),
-            live=str(self._directory / "checkpoint"),
+            live=str(self._location),
             host=this_host(),
-            sink=None if sink is None else str(sink.path),
+            sink=None if sink is None else sink.path,
             reason=target.reason,
             claimed=None if claimed is None else claimed.reference,
+            sink_kind=None if sink is None else sink.kind,
         )
         self._catalog.epochs.record_choice(self._claim.epoch, choice)
         rolled_back = ""
-        if sink is not None and restored is not None:
-            rolled_back = _describe(sink.rollback_to(self._position, restored.batch))
+        if sink is not None and restored is not None and sink.can_roll_back:
+            rolled_back = sink.rollback_to(restored.sink or {}, self._directory / "sink", self._claim.epoch)
         elif sink is not None and began is not None:
-            rolled_back = _describe(sink.rollback_to_nothing(began))
+            rolled_back = sink.rollback_to_nothing(began, self._claim.epoch)
         store = self._store(job_id, choice.first_id, choice.restored, verified=restored, claimed=claimed)
         for error in store.broken:
             _log.warning("A checkpoint cannot be read and is left alone: %s", error)
+        archive = self._archive(job_id)
+        same_lineage = restored is not None and restored.job_id == job_id
+        archive.begin(-1 if restored is None else restored.batch, line if same_lineage else None, replay)
         started = Started(
             epoch=self._claim.epoch,
             job_id=job_id,
@@ -157,19 +157,22 @@ class Attempt:
             sink=rolled_back,
             restore_seconds=self._clock.monotonic() - prepare_from,
         )
-        return Prepared(choice, restored, store, self._directory, sink, writer, session, started, ignored)
+        return Prepared(
+            choice, restored, store, self._directory, sink, writer, session, started, ignored, archive, replay
+        )
 
     def run(self, prepared: Prepared, cancel: Flag) -> str | None:
         """Start the query and checkpoint it until it ends; see :meth:`RunningQuery.run`."""
         query = RunningQuery(self._job, prepared, self._spark, self._clock, self._emit, self._forget_other_attempts)
         return query.run(cancel)
 
-    def _target(self, restore_from: str, claim_mode: RecoveryClaimMode | None) -> Newest:
-        if restore_from == LATEST:
+    def _target(self, request: RestoreRequest) -> Newest:
+        if request.restore_from == LATEST:
             return self._catalog.newest()
-        if restore_from == NONE:
+        if request.restore_from == NONE:
             return Newest(None, None, "a start from nothing was asked for")
-        metadata = self._catalog.resolve(restore_from)
+        metadata = self._catalog.resolve(request.restore_from)
+        claim_mode = request.claim_mode
         if claim_mode is None:
             claim_mode = RecoveryClaimMode.CLAIM if metadata.location is None else RecoveryClaimMode.NO_CLAIM
         job_id = metadata.job_id if claim_mode is RecoveryClaimMode.CLAIM else None
@@ -200,41 +203,51 @@ class Attempt:
                 "on, give the storage a checkpoint_path, or use FileSystemCheckpointStorage.",
             )
 
-    def _gone_on_from(self, choice: Choice) -> bool:
-        """Whether the live location of the run before is still there and its state was not given up."""
-        return choice.host == this_host() and Path(choice.live).is_dir() and self._catalog.newest().job_id is not None
-
     def _salvage(self, choice: Choice) -> None:
-        """Take a last checkpoint from the live location a dead run left behind, so that no work is lost."""
-        location = CheckpointLocation(Path(choice.live), known_providers(self._job.state_backend))
-        batch = location.last_committed()
-        newest = self._catalog.newest().metadata
-        if batch is None or (newest is not None and newest.batch >= batch):
+        """Checkpoint the last batch of the run before, when its live location is still there."""
+        providers = known_providers(self._job.state_backend)
+        if choice.host != this_host() or (batch := salvageable(self._catalog, choice, providers)) is None:
             return
-        sink = None if choice.sink is None else FileSink(choice.sink)
-        source = StreamingSource(location, self._directory.with_suffix(".salvage"), sink, None, lambda: None)
+        newest = self._catalog.newest().metadata
         ancestor = choice.restored if newest is None else newest.reference
         store = self._store(choice.job_id, next_id(self._catalog, choice.job_id, newest), ancestor)
-        try:
-            pending = store.begin()
-            snapshot = source.pin(batch)
-            try:
-                metadata = store.write(pending, snapshot, kind="salvage")
-            finally:
-                snapshot.release()
-        except Fenced:
-            raise
-        except Exception as error:  # whatever is wrong with what a dead run left, the retained checkpoints are there
-            _log.warning(
-                "Batch %d of the run before could not be salvaged from %s, going on from the newest checkpoint: %s",
-                batch,
-                choice.live,
-                error,
-            )
-        else:
-            _log.info("Salvaged batch %d of the run before as %s", batch, metadata.name)
-        finally:
-            shutil.rmtree(self._directory.with_suffix(".salvage"), ignore_errors=True)
+        salvage(store, choice, batch, providers, self._directory.with_suffix(".salvage"))
+
+    def _line(self, request: RestoreRequest, restored: CheckpointMetadata | None) -> int | None:
+        """The epoch whose plans this one goes on from."""
+        if restored is None:
+            return None
+        if request.restore_from == LATEST:
+            newest = self._plans(restored.job_id).newest()
+            return None if newest is None or newest >= self._claim.epoch else newest
+        return restored.epoch
+
+    def _replay(
+        self, request: RestoreRequest, sink: Sink | None, restored: CheckpointMetadata | None, line: int | None
+    ) -> list[PlannedBatch]:
+        """The batches to be run again as they were; none of them, and the one in flight is planned anew, too.
+
+        Raises:
+            RestoreRefused: they are not known, and the sink cannot do without.
+        """
+        last = request.last_replayed(can_roll_back=sink is None or sink.can_roll_back)
+        if restored is None:
+            return []
+        if last is None:
+            if request.replay_to is not None:
+                (self._location / "offsets" / str(restored.batch + 1)).unlink(missing_ok=True)
+            return []
+        known = self._plans(restored.job_id).after(restored, line=line if request.restore_from == LATEST else None)
+        return [plan for plan in known if plan.batch <= last]
+
+    def _plans(self, job_id: str) -> WriteAheadArchive:
+        return WriteAheadArchive(self._job.filesystem, self._job.name, job_id)
+
+    def _archive(self, job_id: str) -> ArchiveWriter:
+        epoch = self._claim.epoch
+        return ArchiveWriter(
+            self._job.filesystem, self._job.name, job_id, epoch, lambda: self._catalog.epochs.check(epoch)
+        )
 
     def _try(self, restored: CheckpointMetadata, cancel: Flag) -> None:
         """Before batches are taken out of the sink, find out on a copy that the query can go on from there.
@@ -244,7 +257,7 @@ class Attempt:
         """
         _log.info("Trying the query on a copy of %s before the sink is rolled back", restored.name)
         scratch = self._directory / "trial"
-        shutil.copytree(self._directory / "checkpoint", scratch)
+        shutil.copytree(self._location, scratch)
         try:
             writer = self._job.query(self._session(restored))
             failure = try_query(writer, scratch, cancel)
@@ -260,7 +273,7 @@ class Attempt:
         set_partitions(session, self._job.partitions, restored)
         return session
 
-    def _sink_began(self, sink: FileSink | None, target: Newest) -> float | None:
+    def _sink_began(self, sink: Sink | None, target: Newest) -> float | None:
         """When the lineage began to fill this sink, if it did so from nothing and has no checkpoint yet.
 
         The sink was found empty then, so all it holds is of this lineage and is written again.
@@ -270,11 +283,11 @@ class Attempt:
         for epoch in sorted(self._catalog.epochs.names()):
             choice, claim = self._catalog.epochs.read_choice(epoch), self._catalog.epochs.read_claim(epoch)
             if choice is not None and claim is not None and choice.job_id == target.job_id:
-                same = choice.restored is None and choice.sink == str(sink.path)
+                same = choice.restored is None and (choice.sink, choice.sink_kind) == (sink.path, sink.kind)
                 return datetime.fromisoformat(claim.claimed_at).timestamp() if same else None
         return None
 
-    def _check_sink(self, plan: WriterPlan, sink: FileSink | None, target: Newest, *, asked: str) -> None:
+    def _check_sink(self, plan: WriterPlan, sink: Sink | None, target: Newest, *, asked: str) -> None:
         """Make sure, touching nothing, that the sink can be brought to where the checkpoint says it was."""
         restored = target.metadata
         if restored is None:
@@ -282,26 +295,27 @@ class Attempt:
                 go_on = "" if asked == LATEST else " To go on instead, launch with restore_from: latest."
                 raise SinkNotEmpty(
                     f"Job {self._job.name!r} would start from nothing ({target.reason}), but its sink {sink.path} has "
-                    f"data, {present} for example: the file sink would skip every batch id it has seen, and lose rows.",
-                    hint=f"To start from nothing, empty {sink.path} (with its _spark_metadata) or write elsewhere."
-                    f"{go_on}",
+                    f"data, {present} for example: the batches of a new lineage have the same numbers, and rows would "
+                    "be lost or doubled.",
+                    hint=f"To start from nothing, empty {sink.path} (with every hidden directory in it) or write "
+                    f"elsewhere.{go_on}",
                 )
             return
-        recorded = None if restored.sink is None else str(restored.sink.get("path"))
-        now = None if sink is None else str(sink.path)
+        recorded = None if restored.sink is None else (str(restored.sink.get("kind")), str(restored.sink.get("path")))
+        now = None if sink is None else (sink.kind, sink.path)
         if recorded != now:
-            before = "another kind of sink" if recorded is None else f"the file sink {recorded}"
+            before = "another kind of sink" if recorded is None else f"the {recorded[0]} sink {recorded[1]}"
             raise SinkMismatch(
-                f"{restored.name} was taken with {before}, and the query now writes to {now or plan.format}.",
-                hint=f"Write to {recorded or before} again, or start from nothing into an empty sink with "
-                "restore_from: none.",
+                f"{restored.name} was taken with {before}, and the query now writes to "
+                f"{plan.format if now is None else f'the {now[0]} sink {now[1]}'}.",
+                hint=f"Write to {before} again, or start from nothing into an empty sink with restore_from: none.",
             )
         if sink is not None:
-            sink.check(self._position)
+            sink.check(restored.sink or {}, self._directory / "sink")
 
     @property
-    def _position(self) -> Path:
-        return self._directory / "sink" / "_spark_metadata"
+    def _location(self) -> Path:
+        return self._directory / "checkpoint"
 
     def _store(
         self,
@@ -332,12 +346,3 @@ class Attempt:
                 match = _ATTEMPT.fullmatch(directory.name)
                 if match is not None and int(match[1]) < self._claim.epoch:
                     shutil.rmtree(directory, ignore_errors=True)
-
-
-def _describe(rollback: SinkRollback) -> str:
-    if not (rollback.log_entries_removed or rollback.data_files_removed or rollback.log_entries_restored):
-        return ""
-    return (
-        f"{rollback.log_entries_removed} log entries removed and {rollback.log_entries_restored} put back, "
-        f"{rollback.data_files_removed} uncommitted data files ({rollback.bytes_removed} bytes) removed"
-    )

@@ -25,8 +25,9 @@ from dagster_ckpt.spark.checkpoint_location import (
     parse_operator,
     parse_query_id,
 )
-from dagster_ckpt.spark.file_sink import FileSink, log_files
+from dagster_ckpt.spark.file_sink import log_files
 from dagster_ckpt.spark.rocksdb_files import UnreadableStateFile, changelog_lineage, snapshot_members
+from dagster_ckpt.spark.sinks.sink import PositionReader
 from dagster_ckpt.spark.state_files import PROVIDERS, Provider, StateStore, StoreReader, plan_store, unplanned
 
 __all__ = ["capture"]
@@ -34,25 +35,25 @@ __all__ = ["capture"]
 _CANNOT_LINK = frozenset({errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP, errno.ENOSYS})
 _NEXT_BATCH = "Nothing was kept of this attempt; the next committed batch can be captured."
 _CHECKPOINT = "checkpoint"
-_SINK_LOG = "sink/_spark_metadata"
+_SINK = "sink"
 _DEFAULT_STORE = "default"
 #: Of no interest to the checkpoint after the next: every batch has its own.
 _ONE_BATCH = (f"{_CHECKPOINT}/offsets/", f"{_CHECKPOINT}/commits/")
 
 
-def capture(location: CheckpointLocation, batch: int, pins: Path, *, sink: FileSink | None = None) -> Snapshot:
+def capture(location: CheckpointLocation, batch: int, pins: Path, *, sink: PositionReader | None = None) -> Snapshot:
     """Pin everything that a restart after ``batch`` needs into the fresh directory ``pins``.
 
     That is the write-ahead log around the batch (with the planned next batch where there is one, so that it
     replays with the same boundaries), the sources' logs up to there, version ``batch + 1`` of every store
-    of every stateful operator, and the log of the file ``sink`` up to the batch.
+    of every stateful operator, and the position of the ``sink`` after the batch.
 
     Args:
         location: the live checkpointLocation; pass the same object every time, it caches what it parsed.
         batch: a committed batch, normally the last.
         pins: a directory that does not exist yet, on the disk of the location where possible. It holds the
             snapshot's files, flat; ``Snapshot.release`` removes it.
-        sink: the query's file sink, if it has one.
+        sink: tells the position of the query's sink, if it has one that a checkpoint covers.
 
     Raises:
         CaptureIncomplete: something is missing or has another size than it must; ``pins`` is gone again.
@@ -82,7 +83,7 @@ class _Capture:
         self._live, self._target = str(location.path), str(pins)
         self._files: dict[str, PinnedFile] = {}
 
-    def take(self, sink: FileSink | None) -> Snapshot:
+    def take(self, sink: PositionReader | None) -> Snapshot:
         query_id = parse_query_id(self._text("metadata"))
         where = f"commits/{self._batch}"
         commit = parse_commit(self._text(where), where)
@@ -99,7 +100,7 @@ class _Capture:
         if operators and previous not in (None, self._batch - 1):
             # Only asynchronous progress tracking leaves gaps, and only stateless queries can have it.
             raise CaptureIncomplete(f"offsets/{self._batch - 1} is gone", hint=_NEXT_BATCH)
-        position = self._sink(sink) if sink else None
+        position = None if sink is None else sink.pin_position(self._batch, self._pin_of_sink)
         facts: dict[str, Json] = {
             "query_id": query_id,
             "batch": self._batch,
@@ -229,12 +230,8 @@ class _Capture:
                 if not file.optional:
                     raise
 
-    def _sink(self, sink: FileSink) -> dict[str, Json]:
-        pinned = {
-            source.name: Path(self._pin_file(str(source), f"{_SINK_LOG}/{source.name}"))
-            for source in sink.position_files(self._batch)
-        }
-        return sink.position_of(pinned, self._batch)
+    def _pin_of_sink(self, source: Path, name: str) -> Path:
+        return Path(self._pin_file(str(source), f"{_SINK}/{name}"))
 
     def _pin_tree(self, directory: str) -> None:
         for name in sorted(self._location.names(directory)):

@@ -10,6 +10,7 @@ from dagster_ckpt.spark.job import (
     CheckpointFailed,
     CheckpointsDropped,
     Event,
+    Replaying,
     Restarting,
     SavepointCompleted,
     SettingsIgnored,
@@ -51,5 +52,10 @@ def describe(event: Event) -> Iterator[tuple[int, str]]:
                 yield logging.WARNING, f"The state backend asks for what it does not get. {reason}"
         case CheckpointsDropped(dropped):
             yield logging.INFO, f"{len(dropped)} checkpoints are deleted at the end of the job"
+        case Replaying(batch, last, seconds):
+            yield (
+                logging.INFO,
+                f"Running batches {batch} to {last} again with the boundaries they had; {seconds:.0f} s so far",
+            )
         case Restarting(error, reason, delay):
             yield logging.WARNING, f"{error} {reason}, in {delay:.1f} s"

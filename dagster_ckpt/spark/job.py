@@ -23,6 +23,7 @@ __all__ = [
     "CheckpointFailed",
     "CheckpointsDropped",
     "Event",
+    "Replaying",
     "Restarting",
     "RunResult",
     "SavepointCompleted",
@@ -142,6 +143,15 @@ class SettingsIgnored:
 
 
 @dataclass(frozen=True, slots=True)
+class Replaying:
+    """Batches are run again with the boundaries they had: ``next`` is the next one, and ``last`` the last."""
+
+    next: int
+    last: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Restarting:
     """The query failed and will be restarted within this run."""
 
@@ -158,6 +168,7 @@ Event: TypeAlias = (
     | CheckpointFailed
     | SavepointCompleted
     | SettingsIgnored
+    | Replaying
     | Restarting
 )
 

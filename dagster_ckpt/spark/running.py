@@ -20,19 +20,24 @@ from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
 from dagster_ckpt.checkpoint.requests import SavepointRequests
 from dagster_ckpt.checkpoint.savepoint_server import SavepointServer
 from dagster_ckpt.checkpoint.store import CompletedCheckpointStore, Dropped
+from dagster_ckpt.checkpoint.write_ahead_archive import ArchiveWriter, PlannedBatch
 from dagster_ckpt.errors import CheckpointError, DriverLost
+from dagster_ckpt.spark.archiving import Archiver
 from dagster_ckpt.spark.checkpoint_location import CheckpointLocation
-from dagster_ckpt.spark.file_sink import FileSink
 from dagster_ckpt.spark.job import (
     CheckpointCompleted,
     CheckpointFailed,
     Event,
+    Replaying,
     SavepointCompleted,
     Started,
     StreamingJob,
 )
+from dagster_ckpt.spark.planned_batches import PlannedBatches
 from dagster_ckpt.spark.query_errors import failure_of
+from dagster_ckpt.spark.replay import replay
 from dagster_ckpt.spark.session import is_jvm_alive
+from dagster_ckpt.spark.sinks.sink import Sink, SinkRun
 from dagster_ckpt.spark.state_backend import known_providers
 from dagster_ckpt.spark.streaming_source import StreamingSource
 
@@ -49,6 +54,8 @@ _log = logging.getLogger(__name__)
 _LOOK = 0.25
 #: How often Spark's progress report is fetched, for the numbers of the checkpoints taken next.
 _REPORT = 1.0
+#: Seconds between two reports of a replay.
+_TELL = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,22 +67,26 @@ class Prepared:
         restored: the checkpoint it goes on from, ``None`` for a start from nothing.
         store: where its checkpoints go.
         directory: of this attempt, in the working directory.
-        sink: the file sink, if it has one.
+        sink: the query's, if it is one that a checkpoint covers.
         writer: the query, without its checkpointLocation.
         session: of the query.
         started: what is told about the start.
         ignored: what the state backend asks for and does not get.
+        archive: where the plans of its batches go.
+        replay: plans of the batches that are run again first, as they were.
     """
 
     choice: Choice
     restored: CheckpointMetadata | None
     store: CompletedCheckpointStore
     directory: Path
-    sink: FileSink | None
+    sink: Sink | None
     writer: DataStreamWriter
     session: SparkSession
     started: Started
     ignored: Sequence[str]
+    archive: ArchiveWriter
+    replay: Sequence[PlannedBatch]
 
 
 class RunningQuery:
@@ -117,30 +128,72 @@ class RunningQuery:
             SavepointFailed: the savepoint the job was to be stopped with could not be taken.
             Fenced: a newer run has taken the job over.
         """
-        writer = self._prepared.writer.option("checkpointLocation", self._prepared.choice.live)
-        query = self._in_jvm(writer.start)
-        self._emit(self._prepared.started)
+        prepared = self._prepared
+        writer = prepared.writer.option("checkpointLocation", prepared.choice.live)
+        archiver = self._archiver()
+        if prepared.sink is not None:
+            restored = None if prepared.restored is None else prepared.restored.sink
+            owner = prepared.store.check_owner
+            prepared.sink.begin(SinkRun(prepared.directory, prepared.store.epoch, restored, owner, archiver.archive))
         try:
-            return self._watch(query, cancel)
-        except BaseException:
-            _stop(query)
-            raise
+            if not self._replay(writer, cancel):
+                return None
+            query = self._in_jvm(writer.start)
+            if len(prepared.replay) < 2:
+                self._emit(prepared.started)
+            try:
+                return self._watch(query, archiver, cancel)
+            except BaseException:
+                _stop(query)
+                raise
+        finally:
+            archiver.close()
 
-    def _watch(self, query: StreamingQuery, cancel: Flag) -> str | None:
+    def _replay(self, writer: DataStreamWriter, cancel: Flag) -> bool:
+        """Run again what is to be run as it was; ``False`` when that was canceled."""
+        plans = self._prepared.replay
+        if len(plans) >= 2:
+            self._emit(self._prepared.started)
+            self._emit(Replaying(plans[0].batch, plans[-1].batch, 0))
+        told = began = self._clock.monotonic()
+
+        def progress(batch: int) -> None:
+            nonlocal told
+            if self._clock.monotonic() - told >= _TELL:
+                told = self._clock.monotonic()
+                self._emit(Replaying(batch + 1, plans[-1].batch, told - began))
+
+        done: bool = self._in_jvm(
+            lambda: replay(writer, Path(self._prepared.choice.live), plans, cancel, self._raise_failure, progress)
+        )
+        return done
+
+    def _archiver(self) -> Archiver:
+        prepared = self._prepared
+        after = -1 if prepared.restored is None else prepared.restored.batch
+        known = prepared.replay[-1].batch if prepared.replay else after
+        location = CheckpointLocation(Path(prepared.choice.live), known_providers(self._job.state_backend))
+        plans = PlannedBatches(location, known)
+        return Archiver(plans, prepared.archive, lambda: prepared.store.retained, self._clock)
+
+    def _watch(self, query: StreamingQuery, archiver: Archiver, cancel: Flag) -> str | None:
         prepared, config = self._prepared, self._job.config
         # Fetched beside the checkpoints, not while one is pinned: it is a call into the JVM.
         report: Mapping[str, Any] | None = None
         source = StreamingSource(
             CheckpointLocation(Path(prepared.choice.live), known_providers(self._job.state_backend)),
             prepared.directory / "pins",
-            prepared.sink,
+            None if prepared.sink is None else prepared.sink.position_reader(prepared.directory),
             self._spark.version,
             lambda: report,
         )
         # A writer that hangs in the storage keeps its thread; two more let the next attempts go on beside it. One is
         # for a savepoint.
         uploads = ThreadPoolExecutor(config.max_concurrent_checkpoints + 3, "dagster-ckpt-upload")
-        listener = _Listener(self._emit, prepared.store, self._first_completed)
+        told = [lambda _: archiver.completed()]
+        if prepared.sink is not None:
+            told.insert(0, prepared.sink.completed)
+        listener = _Listener(self._emit, prepared.store, self._first_completed, told)
         coordinator = CheckpointCoordinator(prepared.store, source, config, self._clock, uploads, listener, Random())
         if prepared.restored is not None:
             coordinator.already_have(prepared.restored.batch)
@@ -164,6 +217,7 @@ class RunningQuery:
                     report = _last_progress(query)
                     _finish_stopped(coordinator, savepoints)
                     return "stopped with a savepoint"
+                archiver.tick()
                 cancel.wait(min(coordinator.tick(), savepoints.tick()))
             _stop(query)
         finally:
@@ -190,6 +244,8 @@ class RunningQuery:
     def _in_jvm(self, call: Callable[[], Any]) -> Any:
         try:
             return call()
+        except CheckpointError:
+            raise
         except Exception as error:
             if not is_jvm_alive(self._spark, after=error):
                 raise DriverLost(
@@ -210,12 +266,16 @@ class _Listener:
         emit: Callable[[Event], None],
         store: CompletedCheckpointStore,
         first_completed: Callable[[], None],
+        completed: Sequence[Callable[[CheckpointMetadata], None]],
     ) -> None:
         self._emit = emit
         self._store = store
         self._first_completed: Callable[[], None] | None = first_completed
+        self._completed = completed
 
     def completed(self, metadata: CheckpointMetadata, dropped: Sequence[Dropped]) -> None:
+        for tell in self._completed:
+            tell(metadata)
         self._emit(CheckpointCompleted(metadata, dropped, self._store.retained))
         if self._first_completed is not None:
             self._first_completed()

@@ -21,10 +21,10 @@ from dagster_ckpt.checkpoint.failures import Failure, FailureLog
 from dagster_ckpt.checkpoint.liveness import Heart, HeartbeatFile, ProcessIdentity, free_job, this_host
 from dagster_ckpt.checkpoint.owner import claim_ownership
 from dagster_ckpt.config.checkpoint_config import JobStatus
-from dagster_ckpt.config.recovery import RecoveryClaimMode
+from dagster_ckpt.config.recovery import RestoreRequest
 from dagster_ckpt.config.restart import RestartDecision
 from dagster_ckpt.errors import CheckpointError, DriverLost, Fenced, RestoreRefused, StorageError, StorageUnusable
-from dagster_ckpt.spark.attempt import LATEST, Attempt
+from dagster_ckpt.spark.attempt import Attempt
 from dagster_ckpt.spark.job import (
     CheckpointsDropped,
     Event,
@@ -49,8 +49,7 @@ _log = logging.getLogger(__name__)
 class _State:
     """What survives from one attempt of a run to the next."""
 
-    restore_from: str
-    claim_mode: RecoveryClaimMode | None
+    request: RestoreRequest
     series: int | None
     prepared: Prepared | None = None
     history: list[Failure] = field(default_factory=list)
@@ -66,9 +65,7 @@ class StreamingRun:
     Args:
         job: the job.
         run_id: of the Dagster run, or any other unique id of 32 hex digits, dashes allowed.
-        restore_from: ``latest``, ``none``, or a pointer.
-        claim_mode: whose a checkpoint or savepoint becomes that is pointed to; ``None`` claims checkpoints of the
-            job's own storage and leaves savepoints to the user.
+        request: what to begin with.
         series: the series a restart belongs to, ``None`` when a user or a schedule started the run.
         clock: wall and monotonic time.
         emit: is given what happens.
@@ -80,11 +77,10 @@ class StreamingRun:
         job: StreamingJob,
         *,
         run_id: str,
-        restore_from: str,
+        request: RestoreRequest,
         series: int | None,
         clock: Clock,
         emit: Callable[[Event], None],
-        claim_mode: RecoveryClaimMode | None = None,
         worker: int | None = None,
     ) -> None:
         self._worker = worker
@@ -95,7 +91,7 @@ class StreamingRun:
         self._cancel = Flag()
         self._catalog = CheckpointCatalog(job.filesystem, job.name)
         self._failures = FailureLog(job.filesystem, job.name)
-        self._state = _State(restore_from, claim_mode, series)
+        self._state = _State(request, series)
         self._spark: SparkSession | None = None
 
     def cancel(self) -> None:
@@ -158,11 +154,9 @@ class StreamingRun:
             if (pid := driver_jvm_pid(spark)) is not None:
                 heart.add_process(pid)
             attempt = Attempt(self._job, claim, spark, self._clock, self._emit)
-            prepared = self._state.prepared = attempt.prepare(
-                self._state.restore_from, self._state.claim_mode, self._cancel
-            )
+            prepared = self._state.prepared = attempt.prepare(self._state.request, self._cancel)
             # From here on the choice is on record: going on means going on from it.
-            self._state.restore_from = LATEST
+            self._state.request = RestoreRequest()
             self._tell_ignored(prepared.ignored)
             ended = attempt.run(prepared, self._cancel)
         except Fenced:

@@ -12,7 +12,7 @@ from dagster_ckpt.checkpoint.coordinator import Progress
 from dagster_ckpt.checkpoint.snapshot import Json, Snapshot
 from dagster_ckpt.spark.capture import capture
 from dagster_ckpt.spark.checkpoint_location import CheckpointLocation
-from dagster_ckpt.spark.file_sink import FileSink
+from dagster_ckpt.spark.sinks.sink import PositionReader
 
 __all__ = ["StreamingSource"]
 
@@ -23,7 +23,7 @@ class StreamingSource:
     Args:
         location: the live checkpointLocation.
         pins: a directory on the same disk for pinned files.
-        sink: the query's file sink, if it has one.
+        sink: tells the position of the query's sink, if it has one that a checkpoint covers.
         spark_version: written into each checkpoint.
         last_progress: the latest of Spark's progress reports that was fetched, if any; asked at each capture.
     """
@@ -32,7 +32,7 @@ class StreamingSource:
         self,
         location: CheckpointLocation,
         pins: Path,
-        sink: FileSink | None,
+        sink: PositionReader | None,
         spark_version: str | None,
         last_progress: Callable[[], Mapping[str, Any] | None],
     ) -> None:

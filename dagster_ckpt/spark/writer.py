@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from dagster_ckpt.config.checkpoint_config import CheckpointingMode
 from dagster_ckpt.errors import InvalidConfiguration, RestoreRefused
-from dagster_ckpt.spark.file_sink import FileSink
+from dagster_ckpt.spark.sinks.sink import Sink, attached_sink
+from dagster_ckpt.spark.sinks.spark_file_sink import SparkFileSink
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-__all__ = ["WriterPlan", "plan_of"]
+__all__ = ["WriterPlan", "java_field", "plan_of"]
 
 _FILE_FORMATS = frozenset({"parquet", "orc", "json", "csv", "text"})
 #: Sinks that keep nothing a restore could disagree with.
@@ -33,6 +34,7 @@ class WriterPlan:
         checkpoint_location: the option, if the user set it.
         query_name: the name, if the user set one.
         continuous: whether the trigger is a continuous one.
+        attached: what ``sink_to`` attached to the writer.
     """
 
     format: str
@@ -40,16 +42,19 @@ class WriterPlan:
     checkpoint_location: str | None
     query_name: str | None
     continuous: bool
+    attached: Sink | None = None
 
-    def file_sink(self) -> FileSink | None:
-        """The sink when it is Spark's file sink on a local path, ``None`` for any other sink.
+    def sink(self) -> Sink | None:
+        """The sink when it is one that a checkpoint covers, else ``None``.
 
         Raises:
             InvalidConfiguration: it is a file sink that is not on a local path.
         """
+        if self.attached is not None:
+            return self.attached
         if self.format not in _FILE_FORMATS or self.path is None:
             return None
-        return FileSink(self.path)
+        return SparkFileSink(self.path)
 
     def check(self, job_name: str, mode: CheckpointingMode) -> None:
         """Refuse what cannot be checkpointed as promised.
@@ -69,12 +74,13 @@ class WriterPlan:
                 f"The query of job {job_name!r} has a continuous trigger, which has no micro-batch to checkpoint at.",
                 hint="Use trigger(processingTime=...) or trigger(availableNow=True).",
             )
-        exact = self.format in _FILE_FORMATS or self.format in _TRANSIENT
+        exact = self.attached is not None or self.format in _FILE_FORMATS or self.format in _TRANSIENT
         if mode is CheckpointingMode.EXACTLY_ONCE and not exact:
             raise RestoreRefused(
                 f"The {self.format} sink of job {job_name!r} cannot be rolled back to a checkpoint, so a restore "
                 "would not be exactly-once.",
-                hint="Write to a file sink (parquet, orc, json, csv, text), or set "
+                hint="Write to a file sink (parquet, orc, json, csv, text), or say by "
+                "sink_to(rows, ForeachBatchSink(...)) how the sink goes back, or set "
                 "CheckpointConfig(mode='AT_LEAST_ONCE') and let the sink bear repeated rows.",
             )
 
@@ -92,23 +98,25 @@ def plan_of(writer: DataStreamWriter) -> WriterPlan:
             hint="Return df.writeStream....option('path', ...) without calling start(); Spark Connect sessions are "
             "not supported.",
         )
-    options = _field(java, "extraOptions")
+    options = java_field(java, "extraOptions")
 
     def option(name: str) -> str | None:
         found = options.get(name)
         return str(found.get()) if found.isDefined() else None
 
-    trigger = _field(java, "trigger")
+    trigger = java_field(java, "trigger")
     return WriterPlan(
-        format=str(_field(java, "source")).lower().replace("foreachbatch", "foreachBatch"),
+        format=str(java_field(java, "source")).lower().replace("foreachbatch", "foreachBatch"),
         path=option("path"),
         checkpoint_location=option("checkpointLocation"),
         query_name=option("queryName"),
         continuous="ContinuousTrigger" in trigger.getClass().getName(),
+        attached=attached_sink(writer),
     )
 
 
-def _field(java: Any, name: str) -> Any:
+def java_field(java: Any, name: str) -> Any:
+    """The value of a private field of a Java object."""
     field = java.getClass().getDeclaredField(name)
     field.setAccessible(True)
     return field.get(java)

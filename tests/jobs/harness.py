@@ -21,7 +21,7 @@ import pytest
 from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
 from dagster_ckpt.checkpoint.clock import SystemClock
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig, JobStatus
-from dagster_ckpt.config.recovery import RecoveryClaimMode
+from dagster_ckpt.config.recovery import RecoveryClaimMode, RestoreRequest
 from dagster_ckpt.config.restart import NoRestart, RestartStrategy
 from dagster_ckpt.errors import CheckpointError
 from dagster_ckpt.filesystem import FileSystem, PosixFileSystem
@@ -197,10 +197,11 @@ class Bench:
         *,
         restore_from: str = "latest",
         claim_mode: RecoveryClaimMode | None = None,
+        replay_to: str | int | None = None,
     ) -> Launch:
         """Start a run of the job; it goes on in its thread."""
         self.land(0)  # Spark wants the directory to be there
-        return Launch(job or self.job(), restore_from, claim_mode)
+        return Launch(job or self.job(), restore_from, claim_mode, replay_to)
 
     def tick(
         self,
@@ -209,10 +210,11 @@ class Bench:
         *,
         restore_from: str = "latest",
         claim_mode: RecoveryClaimMode | None = None,
+        replay_to: str | int | None = None,
     ) -> Launch:
         """Land files and read them in a run to its end, which must be a good one."""
         self.land(files)
-        launch = self.launch(job, restore_from=restore_from, claim_mode=claim_mode)
+        launch = self.launch(job, restore_from=restore_from, claim_mode=claim_mode, replay_to=replay_to)
         assert launch.result().status is JobStatus.FINISHED
         return launch
 
@@ -223,11 +225,12 @@ class Bench:
         *,
         restore_from: str = "latest",
         claim_mode: RecoveryClaimMode | None = None,
+        replay_to: str | int | None = None,
     ) -> Launch:
         """Land files, let a run without end commit them all, and cancel it: no checkpoint, but a live location."""
         before, self.until_done = self.until_done, False
         try:
-            launch = self.launch(job, restore_from=restore_from, claim_mode=claim_mode)
+            launch = self.launch(job, restore_from=restore_from, claim_mode=claim_mode, replay_to=replay_to)
             eventually("the query starts", lambda: bool(launch.of(Started)), unless=launch.check)
             self.land(files)
             self.await_in_sink(launch)
@@ -315,14 +318,19 @@ class Photograph:
 class Launch:
     """A run of a job in a thread of its own."""
 
-    def __init__(self, job: StreamingJob, restore_from: str, claim_mode: RecoveryClaimMode | None = None) -> None:
+    def __init__(
+        self,
+        job: StreamingJob,
+        restore_from: str,
+        claim_mode: RecoveryClaimMode | None = None,
+        replay_to: str | int | None = None,
+    ) -> None:
         self.events: list[Event] = []
         self.run_id = new_run_id()
         self.run = StreamingRun(
             job,
             run_id=self.run_id,
-            restore_from=restore_from,
-            claim_mode=claim_mode,
+            request=RestoreRequest(restore_from, claim_mode, replay_to),
             series=None,
             clock=SystemClock(),
             emit=self.events.append,

@@ -16,6 +16,7 @@ import pytest
 
 from dagster_ckpt.checkpoint.clock import SystemClock
 from dagster_ckpt.config.checkpoint_config import JobStatus
+from dagster_ckpt.config.recovery import RestoreRequest
 from dagster_ckpt.errors import CheckpointNotFound
 from dagster_ckpt.spark.job import CheckpointCompleted, Event, RunResult, Started
 from dagster_ckpt.spark.streaming_run import StreamingRun
@@ -36,7 +37,7 @@ class Interrupted(BaseException):
 def supervised(job: StreamingJob, on_event: Callable[[Event], None], *, restore_from: str = "latest") -> RunResult:
     def start(emit: Callable[[Event], None]) -> StreamingRun:
         return StreamingRun(
-            job, run_id=new_run_id(), restore_from=restore_from, series=None, clock=SystemClock(), emit=emit
+            job, run_id=new_run_id(), request=RestoreRequest(restore_from), series=None, clock=SystemClock(), emit=emit
         )
 
     return supervise(start, on_event)

@@ -78,25 +78,27 @@ class TestOfARun:
     def test_without_a_configuration_it_is_the_jobs(self, op_config: dict[str, Any]) -> None:
         job = settings({f"{C}interval": "3 s"})
         run = job.of_run(op_config)
-        assert (run.config, run.restart, run.restore_from) == (job.config, job.restart, "latest")
+        assert (run.config, run.restart, run.request.restore_from) == (job.config, job.restart, "latest")
         assert run.warnings == ()
 
     def test_what_it_begins_with_can_be_said_in_flinks_words(self) -> None:
         job = settings()
-        assert job.of_run({"restore_from": "chk-3"}).restore_from == "chk-3"
+        assert job.of_run({"restore_from": "chk-3"}).request.restore_from == "chk-3"
         path = {f"{R}path": "/savepoints/x"}
-        assert job.of_run({"restore_from": "latest", "configuration": path}).restore_from == "/savepoints/x"
-        assert job.of_run({"restore_from": "/savepoints/x", "configuration": path}).restore_from == "/savepoints/x"
+        assert job.of_run({"restore_from": "latest", "configuration": path}).request.restore_from == "/savepoints/x"
+        assert (
+            job.of_run({"restore_from": "/savepoints/x", "configuration": path}).request.restore_from == "/savepoints/x"
+        )
         with pytest.raises(InvalidConfiguration, match="has restore_from: chk-3, and /savepoints/x in its config"):
             job.of_run({"restore_from": "chk-3", "configuration": path})
 
     @pytest.mark.parametrize("mode", RecoveryClaimMode)
     def test_whose_it_becomes_too(self, mode: RecoveryClaimMode) -> None:
         job, keys = settings(), {f"{R}claim-mode": mode.value.lower()}
-        assert job.of_run({"restore_from": "chk-3"}).claim_mode is None
-        assert job.of_run({"restore_from": "chk-3", "claim_mode": mode.value}).claim_mode is mode
+        assert job.of_run({"restore_from": "chk-3"}).request.claim_mode is None
+        assert job.of_run({"restore_from": "chk-3", "claim_mode": mode.value}).request.claim_mode is mode
         run = job.of_run({"restore_from": "chk-3", "configuration": keys})
-        assert run.claim_mode is mode
+        assert run.request.claim_mode is mode
         assert run.warnings == ()
         (other,) = set(RecoveryClaimMode) - {mode}
         with pytest.raises(InvalidConfiguration, match=f"has claim_mode: {other}, and {mode} in its config"):
@@ -126,6 +128,6 @@ def test_a_run_that_goes_on_has_the_configuration_but_not_what_it_began_with() -
     }
     after = going_on(op_config)
     assert after == {"restore_from": "latest", "configuration": {f"{C}interval": "3 s"}}
-    assert settings().of_run(after).restore_from == "latest"
+    assert settings().of_run(after).request.restore_from == "latest"
     assert going_on({"restore_from": "chk-3"}) == {"restore_from": "latest"}
     assert len(op_config["configuration"]) == 3, "what Dagster knows of the run is left alone"

@@ -160,7 +160,7 @@ def test_a_run_can_be_configured_in_the_launchpad_with_the_types_of_yaml() -> No
     run = asset.settings.of_run(op_config)
     assert run.config == CheckpointConfig(interval="5 s", num_retained=3, unaligned=True)
     assert run.restart == RestartStrategies.no_restart()
-    assert run.restore_from == "latest"
+    assert run.request.restore_from == "latest"
 
 
 def test_a_run_goes_by_its_own_configuration_and_says_what_has_no_effect(
@@ -193,7 +193,7 @@ def test_a_run_goes_by_its_own_configuration_and_says_what_has_no_effect(
     (run,) = driven
     assert run._job.config == CheckpointConfig(num_retained=4, unaligned=True, mode=CheckpointingMode.AT_LEAST_ONCE)
     assert run._job.restart == FixedDelayRestart()
-    assert run._state.restore_from == "/savepoints/x"
+    assert run._state.request.restore_from == "/savepoints/x"
     assert [line.partition(" ")[0] for line in log] == ["execution.checkpointing.unaligned.forced", "unaligned"]
 
 

@@ -13,6 +13,7 @@ import pytest
 from dagster_ckpt.spark.capture import capture
 from dagster_ckpt.spark.checkpoint_location import CheckpointLocation
 from dagster_ckpt.spark.file_sink import FileSink
+from dagster_ckpt.spark.sinks.spark_file_sink import SparkFileSink
 from tests.spark.streaming import QUERIES, SCHEMA, VARIANTS, confs, discard, materialize, tree, write_input
 
 if TYPE_CHECKING:
@@ -99,7 +100,9 @@ def test_rollback_makes_the_output_exact(
         path.name for path in pipeline.output.rglob("part-*.json")
     }
 
-    snapshot = capture(CheckpointLocation(tmp_path / "live"), back_to, tmp_path / "pins", sink=sink)
+    snapshot = capture(
+        CheckpointLocation(tmp_path / "live"), back_to, tmp_path / "pins", sink=SparkFileSink(pipeline.output)
+    )
     assert snapshot.sink == sink.position(back_to)
     restored = materialize(snapshot, tmp_path / "restored")
     (restored / "offsets" / str(back_to + 1)).unlink()  # without it, the boundaries are chosen anew

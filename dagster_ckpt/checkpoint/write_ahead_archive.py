@@ -1,0 +1,261 @@
+"""The boundaries of every batch since the oldest retained checkpoint, so that batches can be replayed as they were.
+
+Spark plans a batch by writing down what it will read, and runs it then. It forgets that plan when the batch is done,
+and all of it is lost with the live location. The archive keeps the plans beside the checkpoints, also of batches after
+the last one.
+
+::
+
+    control/wal/{job-id}/e-{epoch}/begin                      how the epoch began, and the plans it took over
+    control/wal/{job-id}/e-{epoch}/{first}-{last}-{unique}    plans of these batches
+
+An epoch's own plans are for the batches after the one it began with: those it took over to replay, and those of the
+batches it ran. Going back from the newest epoch, epoch by epoch, gives the line that leads to now.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import math
+import re
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from dagster_ckpt.checkpoint.layout import CONTROL_DIR
+from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
+from dagster_ckpt.errors import CorruptCheckpoint
+from dagster_ckpt.filesystem import FileSystem
+
+__all__ = ["ArchiveWriter", "PlannedBatch", "WriteAheadArchive"]
+
+_EPOCH = re.compile(r"e-(\d{10})")
+_SEGMENT = re.compile(r"(\d{12})-(\d{12})-[0-9a-f]{8}")
+_BEGIN = "begin"
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedBatch:
+    """What Spark wrote down before it ran a batch.
+
+    Attributes:
+        batch: its number.
+        files: text by name, relative to the checkpointLocation: ``offsets/<batch>`` and the entries that the batch
+            added to the logs of its sources. Of a compacted log only what the entry added.
+    """
+
+    batch: int
+    files: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Begin:
+    """How an epoch began: after which batch (-1 for none), after which epoch of the line, and with which plans."""
+
+    after: int
+    previous: int | None
+    plans: Mapping[int, PlannedBatch]
+
+
+class WriteAheadArchive:
+    """The plans of one lineage; reading.
+
+    Args:
+        filesystem: the storage.
+        job_name: the job's stable name.
+        job_id: the lineage.
+    """
+
+    def __init__(self, filesystem: FileSystem, job_name: str, job_id: str) -> None:
+        self._filesystem = filesystem
+        self._directory = f"{job_name}/{CONTROL_DIR}/wal/{job_id}"
+
+    def epochs(self) -> list[int]:
+        """The epochs that have plans, ascending."""
+        names = (entry.name for entry in self._filesystem.list(self._directory))
+        return sorted(int(match[1]) for name in names if (match := _EPOCH.fullmatch(name)))
+
+    def newest(self) -> int | None:
+        """The newest epoch that began, ``None`` when there is none."""
+        return next((epoch for epoch in reversed(self.epochs()) if self._begin(epoch) is not None), None)
+
+    def after(self, metadata: CheckpointMetadata, *, line: int | None = None) -> list[PlannedBatch]:
+        """The batches that were planned after a checkpoint was taken, without a gap, in order.
+
+        Args:
+            metadata: the checkpoint.
+            line: the epoch on whose line the checkpoint lies; by default the newest that it led to.
+
+        Raises:
+            CorruptCheckpoint: a file of the archive is not what was written.
+        """
+        for epoch in reversed(self.epochs()) if line is None else [line]:
+            found = self._line(epoch, metadata, known=line is not None)
+            if found is not None:
+                return list(_without_gap(found, metadata.batch))
+        return []
+
+    def planned(self, batch: int) -> PlannedBatch | None:
+        """The newest plan of one batch, ``None`` when there is none.
+
+        Raises:
+            CorruptCheckpoint: a file of the archive is not what was written.
+        """
+        for epoch in reversed(self.epochs()):
+            if plan := self._of(epoch, batch - 1).get(batch):
+                return plan
+        return None
+
+    def _line(self, epoch: int, metadata: CheckpointMetadata, *, known: bool) -> dict[int, PlannedBatch] | None:
+        """The plans after a checkpoint on the line that ends with ``epoch``; ``None`` when it is not on that line."""
+        found: dict[int, PlannedBatch] = {}
+        on_line = known
+        until: float = math.inf
+        following: int | None = epoch
+        while following is not None and (begin := self._begin(following)) is not None:
+            on_line = on_line or (following == metadata.epoch and metadata.batch <= until)
+            plans = self._of(following, metadata.batch)
+            found |= {batch: plan for batch, plan in plans.items() if batch <= until and batch not in found}
+            if begin.after < metadata.batch:
+                break
+            until, following = begin.after, begin.previous
+        return found if on_line else None
+
+    def _of(self, epoch: int, after: int) -> dict[int, PlannedBatch]:
+        directory = self._of_epoch(epoch)
+        begin = self._begin(epoch)
+        found = {} if begin is None else {batch: plan for batch, plan in begin.plans.items() if batch > after}
+        for entry in self._filesystem.list(directory):
+            match = _SEGMENT.fullmatch(entry.name)
+            if match is not None and int(match[2]) > after:
+                with contextlib.suppress(FileNotFoundError):  # packed with others since it was listed
+                    lines = self._lines(f"{directory}/{entry.name}")
+                    found |= {plan.batch: plan for plan in map(_plan, lines) if plan.batch > after}
+        return found
+
+    def _begin(self, epoch: int) -> _Begin | None:
+        try:
+            head, *lines = self._lines(f"{self._of_epoch(epoch)}/{_BEGIN}")
+        except FileNotFoundError:
+            return None
+        fields = json.loads(head)
+        return _Begin(fields["after"], fields["previous"], {plan.batch: plan for plan in map(_plan, lines)})
+
+    def _lines(self, path: str) -> list[str]:
+        body, mark, digest = self._filesystem.read(path).rpartition(b"sha256:")
+        if not mark or digest != hashlib.sha256(body).hexdigest().encode("ascii") + b"\n":
+            raise CorruptCheckpoint(
+                f"{self._filesystem.url}/{path}, which tells how batches are replayed, is truncated or was changed.",
+                hint="Put it back from a backup; or launch with replay_to: none, and later batches get new boundaries.",
+            )
+        return body.decode().splitlines()
+
+    def _of_epoch(self, epoch: int) -> str:
+        return f"{self._directory}/e-{epoch:010}"
+
+    def forget(self, *, before: int) -> None:
+        """Drop the plans of all epochs before one."""
+        for epoch in self.epochs():
+            if epoch < before:
+                directory = self._of_epoch(epoch)
+                for entry in self._filesystem.list(directory):
+                    self._filesystem.remove(f"{directory}/{entry.name}")
+                self._filesystem.remove_directory(directory)
+        self._filesystem.remove_directory(self._directory)
+
+
+class ArchiveWriter:
+    """The plans of one lineage; writing, by one epoch. Not to be used by two threads at once.
+
+    Args:
+        filesystem: the storage.
+        job_name: the job's stable name.
+        job_id: the lineage.
+        epoch: of the writer.
+        check_owner: raises when a newer epoch has taken the job over.
+    """
+
+    def __init__(
+        self, filesystem: FileSystem, job_name: str, job_id: str, epoch: int, check_owner: Callable[[], None]
+    ) -> None:
+        self._filesystem = filesystem
+        self._archive = WriteAheadArchive(filesystem, job_name, job_id)
+        self._directory = f"{job_name}/{CONTROL_DIR}/wal/{job_id}/e-{epoch:010}"
+        self._check_owner = check_owner
+        self._loose: list[str] = []
+        self._unpacked: list[PlannedBatch] = []
+
+    def begin(self, after: int, previous: int | None, pending: Sequence[PlannedBatch]) -> None:
+        """Write down how the epoch begins, and the plans that it takes over.
+
+        Raises:
+            Fenced: a newer epoch has taken the job over.
+        """
+        self._check_owner()
+        head = json.dumps({"after": after, "previous": previous})
+        self._filesystem.create(f"{self._directory}/{_BEGIN}", _encode([head, *map(_line, pending)]))
+
+    def append(self, plans: Sequence[PlannedBatch]) -> None:
+        """Make plans durable.
+
+        Raises:
+            Fenced: a newer epoch has taken the job over.
+            StorageError: the storage failed.
+        """
+        if not plans:
+            return
+        self._check_owner()
+        self._loose.append(self._write(plans))
+        self._unpacked += plans
+
+    def pack(self, retained: Sequence[CheckpointMetadata]) -> None:
+        """Put what was appended since the last time into one file, and drop what no retained checkpoint needs.
+
+        Raises:
+            Fenced: a newer epoch has taken the job over.
+            StorageError: the storage failed; all plans that are needed are still there.
+        """
+        self._check_owner()
+        loose, self._loose = self._loose, []
+        plans, self._unpacked = self._unpacked, []
+        if len(loose) > 1:
+            self._write(plans)
+            for name in loose:
+                self._filesystem.remove(f"{self._directory}/{name}")
+        if not retained:
+            return
+        self._archive.forget(before=min(metadata.epoch for metadata in retained))
+        oldest = min(metadata.batch for metadata in retained)
+        for entry in self._filesystem.list(self._directory):
+            match = _SEGMENT.fullmatch(entry.name)
+            if match is not None and int(match[2]) <= oldest:
+                self._filesystem.remove(f"{self._directory}/{entry.name}")
+
+    def _write(self, plans: Sequence[PlannedBatch]) -> str:
+        name = f"{plans[0].batch:012}-{plans[-1].batch:012}-{uuid.uuid4().hex[:8]}"
+        self._filesystem.create(f"{self._directory}/{name}", _encode(list(map(_line, plans))))
+        return name
+
+
+def _encode(lines: Sequence[str]) -> bytes:
+    """The lines, and their checksum in the last."""
+    body = "".join(f"{line}\n" for line in lines).encode()
+    return body + f"sha256:{hashlib.sha256(body).hexdigest()}\n".encode("ascii")
+
+
+def _line(plan: PlannedBatch) -> str:
+    return json.dumps({"batch": plan.batch, "files": dict(plan.files)})
+
+
+def _plan(line: str) -> PlannedBatch:
+    fields = json.loads(line)
+    return PlannedBatch(fields["batch"], fields["files"])
+
+
+def _without_gap(plans: Mapping[int, PlannedBatch], after: int) -> Iterable[PlannedBatch]:
+    batch = after + 1
+    while batch in plans:
+        yield plans[batch]
+        batch += 1

@@ -1,0 +1,101 @@
+"""Keeping the archive of a running query's plans up to date, beside it."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from dagster_ckpt.checkpoint.clock import Clock
+from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
+from dagster_ckpt.checkpoint.write_ahead_archive import ArchiveWriter, PlannedBatch
+from dagster_ckpt.errors import CheckpointError, Fenced
+from dagster_ckpt.spark.planned_batches import PlannedBatches
+
+__all__ = ["Archiver"]
+
+_log = logging.getLogger(__name__)
+
+#: Seconds between two looks at what was planned. What is planned in between is in the live location only.
+_EVERY = 1.0
+#: Plans that the storage does not take are kept in memory, about 1 KB each; beyond this, the oldest are given up.
+_MOST_UNSENT = 10_000
+
+
+class Archiver:
+    """Archives the plans of one query.
+
+    Args:
+        plans: reads them.
+        writer: stores them.
+        retained: the completed checkpoints there are.
+        clock: monotonic time.
+    """
+
+    def __init__(
+        self,
+        plans: PlannedBatches,
+        writer: ArchiveWriter,
+        retained: Callable[[], Sequence[CheckpointMetadata]],
+        clock: Clock,
+    ) -> None:
+        self._plans = plans
+        self._writer = writer
+        self._retained = retained
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._unsent: list[PlannedBatch] = []
+        self._pool = ThreadPoolExecutor(1, "dagster-ckpt-archive")
+        self._due = clock.monotonic()
+        self._pack = False
+        self._running: Future[None] | None = None
+
+    def tick(self) -> None:
+        """Archive in the background what is due; never waits.
+
+        Raises:
+            Fenced: a newer run has taken the job over.
+        """
+        if self._running is not None:
+            if not self._running.done():
+                return
+            future, self._running = self._running, None
+            error = future.exception()
+            if isinstance(error, Fenced):
+                raise error
+            if error is not None:
+                _log.info("What batches read could not be archived and will be tried again: %s", error)
+        if self._pack or self._clock.monotonic() >= self._due:
+            self._due = self._clock.monotonic() + _EVERY
+            pack, self._pack = self._pack, False
+            self._running = self._pool.submit(self._archive, None, pack=pack)
+
+    def completed(self) -> None:
+        """A checkpoint completed: what was archived before is packed with the next tick."""
+        self._pack = True
+
+    def archive(self, batch: int) -> None:
+        """Archive the plans up to ``batch``, which is under way; they are durable on return. For any thread.
+
+        Raises:
+            Fenced: a newer run has taken the job over.
+            StorageError: the storage failed.
+        """
+        self._archive(batch, pack=False)
+
+    def close(self) -> None:
+        """Archive what is left, as far as the storage takes it, and end."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        with contextlib.suppress(OSError, CheckpointError):
+            self._archive(None, pack=False)
+
+    def _archive(self, until: int | None, *, pack: bool) -> None:
+        with self._lock:
+            self._unsent += self._plans.new(until)
+            if self._unsent:
+                self._writer.append(self._unsent)
+                self._unsent = []
+            if pack:
+                self._writer.pack(self._retained())

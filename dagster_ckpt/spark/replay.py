@@ -1,0 +1,91 @@
+"""Running batches again with the boundaries they had, whatever the session's batch sizes are now.
+
+Spark runs a batch it finds planned as it was planned, but only the last one it finds. So the plans are laid out one at
+a time, and each is run by a query that ends with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Event as Flag
+from typing import TYPE_CHECKING
+
+from pyspark.errors import StreamingQueryException
+
+from dagster_ckpt.checkpoint.write_ahead_archive import PlannedBatch
+from dagster_ckpt.errors import CheckpointFailure
+from dagster_ckpt.spark.checkpoint_location import CheckpointLocation
+from dagster_ckpt.spark.planned_batches import lay_out
+from dagster_ckpt.spark.writer import java_field
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+__all__ = ["replay"]
+
+_LOOK = 1
+
+
+def replay(
+    writer: DataStreamWriter,
+    location: Path,
+    plans: Sequence[PlannedBatch],
+    cancel: Flag,
+    raise_failure: Callable[[StreamingQuery], None],
+    progress: Callable[[int], None],
+) -> bool:
+    """Run all of ``plans`` but the last, which is laid out and run by the next start of the query.
+
+    Args:
+        writer: of the query, with ``location`` as its checkpointLocation.
+        location: after the batch before the first of ``plans``.
+        plans: batches in order, without a gap.
+        cancel: set when the run is to stop.
+        raise_failure: raises if the query has failed.
+        progress: is told of each batch that is done.
+
+    Returns:
+        ``False`` when it was canceled.
+
+    Raises:
+        CheckpointFailure: a query ended without an error and without its batch.
+    """
+    if not plans:
+        return True
+    live = CheckpointLocation(location)
+    with _one_batch(writer):
+        for plan in plans[:-1]:
+            if cancel.is_set():
+                return False
+            lay_out(plan, location)
+            query = writer.start()
+            try:
+                with contextlib.suppress(StreamingQueryException):  # raised in order by `raise_failure`
+                    while not query.awaitTermination(_LOOK) and not cancel.is_set():
+                        pass
+                if cancel.is_set():
+                    return False
+                raise_failure(query)
+            finally:
+                query.stop()
+            if live.last_committed() != plan.batch:
+                raise CheckpointFailure(f"Batch {plan.batch} was laid out for a replay and did not run.")
+            progress(plan.batch)
+    lay_out(plans[-1], location)
+    return True
+
+
+@contextmanager
+def _one_batch(writer: DataStreamWriter) -> Iterator[None]:
+    """The writer with a trigger for a single batch, and then with its own again."""
+    java = writer._jwrite  # noqa: SLF001 - PySpark's writer has no getter for its trigger
+    kept = java_field(java, "trigger")
+    writer.trigger(once=True)
+    try:
+        yield
+    finally:
+        java.trigger(kept)

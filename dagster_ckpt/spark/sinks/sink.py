@@ -1,0 +1,173 @@
+"""What a sink must be able to do so that a checkpoint covers it: tell its position, and go back to one."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, TypeAlias
+
+from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
+from dagster_ckpt.checkpoint.snapshot import Json
+from dagster_ckpt.errors import InvalidConfiguration
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+__all__ = ["BatchSink", "Pin", "PositionReader", "Sink", "SinkRun", "attached_sink", "sink_to"]
+
+#: Pins a file of the sink under a name in the checkpoint's ``sink/``; returns where its bytes stay.
+Pin: TypeAlias = Callable[[Path, str], Path]
+
+_ATTRIBUTE = "dagster_ckpt_sink"
+
+
+class PositionReader(Protocol):
+    """What can tell the position of a sink at a batch."""
+
+    def pin_position(self, batch: int, pin: Pin) -> dict[str, Json]:
+        """The position after ``batch``: its ``kind`` and ``path``, and what else goes into ``_metadata``.
+
+        Raises:
+            CaptureIncomplete: the position at ``batch`` is not known (yet, or any more).
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class SinkRun:
+    """One start of a query, as its sink sees it.
+
+    Attributes:
+        directory: of this start, on the driver's disk (or shared with the executors).
+        epoch: of the start.
+        check_owner: raises :class:`~dagster_ckpt.errors.Fenced` when a newer start has taken the job over.
+        restored: the position that the sink was put back to, ``None`` for a start from nothing.
+        archive: makes the boundaries of a batch that is under way durable, so that it can be replayed; returns then.
+    """
+
+    directory: Path
+    epoch: int
+    restored: Mapping[str, Json] | None
+    check_owner: Callable[[], None]
+    archive: Callable[[int], None]
+
+
+class Sink(ABC):
+    """A sink that a checkpoint covers.
+
+    Attributes:
+        kind: what kind of sink it is, as checkpoints say.
+        can_roll_back: whether it can be put back to a position. If not, a restore must replay, with the same
+            boundaries, every batch it may have seen.
+    """
+
+    kind: str
+    can_roll_back: bool = True
+
+    @property
+    @abstractmethod
+    def path(self) -> str:
+        """Where it writes to; with :attr:`kind` it tells one sink from another."""
+
+    @abstractmethod
+    def position_reader(self, directory: Path) -> PositionReader:
+        """What tells positions of the start in ``directory``, while it runs and when it is dead."""
+
+    @abstractmethod
+    def check(self, position: Mapping[str, Json], files: Path) -> None:
+        """Make sure, touching nothing, that :meth:`rollback_to` will work.
+
+        Args:
+            position: as it was recorded.
+            files: the directory of what was pinned with it.
+
+        Raises:
+            SinkMismatch: the sink does not hold what it held then.
+        """
+
+    @abstractmethod
+    def rollback_to(self, position: Mapping[str, Json], files: Path, epoch: int) -> str:
+        """Put the sink back to what it was; broken off anywhere, doing it again completes it.
+
+        Args:
+            position: as it was recorded.
+            files: the directory of what was pinned with it.
+            epoch: of the start that does it; everything an older one does from now on is void.
+
+        Returns:
+            What was done, for people; empty when there was nothing to do.
+
+        Raises:
+            SinkMismatch: as :meth:`check`; nothing was touched.
+        """
+
+    @abstractmethod
+    def rollback_to_nothing(self, began: float, epoch: int) -> str:
+        """Put the sink back to what it was before the first batch of a lineage that has no checkpoint yet.
+
+        Args:
+            began: when the lineage began, seconds since the epoch.
+            epoch: as in :meth:`rollback_to`.
+        """
+
+    @abstractmethod
+    def newest_batch(self) -> int | None:
+        """The newest batch it may hold something of, ``None`` when it holds none or cannot tell."""
+
+    @abstractmethod
+    def first_data(self) -> str | None:
+        """Something it holds, to be named to a user; ``None`` when it is empty or cannot tell."""
+
+    def begin(self, run: SinkRun) -> None:  # noqa: B027 - most sinks have nothing to do
+        """A query is about to be started that writes to this sink."""
+
+    def completed(self, metadata: CheckpointMetadata) -> None:  # noqa: B027
+        """A checkpoint of the running query completed."""
+
+    def seed(self, batch: int) -> None:  # noqa: B027
+        """Prepare an empty sink for a query whose first batch is ``batch + 1``, because it is a fork of another."""
+
+
+class BatchSink(Sink):
+    """A sink that is written batch by batch, by Spark's ``foreachBatch``."""
+
+    @abstractmethod
+    def write_batch(self, rows: DataFrame, batch: int) -> None:
+        """Write one batch; called by Spark, on a thread of its own."""
+
+
+def sink_to(rows: DataFrame | DataStreamWriter, sink: Sink) -> DataStreamWriter:
+    """A writer of ``rows`` to ``sink``, not started, for a streaming asset to return.
+
+    Args:
+        rows: a streaming DataFrame; or, for a :class:`~dagster_ckpt.spark.sinks.custom.CustomSink`, a writer whose
+            format and options say where it writes to.
+        sink: where they go.
+
+    Raises:
+        InvalidConfiguration: the sink is not one that can be written in this way.
+    """
+    if isinstance(sink, BatchSink):
+        if not hasattr(rows, "writeStream"):
+            raise InvalidConfiguration(
+                f"A {type(sink).__name__} is given the rows, not a writer.",
+                hint="Call sink_to(rows, sink) with a streaming DataFrame, and set its trigger on the result.",
+            )
+        writer = rows.writeStream.foreachBatch(sink.write_batch)
+    elif hasattr(rows, "writeStream"):
+        raise InvalidConfiguration(
+            f"A {type(sink).__name__} does not write rows itself.",
+            hint="Call sink_to(rows.writeStream.format(...), sink) with a writer that is not started.",
+        )
+    else:
+        writer = rows
+    setattr(writer, _ATTRIBUTE, sink)
+    return writer
+
+
+def attached_sink(writer: DataStreamWriter) -> Sink | None:
+    """The sink that :func:`sink_to` attached to a writer."""
+    sink: Sink | None = getattr(writer, _ATTRIBUTE, None)
+    return sink
