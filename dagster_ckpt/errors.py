@@ -24,7 +24,9 @@ next thing to do; both are in ``str(error)``.
     │   └── CheckpointExpired                  the attempt took longer than its timeout
     ├── SavepointFailed                        a savepoint that was asked for was not taken
     ├── ToleranceExceeded                      more consecutive failed checkpoints than tolerated
-    ├── Fenced                                 a newer run has taken this job over; this one must stop
+    ├── MustStop                               nothing this run does from here on could be right
+    │   ├── Fenced                             a newer run has taken this job over
+    │   └── SinkOverlap                        another query writes to the same sink
     ├── JobAlreadyRunning                      another run of the same job is alive
     ├── RestoreRefused                         a restore would lose or double data, so nothing was touched
     │   ├── CheckpointsLost                    they were in the memory of a driver that is gone
@@ -55,6 +57,7 @@ __all__ = [
     "InvalidConfiguration",
     "JavaNotFound",
     "JobAlreadyRunning",
+    "MustStop",
     "PublishConflict",
     "PublishUnknown",
     "QueryFailed",
@@ -63,6 +66,7 @@ __all__ = [
     "SavepointFailed",
     "SinkMismatch",
     "SinkNotEmpty",
+    "SinkOverlap",
     "StateBackendMismatch",
     "StorageError",
     "StorageUnusable",
@@ -178,8 +182,16 @@ class ToleranceExceeded(CheckpointError):
     recoverable = True
 
 
-class Fenced(CheckpointError):
+class MustStop(CheckpointError):
+    """Nothing this run does from here on could be right: it is never counted, tolerated or tried again."""
+
+
+class Fenced(MustStop):
     """A newer run has taken the job over. The fenced writer must stop; it can change nothing any more."""
+
+
+class SinkOverlap(MustStop):
+    """Another query writes to the same sink, most likely that of a run that was declared dead and is not."""
 
 
 class JobAlreadyRunning(CheckpointError):

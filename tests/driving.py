@@ -23,10 +23,12 @@ _ROOT = Path(__file__).resolve().parents[1]
 class Driver:
     """A driver process, and what it has told so far."""
 
-    def __init__(self, arguments: Sequence[str], environment: Mapping[str, str] | None) -> None:
+    def __init__(
+        self, arguments: Sequence[str], environment: Mapping[str, str] | None, within: Sequence[str] = ()
+    ) -> None:
         self.said: list[dict[str, Any]] = []
         self.process = subprocess.Popen(
-            [sys.executable, "-m", *arguments],
+            [*within, sys.executable, "-m", *arguments],
             cwd=_ROOT,
             env=environment,
             stdin=subprocess.DEVNULL,
@@ -62,6 +64,20 @@ class Driver:
         driver = psutil.Process(self.process.pid)
         return [driver, *driver.children(recursive=True)]
 
+    def pause(self) -> None:
+        """SIGSTOP it and its JVM, at one moment as far as that is possible."""
+        for process in reversed(self.family()):
+            process.suspend()
+
+    def wake(self) -> None:
+        """SIGCONT it and its JVM."""
+        for process in self.family():
+            process.resume()
+
+    def log(self) -> str:
+        """What it has printed besides what it told."""
+        return "\n".join(self._log)
+
     def ended(self) -> str:
         """Wait for the end; how the run ended."""
         eventually("the driver ends", lambda: self.process.poll() is not None)
@@ -87,9 +103,14 @@ class Driver:
 
 
 @contextmanager
-def driving(*arguments: str, environment: Mapping[str, str] | None = None) -> Iterator[Driver]:
-    """A driver started with ``python -m`` and these arguments; nothing of it is left afterwards."""
-    driver = Driver(arguments, environment)
+def driving(
+    *arguments: str, environment: Mapping[str, str] | None = None, within: Sequence[str] = ()
+) -> Iterator[Driver]:
+    """A driver started with ``python -m`` and these arguments, by the command ``within`` if there is one.
+
+    Nothing of it is left afterwards.
+    """
+    driver = Driver(arguments, environment, within)
     try:
         yield driver
     finally:

@@ -35,7 +35,7 @@ from dagster_ckpt.errors import (
     CheckpointError,
     CheckpointExpired,
     CheckpointFailure,
-    Fenced,
+    MustStop,
     ToleranceExceeded,
 )
 from dagster_ckpt.filesystem import Stopped
@@ -204,7 +204,7 @@ class CheckpointCoordinator:
             return
         try:
             metadata, dropped = until_whole(lambda: self._pin_and_write(committed))
-        except Fenced:
+        except MustStop:
             raise
         except (CheckpointError, OSError, Stopped) as error:
             raise CheckpointFailure(f"The last batch, {committed}, could not be checkpointed: {error}") from error
@@ -260,7 +260,7 @@ class CheckpointCoordinator:
             number = pending.number
             pin_from = self._clock.monotonic()
             snapshot = self._source.pin(batch)
-        except Fenced:
+        except MustStop:
             raise
         except CaptureIncomplete as error:
             self._incomplete = (now, batch)
@@ -309,7 +309,7 @@ class CheckpointCoordinator:
                 self._last_succeeded = max(self._last_succeeded, metadata.checkpoint_id)
                 self._last_completion = self._clock.monotonic()
                 self._listener.completed(metadata, dropped)
-            elif isinstance(error, (CheckpointError, OSError)) and not isinstance(error, Fenced):
+            elif isinstance(error, (CheckpointError, OSError)) and not isinstance(error, MustStop):
                 self._failed(attempt, error)
             else:
                 raise error

@@ -19,7 +19,7 @@ from dagster_ckpt.checkpoint.requests import Answer, SavepointRequest, Savepoint
 from dagster_ckpt.checkpoint.snapshot import Snapshot
 from dagster_ckpt.checkpoint.storage_access import savepoint_storage
 from dagster_ckpt.checkpoint.store import CompletedCheckpointStore, PendingCheckpoint
-from dagster_ckpt.errors import CaptureIncomplete, CheckpointError, CheckpointExpired, Fenced, SavepointFailed
+from dagster_ckpt.errors import CaptureIncomplete, CheckpointError, CheckpointExpired, MustStop, SavepointFailed
 from dagster_ckpt.filesystem import FileSystem, Stopped
 
 __all__ = ["SavepointServer"]
@@ -163,7 +163,7 @@ class SavepointServer:
             for request in self._requests.open():
                 if request.token not in self._owed and self._accept(request):
                     return
-        except Fenced:
+        except MustStop:
             raise
         except OSError as error:
             _log.warning("Requests for savepoints cannot be read and will be looked for again: %s", error)
@@ -210,7 +210,7 @@ class SavepointServer:
             pending = self._store.begin()
             pin_from = self._clock.monotonic()
             snapshot = self._source.pin(batch)
-        except Fenced:
+        except MustStop:
             raise
         except CaptureIncomplete as error:
             count = current.incomplete[2] + 1
@@ -239,7 +239,7 @@ class SavepointServer:
         error = future.exception()
         if error is None:
             self._taken(current.request, future.result())
-        elif isinstance(error, (CheckpointError, OSError)) and not isinstance(error, Fenced):
+        elif isinstance(error, (CheckpointError, OSError)) and not isinstance(error, MustStop):
             self._failed(current.request, error)
         else:
             raise error
@@ -260,7 +260,7 @@ class SavepointServer:
             if batch is None:
                 raise SavepointFailed("No batch has committed yet, so there is nothing to save.")
             metadata = until_whole(lambda: self._pin_and_write(batch, storage))
-        except Fenced:
+        except MustStop:
             raise
         except (CheckpointError, OSError, Stopped) as error:
             self._failed(request, error)
@@ -293,7 +293,7 @@ class SavepointServer:
         self._owed[request.token] = (request, answer)
         try:
             self._pay()
-        except Fenced:
+        except MustStop:
             raise
         except OSError as error:
             _log.warning("The answer to a request cannot be written and will be tried again: %s", error)

@@ -230,6 +230,14 @@ class FileSink:
         data = self._remove_unlisted(frozenset(), oldest_ns=int(began * 1e9)) if self.path.is_dir() else []
         return SinkRollback(0, removed, len(data), sum(data))
 
+    def written_at(self, entry: Path) -> list[int]:
+        """When the data files of one log file were written, milliseconds since the epoch.
+
+        Raises:
+            SinkMismatch: it cannot be read.
+        """
+        return [item.modified_ms for item in _read(entry)]
+
     def committed_files(self) -> list[Path]:
         """The data files that a reader of the log sees now, sorted.
 

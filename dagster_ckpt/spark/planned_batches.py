@@ -92,18 +92,35 @@ class PlannedBatches:
 def lay_out(plan: PlannedBatch, location: Path) -> None:
     """Write the plan of a batch into a checkpointLocation whose last batch is the one before.
 
+    The location may hold a plan of the batch already, the same or (when it was planned anew since) another one.
+
     Raises:
         CorruptCheckpoint: the location is not such a one.
     """
+    _forget_later(plan, location)
     # The plan itself last: when it is there, all it refers to is.
     for name, text in sorted(plan.files.items(), key=lambda item: item[0].startswith("offsets/")):
         target = location / name
         target.parent.mkdir(parents=True, exist_ok=True)
-        temporary = target.with_name(f".{target.name}.replay.tmp")
         content = _compacted(target, text) if name.endswith(_COMPACT) else text
+        temporary = target.with_name(f".{target.name}.replay.tmp")
         temporary.write_text(content, encoding="utf-8")
         target.with_name(f".{target.name}.crc").unlink(missing_ok=True)  # it would describe other bytes
         temporary.replace(target)
+
+
+def _forget_later(plan: PlannedBatch, location: Path) -> None:
+    """Entries of a source's log after those of the batch would be read with the batch that follows it."""
+    offsets = planned_offsets(plan)
+    for source, _ in offsets.sources:
+        last = offsets.file_source_offset(source)
+        directory = location / "sources" / source
+        if last is not None and directory.is_dir():
+            for file in list(directory.iterdir()):
+                entry = file.name.removesuffix(_COMPACT)
+                if entry.isdigit() and int(entry) > last:
+                    file.with_name(f".{file.name}.crc").unlink(missing_ok=True)
+                    file.unlink()
 
 
 def planned_files(plan: PlannedBatch) -> list[str]:
@@ -128,7 +145,8 @@ def _compacted(target: Path, added: str) -> str:
     directory, entry = target.parent, int(target.name.removesuffix(_COMPACT))
     names = frozenset(path.name for path in directory.iterdir())
     try:
-        before = log_files(names, entry - 1, str(directory))
+        # An entry that is there already repeats those before it, which a checkpoint then does not have.
+        before = [target.name] if target.name in names else log_files(names, entry - 1, str(directory))
     except CaptureIncomplete as error:
         raise CorruptCheckpoint(
             f"The batch of {target.name} cannot be replayed: {error.message}", hint="Launch with replay_to: none."
@@ -138,6 +156,6 @@ def _compacted(target: Path, added: str) -> str:
         line
         for file in before[newest:]
         for line in (directory / file).read_text(encoding="utf-8").split("\n")[1:]
-        if line
+        if line and json.loads(line).get("batchId", -1) < entry
     ]
     return "\n".join([_HEADER, *lines, *added.split("\n")[1:]])

@@ -23,7 +23,15 @@ from dagster_ckpt.checkpoint.owner import claim_ownership
 from dagster_ckpt.config.checkpoint_config import JobStatus
 from dagster_ckpt.config.recovery import RestoreRequest
 from dagster_ckpt.config.restart import RestartDecision
-from dagster_ckpt.errors import CheckpointError, DriverLost, Fenced, RestoreRefused, StorageError, StorageUnusable
+from dagster_ckpt.errors import (
+    CheckpointError,
+    DriverLost,
+    Fenced,
+    RestoreRefused,
+    SinkOverlap,
+    StorageError,
+    StorageUnusable,
+)
 from dagster_ckpt.spark.attempt import Attempt
 from dagster_ckpt.spark.job import (
     CheckpointsDropped,
@@ -214,7 +222,7 @@ class StreamingRun:
         reason = str(error).partition("\n")[0]
         if not decision.allowed:
             with contextlib.suppress(OSError):
-                refused = isinstance(error, RestoreRefused)
+                refused = isinstance(error, (RestoreRefused, SinkOverlap))
                 self._end(claim, JobStatus.FAILED, f"{reason} ({decision.reason})", refused=refused)
             raise error
         failing = End(FAILING, reason, discarded=False, ended_at=iso(now))

@@ -91,7 +91,7 @@ def test_rollback_makes_the_output_exact(
     write_input(tmp_path / "in", range(_FILES))
     pipeline = Pipeline(spark, query, tmp_path / "in", tmp_path / "out dir")
     sink = FileSink(pipeline.output)
-    pipeline.run(tmp_path / "live")
+    pipeline.run(tmp_path / "checkpoint")
     expected = pipeline.read_by_spark()
     assert pipeline.read_raw() == expected
     assert sum(expected.values()) > _FILES * 4
@@ -100,13 +100,12 @@ def test_rollback_makes_the_output_exact(
         path.name for path in pipeline.output.rglob("part-*.json")
     }
 
-    snapshot = capture(
-        CheckpointLocation(tmp_path / "live"), back_to, tmp_path / "pins", sink=SparkFileSink(pipeline.output)
-    )
+    reader = SparkFileSink(pipeline.output).position_reader(tmp_path)
+    snapshot = capture(CheckpointLocation(tmp_path / "checkpoint"), back_to, tmp_path / "pins", sink=reader)
     assert snapshot.sink == sink.position(back_to)
     restored = materialize(snapshot, tmp_path / "restored")
     (restored / "offsets" / str(back_to + 1)).unlink()  # without it, the boundaries are chosen anew
-    discard(tmp_path / "live")
+    discard(tmp_path / "checkpoint")
 
     position = tmp_path / "restored" / "sink" / "_spark_metadata"
     sink.check(position)
@@ -130,9 +129,9 @@ def test_without_a_rollback_other_boundaries_lose_rows(spark: SparkSession, tmp_
     """Why the sink is rolled back at all: it skips batch ids it has seen without looking at the rows."""
     write_input(tmp_path / "in", range(_FILES))
     pipeline = Pipeline(spark, "stateless", tmp_path / "in", tmp_path / "out")
-    pipeline.run(tmp_path / "live")
+    pipeline.run(tmp_path / "checkpoint")
     expected = pipeline.read_by_spark()
-    snapshot = capture(CheckpointLocation(tmp_path / "live"), 4, tmp_path / "pins")
+    snapshot = capture(CheckpointLocation(tmp_path / "checkpoint"), 4, tmp_path / "pins")
     restored = materialize(snapshot, tmp_path / "restored")
     sink = FileSink(pipeline.output)
     for name in sink.position_files(_FILES - 1)[-1:]:

@@ -19,7 +19,7 @@ def position_reader(choice: Choice) -> PositionReader | None:
         return None
     directory = Path(choice.live).parent
     if choice.sink_kind == SparkFileSink.kind:
-        return SparkFileSink(choice.sink)
+        return SparkFileSink(choice.sink).position_reader(directory)
     if choice.sink_kind == TransactionalFileSink.kind:
         return TransactionalFileSink(choice.sink).position_reader(directory)
     return RecordedPositions(directory)

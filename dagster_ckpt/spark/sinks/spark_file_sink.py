@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from dagster_ckpt.checkpoint.snapshot import Json
+from dagster_ckpt.errors import SinkOverlap
+from dagster_ckpt.spark.checkpoint_location import CheckpointLocation
 from dagster_ckpt.spark.file_sink import FileSink, SinkRollback
 from dagster_ckpt.spark.sinks.sink import Pin, PositionReader, Sink
 
@@ -34,12 +36,7 @@ class SparkFileSink(Sink):
         return str(self._sink.path)
 
     def position_reader(self, directory: Path) -> PositionReader:
-        del directory  # the log is in the sink
-        return self
-
-    def pin_position(self, batch: int, pin: Pin) -> dict[str, Json]:
-        pinned = {source.name: pin(source, f"{_LOG}/{source.name}") for source in self._sink.position_files(batch)}
-        return self._sink.position_of(pinned, batch)
+        return _Positions(self._sink, CheckpointLocation(directory / "checkpoint"))
 
     def check(self, position: Mapping[str, Json], files: Path) -> None:
         del position  # the log tells
@@ -67,4 +64,62 @@ def _describe(rollback: SinkRollback) -> str:
     return (
         f"{rollback.log_entries_removed} log entries removed and {rollback.log_entries_restored} put back, "
         f"{rollback.data_files_removed} uncommitted data files ({rollback.bytes_removed} bytes) removed"
+    )
+
+
+class _Positions:
+    """Tells the positions of one start of a query, and that no other query has written among its batches.
+
+    Spark's sink asks only whether the id of a batch is in its log, and skips the batch if so. So what a query that was
+    declared dead adds to the log would stand for batches of the one that took over.
+    """
+
+    def __init__(self, sink: FileSink, location: CheckpointLocation) -> None:
+        self._sink = sink
+        self._location = location
+        self._checked = -1
+        self._newest_ms = 0
+
+    def pin_position(self, batch: int, pin: Pin) -> dict[str, Json]:
+        """The position after ``batch``: the log up to there.
+
+        Raises:
+            CaptureIncomplete: the log does not reach back (or forward) to ``batch``.
+            SinkOverlap: another query writes to the sink.
+        """
+        self._check_ahead()
+        pinned = {source.name: pin(source, f"{_LOG}/{source.name}") for source in self._sink.position_files(batch)}
+        self._check_times(pinned)
+        return self._sink.position_of(pinned, batch)
+
+    def _check_ahead(self) -> None:
+        # In this order: a batch that is planned in between is not taken for another query's.
+        newest = self._sink.last_batch()
+        planned, committed = self._location.planned(), self._location.last_committed()
+        own = max(-1 if planned is None else planned, -1 if committed is None else committed)
+        if newest is not None and newest > own:
+            raise _overlap(self._sink, f"its log has batch {newest}, and this query has come to batch {own}")
+
+    def _check_times(self, log: Mapping[str, Path]) -> None:
+        """A batch is planned when the one before it is done, so its files are never older than that one's.
+
+        All of these times are of the sink's own file system; no clock is compared with another's.
+        """
+        for number in sorted(int(name) for name in log if name.isdigit()):
+            if number <= self._checked:
+                continue
+            times = self._sink.written_at(log[str(number)])
+            if times and min(times) < self._newest_ms:
+                raise _overlap(self._sink, f"files of batch {number} are older than those of the batch before it")
+            self._newest_ms = max([self._newest_ms, *times])
+            self._checked = number
+
+
+def _overlap(sink: FileSink, why: str) -> SinkOverlap:
+    return SinkOverlap(
+        f"Another query writes to {sink.path}: {why}. Most likely it is that of a run of this job that was declared "
+        "dead and is not.",
+        hint="Make sure that it is dead: its host and process are in the log of the run before. Then launch the job "
+        "again (restore_from: latest): the sink goes back to the checkpoint, and what the other one wrote is removed. "
+        "A TransactionalFileSink keeps such rows invisible by itself.",
     )

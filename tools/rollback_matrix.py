@@ -1,0 +1,172 @@
+"""Runs the rollback matrix, on this library and on Spark alone, and writes its table.
+
+    python tools/rollback_matrix.py run --part 1/2 --results build/matrix.jsonl
+    python tools/rollback_matrix.py table --results build/matrix.jsonl --table docs/rollback-matrix.md
+
+A case is a job that stopped in the middle of a batch, two batches after its newest checkpoint, and goes on; what the
+sink then holds is compared with the answer of plain Spark that never failed and read the same files in the same
+batches. What a case needs is in ``tests/matrix``. Cases that are in the results already are not run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import time
+import traceback
+from collections import Counter
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from pyspark.sql import SparkSession  # noqa: E402
+
+from tests.matrix.cases import EVENTS, MODES, SIZES, Base, Case, Outcome, bases, cases  # noqa: E402
+from tests.matrix.plain_spark import SINKS as PLAIN_SINKS  # noqa: E402
+from tests.matrix.plain_spark import PlainBase  # noqa: E402
+from tests.matrix.streams import BACKENDS, QUERIES, SINKS, FailureFree  # noqa: E402
+
+OURS, PLAIN = "dagster_ckpt", "Spark alone"
+
+
+def main() -> int:
+    """Run the command; exit status 1 when a case of ours is neither exact nor refused."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    run = commands.add_parser("run", help="run cases and append their outcomes")
+    run.add_argument("--part", default="1/1", help="which part of how many, for several processes side by side")
+    run.add_argument("--results", type=Path, required=True, help="a file of JSON lines")
+    table = commands.add_parser("table", help="write the table")
+    table.add_argument("--results", type=Path, required=True, nargs="+", help="files of JSON lines")
+    table.add_argument("--table", type=Path, required=True)
+    arguments = parser.parse_args()
+    if arguments.command == "run":
+        part, parts = map(int, arguments.part.split("/"))
+        return _run(arguments.results, part - 1, parts)
+    lines = [line for file in arguments.results for line in file.read_text(encoding="utf-8").splitlines()]
+    arguments.table.write_text(_table([json.loads(line) for line in lines]), encoding="utf-8")
+    return 0
+
+
+def _run(results: Path, part: int, parts: int) -> int:
+    results.parent.mkdir(parents=True, exist_ok=True)
+    done = {_key(json.loads(line)) for line in results.read_text().splitlines()} if results.exists() else set()
+    bad = 0
+    with tempfile.TemporaryDirectory(prefix="rollback-matrix-") as home:
+        spark = _spark(Path(home))
+        failure_free = FailureFree(spark, Path(home) / "failure-free")
+        for number, base in enumerate(bases()):
+            for system in (OURS, PLAIN):
+                wanted = [case for case in cases() if (case.query, case.backend, case.sink) == base]
+                if system == PLAIN:
+                    # Spark alone has no mode.
+                    wanted = [case for case in wanted if case.mode == MODES[0] and case.sink in PLAIN_SINKS]
+                todo = [case for case in wanted if _key({"system": system, **asdict(case)}) not in done]
+                if number % parts == part and todo:
+                    bad += _of_base(spark, Path(home) / f"{number}-{system}", system, base, todo, failure_free, results)
+        spark.stop()
+    return 1 if bad else 0
+
+
+def _of_base(
+    spark: SparkSession,
+    directory: Path,
+    system: str,
+    base: tuple[str, str, str],
+    todo: list[Case],
+    failure_free: FailureFree,
+    results: Path,
+) -> int:
+    bad = 0
+    stopped = (Base if system == OURS else PlainBase)(spark, directory, *base)
+    for case in todo:
+        began = time.monotonic()
+        try:
+            outcome = stopped.go_on(case, failure_free)
+        except Exception as error:
+            traceback.print_exc()
+            outcome = Outcome(failed=f"{type(error).__name__}: {error}".partition("\n")[0])
+        record = {"system": system, **asdict(case), **asdict(outcome), "word": outcome.word}
+        with results.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(record) + "\n")
+        print(f"{system}: {case}: {outcome.word} ({time.monotonic() - began:.0f} s)", flush=True)
+        bad += system == OURS and not _is_right(record)
+    return bad
+
+
+def _is_right(record: dict[str, Any]) -> bool:
+    allowed = {"exact", "refused"} if record["mode"] == MODES[0] else {"exact", "refused", "doubled"}
+    return record["word"] in allowed
+
+
+def _key(record: dict[str, Any]) -> tuple[str, ...]:
+    return tuple(str(record[name]) for name in ("system", "query", "backend", "sink", "event", "size", "mode"))
+
+
+def _table(records: list[dict[str, Any]]) -> str:
+    def cell(**wanted: str) -> str:
+        found = Counter(
+            record["word"] for record in records if all(record[name] == value for name, value in wanted.items())
+        )
+        return ", ".join(f"{count} {word}" for word, count in sorted(found.items())) or "-"
+
+    ours = [record for record in records if record["system"] == OURS]
+    right = sum(map(_is_right, ours))
+    lines = [
+        "# Rollback: state and sink together",
+        "",
+        "Made by `tools/rollback_matrix.py`; see it and `tests/matrix` for what a case is. A job read 7 files with a",
+        "checkpoint after each, 2 more without, and was stopped in the middle of the batch of another. Then it went on",
+        "as the case says, to the end of 7 more files. *Exact*: the rows in the sink, as a reader finds them who knows",
+        "nothing of checkpoints, are those of a run that never failed and read the same files in the same batches.",
+        "",
+        f"**{OURS}**: {len(ours)} of {len(cases())} cases ran, {right} as promised ({cell(system=OURS)}).",
+        f"**{PLAIN}**, with whole copies of the checkpoint directory put back at their place: {cell(system=PLAIN)}.",
+        "",
+        "Spark alone has no mode and no transactional sink, so it has fewer cases; its `foreachBatch` either appends",
+        "(in the rows *with rollback*) or replaces what it wrote under the same batch id.",
+        "",
+        f"| query | state | sink | how it went on | {OURS} | {PLAIN} |",
+        "|---|---|---|---|---|---|",
+    ]
+    for query in QUERIES:
+        for backend in BACKENDS:
+            for sink in SINKS:
+                for event in EVENTS:
+                    where = {"query": query, "backend": backend, "sink": sink, "event": event}
+                    if cell(system=OURS, **where) != "-":
+                        lines.append(
+                            f"| {query} | {'-' if query == 'stateless' else backend} | {sink} | {event} "
+                            f"| {cell(system=OURS, **where)} | {cell(system=PLAIN, **where)} |"
+                        )
+    lines += ["", f"Each cell of {OURS} has {len(SIZES)} batch sizes x {len(MODES)} modes.", ""]
+    return "\n".join(lines)
+
+
+def _spark(home: Path) -> SparkSession:
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    spark = (
+        SparkSession.builder.master("local[1]")
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.driver.memory", "1g")
+        .config("spark.local.dir", str(home / "local"))
+        .config("spark.sql.warehouse.dir", str(home / "warehouse"))
+        .config("spark.sql.session.timeZone", "UTC")
+        .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.sql.streaming.stateStore.maintenanceInterval", "100ms")
+        .getOrCreate()
+    )
+    spark.sparkContext.setLogLevel("OFF")
+    return spark
+
+
+if __name__ == "__main__":
+    sys.exit(main())
