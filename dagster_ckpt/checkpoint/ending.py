@@ -9,11 +9,12 @@ from dagster_ckpt.checkpoint.catalog import CheckpointCatalog, references
 from dagster_ckpt.checkpoint.clock import Clock, iso
 from dagster_ckpt.checkpoint.deletions import DeletionLog
 from dagster_ckpt.checkpoint.epochs import Claim, End
+from dagster_ckpt.checkpoint.issuing import next_id
 from dagster_ckpt.checkpoint.layout import shared_directory
 from dagster_ckpt.checkpoint.liveness import ProcessIdentity, this_host
 from dagster_ckpt.checkpoint.pins import Pins
 from dagster_ckpt.checkpoint.savepoints import claimed_savepoint, dispose_claimed
-from dagster_ckpt.checkpoint.store import CompletedCheckpointStore, Dropped, next_id
+from dagster_ckpt.checkpoint.store import CompletedCheckpointStore, Dropped
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig, JobStatus
 
 __all__ = ["end_dead_epoch", "finish_deletions"]

@@ -16,7 +16,8 @@ from dagster_ckpt.checkpoint.catalog import CheckpointCatalog, references
 from dagster_ckpt.checkpoint.clock import Clock, iso
 from dagster_ckpt.checkpoint.deletions import DeletionLog
 from dagster_ckpt.checkpoint.epochs import Claim
-from dagster_ckpt.checkpoint.layout import CONTROL_DIR, METADATA_FILE_NAME, checkpoint_directory, shared_directory
+from dagster_ckpt.checkpoint.issuing import record_issued
+from dagster_ckpt.checkpoint.layout import METADATA_FILE_NAME, checkpoint_directory, shared_directory
 from dagster_ckpt.checkpoint.metadata import SAVEPOINT, CheckpointMetadata, FileEntry
 from dagster_ckpt.checkpoint.pins import Pins
 from dagster_ckpt.checkpoint.savepoints import dispose_claimed, write_savepoint
@@ -401,32 +402,6 @@ class CompletedCheckpointStore:
         self._shared.undo(pending.number)
         with contextlib.suppress(OSError):
             self._filesystem.remove_directory(checkpoint_directory(self._catalog.job_name, self.job_id, pending.number))
-
-
-def record_issued(filesystem: FileSystem, job_name: str, job_id: str, epoch: int, number: int) -> None:
-    """Remember that ``number`` was issued in this lineage.
-
-    Each epoch has a file of its own, so that a fenced writer cannot lower what a newer one recorded.
-    """
-    directory = issued_directory(job_name, job_id)
-    filesystem.replace(f"{directory}/e-{epoch:010}", f"{number}\n".encode())
-    filesystem.sync_directories([directory])
-
-
-def issued_directory(job_name: str, job_id: str) -> str:
-    """Where the ids issued in a lineage are recorded, one file per epoch."""
-    return f"{job_name}/{CONTROL_DIR}/issued/{job_id}"
-
-
-def next_id(catalog: CheckpointCatalog, job_id: str, restored: CheckpointMetadata | None = None) -> int:
-    """The id after the highest ever issued in a lineage, after every ``chk-N`` there and after ``restored``."""
-    directory = issued_directory(catalog.job_name, job_id)
-    issued = [
-        int(catalog.filesystem.read(f"{directory}/{entry.name}"))
-        for entry in catalog.filesystem.list(directory)
-        if entry.name.startswith("e-")
-    ]
-    return max([0, *issued, *catalog.numbers(job_id), restored.checkpoint_id if restored else 0]) + 1
 
 
 def _milliseconds(seconds: float) -> float:

@@ -19,10 +19,11 @@ from typing import TYPE_CHECKING
 from dagster_ckpt.checkpoint.catalog import CheckpointCatalog, Newest
 from dagster_ckpt.checkpoint.clock import Clock
 from dagster_ckpt.checkpoint.epochs import Choice, Claim
+from dagster_ckpt.checkpoint.issuing import next_id
 from dagster_ckpt.checkpoint.liveness import this_host
 from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
 from dagster_ckpt.checkpoint.savepoints import claimed_savepoint
-from dagster_ckpt.checkpoint.store import CompletedCheckpointStore, next_id
+from dagster_ckpt.checkpoint.store import CompletedCheckpointStore
 from dagster_ckpt.checkpoint.write_ahead_archive import ArchiveWriter, PlannedBatch, WriteAheadArchive
 from dagster_ckpt.config.recovery import LATEST, NONE, RecoveryClaimMode, RestoreRequest
 from dagster_ckpt.errors import CheckpointsLost, QueryMismatch, SinkMismatch, SinkNotEmpty

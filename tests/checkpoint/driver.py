@@ -13,10 +13,11 @@ from dagster_ckpt.checkpoint.catalog import CheckpointCatalog, Newest
 from dagster_ckpt.checkpoint.deletions import DeletionLog
 from dagster_ckpt.checkpoint.ending import finish_deletions
 from dagster_ckpt.checkpoint.epochs import Choice, Claim, End
+from dagster_ckpt.checkpoint.issuing import next_id
 from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
 from dagster_ckpt.checkpoint.pinning import pin_checkpoint, unpin_checkpoint
 from dagster_ckpt.checkpoint.snapshot import PinnedFile, Snapshot
-from dagster_ckpt.checkpoint.store import CompletedCheckpointStore, Dropped, PendingCheckpoint, next_id
+from dagster_ckpt.checkpoint.store import CompletedCheckpointStore, Dropped, PendingCheckpoint
 from dagster_ckpt.config.retention import KeepNewest
 from dagster_ckpt.errors import CheckpointError
 from dagster_ckpt.filesystem import FileSystem

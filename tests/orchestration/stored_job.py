@@ -22,10 +22,11 @@ from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
 from dagster_ckpt.checkpoint.clock import SystemClock, iso
 from dagster_ckpt.checkpoint.epochs import Choice, Claim, End
 from dagster_ckpt.checkpoint.failures import Failure, FailureLog
+from dagster_ckpt.checkpoint.issuing import next_id
 from dagster_ckpt.checkpoint.liveness import Heartbeat, HeartbeatFile, ProcessIdentity, this_host
 from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
 from dagster_ckpt.checkpoint.snapshot import Json, PinnedFile, Snapshot
-from dagster_ckpt.checkpoint.store import CompletedCheckpointStore, next_id
+from dagster_ckpt.checkpoint.store import CompletedCheckpointStore
 from dagster_ckpt.config.restart import RestartStrategy
 
 QUICK = RestartStrategies.fixed_delay_restart(3, "1 ms")
