@@ -22,6 +22,7 @@ from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
 from dagster_ckpt.checkpoint.pinning import pin_checkpoint, unpin_checkpoint
 from dagster_ckpt.checkpoint.pins import Pins
 from dagster_ckpt.checkpoint.reclaiming import reclaimable_bytes
+from dagster_ckpt.checkpoint.recorded_savepoints import RecordedSavepoints
 from dagster_ckpt.checkpoint.savepoint_asking import take_savepoint
 from dagster_ckpt.checkpoint.savepoints import dispose_savepoint
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
@@ -199,7 +200,8 @@ def retention(
         click.secho(f"{error.message} While it is there, no shared file is deleted.", fg="red", err=True)
     pinned = KeepPinned(Pins(catalog.filesystem, job).reasons())
     policy = AnyOf((pinned, config.retention)) if pinned.names else config.retention
-    decisions = decide(policy, for_retention(completed), SystemClock().time())
+    savepoints = RecordedSavepoints(catalog.filesystem, job).known()
+    decisions = decide(policy, for_retention(completed, savepoints), SystemClock().time())
     freed = reclaimable_bytes(catalog, completed, {decision.name for decision in decisions if not decision.keep})
     rows = [
         {

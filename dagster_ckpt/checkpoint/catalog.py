@@ -6,6 +6,7 @@ Needs no epoch and changes nothing, so the CLI, the sensor and the UI use it bes
 from __future__ import annotations
 
 import hashlib
+import logging
 import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dagster_ckpt.checkpoint.ancestry import line_of_descent
-from dagster_ckpt.checkpoint.epochs import Choice, End, Epochs
+from dagster_ckpt.checkpoint.epochs import NOTHING, Choice, End, Epochs
 from dagster_ckpt.checkpoint.layout import (
     METADATA_FILE_NAME,
     checkpoint_directory,
@@ -22,8 +23,10 @@ from dagster_ckpt.checkpoint.layout import (
     validate_job_name,
 )
 from dagster_ckpt.checkpoint.metadata import SAVEPOINT, CheckpointMetadata, FileEntry
+from dagster_ckpt.checkpoint.recorded_savepoints import RecordedSavepoints
 from dagster_ckpt.checkpoint.storage_access import resolve_checkpoint_pointer
 from dagster_ckpt.errors import (
+    CheckpointError,
     CheckpointFileChanged,
     CheckpointFileMissing,
     CheckpointNotFound,
@@ -34,6 +37,8 @@ from dagster_ckpt.errors import (
 from dagster_ckpt.filesystem import FileSystem, Part, Written, open_filesystem
 
 __all__ = ["CheckpointCatalog", "Newest"]
+
+_log = logging.getLogger(__name__)
 
 #: What stands where the pointer of a checkpoint in a driver's memory would.
 NOT_ADDRESSABLE = "<checkpoint-not-externally-addressable>"
@@ -50,11 +55,14 @@ class Newest:
         metadata: the checkpoint; ``None`` means there is nothing to go on from, and that this is as it should be.
         job_id: the lineage to go on with; ``None`` to begin one, from nothing or from a savepoint.
         reason: why this one.
+        otherwise: where ``metadata`` is a savepoint that was preferred to a checkpoint: what to go on from if the user
+            has damaged it.
     """
 
     metadata: CheckpointMetadata | None
     job_id: str | None
     reason: str
+    otherwise: Callable[[], Newest] | None = None
 
 
 class CheckpointCatalog:
@@ -242,12 +250,28 @@ class CheckpointCatalog:
             return Newest(best, choice.job_id, f"{best.name} is the newest complete checkpoint (epoch {best.epoch})")
         if choice.restored is None:
             return Newest(None, choice.job_id, "the job began from nothing and has no complete checkpoint yet")
-        metadata = self.resolve(choice.restored)
+        try:
+            metadata = self.resolve(choice.restored)
+        except (CheckpointError, OSError) as error:
+            if choice.fallback is None:
+                raise
+            told = str(error).partition("\n")[0]
+            _log.warning("Savepoint %s, which epoch %d began with, is passed over: %s", choice.restored, epoch, told)
+            return self._fall_back(choice, choice.fallback)
         return Newest(
             metadata,
             choice.job_id,
             f"{metadata.name} is what epoch {epoch} began with, and it completed no checkpoint of its own",
+            None if choice.fallback is None else lambda: self._fall_back(choice, choice.fallback or NOTHING),
         )
+
+    def _fall_back(self, choice: Choice, fallback: str) -> Newest:
+        """What a savepoint was preferred to that is not there any more."""
+        reason = f"what is gone on from without savepoint {choice.restored}, which cannot be used"
+        if fallback == NOTHING:
+            return Newest(None, choice.job_id, f"nothing is {reason}: the lineage has no checkpoint")
+        metadata = self.resolve(fallback)
+        return Newest(metadata, choice.job_id, f"{metadata.name} is {reason}")
 
     def resolve(self, pointer: str) -> CheckpointMetadata:
         """What a user named: ``chk-N``, ``{job id}/chk-N``, or the path of a checkpoint or savepoint.
@@ -363,7 +387,8 @@ class CheckpointCatalog:
 
     def _other_than(self, metadata: CheckpointMetadata) -> str:
         """The exact ways on when ``metadata`` cannot be used."""
-        others = line_of_descent(metadata, self.completed(metadata.job_id)[0])[:-1]
+        savepoints = RecordedSavepoints(self.filesystem, self.job_name).known()
+        others = line_of_descent(metadata, self.completed(metadata.job_id)[0], savepoints)[:-1]
         if not others:
             return (
                 "There is no older checkpoint. Put the file back from a backup, or start over with restore_from: none."

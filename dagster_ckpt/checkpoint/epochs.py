@@ -17,10 +17,12 @@ from dagster_ckpt.checkpoint.records import encode_record, read_record
 from dagster_ckpt.errors import Fenced, PublishConflict
 from dagster_ckpt.filesystem import FileSystem
 
-__all__ = ["FAILING", "Choice", "Claim", "End", "Epochs"]
+__all__ = ["FAILING", "NOTHING", "Choice", "Claim", "End", "Epochs"]
 
 #: How an epoch ends whose job is to be restarted; every other end is one of Flink's job statuses.
 FAILING = "FAILING"
+#: The fallback of a lineage that began from nothing and has no checkpoint.
+NOTHING = "nothing"
 
 _NAME = re.compile(r"e-(\d{10})(?:\.(choice|end))?")
 #: Epochs kept for the record. Older ones matter to nobody; the newest choice is kept however old it is.
@@ -67,6 +69,8 @@ class Choice:
         reason: why this and no other checkpoint.
         claimed: the directory of a savepoint that the lineage was restored from and that is its own to delete.
         sink_kind: which kind of sink that is.
+        fallback: where ``restored`` is a savepoint that was preferred to the newest checkpoint, the reference of that
+            checkpoint, or ``nothing``. It is gone on from if the user takes the savepoint away.
     """
 
     job_id: str
@@ -79,6 +83,7 @@ class Choice:
     reason: str
     claimed: str | None = None
     sink_kind: str | None = None
+    fallback: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

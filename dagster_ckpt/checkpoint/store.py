@@ -7,6 +7,7 @@ One store belongs to one claimed epoch. New is stored before old is dropped; dat
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ from dagster_ckpt.checkpoint.issuing import record_issued
 from dagster_ckpt.checkpoint.layout import METADATA_FILE_NAME, checkpoint_directory, shared_directory
 from dagster_ckpt.checkpoint.metadata import SAVEPOINT, CheckpointMetadata, FileEntry
 from dagster_ckpt.checkpoint.pins import Pins
+from dagster_ckpt.checkpoint.recorded_savepoints import RecordedSavepoint, RecordedSavepoints
 from dagster_ckpt.checkpoint.savepoints import dispose_claimed, write_savepoint
 from dagster_ckpt.checkpoint.shared_state import DEFAULT_INLINE_THRESHOLD, SharedState
 from dagster_ckpt.checkpoint.snapshot import Snapshot
@@ -28,6 +30,8 @@ from dagster_ckpt.errors import CheckpointFailure, CheckpointNotFound, CorruptCh
 from dagster_ckpt.filesystem import FileSystem, Stopped
 
 __all__ = ["CompletedCheckpointStore", "Dropped", "PendingCheckpoint"]
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +129,9 @@ class CompletedCheckpointStore:
         self._clock = clock
         self._deletions = DeletionLog(catalog.filesystem, catalog.job_name)
         self._pins = Pins(catalog.filesystem, catalog.job_name)
+        self._savepoints = RecordedSavepoints(catalog.filesystem, catalog.job_name)
+        #: Those that the lineage may have come from; what this epoch takes is nobody's ancestor before its end.
+        self._earlier_savepoints = self._savepoints.known()
         self._shared = SharedState(
             catalog.filesystem,
             shared_directory(catalog.job_name, job_id),
@@ -232,6 +239,8 @@ class CompletedCheckpointStore:
     ) -> CheckpointMetadata:
         """Write a snapshot as a savepoint below ``storage``. It is the user's: nothing here counts or deletes it.
 
+        That it was taken goes on record, for a recovery that is told to go on from savepoints, too.
+
         Raises:
             Stopped: the attempt expired.
             Fenced: a newer run has taken the job over.
@@ -247,7 +256,7 @@ class CompletedCheckpointStore:
             self._catalog.epochs.check(self.epoch)
             pending.seal()
 
-        return write_savepoint(
+        metadata = write_savepoint(
             storage,
             self.job_id,
             snapshot,
@@ -256,6 +265,12 @@ class CompletedCheckpointStore:
             stop=lambda: pending.expired,
             seal=seal,
         )
+        try:
+            self._catalog.epochs.check(self.epoch)
+            self._savepoints.add(RecordedSavepoint.of(metadata))
+        except OSError as error:  # whoever asked for the savepoint has it
+            _log.warning("Savepoint %s is complete and not on record: %s", metadata.reference, error)
+        return metadata
 
     def subsume(self, retention: RetentionPolicy) -> list[Dropped]:
         """Drop what ``retention`` does not keep and nobody has pinned.
@@ -269,7 +284,9 @@ class CompletedCheckpointStore:
                 policy = retention
                 if pinned := self._pins.pinned():
                     policy = AnyOf((retention, KeepPinned(dict.fromkeys(pinned, ""))))
-                decisions = decide(policy, for_retention(self._all_owned()), self._clock.time())
+                decisions = decide(
+                    policy, for_retention(self._all_owned(), self._earlier_savepoints), self._clock.time()
+                )
                 drop = {decision.name: decision.reason for decision in decisions if not decision.keep}
                 if all(metadata.epoch < self.epoch for metadata in self._retained):
                     drop.pop(self.restored_from or "", None)  # until this epoch has its own, it is what is gone on from

@@ -132,6 +132,11 @@ class CheckpointConfig(BaseModel):
         default=True,
         description="Keep the checkpoints when the job finishes, for the next scheduled run to go on from.",
     )
+    prefer_checkpoint_for_recovery: bool = Field(
+        default=True,
+        description="Go on from checkpoints only, because a savepoint is the user's, who may move or delete it. If "
+        "off, from the newest savepoint that the job took, where it is newer than every checkpoint.",
+    )
     num_retained: int = Field(default=10, ge=1, description="Completed checkpoints kept; older ones are subsumed.")
     retain_for: Annotated[Duration, AfterValidator(_positive)] | None = Field(
         default=None, description="Every checkpoint younger than this is kept as well."

@@ -322,6 +322,14 @@ CONFIGURATION_OPTIONS: tuple[ConfigurationOption, ...] = (
         place=Place.RUN,
     ),
     ConfigurationOption(
+        f"{_C}prefer-checkpoint-for-recovery",
+        BOOLEAN,
+        _TAKEN,
+        "Whether a recovery goes on from checkpoints only; true by default. If false, from the newest savepoint that "
+        "the job took, where that is newer than every checkpoint. In Flink before 1.15, false by default.",
+        sets="prefer_checkpoint_for_recovery",
+    ),
+    ConfigurationOption(
         f"{_R}ignore-unclaimed-state",
         BOOLEAN,
         _REFUSED,

@@ -40,7 +40,6 @@ class CheckpointConfig:
         self._chosen: set[str] = set()
         self._storage: CheckpointStorage | None = None
         self._force_unaligned = False
-        self._prefer_checkpoint = True
 
     def to_config(self) -> config.CheckpointConfig:
         """The configuration that a job takes.
@@ -197,18 +196,16 @@ class CheckpointConfig:
         }
 
     def set_prefer_checkpoint_for_recovery(self, prefer_checkpoint_for_recovery: bool) -> CheckpointConfig:
-        """Kept, without an effect: ``True`` is what is done anyway, and there is a warning for ``False``."""
-        if not prefer_checkpoint_for_recovery:
-            warn(
-                "set_prefer_checkpoint_for_recovery(False) changes nothing: a job recovers from its newest checkpoint, "
-                "as in Flink since 1.15. A savepoint is the user's; name it to begin from it."
-            )
-        self._prefer_checkpoint = prefer_checkpoint_for_recovery
-        return self
+        """Set whether a recovery goes on from checkpoints only, as in Flink since 1.15 and as is done by default.
+
+        With ``False`` it goes on from the newest savepoint that the job took, where that is newer than every
+        checkpoint. The savepoint stays the user's; one that is not there any more is passed over.
+        """
+        return self._set("prefer_checkpoint_for_recovery", prefer_checkpoint_for_recovery)
 
     def is_prefer_checkpoint_for_recovery(self) -> bool:
-        """What :meth:`set_prefer_checkpoint_for_recovery` was given; ``True``, which is what is done, before that."""
-        return self._prefer_checkpoint
+        """Whether a recovery goes on from checkpoints only."""
+        return bool(self._values["prefer_checkpoint_for_recovery"])
 
     def set_checkpoint_storage(self, storage: CheckpointStorage) -> CheckpointConfig:
         """Set where the checkpoints go.

@@ -20,6 +20,7 @@ from dagster_ckpt.checkpoint.ending import end_dead_epoch
 from dagster_ckpt.checkpoint.epochs import FAILING, Claim, End
 from dagster_ckpt.checkpoint.failures import FailureLog
 from dagster_ckpt.checkpoint.liveness import LEASE, Heartbeat, HeartbeatFile, is_dead
+from dagster_ckpt.checkpoint.preference import newest_preferred
 from dagster_ckpt.checkpoint.store import Dropped
 from dagster_ckpt.config.recovery import LATEST
 from dagster_ckpt.orchestration import names
@@ -210,8 +211,10 @@ class _JobWatch:
         op_config: dict[str, Any] = {"restore_from": LATEST, **({} if parent is None else self._op_config(parent))}
         if parent is not None and self._has_chosen(claim):
             op_config = going_on(op_config)
-        restore_from = self._asset.settings.of_run(op_config).request.restore_from
-        newest = self._catalog.newest().metadata if restore_from == LATEST else None
+        run = self._asset.settings.of_run(op_config)
+        prefer_checkpoint = run.config.prefer_checkpoint_for_recovery
+        latest = run.request.restore_from == LATEST
+        newest = newest_preferred(self._catalog, prefer_checkpoint=prefer_checkpoint).metadata if latest else None
         tags = {
             names.JOB_TAG: self._asset.name,
             names.MAX_RETRIES_TAG: "0",
@@ -219,7 +222,7 @@ class _JobWatch:
             names.SERIES_TAG: str(claim.series),
             names.PARENT_RUN_TAG: claim.run_id,
             names.ROOT_RUN_TAG: parent.tags.get(names.ROOT_RUN_TAG, claim.run_id) if parent else claim.run_id,
-            names.RESTORED_FROM_TAG: newest.reference if newest else restore_from,
+            names.RESTORED_FROM_TAG: newest.reference if newest else run.request.restore_from,
         }
         config: dict[str, Any] = {"ops": {self._asset.op_name: {"config": op_config}}}
         if parent is not None and "resources" in parent.run_config:

@@ -22,11 +22,12 @@ from dagster_ckpt.checkpoint.epochs import Choice, Claim
 from dagster_ckpt.checkpoint.issuing import next_id
 from dagster_ckpt.checkpoint.liveness import this_host
 from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
+from dagster_ckpt.checkpoint.preference import fallback_of, newest_preferred
 from dagster_ckpt.checkpoint.savepoints import claimed_savepoint
 from dagster_ckpt.checkpoint.store import CompletedCheckpointStore
 from dagster_ckpt.checkpoint.write_ahead_archive import ArchiveWriter, PlannedBatch, WriteAheadArchive
 from dagster_ckpt.config.recovery import LATEST, NONE, RecoveryClaimMode, RestoreRequest
-from dagster_ckpt.errors import CheckpointsLost, QueryMismatch, SinkMismatch, SinkNotEmpty
+from dagster_ckpt.errors import CheckpointsLost, CorruptCheckpoint, QueryMismatch, SinkMismatch, SinkNotEmpty
 from dagster_ckpt.spark.job import Event, Started, StreamingJob
 from dagster_ckpt.spark.partitions import set_partitions
 from dagster_ckpt.spark.query_errors import failure_of
@@ -98,7 +99,7 @@ class Attempt:
         if request.restore_from == LATEST and previous is not None:
             self._refuse_if_lost(previous[0])
             self._salvage(previous[1])
-        target = self._target(request)
+        target = self._sound(self._target(request))
         job_id = target.job_id or self._claim.run_id.replace("-", "")
         restored = target.metadata
         if restored is not None:
@@ -111,18 +112,19 @@ class Attempt:
         sink = plan.sink()
         if plan.query_name is None:
             writer = writer.queryName(self._job.name)
-        if restored is not None:
-            self._catalog.materialize(restored, self._directory)
-            prepare_location(self._location)
-        else:
+        if restored is None:
             self._directory.mkdir(parents=True)
-        claimed = self._claimed(target, None if previous is None else previous[1])
+        else:
+            if target.otherwise is None:  # else it is there by now
+                self._catalog.materialize(restored, self._directory)
+            prepare_location(self._location)
+        asked = request.restore_from != LATEST
+        claimed = self._claimed(target, None if previous is None else previous[1], asked=asked)
         began = self._sink_began(sink, target)
         if began is None:
             self._check_sink(plan, sink, target, asked=request.restore_from)
         line = self._line(request, restored)
         replay = self._replay(request, sink, restored, line)
-        asked = request.restore_from != LATEST
         if asked and restored is not None and sink is not None and (sink.newest_batch() or 0) > restored.batch:
             self._try(restored, cancel)
         choice = Choice(
@@ -136,6 +138,7 @@ class Attempt:
             reason=target.reason,
             claimed=None if claimed is None else claimed.reference,
             sink_kind=None if sink is None else sink.kind,
+            fallback=fallback_of(target),
         )
         self._catalog.epochs.record_choice(self._claim.epoch, choice)
         rolled_back = ""
@@ -169,7 +172,7 @@ class Attempt:
 
     def _target(self, request: RestoreRequest) -> Newest:
         if request.restore_from == LATEST:
-            return self._catalog.newest()
+            return newest_preferred(self._catalog, prefer_checkpoint=self._job.config.prefer_checkpoint_for_recovery)
         if request.restore_from == NONE:
             return Newest(None, None, "a start from nothing was asked for")
         metadata = self._catalog.resolve(request.restore_from)
@@ -179,14 +182,31 @@ class Attempt:
         job_id = metadata.job_id if claim_mode is RecoveryClaimMode.CLAIM else None
         return Newest(metadata, job_id, f"{metadata.name} was asked for ({claim_mode})")
 
-    def _claimed(self, target: Newest, previous: Choice | None) -> CheckpointMetadata | None:
+    def _sound(self, target: Newest) -> Newest:
+        """What is really gone on from: a savepoint that was preferred is the user's, who may have damaged it.
+
+        One that is returned is materialized, because that is how every file of it was verified.
+        """
+        while target.otherwise is not None and target.metadata is not None:
+            try:
+                self._catalog.materialize(target.metadata, self._directory)
+            except (CorruptCheckpoint, OSError) as error:
+                shutil.rmtree(self._directory, ignore_errors=True)
+                told = str(error).partition("\n")[0]
+                _log.warning("Savepoint %s is passed over: %s", target.metadata.reference, told)
+                target = target.otherwise()
+            else:
+                return target
+        return target
+
+    def _claimed(self, target: Newest, previous: Choice | None, *, asked: bool) -> CheckpointMetadata | None:
         """The savepoint that is the lineage's own to delete: the one that is claimed now, or was before."""
         restored = target.metadata
         if previous is not None and previous.claimed is not None and previous.job_id == target.job_id:
             before = claimed_savepoint(self._catalog, previous.claimed)
         else:
             before = None
-        if restored is None or restored.location is None or restored.job_id != target.job_id:
+        if not asked or restored is None or restored.location is None or restored.job_id != target.job_id:
             return before
         return restored
 

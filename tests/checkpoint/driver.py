@@ -16,6 +16,7 @@ from dagster_ckpt.checkpoint.epochs import Choice, Claim, End
 from dagster_ckpt.checkpoint.issuing import next_id
 from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
 from dagster_ckpt.checkpoint.pinning import pin_checkpoint, unpin_checkpoint
+from dagster_ckpt.checkpoint.preference import fallback_of, newest_preferred
 from dagster_ckpt.checkpoint.snapshot import PinnedFile, Snapshot
 from dagster_ckpt.checkpoint.store import CompletedCheckpointStore, Dropped, PendingCheckpoint
 from dagster_ckpt.config.retention import KeepNewest
@@ -172,6 +173,7 @@ class Run:
         pins: where its snapshots are pinned.
         clock: its clock.
         unfence: applied to the catalog and the deletion logs of this run, to switch rules off.
+        prefer_checkpoint: whether it goes on from checkpoints only.
     """
 
     def __init__(
@@ -181,6 +183,8 @@ class Run:
         pins: Pins,
         clock: ManualClock | None = None,
         unfence: Callable[[CheckpointCatalog | DeletionLog], None] | None = None,
+        *,
+        prefer_checkpoint: bool = True,
     ) -> None:
         self.filesystem = filesystem
         self.ledger = ledger
@@ -189,6 +193,7 @@ class Run:
         self.catalog = CheckpointCatalog(filesystem, JOB)
         self._unfence = unfence or (lambda _: None)
         self._unfence(self.catalog)
+        self._prefer_checkpoint = prefer_checkpoint
         self.claim: Claim
         self.store: CompletedCheckpointStore
         self._tokens = itertools.count()
@@ -201,8 +206,10 @@ class Run:
         self.claim = epochs.claim(token=token, series=None, run_id=token, host="h", pid=1, now="now")
         epoch = self.claim.epoch
         finish_deletions(self.catalog, epoch)
+        fallback = None
         if restore_from == "latest":
             newest = self._newest()
+            fallback = fallback_of(newest)
             metadata, job_id, reason = newest.metadata, newest.job_id, newest.reason
             # An older epoch that has not finished may still acknowledge, but never after this epoch's claim.
             assert self.ledger.acceptable(metadata) or self._overlapped(epoch), f"older than promised: {reason}"
@@ -212,9 +219,10 @@ class Run:
             self.ledger.wanted.add(metadata.reference)
         job_id = job_id or self.ledger.new_job_id()
         restored = None if metadata is None else metadata.reference
-        first_id = next_id(self.catalog, job_id)
+        first_id = next_id(self.catalog, job_id, metadata)
         last_id = self.catalog.last_completed(job_id)
-        epochs.record_choice(epoch, Choice(job_id, restored, first_id, last_id, "/live", "h", None, reason))
+        choice = Choice(job_id, restored, first_id, last_id, "/live", "h", None, reason, fallback=fallback)
+        epochs.record_choice(epoch, choice)
         self.ledger.chosen[epoch] = (restored, before)
         if self.claim.epoch == epochs.highest():
             self.ledger.floor = (restored, (epoch, 0))
@@ -269,7 +277,7 @@ class Run:
 
     def _newest(self) -> Newest:
         try:
-            return self.catalog.newest()
+            return newest_preferred(self.catalog, prefer_checkpoint=self._prefer_checkpoint)
         except CheckpointError:
             self.catalog.epochs.check(self.claim.epoch)  # a newer run may have deleted what this one looks at
             raise

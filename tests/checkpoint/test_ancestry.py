@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from dagster_ckpt.checkpoint.ancestry import for_retention, line_of_descent
 from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
+from dagster_ckpt.checkpoint.recorded_savepoints import RecordedSavepoint
 from dagster_ckpt.config.retention import KeepNewest, decide
 
 JOB_ID = "0" * 32
@@ -56,6 +57,16 @@ def test_a_salvage_descends_from_the_run_it_was_salvaged_from() -> None:
 def test_an_ancestor_that_is_gone_ends_the_line() -> None:
     completed = [checkpoint(1, 1, None), checkpoint(2, 5, 3), checkpoint(2, 6, 3)]
     assert numbers(completed[-1], completed) == [5, 6]
+
+
+def test_a_line_goes_on_behind_a_savepoint_of_the_lineage_that_is_on_record() -> None:
+    at = "/savepoints/of the user's"
+    restored = [replace(checkpoint(2, number, None), restored_from=at) for number in (5, 6)]
+    completed = [checkpoint(1, 1, None), checkpoint(1, 2, None), checkpoint(1, 4, None), *restored]
+    saved = RecordedSavepoint(JOB_ID, 1, 3, None, at)
+    line = line_of_descent(completed[-1], completed, [saved])
+    assert [metadata.checkpoint_id for metadata in line] == [1, 2, 5, 6]
+    assert numbers(completed[-1], completed) == [5, 6], "without the record nobody can know"
 
 
 def test_retention_drops_abandoned_checkpoints_first() -> None:

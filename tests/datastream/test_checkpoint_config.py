@@ -182,17 +182,20 @@ def test_externalized_checkpoints(
     assert later.to_config() == job
 
 
-def test_a_recovery_is_from_checkpoints(config: CheckpointConfig) -> None:
+def test_a_recovery_is_from_checkpoints_unless_savepoints_are_to_count(config: CheckpointConfig) -> None:
     assert config.is_prefer_checkpoint_for_recovery()
-    config.set_prefer_checkpoint_for_recovery(True)
-    with pytest.warns(FlinkDifference, match="newest checkpoint"):
-        config.set_prefer_checkpoint_for_recovery(False)
+    assert config.to_config().prefer_checkpoint_for_recovery
+    assert config.set_prefer_checkpoint_for_recovery(False) is config
+    assert not config.is_prefer_checkpoint_for_recovery()
+    assert not config.to_config().prefer_checkpoint_for_recovery
+    assert config.set_prefer_checkpoint_for_recovery(True).is_prefer_checkpoint_for_recovery()
+    config.configure(Configuration({"execution.checkpointing.prefer-checkpoint-for-recovery": "false"}))
     assert not config.is_prefer_checkpoint_for_recovery()
 
 
 def test_a_warning_points_at_the_users_line(config: CheckpointConfig) -> None:
     with pytest.warns(FlinkDifference) as told:
-        config.set_prefer_checkpoint_for_recovery(False)
+        config.set_force_unaligned_checkpoints(True)
     assert [warning.filename for warning in told] == [__file__]
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.jobs.harness import Bench, Pristine
+from tests.jobs.savepoints import Take, take_into
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,3 +37,9 @@ def ticked(three_ticks: Pristine) -> Iterator[Bench]:
     """The job of ``three_ticks``, to be spoiled."""
     with three_ticks.borrowed() as bench:
         yield bench
+
+
+@pytest.fixture
+def take(tmp_path: Path) -> Take:
+    """Takes savepoints of a job."""
+    return take_into(tmp_path / "savepoints")

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from threading import Event
 from typing import TYPE_CHECKING
 
 import pytest
 
 from dagster_ckpt.checkpoint.clock import SystemClock
 from dagster_ckpt.checkpoint.ending import end_dead_epoch
-from dagster_ckpt.checkpoint.savepoint_asking import take_savepoint
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig, ExternalizedCheckpointCleanup, JobStatus
 from dagster_ckpt.config.recovery import RecoveryClaimMode
 from dagster_ckpt.spark.job import CheckpointCompleted
 from tests.jobs.harness import NEVER, Bench, tree
+from tests.jobs.savepoints import Take
 
 if TYPE_CHECKING:
     from dagster_ckpt.checkpoint.requests import TakenSavepoint
@@ -25,18 +24,9 @@ _TWO = NEVER.model_copy(update={"num_retained": 2})
 
 
 @pytest.fixture
-def savepoint(ticked: Bench, tmp_path: Path) -> TakenSavepoint:
+def savepoint(ticked: Bench, take: Take) -> TakenSavepoint:
     """Of the newest checkpoint, chk-3 at batch 5; and then the job went on by a tick."""
-    taken = take_savepoint(
-        ticked.catalog,
-        str(tmp_path / "savepoints"),
-        default=None,
-        stop=False,
-        timeout="4 min",
-        clock=SystemClock(),
-        wait=Event().wait,
-        report=lambda _: None,
-    )
+    taken = take(ticked)
     ticked.tick(1)
     return taken
 

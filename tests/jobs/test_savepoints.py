@@ -3,54 +3,16 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
-from threading import Event
-from typing import TYPE_CHECKING
 
 import pytest
 
-from dagster_ckpt.checkpoint.clock import SystemClock
-from dagster_ckpt.checkpoint.savepoint_asking import take_savepoint
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig, ExternalizedCheckpointCleanup, JobStatus
 from dagster_ckpt.config.restart import RestartStrategies
 from dagster_ckpt.errors import CheckpointNotFound, SavepointFailed
 from dagster_ckpt.spark.job import SavepointCompleted, Started
-from tests.jobs.harness import NEVER, Bench, Launch, eventually, tree
-
-if TYPE_CHECKING:
-    from dagster_ckpt.checkpoint.requests import TakenSavepoint
-
-Take = Callable[..., "TakenSavepoint"]
-
-
-@pytest.fixture
-def take(tmp_path: Path) -> Take:
-    """Ask for a savepoint as the command line does, from beside the run."""
-
-    def ask(bench: Bench, *, to: Path | None = None, stop: bool = False) -> TakenSavepoint:
-        return take_savepoint(
-            bench.catalog,
-            str(to or tmp_path / "savepoints"),
-            default=None,
-            stop=stop,
-            timeout="4 min",
-            clock=SystemClock(),
-            wait=Event().wait,
-            report=lambda _: None,
-        )
-
-    return ask
-
-
-def started(bench: Bench, files: int, config: CheckpointConfig = NEVER, **options: object) -> Launch:
-    """A run without end that has read so many files and goes on."""
-    bench.until_done = False
-    launch = bench.launch(bench.job(config=config, **options))  # type: ignore[arg-type]
-    eventually("the query starts", lambda: bool(launch.of(Started)), unless=launch.check)
-    bench.land(files)
-    bench.await_in_sink(launch)
-    return launch
+from tests.jobs.harness import Bench, eventually, tree
+from tests.jobs.savepoints import Take, started
 
 
 def test_the_job_is_restored_from_a_moved_savepoint_alone(bench: Bench, take: Take, tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
 from dagster_ckpt.checkpoint.snapshot import Json, PinnedFile, Snapshot
 from dagster_ckpt.checkpoint.store import CompletedCheckpointStore
 from dagster_ckpt.config.restart import RestartStrategy
+from dagster_ckpt.filesystem import open_filesystem
 
 QUICK = RestartStrategies.fixed_delay_restart(3, "1 ms")
 
@@ -107,11 +108,20 @@ class StoredJob:
 
     def checkpoint(self, store: CompletedCheckpointStore, batch: int) -> CheckpointMetadata:
         """Complete a checkpoint of a few bytes."""
+        return store.write(store.begin(), self._snapshot(batch))
+
+    def savepoint(self, store: CompletedCheckpointStore, batch: int) -> CheckpointMetadata:
+        """Complete a savepoint of a few bytes."""
+        return store.write_savepoint(
+            store.begin(), self._snapshot(batch), open_filesystem(str(self.root.parent / "savepoints"))
+        )
+
+    def _snapshot(self, batch: int) -> Snapshot:
         pinned = self.root.parent / f"pinned-{uuid.uuid4().hex}"
         pinned.write_text(f"state of batch {batch}")
         file = PinnedFile("checkpoint/state/0/0/1.delta", str(pinned), pinned.stat().st_size)
         facts: dict[str, Json] = {"watermark_ms": 1_000 * batch, "progress": {"input_rows": 7, "state_rows": 5}}
-        return store.write(store.begin(), Snapshot(batch, (file,), facts, None, pinned.unlink))
+        return Snapshot(batch, (file,), facts, None, pinned.unlink)
 
     def beat(self, claim: Claim, *, alive: bool, stopped: bool = False, ago: float = 0) -> None:
         """Leave a heartbeat of this process, or of one that is gone."""

@@ -315,11 +315,12 @@ def test_a_later_attempt_of_the_same_run_does_not_start_over(sensor: Sensor, job
 
 
 def configured(**keys: str) -> dict[str, Any]:
-    """The run configuration of a launch with Flink's keys; ``cleanup`` and ``restart`` for short."""
+    """The run configuration of a launch with Flink's keys; some of them for short."""
     short = {
         "cleanup": "execution.checkpointing.externalized-checkpoint-retention",
         "restart": "restart-strategy.type",
         "path": "execution.state-recovery.path",
+        "prefer": "execution.checkpointing.prefer-checkpoint-for-recovery",
     }
     config = {short[name]: value for name, value in keys.items()}
     return {"ops": {"orders": {"config": {"configuration": config}}}}
@@ -341,6 +342,18 @@ def test_the_configuration_of_the_launch_is_kept_but_not_what_it_began_with(sens
     asked = request.run_config["ops"]["orders"]["config"]
     assert asked == {"restore_from": "latest", "configuration": {"restart-strategy.type": "exponential-delay"}}
     assert dg.validate_run_config(sensor.definitions.resolve_job_def("orders_job"), request.run_config)
+
+
+@pytest.mark.parametrize("prefer", ["true", "false"])
+def test_what_is_shown_as_gone_on_from_is_what_the_run_prefers(sensor: Sensor, job: StoredJob, prefer: str) -> None:
+    claim = job.claim(sensor.add_run(run_id(), Status.FAILURE, config=configured(prefer=prefer)))
+    store = job.choose(claim)
+    checkpoint, savepoint = job.checkpoint(store, 0), job.savepoint(store, 1)
+    job.beat(claim, alive=False)
+    request = sensor.request()
+    assert request.tags[names.RESTORED_FROM_TAG] == (checkpoint if prefer == "true" else savepoint).reference
+    kept = request.run_config["ops"]["orders"]["config"]["configuration"]
+    assert kept == {"execution.checkpointing.prefer-checkpoint-for-recovery": prefer}
 
 
 def test_the_restart_strategy_is_the_runs_own(sensor: Sensor, job: StoredJob) -> None:

@@ -1,0 +1,95 @@
+"""Savepoints that a job took, on record in ``control/savepoints/``: a recovery may go on from them, if it is told to.
+
+A record is made by the epoch that took the savepoint, once it is complete. It says that the savepoint was there and
+where the line of the job was at that moment; the savepoint itself stays the user's, who may move or delete it.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from dagster_ckpt.checkpoint.layout import CONTROL_DIR
+from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
+from dagster_ckpt.checkpoint.records import encode_record, read_record
+from dagster_ckpt.errors import CorruptCheckpoint
+from dagster_ckpt.filesystem import FileSystem
+
+__all__ = ["RecordedSavepoint", "RecordedSavepoints"]
+
+_log = logging.getLogger(__name__)
+
+_NAME = re.compile(r"s-\d{10}-\d{10}")
+#: Records kept. A recovery looks for the newest, and for an older one only when the user has taken that away.
+_KEPT = 10
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedSavepoint:
+    """A savepoint that was complete when this was written.
+
+    Attributes:
+        job_id: the lineage.
+        epoch: that took it.
+        checkpoint_id: its id, of the counter that checkpoints have, too.
+        restored_from: the reference of what the epoch began with.
+        reference: the directory of the savepoint, by which what is restored from it refers to it.
+    """
+
+    job_id: str
+    epoch: int
+    checkpoint_id: int
+    restored_from: str | None
+    reference: str
+
+    @classmethod
+    def of(cls, metadata: CheckpointMetadata) -> RecordedSavepoint:
+        """The record of a savepoint."""
+        return cls(metadata.job_id, metadata.epoch, metadata.checkpoint_id, metadata.restored_from, metadata.reference)
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """Its place among checkpoints and savepoints: (epoch, id)."""
+        return self.epoch, self.checkpoint_id
+
+
+class RecordedSavepoints:
+    """The savepoints of one job name that are on record.
+
+    Args:
+        filesystem: the job's storage.
+        job_name: the job's stable name.
+    """
+
+    def __init__(self, filesystem: FileSystem, job_name: str) -> None:
+        self._filesystem = filesystem
+        self._directory = f"{job_name}/{CONTROL_DIR}/savepoints"
+
+    def add(self, savepoint: RecordedSavepoint) -> None:
+        """Put a savepoint on record, and forget the oldest that are."""
+        name = f"s-{savepoint.epoch:010}-{savepoint.checkpoint_id:010}"
+        self._filesystem.create(f"{self._directory}/{name}", encode_record(asdict(savepoint)))
+        old = self._names()[_KEPT:]
+        for oldest in old:
+            self._filesystem.remove(f"{self._directory}/{oldest}")
+        if old:
+            self._filesystem.sync_directories([self._directory])
+
+    def known(self) -> Sequence[RecordedSavepoint]:
+        """What is on record, the newest by (epoch, id) first; a record that cannot be read is told and left out."""
+        found = []
+        for name in self._names():
+            try:
+                savepoint = read_record(self._filesystem, f"{self._directory}/{name}", RecordedSavepoint)
+            except CorruptCheckpoint as error:
+                _log.warning("The record of a savepoint is passed over: %s", error.message)
+                continue
+            if savepoint is not None:
+                found.append(savepoint)
+        return found
+
+    def _names(self) -> list[str]:
+        names = [entry.name for entry in self._filesystem.list(self._directory)]
+        return sorted((name for name in names if _NAME.fullmatch(name)), reverse=True)
