@@ -21,7 +21,11 @@ from dagster_ckpt.checkpoint.pins import Pins
 from dagster_ckpt.checkpoint.records import encode_record, read_record
 from dagster_ckpt.filesystem import FileSystem
 
-__all__ = ["Deletion", "DeletionLog"]
+__all__ = ["ROUNDS", "Deletion", "DeletionLog"]
+
+#: How often at most a deletion is decided on, when each time it turns out that something was pinned meanwhile. No user
+#: pins that often in that moment: the pins are not read as they are, and nothing is deleted this time.
+ROUNDS = 5
 
 
 @dataclass(frozen=True, slots=True)

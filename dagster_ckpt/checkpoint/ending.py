@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import uuid
 from collections.abc import Sequence
 
 from dagster_ckpt.checkpoint.catalog import CheckpointCatalog, references
 from dagster_ckpt.checkpoint.clock import Clock, iso
-from dagster_ckpt.checkpoint.deletions import DeletionLog
+from dagster_ckpt.checkpoint.deletions import ROUNDS, DeletionLog
 from dagster_ckpt.checkpoint.epochs import Claim, End
 from dagster_ckpt.checkpoint.issuing import next_id
 from dagster_ckpt.checkpoint.layout import shared_directory
@@ -18,6 +19,8 @@ from dagster_ckpt.checkpoint.store import CompletedCheckpointStore, Dropped
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig, JobStatus
 
 __all__ = ["end_dead_epoch", "finish_deletions"]
+
+_log = logging.getLogger(__name__)
 
 
 def finish_deletions(catalog: CheckpointCatalog, epoch: int) -> None:
@@ -39,14 +42,22 @@ def finish_deletions(catalog: CheckpointCatalog, epoch: int) -> None:
         dispose_claimed(claimed.reference)
     job_id = chosen[1].job_id
     pins = Pins(catalog.filesystem, catalog.job_name)
-    deleted = False
-    while not deleted:
+    for _ in range(ROUNDS):
         numbers = sorted({*catalog.numbers(job_id)} - pins.numbers(job_id))
         if not numbers:
             return
         shared = [entry.name for entry in catalog.filesystem.list(shared_directory(catalog.job_name, job_id))]
         # In use is what the pinned ones need, when the others are gone.
-        deleted = log.delete(epoch, job_id, numbers, shared, end.reason, lambda: in_use(job_id))
+        if log.delete(epoch, job_id, numbers, shared, end.reason, lambda: in_use(job_id)):
+            return
+    _log.warning(
+        "A lineage that was given up is not deleted: %d times in a row it was found to be pinned meanwhile. Nothing "
+        "looks after it any more; once nobody needs it, delete %s/%s/%s by hand.",
+        ROUNDS,
+        catalog.filesystem.url,
+        catalog.job_name,
+        job_id,
+    )
 
 
 def end_dead_epoch(

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from dagster_ckpt.checkpoint.ancestry import for_retention
 from dagster_ckpt.checkpoint.catalog import CheckpointCatalog, references
 from dagster_ckpt.checkpoint.clock import Clock, iso
-from dagster_ckpt.checkpoint.deletions import DeletionLog
+from dagster_ckpt.checkpoint.deletions import ROUNDS, DeletionLog
 from dagster_ckpt.checkpoint.epochs import Claim
 from dagster_ckpt.checkpoint.issuing import record_issued
 from dagster_ckpt.checkpoint.layout import METADATA_FILE_NAME, checkpoint_directory, shared_directory
@@ -273,14 +273,14 @@ class CompletedCheckpointStore:
         return metadata
 
     def subsume(self, retention: RetentionPolicy) -> list[Dropped]:
-        """Drop what ``retention`` does not keep and nobody has pinned.
+        """Drop what ``retention`` does not keep and nobody has pinned; nothing, where pins are never settled.
 
         Raises:
             Fenced: a newer run has taken the job over; nothing was dropped.
         """
         with self._lock:
             self._settle()
-            while True:
+            for _ in range(ROUNDS):
                 policy = retention
                 if pinned := self._pins.pinned():
                     policy = AnyOf((retention, KeepPinned(dict.fromkeys(pinned, ""))))
@@ -297,6 +297,8 @@ class CompletedCheckpointStore:
                 ]
                 if not dropped or self._discard(dropped, f"subsumed: retained are {policy}"):
                     break
+            else:
+                return self._keep_all("The next checkpoint tries again.")
             if self._claimed is not None and self._claimed.reference in drop:
                 dropped += self._give_up_claimed(drop[self._claimed.reference])
             return dropped
@@ -309,7 +311,7 @@ class CompletedCheckpointStore:
         """
         with self._lock:
             self._settle()
-            while True:
+            for _ in range(ROUNDS):
                 pinned = self._pins.reasons()
                 kept = [
                     f"{metadata.name} ({pinned[metadata.reference]})" if pinned[metadata.reference] else metadata.name
@@ -320,7 +322,18 @@ class CompletedCheckpointStore:
                 dropped = [Dropped(metadata, why) for metadata in self._retained if metadata.reference not in pinned]
                 if not dropped or self._discard(dropped, why):
                     break
+            else:
+                return self._keep_all("The next start of the job tries again.")
             return dropped + self._give_up_claimed(reason)
+
+    def _keep_all(self, what_next: str) -> list[Dropped]:
+        _log.warning(
+            "Nothing of %s is deleted: %d times in a row it was found to be pinned meanwhile. %s",
+            self._catalog.job_name,
+            ROUNDS,
+            what_next,
+        )
+        return []
 
     def _all_owned(self) -> list[CheckpointMetadata]:
         """The completed checkpoints and the claimed savepoint, in order."""

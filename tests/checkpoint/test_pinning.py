@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
-from dagster_ckpt.checkpoint.deletions import DeletionLog
+from dagster_ckpt.checkpoint.deletions import ROUNDS, DeletionLog
 from dagster_ckpt.checkpoint.ending import end_dead_epoch
 from dagster_ckpt.checkpoint.epochs import End
 from dagster_ckpt.checkpoint.pinning import pin_checkpoint, unpin_checkpoint
@@ -17,6 +17,7 @@ from dagster_ckpt.checkpoint.pins import Pin
 from dagster_ckpt.checkpoint.pins import Pins as CheckpointPins
 from dagster_ckpt.checkpoint.savepoints import copy_to_savepoint
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig, ExternalizedCheckpointCleanup, JobStatus
+from dagster_ckpt.config.retention import KeepNewest
 from dagster_ckpt.errors import CheckpointError, CheckpointNotFound, InvalidConfiguration, StorageError
 from dagster_ckpt.filesystem import PosixFileSystem
 from dagster_ckpt.testing import Action, Crash, Fail, FaultInjectingFileSystem, Operation, ProcessDied
@@ -436,6 +437,57 @@ def test_a_deletion_that_was_withdrawn_is_decided_on_anew(pins: Pins) -> None:
     race.disk.plan = lambda operation: race.pin() if "/deletions/" in operation.path else None
     assert [item.metadata.name for item in race.run.subsume(1)] == ["chk-1", "chk-3"]
     assert [item.name for item in race.run.store.retained] == ["chk-2", "chk-4"]
+    assert shared(race.memory) == needed(race.run)
+
+
+@pytest.mark.parametrize(
+    ("deletion", "what_next", "left"),
+    [
+        ("subsume", "The next checkpoint tries again", {"chk-5"}),
+        ("cleanup", "The next start of the job tries again", set()),
+        ("next_start", f"{JOB}/{LINEAGE} by hand", {"chk-1", "chk-2", "chk-3", "chk-4"}),
+    ],
+)
+def test_one_that_is_withdrawn_again_and_again_is_given_up_for_this_time(
+    pins: Pins,
+    deletion: str,
+    what_next: str,
+    left: set[str],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """As with a storage that lists the pins one way to who decides, and another way to who deletes."""
+    race, before = Race(pins), {"chk-1", "chk-2", "chk-3", "chk-4"}
+    shared_before = shared(race.memory)
+    rounds: list[object] = []
+
+    def pinned_meanwhile(self: DeletionLog, epoch: int, *what: object) -> bool:
+        rounds.append(what)
+        return False
+
+    with monkeypatch.context() as patched:
+        patched.setattr(DeletionLog, "delete", pinned_meanwhile)
+        getattr(race, deletion)()
+    assert len(rounds) == ROUNDS
+    assert directories(race.memory) == before
+    assert shared(race.memory) == shared_before
+    (told,) = [record.getMessage() for record in caplog.records]
+    assert f"{ROUNDS} times in a row" in told
+    assert what_next in told
+    again = Run(race.memory, race.ledger, pins).start()
+    again.checkpoint(state(9))
+    again.subsume(1)
+    assert directories(race.memory) == left
+
+
+def test_while_it_is_all_that_is_retained_is_known(pins: Pins, monkeypatch: pytest.MonkeyPatch) -> None:
+    race = Race(pins)
+    with monkeypatch.context() as patched:
+        patched.setattr(DeletionLog, "delete", lambda *_: False)
+        assert race.run.store.subsume(KeepNewest(1)) == []
+        assert race.run.store.discard_all("canceled") == []
+    assert [item.name for item in race.run.store.retained] == ["chk-1", "chk-2", "chk-3", "chk-4"]
+    assert [item.metadata.name for item in race.run.subsume(1)] == ["chk-1", "chk-2", "chk-3"]
     assert shared(race.memory) == needed(race.run)
 
 
