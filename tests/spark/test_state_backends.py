@@ -183,6 +183,49 @@ def test_a_profile_and_the_options_on_top_of_it_reach_rocksdb(bench: Bench, tmp_
     assert "setTargetFileSizeBase(256 MB)" in ignored.reasons[0]
 
 
+#: Other than the profiles ask for, where Spark can be told.
+_SESSION_SAYS = {f"{_STATE}.rocksdb.maxOpenFiles": "500", f"{_STATE}.rocksdb.blockSizeKB": "16"}
+
+
+@pytest.mark.parametrize(
+    ("profile", "asked_for"),
+    [
+        (
+            PredefinedOptions.SPINNING_DISK_OPTIMIZED,
+            {
+                "max_open_files": "-1",
+                "use_fsync": "false",
+                "compaction_style": "kCompactionStyleLevel",
+                "level_compaction_dynamic_level_bytes": "true",
+            },
+        ),
+        (PredefinedOptions.FLASH_SSD_OPTIMIZED, {"max_open_files": "-1", "use_fsync": "false"}),
+    ],
+)
+def test_what_a_smaller_profile_asks_for_reaches_rocksdb(
+    bench: Bench, tmp_path: Path, profile: PredefinedOptions, asked_for: Mapping[str, str]
+) -> None:
+    with confs(bench.spark, _SESSION_SAYS):
+        launch = bench.tick(1, with_backend(bench, _snapshots_now(predefined_options=profile)))
+    written = rocksdb_options(bench, launch.completed[-1], tmp_path / "snapshot")
+    assert {name: written[name] for name in asked_for} == asked_for
+    assert written["block_size"] == str(16 << 10), "what the profile does not ask for is as the session says"
+    assert written["max_background_jobs"] == "2", "no setting of Spark reaches it; the warning says so"
+    assert "disable_data_sync" not in written, "RocksDB has no such option any more"
+    (ignored,) = launch.of(SettingsIgnored)
+    assert profile.name in ignored.reasons[0]
+    assert "setIncreaseParallelism(4)" in ignored.reasons[0]
+
+
+def test_the_default_profile_leaves_rocksdb_to_the_session(bench: Bench, tmp_path: Path) -> None:
+    """So that the test above would fail if the options were these anyway."""
+    with confs(bench.spark, _SESSION_SAYS):
+        launch = bench.tick(1, with_backend(bench, _snapshots_now(predefined_options=PredefinedOptions.DEFAULT)))
+    written = rocksdb_options(bench, launch.completed[-1], tmp_path / "snapshot")
+    assert (written["max_open_files"], written["block_size"]) == ("500", str(16 << 10))
+    assert not launch.of(SettingsIgnored)
+
+
 def test_without_a_profile_rocksdb_has_sparks_values(bench: Bench, tmp_path: Path) -> None:
     """So that the test above would fail if the options were these anyway."""
     launch = bench.tick(1, with_backend(bench, _snapshots_now()))
