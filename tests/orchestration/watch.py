@@ -8,7 +8,7 @@ import signal
 from collections.abc import Callable, Iterable, Mapping
 from itertools import count
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import dagster as dg
 
@@ -56,12 +56,11 @@ class JobWatch:
         self.catalog = CheckpointCatalog(open_filesystem(str(pipeline.checkpoint_path)), self.name)
         self._heartbeats = HeartbeatFile(self.catalog.filesystem, self.name)
 
-    def launch(self, restore_from: str | None = None) -> str:
+    def launch(self, restore_from: str | None = None, configuration: Mapping[str, str] | None = None) -> str:
         """Launch the job as the launchpad does; returns the run's id."""
-        config: Mapping[str, Any] = {}
-        if restore_from is not None:
-            config = {"ops": {self.name: {"config": {"restore_from": restore_from}}}}
-        return self.dev.launch(f"{self.name}_job", config=config)
+        given = {"restore_from": restore_from, "configuration": configuration}
+        config = {name: value for name, value in given.items() if value is not None}
+        return self.dev.launch(f"{self.name}_job", config={"ops": {self.name: {"config": config}}} if config else {})
 
     def materialize(self) -> str:
         """Materialize the asset as a click in the asset graph does: no job's tags, the multiprocess executor."""

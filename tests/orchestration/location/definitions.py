@@ -91,6 +91,7 @@ ticking = _pipeline("ticking")
 rolled_back = _pipeline("rolled_back", num_retained=10)
 materialized = _pipeline("materialized")
 saved = _pipeline("saved")
+configured = _pipeline("configured", restart=RestartStrategies.no_restart())
 
 _shared = Pipeline.from_environment("")
 
@@ -110,6 +111,7 @@ defs = dg.Definitions.merge(
             rolled_back,
             materialized,
             saved,
+            configured,
         ],
         resources={
             "checkpoint_storage": FileSystemCheckpointStorage(
