@@ -30,6 +30,7 @@ from dagster_ckpt.config.recovery import LATEST, NONE, RecoveryClaimMode, Restor
 from dagster_ckpt.errors import CheckpointsLost, CorruptCheckpoint, QueryMismatch, SinkMismatch, SinkNotEmpty
 from dagster_ckpt.spark.job import Event, Started, StreamingJob
 from dagster_ckpt.spark.partitions import set_partitions
+from dagster_ckpt.spark.planned_batches import forget_plan
 from dagster_ckpt.spark.query_errors import failure_of
 from dagster_ckpt.spark.restore import prepare_location
 from dagster_ckpt.spark.running import Prepared, RunningQuery
@@ -256,7 +257,7 @@ class Attempt:
             return []
         if last is None:
             if request.replay_to is not None:
-                (self._location / "offsets" / str(restored.batch + 1)).unlink(missing_ok=True)
+                forget_plan(self._location, restored.batch + 1)
             return []
         known = self._plans(restored.job_id).after(restored, line=line if request.restore_from == LATEST else None)
         return [plan for plan in known if plan.batch <= last]

@@ -16,10 +16,12 @@ from dagster_ckpt.errors import CaptureIncomplete, CorruptCheckpoint
 from dagster_ckpt.spark.checkpoint_location import CheckpointLocation, OffsetEntry, parse_offsets
 from dagster_ckpt.spark.file_sink import log_files
 
-__all__ = ["PlannedBatches", "lay_out", "planned_files", "planned_offsets"]
+__all__ = ["PlannedBatches", "forget_plan", "lay_out", "planned_files", "planned_offsets"]
 
 _COMPACT = ".compact"
 _HEADER = "v1"
+#: Entries from one compaction of a source's log to the next, where two of them do not tell.
+_INTERVAL = 10
 
 
 class PlannedBatches:
@@ -97,30 +99,41 @@ def lay_out(plan: PlannedBatch, location: Path) -> None:
     Raises:
         CorruptCheckpoint: the location is not such a one.
     """
-    _forget_later(plan, location)
+    forget_plan(location, plan.batch)
     # The plan itself last: when it is there, all it refers to is.
     for name, text in sorted(plan.files.items(), key=lambda item: item[0].startswith("offsets/")):
         target = location / name
         target.parent.mkdir(parents=True, exist_ok=True)
-        content = _compacted(target, text) if name.endswith(_COMPACT) else text
         temporary = target.with_name(f".{target.name}.replay.tmp")
+        content = _compacted(target, text) if name.endswith(_COMPACT) else text
         temporary.write_text(content, encoding="utf-8")
         target.with_name(f".{target.name}.crc").unlink(missing_ok=True)  # it would describe other bytes
         temporary.replace(target)
 
 
-def _forget_later(plan: PlannedBatch, location: Path) -> None:
-    """Entries of a source's log after those of the batch would be read with the batch that follows it."""
-    offsets = planned_offsets(plan)
-    for source, _ in offsets.sources:
-        last = offsets.file_source_offset(source)
-        directory = location / "sources" / source
-        if last is not None and directory.is_dir():
-            for file in list(directory.iterdir()):
-                entry = file.name.removesuffix(_COMPACT)
-                if entry.isdigit() and int(entry) > last:
-                    file.with_name(f".{file.name}.crc").unlink(missing_ok=True)
-                    file.unlink()
+def forget_plan(location: Path, batch: int) -> None:
+    """Take the plan of a batch that did not run out of a checkpointLocation, so that Spark plans it anew.
+
+    Its files go back to those that are still to be read: without this, Spark would read all that is in a source's log
+    as one batch, whatever its batch size is now.
+
+    Args:
+        location: a checkpointLocation that no query uses.
+        batch: the one after the last that was committed; nothing happens when it is not planned.
+    """
+    live = CheckpointLocation(location)
+    before = live.previous_offsets(batch)
+    try:
+        planned = live.offsets(batch)
+        previous = None if before is None else live.offsets(before)
+    except CaptureIncomplete:
+        return
+    for source, _ in planned.sources:
+        if planned.file_source_offset(source) is not None:
+            last = None if previous is None else previous.file_source_offset(source)
+            _cut(location / "sources" / source, -1 if last is None else last)
+    for name in (str(batch), f".{batch}.crc"):
+        (location / "offsets" / name).unlink(missing_ok=True)
 
 
 def planned_files(plan: PlannedBatch) -> list[str]:
@@ -140,13 +153,46 @@ def planned_offsets(plan: PlannedBatch) -> OffsetEntry:
     return parse_offsets(plan.files[where], where)
 
 
+def _cut(directory: Path, last: int) -> None:
+    """Cut the entries after ``last`` off a source's log."""
+    numbers = {path: int(path.name.split(".")[0]) for path in directory.iterdir() if path.name[0].isdigit()}
+    later = sorted(path for path, number in numbers.items() if number > last)
+    compacted = [path for path in later if path.name.endswith(_COMPACT)]
+    kept = frozenset(path.name for path in numbers if path not in later)
+    try:
+        log_files(kept, last, str(directory))
+    except CaptureIncomplete:
+        # A later compaction has taken the entries in that it repeats: they are taken out of it again.
+        first = min(compacted, key=numbers.__getitem__, default=None)
+        if first is None:
+            raise
+        before = [number for path, number in numbers.items() if path.name.endswith(_COMPACT) and path not in later]
+        interval = numbers[first] - max(before) if before else _INTERVAL
+        base = numbers[first] - interval * -(-(numbers[first] - last) // interval)
+        _split(first, base, last)
+    for path in later:
+        for name in (path.name, f".{path.name}.crc"):
+            (directory / name).unlink(missing_ok=True)
+
+
+def _split(compacted: Path, base: int, last: int) -> None:
+    """Write the entries up to ``last`` that a compacted one repeats: up to ``base`` compacted, then one by one."""
+    lines = [line for line in compacted.read_text(encoding="utf-8").split("\n")[1:] if line]
+    by_entry: dict[int, list[str]] = {}
+    for line in lines:
+        by_entry.setdefault(max(int(json.loads(line)["batchId"]), base), []).append(line)
+    for entry in range(max(base, 0), last + 1):
+        name = f"{entry}{_COMPACT if entry == base else ''}"
+        compacted.with_name(f".{name}.crc").unlink(missing_ok=True)
+        compacted.with_name(name).write_text("\n".join([_HEADER, *by_entry.get(entry, [])]), encoding="utf-8")
+
+
 def _compacted(target: Path, added: str) -> str:
     """The text of a compacted entry: all there is before it, and what it added."""
     directory, entry = target.parent, int(target.name.removesuffix(_COMPACT))
     names = frozenset(path.name for path in directory.iterdir())
     try:
-        # An entry that is there already repeats those before it, which a checkpoint then does not have.
-        before = [target.name] if target.name in names else log_files(names, entry - 1, str(directory))
+        before = log_files(names, entry - 1, str(directory))
     except CaptureIncomplete as error:
         raise CorruptCheckpoint(
             f"The batch of {target.name} cannot be replayed: {error.message}", hint="Launch with replay_to: none."
@@ -156,6 +202,6 @@ def _compacted(target: Path, added: str) -> str:
         line
         for file in before[newest:]
         for line in (directory / file).read_text(encoding="utf-8").split("\n")[1:]
-        if line and json.loads(line).get("batchId", -1) < entry
+        if line
     ]
     return "\n".join([_HEADER, *lines, *added.split("\n")[1:]])
