@@ -35,6 +35,7 @@ next thing to do; both are in ``str(error)``.
     │   ├── SinkMismatch                       the sink does not hold what the checkpoint says it holds
     │   └── StateBackendMismatch               the state backend cannot read the checkpoint's state
     ├── QueryFailed                            the streaming query ended with an error
+    │   └── PoisonBatch                        the same batch did, with the same error, each time it was tried
     └── DriverLost                             the JVM of the Spark driver is gone
 """
 
@@ -58,6 +59,7 @@ __all__ = [
     "JavaNotFound",
     "JobAlreadyRunning",
     "MustStop",
+    "PoisonBatch",
     "PublishConflict",
     "PublishUnknown",
     "QueryFailed",
@@ -226,6 +228,17 @@ class QueryFailed(CheckpointError):
     """The streaming query ended with an error; Spark's own error is in ``__cause__``."""
 
     recoverable = True
+
+
+class PoisonBatch(QueryFailed):
+    """The same batch failed with the same error each time it was tried; its last error is in ``__cause__``."""
+
+    recoverable = False
+
+    @property
+    def in_one_line(self) -> str:
+        """All it says, for where there is one line only."""
+        return f"{self.message} {self.hint}"
 
 
 class DriverLost(CheckpointError):

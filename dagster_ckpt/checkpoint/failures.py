@@ -6,6 +6,7 @@ sensor and a second tick of the sensor that all see the same failure record it o
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 
 from dagster_ckpt.checkpoint.layout import CONTROL_DIR
@@ -13,7 +14,7 @@ from dagster_ckpt.checkpoint.records import encode_record, read_record
 from dagster_ckpt.errors import PublishConflict
 from dagster_ckpt.filesystem import FileSystem
 
-__all__ = ["Failure", "FailureLog"]
+__all__ = ["DIED", "Failure", "FailureLog", "in_order"]
 
 #: Sequence number of "the run itself died", after any failure the run recorded by itself.
 DIED = 999_999
@@ -28,9 +29,11 @@ class Failure:
         run_id: the run it happened in.
         sequence: which failure of that run, from 1; :data:`DIED` when the run itself died.
         at: seconds since the epoch.
-        batch: the batch in flight, ``None`` when not known.
+        batch: the batch in flight (planned, begun and not committed), ``None`` when there was none or it is not known.
         reason: for people.
         recoverable: ``False`` when restarting cannot help.
+        kind: the class of the error, such as ``QueryFailed``; empty for a run that died.
+        plan: fingerprint of what ``batch`` was to read, ``None`` when not known.
     """
 
     run_id: str
@@ -39,6 +42,13 @@ class Failure:
     batch: int | None
     reason: str
     recoverable: bool = True
+    kind: str = ""
+    plan: str | None = None
+
+
+def in_order(failures: Iterable[Failure]) -> list[Failure]:
+    """The failures, oldest first."""
+    return sorted(failures, key=lambda failure: (failure.at, failure.run_id, failure.sequence))
 
 
 class FailureLog:
@@ -66,16 +76,17 @@ class FailureLog:
             failure = read_record(self._filesystem, f"{directory}/{entry.name}", Failure)
             if failure is not None:
                 found.append(failure)
-        return sorted(found, key=lambda failure: (failure.at, failure.run_id, failure.sequence))
+        return in_order(found)
+
+    def series(self) -> list[int]:
+        """The series that have failures, ascending."""
+        entries = self._filesystem.list(self._directory)
+        return sorted(int(entry.name[2:]) for entry in entries if entry.name.startswith("s-"))
 
     def forget_before(self, series: int) -> None:
         """Drop the records of all but the last few series before ``series``."""
-        older = sorted(
-            entry.name
-            for entry in self._filesystem.list(self._directory)
-            if entry.name.startswith("s-") and int(entry.name[2:]) < series
-        )
-        for name in older[:-_KEPT_SERIES]:
+        older = [other for other in self.series() if other < series]
+        for name in (f"s-{other:010}" for other in older[:-_KEPT_SERIES]):
             for entry in self._filesystem.list(f"{self._directory}/{name}"):
                 self._filesystem.remove(f"{self._directory}/{name}/{entry.name}")
             self._filesystem.remove_directory(f"{self._directory}/{name}")

@@ -16,6 +16,7 @@ from dagster_ckpt.config.durations import format_duration, parse_duration
 from dagster_ckpt.errors import InvalidConfiguration
 
 __all__ = [
+    "POISON_BATCH_ATTEMPTS",
     "ExponentialDelayRestart",
     "FailureRateRestart",
     "FallbackRestart",
@@ -24,7 +25,11 @@ __all__ = [
     "RestartDecision",
     "RestartStrategies",
     "RestartStrategy",
+    "check_poison_batch_attempts",
 ]
+
+#: How often one batch may fail with one error before it counts as poison (docs/adr/0009).
+POISON_BATCH_ATTEMPTS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,6 +254,19 @@ class RestartStrategies:
             _duration(reset_backoff_threshold),
             jitter_factor,
             attempts_before_reset_backoff,
+        )
+
+
+def check_poison_batch_attempts(attempts: int | None) -> None:
+    """Make sure that a batch can be told for poison after so many failures; ``None`` is for never.
+
+    Raises:
+        InvalidConfiguration: it cannot.
+    """
+    if attempts is not None and attempts < 2:
+        raise InvalidConfiguration(
+            f"poison_batch_attempts is {attempts}: one failure does not tell poison from bad luck.",
+            hint="Set it to 2 or more, or to None; RestartStrategies.no_restart() ends a job with its first failure.",
         )
 
 

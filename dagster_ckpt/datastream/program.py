@@ -133,6 +133,7 @@ class Program:
                 max_state_size=storage.size_limit,
                 state_backend=backend,
                 partitions=self.partitions,
+                poison_batch_attempts=None,  # as in Flink, the restart strategy alone decides
             )
             for name, query in ((names[function], query) for function, query in self.queries.items())
         ]

@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from dagster_ckpt.checkpoint.epochs import FAILING, Claim, End
-from dagster_ckpt.checkpoint.failures import DIED, Failure
+from dagster_ckpt.checkpoint.failures import DIED, Failure, in_order
+from dagster_ckpt.checkpoint.poison import Streak, so_far, streak
 from dagster_ckpt.config.checkpoint_config import JobStatus
 from dagster_ckpt.config.restart import RestartStrategy
+from dagster_ckpt.spark.batch_in_flight import BatchInFlight
 
 __all__ = ["Action", "EndJob", "Facts", "MarkDead", "RecordFailures", "Resume", "RunFacts", "Wait", "decide"]
 
@@ -62,6 +64,8 @@ class Facts:
         restart: the strategy.
         job_name: for the jitter's seed.
         is_durable: the checkpoints outlive the driver that took them.
+        in_flight: the batch under way when the holder died, as far as it is known and not on record yet.
+        poison_batch_attempts: how often one batch may fail with one error, ``None`` for without end.
     """
 
     now: float
@@ -76,6 +80,8 @@ class Facts:
     restart: RestartStrategy
     job_name: str
     is_durable: bool = True
+    in_flight: BatchInFlight | None = None
+    poison_batch_attempts: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,10 +109,11 @@ class RecordFailures:
 
 @dataclass(frozen=True, slots=True)
 class EndJob:
-    """Record that the job ended, and clean up as its policy says."""
+    """Record that the job ended, and clean up as its policy says; ``poison`` is the batch it ended for."""
 
     status: JobStatus
     reason: str
+    poison: Streak | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +160,9 @@ def _unrecorded(facts: Facts, claim: Claim) -> list[Failure]:
     found = []
     # A run that recorded the end of its last attempt has recorded the failure as well.
     if facts.end is None and (claim.run_id, DIED) not in known:
-        found.append(Failure(claim.run_id, DIED, facts.died_at, None, f"run {claim.run_id} died: {facts.dead}"))
+        batch, plan = (None, None) if facts.in_flight is None else (facts.in_flight.batch, facts.in_flight.plan)
+        reason = f"run {claim.run_id} died: {facts.dead}"
+        found.append(Failure(claim.run_id, DIED, facts.died_at, batch, reason, plan=plan))
     found += [
         Failure(run.run_id, DIED, run.since, None, f"run {run.run_id} failed before it took the job over")
         for run in _resumes(facts, claim)
@@ -170,17 +179,21 @@ def _resumes(facts: Facts, claim: Claim) -> list[RunFacts]:
 
 
 def _restart(facts: Facts, claim: Claim) -> Action:
-    failures = sorted(facts.failures, key=lambda failure: failure.at)
+    failures = in_order(facts.failures)
     if not failures:
         return Wait("no failure is on record")  # another tick is recording it
     if not failures[-1].recoverable:
         return EndJob(JobStatus.FAILED, f"{failures[-1].reason} (a restart cannot help)")
+    found = streak(failures)
+    if found is not None and found.ends_loop(facts.poison_batch_attempts):
+        return EndJob(JobStatus.FAILED, f"{found.reason} (batch {found.batch} is poison)", found)
     decision = facts.restart.decide([failure.at for failure in failures], key=facts.job_name)
     if not decision.allowed:
         return EndJob(JobStatus.FAILED, f"{failures[-1].reason} ({decision.reason})")
     if not facts.is_durable:
         return EndJob(JobStatus.FAILED, f"{failures[-1].reason} (its checkpoints were in the memory of its driver)")
+    reason = f"{decision.reason}{so_far(found, facts.poison_batch_attempts)}"
     if facts.now < decision.at:
-        return Wait(f"{decision.reason}, in {decision.at - facts.now:.0f} s")
+        return Wait(f"{reason}, in {decision.at - facts.now:.0f} s")
     # Dagster never launches a run key twice, so it must differ even from that of a storage wiped since.
-    return Resume(decision.attempt, f"{facts.job_name}:{claim.token[:12]}:{len(failures)}", decision.reason)
+    return Resume(decision.attempt, f"{facts.job_name}:{claim.token[:12]}:{len(failures)}", reason)

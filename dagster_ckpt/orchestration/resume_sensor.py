@@ -6,10 +6,12 @@ to another instance at any time.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import dagster as dg
@@ -18,11 +20,13 @@ from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
 from dagster_ckpt.checkpoint.clock import Clock, SystemClock
 from dagster_ckpt.checkpoint.ending import end_dead_epoch
 from dagster_ckpt.checkpoint.epochs import FAILING, Claim, End
-from dagster_ckpt.checkpoint.failures import FailureLog
-from dagster_ckpt.checkpoint.liveness import LEASE, Heartbeat, HeartbeatFile, is_dead
+from dagster_ckpt.checkpoint.failures import DIED, Failure, FailureLog
+from dagster_ckpt.checkpoint.liveness import LEASE, Heartbeat, HeartbeatFile, is_dead, this_host
+from dagster_ckpt.checkpoint.poison import Streak, poison_batch
 from dagster_ckpt.checkpoint.preference import newest_preferred
 from dagster_ckpt.checkpoint.store import Dropped
 from dagster_ckpt.config.recovery import LATEST
+from dagster_ckpt.errors import CheckpointError
 from dagster_ckpt.orchestration import names
 from dagster_ckpt.orchestration.reporting import CheckpointReporter
 from dagster_ckpt.orchestration.resume_decision import (
@@ -38,6 +42,7 @@ from dagster_ckpt.orchestration.resume_decision import (
 from dagster_ckpt.orchestration.run_settings import RunSettings, going_on
 from dagster_ckpt.orchestration.storages import CheckpointStorage
 from dagster_ckpt.orchestration.streaming_asset import CheckpointedStreamingAsset
+from dagster_ckpt.spark.batch_in_flight import BatchInFlight, batch_in_flight
 
 __all__ = ["build_resume_sensor"]
 
@@ -132,7 +137,9 @@ class _JobWatch:
                 case RecordFailures(failures):
                     for failure in failures:
                         self._failures.record(claim.series, failure)
-                case EndJob(status, reason):
+                case EndJob(status, reason, poison):
+                    if poison is not None:
+                        reason = self._told(poison)
                     config = self._settings(self._instance.get_run_by_id(claim.run_id)).config
                     dropped = end_dead_epoch(self._catalog, claim, config, status, reason, self._clock)
                     self._show_retained(dropped)
@@ -152,6 +159,8 @@ class _JobWatch:
         holder = next((item for item in records if claim is not None and item.dagster_run.run_id == claim.run_id), None)
         if holder is None and claim is not None:
             holder = self._instance.get_run_record_by_id(claim.run_id)
+        failures = self._failures.of(claim.series) if claim else []
+        settings = self._settings(None if holder is None else holder.dagster_run)
         return Facts(
             now=now,
             claim=claim,
@@ -161,11 +170,33 @@ class _JobWatch:
             died_at=died_at,
             holder=None if holder is None else _run_facts(holder),
             others=[_run_facts(item) for item in records if claim is None or item.dagster_run.run_id != claim.run_id],
-            failures=self._failures.of(claim.series) if claim else (),
-            restart=self._settings(None if holder is None else holder.dagster_run).restart,
+            failures=failures,
+            restart=settings.restart,
             job_name=self._asset.name,
             is_durable=self._catalog.filesystem.is_durable,
+            in_flight=None if claim is None or dead is None or end is not None else self._in_flight(claim, failures),
+            poison_batch_attempts=settings.poison_batch_attempts,
         )
+
+    def _in_flight(self, claim: Claim, failures: Sequence[Failure]) -> BatchInFlight | None:
+        """What a dead run was doing, from what it left on this host; asked once, until its death is on record."""
+        if any((failure.run_id, failure.sequence) == (claim.run_id, DIED) for failure in failures):
+            return None
+        choice = self._catalog.epochs.read_choice(claim.epoch)
+        if choice is None or choice.host != this_host():
+            return None
+        return batch_in_flight(Path(choice.live))
+
+    def _told(self, poison: Streak) -> str:
+        filesystem, before = self._catalog.filesystem, None
+        with contextlib.suppress(OSError, CheckpointError):  # what cannot be read is told by whoever needs it
+            before = self._catalog.newest().metadata
+        return poison_batch(
+            poison,
+            self._asset.name,
+            storage=filesystem.url if filesystem.is_durable else None,
+            before=None if before is None else before.reference,
+        ).in_one_line
 
     def _liveness(self, claim: Claim | None, end: End | None, now: float) -> tuple[str | None, float]:
         if claim is None:

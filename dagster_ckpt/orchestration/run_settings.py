@@ -10,7 +10,7 @@ from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.config.configuration import Configuration
 from dagster_ckpt.config.option_types import Place
 from dagster_ckpt.config.recovery import LATEST, NONE, RecoveryClaimMode, RestoreRequest
-from dagster_ckpt.config.restart import RestartStrategy
+from dagster_ckpt.config.restart import POISON_BATCH_ATTEMPTS, RestartStrategy, check_poison_batch_attempts
 from dagster_ckpt.errors import InvalidConfiguration
 
 __all__ = ["JobSettings", "RunSettings", "going_on"]
@@ -25,12 +25,14 @@ class RunSettings:
         restart: what happens after a failure.
         request: what it begins with.
         warnings: what is set and has no effect, and why.
+        poison_batch_attempts: how often one batch may fail with one error; ``None`` for as often as ``restart`` allows.
     """
 
     config: CheckpointConfig
     restart: RestartStrategy
     request: RestoreRequest
     warnings: tuple[str, ...]
+    poison_batch_attempts: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +43,13 @@ class JobSettings:
         config: when checkpoints are taken and kept.
         restart: what happens after a failure.
         configuration: settings by Flink's keys, over both.
+        poison_batch_attempts: how often one batch may fail with one error; ``None`` for as often as ``restart`` allows.
     """
 
     config: CheckpointConfig
     restart: RestartStrategy
     configuration: Configuration
+    poison_batch_attempts: int | None = POISON_BATCH_ATTEMPTS
 
     @classmethod
     def of(
@@ -53,6 +57,7 @@ class JobSettings:
         config: CheckpointConfig,
         restart: RestartStrategy,
         configuration: Mapping[str, Any] | Configuration | None,
+        poison_batch_attempts: int | None = POISON_BATCH_ATTEMPTS,
     ) -> JobSettings:
         """The settings of a job as it is defined.
 
@@ -61,7 +66,9 @@ class JobSettings:
         """
         given = configuration if isinstance(configuration, Configuration) else Configuration(configuration or {})
         given.require([Place.JOB, Place.STATE], "the configuration of an asset")
-        return cls(given.checkpoint_config(config), given.restart_strategy() or restart.resolve(None), given)
+        check_poison_batch_attempts(poison_batch_attempts)
+        strategy = given.restart_strategy() or restart.resolve(None)
+        return cls(given.checkpoint_config(config), strategy, given, poison_batch_attempts)
 
     def of_run(self, op_config: Mapping[str, Any]) -> RunSettings:
         """The settings of the run that was launched with ``op_config``.
@@ -87,6 +94,7 @@ class JobSettings:
                 op_config.get("replay_to"),
             ),
             tuple(warnings),
+            self.poison_batch_attempts,
         )
 
 

@@ -16,7 +16,7 @@ from dagster_ckpt.checkpoint.layout import validate_job_name
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig, JobStatus
 from dagster_ckpt.config.configuration import Configuration
 from dagster_ckpt.config.recovery import RecoveryClaimMode
-from dagster_ckpt.config.restart import RestartStrategies, RestartStrategy
+from dagster_ckpt.config.restart import POISON_BATCH_ATTEMPTS, RestartStrategies, RestartStrategy
 from dagster_ckpt.config.state_backend import StateBackend, configured_backend
 from dagster_ckpt.orchestration import names
 from dagster_ckpt.orchestration.reporting import CheckpointReporter
@@ -130,6 +130,7 @@ def checkpointed_streaming_asset(
     deps: Iterable[Any] | None = None,
     config: CheckpointConfig | None = None,
     restart: RestartStrategy | None = None,
+    poison_batch_attempts: int | None = POISON_BATCH_ATTEMPTS,
     configuration: Mapping[str, Any] | Configuration | None = None,
     state_backend: StateBackend | None = None,
     storage_key: str = "checkpoint_storage",
@@ -160,6 +161,8 @@ def checkpointed_streaming_asset(
         deps: assets the query reads.
         config: when checkpoints are taken and kept; the safe defaults of :class:`CheckpointConfig`.
         restart: what happens after a failure; exponential delay by default.
+        poison_batch_attempts: the job ends when the same batch failed so many times in a row with the same error,
+            whatever ``restart`` still allows; 2 or more, or ``None`` for as often as that allows.
         configuration: settings by Flink's keys, which win over ``config`` and ``restart``, and describe the state
             backend where none is given.
         state_backend: what the query keeps its state with; by default what Spark's configuration says, and RocksDB
@@ -178,7 +181,10 @@ def checkpointed_streaming_asset(
         InvalidConfiguration: the name cannot be a directory name, or the configuration cannot be used.
     """
     settings = JobSettings.of(
-        config or CheckpointConfig(), restart or RestartStrategies.fall_back_restart(), configuration
+        config or CheckpointConfig(),
+        restart or RestartStrategies.fall_back_restart(),
+        configuration,
+        poison_batch_attempts,
     )
 
     def decorate(function: QueryFunction) -> CheckpointedStreamingAsset:
@@ -283,6 +289,7 @@ def _execute(
         savepoint_path=storage.savepoint_path,
         max_state_size=storage.size_limit,
         state_backend=asset.state_backend,
+        poison_batch_attempts=run.poison_batch_attempts,
     )
     series = context.run.tags.get(names.SERIES_TAG)
 

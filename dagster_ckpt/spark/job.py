@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
 from dagster_ckpt.checkpoint.store import Dropped
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig, JobStatus
-from dagster_ckpt.config.restart import RestartStrategy
+from dagster_ckpt.config.restart import POISON_BATCH_ATTEMPTS, RestartStrategy
 from dagster_ckpt.config.state_backend import StateBackend
 from dagster_ckpt.filesystem import FileSystem
 
@@ -54,6 +54,8 @@ class StreamingJob:
         state_backend: what a query keeps its state with; ``None`` for what its session says. Its settings for the start
             of Spark are for ``session`` to heed.
         partitions: of the query and of its state, fixed when it first starts; ``None`` for what its session says.
+        poison_batch_attempts: the job ends when the same batch failed so many times in a row with the same error,
+            whatever ``restart`` still allows; ``None`` for as often as that allows.
     """
 
     name: str
@@ -69,6 +71,7 @@ class StreamingJob:
     max_state_size: int | None = None
     state_backend: StateBackend | None = None
     partitions: int | None = None
+    poison_batch_attempts: int | None = POISON_BATCH_ATTEMPTS
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from pyspark.errors import AnalysisException
+from pyspark.errors import AnalysisException, StreamingQueryException
 
 from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
 from dagster_ckpt.errors import CheckpointError, QueryFailed, QueryMismatch
 
-__all__ = ["failure_of"]
+__all__ = ["failed_in_batch", "failure_of"]
 
 #: Spark's error conditions that mean: this state belongs to another query.
 _MISMATCHES = (
@@ -19,6 +19,9 @@ _MISMATCHES = (
     "in the checkpoint offsets and now there are",
     "Wrong basePath",
 )
+
+#: In Spark's report of a query that has not come to a batch yet.
+_BEGINNING = "Current State: INITIALIZING"
 
 
 def failure_of(error: Exception, job_name: str, restored: CheckpointMetadata | None) -> CheckpointError:
@@ -44,6 +47,12 @@ def failure_of(error: Exception, job_name: str, restored: CheckpointMetadata | N
     # A query that Spark cannot even plan fails the same way every time.
     failure.recoverable = not isinstance(error, AnalysisException)
     return failure
+
+
+def failed_in_batch(error: CheckpointError) -> bool:
+    """Whether a query had come to a batch when it failed, and not failed while it began: at its sources, its sink."""
+    cause = error.__cause__
+    return isinstance(cause, StreamingQueryException) and _BEGINNING not in str(cause)
 
 
 def _first_line(text: str) -> str:

@@ -36,6 +36,7 @@ def replay(
     plans: Sequence[PlannedBatch],
     cancel: Flag,
     raise_failure: Callable[[StreamingQuery], None],
+    begun: Callable[[], None],
     progress: Callable[[int], None],
 ) -> bool:
     """Run all of ``plans`` but the last, which is laid out and run by the next start of the query.
@@ -46,6 +47,7 @@ def replay(
         plans: batches in order, without a gap.
         cancel: set when the run is to stop.
         raise_failure: raises if the query has failed.
+        begun: is called when the query was started for a batch.
         progress: is told of each batch that is done.
 
     Returns:
@@ -63,6 +65,7 @@ def replay(
                 return False
             lay_out(plan, location)
             query = writer.start()
+            begun()
             try:
                 with contextlib.suppress(StreamingQueryException):  # raised in order by `raise_failure`
                     while not query.awaitTermination(_LOOK) and not cancel.is_set():

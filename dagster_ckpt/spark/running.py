@@ -23,6 +23,7 @@ from dagster_ckpt.checkpoint.store import CompletedCheckpointStore, Dropped
 from dagster_ckpt.checkpoint.write_ahead_archive import ArchiveWriter, PlannedBatch
 from dagster_ckpt.errors import CheckpointError, DriverLost
 from dagster_ckpt.spark.archiving import Archiver
+from dagster_ckpt.spark.batch_in_flight import mark_begun
 from dagster_ckpt.spark.checkpoint_location import CheckpointLocation
 from dagster_ckpt.spark.job import (
     CheckpointCompleted,
@@ -139,6 +140,7 @@ class RunningQuery:
             if not self._replay(writer, cancel):
                 return None
             query = self._in_jvm(writer.start)
+            self._begun()
             if len(prepared.replay) < 2:
                 self._emit(prepared.started)
             try:
@@ -164,9 +166,14 @@ class RunningQuery:
                 self._emit(Replaying(batch + 1, plans[-1].batch, told - began))
 
         done: bool = self._in_jvm(
-            lambda: replay(writer, Path(self._prepared.choice.live), plans, cancel, self._raise_failure, progress)
+            lambda: replay(
+                writer, Path(self._prepared.choice.live), plans, cancel, self._raise_failure, self._begun, progress
+            )
         )
         return done
+
+    def _begun(self) -> None:
+        mark_begun(Path(self._prepared.choice.live))
 
     def _archiver(self) -> Archiver:
         prepared = self._prepared

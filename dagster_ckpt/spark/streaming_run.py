@@ -17,9 +17,10 @@ from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
 from dagster_ckpt.checkpoint.clock import Clock, iso
 from dagster_ckpt.checkpoint.ending import finish_deletions
 from dagster_ckpt.checkpoint.epochs import FAILING, Claim, End
-from dagster_ckpt.checkpoint.failures import Failure, FailureLog
+from dagster_ckpt.checkpoint.failures import Failure, FailureLog, in_order
 from dagster_ckpt.checkpoint.liveness import Heart, HeartbeatFile, ProcessIdentity, free_job, this_host
 from dagster_ckpt.checkpoint.owner import claim_ownership
+from dagster_ckpt.checkpoint.poison import Streak, poison_batch, so_far, streak
 from dagster_ckpt.config.checkpoint_config import JobStatus
 from dagster_ckpt.config.recovery import RestoreRequest
 from dagster_ckpt.config.restart import RestartDecision
@@ -27,12 +28,15 @@ from dagster_ckpt.errors import (
     CheckpointError,
     DriverLost,
     Fenced,
+    PoisonBatch,
+    QueryFailed,
     RestoreRefused,
     SinkOverlap,
     StorageError,
     StorageUnusable,
 )
 from dagster_ckpt.spark.attempt import Attempt
+from dagster_ckpt.spark.batch_in_flight import BatchInFlight, batch_in_flight
 from dagster_ckpt.spark.job import (
     CheckpointsDropped,
     Event,
@@ -42,6 +46,7 @@ from dagster_ckpt.spark.job import (
     SparkStarted,
     StreamingJob,
 )
+from dagster_ckpt.spark.query_errors import failed_in_batch
 from dagster_ckpt.spark.running import Prepared
 from dagster_ckpt.spark.session import driver_jvm_pid, is_jvm_alive
 
@@ -217,9 +222,16 @@ class StreamingRun:
             )
             lost.__cause__ = error
             error = lost
-        decision = self._decide(claim, error)
+        failures = self._record(claim, error)
+        found = streak(failures)
+        decision = self._decide(failures)
         now = self._clock.time()
         reason = str(error).partition("\n")[0]
+        if found is not None and found.ends_loop(self._job.poison_batch_attempts):
+            poison = self._poison(found)
+            with contextlib.suppress(OSError):
+                self._end(claim, JobStatus.FAILED, poison.in_one_line)
+            raise poison from error
         if not decision.allowed:
             with contextlib.suppress(OSError):
                 refused = isinstance(error, (RestoreRefused, SinkOverlap))
@@ -231,32 +243,56 @@ class StreamingRun:
                 self._catalog.epochs.record_end(claim.epoch, failing)
             raise error
         delay = max(decision.at - now, 0)
-        self._emit(Restarting(reason, decision.reason, delay))
+        self._emit(Restarting(reason, f"{decision.reason}{so_far(found, self._job.poison_batch_attempts)}", delay))
         if self._cancel.wait(delay):
             return self._end(claim, JobStatus.CANCELED, "canceled while it waited for its restart")
         with contextlib.suppress(OSError):
             self._catalog.epochs.record_end(claim.epoch, failing)
         return None
 
-    def _decide(self, claim: Claim, error: Exception) -> RestartDecision:
-        recoverable = isinstance(error, CheckpointError) and error.recoverable
-        prepared = self._state.prepared
+    def _record(self, claim: Claim, error: Exception) -> list[Failure]:
+        """Put a failure on record; all of the series so far, in order."""
+        in_flight = self._in_flight(error)
         failure = Failure(
             run_id=self._run_id,
             sequence=len(self._state.history) + 1,
             at=self._clock.time(),
-            batch=None if prepared is None or not prepared.store.retained else prepared.store.retained[-1].batch,
+            batch=None if in_flight is None else in_flight.batch,
             reason=str(error).partition("\n")[0],
-            recoverable=recoverable,
+            recoverable=isinstance(error, CheckpointError) and error.recoverable,
+            kind=type(error).__name__,
+            plan=None if in_flight is None else in_flight.plan,
         )
         self._state.history.append(failure)
         failures = {(item.run_id, item.sequence): item for item in self._state.history}
         with contextlib.suppress(OSError):  # a storage that refuses writes must neither hide a failure nor forget it
             self._failures.record(claim.series, failure)
             failures |= {(item.run_id, item.sequence): item for item in self._failures.of(claim.series)}
-        if not recoverable:
-            return RestartDecision(allowed=False, at=failure.at, attempt=0, reason="a restart cannot help")
-        return self._job.restart.decide(sorted(item.at for item in failures.values()), key=self._job.name)
+        return in_order(failures.values())
+
+    def _decide(self, failures: Sequence[Failure]) -> RestartDecision:
+        latest = self._state.history[-1]
+        if not latest.recoverable:
+            return RestartDecision(allowed=False, at=latest.at, attempt=0, reason="a restart cannot help")
+        return self._job.restart.decide([item.at for item in failures], key=self._job.name)
+
+    def _in_flight(self, error: Exception) -> BatchInFlight | None:
+        """The batch that was under way, ``None`` when the query had not come to one."""
+        prepared = self._state.prepared
+        if prepared is None or (isinstance(error, QueryFailed) and not failed_in_batch(error)):
+            return None
+        return batch_in_flight(Path(prepared.choice.live))
+
+    def _poison(self, found: Streak) -> PoisonBatch:
+        filesystem, before = self._job.filesystem, None
+        if (prepared := self._state.prepared) is not None:
+            before = prepared.store.retained[-1] if prepared.store.retained else prepared.restored
+        return poison_batch(
+            found,
+            self._job.name,
+            storage=filesystem.url if filesystem.is_durable else None,
+            before=None if before is None else before.reference,
+        )
 
 
 def _probe_working_directory(directory: Path) -> None:

@@ -22,7 +22,8 @@ class Pipeline:
     """One pipeline: landed JSON files in, each id once in the Parquet output.
 
     A batch is one landed file. While ``hold`` exists, no batch gets past an id as great as the number in it. As
-    long as the number in ``poison`` is positive, a landed poison row fails its batch and lowers it. A query
+    long as the number in ``poison`` is positive, a landed poison row fails its batch and lowers it; while ``deadly``
+    exists, it kills the process that drives Spark instead. A query
     started while ``until_caught_up`` exists ends when all is read. A run started while ``unhurried`` exists takes
     no checkpoint within the hour.
     """
@@ -57,6 +58,10 @@ class Pipeline:
     @property
     def poison(self) -> Path:
         return self.root / self.name / "poison"
+
+    @property
+    def deadly(self) -> Path:
+        return self.root / self.name / "deadly"
 
     @property
     def until_caught_up(self) -> Path:

@@ -34,11 +34,17 @@ QUICK = RestartStrategies.fixed_delay_restart(3, "1 ms")
 
 
 def make_asset(
-    name: str = "orders", *, config: CheckpointConfig | None = None, restart: RestartStrategy = QUICK
+    name: str = "orders",
+    *,
+    config: CheckpointConfig | None = None,
+    restart: RestartStrategy = QUICK,
+    poison_batch_attempts: int | None = 5,
 ) -> CheckpointedStreamingAsset:
     """An asset whose query is never run."""
 
-    @checkpointed_streaming_asset(name=name, config=config, restart=restart)
+    @checkpointed_streaming_asset(
+        name=name, config=config, restart=restart, poison_batch_attempts=poison_batch_attempts
+    )
     def never_run(context: dg.AssetExecutionContext, spark: SparkSession) -> DataStreamWriter:
         raise AssertionError("no test runs this query")
 

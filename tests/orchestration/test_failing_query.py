@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from dagster_ckpt.checkpoint.failures import DIED
 from tests.orchestration.watch import JobWatch, step_failure
 
 # A Dagster, and a Spark for each run: minutes where others use the machine too, far less where not.
@@ -40,6 +41,27 @@ def test_a_query_fails_until_its_attempts_are_used_up_and_the_sensor_says_so(wat
     job.assert_succeeds(again)
     assert job.choice().restored is not None
     assert job.failures() == [], "a start by a user has a budget of its own"
+    job.pipeline.assert_exact()
+
+
+@pytest.mark.slow
+def test_a_batch_that_kills_its_driver_ends_the_job_after_as_many_runs(watch: Callable[[str], JobWatch]) -> None:
+    """No run lives to tell; the sensor recognises the batch, though ten restarts are allowed."""
+    job = watch("deadly")
+    job.pipeline.land(2)
+    job.pipeline.land(1, poisoned=True)
+    job.pipeline.poison.write_text("1000")
+    job.pipeline.deadly.touch()
+    job.launch()
+    said = job.wait_tick("it ended FAILED")
+    assert "Batch 2 of job 'deadly' is poison: it failed 2 times in a row" in said
+    assert [(item.batch, item.sequence) for item in job.failures()] == [(2, DIED), (2, DIED)]
+    assert len({item.plan for item in job.failures()} - {None}) == 1
+    assert len(job.dev.runs(job.name)) == 2
+
+    job.pipeline.poison.write_text("0")
+    job.pipeline.until_caught_up.touch()
+    job.assert_succeeds(job.launch())
     job.pipeline.assert_exact()
 
 

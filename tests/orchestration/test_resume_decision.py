@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dagster_ckpt.checkpoint.epochs import Claim, End
-from dagster_ckpt.checkpoint.failures import DIED, Failure
+from dagster_ckpt.checkpoint.failures import DIED, Failure, in_order
+from dagster_ckpt.checkpoint.poison import Streak, streak
 from dagster_ckpt.config.checkpoint_config import JobStatus
 from dagster_ckpt.config.restart import (
     ExponentialDelayRestart,
@@ -29,6 +30,7 @@ from dagster_ckpt.orchestration.resume_decision import (
     Wait,
     decide,
 )
+from dagster_ckpt.spark.batch_in_flight import BatchInFlight
 
 NOW = 10_000.0
 GONE = "its process 7 is gone"
@@ -55,6 +57,8 @@ def facts(
     others: Sequence[RunFacts] = (),
     failures: Sequence[Failure] = (),
     restart: RestartStrategy | None = None,
+    in_flight: BatchInFlight | None = None,
+    poison_batch_attempts: int | None = None,
 ) -> Facts:
     return Facts(
         now=NOW,
@@ -68,6 +72,8 @@ def facts(
         failures=failures,
         restart=restart or FixedDelayRestart(3, timedelta(seconds=5)),
         job_name="orders",
+        in_flight=in_flight,
+        poison_batch_attempts=poison_batch_attempts,
     )
 
 
@@ -189,6 +195,20 @@ TABLE: list[tuple[str, Facts, Action]] = [
         facts(end="FAILING", holder=run(), failures=[died(sequence=1)]),
         Resume(1, "orders:token:1", "restart 1 of 3 (fixed delay 5 s, 3 attempts)"),
     ),
+    (
+        "the death is recorded with the batch in flight",
+        facts(holder=run("FAILURE"), in_flight=BatchInFlight(7, "plan")),
+        RecordFailures([Failure("holder", DIED, NOW - 10, 7, f"run holder died: {GONE}", plan="plan")]),
+    ),
+    (
+        "poison, though the strategy would go on",
+        facts(
+            holder=run(),
+            failures=[replace(died(run_id="a", at=NOW - 99), batch=7), replace(died(), batch=7)],
+            poison_batch_attempts=2,
+        ),
+        EndJob(JobStatus.FAILED, "run holder died (batch 7 is poison)", Streak(7, 2, "run holder died")),
+    ),
     ("another tick is recording", facts(end="FAILING", holder=run()), Wait("no failure is on record")),
 ]
 
@@ -218,9 +238,10 @@ _failures = st.builds(
     run_id=st.sampled_from(["holder", "second", "third"]),
     sequence=st.sampled_from([1, 2, DIED]),
     at=st.floats(NOW - 1000, NOW),
-    batch=st.none(),
+    batch=st.sampled_from([None, 3]),
     reason=st.just("it failed"),
     recoverable=st.booleans(),
+    kind=st.sampled_from(["QueryFailed", "StorageError"]),
 )
 _strategies: st.SearchStrategy[RestartStrategy] = st.one_of(
     st.just(NoRestart()),
@@ -236,6 +257,8 @@ _facts = st.builds(
     others=st.lists(_runs, max_size=2, unique_by=lambda other: other.run_id),
     failures=st.lists(_failures, max_size=5, unique_by=lambda failure: (failure.run_id, failure.sequence)),
     restart=_strategies,
+    in_flight=st.sampled_from([None, BatchInFlight(3, "plan")]),
+    poison_batch_attempts=st.sampled_from([None, 2, 3]),
 )
 
 
@@ -267,6 +290,8 @@ def test_nothing_is_resumed_that_lives_ended_or_may_not(given_facts: Facts) -> N
         assert action.attempt == len(given_facts.failures) <= given_facts.restart.attempts
         assert newest.at + given_facts.restart.delay.total_seconds() <= NOW
     assert not isinstance(given_facts.restart, NoRestart)
+    found = streak(in_order(given_facts.failures))
+    assert found is None or not found.ends_loop(given_facts.poison_batch_attempts)
 
 
 @given(_facts)

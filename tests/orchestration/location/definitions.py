@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -29,6 +31,7 @@ _RETAIN = ExternalizedCheckpointCleanup.RETAIN_ON_CANCELLATION
 
 def _guarded(pipeline: Pipeline) -> Callable[..., Any]:
     hold, poison = str(pipeline.hold), str(pipeline.poison)
+    driver, deadly = os.getpid(), str(pipeline.deadly)
 
     # Nested, so that it travels to the worker by value: a worker cannot import this module.
     def held_from() -> float:
@@ -43,6 +46,9 @@ def _guarded(pipeline: Pipeline) -> Callable[..., Any]:
         left = int(Path(poison).read_text()) if k == POISON and Path(poison).exists() else 0
         if left > 0:
             Path(poison).write_text(str(left - 1))
+            if Path(deadly).exists():
+                os.kill(driver, signal.SIGKILL)
+                time.sleep(60)
             raise ValueError("a poison row")
         return k
 
@@ -55,6 +61,7 @@ def _pipeline(
     cleanup: ExternalizedCheckpointCleanup = _RETAIN,
     restart: Any = _QUICK,
     num_retained: int = 3,
+    poison_batch_attempts: int | None = 5,
 ) -> CheckpointedStreamingAsset:
     # Read by each run anew, because each is a process that loads this module.
     interval, pause = ("1 h", "1 h") if Pipeline.from_environment(name).unhurried.exists() else ("200 ms", "0 s")
@@ -63,6 +70,7 @@ def _pipeline(
         name=name,
         config=CheckpointConfig(interval=interval, min_pause=pause, num_retained=num_retained, cleanup=cleanup),
         restart=restart,
+        poison_batch_attempts=poison_batch_attempts,
         report_interval=0.0,
     )
     def unique_rows(context: dg.AssetExecutionContext, spark: SparkSession) -> DataStreamWriter:
@@ -86,6 +94,7 @@ deleted = _pipeline("deleted", cleanup=ExternalizedCheckpointCleanup.DELETE_ON_C
 unexternalized = _pipeline("unexternalized", cleanup=ExternalizedCheckpointCleanup.NO_EXTERNALIZED_CHECKPOINTS)
 forced = _pipeline("forced", cleanup=ExternalizedCheckpointCleanup.DELETE_ON_CANCELLATION)
 poisoned = _pipeline("poisoned", restart=RestartStrategies.fixed_delay_restart(2, "100 ms"))
+deadly = _pipeline("deadly", poison_batch_attempts=2)
 hiccups = _pipeline("hiccups", restart=RestartStrategies.fixed_delay_restart(2, "100 ms"))
 ticking = _pipeline("ticking")
 rolled_back = _pipeline("rolled_back", num_retained=10)
@@ -106,6 +115,7 @@ defs = dg.Definitions.merge(
             unexternalized,
             forced,
             poisoned,
+            deadly,
             hiccups,
             ticking,
             rolled_back,

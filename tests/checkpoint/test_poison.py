@@ -1,0 +1,194 @@
+"""Which failures in a row are of one batch with one error: a pure decision."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import groupby
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dagster_ckpt.checkpoint.failures import DIED, Failure
+from dagster_ckpt.checkpoint.poison import Streak, is_outage, poison_batch, so_far, streak, symptom
+from dagster_ckpt.config.restart import check_poison_batch_attempts
+from dagster_ckpt.errors import InvalidConfiguration, PoisonBatch
+
+ONE = Failure("run", 1, 1.0, 7, "ValueError: row 12 is bad", kind="QueryFailed", plan="p")
+#: Failures that can be part of a streak, each of another one, and failures that cannot.
+SORTS = {
+    "one": ONE,
+    "another batch": replace(ONE, batch=8),
+    "another error": replace(ONE, reason="KeyError: 'column'"),
+    "another plan": replace(ONE, plan="q"),
+    "died": replace(ONE, sequence=DIED, kind="", reason="run r died: its process 7 is gone"),
+}
+OTHERS = [
+    replace(ONE, batch=None),
+    replace(ONE, kind="StorageError"),
+    replace(ONE, kind="ToleranceExceeded"),
+    replace(ONE, kind="CheckpointFailure"),
+    replace(ONE, kind=""),
+    replace(ONE, recoverable=False),
+    replace(ONE, reason="java.net.ConnectException: Connection refused"),
+    replace(ONE, batch=None, sequence=DIED, kind=""),
+]
+_sorts = st.sampled_from([*SORTS, None])
+
+
+def failures_of(sorts: Sequence[str | None], other: Failure) -> list[Failure]:
+    return [replace(other if sort is None else SORTS[sort], at=float(at)) for at, sort in enumerate(sorts)]
+
+
+@given(st.lists(_sorts, max_size=12), st.sampled_from(OTHERS))
+def test_a_streak_is_what_the_series_ends_with(sorts: list[str | None], other: Failure) -> None:
+    runs = [(sort, len(list(group))) for sort, group in groupby(sorts)]
+    found = streak(failures_of(sorts, other))
+    if not runs or runs[-1][0] is None:
+        assert found is None
+        return
+    sort, times = runs[-1]
+    assert sort is not None
+    assert found == Streak(SORTS[sort].batch or 0, times, SORTS[sort].reason)
+
+
+@given(st.lists(_sorts, min_size=1, max_size=12), st.sampled_from(OTHERS), st.integers(2, 6))
+def test_a_loop_ends_with_the_first_full_streak_and_never_before(
+    sorts: list[str | None], other: Failure, attempts: int
+) -> None:
+    """Failures come one by one, as the run and the sensor see them."""
+    failures = failures_of(sorts, other)
+    for count in range(1, len(failures) + 1):
+        found = streak(failures[:count])
+        last = sorts[max(count - attempts, 0) : count]
+        full = len(last) == attempts and len(set(last)) == 1 and last[0] is not None
+        assert (found is not None and found.ends_loop(attempts)) == full
+        assert found is None or not found.ends_loop(None)
+        if full:
+            return
+
+
+@given(st.lists(st.sampled_from(["p", "q", None]), min_size=1, max_size=8))
+def test_a_plan_that_is_not_known_is_no_other_plan_and_hides_none(plans: list[str | None]) -> None:
+    found = streak([replace(ONE, plan=plan) for plan in plans])
+    assert found is not None
+    within, before = plans[-found.times :], plans[: -found.times]
+    assert len({plan for plan in within if plan is not None}) <= 1
+    if before:
+        assert len({plan for plan in [before[-1], *within] if plan is not None}) == 2
+
+
+_numbers = st.integers(0, 10**12)
+_ids = st.uuids(version=4).map(str)
+_hex = st.binary(min_size=4, max_size=20).map(bytes.hex).filter(lambda text: any(map(str.isdigit, text)))
+_parts = st.lists(st.from_regex(r"[A-Za-z0-9_.=-]{1,12}", fullmatch=True), min_size=1, max_size=4)
+_paths = st.tuples(st.sampled_from(["/", "file:/", "file:///", "s3a://"]), _parts).map(
+    lambda it: it[0] + "/".join(it[1])
+)
+_SAYINGS = (
+    "Query [id = {id}, runId = {id}] terminated with exception: Task {n} in stage {n}.{n} failed {n} times, most "
+    "recent failure: Lost task {n}.{n} in stage {n}.{n} (TID {n}) (10.0.{n}.{n} executor driver): row {n} is bad",
+    "The query of job 'tiny' failed: File {path} does not exist",
+    "Cannot read '{path}', version {n}",
+    "Object Foo@{hex} of 0x{hex} failed after {n} ms at {n}:{n}:{n}",
+    "checksum {hex} differs",
+)
+
+
+@given(st.data(), st.sampled_from(_SAYINGS))
+def test_what_differs_each_time_does_not_make_another_error(data: st.DataObject, saying: str) -> None:
+    draw = data.draw
+
+    def said() -> str:
+        text = saying
+        for mark, values in (("{n}", _numbers), ("{id}", _ids), ("{hex}", _hex), ("{path}", _paths)):
+            while mark in text:
+                text = text.replace(mark, str(draw(values)), 1)
+        return text
+
+    one, other = said(), said()
+    assert symptom(one) == symptom(other)
+    assert symptom(symptom(one)) == symptom(one)
+    found = streak([replace(ONE, reason=one), replace(ONE, reason=other)])
+    assert found == Streak(7, 2, other)
+
+
+def test_errors_that_say_other_things_are_others() -> None:
+    assert len({symptom(saying) for saying in _SAYINGS}) == len(_SAYINGS)
+    assert symptom("ValueError: row 12 is bad\nTraceback 1") == symptom("ValueError: row 13 is bad\nTraceback 2")
+    assert symptom("bad row") != symptom("bad column")
+    assert symptom("deadbeef") == "deadbeef", "a word of letters is a word"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        "java.net.ConnectException: Connection refused",
+        "org.postgresql.util.PSQLException: Connection to db:5432 refused. Check that the hostname is correct",
+        "ConnectionRefusedError: [Errno 111] Connection refused",
+        "requests.exceptions.ConnectionError: HTTPSConnectionPool(host='x', port=443): Max retries exceeded",
+        "java.net.UnknownHostException: broker",
+        "java.net.SocketTimeoutException: Read timed out",
+        "org.apache.kafka.common.errors.TimeoutException: Topic t not present in metadata after 60000 ms",
+        "TimeoutError: [Errno 110] Connection timed out",
+        "BrokenPipeError: [Errno 32] Broken pipe",
+        "503 Service Unavailable",
+        "HTTP 429: Too Many Requests",
+        "com.amazonaws.AmazonS3Exception: Please reduce your request rate (503 Slow Down)",
+        "OSError: [Errno 28] No space left on device",
+        "socket.gaierror: [Errno -3] Temporary failure in name resolution",
+    ],
+)
+def test_an_outage_is_no_poison(error: str) -> None:
+    assert is_outage(error)
+    assert streak([replace(ONE, reason=error)] * 9) is None
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        "ValueError: row 12 is bad",
+        "java.lang.NumberFormatException: For input string: 'x'",
+        "KeyError: 'connection_id'",
+        "[UNRESOLVED_COLUMN] `timeout`",
+        "File /data/TimeoutError/BrokenPipe.json does not exist",
+        "java.lang.OutOfMemoryError: Java heap space",
+        "Python worker exited unexpectedly (crashed)",
+        "org.apache.spark.SparkArithmeticException: [DIVIDE_BY_ZERO] Division by zero",
+    ],
+)
+def test_what_is_no_outage_counts(error: str) -> None:
+    assert (found := streak([replace(ONE, reason=error)] * 9)) is not None
+    assert found.times == 9
+
+
+def test_a_driver_that_is_gone_is_gone_whoever_saw_it() -> None:
+    """The JVM alone, found by the run; the process, found by the sensor, in one way or another."""
+    lost = replace(ONE, kind="DriverLost", reason="The JVM of job 'tiny' is gone: Connection refused")
+    died = replace(SORTS["died"], reason="run r died: no heartbeat for 31 s")
+    assert (found := streak([SORTS["died"], lost, died])) is not None
+    assert (found.times, found.reason) == (3, died.reason)
+
+
+def test_what_is_told() -> None:
+    found = Streak(7, 3, "ValueError: row 12 is bad.")
+    assert so_far(None, 3) == so_far(found, None) == so_far(replace(found, times=1), 3) == ""
+    assert so_far(found, 5) == ", after batch 7 failed 3 times in a row with the same error (5 end the job)"
+    error = poison_batch(found, "orders", storage="/ckpt", before="abc/chk-6")
+    assert type(error) is PoisonBatch
+    assert not error.recoverable
+    assert "`dagster-ckpt batch orders 7 --path /ckpt`" in error.hint
+    assert "ValueError: row 12 is bad. The checkpoint before it is abc/chk-6." in error.message
+    assert error.in_one_line == str(error).replace("\n", " ")
+    assert "dagster-ckpt" not in str(poison_batch(found, "orders", storage=None, before=None)), (
+        "nobody else can read it"
+    )
+
+
+@pytest.mark.parametrize("attempts", [1, 0, -1])
+def test_one_failure_is_no_poison(attempts: int) -> None:
+    with pytest.raises(InvalidConfiguration, match="poison_batch_attempts"):
+        check_poison_batch_attempts(attempts)
+    check_poison_batch_attempts(2)
+    check_poison_batch_attempts(None)
