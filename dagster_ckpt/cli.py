@@ -29,6 +29,7 @@ from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.config.retention import AnyOf, KeepPinned, decide
 from dagster_ckpt.errors import CheckpointError, CheckpointNotFound, CorruptCheckpoint, InvalidConfiguration
 from dagster_ckpt.filesystem import FileSystem, open_filesystem
+from dagster_ckpt.spark.batch_report import report_batch
 
 __all__ = ["main"]
 
@@ -296,6 +297,24 @@ def savepoint(job: str, path: str, to: str | None, stop: bool, drain: bool, time
         err=True,
     )
     click.echo(taken.pointer)
+
+
+@main.command()
+@click.argument("job")
+@click.argument("batch", type=int, required=False)
+@_PATH
+@_JSON
+def batch(job: str, batch: int | None, path: str, as_json: bool) -> None:
+    """Tell what is in BATCH of JOB, by default in the newest that was planned.
+
+    That is: the offsets and the files it reads, whether it is done and which checkpoint covers it, and its failures.
+    """
+    report = report_batch(CheckpointCatalog(open_filesystem(path), job), batch)
+    if as_json:
+        click.echo(json.dumps(asdict(report), indent=2))
+        return
+    for line in report.lines():
+        click.echo(line)
 
 
 @main.command()

@@ -108,6 +108,31 @@ class WriteAheadArchive:
                 return plan
         return None
 
+    def batches(self) -> list[int]:
+        """The batches that have a plan, ascending.
+
+        Raises:
+            CorruptCheckpoint: a file of the archive is not what was written.
+        """
+        return sorted({batch for epoch in self.epochs() for batch in self._numbers(epoch)})
+
+    def newest_batch(self) -> int | None:
+        """The last batch that was planned in the newest epoch that planned any, ``None`` when there is none.
+
+        Raises:
+            CorruptCheckpoint: a file of the archive is not what was written.
+        """
+        found = (max(self._numbers(epoch), default=None) for epoch in reversed(self.epochs()))
+        return next((batch for batch in found if batch is not None), None)
+
+    def _numbers(self, epoch: int) -> set[int]:
+        begin = self._begin(epoch)
+        found = set() if begin is None else set(begin.plans)
+        for entry in self._filesystem.list(self._of_epoch(epoch)):
+            if match := _SEGMENT.fullmatch(entry.name):
+                found.update(range(int(match[1]), int(match[2]) + 1))
+        return found
+
     def _line(self, epoch: int, metadata: CheckpointMetadata, *, known: bool) -> dict[int, PlannedBatch] | None:
         """The plans after a checkpoint on the line that ends with ``epoch``; ``None`` when it is not on that line."""
         found: dict[int, PlannedBatch] = {}
