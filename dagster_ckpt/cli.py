@@ -21,15 +21,18 @@ from dagster_ckpt.checkpoint.layout import CONTROL_DIR, METADATA_FILE_NAME
 from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
 from dagster_ckpt.checkpoint.pinning import pin_checkpoint, unpin_checkpoint
 from dagster_ckpt.checkpoint.pins import Pins
+from dagster_ckpt.checkpoint.preflight import Finding, Preflight
 from dagster_ckpt.checkpoint.reclaiming import reclaimable_bytes
 from dagster_ckpt.checkpoint.recorded_savepoints import RecordedSavepoints
 from dagster_ckpt.checkpoint.savepoint_asking import take_savepoint
 from dagster_ckpt.checkpoint.savepoints import dispose_savepoint
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
+from dagster_ckpt.config.recovery import LATEST
 from dagster_ckpt.config.retention import AnyOf, KeepPinned, decide
 from dagster_ckpt.errors import CheckpointError, CheckpointNotFound, CorruptCheckpoint, InvalidConfiguration
 from dagster_ckpt.filesystem import FileSystem, open_filesystem
 from dagster_ckpt.spark.batch_report import report_batch
+from dagster_ckpt.spark.preflight import check_stored
 
 __all__ = ["main"]
 
@@ -111,7 +114,7 @@ def list_checkpoints(job: str | None, path: str, as_json: bool) -> None:
 
 @main.command()
 @click.argument("job")
-@click.argument("checkpoint", default="latest")
+@click.argument("checkpoint", default=LATEST)
 @_PATH
 @_JSON
 def describe(job: str, checkpoint: str, path: str, as_json: bool) -> None:
@@ -122,6 +125,7 @@ def describe(job: str, checkpoint: str, path: str, as_json: bool) -> None:
         **_row(metadata, catalog),
         "mode": metadata.mode,
         "restored_from": metadata.restored_from,
+        "accepted_loss": metadata.facts.get("accepted_loss", []),
         "timings_ms": dict(metadata.timings_ms),
         "writer": dict(metadata.writer),
         "spark": dict(metadata.facts),
@@ -175,6 +179,26 @@ def verify(job: str, checkpoint: str | None, path: str) -> None:
             click.echo(f"{metadata.reference}  {len(metadata.files)} files, {metadata.size:,} bytes  verified")
     if bad:
         sys.exit(1)
+
+
+@main.command()
+@click.argument("job")
+@click.argument("checkpoint", default=LATEST)
+@_PATH
+@_JSON
+def preflight(job: str, checkpoint: str, path: str, as_json: bool) -> None:
+    """Tell whether CHECKPOINT of JOB can be restored, as far as that is known without its query. Changes nothing.
+
+    Checked are its files, its logs, the input that would be read again, the sink, Spark's version, and who else runs.
+    Exits with 0 for RESTORABLE, 1 for WITH_LOSS, 2 for NOT_RESTORABLE.
+    """
+    catalog = CheckpointCatalog(open_filesystem(path), job)
+    try:
+        found = check_stored(catalog, _find(catalog, checkpoint), asked=checkpoint, now=SystemClock().time())
+    except CheckpointError as error:
+        found = Preflight(checkpoint, (Finding.of_error("checkpoint", error),))
+    click.echo(json.dumps(found.to_json(), indent=2) if as_json else "\n".join(found.lines()))
+    sys.exit(found.verdict.severity)
 
 
 @main.command()
@@ -343,7 +367,7 @@ def _jobs(filesystem: FileSystem) -> list[str]:
 
 
 def _find(catalog: CheckpointCatalog, checkpoint: str) -> CheckpointMetadata:
-    if checkpoint != "latest":
+    if checkpoint != LATEST:
         return catalog.resolve(checkpoint)
     newest = catalog.newest()
     if newest.metadata is None:

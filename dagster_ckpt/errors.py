@@ -31,6 +31,7 @@ next thing to do; both are in ``str(error)``.
     ├── RestoreRefused                         a restore would lose or double data, so nothing was touched
     │   ├── CheckpointsLost                    they were in the memory of a driver that is gone
     │   ├── QueryMismatch                      the query is not the one the checkpoint was taken of
+    │   ├── RestoreWithLoss                    it would work, and rows would be lost or doubled
     │   ├── SinkNotEmpty                       start from nothing, but the sink has data
     │   ├── SinkMismatch                       the sink does not hold what the checkpoint says it holds
     │   └── StateBackendMismatch               the state backend cannot read the checkpoint's state
@@ -65,6 +66,7 @@ __all__ = [
     "QueryFailed",
     "QueryMismatch",
     "RestoreRefused",
+    "RestoreWithLoss",
     "SavepointFailed",
     "SinkMismatch",
     "SinkNotEmpty",
@@ -210,6 +212,10 @@ class CheckpointsLost(RestoreRefused):
 
 class QueryMismatch(RestoreRefused):
     """The query differs from the one whose checkpoint is to be restored."""
+
+
+class RestoreWithLoss(RestoreRefused):
+    """The restore would work, and rows would be lost, or doubled under ``EXACTLY_ONCE``; nobody has accepted that."""
 
 
 class SinkNotEmpty(RestoreRefused):

@@ -43,6 +43,8 @@ _log = logging.getLogger(__name__)
 #: What stands where the pointer of a checkpoint in a driver's memory would.
 NOT_ADDRESSABLE = "<checkpoint-not-externally-addressable>"
 _READERS = 8
+#: Broken files that are named in one error.
+_MOST_NAMED = 1000
 _SHORT = re.compile(r"(?:([0-9a-f]{32})/)?(chk-[1-9][0-9]*)/?")
 _INSIDE = re.compile(r"([^/]+)/([0-9a-f]{32})/chk-([1-9][0-9]*)")
 
@@ -63,6 +65,16 @@ class Newest:
     job_id: str | None
     reason: str
     otherwise: Callable[[], Newest] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Broken:
+    """A file of a checkpoint that is not what was written: with which error, stored where, which, and what it is."""
+
+    error: type[CorruptCheckpoint]
+    where: str
+    path: str
+    what: str
 
 
 class CheckpointCatalog:
@@ -325,8 +337,8 @@ class CheckpointCatalog:
         """Read every file of a checkpoint and compare size and checksum.
 
         Raises:
-            CheckpointFileMissing: a file is gone.
-            CheckpointFileChanged: a file is not what was written.
+            CheckpointFileMissing: a file is gone; every broken file is named.
+            CheckpointFileChanged: a file is not what was written; every broken file is named.
         """
         storage = self.storage_of(metadata)
         self._each_file(metadata, storage, lambda path, file: storage.checksum(path, _part(file)))
@@ -335,8 +347,8 @@ class CheckpointCatalog:
         """Write every file of a checkpoint below the new directory ``target``, verifying it on the way.
 
         Raises:
-            CheckpointFileMissing: a file is gone.
-            CheckpointFileChanged: a file is not what was written.
+            CheckpointFileMissing: a file is gone; every broken file is named.
+            CheckpointFileChanged: a file is not what was written; every broken file is named.
         """
         storage = self.storage_of(metadata)
         target.mkdir(parents=True)
@@ -354,32 +366,32 @@ class CheckpointCatalog:
     def _each_file(
         self, metadata: CheckpointMetadata, storage: FileSystem, read: Callable[[str, FileEntry], Written]
     ) -> None:
-        def check(file: FileEntry) -> None:
+        def check(file: FileEntry) -> _Broken | None:
             if file.reference is None:
                 data = file.inline or b""
-                found, where = (
-                    Written(len(data), hashlib.sha256(data).hexdigest()),
-                    f"{file.path} in _metadata",
-                )
+                found, where = Written(len(data), hashlib.sha256(data).hexdigest()), "_metadata"
             else:
                 path = self.stored_path(metadata, file.reference)
                 where = f"{storage.url}/{path}"
                 try:
                     found = read(path, file)
                 except FileNotFoundError:
-                    raise CheckpointFileMissing(
-                        f"{metadata.name} of {self.job_name} cannot be restored: {where} ({file.path}) is gone.",
-                        hint=self._other_than(metadata),
-                    ) from None
-            if found != Written(file.size, file.sha256):
-                what = f"has {found.size} bytes instead of {file.size}" if found.size != file.size else "was changed"
-                raise CheckpointFileChanged(
-                    f"{metadata.name} of {self.job_name} cannot be restored: {where} ({file.path}) {what}.",
-                    hint=self._other_than(metadata),
-                )
+                    return _Broken(CheckpointFileMissing, where, file.path, "is gone")
+            if found == Written(file.size, file.sha256):
+                return None
+            what = f"has {found.size} bytes instead of {file.size}" if found.size != file.size else "was changed"
+            return _Broken(CheckpointFileChanged, where, file.path, what)
 
         with ThreadPoolExecutor(_READERS, "dagster-ckpt-read") as pool:
-            list(pool.map(check, metadata.files))  # for the first error, if there is one
+            broken = [item for item in pool.map(check, metadata.files) if item is not None]
+        if broken:
+            count = f"{len(broken)} of its {len(metadata.files)} files are broken: " if len(broken) > 1 else ""
+            named = "; ".join(f"{item.where} ({item.path}) {item.what}" for item in broken[:_MOST_NAMED])
+            more = f"; and {len(broken) - _MOST_NAMED} more" if len(broken) > _MOST_NAMED else ""
+            raise broken[0].error(
+                f"{metadata.name} of {self.job_name} cannot be restored: {count}{named}{more}.",
+                hint=self._other_than(metadata),
+            )
 
     @property
     def _see_list(self) -> str:

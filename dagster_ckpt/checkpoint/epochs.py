@@ -71,6 +71,8 @@ class Choice:
         sink_kind: which kind of sink that is.
         fallback: where ``restored`` is a savepoint that was preferred to the newest checkpoint, the reference of that
             checkpoint, or ``nothing``. It is gone on from if the user takes the savepoint away.
+        accepted_loss: what was lost or doubled in this lineage with somebody's consent, each with when and by which
+            run; checkpoints of this epoch say it too.
     """
 
     job_id: str
@@ -84,6 +86,11 @@ class Choice:
     claimed: str | None = None
     sink_kind: str | None = None
     fallback: str | None = None
+    accepted_loss: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Make a tuple of what JSON has for it."""
+        object.__setattr__(self, "accepted_loss", tuple(self.accepted_loss))
 
 
 @dataclass(frozen=True, slots=True)

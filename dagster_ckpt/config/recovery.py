@@ -35,11 +35,13 @@ class RestoreRequest:
         replay_to: the last batch to be run again with the boundaries it had: ``latest``, ``none``, or its number.
             ``None`` stands for all of them when going on from the latest checkpoint, and for none of them when going
             back to one that is pointed to.
+        allow_loss: go on although rows would be lost or doubled; the next checkpoints keep a note of what was accepted.
     """
 
     restore_from: str = LATEST
     claim_mode: RecoveryClaimMode | None = None
     replay_to: str | int | None = None
+    allow_loss: bool = False
 
     def __post_init__(self) -> None:
         """Check what can be checked by itself.

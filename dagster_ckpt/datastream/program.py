@@ -143,7 +143,7 @@ class Program:
         nodes: list[dict[str, Any]] = []
         for job in self.jobs(None):
             session = streaming_session(job.session(), None, job.state_backend)
-            set_partitions(session, job.partitions, None)
+            set_partitions(session, job.partitions)
             first = len(nodes) + 1
             for number, node in enumerate(plan_nodes(job.query(session)), first):
                 pact = "Data Sink" if node.sink else "Operator" if node.inputs else "Data Source"

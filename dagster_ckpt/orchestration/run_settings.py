@@ -92,6 +92,7 @@ class JobSettings:
                 restore_from,
                 None if claim_mode is None else RecoveryClaimMode(claim_mode),
                 op_config.get("replay_to"),
+                allow_loss=bool(op_config.get("allow_loss", False)),
             ),
             tuple(warnings),
             self.poison_batch_attempts,
@@ -112,7 +113,7 @@ def _one_of(name: str, own: Any, given: Any, default: str | None) -> Any:
 def going_on(op_config: Mapping[str, Any]) -> dict[str, Any]:
     """The configuration of a run that goes on after one with ``op_config``: all of it but what that one began with."""
     found = {**op_config, "restore_from": LATEST}
-    for only_once in ("claim_mode", "replay_to"):
+    for only_once in ("claim_mode", "replay_to", "allow_loss"):
         found.pop(only_once, None)
     if configuration := op_config.get("configuration"):
         found["configuration"] = dict(Configuration(configuration).for_job.settings)

@@ -66,6 +66,11 @@ class StreamingRunConfig(dg.Config):
         "'latest', 'none', or a batch. Default: 'latest' when going on from the newest checkpoint, 'none' when going "
         "back to another.",
     )
+    allow_loss: bool = Field(
+        default=False,
+        description="Restore although rows would be lost or doubled, as a refused run or `dagster-ckpt preflight` "
+        "says. What was accepted is noted in the checkpoints from then on. For this start only.",
+    )
     configuration: dict[str, Any] = Field(
         default_factory=dict,
         description="Settings by Flink's keys for this run and those that resume it, over those of the asset, such as "

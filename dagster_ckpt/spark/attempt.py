@@ -27,19 +27,20 @@ from dagster_ckpt.checkpoint.savepoints import claimed_savepoint
 from dagster_ckpt.checkpoint.store import CompletedCheckpointStore
 from dagster_ckpt.checkpoint.write_ahead_archive import ArchiveWriter, PlannedBatch, WriteAheadArchive
 from dagster_ckpt.config.recovery import LATEST, NONE, RecoveryClaimMode, RestoreRequest
-from dagster_ckpt.errors import CheckpointsLost, CorruptCheckpoint, QueryMismatch, SinkMismatch, SinkNotEmpty
+from dagster_ckpt.errors import CheckpointsLost, CorruptCheckpoint, QueryMismatch
 from dagster_ckpt.spark.job import Event, Started, StreamingJob
 from dagster_ckpt.spark.partitions import set_partitions
 from dagster_ckpt.spark.planned_batches import forget_plan
+from dagster_ckpt.spark.preflight import Start, pass_preflight
 from dagster_ckpt.spark.query_errors import failure_of
 from dagster_ckpt.spark.restore import prepare_location
 from dagster_ckpt.spark.running import Prepared, RunningQuery
 from dagster_ckpt.spark.salvage import salvage, salvageable
 from dagster_ckpt.spark.session import streaming_session
 from dagster_ckpt.spark.sinks.sink import Sink
-from dagster_ckpt.spark.state_backend import check_state_backend, ignored_settings, known_providers
+from dagster_ckpt.spark.state_backend import ignored_settings, known_providers
 from dagster_ckpt.spark.trial import try_query
-from dagster_ckpt.spark.writer import WriterPlan, plan_of
+from dagster_ckpt.spark.writer import plan_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -91,7 +92,11 @@ class Attempt:
             CorruptCheckpoint: the checkpoint is not what was written.
             CheckpointsLost: they were in the memory of a driver that is gone.
             StateBackendMismatch: its state is of another state backend.
-            RestoreRefused: restoring it would lose or double data.
+            QueryMismatch: the query is not the one the checkpoint was taken of.
+            SinkMismatch: the sink does not hold what the checkpoint says.
+            SinkNotEmpty: a start from nothing would write to a sink with data.
+            RestoreWithLoss: rows would be lost or doubled, and nobody has accepted that.
+            RestoreRefused: it cannot work.
             InvalidConfiguration: the query or an option of the state backend cannot be used.
             Fenced: a newer run has taken the job over.
         """
@@ -103,8 +108,6 @@ class Attempt:
         target = self._sound(self._target(request))
         job_id = target.job_id or self._claim.run_id.replace("-", "")
         restored = target.metadata
-        if restored is not None:
-            check_state_backend(self._job.state_backend, restored)
         session = self._session(restored)
         ignored = ignored_settings(self._job.state_backend, self._spark, restored)
         writer = self._job.query(session)
@@ -122,10 +125,27 @@ class Attempt:
         asked = request.restore_from != LATEST
         claimed = self._claimed(target, None if previous is None else previous[1], asked=asked)
         began = self._sink_began(sink, target)
-        if began is None:
-            self._check_sink(plan, sink, target, asked=request.restore_from)
         line = self._line(request, restored)
-        replay = self._replay(request, sink, restored, line)
+        passed = pass_preflight(
+            Start(
+                self._job,
+                self._catalog,
+                self._claim,
+                request,
+                target,
+                None if previous is None else previous[1],
+                self._directory,
+                writer,
+                plan,
+                sink,
+                began is not None,
+                self._replay(request, sink, restored, line),
+                lambda: self._known(request, restored, line),
+                self._spark.version,
+            ),
+            self._clock.time(),
+        )
+        replay = passed.replay
         if asked and restored is not None and sink is not None and (sink.newest_batch() or 0) > restored.batch:
             self._try(restored, cancel)
         choice = Choice(
@@ -140,6 +160,7 @@ class Attempt:
             claimed=None if claimed is None else claimed.reference,
             sink_kind=None if sink is None else sink.kind,
             fallback=fallback_of(target),
+            accepted_loss=passed.accepted_loss,
         )
         self._catalog.epochs.record_choice(self._claim.epoch, choice)
         rolled_back = ""
@@ -161,6 +182,7 @@ class Attempt:
             reason=target.reason,
             sink=rolled_back,
             restore_seconds=self._clock.monotonic() - prepare_from,
+            preflight=passed.preflight,
         )
         return Prepared(
             choice, restored, store, self._directory, sink, writer, session, started, ignored, archive, replay
@@ -247,11 +269,7 @@ class Attempt:
     def _replay(
         self, request: RestoreRequest, sink: Sink | None, restored: CheckpointMetadata | None, line: int | None
     ) -> list[PlannedBatch]:
-        """The batches to be run again as they were; none of them, and the one in flight is planned anew, too.
-
-        Raises:
-            RestoreRefused: they are not known, and the sink cannot do without.
-        """
+        """The batches to be run again as they were; none of them, and the one in flight is planned anew, too."""
         last = request.last_replayed(can_roll_back=sink is None or sink.can_roll_back)
         if restored is None:
             return []
@@ -259,8 +277,15 @@ class Attempt:
             if request.replay_to is not None:
                 forget_plan(self._location, restored.batch + 1)
             return []
-        known = self._plans(restored.job_id).after(restored, line=line if request.restore_from == LATEST else None)
-        return [plan for plan in known if plan.batch <= last]
+        return [plan for plan in self._known(request, restored, line) if plan.batch <= last]
+
+    def _known(
+        self, request: RestoreRequest, restored: CheckpointMetadata | None, line: int | None
+    ) -> list[PlannedBatch]:
+        """The batches that were planned after the checkpoint, as far as they are known."""
+        if restored is None:
+            return []
+        return self._plans(restored.job_id).after(restored, line=line if request.restore_from == LATEST else None)
 
     def _plans(self, job_id: str) -> WriteAheadArchive:
         return WriteAheadArchive(self._job.filesystem, self._job.name, job_id)
@@ -292,7 +317,7 @@ class Attempt:
     def _session(self, restored: CheckpointMetadata | None) -> SparkSession:
         facts = None if restored is None else restored.facts
         session = streaming_session(self._spark, facts, self._job.state_backend)
-        set_partitions(session, self._job.partitions, restored)
+        set_partitions(session, self._job.partitions)
         return session
 
     def _sink_began(self, sink: Sink | None, target: Newest) -> float | None:
@@ -308,32 +333,6 @@ class Attempt:
                 same = choice.restored is None and (choice.sink, choice.sink_kind) == (sink.path, sink.kind)
                 return datetime.fromisoformat(claim.claimed_at).timestamp() if same else None
         return None
-
-    def _check_sink(self, plan: WriterPlan, sink: Sink | None, target: Newest, *, asked: str) -> None:
-        """Make sure, touching nothing, that the sink can be brought to where the checkpoint says it was."""
-        restored = target.metadata
-        if restored is None:
-            if sink is not None and (present := sink.first_data()) is not None:
-                go_on = "" if asked == LATEST else " To go on instead, launch with restore_from: latest."
-                raise SinkNotEmpty(
-                    f"Job {self._job.name!r} would start from nothing ({target.reason}), but its sink {sink.path} has "
-                    f"data, {present} for example: the batches of a new lineage have the same numbers, and rows would "
-                    "be lost or doubled.",
-                    hint=f"To start from nothing, empty {sink.path} (with every hidden directory in it) or write "
-                    f"elsewhere.{go_on}",
-                )
-            return
-        recorded = None if restored.sink is None else (str(restored.sink.get("kind")), str(restored.sink.get("path")))
-        now = None if sink is None else (sink.kind, sink.path)
-        if recorded != now:
-            before = "another kind of sink" if recorded is None else f"the {recorded[0]} sink {recorded[1]}"
-            raise SinkMismatch(
-                f"{restored.name} was taken with {before}, and the query now writes to "
-                f"{plan.format if now is None else f'the {now[0]} sink {now[1]}'}.",
-                hint=f"Write to {before} again, or start from nothing into an empty sink with restore_from: none.",
-            )
-        if sink is not None:
-            sink.check(restored.sink or {}, self._directory / "sink")
 
     @property
     def _location(self) -> Path:

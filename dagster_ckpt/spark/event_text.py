@@ -34,6 +34,10 @@ def describe(event: Event) -> Iterator[tuple[int, str]]:
                 f"Epoch {event.epoch} of lineage {event.job_id} starts {origin}: {event.reason}. "
                 f"Restored in {event.restore_seconds:.2f} s.{f' Sink: {event.sink}.' if event.sink else ''}",
             )
+            checks = len(event.preflight.findings)
+            yield logging.INFO, f"Preflight: {event.preflight.verdict} by {checks} checks"
+            for finding in event.preflight.bad:
+                yield logging.WARNING, f"Preflight: {finding.check}: {finding.verdict}, {finding.reason}"
         case CheckpointCompleted(metadata, dropped):
             yield (
                 logging.INFO,

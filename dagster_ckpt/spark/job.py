@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
+from dagster_ckpt.checkpoint.preflight import Preflight
 from dagster_ckpt.checkpoint.store import Dropped
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig, JobStatus
 from dagster_ckpt.config.restart import POISON_BATCH_ATTEMPTS, RestartStrategy
@@ -94,6 +95,7 @@ class Started:
         reason: why that checkpoint.
         sink: what the rollback of the sink removed, for people; empty when nothing.
         restore_seconds: reading, verifying and rolling back.
+        preflight: what was checked before anything was touched.
     """
 
     epoch: int
@@ -103,6 +105,7 @@ class Started:
     reason: str
     sink: str
     restore_seconds: float
+    preflight: Preflight
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,30 +10,36 @@ from dagster_ckpt.errors import QueryMismatch
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["set_partitions"]
+__all__ = ["check_partitions", "set_partitions"]
 
 _CONF = "spark.sql.shuffle.partitions"
 
 
-def set_partitions(session: SparkSession, partitions: int | None, restored: CheckpointMetadata | None) -> None:
-    """Make a query of ``session`` have so many partitions.
+def check_partitions(partitions: int | None, restored: CheckpointMetadata) -> int | None:
+    """The number of partitions that a checkpoint has fixed, ``None`` when it does not tell.
 
     Args:
-        session: of the query.
-        partitions: how many; ``None`` for what the session says.
+        partitions: how many the job is to have; ``None`` for what its session says.
         restored: the checkpoint the query goes on from.
 
     Raises:
         QueryMismatch: the checkpoint has another number, and Spark would go on with that one without a word.
     """
-    if partitions is None:
-        return
-    confs = None if restored is None else restored.facts.get("sql_confs")
-    fixed = confs.get(_CONF) if isinstance(confs, dict) else None
-    if restored is not None and fixed is not None and int(str(fixed)) != partitions:
+    confs = restored.facts.get("sql_confs")
+    text = confs.get(_CONF) if isinstance(confs, dict) else None
+    if text is None:
+        return None
+    fixed = int(str(text))
+    if partitions is not None and fixed != partitions:
         raise QueryMismatch(
             f"{restored.name} has {fixed} partitions, and the job is to have {partitions}. Spark fixes the number when "
             "a query first starts.",
             hint=f"Keep {fixed}, or start from nothing into an empty sink with restore_from: none.",
         )
-    session.conf.set(_CONF, str(partitions))
+    return fixed
+
+
+def set_partitions(session: SparkSession, partitions: int | None) -> None:
+    """Make a query of ``session`` that starts from nothing have so many partitions; ``None`` for what it says."""
+    if partitions is not None:
+        session.conf.set(_CONF, str(partitions))

@@ -7,7 +7,7 @@ from pyspark.errors import AnalysisException, StreamingQueryException
 from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
 from dagster_ckpt.errors import CheckpointError, QueryFailed, QueryMismatch
 
-__all__ = ["failed_in_batch", "failure_of"]
+__all__ = ["another_query", "failed_in_batch", "failure_of"]
 
 #: Spark's error conditions that mean: this state belongs to another query.
 _MISMATCHES = (
@@ -38,11 +38,7 @@ def failure_of(error: Exception, job_name: str, restored: CheckpointMetadata | N
     """
     text = str(error)
     if restored is not None and any(mark in text for mark in _MISMATCHES):
-        return QueryMismatch(
-            f"The query of job {job_name!r} is not the one {restored.name} was taken of. "
-            f"Spark says: {_first_line(text)}",
-            hint="Run the query as it was, or start from nothing into an empty sink with restore_from: none.",
-        )
+        return another_query(job_name, restored, f"Spark says: {_first_line(text)}")
     failure = QueryFailed(f"The query of job {job_name!r} failed: {_first_line(text)}")
     # A query that Spark cannot even plan fails the same way every time.
     failure.recoverable = not isinstance(error, AnalysisException)
@@ -53,6 +49,14 @@ def failed_in_batch(error: CheckpointError) -> bool:
     """Whether a query had come to a batch when it failed, and not failed while it began: at its sources, its sink."""
     cause = error.__cause__
     return isinstance(cause, StreamingQueryException) and _BEGINNING not in str(cause)
+
+
+def another_query(job_name: str, restored: CheckpointMetadata, why: str) -> QueryMismatch:
+    """The error for a query that is not the one a checkpoint was taken of; ``why`` is a sentence."""
+    return QueryMismatch(
+        f"The query of job {job_name!r} is not the one {restored.name} was taken of. {why}",
+        hint="Run the query as it was, or start from nothing into an empty sink with restore_from: none.",
+    )
 
 
 def _first_line(text: str) -> str:

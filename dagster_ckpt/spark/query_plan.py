@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from dagster_ckpt.spark.writer import plan_of
@@ -11,10 +13,64 @@ from dagster_ckpt.spark.writer import plan_of
 if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-__all__ = ["PlanNode", "has_watermark", "plan_nodes"]
+__all__ = [
+    "PlanNode",
+    "StatefulKind",
+    "has_watermark",
+    "plan_nodes",
+    "recorded_kind",
+    "sources_of",
+    "stateful_kinds",
+]
 
 _WATERMARK = frozenset({"EventTimeWatermark", "UpdateEventTimeWatermarkColumn"})
 _MOST_FIELDS = 25
+_SOURCES = frozenset({"StreamingRelation", "StreamingRelationV2"})
+
+
+class StatefulKind(StrEnum):
+    """Kinds of stateful operators, named as in a checkpoint where that has one name."""
+
+    AGGREGATION = "aggregation"
+    DEDUPE = "dedupe"
+    DEDUPE_WITHIN_WATERMARK = "dedupeWithinWatermark"
+    GROUPS_WITH_STATE = "groupsWithState"
+    JOIN = "symmetricHashJoin"
+    LIMIT = "limit"
+    TRANSFORM_WITH_STATE = "transformWithState"
+
+    @property
+    def is_never_optimized_away(self) -> bool:
+        """Whether what stands in the plan of a query is what is run."""
+        return self not in {StatefulKind.AGGREGATION, StatefulKind.JOIN, StatefulKind.LIMIT}
+
+
+#: By the name of the operator in the plan of a query. On rows that are not a stream none of them has state.
+_PLANNED = {
+    "Aggregate": StatefulKind.AGGREGATION,
+    "Distinct": StatefulKind.AGGREGATION,
+    "Deduplicate": StatefulKind.DEDUPE,
+    "DeduplicateWithinWatermark": StatefulKind.DEDUPE_WITHIN_WATERMARK,
+    "FlatMapGroupsInPandasWithState": StatefulKind.GROUPS_WITH_STATE,
+    "FlatMapGroupsWithState": StatefulKind.GROUPS_WITH_STATE,
+    "GlobalLimit": StatefulKind.LIMIT,
+    "Join": StatefulKind.JOIN,
+    "TransformWithState": StatefulKind.TRANSFORM_WITH_STATE,
+    "TransformWithStateInPySpark": StatefulKind.TRANSFORM_WITH_STATE,
+}
+#: By the name of the operator in a checkpoint.
+_RECORDED = {
+    "applyInPandasWithState": StatefulKind.GROUPS_WITH_STATE,
+    "dedupe": StatefulKind.DEDUPE,
+    "dedupeWithinWatermark": StatefulKind.DEDUPE_WITHIN_WATERMARK,
+    "flatMapGroupsWithState": StatefulKind.GROUPS_WITH_STATE,
+    "globalLimit": StatefulKind.LIMIT,
+    "sessionWindowStateStoreSaveExec": StatefulKind.AGGREGATION,
+    "stateStoreSave": StatefulKind.AGGREGATION,
+    "symmetricHashJoin": StatefulKind.JOIN,
+    "transformWithStateExec": StatefulKind.TRANSFORM_WITH_STATE,
+    "transformWithStateInPySparkExec": StatefulKind.TRANSFORM_WITH_STATE,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +111,40 @@ def plan_nodes(writer: DataStreamWriter) -> list[PlanNode]:
     _add(_analyzed(writer), nodes)
     where = "" if sink.path is None else f" {sink.path}"
     return [*nodes, PlanNode(sink.format, f"{sink.format}{where}", (len(nodes) - 1,), sink=True)]
+
+
+def sources_of(writer: DataStreamWriter) -> int:
+    """How many sources Spark gives a query: one for each relation that reads a stream and is not equal to another.
+
+    Raises:
+        InvalidConfiguration: it is not a ``DataStreamWriter`` of a classic session.
+    """
+    plan_of(writer)
+    different: list[Any] = []
+    for node in _operators(_analyzed(writer)):
+        if str(node.nodeName()) in _SOURCES and not any(node.equals(other) for other in different):
+            different.append(node)
+    return len(different)
+
+
+def stateful_kinds(writer: DataStreamWriter) -> Counter[StatefulKind]:
+    """How many operators of each stateful kind the plan of a query has, before it is optimized.
+
+    Raises:
+        InvalidConfiguration: it is not a ``DataStreamWriter`` of a classic session.
+    """
+    plan_of(writer)
+    found: Counter[StatefulKind] = Counter()
+    for node in _operators(_analyzed(writer)):
+        kind = _PLANNED.get(str(node.nodeName()))
+        if kind is not None and all(child.isStreaming() for child in _children(node)):
+            found[kind] += 1
+    return found
+
+
+def recorded_kind(name: str) -> StatefulKind | None:
+    """The kind of an operator that a checkpoint names, ``None`` for one that is not known here."""
+    return _RECORDED.get(name)
 
 
 def _analyzed(writer: DataStreamWriter) -> Any:

@@ -193,6 +193,7 @@ class RunningQuery:
             None if prepared.sink is None else prepared.sink.position_reader(prepared.directory),
             self._spark.version,
             lambda: report,
+            prepared.choice.accepted_loss,
         )
         # A writer that hangs in the storage keeps its thread; two more let the next attempts go on beside it. One is
         # for a savepoint.

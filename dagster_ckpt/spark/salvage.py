@@ -55,7 +55,12 @@ def salvage(
         Fenced: a newer run has taken the job over.
     """
     source = StreamingSource(
-        CheckpointLocation(Path(choice.live), providers), pins, position_reader(choice), None, lambda: None
+        CheckpointLocation(Path(choice.live), providers),
+        pins,
+        position_reader(choice),
+        None,
+        lambda: None,
+        choice.accepted_loss,
     )
     try:
         pending = store.begin()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -26,6 +26,7 @@ class StreamingSource:
         sink: tells the position of the query's sink, if it has one that a checkpoint covers.
         spark_version: written into each checkpoint.
         last_progress: the latest of Spark's progress reports that was fetched, if any; asked at each capture.
+        accepted_loss: what was lost or doubled in this lineage with somebody's consent, to be told by each checkpoint.
     """
 
     def __init__(
@@ -35,7 +36,9 @@ class StreamingSource:
         sink: PositionReader | None,
         spark_version: str | None,
         last_progress: Callable[[], Mapping[str, Any] | None],
+        accepted_loss: Sequence[str] = (),
     ) -> None:
+        self._accepted_loss = list(accepted_loss)
         self._location = location
         self._pins = pins
         self._sink = sink
@@ -51,6 +54,8 @@ class StreamingSource:
         """Pin ``batch``; raises as :func:`~dagster_ckpt.spark.capture.capture`."""
         snapshot = capture(self._location, batch, self._pins / str(next(self._numbers)), sink=self._sink)
         facts: dict[str, Json] = {"spark_version": self._spark_version, **snapshot.facts}
+        if self._accepted_loss:
+            facts["accepted_loss"] = [*self._accepted_loss]
         if report := self._last_progress():
             facts["progress"] = _numbers(report)
         return replace(snapshot, facts=facts)

@@ -44,6 +44,11 @@ class WriterPlan:
     continuous: bool
     attached: Sink | None = None
 
+    @property
+    def is_transient(self) -> bool:
+        """Whether it writes to a sink that keeps nothing."""
+        return self.attached is None and self.format in _TRANSIENT
+
     def sink(self) -> Sink | None:
         """The sink when it is one that a checkpoint covers, else ``None``.
 

@@ -198,10 +198,11 @@ class Bench:
         restore_from: str = "latest",
         claim_mode: RecoveryClaimMode | None = None,
         replay_to: str | int | None = None,
+        allow_loss: bool = False,
     ) -> Launch:
         """Start a run of the job; it goes on in its thread."""
         self.land(0)  # Spark wants the directory to be there
-        return Launch(job or self.job(), restore_from, claim_mode, replay_to)
+        return Launch(job or self.job(), restore_from, claim_mode, replay_to, allow_loss=allow_loss)
 
     def tick(
         self,
@@ -211,10 +212,13 @@ class Bench:
         restore_from: str = "latest",
         claim_mode: RecoveryClaimMode | None = None,
         replay_to: str | int | None = None,
+        allow_loss: bool = False,
     ) -> Launch:
         """Land files and read them in a run to its end, which must be a good one."""
         self.land(files)
-        launch = self.launch(job, restore_from=restore_from, claim_mode=claim_mode, replay_to=replay_to)
+        launch = self.launch(
+            job, restore_from=restore_from, claim_mode=claim_mode, replay_to=replay_to, allow_loss=allow_loss
+        )
         assert launch.result().status is JobStatus.FINISHED
         return launch
 
@@ -226,11 +230,14 @@ class Bench:
         restore_from: str = "latest",
         claim_mode: RecoveryClaimMode | None = None,
         replay_to: str | int | None = None,
+        allow_loss: bool = False,
     ) -> Launch:
         """Land files, let a run without end commit them all, and cancel it: no checkpoint, but a live location."""
         before, self.until_done = self.until_done, False
         try:
-            launch = self.launch(job, restore_from=restore_from, claim_mode=claim_mode, replay_to=replay_to)
+            launch = self.launch(
+                job, restore_from=restore_from, claim_mode=claim_mode, replay_to=replay_to, allow_loss=allow_loss
+            )
             eventually("the query starts", lambda: bool(launch.of(Started)), unless=launch.check)
             self.land(files)
             self.await_in_sink(launch)
@@ -278,10 +285,17 @@ class Bench:
             self.catalog.verify(metadata)
         return completed
 
-    def refused(self, error: type[_Error], job: StreamingJob | None = None, *, restore_from: str = "latest") -> _Error:
+    def refused(
+        self,
+        error: type[_Error],
+        job: StreamingJob | None = None,
+        *,
+        restore_from: str = "latest",
+        replay_to: str | int | None = None,
+    ) -> _Error:
         """A launch that must end with ``error`` and leave everything as it was."""
         before = self.photograph()
-        launch = self.launch(job, restore_from=restore_from)
+        launch = self.launch(job, restore_from=restore_from, replay_to=replay_to)
         with pytest.raises(error) as caught:
             launch.result()
         assert type(caught.value) is error
@@ -324,13 +338,15 @@ class Launch:
         restore_from: str,
         claim_mode: RecoveryClaimMode | None = None,
         replay_to: str | int | None = None,
+        *,
+        allow_loss: bool = False,
     ) -> None:
         self.events: list[Event] = []
         self.run_id = new_run_id()
         self.run = StreamingRun(
             job,
             run_id=self.run_id,
-            request=RestoreRequest(restore_from, claim_mode, replay_to),
+            request=RestoreRequest(restore_from, claim_mode, replay_to, allow_loss),
             series=None,
             clock=SystemClock(),
             emit=self.events.append,

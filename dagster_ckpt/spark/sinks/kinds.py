@@ -1,16 +1,18 @@
-"""Telling the position of a sink whose run is dead, from what is on record about it."""
+"""A sink whose query is not at hand, from what is on record about it: its position, and the sink itself."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from dagster_ckpt.checkpoint.epochs import Choice
+from dagster_ckpt.checkpoint.snapshot import Json
 from dagster_ckpt.spark.sinks.recorded_positions import RecordedPositions
-from dagster_ckpt.spark.sinks.sink import PositionReader
+from dagster_ckpt.spark.sinks.sink import PositionReader, Sink
 from dagster_ckpt.spark.sinks.spark_file_sink import SparkFileSink
 from dagster_ckpt.spark.sinks.transactional_file_sink import TransactionalFileSink
 
-__all__ = ["position_reader"]
+__all__ = ["position_reader", "recorded_sink"]
 
 
 def position_reader(choice: Choice) -> PositionReader | None:
@@ -23,3 +25,13 @@ def position_reader(choice: Choice) -> PositionReader | None:
     if choice.sink_kind == TransactionalFileSink.kind:
         return TransactionalFileSink(choice.sink).position_reader(directory)
     return RecordedPositions(directory)
+
+
+def recorded_sink(position: Mapping[str, Json]) -> Sink | None:
+    """The sink of a recorded position; ``None`` for one that only its query knows."""
+    path = str(position.get("path"))
+    if position.get("kind") == SparkFileSink.kind:
+        return SparkFileSink(path)
+    if position.get("kind") == TransactionalFileSink.kind:
+        return TransactionalFileSink(path)
+    return None
