@@ -124,8 +124,12 @@ class Preflight:
         what = "double rows" if all(item.only_doubles for item in refused) else "lose rows"
         return RestoreWithLoss(
             f"A restore of {self.subject} would {what}. {' '.join(f'{item.check}: {item.reason}' for item in refused)}",
-            hint=" ".join(dict.fromkeys(item.hint for item in refused if item.hint))
-            + " To go on nevertheless, launch with allow_loss: true; the next checkpoints keep a note of it.",
+            hint=" ".join(
+                [
+                    *dict.fromkeys(item.hint for item in refused if item.hint),
+                    "To go on nevertheless, launch with allow_loss: true; the next checkpoints keep a note of it.",
+                ]
+            ),
         )
 
     def _with_the_others(self, error: CheckpointError, worst: Finding) -> CheckpointError:

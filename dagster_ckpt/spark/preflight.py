@@ -176,10 +176,11 @@ def _read_again(start: Start, restored: CheckpointMetadata) -> Sequence[PlannedB
     except CheckpointError as error:  # without a replay it is not needed, and with one it was read before
         _log.warning("What batches after %s have read is not known: %s", restored.name, error)
         known = ()
-    return _with_in_flight(known, start.location, restored.batch)
+    return known if start.replay else _with_in_flight(known, start.location, restored.batch)
 
 
 def _with_in_flight(known: Sequence[PlannedBatch], location: Path, batch: int) -> Sequence[PlannedBatch]:
+    """The known plans, and that of the batch in flight, which Spark runs where no plan is laid out in its place."""
     try:
         planned = in_flight(location, batch)
     except CheckpointError:  # the log is found to be broken by its own check
@@ -262,10 +263,10 @@ def _of_unpacked(
         known = archive.after(restored, line=archive.newest() if asked == LATEST else None)
     except CheckpointError as error:
         findings.append(Finding.of_error("archive", error))
-    plans = _with_in_flight(known, location, restored.batch)
+    replayed = asked == LATEST and known
+    plans = known if replayed else _with_in_flight(known, location, restored.batch)
     sink = None if restored.sink is None else recorded_sink(restored.sink)
-    again = [plan.batch for plan in known] if asked == LATEST else []
-    again = again or _in_flight_batch(location, restored.batch)
+    again = [plan.batch for plan in known] if replayed else _in_flight_batch(location, restored.batch)
     if restored.sink is not None and sink is None:
         kind = restored.sink.get("kind")
         findings.append(Finding.fine("sink position", f"not checked: only the query knows its {kind} sink."))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from dagster_ckpt.checkpoint.preflight import Verdict
 from dagster_ckpt.config.checkpoint_config import CheckpointingMode, JobStatus
 from dagster_ckpt.spark.checkpoint_location import CheckpointLocation
 from tests.jobs.harness import NEVER, Bench, Launch, Row, eventually
@@ -63,7 +64,12 @@ def test_rows_after_the_checkpoint_come_again(bench: Bench, *, salvaged: bool) -
         shutil.rmtree(bench.live())
 
     bench.until_done = True
-    bench.tick(1, job)
+    again = bench.tick(1, job)
+    told = again.started.preflight
+    assert told.verdict is (Verdict.RESTORABLE if salvaged else Verdict.WITH_LOSS)
+    assert [item.only_doubles for item in told.losses] == ([] if salvaged else [True])
+    assert all("batches 2 and 3 may have been written" in item.reason for item in told.losses)
+    assert "accepted_loss" not in again.completed[-1].facts
     batches = [batch for batch, _ in seen(bench)]
     assert batches == ([0, 1, 2, 3, 4] if salvaged else [0, 1, 2, 3, 2, 3, 4])
     if not salvaged:

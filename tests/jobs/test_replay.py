@@ -7,7 +7,10 @@ import shutil
 from collections import Counter
 from typing import TYPE_CHECKING
 
+import pytest
+
 from dagster_ckpt.config.checkpoint_config import JobStatus
+from dagster_ckpt.errors import RestoreWithLoss
 from dagster_ckpt.spark.job import Replaying, Started
 from dagster_ckpt.spark.sinks.custom import ForeachBatchSink
 from dagster_ckpt.spark.sinks.sink import sink_to
@@ -28,8 +31,11 @@ def replaced(bench: Bench, session: SparkSession) -> DataStreamWriter:
         with (bench.root / "written.jsonl").open("a") as log:
             log.write(json.dumps({"batch": batch, "rows": (directory / f"{batch}.json").read_text()}) + "\n")
 
+    def newest_batch() -> int | None:
+        return max((int(file.stem) for file in directory.glob("*.json")), default=None)
+
     rows = bench.read(session).dropDuplicates(["id"]).select("id", "v")
-    writer = sink_to(rows, ForeachBatchSink("batches", write))
+    writer = sink_to(rows, ForeachBatchSink("batches", write, newest_batch=newest_batch))
     return writer.trigger(availableNow=True) if bench.until_done else writer
 
 
@@ -77,6 +83,26 @@ def test_a_sink_that_replaces_by_batch_sees_every_batch_again_with_the_same_rows
     again = written(bench)[len(before) :]
     assert again[:-1] == before[2:]
     assert again[-1][0] == 14  # and then the three new files, in one batch
+    assert in_batches(bench) == bench.expected()
+
+
+@pytest.mark.slow
+def test_batches_that_a_sink_has_and_that_are_not_to_be_replayed_are_a_refusal(bench: Bench) -> None:
+    """It cannot go back, and other rows under the same numbers would take the place of what it has."""
+    bench.query = replaced
+    bench.tick(2)
+    run_until(bench, 3, 4)
+    shutil.rmtree(bench.working)
+    before = in_batches(bench)
+    refusal = bench.refused(RestoreWithLoss, replay_to="none")
+    assert "how batches 2 to 4 were bounded is not known or not to be heeded" in refusal.message
+    archive = bench.storage / bench.name / "control" / "wal"
+    archive.rename(bench.root / "wal")
+    assert "how batches 2 to 4 were" in bench.refused(RestoreWithLoss).message
+    shutil.rmtree(archive, ignore_errors=True)
+    (bench.root / "wal").rename(archive)
+    assert in_batches(bench) == before
+    bench.tick(1)
     assert in_batches(bench) == bench.expected()
 
 

@@ -130,4 +130,7 @@ def test_a_run_that_goes_on_has_the_configuration_but_not_what_it_began_with() -
     assert after == {"restore_from": "latest", "configuration": {f"{C}interval": "3 s"}}
     assert settings().of_run(after).request.restore_from == "latest"
     assert going_on({"restore_from": "chk-3"}) == {"restore_from": "latest"}
+    assert going_on({"allow_loss": True}) == {"restore_from": "latest"}  # consent is for one start
+    assert settings().of_run({"allow_loss": True}).request.allow_loss
+    assert not settings().of_run({}).request.allow_loss
     assert len(op_config["configuration"]) == 3, "what Dagster knows of the run is left alone"

@@ -20,6 +20,7 @@ from dagster_ckpt.spark.restore import prepare_location
 if TYPE_CHECKING:
     import pandas as pd
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
     from pyspark.sql.streaming.state import GroupState
     from pyspark.sql.streaming.stateful_processor import StatefulProcessorHandle
 
@@ -212,19 +213,10 @@ class Job:
                 before_batch(batch)
             output[batch] = sorted(tuple(row) for row in frame.collect())
 
-        def read() -> DataFrame:
-            return (
-                self.spark.readStream.schema(SCHEMA)
-                .option("maxFilesPerTrigger", files_per_trigger)
-                .json(str(self.source))
-            )
-
-        plan, mode = QUERIES[self.query]
         with confs(self.spark, self.settings):
             running = (
-                plan(read)
-                .writeStream.foreachBatch(collect)
-                .outputMode(mode)
+                self.writer(files_per_trigger)
+                .foreachBatch(collect)
                 .option("checkpointLocation", str(location))
                 .trigger(availableNow=True)
                 .start()
@@ -234,6 +226,16 @@ class Job:
             finally:
                 running.stop()
         return output
+
+    def writer(self, files_per_trigger: int = 1) -> DataStreamWriter:
+        """The query, not started and without a sink."""
+
+        def read() -> DataFrame:
+            stream = self.spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", files_per_trigger)
+            return stream.json(str(self.source))
+
+        plan, mode = QUERIES[self.query]
+        return plan(read).writeStream.outputMode(mode)
 
 
 @dataclass

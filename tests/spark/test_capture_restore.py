@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import logging
 import random
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from dagster_ckpt.spark.checkpoint_location import CheckpointLocation
+from dagster_ckpt.spark.query_plan import recorded_kind, sources_of, stateful_kinds
 from tests.spark.streaming import EAGER, QUERIES, VARIANTS, Captures, Job, discard, materialize, write_input
 
 if TYPE_CHECKING:
@@ -75,6 +77,14 @@ def test_every_snapshot_of_a_running_query_restarts_it_exactly(
     assert set(data_batches) <= expected.keys()
     restorable = sorted(batch for batch in captures.snapshots if batch < data_batches[-1])
     assert len(restorable) >= _FILES // 2, captures.incomplete
+    # What the plan of a query tells before it runs is what its checkpoints then have.
+    facts = captures.snapshots[restorable[0]].facts
+    writer = job.writer()
+    assert isinstance(facts["operators"], list)
+    assert isinstance(facts["sources"], list)
+    recorded = Counter(recorded_kind(str(item["name"])) for item in facts["operators"] if isinstance(item, dict))
+    assert recorded == stateful_kinds(writer)
+    assert sources_of(writer) == len(facts["sources"])
     between = random.Random(f"{query} {variant}").choice(restorable[1:-1])
     for batch in (restorable[0], between, restorable[-1]):
         restored = job.run(materialize(captures.snapshots[batch], tmp_path / f"restored-{batch}"))

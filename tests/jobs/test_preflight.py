@@ -1,0 +1,286 @@
+"""What would lose rows, or cannot be restored, is found before the sink or the live location is touched."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from click.testing import CliRunner, Result
+
+from dagster_ckpt.checkpoint.clock import SystemClock
+from dagster_ckpt.checkpoint.liveness import Heartbeat, HeartbeatFile, ProcessIdentity
+from dagster_ckpt.checkpoint.metadata import CheckpointMetadata, FileEntry
+from dagster_ckpt.checkpoint.shared_state import inline_entry
+from dagster_ckpt.cli import main
+from dagster_ckpt.config.checkpoint_config import CheckpointingMode, JobStatus
+from dagster_ckpt.errors import CheckpointError, CorruptCheckpoint, QueryMismatch, RestoreWithLoss, SinkMismatch
+from dagster_ckpt.spark.job import Replaying, Started
+from tests.jobs.harness import NEVER, NEW_PER_FILE, ROWS_PER_FILE, Bench, Row, deduplicated, eventually
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+_AT_LEAST_ONCE = NEVER.model_copy(update={"mode": CheckpointingMode.AT_LEAST_ONCE})
+
+
+def preflight(bench: Bench, *arguments: str) -> Result:
+    return CliRunner(catch_exceptions=False).invoke(
+        main, ["preflight", bench.name, *arguments, "--path", str(bench.storage)]
+    )
+
+
+def only_in(file: int, bench: Bench) -> Counter[Row]:
+    """The rows that no other file has."""
+    ids = set(range(file * NEW_PER_FILE, file * NEW_PER_FILE + ROWS_PER_FILE))
+    for other in set(range(bench.landed)) - {file}:
+        ids -= set(range(other * NEW_PER_FILE, other * NEW_PER_FILE + ROWS_PER_FILE))
+    return Counter((key, key * 10) for key in ids)
+
+
+# --- input that is gone ----------------------------------------------------------------------------------------------
+
+
+def test_a_rollback_whose_input_is_gone(ticked: Bench) -> None:
+    """Refused in both modes; with consent it goes on, says so from then on, and loses just these rows."""
+    gone = ticked.source / "0003.json"
+    gone.unlink()
+    for config in (NEVER, _AT_LEAST_ONCE):
+        refusal = ticked.refused(RestoreWithLoss, ticked.job(config=config), restore_from="chk-1", replay_to=5)
+        assert f"{gone} (batch 3)" in refusal.message
+        assert "lose rows" in refusal.message
+        assert "allow_loss: true" in refusal.hint
+    assert str(gone) in ticked.refused(RestoreWithLoss, restore_from="chk-1").message  # with new boundaries, too
+    told = preflight(ticked, "chk-1")
+    assert told.exit_code == 1
+    assert f"{gone} (batch 3)" in told.stdout
+    assert preflight(ticked).exit_code == 0  # the newest has been past it
+
+    launch = ticked.tick(1, restore_from="chk-1", replay_to=5, allow_loss=True)
+    assert not launch.of(Replaying)  # batch 2 as it was; 3 and those after it were planned anew
+    assert ticked.seen_by_spark() == ticked.in_raw_directory() == ticked.expected() - only_in(3, ticked)
+    (note,) = accepted(launch.completed[-1])
+    assert f"{gone} (batch 3)" in note
+    assert f"by run {launch.run_id}" in note
+    (again,) = ticked.tick(1).completed
+    assert accepted(again) == [note]
+    described = CliRunner().invoke(main, ["describe", ticked.name, "--json", "--path", str(ticked.storage)])
+    assert json.loads(described.stdout)["accepted_loss"] == [note]
+    assert accepted(ticked.checkpoints()[0]) == []
+
+
+def accepted(metadata: CheckpointMetadata) -> list[str]:
+    notes = metadata.facts.get("accepted_loss", [])
+    assert isinstance(notes, list)
+    return [str(note) for note in notes]
+
+
+def test_a_batch_in_flight_whose_input_is_gone(bench: Bench) -> None:
+    """Consent outlives a crash before the next checkpoint: what was accepted need not be accepted again."""
+    bench.tick(1)
+    bench.run_and_cancel(2)
+    for file in bench.live().glob("commits/*2*"):  # as after a kill in batch 2
+        file.unlink()
+    gone = bench.source / "0002.json"
+    gone.unlink()
+    with pytest.raises(RestoreWithLoss, match=r"0002\.json \(batch 2\)"):
+        bench.launch().result()  # it salvages batch 1, which is no loss
+    bench.refused(RestoreWithLoss)
+
+    bench.until_done = False
+    launch = bench.launch(allow_loss=True)
+    eventually("the query starts", lambda: bool(launch.of(Started)), unless=launch.check)
+    bench.land(1)
+    wanted = bench.expected() - only_in(2, bench)
+    eventually("the next file is read", lambda: bench.in_sink_log() == wanted, unless=launch.check)
+    launch.run.cancel()
+    assert launch.result().status is JobStatus.CANCELED
+    assert not launch.completed
+    shutil.rmtree(bench.live().parent)
+    bench.until_done = True
+    on = bench.tick(1)
+    assert bench.seen_by_spark() == bench.in_raw_directory() == bench.expected() - only_in(2, bench)
+    (note,) = accepted(on.completed[-1])
+    assert f"by run {launch.run_id}" in str(note)
+
+
+# --- checkpoints that cannot be restored -----------------------------------------------------------------------------
+
+
+def rewritten(bench: Bench, change: Callable[[CheckpointMetadata], CheckpointMetadata]) -> None:
+    """Make the newest checkpoint another, sound one."""
+    newest = bench.checkpoints()[-1]
+    (Path(bench.catalog.pointer(newest)) / "_metadata").write_bytes(change(newest).encode())
+
+
+def test_all_that_is_wrong_is_told_at_once(ticked: Bench) -> None:
+    def elsewhere(bench: Bench, session: SparkSession) -> DataStreamWriter:
+        return deduplicated(bench, session).option("path", str(bench.root / "elsewhere"))
+
+    job = ticked.job(query=elsewhere)
+    assert "Also found" not in ticked.refused(SinkMismatch, job).message
+    refusal = ticked.refused(QueryMismatch, replace(job, partitions=3))
+    assert "chk-3 has 2 partitions, and the job is to have 3" in refusal.message
+    assert "sink position: NOT_RESTORABLE" in refusal.message
+    assert str(ticked.root / "elsewhere") in refusal.message
+
+
+def test_a_log_with_a_gap_and_a_newer_spark(ticked: Bench) -> None:
+    """Sound by its checksums; Spark would start from it, and skip batches."""
+
+    def spoiled(metadata: CheckpointMetadata) -> CheckpointMetadata:
+        (five,) = (file for file in metadata.files if file.path == "checkpoint/offsets/5")
+        assert five.inline is not None
+        ahead = inline_entry("checkpoint/offsets/9", five.inline)
+        return replace(metadata, files=(*metadata.files, ahead), facts={**metadata.facts, "spark_version": "9.1.0"})
+
+    rewritten(ticked, spoiled)
+    refusal = ticked.refused(CorruptCheckpoint)
+    assert "skip batches 6 to 8" in refusal.message
+    assert "Spark version: NOT_RESTORABLE, The checkpoint is of Spark 9.1.0" in refusal.message
+    told = preflight(ticked)
+    assert told.exit_code == 2
+    assert "skip batches 6 to 8" in told.stdout
+    assert "The checkpoint is of Spark 9.1.0" in told.stdout
+
+
+def _tear(data: bytes, start: int, size: int) -> bytes:
+    return data[: start + size // 2]
+
+
+def _flip(data: bytes, start: int, size: int) -> bytes:
+    place = start + size // 2
+    return data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :]
+
+
+def _empty(data: bytes, start: int, size: int) -> bytes:
+    return b""
+
+
+def _remove(data: bytes, start: int, size: int) -> None:
+    return None
+
+
+_DAMAGES = [_tear, _flip, _empty, _remove]
+
+
+def stored(bench: Bench, metadata: CheckpointMetadata) -> list[tuple[Path, FileEntry | None]]:
+    """Every file of a checkpoint and where it is stored; one without an entry is ``_metadata`` itself."""
+    home = Path(bench.catalog.pointer(metadata))
+    found: list[tuple[Path, FileEntry | None]] = [(home / "_metadata", None)]
+    for entry in metadata.files:
+        path = home / "_metadata" if entry.reference is None else home / entry.reference
+        found.append((path.resolve(), entry))
+    return found
+
+
+def damage(path: Path, entry: FileEntry | None, how: Callable[[bytes, int, int], bytes | None]) -> bytes:
+    """Spoil one file of a checkpoint where it is stored; returns what was there."""
+    whole = path.read_bytes()
+    start, size = 0, len(whole)
+    if entry is not None and entry.reference is not None:
+        start, size = entry.offset or 0, entry.size
+    elif entry is not None and entry.inline:
+        start, size = max(whole.find(json.dumps(entry.path).encode()), 0), len(entry.path)
+    spoiled = how(whole, start, size)
+    if spoiled is None:
+        path.unlink()
+    else:
+        path.write_bytes(spoiled)
+    return whole
+
+
+@pytest.mark.parametrize("whole", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["packed", "whole"])
+def test_damage_anywhere_in_a_checkpoint_is_found_by_the_command(ticked: Bench, *, whole: bool) -> None:
+    """Every file of a real checkpoint in turn, each damaged in every way, wherever it is stored."""
+    ticked.tick(1, ticked.job(inline_threshold=1 if whole else 20 * 1024))
+    newest = ticked.checkpoints()[-1]
+    assert preflight(ticked).exit_code == 0
+    places = stored(ticked, newest)
+    assert len({path for path, _ in places}) > (10 if whole else 2)
+    for path, entry in places:
+        for how in _DAMAGES:
+            if entry is not None and not entry.size:
+                continue
+            before = damage(path, entry, how)
+            told = preflight(ticked, newest.reference, "--json")
+            path.write_bytes(before)
+            assert told.exit_code == 2, (how, path, entry)
+            (found,) = (item for item in json.loads(told.stdout)["findings"] if item["verdict"] == "NOT_RESTORABLE")
+            assert (newest.reference if path.name == "_metadata" else path.name) in found["reason"]
+            if entry is not None and path.name != "_metadata":
+                assert entry.path in found["reason"]
+    assert preflight(ticked).exit_code == 0
+
+
+def test_every_broken_file_is_named_and_nothing_was_touched(ticked: Bench) -> None:
+    """As a run finds them: all at once, each damaged in another way."""
+    ticked.tick(1, ticked.job(inline_threshold=1))
+    newest = ticked.checkpoints()[-1]
+    broken = {path: entry for path, entry in stored(ticked, newest) if path.name != "_metadata"}
+    for number, (path, entry) in enumerate(broken.items()):
+        damage(path, entry, _DAMAGES[number % len(_DAMAGES)])
+    before = ticked.photograph()
+    with pytest.raises(CorruptCheckpoint, match=rf"of its {len(newest.files)} files are broken") as refused:
+        ticked.launch().result()
+    before.assert_untouched(ticked)
+    for path, entry in broken.items():
+        assert entry is not None
+        assert f"{path} ({entry.path})" in refused.value.message
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", _DAMAGES)
+def test_damage_anywhere_in_a_checkpoint_is_found_by_a_run(
+    ticked: Bench, how: Callable[[bytes, int, int], bytes | None]
+) -> None:
+    """Before the sink or a live location is touched."""
+    ticked.tick(1, ticked.job(inline_threshold=1))
+    newest = ticked.checkpoints()[-1]
+    for path, entry in stored(ticked, newest):
+        before = damage(path, entry, how)
+        photograph = ticked.photograph()
+        launch = ticked.launch(restore_from=newest.reference)
+        with pytest.raises(CheckpointError):
+            launch.result()
+        photograph.assert_untouched(ticked)
+        path.write_bytes(before)
+    ticked.tick(1)
+    ticked.assert_exact()
+
+
+# --- what the command says -------------------------------------------------------------------------------------------
+
+
+def test_the_command_tells_each_check_and_changes_nothing(ticked: Bench) -> None:
+    before = ticked.photograph()
+    told = preflight(ticked)
+    newest = ticked.checkpoints()[-1]
+    assert told.exit_code == 0
+    lines = told.stdout.splitlines()
+    assert lines[-1] == f"{newest.reference}: RESTORABLE"
+    for check in ("files", "Spark version", "write-ahead log", "sink position", "source files", "other runs"):
+        assert any(line.startswith(check) and "RESTORABLE" in line for line in lines), check
+    document = json.loads(preflight(ticked, "chk-1", "--json").stdout)
+    assert document["verdict"] == "RESTORABLE"
+    again = next(item for item in document["findings"] if item["check"] == "source files")
+    assert "batches 2 to 5 are read again from 4 files, all there" in again["reason"]
+    lost = min(ticked.sink.glob("part-*.parquet"))
+    lost.rename(ticked.root / "lost")
+    told = preflight(ticked)
+    assert told.exit_code == 2
+    assert f"{lost}, which the file sink had written by then, is missing" in told.stdout
+    (ticked.root / "lost").rename(lost)
+    assert ticked.photograph() == before
+    alive = Heartbeat(9, "the-other-run", (ProcessIdentity.current(),), 1, SystemClock().time())
+    HeartbeatFile(ticked.filesystem, ticked.name).write(alive)
+    told = preflight(ticked)
+    assert told.exit_code == 2
+    assert "Run the-other-run drives job 'tiny' now" in told.stdout
+    assert preflight(ticked, "chk-99").exit_code == 2
