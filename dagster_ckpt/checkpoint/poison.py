@@ -68,6 +68,7 @@ def streak(failures: Sequence[Failure]) -> Streak | None:
         the streak that the last failure belongs to, of one at least; ``None`` when that is not one of a batch.
     """
     times, plan = 0, None
+    deaths: set[str] = set()
     for failure in reversed(failures):
         if not _is_of_batch(failure):
             break
@@ -76,7 +77,12 @@ def streak(failures: Sequence[Failure]) -> Streak | None:
         if plan is not None and failure.plan not in {None, plan}:
             break
         plan = plan or failure.plan
-        times += 1
+        if _is_gone(failure):
+            # A run dies once: whose JVM was found gone may have died before it could say that it had ended.
+            times += failure.run_id not in deaths
+            deaths.add(failure.run_id)
+        else:
+            times += 1
     last = failures[-1] if failures else None
     if last is None or last.batch is None or not times:
         return None

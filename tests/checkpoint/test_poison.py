@@ -38,7 +38,8 @@ _sorts = st.sampled_from([*SORTS, None])
 
 
 def failures_of(sorts: Sequence[str | None], other: Failure) -> list[Failure]:
-    return [replace(other if sort is None else SORTS[sort], at=float(at)) for at, sort in enumerate(sorts)]
+    every = [other if sort is None else SORTS[sort] for sort in sorts]
+    return [replace(failure, run_id=f"run-{at}", at=float(at)) for at, failure in enumerate(every)]
 
 
 @given(st.lists(_sorts, max_size=12), st.sampled_from(OTHERS))
@@ -165,10 +166,20 @@ def test_what_is_no_outage_counts(error: str) -> None:
 
 def test_a_driver_that_is_gone_is_gone_whoever_saw_it() -> None:
     """The JVM alone, found by the run; the process, found by the sensor, in one way or another."""
-    lost = replace(ONE, kind="DriverLost", reason="The JVM of job 'tiny' is gone: Connection refused")
-    died = replace(SORTS["died"], reason="run r died: no heartbeat for 31 s")
+    lost = replace(ONE, run_id="b", kind="DriverLost", reason="The JVM of job 'tiny' is gone: Connection refused")
+    died = replace(SORTS["died"], run_id="c", reason="run r died: no heartbeat for 31 s")
     assert (found := streak([SORTS["died"], lost, died])) is not None
     assert (found.times, found.reason) == (3, died.reason)
+
+
+def test_a_run_dies_once() -> None:
+    """It found its JVM gone and said so, and then died before the end of its epoch was on record."""
+    deaths = [
+        replace(ONE, run_id=run, sequence=sequence, kind=kind, at=at)
+        for run, at in (("a", 1.0), ("b", 2.0))
+        for sequence, kind in ((1, "DriverLost"), (DIED, ""))
+    ]
+    assert streak(deaths) == Streak(7, 2, ONE.reason)
 
 
 def test_what_is_told() -> None:
