@@ -17,7 +17,8 @@ from rich.table import Table
 from dagster_ckpt.checkpoint.ancestry import for_retention
 from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
 from dagster_ckpt.checkpoint.clock import SystemClock
-from dagster_ckpt.checkpoint.layout import CONTROL_DIR, METADATA_FILE_NAME
+from dagster_ckpt.checkpoint.disposing import dispose_broken, is_broken
+from dagster_ckpt.checkpoint.layout import CONTROL_DIR, METADATA_FILE_NAME, checkpoint_id, is_job_id
 from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
 from dagster_ckpt.checkpoint.pinning import pin_checkpoint, unpin_checkpoint
 from dagster_ckpt.checkpoint.pins import Pins
@@ -79,16 +80,21 @@ def list_checkpoints(job: str | None, path: str, as_json: bool) -> None:
         catalog = CheckpointCatalog(filesystem, name)
         newest = _quietly(lambda catalog=catalog: catalog.newest().metadata)  # type: ignore[misc]
         pinned = Pins(filesystem, name).reasons()
+        quarantined = {reference: record.reason for reference, record in catalog.quarantine.records().items()}
         for job_id in sorted(catalog.job_ids()):
             completed, broken = catalog.completed(job_id)
+            found = [(item.reference, _row(item, catalog)) for item in completed]
+            found += [(error.checkpoint, _unreadable_row(name, error)) for error in broken if error.checkpoint]
             rows += [
                 {
-                    **_row(item, catalog),
-                    "newest": newest is not None and item.reference == newest.reference,
-                    "pinned": item.reference in pinned,
-                    "pin_reason": pinned.get(item.reference, ""),
+                    **row,
+                    "newest": newest is not None and reference == newest.reference,
+                    "pinned": reference in pinned,
+                    "pin_reason": pinned.get(reference, ""),
+                    "quarantined": reference in quarantined,
+                    "quarantine_reason": quarantined.get(reference, ""),
                 }
-                for item in completed
+                for reference, row in found
             ]
             for error in broken:
                 click.secho(error.message, fg="red", err=True)
@@ -97,19 +103,21 @@ def list_checkpoints(job: str | None, path: str, as_json: bool) -> None:
         return
     table = Table("job", "checkpoint", "batch", "epoch", "kind", "files", "bytes", "new bytes", "written", "")
     for row in rows:
+        numbers = ["?" if row[name] is None else f"{row[name]:,}" for name in ("files", "bytes", "new_bytes")]
         table.add_row(
             row["job"],
             row["checkpoint"],
-            str(row["batch"]),
-            str(row["epoch"]),
+            "?" if row["batch"] is None else str(row["batch"]),
+            "?" if row["epoch"] is None else str(row["epoch"]),
             row["kind"],
-            str(row["files"]),
-            f"{row['bytes']:,}",
-            f"{row['new_bytes']:,}",
-            row["written_at"][:19],
-            ", ".join(mark for mark in ("newest", "pinned") if row[mark]),
+            *numbers,
+            (row["written_at"] or "?")[:19],
+            ", ".join(mark for mark in ("newest", "pinned", "quarantined") if row[mark]),
         )
     _print(table)
+    for row in rows:
+        if row["quarantined"]:
+            click.echo(f"{row['checkpoint']} is in quarantine: {row['quarantine_reason']}")
 
 
 @main.command()
@@ -220,14 +228,18 @@ def retention(
     newest = catalog.newest()
     if newest.job_id is None:
         raise CheckpointNotFound(f"Job {job!r} has no checkpoint in {catalog.filesystem.url}: {newest.reason}.")
-    completed, broken = catalog.completed(newest.job_id)
+    everything, broken = catalog.completed(newest.job_id)
     for error in broken:
         click.secho(f"{error.message} While it is there, no shared file is deleted.", fg="red", err=True)
+    quarantined = catalog.quarantine.names()
+    completed = [item for item in everything if item.reference not in quarantined]
+    if quarantined:
+        click.echo(f"In quarantine, neither counted nor deleted: {', '.join(sorted(quarantined))}", err=True)
     pinned = KeepPinned(Pins(catalog.filesystem, job).reasons())
     policy = AnyOf((pinned, config.retention)) if pinned.names else config.retention
     savepoints = RecordedSavepoints(catalog.filesystem, job).known()
     decisions = decide(policy, for_retention(completed, savepoints), SystemClock().time())
-    freed = reclaimable_bytes(catalog, completed, {decision.name for decision in decisions if not decision.keep})
+    freed = reclaimable_bytes(catalog, everything, {decision.name for decision in decisions if not decision.keep})
     rows = [
         {
             **_row(metadata, catalog),
@@ -344,10 +356,21 @@ def batch(job: str, batch: int | None, path: str, as_json: bool) -> None:
 @main.command()
 @click.argument("savepoint")
 def dispose(savepoint: str) -> None:
-    """Delete the savepoint in the directory SAVEPOINT. Broken off, it is finished by the same command."""
+    """Delete the savepoint in the directory SAVEPOINT. Broken off, it is finished by the same command.
+
+    Also the directory of a checkpoint that is in quarantine, or whose _metadata cannot be read.
+    """
     directory = Path(savepoint).expanduser().absolute()
     if directory.name == METADATA_FILE_NAME:
         directory = directory.parent
+    if is_job_id(directory.parent.name) and (number := checkpoint_id(directory.name)) is not None:
+        job = directory.parents[1]
+        catalog = CheckpointCatalog(open_filesystem(str(job.parent)), job.name)
+        if is_broken(catalog, directory.parent.name, number):
+            done = dispose_broken(catalog, directory.parent.name, number)
+            later = f"Job {job.name} is not over: its next checkpoint, or its next start, deletes {directory}."
+            click.echo(f"{directory} is deleted." if done else later)
+            return
     unknown = dispose_savepoint(open_filesystem(str(directory.parent)), directory.name)
     click.echo(f"{directory} is no savepoint any more.")
     if unknown:
@@ -373,6 +396,11 @@ def _find(catalog: CheckpointCatalog, checkpoint: str) -> CheckpointMetadata:
     if newest.metadata is None:
         raise CheckpointNotFound(f"Job {catalog.job_name!r} has nothing to go on from: {newest.reason}.")
     return newest.metadata
+
+
+def _unreadable_row(job: str, error: CorruptCheckpoint) -> dict[str, Any]:
+    unknown = dict.fromkeys(("pointer", "batch", "epoch", "files", "bytes", "new_bytes", "written_at"))
+    return {"job": job, "checkpoint": error.checkpoint, **unknown, "kind": "unreadable"}
 
 
 def _quietly(ask: Callable[[], CheckpointMetadata | None]) -> CheckpointMetadata | None:

@@ -139,7 +139,13 @@ class ForeignCheckpoint(CheckpointError):
 
 
 class CorruptCheckpoint(CheckpointError):
-    """What is stored is not what was written."""
+    """What is stored is not what was written.
+
+    Attributes:
+        checkpoint: ``{job id}/chk-N`` where it is known which checkpoint is broken, or the directory of a savepoint.
+    """
+
+    checkpoint: str | None = None
 
 
 class CorruptMetadata(CorruptCheckpoint):

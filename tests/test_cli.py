@@ -9,9 +9,12 @@ from threading import Event, Thread
 import pytest
 from click.testing import CliRunner, Result
 
+from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
 from dagster_ckpt.checkpoint.clock import SystemClock
+from dagster_ckpt.checkpoint.epochs import End
 from dagster_ckpt.checkpoint.liveness import Heart, HeartbeatFile
 from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
+from dagster_ckpt.checkpoint.quarantine import Quarantined
 from dagster_ckpt.checkpoint.requests import Answer, SavepointRequest, SavepointRequests, TakenSavepoint
 from dagster_ckpt.cli import main
 from dagster_ckpt.filesystem import PosixFileSystem
@@ -286,3 +289,37 @@ def test_each_command_has_help(command: str) -> None:
     assert result.exit_code == 0
     assert command == "dispose" or "--path" in result.stdout
     assert command in CliRunner().invoke(main, ["--help"]).stdout
+
+
+def test_what_is_in_quarantine_is_listed_with_the_reason_and_can_be_disposed_of(
+    storage: Path, taken: list[CheckpointMetadata]
+) -> None:
+    catalog = CheckpointCatalog(PosixFileSystem(storage), JOB)
+    *_, last, newest = taken
+    for item, reason in ((last, "A file is gone."), (newest, "Its manifest was changed.")):
+        catalog.quarantine.add(Quarantined(item.reference, reason, 1, "run", "host", "then"))
+    manifest = storage / JOB / newest.reference / "_metadata"
+    manifest.write_bytes(manifest.read_bytes()[:-9])
+    result = call(storage, "list", JOB, "--json")
+    rows = {row["checkpoint"]: row for row in json.loads(result.stdout)}
+    assert [name for name, row in rows.items() if row["newest"]] == [taken[-3].reference]
+    assert [name for name, row in rows.items() if row["quarantined"]] == [last.reference, newest.reference]
+    assert (rows[newest.reference]["quarantine_reason"], rows[newest.reference]["batch"]) == (
+        "Its manifest was changed.",
+        None,
+    )
+    assert f"{last.reference} is in quarantine: A file is gone." in call(storage, "list").stdout
+    decided = call(storage, "retention", JOB, "--num-retained", "1", "--json")
+    assert [row["checkpoint"] for row in json.loads(decided.stdout)] == [item.reference for item in taken[:-2]]
+    assert last.reference in decided.stderr
+
+    asked = CliRunner(catch_exceptions=False).invoke(main, ["dispose", str(manifest)])
+    assert "Job flights is not over" in asked.stdout
+    assert manifest.exists()
+    catalog.epochs.record_end(1, End("FINISHED", "done", discarded=False, ended_at="now"))
+    for item in (last, newest):
+        gone = CliRunner(catch_exceptions=False).invoke(main, ["dispose", str(storage / JOB / item.reference)])
+        assert gone.stdout == f"{storage / JOB / item.reference} is deleted.\n"
+        assert not (storage / JOB / item.reference).exists()
+    assert call(storage, "verify", JOB).exit_code == 0
+    assert not catalog.quarantine.names()

@@ -6,15 +6,13 @@ Needs no epoch and changes nothing, so the CLI, the sensor and the UI use it bes
 from __future__ import annotations
 
 import hashlib
-import logging
 import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from dagster_ckpt.checkpoint.ancestry import line_of_descent
-from dagster_ckpt.checkpoint.epochs import NOTHING, Choice, End, Epochs
+from dagster_ckpt.checkpoint.epochs import Choice, End, Epochs
 from dagster_ckpt.checkpoint.layout import (
     METADATA_FILE_NAME,
     checkpoint_directory,
@@ -23,10 +21,10 @@ from dagster_ckpt.checkpoint.layout import (
     validate_job_name,
 )
 from dagster_ckpt.checkpoint.metadata import SAVEPOINT, CheckpointMetadata, FileEntry
-from dagster_ckpt.checkpoint.recorded_savepoints import RecordedSavepoints
+from dagster_ckpt.checkpoint.quarantine import Quarantine
+from dagster_ckpt.checkpoint.selecting import Newest, older_than, select
 from dagster_ckpt.checkpoint.storage_access import resolve_checkpoint_pointer
 from dagster_ckpt.errors import (
-    CheckpointError,
     CheckpointFileChanged,
     CheckpointFileMissing,
     CheckpointNotFound,
@@ -38,8 +36,6 @@ from dagster_ckpt.filesystem import FileSystem, Part, Written, open_filesystem
 
 __all__ = ["CheckpointCatalog", "Newest"]
 
-_log = logging.getLogger(__name__)
-
 #: What stands where the pointer of a checkpoint in a driver's memory would.
 NOT_ADDRESSABLE = "<checkpoint-not-externally-addressable>"
 _READERS = 8
@@ -47,24 +43,6 @@ _READERS = 8
 _MOST_NAMED = 1000
 _SHORT = re.compile(r"(?:([0-9a-f]{32})/)?(chk-[1-9][0-9]*)/?")
 _INSIDE = re.compile(r"([^/]+)/([0-9a-f]{32})/chk-([1-9][0-9]*)")
-
-
-@dataclass(frozen=True, slots=True)
-class Newest:
-    """The checkpoint to go on from.
-
-    Attributes:
-        metadata: the checkpoint; ``None`` means there is nothing to go on from, and that this is as it should be.
-        job_id: the lineage to go on with; ``None`` to begin one, from nothing or from a savepoint.
-        reason: why this one.
-        otherwise: where ``metadata`` is a savepoint that was preferred to a checkpoint: what to go on from if the user
-            has damaged it.
-    """
-
-    metadata: CheckpointMetadata | None
-    job_id: str | None
-    reason: str
-    otherwise: Callable[[], Newest] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +67,7 @@ class CheckpointCatalog:
         self.filesystem = filesystem
         self.job_name = validate_job_name(job_name)
         self.epochs = Epochs(filesystem, job_name)
+        self.quarantine = Quarantine(filesystem, job_name)
         self._choices: dict[int, Choice] = {}
 
     def job_ids(self) -> list[str]:
@@ -140,14 +119,18 @@ class CheckpointCatalog:
                 f"Cannot find meta data file '_metadata' in directory '{self.filesystem.url}/{directory}'.",
                 hint=self._see_list,
             ) from None
-        metadata = CheckpointMetadata.decode(data, where)
-        if metadata.job_name != self.job_name:
-            raise _foreign(where, metadata.job_name, self.job_name)
-        if (metadata.job_id, metadata.checkpoint_id) != (job_id, number) or metadata.kind == SAVEPOINT:
-            raise CorruptMetadata(
-                f"{where} says it is {metadata.reference}: it was moved or copied here by hand.",
-                hint="Copy the directory of a whole job, not single checkpoints.",
-            )
+        try:
+            metadata = CheckpointMetadata.decode(data, where)
+            if metadata.job_name != self.job_name:
+                raise _foreign(where, metadata.job_name, self.job_name)
+            if (metadata.job_id, metadata.checkpoint_id) != (job_id, number) or metadata.kind == SAVEPOINT:
+                raise CorruptMetadata(
+                    f"{where} says it is {metadata.reference}: it was moved or copied here by hand.",
+                    hint="Copy the directory of a whole job, not single checkpoints.",
+                )
+        except CorruptCheckpoint as error:
+            error.checkpoint = f"{job_id}/chk-{number}"
+            raise
         if (epoch := self._voided_by(metadata)) is not None:
             raise CheckpointNotFound(
                 f"{where} is void: epoch {metadata.epoch} published it after epoch {epoch} had taken the job over.",
@@ -199,6 +182,11 @@ class CheckpointCatalog:
                 return epoch, choice
         return None
 
+    def choices(self) -> dict[int, Choice]:
+        """The recorded choices, by epoch."""
+        epochs = sorted(epoch for epoch, kinds in self.epochs.names().items() if "choice" in kinds)
+        return {epoch: choice for epoch in epochs if (choice := self.epochs.read_choice(epoch)) is not None}
+
     def given_up(self) -> End | None:
         """The end with which the cleanup policy gave up the newest choice's lineage, if it did."""
         chosen = self.choice()
@@ -215,14 +203,17 @@ class CheckpointCatalog:
     def newest(self) -> Newest:
         """The newest complete checkpoint of the highest epoch that has one, else that epoch's choice.
 
+        What is in quarantine is passed over, and named in ``passed_over``.
+
         Raises:
             CorruptMetadata: what must be the newest cannot be read; an older one is never taken silently.
+            CorruptCheckpoint: every checkpoint there is is in quarantine.
             CheckpointNotFound: the recorded choice is gone although nothing gave it up.
         """
         while True:
             before = self._listing()
             try:
-                newest = self._newest()
+                newest = select(self)
             except (CheckpointNotFound, CorruptCheckpoint):
                 if self._listing() == before:
                     raise
@@ -233,57 +224,6 @@ class CheckpointCatalog:
     def _listing(self) -> object:
         chosen = self.choice()
         return self.epochs.names(), chosen, self.numbers(chosen[1].job_id) if chosen else []
-
-    def _newest(self) -> Newest:
-        chosen = self.choice()
-        if chosen is None:
-            return Newest(None, None, "this job has no checkpoint yet")
-        epoch, choice = chosen
-        if (end := self.given_up()) is not None:
-            return Newest(None, None, f"the last run ended {end.status} and gave its checkpoints up: {end.reason}")
-        best: CheckpointMetadata | None = None
-        highest = self.epochs.highest()
-        for number in reversed(self.numbers(choice.job_id)):
-            if number < choice.first_id:
-                break
-            try:
-                metadata = self.load(choice.job_id, number)
-            except CheckpointNotFound:
-                continue
-            except CorruptCheckpoint:
-                if best is None:
-                    raise
-                continue  # older than a good one: it is not what would be restored
-            if metadata.epoch >= epoch and (best is None or metadata.key > best.key):
-                best = metadata
-            if metadata.epoch == highest:
-                break  # no later epoch exists, and within an epoch ids rise
-        if best is not None:
-            return Newest(best, choice.job_id, f"{best.name} is the newest complete checkpoint (epoch {best.epoch})")
-        if choice.restored is None:
-            return Newest(None, choice.job_id, "the job began from nothing and has no complete checkpoint yet")
-        try:
-            metadata = self.resolve(choice.restored)
-        except (CheckpointError, OSError) as error:
-            if choice.fallback is None:
-                raise
-            told = str(error).partition("\n")[0]
-            _log.warning("Savepoint %s, which epoch %d began with, is passed over: %s", choice.restored, epoch, told)
-            return self._fall_back(choice, choice.fallback)
-        return Newest(
-            metadata,
-            choice.job_id,
-            f"{metadata.name} is what epoch {epoch} began with, and it completed no checkpoint of its own",
-            None if choice.fallback is None else lambda: self._fall_back(choice, choice.fallback or NOTHING),
-        )
-
-    def _fall_back(self, choice: Choice, fallback: str) -> Newest:
-        """What a savepoint was preferred to that is not there any more."""
-        reason = f"what is gone on from without savepoint {choice.restored}, which cannot be used"
-        if fallback == NOTHING:
-            return Newest(None, choice.job_id, f"nothing is {reason}: the lineage has no checkpoint")
-        metadata = self.resolve(fallback)
-        return Newest(metadata, choice.job_id, f"{metadata.name} is {reason}")
 
     def resolve(self, pointer: str) -> CheckpointMetadata:
         """What a user named: ``chk-N``, ``{job id}/chk-N``, or the path of a checkpoint or savepoint.
@@ -388,10 +328,12 @@ class CheckpointCatalog:
             count = f"{len(broken)} of its {len(metadata.files)} files are broken: " if len(broken) > 1 else ""
             named = "; ".join(f"{item.where} ({item.path}) {item.what}" for item in broken[:_MOST_NAMED])
             more = f"; and {len(broken) - _MOST_NAMED} more" if len(broken) > _MOST_NAMED else ""
-            raise broken[0].error(
+            error = broken[0].error(
                 f"{metadata.name} of {self.job_name} cannot be restored: {count}{named}{more}.",
                 hint=self._other_than(metadata),
             )
+            error.checkpoint = metadata.reference
+            raise error
 
     @property
     def _see_list(self) -> str:
@@ -399,16 +341,15 @@ class CheckpointCatalog:
 
     def _other_than(self, metadata: CheckpointMetadata) -> str:
         """The exact ways on when ``metadata`` cannot be used."""
-        savepoints = RecordedSavepoints(self.filesystem, self.job_name).known()
-        others = line_of_descent(metadata, self.completed(metadata.job_id)[0], savepoints)[:-1]
-        if not others:
+        other = next(older_than(self, metadata), None)
+        if other is None:
             return (
                 "There is no older checkpoint. Put the file back from a backup, or start over with restore_from: none."
             )
         return (
-            f"To go back to the one before, launch the job with restore_from: {others[-1].reference} "
-            f"(batch {others[-1].batch} instead of {metadata.batch}); "
-            f"check it first with `dagster-ckpt verify {self.job_name} {others[-1].reference} "
+            f"To go back to the one before, launch the job with restore_from: {other.reference} "
+            f"(batch {other.batch} instead of {metadata.batch}); "
+            f"check it first with `dagster-ckpt verify {self.job_name} {other.reference} "
             f"--path {self.filesystem.url}`."
         )
 

@@ -118,17 +118,35 @@ class DeletionLog:
                 found.append(deletion)
         return sorted(found, key=lambda deletion: (deletion.epoch, deletion.token))
 
-    def retry(self, epoch: int, in_use: Callable[[], frozenset[str] | None]) -> None:
-        """Finish deletions of the caller's own epoch that the storage refused when they were first tried.
+    def ask(self, epoch: int, job_id: str, checkpoints: Sequence[int], shared: Sequence[str], reason: str) -> None:
+        """Write a deletion down for the holder of ``epoch``, or who comes after it, to carry out; as :meth:`delete`.
+
+        Raises:
+            Fenced: ``epoch`` is not the newest any more; nothing was asked for.
+        """
+        deletion = Deletion(epoch, job_id, tuple(checkpoints), tuple(shared), reason, uuid.uuid4().hex)
+        self._filesystem.create(self._path(deletion), encode_record(asdict(deletion)))
+        try:
+            self._epochs.check(epoch)
+        except BaseException:
+            self._filesystem.remove(self._path(deletion))
+            raise
+
+    def retry(self, epoch: int, in_use: Callable[[], frozenset[str] | None]) -> int:
+        """Finish deletions of the caller's own epoch that were asked for, or that the storage refused at first.
 
         Args:
             epoch: of the caller.
             in_use: as for :meth:`recover`.
+
+        Returns:
+            how many there were.
         """
-        for deletion in self.pending():
-            if deletion.epoch == epoch:
-                self._epochs.check(epoch)
-                self._carry_out(deletion, in_use, self._pins.numbers(deletion.job_id))
+        own = [deletion for deletion in self.pending() if deletion.epoch == epoch]
+        for deletion in own:
+            self._epochs.check(epoch)
+            self._carry_out(deletion, in_use, self._pins.numbers(deletion.job_id))
+        return len(own)
 
     def recover(self, epoch: int, in_use: Callable[[str], frozenset[str] | None]) -> list[Deletion]:
         """Finish what earlier epochs began to delete; called by a run that has claimed ``epoch``.

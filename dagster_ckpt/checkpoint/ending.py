@@ -11,7 +11,7 @@ from dagster_ckpt.checkpoint.clock import Clock, iso
 from dagster_ckpt.checkpoint.deletions import ROUNDS, DeletionLog
 from dagster_ckpt.checkpoint.epochs import Claim, End
 from dagster_ckpt.checkpoint.issuing import next_id
-from dagster_ckpt.checkpoint.layout import shared_directory
+from dagster_ckpt.checkpoint.layout import checkpoint_id, shared_directory
 from dagster_ckpt.checkpoint.liveness import ProcessIdentity, this_host
 from dagster_ckpt.checkpoint.pins import Pins
 from dagster_ckpt.checkpoint.savepoints import claimed_savepoint, dispose_claimed
@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 
 
 def finish_deletions(catalog: CheckpointCatalog, epoch: int) -> None:
-    """Finish, as the holder of ``epoch``, what earlier epochs began to delete; what is pinned stays."""
+    """Finish, as the holder of ``epoch``, what earlier epochs began to delete; what is pinned or quarantined stays."""
 
     def in_use(job_id: str) -> frozenset[str] | None:
         completed, broken = catalog.completed(job_id)
@@ -34,6 +34,10 @@ def finish_deletions(catalog: CheckpointCatalog, epoch: int) -> None:
 
     log = DeletionLog(catalog.filesystem, catalog.job_name)
     log.recover(epoch, in_use)
+    for reference in catalog.quarantine.names():
+        lineage, _, name = reference.partition("/")
+        if checkpoint_id(name) not in catalog.numbers(lineage):
+            catalog.quarantine.lift(reference)  # somebody has asked for its deletion
     chosen, end = catalog.choice(), catalog.given_up()
     if chosen is None or end is None:
         return
@@ -43,7 +47,7 @@ def finish_deletions(catalog: CheckpointCatalog, epoch: int) -> None:
     job_id = chosen[1].job_id
     pins = Pins(catalog.filesystem, catalog.job_name)
     for _ in range(ROUNDS):
-        numbers = sorted({*catalog.numbers(job_id)} - pins.numbers(job_id))
+        numbers = sorted({*catalog.numbers(job_id)} - pins.numbers(job_id) - catalog.quarantine.numbers(job_id))
         if not numbers:
             return
         shared = [entry.name for entry in catalog.filesystem.list(shared_directory(catalog.job_name, job_id))]

@@ -73,6 +73,8 @@ class Choice:
             checkpoint, or ``nothing``. It is gone on from if the user takes the savepoint away.
         accepted_loss: what was lost or doubled in this lineage with somebody's consent, each with when and by which
             run; checkpoints of this epoch say it too.
+        fell_back: that an older checkpoint than the newest was restored, and what it costs; for people, else empty.
+        forked_from: the checkpoint or savepoint of another job that the lineage began with.
     """
 
     job_id: str
@@ -87,6 +89,8 @@ class Choice:
     sink_kind: str | None = None
     fallback: str | None = None
     accepted_loss: tuple[str, ...] = ()
+    fell_back: str = ""
+    forked_from: str | None = None
 
     def __post_init__(self) -> None:
         """Make a tuple of what JSON has for it."""

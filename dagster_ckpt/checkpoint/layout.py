@@ -6,7 +6,8 @@
         {job-id}/chk-{N}/_metadata      the manifest and completion marker
         {job-id}/shared/                immutable files that several checkpoints have
         taskowned/                      Spark's live locations, one per attempt, if the user puts them here
-        control/                        owner, epochs, heartbeat, failures, deletions, pins, requests, savepoints
+        control/                        owner, epochs, heartbeat, failures, deletions, pins, quarantine, requests,
+                                        savepoints
     {savepoint_path}/savepoint-{6 hex of the job id}-{12 random hex}/
         _metadata, and every file of the savepoint that is not inside it
 """

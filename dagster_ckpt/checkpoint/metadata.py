@@ -18,10 +18,12 @@ from typing import Any
 from dagster_ckpt.checkpoint.snapshot import Json
 from dagster_ckpt.errors import CorruptMetadata, UnknownMetadataVersion
 
-__all__ = ["SAVEPOINT", "CheckpointMetadata", "FileEntry"]
+__all__ = ["FORK", "SAVEPOINT", "CheckpointMetadata", "FileEntry"]
 
 #: The kind of a savepoint: self-contained, in a directory of the user's.
 SAVEPOINT = "savepoint"
+#: The kind of the first checkpoint of a job that was forked: a copy of a checkpoint or savepoint of another.
+FORK = "fork"
 FORMAT = "dagster_ckpt"
 VERSION = 1
 _DIGEST = b',\n "digest": "sha256:'
@@ -98,8 +100,10 @@ class CheckpointMetadata:
         epoch: the writer's epoch; with ``checkpoint_id`` it orders checkpoints.
         batch: the last committed micro-batch covered.
         mode: ``EXACTLY_ONCE`` or ``AT_LEAST_ONCE``.
-        kind: ``checkpoint``, ``salvage`` when taken from a dead run's live location, or ``savepoint``.
-        restored_from: the :attr:`reference` of what the writing run began with, ``None`` for a fresh start.
+        kind: ``checkpoint``, ``salvage`` when taken from a dead run's live location, ``fork`` when copied from another
+            job, or ``savepoint``.
+        restored_from: the :attr:`reference` of what the writing run began with, ``None`` for a fresh start; of a fork
+            the directory of what it was copied from.
         writer: run id, host and process of the writer.
         triggered_at: when the attempt began, ISO 8601 in UTC.
         written_at: when its last data file was durable, ISO 8601 in UTC.

@@ -76,7 +76,8 @@ def take_savepoint(
             f"Job {catalog.job_name!r} does not run and has nothing to save: {newest.reason}.",
             hint=f"Launch it, or see `dagster-ckpt list {catalog.job_name} --path {catalog.filesystem.url}`.",
         )
-    report(f"No run is alive: copying {newest.metadata.reference}.")
+    past = f" {', '.join(newest.passed_over)}, which is newer, is in quarantine." if newest.passed_over else ""
+    report(f"No run is alive: copying {newest.metadata.reference}.{past}")
     return TakenSavepoint.of(copy_to_savepoint(catalog, newest.metadata, storage, clock))
 
 

@@ -142,15 +142,18 @@ class CompletedCheckpointStore:
         )
         self._lock = threading.RLock()
         self._next = first_id
-        self._retained, self._broken = catalog.completed(job_id)
+        self._retained: list[CheckpointMetadata] = []
+        #: Neither counted nor deleted; what they share stays in use.
+        self._quarantined: list[CheckpointMetadata] = []
+        self._broken: list[CorruptCheckpoint] = []
         self._unsettled: list[CheckpointMetadata] = []
         #: A deletion was broken off: what is retained is not what ``_retained`` says until it is read again.
         self._must_read_again = False
-        self._shared.retain(self._retained)
+        self._read_again()
 
     @property
     def retained(self) -> list[CheckpointMetadata]:
-        """Completed checkpoints by (epoch, id), the newest last."""
+        """Completed checkpoints by (epoch, id), the newest last, without those in quarantine."""
         with self._lock:
             return list(self._retained)
 
@@ -222,7 +225,7 @@ class CompletedCheckpointStore:
                 self._unsettled.remove(metadata)
                 self._retained.append(metadata)
                 self._shared.remember(snapshot, entries)
-                self._shared.retain(self._retained)
+                self._share()
             return metadata
         finally:
             if not published:
@@ -304,7 +307,7 @@ class CompletedCheckpointStore:
             return dropped
 
     def discard_all(self, reason: str) -> list[Dropped]:
-        """Delete every checkpoint of this lineage that is not pinned, for the cleanup policy.
+        """Delete every checkpoint of this lineage that is neither pinned nor quarantined, for the cleanup policy.
 
         Raises:
             Fenced: a newer run has taken the job over; nothing was deleted.
@@ -319,6 +322,8 @@ class CompletedCheckpointStore:
                     if metadata.reference in pinned
                 ]
                 why = f"{reason}; pinned and kept: {', '.join(kept)}" if kept else reason
+                if self._quarantined:
+                    why += f"; in quarantine and kept: {', '.join(metadata.name for metadata in self._quarantined)}"
                 dropped = [Dropped(metadata, why) for metadata in self._retained if metadata.reference not in pinned]
                 if not dropped or self._discard(dropped, why):
                     break
@@ -386,21 +391,30 @@ class CompletedCheckpointStore:
             with contextlib.suppress(CheckpointNotFound):
                 self._catalog.load(self.job_id, metadata.checkpoint_id)
                 self._retained = sorted([*self._retained, metadata], key=lambda item: item.key)
-                self._shared.retain(self._retained)
+                self._share()
             self._unsettled.remove(metadata)
-        self._deletions.retry(self.epoch, self._in_use_as_stored)
-        if self._must_read_again:
+        if self._deletions.retry(self.epoch, self._in_use_as_stored) or self._must_read_again:
             self._read_again()
 
     def _read_again(self) -> None:
-        self._retained, self._broken = self._catalog.completed(self.job_id)
-        self._shared.retain(self._retained)
+        completed, self._broken = self._catalog.completed(self.job_id)
+        quarantined = self._catalog.quarantine.names()
+        self._retained = [metadata for metadata in completed if metadata.reference not in quarantined]
+        self._quarantined = [metadata for metadata in completed if metadata.reference in quarantined]
+        self._share()
         self._must_read_again = False
+
+    def _share(self) -> None:
+        self._shared.retain([*self._quarantined, *self._retained])
 
     def _in_use_as_stored(self) -> frozenset[str] | None:
         completed, broken = self._catalog.completed(self.job_id)
         if broken:
             return None
+        # One in quarantine may just have been deleted: somebody has asked for that.
+        present = {metadata.reference for metadata in completed}
+        self._quarantined = [metadata for metadata in self._quarantined if metadata.reference in present]
+        self._share()
         return self._shared.in_use() | {name.rpartition("/")[2] for name in references(completed)}
 
     def _discard(self, dropped: Sequence[Dropped], reason: str) -> bool:
@@ -408,7 +422,7 @@ class CompletedCheckpointStore:
         gone = {item.metadata.reference for item in dropped}
         candidates = references([item.metadata for item in dropped])
         self._retained = [metadata for metadata in self._retained if metadata.reference not in gone]
-        self._shared.retain(self._retained)
+        self._share()
         # Not even on record: a run that finishes this deletion later cannot know of an attempt that is under way now.
         needed = self._shared.in_use()
         names = sorted({name.rpartition("/")[2] for name in candidates} - needed)

@@ -81,6 +81,10 @@ class WriteAheadArchive:
         """The newest epoch that began, ``None`` when there is none."""
         return next((epoch for epoch in reversed(self.epochs()) if self._begin(epoch) is not None), None)
 
+    def has_begun(self, epoch: int) -> bool:
+        """Whether an epoch got as far as to start its query: its sink had been put back by then."""
+        return any(entry.name == _BEGIN for entry in self._filesystem.list(self._of_epoch(epoch)))
+
     def after(self, metadata: CheckpointMetadata, *, line: int | None = None) -> list[PlannedBatch]:
         """The batches that were planned after a checkpoint was taken, without a gap, in order.
 

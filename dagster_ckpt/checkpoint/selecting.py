@@ -1,0 +1,201 @@
+"""Which checkpoint a job goes on from by itself: the newest, past those that are in quarantine."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dagster_ckpt.checkpoint.ancestry import Unreadable, line_of_descent, unreadable
+from dagster_ckpt.checkpoint.epochs import NOTHING, Choice
+from dagster_ckpt.checkpoint.layout import checkpoint_id, is_job_id
+from dagster_ckpt.checkpoint.metadata import FORK, CheckpointMetadata
+from dagster_ckpt.checkpoint.recorded_savepoints import RecordedSavepoints
+from dagster_ckpt.errors import CheckpointError, CheckpointNotFound, CorruptCheckpoint
+
+if TYPE_CHECKING:
+    from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
+
+__all__ = ["Newest", "line_before", "older_than", "select"]
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Newest:
+    """The checkpoint to go on from.
+
+    Attributes:
+        metadata: the checkpoint; ``None`` means there is nothing to go on from, and that this is as it should be.
+        job_id: the lineage to go on with; ``None`` to begin one, from nothing or from a savepoint.
+        reason: why this one.
+        otherwise: where ``metadata`` is a savepoint that was preferred to a checkpoint: what to go on from if the user
+            has damaged it.
+        passed_over: quarantined checkpoints that would have been it, each as ``{job id}/chk-N``, the newest first.
+    """
+
+    metadata: CheckpointMetadata | None
+    job_id: str | None
+    reason: str
+    otherwise: Callable[[], Newest] | None = None
+    passed_over: tuple[str, ...] = ()
+
+
+def select(catalog: CheckpointCatalog) -> Newest:
+    """The newest complete checkpoint of the highest epoch that has one, else that epoch's choice.
+
+    Past those that are in quarantine it goes along the line of descent, never to what a rollback has abandoned.
+
+    Raises:
+        CorruptCheckpoint: what must be the newest cannot be read, or every one there is is in quarantine.
+        CheckpointNotFound: the recorded choice is gone although nothing gave it up.
+    """
+    chosen = catalog.choice()
+    if chosen is None:
+        return Newest(None, None, "this job has no checkpoint yet")
+    epoch, choice = chosen
+    if (end := catalog.given_up()) is not None:
+        return Newest(None, None, f"the last run ended {end.status} and gave its checkpoints up: {end.reason}")
+    quarantined = catalog.quarantine.names()
+    best, passed = _own(catalog, epoch, choice, quarantined)
+    if best is not None:
+        reason = f"{best.name} is the newest complete checkpoint (epoch {best.epoch})"
+        return Newest(best, choice.job_id, f"{reason}{_past(passed)}", passed_over=tuple(passed))
+    if choice.restored is None:
+        if passed:
+            raise _none_left(catalog, passed)
+        return Newest(None, choice.job_id, "the job began from nothing and has no complete checkpoint yet")
+    restored, fallback = choice.restored, choice.fallback
+    if restored not in quarantined:
+        try:
+            metadata = catalog.resolve(restored)
+        except (CheckpointError, OSError) as error:
+            if fallback is None:
+                raise
+            told = str(error).partition("\n")[0]
+            _log.warning("Savepoint %s, which epoch %d began with, is passed over: %s", restored, epoch, told)
+            return _without_savepoint(catalog, choice, fallback, passed)
+        what = f", the fork of {metadata.restored_from}," if metadata.kind == FORK else ""
+        reason = f"{metadata.name}{what} is what epoch {epoch} began with, and it completed no checkpoint of its own"
+        return Newest(
+            metadata,
+            choice.job_id,
+            f"{reason}{_past(passed)}",
+            None if fallback is None else lambda: _without_savepoint(catalog, choice, fallback, passed),
+            tuple(passed),
+        )
+    return _on_line(catalog, choice.job_id, restored, passed)
+
+
+def _without_savepoint(catalog: CheckpointCatalog, choice: Choice, fallback: str, passed: list[str]) -> Newest:
+    """What a savepoint was preferred to that is not there any more."""
+    reason = f"what is gone on from without savepoint {choice.restored}, which cannot be used"
+    if fallback == NOTHING:
+        return Newest(None, choice.job_id, f"nothing is {reason}: the lineage has no checkpoint")
+    if fallback in catalog.quarantine.names():
+        return _on_line(catalog, choice.job_id, fallback, list(passed))
+    metadata = catalog.resolve(fallback)
+    return Newest(metadata, choice.job_id, f"{metadata.name} is {reason}", passed_over=tuple(passed))
+
+
+def _on_line(catalog: CheckpointCatalog, job_id: str, quarantined: str, passed: list[str]) -> Newest:
+    """The newest that one in quarantine descends from and that is not in it as well."""
+    names = catalog.quarantine.names()
+    passed.append(quarantined)
+    for reference in line_before(catalog, quarantined):
+        if reference in names:
+            passed.append(reference)
+            continue
+        metadata = catalog.resolve(reference)
+        reason = f"{metadata.name} is the newest checkpoint on the line of descent"
+        return Newest(metadata, job_id, f"{reason}{_past(passed)}", passed_over=tuple(passed))
+    raise _none_left(catalog, passed)
+
+
+def line_before(catalog: CheckpointCatalog, checkpoint: CheckpointMetadata | str) -> list[str]:
+    """What a checkpoint descends from in its lineage, the newest first, whether it can be read or not.
+
+    Args:
+        catalog: the job's.
+        checkpoint: it, or where it cannot be read ``{job id}/chk-N``.
+    """
+    start: CheckpointMetadata | Unreadable | None = None
+    if isinstance(checkpoint, CheckpointMetadata):
+        job_id, start = checkpoint.job_id, checkpoint
+    else:
+        job_id, _, name = checkpoint.partition("/")
+        if not is_job_id(job_id) or checkpoint_id(name) is None:
+            return []
+    completed, broken = catalog.completed(job_id)
+    nodes: dict[str, CheckpointMetadata | Unreadable] = {item.reference: item for item in completed}
+    missing = {error.checkpoint for error in broken if error.checkpoint is not None}
+    if isinstance(checkpoint, str) and checkpoint not in nodes:
+        missing.add(checkpoint)
+    if missing:
+        choices = catalog.choices()
+        for reference in missing:
+            number = checkpoint_id(reference.rpartition("/")[2]) or 0
+            nodes[reference] = unreadable(job_id, number, choices)
+    start = start or nodes[str(checkpoint)]
+    savepoints = RecordedSavepoints(catalog.filesystem, catalog.job_name).known()
+    line = line_of_descent(start, list(nodes.values()), savepoints)
+    return [item.reference for item in reversed(line) if item.reference != start.reference]
+
+
+def older_than(catalog: CheckpointCatalog, checkpoint: CheckpointMetadata | str) -> Iterator[CheckpointMetadata]:
+    """What of :func:`line_before` can be read and is not in quarantine, the newest first."""
+    quarantined = catalog.quarantine.names()
+    for older in line_before(catalog, checkpoint):
+        if older not in quarantined:
+            try:
+                yield catalog.resolve(older)
+            except (CheckpointNotFound, CorruptCheckpoint):
+                continue
+
+
+def _own(
+    catalog: CheckpointCatalog, epoch: int, choice: Choice, quarantined: frozenset[str]
+) -> tuple[CheckpointMetadata | None, list[str]]:
+    """The newest checkpoint that was taken since ``choice``, and those in quarantine after it."""
+    best: CheckpointMetadata | None = None
+    passed: list[str] = []
+    highest = catalog.epochs.highest()
+    for number in reversed(catalog.numbers(choice.job_id)):
+        if number < choice.first_id:
+            break
+        reference = f"{choice.job_id}/chk-{number}"
+        if reference in quarantined:
+            passed += [reference] if best is None else []
+            continue
+        try:
+            metadata = catalog.load(choice.job_id, number)
+        except CheckpointNotFound:
+            continue
+        except CorruptCheckpoint:
+            if best is None:
+                raise
+            continue  # older than a good one: it is not what would be restored
+        if metadata.epoch >= epoch and (best is None or metadata.key > best.key):
+            best = metadata
+        if metadata.epoch == highest:
+            break  # no later epoch exists, and within an epoch ids rise
+    return best, passed
+
+
+def _past(passed: list[str]) -> str:
+    names = ", ".join(name.rpartition("/")[2] for name in passed)
+    return f", past {names} in quarantine" if passed else ""
+
+
+def _none_left(catalog: CheckpointCatalog, passed: list[str]) -> CorruptCheckpoint:
+    records = catalog.quarantine.records()
+    reasons = " ".join(records[name].reason for name in passed if name in records)
+    error = CorruptCheckpoint(
+        f"Job {catalog.job_name!r} has no checkpoint left that it could go on from: {', '.join(passed)} "
+        f"{'is' if len(passed) == 1 else 'are'} in quarantine. {reasons}",
+        hint=f"Put the files back from a backup and launch with restore_from: {passed[0]}, which verifies it and takes "
+        "it out of quarantine; or empty the sink and start over with restore_from: none.",
+    )
+    error.checkpoint = passed[-1]
+    return error
