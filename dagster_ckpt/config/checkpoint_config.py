@@ -144,6 +144,12 @@ class CheckpointConfig(BaseModel):
     retain_every: int | None = Field(
         default=None, ge=1, description="Every checkpoint whose id is a multiple of this is kept as well, for good."
     )
+    fallback_to_older: bool = Field(
+        default=False,
+        description="When the newest checkpoint is broken (a file is missing or changed), put it into quarantine, go "
+        "on from the next older one that is whole, and say what that costs. By default the job fails then. Flink has "
+        "no such option.",
+    )
 
     def __init__(self, **data: Any) -> None:
         try:

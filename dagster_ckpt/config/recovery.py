@@ -36,19 +36,33 @@ class RestoreRequest:
             ``None`` stands for all of them when going on from the latest checkpoint, and for none of them when going
             back to one that is pointed to.
         allow_loss: go on although rows would be lost or doubled; the next checkpoints keep a note of what was accepted.
+        fork_from: the path of a checkpoint or savepoint of any job, to begin a job with that has no checkpoint of its
+            own; ``None`` to go on. Neither what it points to nor its job is touched.
     """
 
     restore_from: str = LATEST
     claim_mode: RecoveryClaimMode | None = None
     replay_to: str | int | None = None
     allow_loss: bool = False
+    fork_from: str | None = None
 
     def __post_init__(self) -> None:
         """Check what can be checked by itself.
 
         Raises:
-            InvalidConfiguration: ``replay_to`` is neither a batch nor one of the words.
+            InvalidConfiguration: ``replay_to`` is neither a batch nor one of the words, or a fork is asked for together
+                with what only a job that goes on can do.
         """
+        if self.fork_from is not None:
+            others = {"claim_mode": self.claim_mode, "replay_to": self.replay_to}
+            given = ["restore_from"] if self.restore_from != LATEST else []
+            given += [name for name, value in others.items() if value is not None]
+            if given:
+                raise InvalidConfiguration(
+                    f"The run has fork_from: {self.fork_from} and {', '.join(given)}.",
+                    hint="A fork begins with what fork_from points to: leave the others out. To go back to a "
+                    "checkpoint of the job's own, use restore_from alone.",
+                )
         text = str(self.replay_to)
         if self.replay_to is not None and text not in {LATEST, NONE}:
             if not text.isdecimal():

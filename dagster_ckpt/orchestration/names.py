@@ -27,4 +27,9 @@ MAX_RETRIES_TAG = "dagster/max_retries"
 
 def partition_key(metadata: CheckpointMetadata) -> str:
     """``{first 8 of the job id}.chk-N``: chk-N alone would come again after a start from nothing."""
-    return f"{metadata.job_id[:8]}.{metadata.name}"
+    return partition_of(metadata.job_id, metadata.name)
+
+
+def partition_of(job_id: str, name: str) -> str:
+    """The same, of a checkpoint whose manifest cannot be read."""
+    return f"{job_id[:8]}.{name}"

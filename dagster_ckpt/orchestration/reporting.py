@@ -11,8 +11,9 @@ import dagster as dg
 from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
 from dagster_ckpt.checkpoint.clock import Clock
 from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
+from dagster_ckpt.checkpoint.quarantine import FellBack, Quarantined
 from dagster_ckpt.checkpoint.store import Dropped
-from dagster_ckpt.orchestration.names import partition_key
+from dagster_ckpt.orchestration.names import partition_key, partition_of
 
 __all__ = ["CheckpointReporter", "checkpoint_metadata", "retained_table"]
 
@@ -120,6 +121,7 @@ class CheckpointReporter:
         self._fresh: list[CheckpointMetadata] = []
         self._reasons: dict[str, str] = {}
         self._retained: Sequence[CheckpointMetadata] | None = None
+        self._fell_back: Mapping[str, str | int] = {}
 
     def began(self, retained: Sequence[CheckpointMetadata]) -> None:
         """A run began with these checkpoints; those the UI does not know yet are reported too."""
@@ -127,6 +129,22 @@ class CheckpointReporter:
         self._fresh = [item for item in retained if partition_key(item) not in known]
         self._retained = retained
         self.flush()
+
+    def fell_back(self, fell_back: FellBack) -> None:
+        """The run goes on from an older checkpoint; every checkpoint it reports says so, too."""
+        costs: dict[str, str | int | None] = {
+            "fell_back": str(fell_back),
+            "batches_run_again": fell_back.batches,
+            "files_run_again": fell_back.files,
+            "rows_run_again": fell_back.rows,
+        }
+        self._fell_back = {key: value for key, value in costs.items() if value is not None}
+        self._log_event(dg.AssetObservation(self._asset_key, description=str(fell_back), metadata=self._fell_back))
+
+    def quarantined(self, record: Quarantined) -> None:
+        """A checkpoint was put into quarantine: with the next report its partition goes."""
+        job_id, _, name = record.checkpoint.partition("/")
+        self._reasons[partition_of(job_id, name)] = f"it is in quarantine: {record.reason}"
 
     def completed(
         self, metadata: CheckpointMetadata, dropped: Sequence[Dropped], retained: Sequence[CheckpointMetadata]
@@ -175,10 +193,13 @@ class CheckpointReporter:
                         self._asset_key,
                         partition=partition_key(item),
                         description=f"{item.name} at batch {item.batch}",
-                        metadata=checkpoint_metadata(item, self._catalog, self._retained),
+                        metadata=self._metadata(item, self._retained),
                     )
                 )
             self._fresh.pop(0)
+
+    def _metadata(self, item: CheckpointMetadata, retained: Sequence[CheckpointMetadata]) -> dict[str, Any]:
+        return {**checkpoint_metadata(item, self._catalog, retained), **self._fell_back}
 
 
 def _stored_bytes(retained: Sequence[CheckpointMetadata]) -> int:

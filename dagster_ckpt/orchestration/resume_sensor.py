@@ -22,11 +22,13 @@ from dagster_ckpt.checkpoint.ending import end_dead_epoch
 from dagster_ckpt.checkpoint.epochs import FAILING, Claim, End
 from dagster_ckpt.checkpoint.failures import DIED, Failure, FailureLog
 from dagster_ckpt.checkpoint.liveness import LEASE, Heartbeat, HeartbeatFile, is_dead, this_host
+from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
 from dagster_ckpt.checkpoint.poison import Streak, poison_batch
 from dagster_ckpt.checkpoint.preference import newest_preferred
 from dagster_ckpt.checkpoint.store import Dropped
+from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.config.recovery import LATEST
-from dagster_ckpt.errors import CheckpointError
+from dagster_ckpt.errors import CheckpointError, CorruptCheckpoint
 from dagster_ckpt.orchestration import names
 from dagster_ckpt.orchestration.reporting import CheckpointReporter
 from dagster_ckpt.orchestration.resume_decision import (
@@ -131,7 +133,7 @@ class _JobWatch:
                 return "it has never run"
             match decide(facts):
                 case Wait(reason):
-                    return reason
+                    return f"{reason}{self._fell_back(claim)}"
                 case MarkDead(run_id, canceled, reason):
                     self._mark(run_id, canceled=canceled, reason=reason)
                 case RecordFailures(failures):
@@ -243,9 +245,7 @@ class _JobWatch:
         if parent is not None and self._has_chosen(claim):
             op_config = going_on(op_config)
         run = self._asset.settings.of_run(op_config)
-        prefer_checkpoint = run.config.prefer_checkpoint_for_recovery
-        latest = run.request.restore_from == LATEST
-        newest = newest_preferred(self._catalog, prefer_checkpoint=prefer_checkpoint).metadata if latest else None
+        newest = self._newest(run.config) if run.request.restore_from == LATEST else None
         tags = {
             names.JOB_TAG: self._asset.name,
             names.MAX_RETRIES_TAG: "0",
@@ -260,6 +260,28 @@ class _JobWatch:
             config["resources"] = parent.run_config["resources"]
         _log.info("Resuming %s: %s", self._asset.name, reason)
         return dg.RunRequest(run_key=run_key, job_name=self._asset.job_name, run_config=config, tags=tags)
+
+    def _newest(self, config: CheckpointConfig) -> CheckpointMetadata | None:
+        """What the run will find, as far as manifests tell; ``None`` when it is broken and the run has a way past it.
+
+        Raises:
+            CorruptCheckpoint: it has none: neither may it fall back, nor is the live location of the run before here.
+        """
+        try:
+            prefer_checkpoint = config.prefer_checkpoint_for_recovery
+            return newest_preferred(self._catalog, prefer_checkpoint=prefer_checkpoint).metadata
+        except CorruptCheckpoint as error:
+            chosen = self._catalog.choice()
+            here = chosen is not None and chosen[1].host == this_host() and Path(chosen[1].live).is_dir()
+            if not here and not config.fallback_to_older:
+                raise
+            _log.warning("The newest checkpoint of %s is broken: %s", self._asset.name, error.message)
+            return None
+
+    def _fell_back(self, claim: Claim) -> str:
+        """That the run of ``claim`` goes on from an older checkpoint, and what that costs."""
+        choice = self._catalog.epochs.read_choice(claim.epoch)
+        return f"; {choice.fell_back}" if choice is not None and choice.fell_back else ""
 
     def _has_chosen(self, claim: Claim) -> bool:
         """Whether the run of ``claim`` has recorded a choice, in this epoch or an earlier one of its own."""
@@ -285,7 +307,9 @@ class _JobWatch:
             0,
         )
         chosen = self._catalog.choice()
-        retained = self._catalog.completed(chosen[1].job_id)[0] if chosen is not None else []
+        completed = self._catalog.completed(chosen[1].job_id)[0] if chosen is not None else []
+        quarantined = self._catalog.quarantine.names()
+        retained = [item for item in completed if item.reference not in quarantined]
         if dropped:
             reporter.dropped(dropped, retained)
         else:

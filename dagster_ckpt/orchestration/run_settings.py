@@ -80,6 +80,8 @@ class JobSettings:
         given.require([Place.JOB, Place.RUN], "the configuration of a run")
         both = self.configuration.updated(given)
         config = both.checkpoint_config(self.config)
+        if (fall_back := op_config.get("fallback_to_older")) is not None:
+            config = config.model_copy(update={"fallback_to_older": bool(fall_back)})
         restore_from = _one_of("restore_from", op_config.get("restore_from", LATEST), given.restore_path, LATEST)
         claim_mode = _one_of("claim_mode", op_config.get("claim_mode"), given.claim_mode, None)
         warnings = [*both.warnings, *config.warnings]
@@ -93,6 +95,7 @@ class JobSettings:
                 None if claim_mode is None else RecoveryClaimMode(claim_mode),
                 op_config.get("replay_to"),
                 allow_loss=bool(op_config.get("allow_loss", False)),
+                fork_from=op_config.get("fork_from"),
             ),
             tuple(warnings),
             self.poison_batch_attempts,
@@ -113,7 +116,7 @@ def _one_of(name: str, own: Any, given: Any, default: str | None) -> Any:
 def going_on(op_config: Mapping[str, Any]) -> dict[str, Any]:
     """The configuration of a run that goes on after one with ``op_config``: all of it but what that one began with."""
     found = {**op_config, "restore_from": LATEST}
-    for only_once in ("claim_mode", "replay_to", "allow_loss"):
+    for only_once in ("claim_mode", "replay_to", "allow_loss", "fork_from"):
         found.pop(only_once, None)
     if configuration := op_config.get("configuration"):
         found["configuration"] = dict(Configuration(configuration).for_job.settings)

@@ -27,6 +27,7 @@ from dagster_ckpt.orchestration.storages import CheckpointStorage
 from dagster_ckpt.spark.event_text import describe
 from dagster_ckpt.spark.job import (
     CheckpointCompleted,
+    CheckpointQuarantined,
     CheckpointsDropped,
     Event,
     RunResult,
@@ -70,6 +71,17 @@ class StreamingRunConfig(dg.Config):
         default=False,
         description="Restore although rows would be lost or doubled, as a refused run or `dagster-ckpt preflight` "
         "says. What was accepted is noted in the checkpoints from then on. For this start only.",
+    )
+    fork_from: str | None = Field(
+        default=None,
+        description="The path of a checkpoint or savepoint of any job. A job that has no checkpoint of its own begins "
+        "with a copy of it, into an empty sink; the other job is not touched and may be running. With restore_from: "
+        "latest only.",
+    )
+    fallback_to_older: bool | None = Field(
+        default=None,
+        description="Whether this run, and those that resume it, may go on from an older checkpoint when the newest is "
+        "broken; by default what the asset's CheckpointConfig says.",
     )
     configuration: dict[str, Any] = Field(
         default_factory=dict,
@@ -348,6 +360,10 @@ def _on_event(context: dg.AssetExecutionContext, reporter: CheckpointReporter, e
                 },
             )
             reporter.began(event.retained)
+            if event.fell_back is not None:
+                reporter.fell_back(event.fell_back)
+        case CheckpointQuarantined(record):
+            reporter.quarantined(record)
         case CheckpointCompleted(metadata, dropped, retained):
             reporter.completed(metadata, dropped, retained)
         case CheckpointsDropped(dropped, retained):

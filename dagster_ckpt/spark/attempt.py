@@ -11,6 +11,7 @@ import logging
 import re
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from threading import Event as Flag
@@ -21,21 +22,23 @@ from dagster_ckpt.checkpoint.clock import Clock
 from dagster_ckpt.checkpoint.epochs import Choice, Claim
 from dagster_ckpt.checkpoint.issuing import next_id
 from dagster_ckpt.checkpoint.liveness import this_host
-from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
+from dagster_ckpt.checkpoint.metadata import FORK, CheckpointMetadata
 from dagster_ckpt.checkpoint.preference import fallback_of, newest_preferred
 from dagster_ckpt.checkpoint.savepoints import claimed_savepoint
 from dagster_ckpt.checkpoint.store import CompletedCheckpointStore
 from dagster_ckpt.checkpoint.write_ahead_archive import ArchiveWriter, PlannedBatch, WriteAheadArchive
 from dagster_ckpt.config.recovery import LATEST, NONE, RecoveryClaimMode, RestoreRequest
-from dagster_ckpt.errors import CheckpointsLost, CorruptCheckpoint, QueryMismatch
-from dagster_ckpt.spark.job import Event, Started, StreamingJob
+from dagster_ckpt.errors import CheckpointsLost, QueryMismatch
+from dagster_ckpt.spark.fallback import FallbackChain, cost_of
+from dagster_ckpt.spark.fork import ForkPoint, fork_point, lay_out_fork, publish_fork
+from dagster_ckpt.spark.job import CheckpointsUnreadable, Event, Started, StreamingJob
 from dagster_ckpt.spark.partitions import set_partitions
 from dagster_ckpt.spark.planned_batches import forget_plan
 from dagster_ckpt.spark.preflight import Start, pass_preflight
 from dagster_ckpt.spark.query_errors import failure_of
 from dagster_ckpt.spark.restore import prepare_location
 from dagster_ckpt.spark.running import Prepared, RunningQuery
-from dagster_ckpt.spark.salvage import salvage, salvageable
+from dagster_ckpt.spark.salvage import Salvaging
 from dagster_ckpt.spark.session import streaming_session
 from dagster_ckpt.spark.sinks.sink import Sink
 from dagster_ckpt.spark.state_backend import ignored_settings, known_providers
@@ -102,10 +105,10 @@ class Attempt:
         """
         prepare_from = self._clock.monotonic()
         previous = self._catalog.choice()
-        if request.restore_from == LATEST and previous is not None:
-            self._refuse_if_lost(previous[0])
-            self._salvage(previous[1])
-        target = self._sound(self._target(request))
+        point = None if request.fork_from is None else fork_point(self._catalog, request.fork_from)
+        target = (
+            self._target(request, previous) if point is None else Newest(point.metadata, None, f"a fork of {point}")
+        )
         job_id = target.job_id or self._claim.run_id.replace("-", "")
         restored = target.metadata
         session = self._session(restored)
@@ -116,12 +119,11 @@ class Attempt:
         sink = plan.sink()
         if plan.query_name is None:
             writer = writer.queryName(self._job.name)
-        if restored is None:
+        if point is not None:
+            restored = self._lay_out(point, job_id, sink, session)
+            target = replace(target, metadata=restored, job_id=job_id)
+        elif restored is None:
             self._directory.mkdir(parents=True)
-        else:
-            if target.otherwise is None:  # else it is there by now
-                self._catalog.materialize(restored, self._directory)
-            prepare_location(self._location)
         asked = request.restore_from != LATEST
         claimed = self._claimed(target, None if previous is None else previous[1], asked=asked)
         began = self._sink_began(sink, target)
@@ -146,6 +148,9 @@ class Attempt:
             self._clock.time(),
         )
         replay = passed.replay
+        if restored is not None and point is not None:
+            restored = self._publish(restored)
+        fell_back = cost_of(self._catalog, target, replay, sink) if target.passed_over else None
         if asked and restored is not None and sink is not None and (sink.newest_batch() or 0) > restored.batch:
             self._try(restored, cancel)
         choice = Choice(
@@ -161,16 +166,20 @@ class Attempt:
             sink_kind=None if sink is None else sink.kind,
             fallback=fallback_of(target),
             accepted_loss=passed.accepted_loss,
+            fell_back="" if fell_back is None else str(fell_back),
+            forked_from=restored.restored_from if restored is not None and restored.kind == FORK else None,
         )
         self._catalog.epochs.record_choice(self._claim.epoch, choice)
+        if restored is not None and self._catalog.quarantine.lift(restored.reference):
+            _log.info("%s was asked for and is whole: it is not in quarantine any more", restored.reference)
         rolled_back = ""
         if sink is not None and restored is not None and sink.can_roll_back:
             rolled_back = sink.rollback_to(restored.sink or {}, self._directory / "sink", self._claim.epoch)
         elif sink is not None and began is not None:
             rolled_back = sink.rollback_to_nothing(began, self._claim.epoch)
         store = self._store(job_id, choice.first_id, choice.restored, verified=restored, claimed=claimed)
-        for error in store.broken:
-            _log.warning("A checkpoint cannot be read and is left alone: %s", error)
+        if store.broken:
+            self._emit(CheckpointsUnreadable(store.broken, f"{self._job.filesystem.url}/{self._job.name}"))
         archive = self._archive(job_id)
         same_lineage = restored is not None and restored.job_id == job_id
         archive.begin(-1 if restored is None else restored.batch, line if same_lineage else None, replay)
@@ -183,6 +192,7 @@ class Attempt:
             sink=rolled_back,
             restore_seconds=self._clock.monotonic() - prepare_from,
             preflight=passed.preflight,
+            fell_back=fell_back,
         )
         return Prepared(
             choice, restored, store, self._directory, sink, writer, session, started, ignored, archive, replay
@@ -193,9 +203,42 @@ class Attempt:
         query = RunningQuery(self._job, prepared, self._spark, self._clock, self._emit, self._forget_other_attempts)
         return query.run(cancel)
 
-    def _target(self, request: RestoreRequest) -> Newest:
+    def _target(self, request: RestoreRequest, previous: tuple[int, Choice] | None) -> Newest:
+        """What to go on from, verified and unpacked."""
         if request.restore_from == LATEST:
-            return newest_preferred(self._catalog, prefer_checkpoint=self._job.config.prefer_checkpoint_for_recovery)
+            return self._newest(previous)
+        target = self._asked(request)
+        if target.metadata is not None:
+            self._unpack(target.metadata)
+        return target
+
+    def _newest(self, previous: tuple[int, Choice] | None) -> Newest:
+        if previous is None:
+            return self._catalog.newest()
+        self._refuse_if_lost(previous[0])
+        config, providers = self._job.config, known_providers(self._job.state_backend)
+        pins = self._directory.with_suffix(".salvage")
+        chain = FallbackChain(
+            self._catalog,
+            self._claim,
+            self._clock,
+            self._emit,
+            opted_in=config.fallback_to_older,
+            newest=lambda: newest_preferred(self._catalog, prefer_checkpoint=config.prefer_checkpoint_for_recovery),
+            unpack=self._unpack,
+            salvaging=Salvaging(self._catalog, providers, previous, pins, self._store),
+        )
+        return chain.newest()
+
+    def _unpack(self, metadata: CheckpointMetadata) -> None:
+        try:
+            self._catalog.materialize(metadata, self._directory)
+            prepare_location(self._location)
+        except BaseException:
+            shutil.rmtree(self._directory, ignore_errors=True)
+            raise
+
+    def _asked(self, request: RestoreRequest) -> Newest:
         if request.restore_from == NONE:
             return Newest(None, None, "a start from nothing was asked for")
         metadata = self._catalog.resolve(request.restore_from)
@@ -204,23 +247,6 @@ class Attempt:
             claim_mode = RecoveryClaimMode.CLAIM if metadata.location is None else RecoveryClaimMode.NO_CLAIM
         job_id = metadata.job_id if claim_mode is RecoveryClaimMode.CLAIM else None
         return Newest(metadata, job_id, f"{metadata.name} was asked for ({claim_mode})")
-
-    def _sound(self, target: Newest) -> Newest:
-        """What is really gone on from: a savepoint that was preferred is the user's, who may have damaged it.
-
-        One that is returned is materialized, because that is how every file of it was verified.
-        """
-        while target.otherwise is not None and target.metadata is not None:
-            try:
-                self._catalog.materialize(target.metadata, self._directory)
-            except (CorruptCheckpoint, OSError) as error:
-                shutil.rmtree(self._directory, ignore_errors=True)
-                told = str(error).partition("\n")[0]
-                _log.warning("Savepoint %s is passed over: %s", target.metadata.reference, told)
-                target = target.otherwise()
-            else:
-                return target
-        return target
 
     def _claimed(self, target: Newest, previous: Choice | None, *, asked: bool) -> CheckpointMetadata | None:
         """The savepoint that is the lineage's own to delete: the one that is claimed now, or was before."""
@@ -247,15 +273,16 @@ class Attempt:
                 "on, give the storage a checkpoint_path, or use FileSystemCheckpointStorage.",
             )
 
-    def _salvage(self, choice: Choice) -> None:
-        """Checkpoint the last batch of the run before, when its live location is still there."""
-        providers = known_providers(self._job.state_backend)
-        if choice.host != this_host() or (batch := salvageable(self._catalog, choice, providers)) is None:
-            return
-        newest = self._catalog.newest().metadata
-        ancestor = choice.restored if newest is None else newest.reference
-        store = self._store(choice.job_id, next_id(self._catalog, choice.job_id, newest), ancestor)
-        salvage(store, choice, batch, providers, self._directory.with_suffix(".salvage"))
+    def _lay_out(self, point: ForkPoint, job_id: str, sink: Sink | None, session: SparkSession) -> CheckpointMetadata:
+        laid_out = lay_out_fork(point, self._directory, sink, session, self._job.name, job_id)
+        prepare_location(self._location)
+        return laid_out
+
+    def _publish(self, laid_out: CheckpointMetadata) -> CheckpointMetadata:
+        """The fork passed: make it the first checkpoint of the new lineage."""
+        first_id = next_id(self._catalog, laid_out.job_id, laid_out)
+        store = self._store(laid_out.job_id, first_id, laid_out.restored_from)
+        return publish_fork(laid_out, self._directory, store)
 
     def _line(self, request: RestoreRequest, restored: CheckpointMetadata | None) -> int | None:
         """The epoch whose plans this one goes on from."""

@@ -8,7 +8,9 @@ from collections.abc import Iterator
 from dagster_ckpt.spark.job import (
     CheckpointCompleted,
     CheckpointFailed,
+    CheckpointQuarantined,
     CheckpointsDropped,
+    CheckpointsUnreadable,
     Event,
     Replaying,
     Restarting,
@@ -38,6 +40,17 @@ def describe(event: Event) -> Iterator[tuple[int, str]]:
             yield logging.INFO, f"Preflight: {event.preflight.verdict} by {checks} checks"
             for finding in event.preflight.bad:
                 yield logging.WARNING, f"Preflight: {finding.check}: {finding.verdict}, {finding.reason}"
+            if event.fell_back is not None:
+                yield logging.WARNING, f"What this start costs: {event.fell_back}."
+        case CheckpointQuarantined(record):
+            yield logging.WARNING, f"{record.checkpoint} is broken and was put into quarantine: {record.reason}"
+        case CheckpointsUnreadable(errors, directory):
+            for error in errors:
+                yield (
+                    logging.WARNING,
+                    f"{error.message} While it is there, no shared file of its lineage is deleted. Put it back from a "
+                    f"backup, or give it up with `dagster-ckpt dispose {directory}/{error.checkpoint}`.",
+                )
         case CheckpointCompleted(metadata, dropped):
             yield (
                 logging.INFO,

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
 from dagster_ckpt.checkpoint.preflight import Preflight
+from dagster_ckpt.checkpoint.quarantine import FellBack, Quarantined
 from dagster_ckpt.checkpoint.store import Dropped
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig, JobStatus
 from dagster_ckpt.config.restart import POISON_BATCH_ATTEMPTS, RestartStrategy
 from dagster_ckpt.config.state_backend import StateBackend
+from dagster_ckpt.errors import CorruptCheckpoint
 from dagster_ckpt.filesystem import FileSystem
 
 if TYPE_CHECKING:
@@ -22,7 +24,9 @@ if TYPE_CHECKING:
 __all__ = [
     "CheckpointCompleted",
     "CheckpointFailed",
+    "CheckpointQuarantined",
     "CheckpointsDropped",
+    "CheckpointsUnreadable",
     "Event",
     "Replaying",
     "Restarting",
@@ -96,6 +100,7 @@ class Started:
         sink: what the rollback of the sink removed, for people; empty when nothing.
         restore_seconds: reading, verifying and rolling back.
         preflight: what was checked before anything was touched.
+        fell_back: that newer checkpoints are broken, and what going on from an older one costs.
     """
 
     epoch: int
@@ -106,6 +111,7 @@ class Started:
     sink: str
     restore_seconds: float
     preflight: Preflight
+    fell_back: FellBack | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +155,21 @@ class SettingsIgnored:
 
 
 @dataclass(frozen=True, slots=True)
+class CheckpointQuarantined:
+    """The newest checkpoint is broken and was put into quarantine."""
+
+    record: Quarantined
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointsUnreadable:
+    """Manifests in the ``directory`` of the job cannot be read; told once with each start."""
+
+    errors: Sequence[CorruptCheckpoint]
+    directory: str
+
+
+@dataclass(frozen=True, slots=True)
 class Replaying:
     """Batches are run again with the boundaries they had: ``next`` is the next one, and ``last`` the last."""
 
@@ -174,6 +195,8 @@ Event: TypeAlias = (
     | CheckpointFailed
     | SavepointCompleted
     | SettingsIgnored
+    | CheckpointQuarantined
+    | CheckpointsUnreadable
     | Replaying
     | Restarting
 )

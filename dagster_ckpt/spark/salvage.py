@@ -4,44 +4,112 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TypeAlias
 
 from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
 from dagster_ckpt.checkpoint.epochs import Choice
+from dagster_ckpt.checkpoint.issuing import next_id
+from dagster_ckpt.checkpoint.liveness import this_host
+from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
 from dagster_ckpt.checkpoint.store import CompletedCheckpointStore
+from dagster_ckpt.checkpoint.write_ahead_archive import WriteAheadArchive
 from dagster_ckpt.errors import Fenced
 from dagster_ckpt.spark.checkpoint_location import CheckpointLocation
 from dagster_ckpt.spark.sinks.kinds import position_reader
 from dagster_ckpt.spark.state_files import Provider
 from dagster_ckpt.spark.streaming_source import StreamingSource
 
-__all__ = ["salvage", "salvageable"]
+__all__ = ["Salvaging", "salvage"]
 
 _log = logging.getLogger(__name__)
 
+Providers: TypeAlias = Mapping[str, Provider]
 
-def salvageable(catalog: CheckpointCatalog, choice: Choice, providers: Mapping[str, Provider]) -> int | None:
-    """The last batch of the live location of ``choice`` when no checkpoint has it yet, else ``None``.
 
-    Raises:
-        CorruptMetadata: the newest checkpoint cannot be read.
-        CheckpointNotFound: the recorded choice is gone although nothing gave it up.
+class Salvaging:
+    """What the run before has left behind on this host, and the checkpoint that is made of it.
+
+    Args:
+        catalog: the job's.
+        providers: the state store providers whose files are known, by class.
+        previous: the epoch of the run before, and what it began with.
+        pins: a directory that does not exist, for pinned files.
+        make_store: makes a store for a lineage, from the first id it may use and what its checkpoints descend from.
     """
-    if not Path(choice.live).is_dir():
-        return None
-    newest = catalog.newest()
-    if newest.job_id is None:
-        return None  # its state was given up
-    batch = CheckpointLocation(Path(choice.live), providers).last_committed()
-    if batch is None or (newest.metadata is not None and newest.metadata.batch >= batch):
-        return None
-    return batch
+
+    def __init__(
+        self,
+        catalog: CheckpointCatalog,
+        providers: Providers,
+        previous: tuple[int, Choice],
+        pins: Path,
+        make_store: Callable[[str, int, str | None], CompletedCheckpointStore],
+    ) -> None:
+        self._catalog = catalog
+        self._epoch, self._choice = previous
+        self._pins = pins
+        self._make_store = make_store
+        self._providers = providers
+
+    def salvage(self) -> None:
+        """Checkpoint the last batch of the run before, if its live location is still there and no checkpoint has it.
+
+        Raises:
+            CorruptMetadata: the newest checkpoint cannot be read.
+            CheckpointNotFound: the recorded choice is gone although nothing gave it up.
+            Fenced: a newer run has taken the job over.
+        """
+        if self._choice.host != this_host() or not Path(self._choice.live).is_dir():
+            return
+        newest = self._catalog.newest()
+        if newest.job_id is None:
+            return  # its state was given up
+        if newest.passed_over and not self._has_started():
+            return
+        batch = self._last_batch()
+        if batch is None or (newest.metadata is not None and newest.metadata.batch >= batch):
+            return
+        ancestor = self._choice.restored if newest.metadata is None else newest.metadata.reference
+        self._take(batch, newest.metadata, ancestor)
+
+    def rescue(self, broken: CheckpointMetadata | None, older: CheckpointMetadata | None) -> bool:
+        """Checkpoint the last batch of the run before because the newest checkpoint is broken, even if that has it.
+
+        Args:
+            broken: the manifest of the newest checkpoint, ``None`` when that is what is broken. The run before has
+                taken it or has begun with it, so that its live location is never behind it.
+            older: what the newest checkpoint descends from, as far as it can be read.
+
+        Returns:
+            ``False`` when the live location is not there or not whole.
+
+        Raises:
+            Fenced: a newer run has taken the job over.
+        """
+        if self._choice.host != this_host() or not Path(self._choice.live).is_dir() or not self._has_started():
+            return False
+        batch = self._last_batch()
+        if batch is None or (broken is not None and broken.batch > batch):
+            return False
+        return self._take(batch, broken, None if older is None else older.reference)
+
+    def _has_started(self) -> bool:
+        """Whether the run before got so far that its sink was put to where its live location is."""
+        archive = WriteAheadArchive(self._catalog.filesystem, self._catalog.job_name, self._choice.job_id)
+        return archive.has_begun(self._epoch)
+
+    def _last_batch(self) -> int | None:
+        return CheckpointLocation(Path(self._choice.live), self._providers).last_committed()
+
+    def _take(self, batch: int, newest: CheckpointMetadata | None, ancestor: str | None) -> bool:
+        first_id = next_id(self._catalog, self._choice.job_id, newest)
+        store = self._make_store(self._choice.job_id, first_id, ancestor)
+        return salvage(store, self._choice, batch, self._providers, self._pins)
 
 
-def salvage(
-    store: CompletedCheckpointStore, choice: Choice, batch: int, providers: Mapping[str, Provider], pins: Path
-) -> None:
+def salvage(store: CompletedCheckpointStore, choice: Choice, batch: int, providers: Providers, pins: Path) -> bool:
     """Take a checkpoint of ``batch`` from the live location of ``choice``, if it is whole.
 
     Args:
@@ -50,6 +118,9 @@ def salvage(
         batch: the last that it committed.
         providers: the state store providers whose files are known, by class.
         pins: a directory that does not exist, for pinned files.
+
+    Returns:
+        ``False`` when it is not whole, or could not be stored.
 
     Raises:
         Fenced: a newer run has taken the job over.
@@ -78,7 +149,9 @@ def salvage(
             choice.live,
             error,
         )
+        return False
     else:
         _log.info("Salvaged batch %d of the run before as %s", batch, metadata.name)
+        return True
     finally:
         shutil.rmtree(pins, ignore_errors=True)

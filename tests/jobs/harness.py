@@ -199,10 +199,12 @@ class Bench:
         claim_mode: RecoveryClaimMode | None = None,
         replay_to: str | int | None = None,
         allow_loss: bool = False,
+        fork_from: str | None = None,
     ) -> Launch:
         """Start a run of the job; it goes on in its thread."""
         self.land(0)  # Spark wants the directory to be there
-        return Launch(job or self.job(), restore_from, claim_mode, replay_to, allow_loss=allow_loss)
+        request = RestoreRequest(restore_from, claim_mode, replay_to, allow_loss=allow_loss, fork_from=fork_from)
+        return Launch(job or self.job(), request)
 
     def tick(
         self,
@@ -213,11 +215,17 @@ class Bench:
         claim_mode: RecoveryClaimMode | None = None,
         replay_to: str | int | None = None,
         allow_loss: bool = False,
+        fork_from: str | None = None,
     ) -> Launch:
         """Land files and read them in a run to its end, which must be a good one."""
         self.land(files)
         launch = self.launch(
-            job, restore_from=restore_from, claim_mode=claim_mode, replay_to=replay_to, allow_loss=allow_loss
+            job,
+            restore_from=restore_from,
+            claim_mode=claim_mode,
+            replay_to=replay_to,
+            allow_loss=allow_loss,
+            fork_from=fork_from,
         )
         assert launch.result().status is JobStatus.FINISHED
         return launch
@@ -231,12 +239,18 @@ class Bench:
         claim_mode: RecoveryClaimMode | None = None,
         replay_to: str | int | None = None,
         allow_loss: bool = False,
+        fork_from: str | None = None,
     ) -> Launch:
         """Land files, let a run without end commit them all, and cancel it: no checkpoint, but a live location."""
         before, self.until_done = self.until_done, False
         try:
             launch = self.launch(
-                job, restore_from=restore_from, claim_mode=claim_mode, replay_to=replay_to, allow_loss=allow_loss
+                job,
+                restore_from=restore_from,
+                claim_mode=claim_mode,
+                replay_to=replay_to,
+                allow_loss=allow_loss,
+                fork_from=fork_from,
             )
             eventually("the query starts", lambda: bool(launch.of(Started)), unless=launch.check)
             self.land(files)
@@ -292,10 +306,11 @@ class Bench:
         *,
         restore_from: str = "latest",
         replay_to: str | int | None = None,
+        fork_from: str | None = None,
     ) -> _Error:
         """A launch that must end with ``error`` and leave everything as it was."""
         before = self.photograph()
-        launch = self.launch(job, restore_from=restore_from, replay_to=replay_to)
+        launch = self.launch(job, restore_from=restore_from, replay_to=replay_to, fork_from=fork_from)
         with pytest.raises(error) as caught:
             launch.result()
         assert type(caught.value) is error
@@ -335,18 +350,14 @@ class Launch:
     def __init__(
         self,
         job: StreamingJob,
-        restore_from: str,
-        claim_mode: RecoveryClaimMode | None = None,
-        replay_to: str | int | None = None,
-        *,
-        allow_loss: bool = False,
+        request: RestoreRequest,
     ) -> None:
         self.events: list[Event] = []
         self.run_id = new_run_id()
         self.run = StreamingRun(
             job,
             run_id=self.run_id,
-            request=RestoreRequest(restore_from, claim_mode, replay_to, allow_loss),
+            request=request,
             series=None,
             clock=SystemClock(),
             emit=self.events.append,

@@ -73,6 +73,9 @@ def test_damaged_metadata(
         assert str(path) in refusal.message
         assert says in refusal.message
         assert way_on in refusal.hint
+        if error is CorruptMetadata and pointer == "latest":
+            assert "fallback_to_older: true" in refusal.hint
+    assert not ticked.catalog.quarantine.names(), "nobody has asked for that"
     _goes_on_from(ticked, older)
 
 
@@ -125,6 +128,7 @@ def test_a_damaged_data_file(
     assert f"restore_from: {older.reference}" in refusal.hint
     assert f"batch {older.batch} instead of {newest.batch}" in refusal.hint
     assert f"dagster-ckpt verify tiny {older.reference}" in refusal.hint
+    assert "fallback_to_older: true" in refusal.hint
     assert ticked.refused(error, restore_from=newest.reference).message == refusal.message
     _goes_on_from(ticked, older)
 

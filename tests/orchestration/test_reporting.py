@@ -8,6 +8,7 @@ import dagster as dg
 import pytest
 
 from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
+from dagster_ckpt.checkpoint.quarantine import FellBack, Quarantined
 from dagster_ckpt.checkpoint.store import Dropped
 from dagster_ckpt.config.retention import KeepNewest
 from dagster_ckpt.orchestration.names import partition_key
@@ -214,3 +215,31 @@ def test_partition_keys_differ_between_lineages(reports: Reports) -> None:
     other = reports.job.checkpoint(reports.job.choose(reports.job.claim(run_id())), 1)
     assert first.name == other.name == "chk-1"
     assert partition_key(first) != partition_key(other)
+
+
+def test_a_fallback_is_told_with_what_it_costs(reports: Reports) -> None:
+    """At once as an observation, with the partition that goes, and with every checkpoint of the run."""
+    first, second = reports.complete(), reports.complete(after=_INTERVAL)
+    quarantined = Quarantined(second.reference, "A file is gone.", 2, "run", "host", "then")
+    reports.job.catalog.quarantine.add(quarantined)
+    store = reports.job.choose(reports.job.claim(run_id()), first)
+    reporter = reports.new_reporter(interval=0)
+    reporter.quarantined(quarantined)
+    reporter.began(store.retained)
+    cost = FellBack((second.reference,), first.name, first.batch, second.batch, files=4, rows=None)
+    reporter.fell_back(cost)
+    third = reports.job.checkpoint(store, 7)
+    reporter.completed(third, (), store.retained)
+
+    assert reports.shown() == {partition_key(first), partition_key(third)}
+    told = [record.asset_observation for record in reports.instance.fetch_observations(_KEY, limit=9).records]
+    assert [observation.partition for observation in told if observation] == [None, partition_key(second)]
+    assert told[1] is not None
+    assert told[1].metadata["reason"].value == "it is in quarantine: A file is gone."
+    (materialized,) = reports.instance.fetch_materializations(_KEY, limit=1).records
+    for shown in (told[0], materialized.asset_materialization):
+        assert shown is not None
+        assert shown.metadata["fell_back"].value == str(cost)
+        assert shown.metadata["batches_run_again"].value == 1
+        assert shown.metadata["files_run_again"].value == 4
+        assert "rows_run_again" not in shown.metadata

@@ -18,7 +18,7 @@ from dagster_ckpt import (
     build_checkpoint_definitions,
 )
 from dagster_ckpt.checkpoint.clock import SystemClock
-from dagster_ckpt.checkpoint.epochs import Claim
+from dagster_ckpt.checkpoint.epochs import Choice, Claim
 from dagster_ckpt.checkpoint.pinning import pin_checkpoint
 from dagster_ckpt.orchestration import names
 from tests.orchestration.stored_job import StoredJob, make_asset, run_id
@@ -445,3 +445,26 @@ def _why(job: StoredJob, claim: Claim) -> str:
 
 def _lineage(run: str) -> str:
     return run.replace("-", "")
+
+
+@pytest.mark.parametrize("way", ["the live location", "the option"])
+def test_past_a_newest_checkpoint_that_is_broken_the_run_finds_its_way(
+    instance: dg.DagsterInstance, job: StoredJob, way: str
+) -> None:
+    job.die(run_id(), checkpoints=2)
+    newest = job.catalog.newest().metadata
+    assert newest is not None
+    manifest = job.root / "orders" / newest.reference / "_metadata"
+    manifest.write_bytes(manifest.read_bytes()[:-4])
+    if way == "the live location":
+        (job.root.parent / "live").mkdir()
+    sensor = Sensor(instance, job, [make_asset(config=CheckpointConfig(fallback_to_older=way == "the option"))])
+    assert sensor.request().tags[names.RESTORED_FROM_TAG] == "latest"
+
+
+def test_a_run_that_fell_back_is_said_to_have(sensor: Sensor, job: StoredJob) -> None:
+    claim = job.claim(sensor.add_run(run_id(), Status.STARTED))
+    cost = "chk-9 is broken, and it fell back to chk-7 (batch 12): batch 13 is run again (1 batch)"
+    job.catalog.epochs.record_choice(claim.epoch, Choice("j" * 32, None, 1, 0, "/l", "h", None, "", fell_back=cost))
+    job.beat(claim, alive=True)
+    assert sensor.tick() == ([], f"orders: run {claim.run_id} is alive; {cost}")

@@ -134,3 +134,24 @@ def test_a_run_that_goes_on_has_the_configuration_but_not_what_it_began_with() -
     assert settings().of_run({"allow_loss": True}).request.allow_loss
     assert not settings().of_run({}).request.allow_loss
     assert len(op_config["configuration"]) == 3, "what Dagster knows of the run is left alone"
+
+
+def test_falling_back_is_asked_for_by_the_asset_or_the_run_and_outlives_a_restart() -> None:
+    job = settings(config=CheckpointConfig(fallback_to_older=True, num_retained=3))
+    assert job.of_run({}).config == CheckpointConfig(fallback_to_older=True, num_retained=3)
+    assert job.of_run({"fallback_to_older": None}).config.fallback_to_older
+    assert not job.of_run({"fallback_to_older": False}).config.fallback_to_older
+    op_config = {"restore_from": "latest", "fallback_to_older": True}
+    assert not settings().config.fallback_to_older
+    assert settings().of_run(op_config).config.fallback_to_older
+    assert settings().of_run(going_on(op_config)).config.fallback_to_older
+
+
+def test_a_fork_is_for_the_first_launch_and_stands_alone() -> None:
+    op_config = {"restore_from": "latest", "fork_from": "/ckpt/other/chk-3"}
+    assert settings().of_run(op_config).request.fork_from == "/ckpt/other/chk-3"
+    assert settings().of_run(going_on(op_config)).request.fork_from is None
+    for more in ({"restore_from": "none"}, {"restore_from": "chk-2"}, {"claim_mode": "CLAIM"}, {"replay_to": "none"}):
+        with pytest.raises(InvalidConfiguration, match="fork_from") as caught:
+            settings().of_run({**op_config, **more})
+        assert "leave the others out" in caught.value.hint

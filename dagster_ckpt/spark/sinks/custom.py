@@ -12,11 +12,13 @@ from dagster_ckpt.spark.sinks.recorded_positions import RecordedPositions
 from dagster_ckpt.spark.sinks.sink import BatchSink, Pin, PositionReader, Sink, SinkRun
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
 __all__ = ["CustomSink", "ForeachBatchSink"]
 
 _VALUE = "value"
+#: Of a fork: what it went on from has written nothing here.
+_NOTHING = "holds_nothing"
 
 
 class _UserSink(Sink):
@@ -49,7 +51,14 @@ class _UserSink(Sink):
     def rollback_to(self, position: Mapping[str, Json], files: Path, epoch: int) -> str:
         del files, epoch
         batch = int(str(position["batch"]))
+        if position.get(_NOTHING):
+            return self._roll_back(-1, None, "nothing")
         return self._roll_back(batch, position.get(_VALUE), f"batch {batch}")
+
+    def seed(self, batch: int, files: Path, session: SparkSession) -> dict[str, Json]:
+        """The user's system is told of no batch of another job's: it goes back to nothing."""
+        del files, session
+        return {**self.position_of(batch, None), _NOTHING: True}
 
     def rollback_to_nothing(self, began: float, epoch: int) -> str:
         del began, epoch

@@ -13,7 +13,7 @@ from dagster_ckpt.checkpoint.snapshot import Json
 from dagster_ckpt.errors import InvalidConfiguration
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 __all__ = ["BatchSink", "Pin", "PositionReader", "Sink", "SinkRun", "attached_sink", "sink_to"]
@@ -126,8 +126,18 @@ class Sink(ABC):
     def completed(self, metadata: CheckpointMetadata) -> None:  # noqa: B027
         """A checkpoint of the running query completed."""
 
-    def seed(self, batch: int) -> None:  # noqa: B027
-        """Prepare an empty sink for a query whose first batch is ``batch + 1``, because it is a fork of another."""
+    def seed(self, batch: int, files: Path, session: SparkSession) -> dict[str, Json]:
+        """The position of this sink, which is empty, for a query whose first batch is ``batch + 1``: a fork of another.
+
+        Nothing is written to the sink: :meth:`rollback_to` that position prepares it.
+
+        Args:
+            batch: the last batch of the other query.
+            files: a directory that does not exist, for what is pinned with the position.
+            session: of the query.
+        """
+        del files, session
+        return {"kind": self.kind, "path": self.path, "batch": batch}
 
 
 class BatchSink(Sink):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dagster_ckpt.checkpoint.snapshot import Json
 from dagster_ckpt.errors import SinkOverlap
@@ -11,9 +12,14 @@ from dagster_ckpt.spark.checkpoint_location import CheckpointLocation
 from dagster_ckpt.spark.file_sink import FileSink, SinkRollback
 from dagster_ckpt.spark.sinks.sink import Pin, PositionReader, Sink
 
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
 __all__ = ["SparkFileSink"]
 
 _LOG = "_spark_metadata"
+_EMPTY = "v1"
+_COMPACT_INTERVAL = "spark.sql.streaming.fileSink.log.compactInterval"
 
 
 class SparkFileSink(Sink):
@@ -49,6 +55,21 @@ class SparkFileSink(Sink):
     def rollback_to_nothing(self, began: float, epoch: int) -> str:
         del epoch
         return _describe(self._sink.rollback_to_nothing(began))
+
+    def seed(self, batch: int, files: Path, session: SparkSession) -> dict[str, Json]:
+        """A log without files up to ``batch``: Spark compacts it again and again, and every entry must be there then.
+
+        The interval of compaction follows from the newest compacted entry, so that it must be where Spark would have
+        made one.
+        """
+        interval = int(str(session.conf.get(_COMPACT_INTERVAL, "10")))
+        log = files / _LOG
+        log.mkdir(parents=True)
+        compacted = (batch + 1) // interval * interval - 1
+        names = [f"{compacted}.compact"] if compacted >= 0 else []
+        for name in [*names, *map(str, range(compacted + 1, batch + 1))]:
+            (log / name).write_text(_EMPTY, encoding="utf-8")
+        return self._sink.position_of({file.name: file for file in log.iterdir()}, batch)
 
     def newest_batch(self) -> int | None:
         return self._sink.last_batch()

@@ -32,7 +32,7 @@ from dagster_ckpt.spark.file_sink import FileSink
 from dagster_ckpt.spark.sinks.sink import BatchSink, Pin, PositionReader, SinkRun
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
 __all__ = ["TransactionalFileSink"]
 
@@ -234,6 +234,11 @@ class TransactionalFileSink(BatchSink):
         del began  # the lists tell what is of this sink
         self._void(_Rollback(epoch, -1))
         return _describe(0, *self._retract(keep=set()))
+
+    def seed(self, batch: int, files: Path, session: SparkSession) -> dict[str, Json]:
+        """Nothing is pending, and nothing was committed."""
+        position = super().seed(batch, files, session)
+        return {**position, "attempt": "fork", "files": 0, "bytes": 0}
 
     def newest_batch(self) -> int | None:
         pending = [
