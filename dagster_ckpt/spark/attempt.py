@@ -33,7 +33,6 @@ from dagster_ckpt.spark.fallback import FallbackChain, cost_of
 from dagster_ckpt.spark.fork import ForkPoint, fork_point, lay_out_fork, publish_fork
 from dagster_ckpt.spark.job import CheckpointsUnreadable, Event, Started, StreamingJob
 from dagster_ckpt.spark.partitions import set_partitions
-from dagster_ckpt.spark.planned_batches import forget_plan
 from dagster_ckpt.spark.preflight import Start, pass_preflight
 from dagster_ckpt.spark.query_errors import failure_of
 from dagster_ckpt.spark.restore import prepare_location
@@ -296,13 +295,9 @@ class Attempt:
     def _replay(
         self, request: RestoreRequest, sink: Sink | None, restored: CheckpointMetadata | None, line: int | None
     ) -> list[PlannedBatch]:
-        """The batches to be run again as they were; none of them, and the one in flight is planned anew, too."""
+        """The batches to be run again as they were."""
         last = request.last_replayed(can_roll_back=sink is None or sink.can_roll_back)
-        if restored is None:
-            return []
-        if last is None:
-            if request.replay_to is not None:
-                forget_plan(self._location, restored.batch + 1)
+        if restored is None or last is None:
             return []
         return [plan for plan in self._known(request, restored, line) if plan.batch <= last]
 

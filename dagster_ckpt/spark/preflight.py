@@ -97,6 +97,17 @@ class Start:
         """The live checkpointLocation."""
         return self.directory / "checkpoint"
 
+    @property
+    def can_choose_anew(self) -> bool:
+        """Whether batches after the checkpoint may get other boundaries than they had."""
+        return self.sink is None or self.sink.can_roll_back
+
+    @property
+    def gives_up_in_flight(self) -> bool:
+        """Whether it was asked for that no batch is run again as it was, not even the one in flight."""
+        last = self.request.last_replayed(can_roll_back=self.can_choose_anew)
+        return self.request.replay_to is not None and last is None
+
 
 @dataclass(frozen=True, slots=True)
 class Passed:
@@ -137,8 +148,9 @@ def pass_preflight(start: Start, now: float) -> Passed:
     note = f"{_ACCEPTED}{iso(now)} by run {start.claim.run_id})"
     notes = (*before, *(f"{item.check}: {item.reason}{note}" for item in accepted))
     replay = start.replay
-    can_choose_anew = start.sink is None or start.sink.can_roll_back
-    if restored is not None and can_choose_anew and any(item.check == SOURCE_FILES for item in preflight.losses):
+    if restored is not None and start.gives_up_in_flight and _in_flight_batch(start.location, restored.batch):
+        forget_plan(start.location, restored.batch + 1)
+    if restored is not None and start.can_choose_anew and any(item.check == SOURCE_FILES for item in preflight.losses):
         replay = _choose_anew(start, restored)
     return Passed(preflight, replay, notes)
 
@@ -152,7 +164,9 @@ def _checked(
     if restored is None:
         sink = None if start.own_sink else start.sink
         return [empty_sink_finding(job.name, start.target, sink, asked=start.request.restore_from), others]
-    again = [plan.batch for plan in start.replay] or _in_flight_batch(start.location, restored.batch)
+    again = [plan.batch for plan in start.replay]
+    if not again and not start.gives_up_in_flight:
+        again = _in_flight_batch(start.location, restored.batch)
     known = [plan.batch for plan in plans]
     return [
         files_finding(restored),

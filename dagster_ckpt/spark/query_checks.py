@@ -63,10 +63,12 @@ def sources_finding(job_name: str, restored: CheckpointMetadata, writer: DataStr
     if not isinstance(recorded, list):
         return Finding.fine(check, "not checked: the checkpoint does not tell.")
     now = sources_of(writer)
-    if now != len(recorded):
-        why = f"It reads {now} sources, and the checkpoint has {len(recorded)}."
+    if len(recorded) not in now:
+        why = (
+            f"It reads {now[0] if len(recorded) < now[0] else now[-1]} sources, and the checkpoint has {len(recorded)}."
+        )
         return Finding.of_error(check, another_query(job_name, restored, why))
-    return Finding.fine(check, f"{now}, as in the checkpoint.")
+    return Finding.fine(check, f"{len(recorded)}, as the query has.")
 
 
 def operators_finding(job_name: str, restored: CheckpointMetadata, writer: DataStreamWriter) -> Finding:

@@ -56,6 +56,7 @@ _PLANNED = {
     "GlobalLimit": StatefulKind.LIMIT,
     "Join": StatefulKind.JOIN,
     "TransformWithState": StatefulKind.TRANSFORM_WITH_STATE,
+    "TransformWithStateInPandas": StatefulKind.TRANSFORM_WITH_STATE,
     "TransformWithStateInPySpark": StatefulKind.TRANSFORM_WITH_STATE,
 }
 #: By the name of the operator in a checkpoint.
@@ -69,6 +70,7 @@ _RECORDED = {
     "stateStoreSave": StatefulKind.AGGREGATION,
     "symmetricHashJoin": StatefulKind.JOIN,
     "transformWithStateExec": StatefulKind.TRANSFORM_WITH_STATE,
+    "transformWithStateInPandasExec": StatefulKind.TRANSFORM_WITH_STATE,
     "transformWithStateInPySparkExec": StatefulKind.TRANSFORM_WITH_STATE,
 }
 
@@ -113,18 +115,22 @@ def plan_nodes(writer: DataStreamWriter) -> list[PlanNode]:
     return [*nodes, PlanNode(sink.format, f"{sink.format}{where}", (len(nodes) - 1,), sink=True)]
 
 
-def sources_of(writer: DataStreamWriter) -> int:
-    """How many sources Spark gives a query: one for each relation that reads a stream and is not equal to another.
+def sources_of(writer: DataStreamWriter) -> range:
+    """How many sources Spark may give a query.
+
+    There is one for each relation that reads a stream. Of equal ones Spark makes different ones when it starts the
+    query, where its analyzer finds that they would clash, and one source where it does not.
 
     Raises:
         InvalidConfiguration: it is not a ``DataStreamWriter`` of a classic session.
     """
     plan_of(writer)
+    relations = [node for node in _operators(_analyzed(writer)) if str(node.nodeName()) in _SOURCES]
     different: list[Any] = []
-    for node in _operators(_analyzed(writer)):
-        if str(node.nodeName()) in _SOURCES and not any(node.equals(other) for other in different):
-            different.append(node)
-    return len(different)
+    for relation in relations:
+        if not any(relation.equals(other) for other in different):
+            different.append(relation)
+    return range(len(different), len(relations) + 1)
 
 
 def stateful_kinds(writer: DataStreamWriter) -> Counter[StatefulKind]:
@@ -137,7 +143,9 @@ def stateful_kinds(writer: DataStreamWriter) -> Counter[StatefulKind]:
     found: Counter[StatefulKind] = Counter()
     for node in _operators(_analyzed(writer)):
         kind = _PLANNED.get(str(node.nodeName()))
-        if kind is not None and all(child.isStreaming() for child in _children(node)):
+        # A join with a table keeps no state; other operators may have one for their initial state.
+        streams = sum(bool(child.isStreaming()) for child in _children(node))
+        if kind is not None and streams >= (2 if kind is StatefulKind.JOIN else 1):
             found[kind] += 1
     return found
 

@@ -84,7 +84,7 @@ def test_every_snapshot_of_a_running_query_restarts_it_exactly(
     assert isinstance(facts["sources"], list)
     recorded = Counter(recorded_kind(str(item["name"])) for item in facts["operators"] if isinstance(item, dict))
     assert recorded == stateful_kinds(writer)
-    assert sources_of(writer) == len(facts["sources"])
+    assert len(facts["sources"]) in sources_of(writer)
     between = random.Random(f"{query} {variant}").choice(restorable[1:-1])
     for batch in (restorable[0], between, restorable[-1]):
         restored = job.run(materialize(captures.snapshots[batch], tmp_path / f"restored-{batch}"))

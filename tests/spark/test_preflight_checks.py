@@ -27,7 +27,7 @@ from dagster_ckpt.spark.checkpoint_checks import (
     version_finding,
 )
 from dagster_ckpt.spark.checkpoint_location import CheckpointLocation
-from dagster_ckpt.spark.planned_batches import forget_planned
+from dagster_ckpt.spark.planned_batches import forget_plan
 from dagster_ckpt.spark.sinks.custom import ForeachBatchSink
 from dagster_ckpt.spark.source_files import batches, source_finding
 
@@ -186,7 +186,7 @@ def test_a_plan_that_is_given_up_takes_its_entries_of_the_source_log_with_it(tmp
     planned = in_flight(location, 3)
     assert planned is not None
     assert planned.batch == 4
-    forget_planned(location, 4)
+    forget_plan(location, 4)
     assert sorted(path.name for path in (location / "sources" / "0").iterdir()) == ["0", "1", "2", "3"]
     assert in_flight(location, 3) is None
     assert log_gap(3, [2, 3], [3], stateful=True) is None
