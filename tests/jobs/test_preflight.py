@@ -19,7 +19,14 @@ from dagster_ckpt.checkpoint.metadata import CheckpointMetadata, FileEntry
 from dagster_ckpt.checkpoint.shared_state import inline_entry
 from dagster_ckpt.cli import main
 from dagster_ckpt.config.checkpoint_config import CheckpointingMode, JobStatus
-from dagster_ckpt.errors import CheckpointError, CorruptCheckpoint, QueryMismatch, RestoreWithLoss, SinkMismatch
+from dagster_ckpt.errors import (
+    CheckpointError,
+    CorruptCheckpoint,
+    JobAlreadyRunning,
+    QueryMismatch,
+    RestoreWithLoss,
+    SinkMismatch,
+)
 from dagster_ckpt.spark.job import Replaying, Started
 from tests.jobs.harness import NEVER, NEW_PER_FILE, ROWS_PER_FILE, Bench, Row, deduplicated, eventually
 
@@ -129,6 +136,16 @@ def test_all_that_is_wrong_is_told_at_once(ticked: Bench) -> None:
     assert "chk-3 has 2 partitions, and the job is to have 3" in refusal.message
     assert "sink position: NOT_RESTORABLE" in refusal.message
     assert str(ticked.root / "elsewhere") in refusal.message
+
+
+def test_a_run_that_takes_the_job_over_while_this_one_prepares(ticked: Bench) -> None:
+    def slowly(bench: Bench, session: SparkSession) -> DataStreamWriter:
+        alive = Heartbeat(9, "the-other-run", (ProcessIdentity.current(),), 1, SystemClock().time())
+        HeartbeatFile(bench.filesystem, bench.name).write(alive)
+        return deduplicated(bench, session)
+
+    refusal = ticked.refused(JobAlreadyRunning, ticked.job(query=slowly))
+    assert "Run the-other-run drives job 'tiny' now" in refusal.message
 
 
 def test_a_log_with_a_gap_and_a_newer_spark(ticked: Bench) -> None:
