@@ -21,7 +21,7 @@ import json
 import math
 import re
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from dagster_ckpt.checkpoint.layout import CONTROL_DIR
@@ -85,21 +85,34 @@ class WriteAheadArchive:
         """Whether an epoch got as far as to start its query: its sink had been put back by then."""
         return any(entry.name == _BEGIN for entry in self._filesystem.list(self._of_epoch(epoch)))
 
-    def after(self, metadata: CheckpointMetadata, *, line: int | None = None) -> list[PlannedBatch]:
-        """The batches that were planned after a checkpoint was taken, without a gap, in order.
-
-        Args:
-            metadata: the checkpoint.
-            line: the epoch on whose line the checkpoint lies; by default the newest that it led to.
+    def line_through(self, metadata: CheckpointMetadata) -> int | None:
+        """The newest epoch that a checkpoint led to, which may be its own; ``None`` when none is known.
 
         Raises:
             CorruptCheckpoint: a file of the archive is not what was written.
         """
-        for epoch in reversed(self.epochs()) if line is None else [line]:
-            found = self._line(epoch, metadata, known=line is not None)
-            if found is not None:
-                return list(_without_gap(found, metadata.batch))
-        return []
+        origin = self._origin(metadata.epoch)
+        for epoch in reversed(self.epochs()):
+            on_line = (at == origin and metadata.batch <= until for at, until, _ in self._line(epoch, metadata.batch))
+            if origin is not None and any(on_line):
+                return epoch
+        return None
+
+    def after(self, metadata: CheckpointMetadata) -> list[PlannedBatch]:
+        """The batches that were planned after a checkpoint on the newest line it is on, without a gap, in order.
+
+        Raises:
+            CorruptCheckpoint: a file of the archive is not what was written.
+        """
+        return self._after(self.line_through(metadata), metadata.batch)
+
+    def newest_after(self, batch: int) -> list[PlannedBatch]:
+        """The batches of the newest line after one, -1 for all, without a gap, in order.
+
+        Raises:
+            CorruptCheckpoint: a file of the archive is not what was written.
+        """
+        return self._after(self.newest(), batch)
 
     def planned(self, batch: int) -> PlannedBatch | None:
         """The newest plan of one batch, ``None`` when there is none.
@@ -137,20 +150,33 @@ class WriteAheadArchive:
                 found.update(range(int(match[1]), int(match[2]) + 1))
         return found
 
-    def _line(self, epoch: int, metadata: CheckpointMetadata, *, known: bool) -> dict[int, PlannedBatch] | None:
-        """The plans after a checkpoint on the line that ends with ``epoch``; ``None`` when it is not on that line."""
+    def _after(self, epoch: int | None, batch: int) -> list[PlannedBatch]:
         found: dict[int, PlannedBatch] = {}
-        on_line = known
+        for at, until, _ in () if epoch is None else self._line(epoch, batch):
+            plans = self._of(at, batch)
+            found |= {number: plan for number, plan in plans.items() if number <= until and number not in found}
+        return list(_without_gap(found, batch))
+
+    def _line(self, epoch: int, batch: int) -> Iterator[tuple[int, float, _Begin]]:
+        """The epochs of the line that leads to ``epoch``, down to the one that ran ``batch``, the newest first.
+
+        Each comes with the last of its batches that is on the line.
+        """
         until: float = math.inf
-        following: int | None = epoch
-        while following is not None and (begin := self._begin(following)) is not None:
-            on_line = on_line or (following == metadata.epoch and metadata.batch <= until)
-            plans = self._of(following, metadata.batch)
-            found |= {batch: plan for batch, plan in plans.items() if batch <= until and batch not in found}
-            if begin.after < metadata.batch:
-                break
-            until, following = begin.after, begin.previous
-        return found if on_line else None
+        at: int | None = epoch
+        while at is not None and (begin := self._begin(at)) is not None:
+            yield at, until, begin
+            if begin.after < batch:
+                return
+            until, at = min(until, begin.after), begin.previous
+
+    def _origin(self, epoch: int) -> int | None:
+        """The epoch that ran the last batch of a checkpoint of ``epoch``.
+
+        An epoch that died before it began has at most salvaged a checkpoint, of what the newest before it ran.
+        """
+        began = (known for known in reversed(self.epochs()) if known <= epoch and self._begin(known) is not None)
+        return next(began, None)
 
     def _of(self, epoch: int, after: int) -> dict[int, PlannedBatch]:
         directory = self._of_epoch(epoch)
@@ -185,9 +211,10 @@ class WriteAheadArchive:
         return f"{self._directory}/e-{epoch:010}"
 
     def forget(self, *, before: int) -> None:
-        """Drop the plans of all epochs before one."""
+        """Drop the plans that lead to no checkpoint of an epoch or a later one."""
+        origin = self._origin(before)
         for epoch in self.epochs():
-            if epoch < before:
+            if origin is not None and epoch < origin:
                 directory = self._of_epoch(epoch)
                 for entry in self._filesystem.list(directory):
                     self._filesystem.remove(f"{directory}/{entry.name}")

@@ -28,14 +28,14 @@ from dagster_ckpt.checkpoint.savepoints import claimed_savepoint
 from dagster_ckpt.checkpoint.store import CompletedCheckpointStore
 from dagster_ckpt.checkpoint.write_ahead_archive import ArchiveWriter, PlannedBatch, WriteAheadArchive
 from dagster_ckpt.config.recovery import LATEST, NONE, RecoveryClaimMode, RestoreRequest
-from dagster_ckpt.errors import CheckpointsLost, QueryMismatch
+from dagster_ckpt.errors import CheckpointsLost, CorruptCheckpoint, QueryMismatch, SinkMismatch
 from dagster_ckpt.spark.fallback import FallbackChain, cost_of
 from dagster_ckpt.spark.fork import ForkPoint, fork_point, lay_out_fork, publish_fork
 from dagster_ckpt.spark.job import CheckpointsUnreadable, Event, Started, StreamingJob
 from dagster_ckpt.spark.partitions import set_partitions
 from dagster_ckpt.spark.preflight import Start, pass_preflight
 from dagster_ckpt.spark.query_errors import failure_of
-from dagster_ckpt.spark.restore import prepare_location
+from dagster_ckpt.spark.restore import prepare_location, prepare_new_location
 from dagster_ckpt.spark.running import Prepared, RunningQuery
 from dagster_ckpt.spark.salvage import Salvaging
 from dagster_ckpt.spark.session import streaming_session
@@ -126,7 +126,7 @@ class Attempt:
         asked = request.restore_from != LATEST
         claimed = self._claimed(target, None if previous is None else previous[1], asked=asked)
         began = self._sink_began(sink, target)
-        line = self._line(request, restored)
+        line, known = self._replay(request, sink, target)
         passed = pass_preflight(
             Start(
                 self._job,
@@ -140,15 +140,19 @@ class Attempt:
                 plan,
                 sink,
                 began is not None,
-                self._replay(request, sink, restored, line),
-                lambda: self._known(request, restored, line),
+                known,
+                lambda: self._known(target)[1],
                 self._spark.version,
             ),
             self._clock.time(),
         )
         replay = passed.replay
+        if asked and restored is not None and sink is not None and not sink.can_roll_back and not request.allow_loss:
+            self._refuse_abandoned(restored, sink)
         if restored is not None and point is not None:
             restored = self._publish(restored)
+        if restored is None and replay:
+            prepare_new_location(self._location)
         fell_back = cost_of(self._catalog, target, replay, sink) if target.passed_over else None
         if asked and restored is not None and sink is not None and (sink.newest_batch() or 0) > restored.batch:
             self._try(restored, cancel)
@@ -180,8 +184,7 @@ class Attempt:
         if store.broken:
             self._emit(CheckpointsUnreadable(store.broken, f"{self._job.filesystem.url}/{self._job.name}"))
         archive = self._archive(job_id)
-        same_lineage = restored is not None and restored.job_id == job_id
-        archive.begin(-1 if restored is None else restored.batch, line if same_lineage else None, replay)
+        archive.begin(-1 if restored is None else restored.batch, line, replay)
         started = Started(
             epoch=self._claim.epoch,
             job_id=job_id,
@@ -283,34 +286,55 @@ class Attempt:
         store = self._store(laid_out.job_id, first_id, laid_out.restored_from)
         return publish_fork(laid_out, self._directory, store)
 
-    def _line(self, request: RestoreRequest, restored: CheckpointMetadata | None) -> int | None:
-        """The epoch whose plans this one goes on from."""
-        if restored is None:
-            return None
-        if request.restore_from == LATEST:
-            newest = self._plans(restored.job_id).newest()
-            return None if newest is None or newest >= self._claim.epoch else newest
-        return restored.epoch
-
     def _replay(
-        self, request: RestoreRequest, sink: Sink | None, restored: CheckpointMetadata | None, line: int | None
-    ) -> list[PlannedBatch]:
-        """The batches to be run again as they were."""
-        last = request.last_replayed(can_roll_back=sink is None or sink.can_roll_back)
-        if restored is None or last is None:
-            return []
-        return [plan for plan in self._known(request, restored, line) if plan.batch <= last]
+        self, request: RestoreRequest, sink: Sink | None, target: Newest
+    ) -> tuple[int | None, list[PlannedBatch]]:
+        """The epoch whose plans this one goes on from, and the batches that are to be run again as they were.
 
-    def _known(
-        self, request: RestoreRequest, restored: CheckpointMetadata | None, line: int | None
-    ) -> list[PlannedBatch]:
-        """The batches that were planned after the checkpoint, as far as they are known."""
+        Raises:
+            CorruptCheckpoint: what is known about them is not what was written.
+        """
+        restored, can_roll_back = target.metadata, sink is None or sink.can_roll_back
+        last = request.last_replayed(can_roll_back=can_roll_back)
+        if last is None:
+            with contextlib.suppress(CorruptCheckpoint):  # who asks for no replay wants it to start nevertheless
+                return self._known(target)[0], []
+            return None, []
+        line, known = self._known(target)
+        if restored is None and can_roll_back:
+            return line, []
+        # Before the first checkpoint, too: what a sink has seen and cannot take back, it must see again as it was.
+        return line, [plan for plan in known if plan.batch <= last]
+
+    def _known(self, target: Newest) -> tuple[int | None, list[PlannedBatch]]:
+        """The epoch of the lineage that this one goes on from, and the plans of the batches after."""
+        restored = target.metadata
+        after = -1 if restored is None else restored.batch
+        if target.job_id is not None and (restored is None or restored.job_id != target.job_id):
+            # A lineage without a checkpoint of its own: all its line is after what it began with.
+            own = WriteAheadArchive(self._job.filesystem, self._job.name, target.job_id)
+            if restored is None or own.newest() is not None:
+                return own.newest(), own.newest_after(after)
         if restored is None:
-            return []
-        return self._plans(restored.job_id).after(restored, line=line if request.restore_from == LATEST else None)
+            return None, []
+        plans = WriteAheadArchive(self._job.filesystem, self._job.name, restored.job_id)
+        return plans.line_through(restored) if restored.job_id == target.job_id else None, plans.after(restored)
 
-    def _plans(self, job_id: str) -> WriteAheadArchive:
-        return WriteAheadArchive(self._job.filesystem, self._job.name, job_id)
+    def _refuse_abandoned(self, restored: CheckpointMetadata, sink: Sink) -> None:
+        """A sink that only replaces batches holds those of the line that was written last, and no others.
+
+        Raises:
+            SinkMismatch: the checkpoint is not on that line.
+        """
+        previous = self._catalog.choice()
+        plans = WriteAheadArchive(self._job.filesystem, self._job.name, restored.job_id)
+        here = previous is None or previous[1].job_id == restored.job_id
+        if not here or plans.line_through(restored) != plans.newest():
+            raise SinkMismatch(
+                f"Sink {sink.path} cannot be rolled back, and the batches that were written to it last do not come of "
+                f"{restored.name}, which a rollback has abandoned: going on from there would not replace all of them.",
+                hint="Nothing was touched. Go on with restore_from: latest, or give the sink a rollback_to.",
+            )
 
     def _archive(self, job_id: str) -> ArchiveWriter:
         epoch = self._claim.epoch

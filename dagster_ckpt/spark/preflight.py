@@ -274,7 +274,7 @@ def _of_unpacked(
     findings = [log_finding(restored, location)]
     known: Sequence[PlannedBatch] = ()
     try:
-        known = archive.after(restored, line=archive.newest() if asked == LATEST else None)
+        known = archive.after(restored)
     except CheckpointError as error:
         findings.append(Finding.of_error("archive", error))
     replayed = asked == LATEST and known

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import uuid
 from pathlib import Path
 
 from dagster_ckpt.errors import CheckpointFileMissing, CorruptCheckpoint
 from dagster_ckpt.spark.checkpoint_location import schema_path
 
-__all__ = ["prepare_location"]
+__all__ = ["prepare_location", "prepare_new_location"]
 
 
 def prepare_location(checkpoint_dir: Path) -> None:
@@ -28,6 +29,12 @@ def prepare_location(checkpoint_dir: Path) -> None:
     for metadata in sorted(root.glob("state/*/_metadata/v2/*")):
         if metadata.name.isdigit():
             _point_schemas_here(metadata)
+
+
+def prepare_new_location(checkpoint_dir: Path) -> None:
+    """Make ``checkpoint_dir`` the location of a query that has run no batch, so that plans can be laid out in it."""
+    checkpoint_dir.mkdir(parents=True, exist_ok=True)
+    (checkpoint_dir / "metadata").write_text(json.dumps({"id": str(uuid.uuid4())}), encoding="utf-8")
 
 
 def _point_schemas_here(metadata: Path) -> None:
