@@ -19,6 +19,7 @@ __all__ = ["CustomSink", "ForeachBatchSink"]
 _VALUE = "value"
 #: Of a fork: what it went on from has written nothing here.
 _NOTHING = "holds_nothing"
+_ITS_OWN = "It is the sink's own callable that raised this."
 
 
 class _UserSink(Sink):
@@ -70,11 +71,25 @@ class _UserSink(Sink):
         try:
             self._rollback_to(batch, value)
         except Exception as error:
-            raise CheckpointFailure(f"Sink {self.path!r} could not be set back to {where}: {error}") from error
+            raise CheckpointFailure(
+                f"Sink {self.path!r} could not be set back to {where}: {_said(error)}", hint=_ITS_OWN
+            ) from error
         return f"{self.path} was told to go back to {where}"
 
     def newest_batch(self) -> int | None:
-        return None if self._newest_batch is None else self._newest_batch()
+        """The newest batch that the sink holds something of, as the user's callable says.
+
+        Raises:
+            CheckpointFailure: it raised.
+        """
+        if self._newest_batch is None:
+            return None
+        try:
+            return self._newest_batch()
+        except Exception as error:
+            raise CheckpointFailure(
+                f"Sink {self.path!r} could not tell its newest batch: {_said(error)}", hint=_ITS_OWN
+            ) from error
 
     def first_data(self) -> str | None:
         batch = self.newest_batch()
@@ -125,7 +140,7 @@ class CustomSink(_UserSink):
             value = self._position(batch)
         except Exception as error:
             raise CheckpointFailure(
-                f"The position of sink {self.path!r} after batch {batch} is not known: {error}"
+                f"The position of sink {self.path!r} after batch {batch} is not known: {_said(error)}", hint=_ITS_OWN
             ) from error
         return self.position_of(batch, value)
 
@@ -203,3 +218,7 @@ class ForeachBatchSink(_UserSink, BatchSink):
         self._write(rows, batch)
         value = None if self._position is None else self._position(batch)
         RecordedPositions(run.directory).record(batch, self.position_of(batch, value))
+
+
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
