@@ -112,7 +112,8 @@ def query_sink_finding(restored: CheckpointMetadata, plan: WriterPlan, sink: Sin
         error = SinkMismatch(
             f"{restored.name} was taken with {before}, and the query now writes to "
             f"{plan.format if now is None else f'the {now[0]} sink {now[1]}'}.",
-            hint=f"Write to {before if recorded is None else recorded[1]} again, or start from nothing into an empty sink with restore_from: none.",
+            hint=f"Write to {before if recorded is None else recorded[1]} again, or start from nothing into an empty "
+            "sink with restore_from: none.",
         )
         return Finding.of_error(check, error)
     if sink is None:
