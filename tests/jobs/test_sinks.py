@@ -238,7 +238,7 @@ class Table:
         )
 
     def replacing(self) -> ForeachBatchSink:
-        return ForeachBatchSink("delays", self.replace, newest_batch=self.newest_batch)
+        return ForeachBatchSink("delays", self.replace)
 
 
 def appending(bench: Bench, session: SparkSession) -> DataStreamWriter:

@@ -131,7 +131,7 @@ def directories(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     return fresh()
 
 
-@given(case=st.sampled_from(CASES), paused_at=st.integers(0, 40), newer_at=st.integers(0, 80))
+@given(case=st.sampled_from(CASES), paused_at=st.integers(0, 40), newer_at=st.integers(0, 160))
 @settings(max_examples=40)
 def test_a_zombie_changes_nothing(
     directories: Iterator[Path], case: tuple[Zombie, bool], paused_at: int, newer_at: int
@@ -146,7 +146,7 @@ def test_a_zombie_changes_nothing(
 def test_no_interleaving_lets_a_zombie_change_anything(tmp_path: Path, zombie: Zombie, back: bool) -> None:
     paused_at = 0
     while Race(tmp_path / f"{paused_at}", zombie, back=back).run(paused_at, -1):
-        for newer_at in range(0, 80, 3):
+        for newer_at in range(0, 160, 5):
             Race(tmp_path / f"{paused_at}-{newer_at}", zombie, back=back).run(paused_at, newer_at)
         paused_at += 1
     assert paused_at > 5
