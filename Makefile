@@ -19,14 +19,16 @@ dev: $(STAMP) ## the same pipelines in the Dagster UI
 	@PATH="$(CURDIR)/$(BIN):$$PATH" tools/dev
 
 # Each worker has a Spark session of its own; a file stays with one worker, because its tests share fixtures.
+SIDE_BY_SIDE := --numprocesses logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+
 test: $(STAMP) ## the fast tests, side by side
 	@tools/require-java
-	$(BIN)/python -m pytest --numprocesses logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE)
 
 test-integration: $(STAMP) ## the slow tests and those that need a daemon, a cluster or a browser
 	@tools/require-java
 	@tools/require-chromium
-	$(BIN)/python -m pytest -m "slow or integration"
+	$(BIN)/python -m pytest -m "slow or integration" $(SIDE_BY_SIDE)
 
 lint: $(STAMP) ## ruff and mypy --strict
 	$(BIN)/ruff check .

@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -67,12 +67,14 @@ class Driver:
     def pause(self) -> None:
         """SIGSTOP it and its JVM, at one moment as far as that is possible."""
         for process in reversed(self.family()):
-            process.suspend()
+            with suppress(psutil.NoSuchProcess):  # one that was just ending
+                process.suspend()
 
     def wake(self) -> None:
         """SIGCONT it and its JVM."""
         for process in self.family():
-            process.resume()
+            with suppress(psutil.NoSuchProcess):
+                process.resume()
 
     def log(self) -> str:
         """What it has printed besides what it told."""

@@ -88,6 +88,7 @@ def accepted(metadata: CheckpointMetadata) -> list[str]:
     return [str(note) for note in notes]
 
 
+@pytest.mark.slow
 def test_a_batch_in_flight_whose_input_is_gone(bench: Bench) -> None:
     """Consent outlives a crash before the next checkpoint: what was accepted need not be accepted again."""
     bench.tick(1)
@@ -148,6 +149,7 @@ def test_a_run_that_takes_the_job_over_while_this_one_prepares(ticked: Bench) ->
     assert "Run the-other-run drives job 'tiny' now" in refusal.message
 
 
+@pytest.mark.slow
 def test_a_log_with_a_gap_and_a_newer_spark(ticked: Bench) -> None:
     """Sound by its checksums; Spark would start from it, and skip batches."""
 
@@ -236,6 +238,7 @@ def test_damage_anywhere_in_a_checkpoint_is_found_by_the_command(ticked: Bench, 
     assert preflight(ticked).exit_code == 0
 
 
+@pytest.mark.slow
 def test_every_broken_file_is_named_and_nothing_was_touched(ticked: Bench) -> None:
     """As a run finds them: all at once, each damaged in another way."""
     ticked.tick(1, ticked.job(inline_threshold=1))

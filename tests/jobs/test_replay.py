@@ -106,6 +106,7 @@ def test_batches_that_a_sink_has_and_that_are_not_to_be_replayed_are_a_refusal(b
     assert in_batches(bench) == bench.expected()
 
 
+@pytest.mark.slow
 def test_boundaries_are_chosen_anew_when_that_is_asked_for(bench: Bench) -> None:
     """A file sink can be rolled back, so it need not see the same batches."""
     bench.tick(2)

@@ -124,6 +124,7 @@ def test_readers_of_a_transactional_sink_see_what_checkpoints_cover(bench: Bench
     assert not list(bench.sink.rglob("_transactions/pending/*/*"))
 
 
+@pytest.mark.slow
 def test_no_row_of_a_transactional_sink_is_ever_taken_back(bench: Bench) -> None:
     """A reader that polls while checkpoints complete: what it has seen once it sees until the end."""
     bench.query = transactional
@@ -276,6 +277,7 @@ def test_a_table_is_exact_after_crashes_and_rollbacks(bench: Bench, query: Any) 
     assert table.rows() == bench.expected()
 
 
+@pytest.mark.slow
 def test_a_recorded_position_survives_the_process(bench: Bench) -> None:
     bench.query = appending
     bench.tick(1)

@@ -7,6 +7,7 @@ that of plain Spark over the same files in the same batches.
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import uuid
 from collections import Counter
@@ -58,6 +59,7 @@ def land(directory: Path, number: int) -> Path:
     directory.mkdir(parents=True, exist_ok=True)
     hidden = directory / f".{number:04}.json"
     hidden.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    os.utime(hidden, (1_700_000_000 + number, 1_700_000_000 + number))  # the source takes files in this order
     file = directory / f"{number:04}.json"
     hidden.rename(file)
     return file
