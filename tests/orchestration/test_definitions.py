@@ -99,7 +99,14 @@ def test_a_schedule_launches_the_checkpointed_job_with_its_tag(location: ModuleT
     (request,) = tick.run_requests or ()
     job = definitions.resolve_job_def(schedule.job_name)
     config = dg.validate_run_config(job, request.run_config)["ops"]["ticking"]["config"]
-    assert config == {"restore_from": "latest", "claim_mode": None}
+    assert config == {
+        "restore_from": "latest",
+        "claim_mode": None,
+        "replay_to": None,
+        "allow_loss": False,
+        "fork_from": None,
+        "fallback_to_older": None,
+    }
     # The sensor finds runs by this tag, and the instance limits them by it.
     assert job.tags[names.JOB_TAG] == "ticking"
 

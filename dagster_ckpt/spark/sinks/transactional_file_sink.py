@@ -52,6 +52,8 @@ if TYPE_CHECKING:
 __all__ = ["TransactionalFileSink"]
 
 _TRANSACTIONS = "_transactions"
+#: Stands for the start of a query that a fork goes on from: it has written nothing here.
+_FORK = "fork"
 _PINNED = "pending"
 _OTHER = "Nothing was touched. Restore a checkpoint whose data is still there, or put the file back."
 _FORMATS = frozenset({"parquet", "orc", "json", "csv", "text"})
@@ -250,7 +252,7 @@ class TransactionalFileSink(BatchSink):
 
     def _check(self, line: Line, position: Mapping[str, Json], pinned: Sequence[DataFile]) -> None:
         batch, attempt = int(str(position["batch"])), str(position["attempt"])
-        if not line.covers(attempt, batch):
+        if attempt != _FORK and not line.covers(attempt, batch):
             raise SinkMismatch(
                 f"{self.path} was rolled back to before batch {batch} of {attempt} since, so not all that the "
                 "checkpoint covers is there any more.",
@@ -311,7 +313,7 @@ class TransactionalFileSink(BatchSink):
     def seed(self, batch: int, files: Path, session: SparkSession) -> dict[str, Json]:
         """Nothing is pending, and nothing was committed."""
         position = super().seed(batch, files, session)
-        return {**position, "attempt": "fork", "files": 0, "bytes": 0}
+        return {**position, "attempt": _FORK, "pending_files": 0, "pending_bytes": 0}
 
     def newest_batch(self) -> int | None:
         pending = (batch for attempt in self._pending.attempts() for batch in self._pending.batches(attempt))
