@@ -19,7 +19,7 @@ from tests.driving import Driver, driving
 from tests.matrix.streams import FILE, FOREACH_BATCH, TRANSACTIONAL, Row, Target, land
 from tests.zombies.driver import JOB
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 _FILES = 14
 #: As if on another host: with another name, so that no process of this one can be looked at or killed.
