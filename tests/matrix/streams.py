@@ -136,7 +136,7 @@ _ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProv
 _HDFS = "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider"
 
 BACKENDS: Mapping[str, Mapping[str, str]] = {
-    "HDFSBacked": {f"{_PREFIX}.providerClass": _HDFS},
+    "HDFSBacked": {f"{_PREFIX}.providerClass": _HDFS, f"{_PREFIX}.checkpointFormatVersion": "1"},
     "RocksDB": {
         f"{_PREFIX}.providerClass": _ROCKSDB,
         f"{_PREFIX}.rocksdb.changelogCheckpointing.enabled": "false",
