@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 import tempfile
 import time
@@ -27,6 +26,7 @@ sys.path.insert(0, str(ROOT))
 
 from pyspark.sql import SparkSession  # noqa: E402
 
+from tests.local_spark import small_spark  # noqa: E402
 from tests.matrix.cases import EVENTS, MODES, SIZES, Base, Case, Outcome, bases, cases  # noqa: E402
 from tests.matrix.plain_spark import SINKS as PLAIN_SINKS  # noqa: E402
 from tests.matrix.plain_spark import PlainBase  # noqa: E402
@@ -59,7 +59,7 @@ def _run(results: Path, part: int, parts: int) -> int:
     done = {_key(json.loads(line)) for line in results.read_text().splitlines()} if results.exists() else set()
     bad = 0
     with tempfile.TemporaryDirectory(prefix="rollback-matrix-") as home:
-        spark = _spark(Path(home))
+        spark = small_spark(Path(home), cores=1)
         failure_free = FailureFree(spark, Path(home) / "failure-free")
         for number, base in enumerate(bases()):
             for system in (OURS, PLAIN):
@@ -147,25 +147,6 @@ def _table(records: list[dict[str, Any]]) -> str:
                         )
     lines += ["", f"Each cell of {OURS} has {len(SIZES)} batch sizes x {len(MODES)} modes.", ""]
     return "\n".join(lines)
-
-
-def _spark(home: Path) -> SparkSession:
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    spark = (
-        SparkSession.builder.master("local[1]")
-        .config("spark.ui.enabled", "false")
-        .config("spark.ui.showConsoleProgress", "false")
-        .config("spark.driver.memory", "1g")
-        .config("spark.local.dir", str(home / "local"))
-        .config("spark.sql.warehouse.dir", str(home / "warehouse"))
-        .config("spark.sql.session.timeZone", "UTC")
-        .config("spark.sql.shuffle.partitions", "2")
-        .config("spark.sql.streaming.stateStore.maintenanceInterval", "100ms")
-        .getOrCreate()
-    )
-    spark.sparkContext.setLogLevel("OFF")
-    return spark
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ from dagster_ckpt.errors import (
 )
 from dagster_ckpt.filesystem import FileSystem, Part, Written, open_filesystem
 
-__all__ = ["CheckpointCatalog", "Newest"]
+__all__ = ["CheckpointCatalog", "Newest", "references", "shared_in_use"]
 
 #: What stands where the pointer of a checkpoint in a driver's memory would.
 NOT_ADDRESSABLE = "<checkpoint-not-externally-addressable>"
@@ -363,6 +363,12 @@ def _foreign(where: str, owner: str, job_name: str) -> ForeignCheckpoint:
         f"{where} belongs to job {owner!r}, not to {job_name!r}.",
         hint=f"Name a checkpoint of {job_name!r}; `dagster-ckpt list {job_name} --path ...` shows them.",
     )
+
+
+def shared_in_use(catalog: CheckpointCatalog, job_id: str) -> frozenset[str] | None:
+    """The names in ``shared/`` that completed checkpoints of a lineage need; ``None`` when one cannot be read."""
+    completed, broken = catalog.completed(job_id)
+    return None if broken else frozenset(name.rpartition("/")[2] for name in references(completed))
 
 
 def references(checkpoints: Sequence[CheckpointMetadata]) -> frozenset[str]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dagster_ckpt.checkpoint.catalog import CheckpointCatalog, references
+from functools import partial
+
+from dagster_ckpt.checkpoint.catalog import CheckpointCatalog, shared_in_use
 from dagster_ckpt.checkpoint.deletions import DeletionLog
 from dagster_ckpt.checkpoint.epochs import FAILING
 from dagster_ckpt.checkpoint.pins import Pins
@@ -56,11 +58,7 @@ def dispose_broken(catalog: CheckpointCatalog, job_id: str, number: int) -> bool
         log.ask(epoch, job_id, [number], names, _REASON)
         return False
 
-    def in_use() -> frozenset[str] | None:
-        others, broken = catalog.completed(job_id)
-        return None if broken else frozenset(name.rpartition("/")[2] for name in references(others))
-
-    if not log.delete(epoch, job_id, [number], names, _REASON, in_use):
+    if not log.delete(epoch, job_id, [number], names, _REASON, partial(shared_in_use, catalog, job_id)):
         raise _pinned(catalog, reference)
     catalog.quarantine.lift(reference)
     return True

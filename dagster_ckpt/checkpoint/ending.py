@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import Sequence
+from functools import partial
 
-from dagster_ckpt.checkpoint.catalog import CheckpointCatalog, references
+from dagster_ckpt.checkpoint.catalog import CheckpointCatalog, shared_in_use
 from dagster_ckpt.checkpoint.clock import Clock, iso
 from dagster_ckpt.checkpoint.deletions import ROUNDS, DeletionLog
 from dagster_ckpt.checkpoint.epochs import Claim, End
@@ -25,15 +26,8 @@ _log = logging.getLogger(__name__)
 
 def finish_deletions(catalog: CheckpointCatalog, epoch: int) -> None:
     """Finish, as the holder of ``epoch``, what earlier epochs began to delete; what is pinned or quarantined stays."""
-
-    def in_use(job_id: str) -> frozenset[str] | None:
-        completed, broken = catalog.completed(job_id)
-        if broken:
-            return None
-        return frozenset(name.rpartition("/")[2] for name in references(completed))
-
     log = DeletionLog(catalog.filesystem, catalog.job_name)
-    log.recover(epoch, in_use)
+    log.recover(epoch, partial(shared_in_use, catalog))
     for reference in catalog.quarantine.names():
         lineage, _, name = reference.partition("/")
         if checkpoint_id(name) not in catalog.numbers(lineage):
@@ -52,7 +46,7 @@ def finish_deletions(catalog: CheckpointCatalog, epoch: int) -> None:
             return
         shared = [entry.name for entry in catalog.filesystem.list(shared_directory(catalog.job_name, job_id))]
         # In use is what the pinned ones need, when the others are gone.
-        if log.delete(epoch, job_id, numbers, shared, end.reason, lambda: in_use(job_id)):
+        if log.delete(epoch, job_id, numbers, shared, end.reason, partial(shared_in_use, catalog, job_id)):
             return
     _log.warning(
         "A lineage that was given up is not deleted: %d times in a row it was found to be pinned meanwhile. Nothing "

@@ -19,6 +19,7 @@ from typing import Any
 import psutil
 
 from dagster_ckpt.checkpoint.clock import Clock
+from dagster_ckpt.checkpoint.epochs import Choice
 from dagster_ckpt.checkpoint.layout import CONTROL_DIR
 from dagster_ckpt.checkpoint.records import encode_record, read_record
 from dagster_ckpt.errors import JobAlreadyRunning
@@ -32,6 +33,7 @@ __all__ = [
     "ProcessIdentity",
     "free_job",
     "is_dead",
+    "live_here",
     "this_host",
 ]
 
@@ -49,6 +51,12 @@ def this_host() -> str:
     boot = Path("/proc/sys/kernel/random/boot_id")
     # The boot time is derived from the wall clock and moves with it; Linux has something better.
     return f"{platform.node()}/{boot.read_text().strip() if boot.exists() else round(psutil.boot_time())}"
+
+
+def live_here(choice: Choice) -> Path | None:
+    """The live checkpointLocation that a start began with, if it is on this host and still there."""
+    live = Path(choice.live)
+    return live if choice.host == this_host() and live.is_dir() else None
 
 
 @dataclass(frozen=True, slots=True)

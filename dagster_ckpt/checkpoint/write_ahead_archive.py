@@ -71,6 +71,7 @@ class WriteAheadArchive:
     def __init__(self, filesystem: FileSystem, job_name: str, job_id: str) -> None:
         self._filesystem = filesystem
         self._directory = f"{job_name}/{CONTROL_DIR}/wal/{job_id}"
+        self._begun: dict[int, _Begin] = {}  # never changed once they are there
 
     def epochs(self) -> list[int]:
         """The epochs that have plans, ascending."""
@@ -83,7 +84,7 @@ class WriteAheadArchive:
 
     def has_begun(self, epoch: int) -> bool:
         """Whether an epoch got as far as to start its query: its sink had been put back by then."""
-        return any(entry.name == _BEGIN for entry in self._filesystem.list(self._of_epoch(epoch)))
+        return any(entry.name == _BEGIN for entry in self._filesystem.list(self.of_epoch(epoch)))
 
     def line_through(self, metadata: CheckpointMetadata) -> int | None:
         """The newest epoch that a checkpoint led to, which may be its own; ``None`` when none is known.
@@ -145,7 +146,7 @@ class WriteAheadArchive:
     def _numbers(self, epoch: int) -> set[int]:
         begin = self._begin(epoch)
         found = set() if begin is None else set(begin.plans)
-        for entry in self._filesystem.list(self._of_epoch(epoch)):
+        for entry in self._filesystem.list(self.of_epoch(epoch)):
             if match := _SEGMENT.fullmatch(entry.name):
                 found.update(range(int(match[1]), int(match[2]) + 1))
         return found
@@ -179,7 +180,7 @@ class WriteAheadArchive:
         return next(began, None)
 
     def _of(self, epoch: int, after: int) -> dict[int, PlannedBatch]:
-        directory = self._of_epoch(epoch)
+        directory = self.of_epoch(epoch)
         begin = self._begin(epoch)
         found = {} if begin is None else {batch: plan for batch, plan in begin.plans.items() if batch > after}
         for entry in self._filesystem.list(directory):
@@ -191,12 +192,14 @@ class WriteAheadArchive:
         return found
 
     def _begin(self, epoch: int) -> _Begin | None:
-        try:
-            head, *lines = self._lines(f"{self._of_epoch(epoch)}/{_BEGIN}")
-        except FileNotFoundError:
-            return None
-        fields = json.loads(head)
-        return _Begin(fields["after"], fields["previous"], {plan.batch: plan for plan in map(_plan, lines)})
+        if epoch not in self._begun:
+            try:
+                head, *lines = self._lines(f"{self.of_epoch(epoch)}/{_BEGIN}")
+            except FileNotFoundError:
+                return None
+            fields, plans = json.loads(head), {plan.batch: plan for plan in map(_plan, lines)}
+            self._begun[epoch] = _Begin(fields["after"], fields["previous"], plans)
+        return self._begun[epoch]
 
     def _lines(self, path: str) -> list[str]:
         body, mark, digest = self._filesystem.read(path).rpartition(b"sha256:")
@@ -207,7 +210,8 @@ class WriteAheadArchive:
             )
         return body.decode().splitlines()
 
-    def _of_epoch(self, epoch: int) -> str:
+    def of_epoch(self, epoch: int) -> str:
+        """The directory of the plans of one epoch."""
         return f"{self._directory}/e-{epoch:010}"
 
     def forget(self, *, before: int) -> None:
@@ -215,7 +219,7 @@ class WriteAheadArchive:
         origin = self._origin(before)
         for epoch in self.epochs():
             if origin is not None and epoch < origin:
-                directory = self._of_epoch(epoch)
+                directory = self.of_epoch(epoch)
                 for entry in self._filesystem.list(directory):
                     self._filesystem.remove(f"{directory}/{entry.name}")
                 self._filesystem.remove_directory(directory)
@@ -238,7 +242,7 @@ class ArchiveWriter:
     ) -> None:
         self._filesystem = filesystem
         self._archive = WriteAheadArchive(filesystem, job_name, job_id)
-        self._directory = f"{job_name}/{CONTROL_DIR}/wal/{job_id}/e-{epoch:010}"
+        self._directory = self._archive.of_epoch(epoch)
         self._check_owner = check_owner
         self._loose: list[str] = []
         self._unpacked: list[PlannedBatch] = []

@@ -11,7 +11,6 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 import dagster as dg
@@ -21,7 +20,7 @@ from dagster_ckpt.checkpoint.clock import Clock, SystemClock
 from dagster_ckpt.checkpoint.ending import end_dead_epoch
 from dagster_ckpt.checkpoint.epochs import FAILING, Claim, End
 from dagster_ckpt.checkpoint.failures import DIED, Failure, FailureLog
-from dagster_ckpt.checkpoint.liveness import LEASE, Heartbeat, HeartbeatFile, is_dead, this_host
+from dagster_ckpt.checkpoint.liveness import LEASE, Heartbeat, HeartbeatFile, is_dead, live_here
 from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
 from dagster_ckpt.checkpoint.poison import Streak, poison_batch
 from dagster_ckpt.checkpoint.preference import newest_preferred
@@ -185,9 +184,8 @@ class _JobWatch:
         if any((failure.run_id, failure.sequence) == (claim.run_id, DIED) for failure in failures):
             return None
         choice = self._catalog.epochs.read_choice(claim.epoch)
-        if choice is None or choice.host != this_host():
-            return None
-        return batch_in_flight(Path(choice.live))
+        live = None if choice is None else live_here(choice)
+        return None if live is None else batch_in_flight(live)
 
     def _told(self, poison: Streak) -> str:
         filesystem, before = self._catalog.filesystem, None
@@ -272,8 +270,8 @@ class _JobWatch:
             return newest_preferred(self._catalog, prefer_checkpoint=prefer_checkpoint).metadata
         except CorruptCheckpoint as error:
             chosen = self._catalog.choice()
-            here = chosen is not None and chosen[1].host == this_host() and Path(chosen[1].live).is_dir()
-            if not here and not config.fallback_to_older:
+            here = None if chosen is None else live_here(chosen[1])
+            if here is None and not config.fallback_to_older:
                 raise
             _log.warning("The newest checkpoint of %s is broken: %s", self._asset.name, error.message)
             return None

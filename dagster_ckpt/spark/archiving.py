@@ -20,8 +20,8 @@ _log = logging.getLogger(__name__)
 
 #: Seconds between two looks at what was planned. What is planned in between is in the live location only.
 _EVERY = 1.0
-#: Plans that the storage does not take are kept in memory, about 1 KB each; beyond this, the oldest are given up.
-_MOST_UNSENT = 10_000
+#: Seconds that the end of a run waits for the last plans; a writer that hangs in the storage ends with the process.
+_LAST = 5.0
 
 
 class Archiver:
@@ -87,9 +87,10 @@ class Archiver:
 
     def close(self) -> None:
         """Archive what is left, as far as the storage takes it, and end."""
+        last = self._pool.submit(self._archive, None, pack=False)
+        with contextlib.suppress(OSError, CheckpointError):  # to have waited in vain is an OSError, too
+            last.result(timeout=_LAST)
         self._pool.shutdown(wait=False, cancel_futures=True)
-        with contextlib.suppress(OSError, CheckpointError):
-            self._archive(None, pack=False)
 
     def _archive(self, until: int | None, *, pack: bool) -> None:
         with self._lock:

@@ -13,9 +13,10 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
+from functools import cache, partial
 from pathlib import Path
 from threading import Event as Flag
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from dagster_ckpt.checkpoint.catalog import CheckpointCatalog, Newest
 from dagster_ckpt.checkpoint.clock import Clock
@@ -50,6 +51,9 @@ if TYPE_CHECKING:
 __all__ = ["Attempt"]
 
 _log = logging.getLogger(__name__)
+
+#: Tells the epoch that a start goes on from, and the plans of the batches after what it restores.
+_Known: TypeAlias = "Callable[[], tuple[int | None, list[PlannedBatch]]]"
 
 #: Directories of attempts in the working directory: ``{epoch}-{token}``.
 _ATTEMPT = re.compile(r"(\d{6,})-[0-9a-f]{8}(?:\.salvage)?")
@@ -126,23 +130,24 @@ class Attempt:
         asked = request.restore_from != LATEST
         claimed = self._claimed(target, None if previous is None else previous[1], asked=asked)
         began = self._sink_began(sink, target)
-        line, known = self._replay(request, sink, target)
+        known = cache(partial(self._known, target))
+        line, planned = self._replay(request, sink, target, known)
         passed = pass_preflight(
             Start(
-                self._job,
-                self._catalog,
-                self._claim,
-                request,
-                target,
-                None if previous is None else previous[1],
-                self._directory,
-                writer,
-                plan,
-                sink,
-                began is not None,
-                known,
-                lambda: self._known(target)[1],
-                self._spark.version,
+                job=self._job,
+                catalog=self._catalog,
+                claim=self._claim,
+                request=request,
+                target=target,
+                previous=None if previous is None else previous[1],
+                directory=self._directory,
+                writer=writer,
+                plan=plan,
+                sink=sink,
+                own_sink=began is not None,
+                replay=planned,
+                known=lambda: known()[1],
+                spark_version=self._spark.version,
             ),
             self._clock.time(),
         )
@@ -287,7 +292,7 @@ class Attempt:
         return publish_fork(laid_out, self._directory, store)
 
     def _replay(
-        self, request: RestoreRequest, sink: Sink | None, target: Newest
+        self, request: RestoreRequest, sink: Sink | None, target: Newest, known: _Known
     ) -> tuple[int | None, list[PlannedBatch]]:
         """The epoch whose plans this one goes on from, and the batches that are to be run again as they were.
 
@@ -298,13 +303,13 @@ class Attempt:
         last = request.last_replayed(can_roll_back=can_roll_back)
         if last is None:
             with contextlib.suppress(CorruptCheckpoint):  # who asks for no replay wants it to start nevertheless
-                return self._known(target)[0], []
+                return known()[0], []
             return None, []
-        line, known = self._known(target)
+        line, plans = known()
         if restored is None and can_roll_back:
             return line, []
         # Before the first checkpoint, too: what a sink has seen and cannot take back, it must see again as it was.
-        return line, [plan for plan in known if plan.batch <= last]
+        return line, [plan for plan in plans if plan.batch <= last]
 
     def _known(self, target: Newest) -> tuple[int | None, list[PlannedBatch]]:
         """The epoch of the lineage that this one goes on from, and the plans of the batches after."""

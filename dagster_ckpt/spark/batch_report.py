@@ -11,9 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
 
 import fsspec
 
@@ -21,7 +19,7 @@ from dagster_ckpt.checkpoint.ancestry import line_of_descent
 from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
 from dagster_ckpt.checkpoint.epochs import Choice
 from dagster_ckpt.checkpoint.failures import Failure, FailureLog
-from dagster_ckpt.checkpoint.liveness import this_host
+from dagster_ckpt.checkpoint.liveness import live_here
 from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
 from dagster_ckpt.checkpoint.snapshot import Json
 from dagster_ckpt.checkpoint.write_ahead_archive import PlannedBatch, WriteAheadArchive
@@ -29,6 +27,7 @@ from dagster_ckpt.errors import CheckpointError, CheckpointNotFound
 from dagster_ckpt.spark.batch_in_flight import fingerprint
 from dagster_ckpt.spark.checkpoint_location import CheckpointLocation
 from dagster_ckpt.spark.planned_batches import PlannedBatches, planned_files, planned_offsets
+from dagster_ckpt.spark.source_files import local_file
 
 __all__ = ["BatchReport", "ReadFile", "ReadSource", "report_batch"]
 
@@ -159,8 +158,8 @@ class _Plans:
     def __init__(self, catalog: CheckpointCatalog, choice: Choice) -> None:
         self._catalog = catalog
         self._archive = WriteAheadArchive(catalog.filesystem, catalog.job_name, choice.job_id)
-        here = choice.host == this_host() and Path(choice.live).is_dir()
-        self._live = CheckpointLocation(Path(choice.live)) if here else None
+        live = live_here(choice)
+        self._live = None if live is None else CheckpointLocation(live)
         self._job_id = choice.job_id
 
     def newest(self) -> int | None:
@@ -231,10 +230,9 @@ def _files(plan: PlannedBatch, source: str) -> list[str]:
 
 
 def _look_at(uri: str) -> ReadFile:
-    split = urlsplit(uri)
     try:
-        if split.scheme in {"", "file"}:
-            return ReadFile(uri, Path(unquote(split.path)).stat().st_size, True)
+        if (file := local_file(uri)) is not None:
+            return ReadFile(uri, file.stat().st_size, True)
         filesystem, path = fsspec.core.url_to_fs(uri)
         size = filesystem.info(path).get("size")
         return ReadFile(uri, None if size is None else int(size), True)

@@ -276,6 +276,11 @@ class CheckpointLocation:
         committed = max(self._batches("commits"), default=-1)
         return planned if planned > committed else None
 
+    def newest(self) -> int:
+        """The newest batch of either log, planned or committed; -1 before the first."""
+        planned, committed = self.planned(), self.last_committed()
+        return max(-1 if planned is None else planned, -1 if committed is None else committed)
+
     def query_id(self) -> str | None:
         """The id of the query, ``None`` before it first started."""
         try:
@@ -286,12 +291,12 @@ class CheckpointLocation:
     def offsets(self, batch: int) -> OffsetEntry:
         """The write-ahead log entry of ``batch``; raises as :func:`parse_offsets`, or if it is not there."""
         where = f"offsets/{batch}"
-        return parse_offsets(self._text(where), where)
+        return parse_offsets(self.text(where), where)
 
     def commit(self, batch: int) -> CommitEntry:
         """The commit log entry of ``batch``; raises as :func:`parse_commit`, or if it is not there."""
         where = f"commits/{batch}"
-        return parse_commit(self._text(where), where)
+        return parse_commit(self.text(where), where)
 
     def previous_offsets(self, batch: int) -> int | None:
         """The newest entry of the write-ahead log before ``batch`` (async progress tracking leaves gaps)."""
@@ -342,6 +347,20 @@ class CheckpointLocation:
         found: _T = self._parsed[key]
         return found
 
+    def text(self, where: str) -> str:
+        """The text of a file of the location.
+
+        Raises:
+            CaptureIncomplete: it is not there.
+        """
+        try:
+            return (self.path / where).read_text(encoding="utf-8")
+        except FileNotFoundError as error:
+            raise CaptureIncomplete(
+                f"{self.path / where} is not there (not written yet, or purged already)",
+                hint="Take a later batch, or raise spark.sql.streaming.minBatchesToRetain.",
+            ) from error
+
     def _batches(self, directory: str) -> Sequence[int]:
         """The batches a log has entries of. Asked every few milliseconds, so an unchanged directory is not read again.
 
@@ -360,15 +379,6 @@ class CheckpointLocation:
         batches = tuple(int(name) for name in self.names(directory) if name.isdigit())
         self._logs[directory] = _Log(changed, good_until, batches)
         return batches
-
-    def _text(self, where: str) -> str:
-        try:
-            return (self.path / where).read_text(encoding="utf-8")
-        except FileNotFoundError as error:
-            raise CaptureIncomplete(
-                f"{self.path / where} is not there (not written yet, or purged already)",
-                hint="Take a later batch, or raise spark.sql.streaming.minBatchesToRetain.",
-            ) from error
 
 
 def _version(header: str, known: frozenset[int], where: str) -> int:

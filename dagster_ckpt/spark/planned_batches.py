@@ -41,11 +41,9 @@ class PlannedBatches:
 
         Args:
             until: the last batch that is wanted; by default whatever is planned.
-
         """
         if until is None:
-            planned, committed = self._location.planned(), self._location.last_committed()
-            until = max(-1 if planned is None else planned, -1 if committed is None else committed)
+            until = self._location.newest()
         found = []
         for batch in range(self.last + 1, until + 1):
             try:
@@ -59,7 +57,7 @@ class PlannedBatches:
 
     def _files(self, batch: int) -> Iterator[tuple[str, str]]:
         where = f"offsets/{batch}"
-        text = self._text(where)
+        text = self._location.text(where)
         offsets = parse_offsets(text, where)
         before = self._location.previous_offsets(batch)
         previous = None if before is None else self._location.offsets(before)
@@ -75,20 +73,11 @@ class PlannedBatches:
     def _entry(self, source: str, entry: int) -> tuple[str, str]:
         plain = f"sources/{source}/{entry}"
         try:
-            return plain, self._text(plain)
+            return plain, self._location.text(plain)
         except CaptureIncomplete:
-            compacted = self._text(f"{plain}{_COMPACT}")
+            compacted = self._location.text(f"{plain}{_COMPACT}")
         added = [line for line in compacted.split("\n")[1:] if line and json.loads(line).get("batchId") == entry]
         return f"{plain}{_COMPACT}", "\n".join([_HEADER, *added])
-
-    def _text(self, where: str) -> str:
-        try:
-            return (self._location.path / where).read_text(encoding="utf-8")
-        except FileNotFoundError as error:
-            raise CaptureIncomplete(
-                f"{self._location.path / where} is not there (yet, or any more)",
-                hint="Raise spark.sql.streaming.minBatchesToRetain if it was purged already.",
-            ) from error
 
 
 def lay_out(plan: PlannedBatch, location: Path) -> None:

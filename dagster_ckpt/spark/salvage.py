@@ -11,7 +11,7 @@ from typing import TypeAlias
 from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
 from dagster_ckpt.checkpoint.epochs import Choice
 from dagster_ckpt.checkpoint.issuing import next_id
-from dagster_ckpt.checkpoint.liveness import this_host
+from dagster_ckpt.checkpoint.liveness import live_here
 from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
 from dagster_ckpt.checkpoint.store import CompletedCheckpointStore
 from dagster_ckpt.checkpoint.write_ahead_archive import WriteAheadArchive
@@ -61,7 +61,7 @@ class Salvaging:
             CheckpointNotFound: the recorded choice is gone although nothing gave it up.
             Fenced: a newer run has taken the job over.
         """
-        if self._choice.host != this_host() or not Path(self._choice.live).is_dir():
+        if live_here(self._choice) is None:
             return
         newest = self._catalog.newest()
         if newest.job_id is None:
@@ -88,7 +88,7 @@ class Salvaging:
         Raises:
             Fenced: a newer run has taken the job over.
         """
-        if self._choice.host != this_host() or not Path(self._choice.live).is_dir() or not self._has_started():
+        if live_here(self._choice) is None or not self._has_started():
             return False
         batch = self._last_batch()
         if batch is None or (broken is not None and broken.batch > batch):

@@ -16,7 +16,7 @@ from dagster_ckpt.checkpoint.snapshot import Json
 from dagster_ckpt.checkpoint.write_ahead_archive import PlannedBatch
 from dagster_ckpt.spark.planned_batches import planned_files
 
-__all__ = ["SourceFiles", "batches", "source_finding"]
+__all__ = ["SourceFiles", "batches", "local_file", "source_finding"]
 
 CHECK = "source files"
 #: Parquet files whose footers are read to count rows: a tenth of a millisecond each on a local disk.
@@ -46,7 +46,7 @@ class SourceFiles:
         elsewhere: list[str] = []
         for plan in plans:
             for uri in planned_files(plan):
-                file = _local(uri)
+                file = local_file(uri)
                 if file is None:
                     elsewhere.append(uri)
                     continue
@@ -124,7 +124,7 @@ def _not_files(sources: Json) -> list[str]:
     return told
 
 
-def _local(uri: str) -> Path | None:
+def local_file(uri: str) -> Path | None:
     """The file of this machine that an (escaped) URI names."""
     parts = urlsplit(uri)
     return Path(unquote(parts.path)) if parts.scheme in {"", "file"} else None

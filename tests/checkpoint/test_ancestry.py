@@ -6,31 +6,12 @@ from dagster_ckpt.checkpoint.ancestry import for_retention, line_of_descent
 from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
 from dagster_ckpt.checkpoint.recorded_savepoints import RecordedSavepoint
 from dagster_ckpt.config.retention import KeepNewest, decide
-
-JOB_ID = "0" * 32
-FIRST = CheckpointMetadata(
-    job_name="job",
-    job_id=JOB_ID,
-    checkpoint_id=1,
-    epoch=1,
-    batch=1,
-    mode="EXACTLY_ONCE",
-    kind="checkpoint",
-    restored_from=None,
-    writer={},
-    triggered_at="",
-    written_at="",
-    timings_ms={},
-    new_bytes=0,
-    facts={},
-    sink=None,
-    files=(),
-)
+from tests.checkpoint.manifests import JOB_ID, MANIFEST
 
 
 def checkpoint(epoch: int, number: int, restored_from: int | None) -> CheckpointMetadata:
     origin = None if restored_from is None else f"{JOB_ID}/chk-{restored_from}"
-    return replace(FIRST, epoch=epoch, checkpoint_id=number, restored_from=origin)
+    return replace(MANIFEST, epoch=epoch, checkpoint_id=number, restored_from=origin)
 
 
 def numbers(start: CheckpointMetadata, completed: list[CheckpointMetadata]) -> list[int]:

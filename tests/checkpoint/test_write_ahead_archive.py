@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import settings
@@ -12,30 +12,14 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
 from dagster_ckpt.checkpoint.write_ahead_archive import ArchiveWriter, PlannedBatch, WriteAheadArchive
 from dagster_ckpt.errors import CorruptCheckpoint
+from tests.checkpoint.manifests import JOB_ID, MANIFEST
 from tests.checkpoint.memory import MemoryFileSystem
 
-JOB, JOB_ID = "flights", "a" * 32
+JOB = "flights"
 
 
 def metadata(epoch: int, batch: int, number: int = 1) -> CheckpointMetadata:
-    return CheckpointMetadata(
-        job_name=JOB,
-        job_id=JOB_ID,
-        checkpoint_id=number,
-        epoch=epoch,
-        batch=batch,
-        mode="EXACTLY_ONCE",
-        kind="checkpoint",
-        restored_from=None,
-        writer={},
-        triggered_at="",
-        written_at="",
-        timings_ms={},
-        new_bytes=0,
-        facts={},
-        sink=None,
-        files=(),
-    )
+    return replace(MANIFEST, job_name=JOB, checkpoint_id=number, epoch=epoch, batch=batch)
 
 
 @dataclass
@@ -214,8 +198,7 @@ def storage() -> MemoryFileSystem:
 
 
 def test_every_flipped_bit_and_every_cut_is_found(storage: MemoryFileSystem) -> None:
-    archive = WriteAheadArchive(storage, JOB, JOB_ID)
-    assert [plan.batch for plan in archive.after(metadata(1, 0))] == [1, 2]
+    assert [plan.batch for plan in WriteAheadArchive(storage, JOB, JOB_ID).after(metadata(1, 0))] == [1, 2]
     read = 0
     for path, sound in list(storage.files.items()):
         for damaged in [sound[:at] for at in range(len(sound))] + [
@@ -223,7 +206,7 @@ def test_every_flipped_bit_and_every_cut_is_found(storage: MemoryFileSystem) -> 
         ]:
             storage.files[path] = damaged
             with pytest.raises(CorruptCheckpoint, match="truncated or was changed") as caught:
-                archive.after(metadata(1, 0))
+                WriteAheadArchive(storage, JOB, JOB_ID).after(metadata(1, 0))
             assert path in caught.value.message
             assert "replay_to: none" in caught.value.hint
             read += 1

@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dagster_ckpt.checkpoint.liveness import Heartbeat, ProcessIdentity
-from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
 from dagster_ckpt.checkpoint.preflight import Verdict
 from dagster_ckpt.checkpoint.snapshot import Json
 from dagster_ckpt.checkpoint.write_ahead_archive import PlannedBatch
@@ -30,25 +29,9 @@ from dagster_ckpt.spark.checkpoint_location import CheckpointLocation
 from dagster_ckpt.spark.planned_batches import forget_plan
 from dagster_ckpt.spark.sinks.custom import ForeachBatchSink
 from dagster_ckpt.spark.source_files import batches, source_finding
+from tests.checkpoint.manifests import MANIFEST
 
-_CHECKPOINT = CheckpointMetadata(
-    job_name="tiny",
-    job_id="a" * 32,
-    checkpoint_id=3,
-    epoch=1,
-    batch=3,
-    mode="EXACTLY_ONCE",
-    kind="checkpoint",
-    restored_from=None,
-    writer={},
-    triggered_at="",
-    written_at="",
-    timings_ms={},
-    new_bytes=0,
-    facts={},
-    sink=None,
-    files=(),
-)
+_CHECKPOINT = replace(MANIFEST, job_name="tiny", checkpoint_id=3, batch=3)
 _FILE_SOURCE: Json = {"id": "0", "offset": {"logOffset": 3}}
 
 # --- the write-ahead log ---------------------------------------------------------------------------------------------

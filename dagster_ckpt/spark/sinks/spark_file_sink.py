@@ -116,8 +116,7 @@ class _Positions:
     def _check_ahead(self) -> None:
         # In this order: a batch that is planned in between is not taken for another query's.
         newest = self._sink.last_batch()
-        planned, committed = self._location.planned(), self._location.last_committed()
-        own = max(-1 if planned is None else planned, -1 if committed is None else committed)
+        own = self._location.newest()
         if newest is not None and newest > own:
             raise _overlap(self._sink, f"its log has batch {newest}, and this query has come to batch {own}")
 
