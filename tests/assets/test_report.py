@@ -46,6 +46,7 @@ def test_picture_is_a_small_png(delays: pd.DataFrame) -> None:
     assert len(png) < 150_000, "it is kept in Dagster's event log"
 
 
+@pytest.mark.slow
 def test_asset_reports_what_the_sink_has_committed(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
