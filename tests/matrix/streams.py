@@ -65,6 +65,10 @@ def land(directory: Path, number: int) -> Path:
     return file
 
 
+#: The time of the first row, and so of id 0.
+_BEGIN = 1_704_067_200
+
+
 def _stateless(read: Read) -> DataFrame:
     return read().selectExpr("id", "v", "cast(ts as long) AS at")
 
@@ -78,7 +82,9 @@ def _window(read: Read) -> DataFrame:
 
 
 def _deduplication(read: Read) -> DataFrame:
-    return read().dropDuplicates(["id"]).selectExpr("id", "v", "cast(ts as long) AS at")
+    # Which of two rows in one batch stays is up to the order in which Spark reads them, so only the id is looked at;
+    # twelve seconds an id keep those of the closing files apart.
+    return read().dropDuplicates(["id"]).selectExpr("id", "id AS v", f"{_BEGIN} + 12 * id AS at")
 
 
 def _join(read: Read) -> DataFrame:
@@ -217,7 +223,7 @@ class Target:
 
 def relevant(rows: Iterator[Row]) -> Counter[Row]:
     """Rows whose time, the third value, is not that of a closing file."""
-    first_hour = 1_704_067_200 + 3600
+    first_hour = _BEGIN + 3600
     return Counter(row for row in rows if row[2] < first_hour - 180)
 
 

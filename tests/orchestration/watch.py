@@ -102,6 +102,15 @@ class JobWatch:
 
         return self._wait_while_running(run_id, ask, f"{count} checkpoints of run {run_id}")
 
+    def wait_checkpoint_of(self, run_id: str, batch: int) -> CheckpointMetadata:
+        """Wait until the newest checkpoint is of that batch, and taken by ``run_id``."""
+
+        def ask() -> CheckpointMetadata | None:
+            mine = [item for item in self.completed() if item.writer["run_id"] == run_id]
+            return mine[-1] if mine and mine[-1].batch == batch else None
+
+        return self._wait_while_running(run_id, ask, f"a checkpoint of batch {batch} by run {run_id}")
+
     def hold_mid_batch(self, run_id: str) -> None:
         """Wait until all is read, land one more file, and wait until its batch is planned and held."""
         self.wait_caught_up(run_id)
