@@ -41,6 +41,7 @@ from dagster_ckpt.spark.session import is_jvm_alive
 from dagster_ckpt.spark.sinks.sink import Sink, SinkRun
 from dagster_ckpt.spark.state_backend import known_providers
 from dagster_ckpt.spark.streaming_source import StreamingSource
+from dagster_ckpt.spark.tasks import await_tasks
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -145,9 +146,8 @@ class RunningQuery:
                 self._emit(prepared.started)
             try:
                 return self._watch(query, archiver, cancel)
-            except BaseException:
-                _stop(query)
-                raise
+            finally:
+                self._stop(query)
         finally:
             archiver.close()
 
@@ -221,13 +221,13 @@ class RunningQuery:
                         savepoints.finish()
                         return "the query ended"
                 if savepoints.stop_asked:
-                    _stop(query)
+                    self._stop(query)
                     report = _last_progress(query)
                     _finish_stopped(coordinator, savepoints)
                     return "stopped with a savepoint"
                 archiver.tick()
                 cancel.wait(min(coordinator.tick(), savepoints.tick()))
-            _stop(query)
+            self._stop(query)
         finally:
             coordinator.abandon()
             savepoints.abandon()
@@ -261,6 +261,14 @@ class RunningQuery:
                     hint="The sensor resumes the job in a new process.",
                 ) from error
             raise failure_of(error, self._job.name, self._prepared.restored) from error
+
+    def _stop(self, query: StreamingQuery) -> None:
+        """Stop the query, if it still runs, and wait for its tasks: the next attempt may be in the same JVM."""
+        try:
+            query.stop()
+            await_tasks(self._spark, str(query.runId))
+        except Exception as error:
+            _log.info("The query did not stop in order: %s", error)
 
     def _raise_failure(self, query: StreamingQuery) -> None:
         error = self._in_jvm(query.exception)
@@ -301,13 +309,6 @@ def _finish_stopped(coordinator: CheckpointCoordinator, savepoints: SavepointSer
         savepoints.refuse_to_stop(error)
         raise
     savepoints.finish()
-
-
-def _stop(query: StreamingQuery) -> None:
-    try:
-        query.stop()
-    except Exception as error:
-        _log.info("The query did not stop in order: %s", error)
 
 
 def _last_progress(query: StreamingQuery) -> Mapping[str, Any] | None:
