@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 def small_spark(home: Path, cores: int) -> SparkSession:
     """A local session with two shuffle partitions, UTC and no web UI, which keeps its files below ``home``.
 
+    For each file it writes, Hadoop's local file system starts ``chmod`` and ``readlink``, hundreds a second here. By
+    default Java starts a helper that starts the command; without it a third of the machine is left for the tests.
+
     The maintenance of state stores runs every 100 ms, because that interval is fixed for the life of the
     JVM by the first stateful query.
     """
@@ -27,6 +30,7 @@ def small_spark(home: Path, cores: int) -> SparkSession:
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.driver.memory", "1g")
+        .config("spark.driver.extraJavaOptions", "-Djdk.lang.Process.launchMechanism=VFORK")
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.local.dir", str(home / "local"))
