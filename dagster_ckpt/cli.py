@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import click
@@ -37,6 +37,8 @@ from dagster_ckpt.spark.preflight import check_stored
 
 __all__ = ["main"]
 
+#: How to connect to a bucket, as JSON: what ``storage_options`` is on the storage resource.
+_OPTIONS_VARIABLE = "DAGSTER_CKPT_STORAGE_OPTIONS"
 _PATH = click.option(
     "--path",
     envvar="DAGSTER_CKPT_PATH",
@@ -71,7 +73,7 @@ def main() -> None:
 @_JSON
 def list_checkpoints(job: str | None, path: str, as_json: bool) -> None:
     """List the completed checkpoints of JOB, or of every job, the newest last."""
-    filesystem = open_filesystem(path)
+    filesystem = _storage(path)
     jobs = [job] if job else _jobs(filesystem)
     if not jobs:
         raise CheckpointNotFound(f"There is no job in {filesystem.url}.", hint="Is --path the checkpoint path?")
@@ -127,7 +129,7 @@ def list_checkpoints(job: str | None, path: str, as_json: bool) -> None:
 @_JSON
 def describe(job: str, checkpoint: str, path: str, as_json: bool) -> None:
     """Tell what CHECKPOINT of JOB holds: 'latest', chk-N, a job id with /chk-N, or a path."""
-    catalog = CheckpointCatalog(open_filesystem(path), job)
+    catalog = CheckpointCatalog(_storage(path), job)
     metadata = _find(catalog, checkpoint)
     document = {
         **_row(metadata, catalog),
@@ -161,7 +163,7 @@ def verify(job: str, checkpoint: str | None, path: str) -> None:
 
     Exits with 1 if anything is missing or changed.
     """
-    catalog = CheckpointCatalog(open_filesystem(path), job)
+    catalog = CheckpointCatalog(_storage(path), job)
     found: list[CheckpointMetadata] = []
     errors: list[CorruptCheckpoint] = []
     if checkpoint is not None:
@@ -200,7 +202,7 @@ def preflight(job: str, checkpoint: str, path: str, as_json: bool) -> None:
     Checked are its files, its logs, the input that would be read again, the sink, Spark's version, and who else runs.
     Exits with 0 for RESTORABLE, 1 for WITH_LOSS, 2 for NOT_RESTORABLE.
     """
-    catalog = CheckpointCatalog(open_filesystem(path), job)
+    catalog = CheckpointCatalog(_storage(path), job)
     try:
         found = check_stored(catalog, _find(catalog, checkpoint), asked=checkpoint, now=SystemClock().time())
     except CheckpointError as error:
@@ -224,7 +226,7 @@ def retention(
     A dry run: nothing is deleted. The options are those of CheckpointConfig. What is pinned stays in any case.
     """
     config = CheckpointConfig(num_retained=num_retained, retain_for=retain_for, retain_every=retain_every)
-    catalog = CheckpointCatalog(open_filesystem(path), job)
+    catalog = CheckpointCatalog(_storage(path), job)
     newest = catalog.newest()
     if newest.job_id is None:
         raise CheckpointNotFound(f"Job {job!r} has no checkpoint in {catalog.filesystem.url}: {newest.reason}.")
@@ -276,7 +278,7 @@ def pin(job: str, checkpoint: str, path: str, reason: str) -> None:
 
     CHECKPOINT is 'latest', chk-N, a job id with /chk-N, or a path. To move a checkpoint elsewhere, take a savepoint.
     """
-    catalog = CheckpointCatalog(open_filesystem(path), job)
+    catalog = CheckpointCatalog(_storage(path), job)
     pinned = pin_checkpoint(catalog, _find(catalog, checkpoint), reason, SystemClock())
     click.echo(f"{pinned.checkpoint} is pinned{f': {pinned.reason}' if pinned.reason else ''}.")
 
@@ -287,7 +289,7 @@ def pin(job: str, checkpoint: str, path: str, reason: str) -> None:
 @_PATH
 def unpin(job: str, checkpoint: str, path: str) -> None:
     """Take the pins off CHECKPOINT of JOB: chk-N, or a job id with /chk-N. It goes when the retention says so."""
-    catalog = CheckpointCatalog(open_filesystem(path), job)
+    catalog = CheckpointCatalog(_storage(path), job)
     click.echo(f"{unpin_checkpoint(catalog, checkpoint)} is not pinned any more.")
 
 
@@ -316,7 +318,7 @@ def savepoint(job: str, path: str, to: str | None, stop: bool, drain: bool, time
         )
     clock = SystemClock()
     taken = take_savepoint(
-        CheckpointCatalog(open_filesystem(path), job),
+        CheckpointCatalog(_storage(path), job),
         to,
         default=None,
         stop=stop,
@@ -345,7 +347,7 @@ def batch(job: str, batch: int | None, path: str, as_json: bool) -> None:
 
     That is: the offsets and the files it reads, whether it is done and which checkpoint covers it, and its failures.
     """
-    report = report_batch(CheckpointCatalog(open_filesystem(path), job), batch)
+    report = report_batch(CheckpointCatalog(_storage(path), job), batch)
     if as_json:
         click.echo(json.dumps(asdict(report), indent=2))
         return
@@ -360,21 +362,32 @@ def dispose(savepoint: str) -> None:
 
     Also the directory of a checkpoint that is in quarantine, or whose _metadata cannot be read.
     """
-    directory = Path(savepoint).expanduser().absolute()
-    if directory.name == METADATA_FILE_NAME:
-        directory = directory.parent
-    if is_job_id(directory.parent.name) and (number := checkpoint_id(directory.name)) is not None:
-        job = directory.parents[1]
-        catalog = CheckpointCatalog(open_filesystem(str(job.parent)), job.name)
-        if is_broken(catalog, directory.parent.name, number):
-            done = dispose_broken(catalog, directory.parent.name, number)
-            later = f"Job {job.name} is not over: its next checkpoint, or its next start, deletes {directory}."
+    directory = _storage(savepoint.rstrip("/").removesuffix(f"/{METADATA_FILE_NAME}")).url
+    parent, _, name = directory.rpartition("/")
+    above, _, lineage = parent.rpartition("/")
+    if is_job_id(lineage) and (number := checkpoint_id(name)) is not None:
+        root, _, job = above.rpartition("/")
+        catalog = CheckpointCatalog(_storage(root), job)
+        if is_broken(catalog, lineage, number):
+            done = dispose_broken(catalog, lineage, number)
+            later = f"Job {job} is not over: its next checkpoint, or its next start, deletes {directory}."
             click.echo(f"{directory} is deleted." if done else later)
             return
-    unknown = dispose_savepoint(open_filesystem(str(directory.parent)), directory.name)
+    unknown = dispose_savepoint(_storage(parent or "/"), name)
     click.echo(f"{directory} is no savepoint any more.")
     if unknown:
         click.echo(f"Its directory stays, for what is not of the savepoint: {', '.join(unknown)}", err=True)
+
+
+def _storage(path: str) -> FileSystem:
+    try:
+        options = dict(json.loads(os.environ.get(_OPTIONS_VARIABLE) or "{}"))
+    except ValueError as error:
+        raise InvalidConfiguration(
+            f"{_OPTIONS_VARIABLE} is no JSON object: {error}",
+            hint='Write it as {"token": "/path/of/a/key/file"}, or leave it out.',
+        ) from None
+    return open_filesystem(path, storage_options=options if "://" in path and not path.startswith("file:") else None)
 
 
 def _print(table: Table) -> None:

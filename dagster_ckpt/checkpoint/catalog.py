@@ -5,11 +5,10 @@ Needs no epoch and changes nothing, so the CLI, the sensor and the UI use it bes
 
 from __future__ import annotations
 
-import hashlib
 import re
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import cache, partial
 from pathlib import Path
 
 from dagster_ckpt.checkpoint.epochs import Choice, End, Epochs
@@ -20,39 +19,27 @@ from dagster_ckpt.checkpoint.layout import (
     is_job_id,
     validate_job_name,
 )
-from dagster_ckpt.checkpoint.metadata import SAVEPOINT, CheckpointMetadata, FileEntry
+from dagster_ckpt.checkpoint.metadata import SAVEPOINT, CheckpointMetadata
 from dagster_ckpt.checkpoint.quarantine import Quarantine
+from dagster_ckpt.checkpoint.reading import read_files
 from dagster_ckpt.checkpoint.selecting import Newest, older_than, select
 from dagster_ckpt.checkpoint.storage_access import resolve_checkpoint_pointer
 from dagster_ckpt.errors import (
-    CheckpointFileChanged,
-    CheckpointFileMissing,
     CheckpointNotFound,
     CorruptCheckpoint,
     CorruptMetadata,
     ForeignCheckpoint,
 )
-from dagster_ckpt.filesystem import FileSystem, Part, Written, open_filesystem
+from dagster_ckpt.filesystem import FileSystem, open_filesystem
 
 __all__ = ["CheckpointCatalog", "Newest", "references", "shared_in_use"]
 
 #: What stands where the pointer of a checkpoint in a driver's memory would.
 NOT_ADDRESSABLE = "<checkpoint-not-externally-addressable>"
-_READERS = 8
 #: Broken files that are named in one error.
 _MOST_NAMED = 1000
 _SHORT = re.compile(r"(?:([0-9a-f]{32})/)?(chk-[1-9][0-9]*)/?")
 _INSIDE = re.compile(r"([^/]+)/([0-9a-f]{32})/chk-([1-9][0-9]*)")
-
-
-@dataclass(frozen=True, slots=True)
-class _Broken:
-    """A file of a checkpoint that is not what was written: with which error, stored where, which, and what it is."""
-
-    error: type[CorruptCheckpoint]
-    where: str
-    path: str
-    what: str
 
 
 class CheckpointCatalog:
@@ -91,7 +78,9 @@ class CheckpointCatalog:
 
     def storage_of(self, metadata: CheckpointMetadata) -> FileSystem:
         """The file system that has the files of a checkpoint: the job's, or a savepoint's own directory."""
-        return self.filesystem if metadata.location is None else open_filesystem(metadata.location)
+        return (
+            self.filesystem if metadata.location is None else open_filesystem(metadata.location, like=self.filesystem)
+        )
 
     def stored_path(self, metadata: CheckpointMetadata, reference: str) -> str:
         """Where a file that the checkpoint refers to lies in :meth:`storage_of` it."""
@@ -109,16 +98,25 @@ class CheckpointCatalog:
             CorruptMetadata: its ``_metadata`` cannot be believed.
             ForeignCheckpoint: its ``_metadata`` is another job's.
         """
-        directory = checkpoint_directory(self.job_name, job_id, number)
-        path = f"{directory}/{METADATA_FILE_NAME}"
-        where = f"{self.filesystem.url}/{path}"
         try:
-            data = self.filesystem.read(path)
+            data = self.filesystem.read(self._manifest(job_id, number))
         except FileNotFoundError:
+            data = None
+        return self._believed(job_id, number, data, self.epochs.names)
+
+    def _manifest(self, job_id: str, number: int) -> str:
+        return f"{checkpoint_directory(self.job_name, job_id, number)}/{METADATA_FILE_NAME}"
+
+    def _believed(
+        self, job_id: str, number: int, data: bytes | None, epochs: Callable[[], Mapping[int, set[str]]]
+    ) -> CheckpointMetadata:
+        """The manifest that was read, if it can be believed; raises as :meth:`load`."""
+        where = f"{self.filesystem.url}/{self._manifest(job_id, number)}"
+        if data is None:
             raise CheckpointNotFound(
-                f"Cannot find meta data file '_metadata' in directory '{self.filesystem.url}/{directory}'.",
+                f"Cannot find meta data file '_metadata' in directory '{where.rpartition('/')[0]}'.",
                 hint=self._see_list,
-            ) from None
+            )
         try:
             metadata = CheckpointMetadata.decode(data, where)
             if metadata.job_name != self.job_name:
@@ -131,7 +129,7 @@ class CheckpointCatalog:
         except CorruptCheckpoint as error:
             error.checkpoint = f"{job_id}/chk-{number}"
             raise
-        if (epoch := self._voided_by(metadata)) is not None:
+        if (epoch := self._voided_by(metadata, epochs())) is not None:
             raise CheckpointNotFound(
                 f"{where} is void: epoch {metadata.epoch} published it after epoch {epoch} had taken the job over.",
                 hint=self._see_list,
@@ -142,9 +140,12 @@ class CheckpointCatalog:
         """Every completed checkpoint of one lineage by (epoch, id), and the errors of those that cannot be read."""
         found: list[CheckpointMetadata] = []
         broken: list[CorruptCheckpoint] = []
-        for number in self.numbers(job_id):
+        numbers = self.numbers(job_id)
+        contents = self.filesystem.read_many([self._manifest(job_id, number) for number in numbers])
+        names = cache(self.epochs.names)  # once, and after the manifests: who took over meanwhile is among them
+        for number, data in zip(numbers, contents, strict=True):
             try:
-                found.append(self.load(job_id, number))
+                found.append(self._believed(job_id, number, data, names))
             except CheckpointNotFound:
                 continue
             except CorruptCheckpoint as error:
@@ -157,12 +158,12 @@ class CheckpointCatalog:
         # An unreadable manifest was published by now, too; its directory tells its number.
         return max((self.numbers(job_id) if broken else []) + [item.checkpoint_id for item in completed], default=0)
 
-    def _voided_by(self, metadata: CheckpointMetadata) -> int | None:
+    def _voided_by(self, metadata: CheckpointMetadata, names: Mapping[int, set[str]]) -> int | None:
         """The epoch that had taken the job over before ``metadata`` was published, if one had.
 
         Such a publish by a fenced writer can refer to files that the newer epoch has deleted since.
         """
-        for epoch, kinds in self.epochs.names().items():
+        for epoch, kinds in names.items():
             if epoch > metadata.epoch and "choice" in kinds:
                 if epoch not in self._choices:
                     choice = self.epochs.read_choice(epoch)
@@ -253,10 +254,10 @@ class CheckpointCatalog:
                 where = f"{self.filesystem.url}/{own}/{METADATA_FILE_NAME}"
                 raise _foreign(where, inside[1], self.job_name)
             return self.load(inside[2], int(inside[3]))
-        location = resolve_checkpoint_pointer(pointer, self._see_list)
+        location = resolve_checkpoint_pointer(pointer, self._see_list, like=self.filesystem)
         metadata = location.metadata()
         if metadata.job_name != self.job_name:
-            raise _foreign(str(location.metadata_file), metadata.job_name, self.job_name)
+            raise _foreign(location.metadata_file, metadata.job_name, self.job_name)
         if metadata.kind == SAVEPOINT:
             if any(reference.startswith("../") for reference in metadata.references):
                 raise CorruptMetadata(
@@ -264,8 +265,7 @@ class CheckpointCatalog:
                     hint=self._see_list,
                 )
             return replace(metadata, location=location.external_pointer)
-        own_place = Path(self.pointer(metadata))
-        if not own_place.exists() or not own_place.samefile(location.external_pointer):
+        if not _is_same_place(self.pointer(metadata), location.external_pointer):
             raise ForeignCheckpoint(
                 f"{pointer} is not in this job's storage {self.filesystem.url}.",
                 hint="Set checkpoint_path to the storage that holds it, or copy the directory of the whole job "
@@ -280,8 +280,7 @@ class CheckpointCatalog:
             CheckpointFileMissing: a file is gone; every broken file is named.
             CheckpointFileChanged: a file is not what was written; every broken file is named.
         """
-        storage = self.storage_of(metadata)
-        self._each_file(metadata, storage, lambda path, file: storage.checksum(path, _part(file)))
+        self._read(metadata, None)
 
     def materialize(self, metadata: CheckpointMetadata, target: Path) -> None:
         """Write every file of a checkpoint below the new directory ``target``, verifying it on the way.
@@ -290,40 +289,14 @@ class CheckpointCatalog:
             CheckpointFileMissing: a file is gone; every broken file is named.
             CheckpointFileChanged: a file is not what was written; every broken file is named.
         """
-        storage = self.storage_of(metadata)
         target.mkdir(parents=True)
         for directory in {(target / file.path).parent for file in metadata.files}:
             directory.mkdir(parents=True, exist_ok=True)
+        self._read(metadata, target)
 
-        def transfer(path: str, file: FileEntry) -> Written:
-            return storage.fetch(path, target / file.path, _part(file))
-
-        self._each_file(metadata, storage, transfer)
-        for file in metadata.files:
-            if file.inline is not None:
-                (target / file.path).write_bytes(file.inline)
-
-    def _each_file(
-        self, metadata: CheckpointMetadata, storage: FileSystem, read: Callable[[str, FileEntry], Written]
-    ) -> None:
-        def check(file: FileEntry) -> _Broken | None:
-            if file.reference is None:
-                data = file.inline or b""
-                found, where = Written(len(data), hashlib.sha256(data).hexdigest()), "_metadata"
-            else:
-                path = self.stored_path(metadata, file.reference)
-                where = f"{storage.url}/{path}"
-                try:
-                    found = read(path, file)
-                except FileNotFoundError:
-                    return _Broken(CheckpointFileMissing, where, file.path, "is gone")
-            if found == Written(file.size, file.sha256):
-                return None
-            what = f"has {found.size} bytes instead of {file.size}" if found.size != file.size else "was changed"
-            return _Broken(CheckpointFileChanged, where, file.path, what)
-
-        with ThreadPoolExecutor(_READERS, "dagster-ckpt-read") as pool:
-            broken = [item for item in pool.map(check, metadata.files) if item is not None]
+    def _read(self, metadata: CheckpointMetadata, target: Path | None) -> None:
+        located = partial(self.stored_path, metadata)
+        broken = read_files(self.storage_of(metadata), metadata.files, located, target)
         if broken:
             count = f"{len(broken)} of its {len(metadata.files)} files are broken: " if len(broken) > 1 else ""
             named = "; ".join(f"{item.where} ({item.path}) {item.what}" for item in broken[:_MOST_NAMED])
@@ -354,10 +327,6 @@ class CheckpointCatalog:
         )
 
 
-def _part(file: FileEntry) -> Part | None:
-    return None if file.offset is None else Part(file.offset, file.size)
-
-
 def _foreign(where: str, owner: str, job_name: str) -> ForeignCheckpoint:
     return ForeignCheckpoint(
         f"{where} belongs to job {owner!r}, not to {job_name!r}.",
@@ -369,6 +338,11 @@ def shared_in_use(catalog: CheckpointCatalog, job_id: str) -> frozenset[str] | N
     """The names in ``shared/`` that completed checkpoints of a lineage need; ``None`` when one cannot be read."""
     completed, broken = catalog.completed(job_id)
     return None if broken else frozenset(name.rpartition("/")[2] for name in references(completed))
+
+
+def _is_same_place(one: str, other: str) -> bool:
+    """Whether two paths lead to the same directory, links of a local file system followed."""
+    return one == other or (Path(one).exists() and Path(other).exists() and Path(one).samefile(other))
 
 
 def references(checkpoints: Sequence[CheckpointMetadata]) -> frozenset[str]:

@@ -356,7 +356,7 @@ class CheckpointCoordinator:
                 f"Exceeded checkpoint tolerable failure threshold: {count} checkpoints in a row failed, "
                 f"{tolerable} are tolerated. The latest checkpoint failed due to: {reason}",
                 hint="The job fails over to its newest completed checkpoint. Mend the storage, or raise "
-                "tolerable_failed_checkpoints.",
+                f"tolerable_failed_checkpoints. {getattr(error, 'hint', '')}".rstrip(),
             ) from error
 
 

@@ -14,12 +14,14 @@ from pathlib import Path, PurePosixPath
 from dagster_ckpt.checkpoint.metadata import FileEntry
 from dagster_ckpt.checkpoint.snapshot import PinnedFile
 from dagster_ckpt.errors import CheckpointFailure
-from dagster_ckpt.filesystem import FileSystem
+from dagster_ckpt.filesystem import FileSystem, Written
 
 __all__ = ["DataFiles"]
 
 #: Small files are packed into stored files of at most this size.
 MAX_PACK_BYTES = 4 << 20
+#: So many packs are in memory at once.
+_PACKS = 8
 
 
 class DataFiles:
@@ -55,8 +57,7 @@ class DataFiles:
         """
         names = [self._new_name(PurePosixPath(file.path).name) for file in files]
         targets = [(f"{self._directory}/{name}", Path(file.local)) for name, file in zip(names, files, strict=True)]
-        self._begun += [path for path, _ in targets]
-        results = self._filesystem.write_many(targets, stop)
+        results = self._write(targets, stop)
         for file, result in zip(files, results, strict=True):
             if result.size != file.size:
                 raise _changed(file, result.size)
@@ -78,6 +79,9 @@ class DataFiles:
             if len(pack) + len(data) > MAX_PACK_BYTES:
                 packs.append((f"{self._directory}/{name}", bytes(pack)))
                 pack, name = bytearray(), self._new_name("pack")
+                if len(packs) == _PACKS:
+                    self._write(packs, stop)
+                    packs = []
             entries.append(
                 FileEntry(
                     file.path,
@@ -89,10 +93,12 @@ class DataFiles:
             )
             pack += data
         if entries:
-            packs.append((f"{self._directory}/{name}", bytes(pack)))
-        self._begun += [path for path, _ in packs]
-        self._filesystem.write_many(packs, stop)
+            self._write([*packs, (f"{self._directory}/{name}", bytes(pack))], stop)
         return entries
+
+    def _write(self, items: Sequence[tuple[str, Path | bytes]], stop: Callable[[], bool]) -> Sequence[Written]:
+        self._begun += [path for path, _ in items]
+        return self._filesystem.write_many(items, stop)
 
     def _new_name(self, suffix: str) -> str:
         return f"{self._prefix}{uuid.uuid4().hex[:12]}-{suffix}"

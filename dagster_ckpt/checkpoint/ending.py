@@ -37,7 +37,7 @@ def finish_deletions(catalog: CheckpointCatalog, epoch: int) -> None:
         return
     # The end was recorded, and the run died before it wrote the deletion down; or what it kept was unpinned since.
     if (claimed := claimed_savepoint(catalog, chosen[1].claimed)) is not None:
-        dispose_claimed(claimed.reference)
+        dispose_claimed(claimed.reference, like=catalog.filesystem)
     job_id = chosen[1].job_id
     pins = Pins(catalog.filesystem, catalog.job_name)
     for _ in range(ROUNDS):

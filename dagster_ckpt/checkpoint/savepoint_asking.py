@@ -60,7 +60,7 @@ def take_savepoint(
     if heartbeat is not None and is_dead(heartbeat, clock.time()) is None:
         location = to or default
         # A relative path means one thing here and another where the driver runs.
-        target = None if location is None else open_filesystem(location).url
+        target = None if location is None else open_filesystem(location, like=catalog.filesystem).url
         report(f"Asking run {heartbeat.run_id} (epoch {heartbeat.epoch}) for a savepoint{' to stop with' * stop}.")
         request = SavepointRequest(uuid.uuid4().hex, target, stop, clock.time(), clock.time() + seconds)
         return _Asker(catalog, request, seconds, clock, wait, report).take()
@@ -69,7 +69,7 @@ def take_savepoint(
             f"Job {catalog.job_name!r} cannot be stopped: no run of it is alive.",
             hint="Leave --stop out to make a savepoint of its newest completed checkpoint.",
         )
-    storage = savepoint_storage(to, default)
+    storage = savepoint_storage(to, default, like=catalog.filesystem)
     newest = catalog.newest()
     if newest.metadata is None:
         raise CheckpointNotFound(

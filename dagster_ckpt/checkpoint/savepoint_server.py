@@ -277,7 +277,7 @@ class SavepointServer:
     def _storage_for(self, request: SavepointRequest) -> FileSystem:
         if request.until < self._clock.time():
             raise SavepointFailed("The request is older than its timeout.")
-        return savepoint_storage(request.target, self._default)
+        return savepoint_storage(request.target, self._default, like=self._store.filesystem)
 
     def _taken(self, request: SavepointRequest, metadata: CheckpointMetadata) -> None:
         self._completed(metadata)

@@ -178,17 +178,17 @@ def claimed_savepoint(catalog: CheckpointCatalog, location: str | None) -> Check
     try:
         return catalog.resolve(location)
     except CheckpointNotFound:
-        dispose_claimed(location)
+        dispose_claimed(location, like=catalog.filesystem)
     except CorruptCheckpoint as error:
         _log.warning("The claimed savepoint %s cannot be read and is left alone: %s", location, error.message)
     return None
 
 
-def dispose_claimed(location: str) -> bool:
+def dispose_claimed(location: str, *, like: FileSystem) -> bool:
     """Delete a savepoint that its lineage does not need any more; ``False`` when it must be tried again."""
     parent, _, name = location.rstrip("/").rpartition("/")
     try:
-        dispose_savepoint(open_filesystem(parent), name)
+        dispose_savepoint(open_filesystem(parent, like=like), name)
     except CheckpointNotFound:
         return True
     except (CheckpointError, OSError) as error:

@@ -26,6 +26,7 @@ from dagster_ckpt.checkpoint.layout import (
 from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
 from dagster_ckpt.errors import CheckpointNotFound, InvalidConfiguration, PublishConflict, StorageError
 from dagster_ckpt.filesystem import FileSystem, open_filesystem
+from dagster_ckpt.filesystem.opening import GCS_SCHEMES
 
 __all__ = [
     "CheckpointStorageAccess",
@@ -90,12 +91,22 @@ class CompletedCheckpointStorageLocation:
     """Where a checkpoint or savepoint lies that somebody pointed to. Nothing of it has been read.
 
     Attributes:
-        external_pointer: its directory, without a trailing slash.
-        metadata_file: the path of its manifest; a file of any name is taken for one.
+        storage: its directory.
+        manifest: the name of its manifest there; a file of any name is taken for one.
     """
 
-    external_pointer: str
-    metadata_file: Path
+    storage: FileSystem
+    manifest: str
+
+    @property
+    def external_pointer(self) -> str:
+        """Its directory, without a trailing slash."""
+        return self.storage.url
+
+    @property
+    def metadata_file(self) -> str:
+        """Path of its manifest."""
+        return f"{self.storage.url}/{self.manifest}"
 
     def metadata(self) -> CheckpointMetadata:
         """Read the manifest.
@@ -104,7 +115,7 @@ class CompletedCheckpointStorageLocation:
             CorruptMetadata: it is not one, or was changed.
             UnknownMetadataVersion: a newer release wrote it.
         """
-        return CheckpointMetadata.decode(self.metadata_file.read_bytes(), str(self.metadata_file))
+        return CheckpointMetadata.decode(self.storage.read(self.manifest), self.metadata_file)
 
 
 class CheckpointStorageAccess:
@@ -184,7 +195,7 @@ class CheckpointStorageAccess:
             StorageError: no free name was found.
         """
         del checkpoint_id
-        storage = savepoint_storage(external_location_pointer, self._default_savepoint_directory)
+        storage = savepoint_storage(external_location_pointer, self._default_savepoint_directory, like=self._filesystem)
         directory = new_savepoint_directory(storage, self._job_id)
         reference = encode_path_as_reference(f"{storage.url}/{directory}")
         return CheckpointStorageLocation(storage, directory, directory, directory, reference)
@@ -211,8 +222,13 @@ def create_checkpoint_directory(base_directory: str, checkpoint_id: int) -> str:
     return f"{base_directory.rstrip('/')}/{CHECKPOINT_DIR_PREFIX}{checkpoint_id}"
 
 
-def savepoint_storage(asked: str | None, default: str | None) -> FileSystem:
+def savepoint_storage(asked: str | None, default: str | None, *, like: FileSystem) -> FileSystem:
     """Where savepoints go: the location asked for, else the configured one.
+
+    Args:
+        asked: the location asked for.
+        default: the configured one.
+        like: the storage of checkpoints, whose options are taken for a location of the same kind.
 
     Raises:
         InvalidConfiguration: there is neither, or it cannot be used.
@@ -224,7 +240,7 @@ def savepoint_storage(asked: str | None, default: str | None) -> FileSystem:
             hint="Name a directory (`--to DIR`, or `to` in the asset's configuration), or set savepoint_path of the "
             "checkpoint storage.",
         )
-    return open_filesystem(location)
+    return open_filesystem(location, like=like)
 
 
 def savepoint_token() -> str:
@@ -254,15 +270,19 @@ def new_savepoint_directory(storage: FileSystem, job_id: str, new_token: Callabl
 
 
 def resolve_checkpoint_pointer(
-    checkpoint_pointer: str, hint: str = "Name the directory of a checkpoint or savepoint, or its _metadata."
+    checkpoint_pointer: str,
+    hint: str = "Name the directory of a checkpoint or savepoint, or its _metadata.",
+    *,
+    like: FileSystem | None = None,
 ) -> CompletedCheckpointStorageLocation:
     """Where a pointer points to: a manifest, its directory, or either with a trailing slash.
 
     The directory of a lineage is none of these: which of its checkpoints is meant must be said.
 
     Args:
-        checkpoint_pointer: a path or a ``file://`` URL.
+        checkpoint_pointer: a path, a ``file://`` or a ``gs://`` URL.
         hint: what to do when it points to nothing.
+        like: a storage whose options are taken for a location of the same kind.
 
     Raises:
         InvalidConfiguration: the pointer is empty.
@@ -276,6 +296,8 @@ def resolve_checkpoint_pointer(
         raise CheckpointNotFound(
             f"Checkpoint/savepoint path '{checkpoint_pointer}' is not a valid file URI: {error}.", hint=hint
         ) from error
+    if parts.scheme in GCS_SCHEMES:
+        return _in_object_store(checkpoint_pointer, hint, like)
     if "://" in checkpoint_pointer and parts.scheme != "file":
         raise CheckpointNotFound(
             f"Cannot access file system for checkpoint/savepoint path '{checkpoint_pointer}': its scheme is "
@@ -284,18 +306,41 @@ def resolve_checkpoint_pointer(
         )
     path = Path(unquote(parts.netloc + parts.path) if parts.scheme == "file" else checkpoint_pointer).expanduser()
     if not path.exists():
-        raise CheckpointNotFound(
-            f"Cannot find checkpoint or savepoint file/directory '{checkpoint_pointer}' on file system 'file'.",
-            hint=hint,
-        )
+        raise _nothing(checkpoint_pointer, "file", hint)
     file = path / METADATA_FILE_NAME if path.is_dir() else path
     if not file.is_file():
-        raise CheckpointNotFound(
-            f"Cannot find meta data file '_metadata' in directory '{checkpoint_pointer}'. Please try to load the "
-            "checkpoint/savepoint directly from the metadata file instead of the directory.",
-            hint=hint,
-        )
-    return CompletedCheckpointStorageLocation(str(file.parent.absolute()), file.absolute())
+        raise _no_manifest(checkpoint_pointer, hint)
+    return CompletedCheckpointStorageLocation(open_filesystem(str(file.parent.absolute())), file.name)
+
+
+def _in_object_store(pointer: str, hint: str, like: FileSystem | None) -> CompletedCheckpointStorageLocation:
+    directory = open_filesystem(pointer, like=like)
+    names = {entry.name for entry in directory.list("") if not entry.is_directory}
+    if METADATA_FILE_NAME in names:
+        return CompletedCheckpointStorageLocation(directory, METADATA_FILE_NAME)
+    parent, _, name = directory.url.rpartition("/")
+    if "://" in parent and not parent.endswith("/"):
+        above = open_filesystem(parent, like=like)
+        found = [entry for entry in above.list("") if entry.name == name]
+        if any(not entry.is_directory for entry in found):
+            return CompletedCheckpointStorageLocation(above, name)
+        if found:
+            raise _no_manifest(pointer, hint)
+    raise _nothing(pointer, urlsplit(directory.url).scheme, hint)
+
+
+def _nothing(pointer: str, filesystem: str, hint: str) -> CheckpointNotFound:
+    return CheckpointNotFound(
+        f"Cannot find checkpoint or savepoint file/directory '{pointer}' on file system '{filesystem}'.", hint=hint
+    )
+
+
+def _no_manifest(pointer: str, hint: str) -> CheckpointNotFound:
+    return CheckpointNotFound(
+        f"Cannot find meta data file '_metadata' in directory '{pointer}'. Please try to load the "
+        "checkpoint/savepoint directly from the metadata file instead of the directory.",
+        hint=hint,
+    )
 
 
 def encode_path_as_reference(path: str) -> CheckpointStorageLocationReference:

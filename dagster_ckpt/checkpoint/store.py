@@ -25,6 +25,7 @@ from dagster_ckpt.checkpoint.recorded_savepoints import RecordedSavepoint, Recor
 from dagster_ckpt.checkpoint.savepoints import dispose_claimed, write_savepoint
 from dagster_ckpt.checkpoint.shared_state import DEFAULT_INLINE_THRESHOLD, SharedState
 from dagster_ckpt.checkpoint.snapshot import Snapshot
+from dagster_ckpt.checkpoint.sweeping import sweep
 from dagster_ckpt.config.retention import AnyOf, KeepPinned, RetentionPolicy, decide
 from dagster_ckpt.errors import CheckpointFailure, CheckpointNotFound, CorruptCheckpoint, PublishUnknown
 from dagster_ckpt.filesystem import FileSystem, Stopped
@@ -120,7 +121,7 @@ class CompletedCheckpointStore:
     ) -> None:
         self._catalog = catalog
         self._claimed = claimed
-        self._filesystem: FileSystem = catalog.filesystem
+        self.filesystem: FileSystem = catalog.filesystem
         self._claim = claim
         self.job_id = job_id
         self.restored_from = restored_from
@@ -175,12 +176,26 @@ class CompletedCheckpointStore:
         """
         self._catalog.epochs.check(self.epoch)
 
+    def sweep(self) -> list[str]:
+        """Delete what earlier epochs left unfinished in this lineage, before the first checkpoint; what was deleted.
+
+        Nothing, while there is a checkpoint that cannot be read: it may need any of it.
+
+        Raises:
+            Fenced: a newer run has taken the job over.
+            StorageError: the storage failed; the next start tries again.
+        """
+        if self._broken:
+            return []
+        completed = {metadata.checkpoint_id for metadata in (*self._quarantined, *self._retained)}
+        return sweep(self._catalog, self.job_id, self.epoch, self._next, completed, self._shared.in_use())
+
     def begin(self) -> PendingCheckpoint:
         """Issue the next id, durably, so that it is never issued again."""
         with self._lock:
             self._catalog.epochs.check(self.epoch)
             number = self._next
-            record_issued(self._filesystem, self._catalog.job_name, self.job_id, self.epoch, number)
+            record_issued(self.filesystem, self._catalog.job_name, self.job_id, self.epoch, number)
             self._next += 1
         return PendingCheckpoint(number, self._clock.time(), self._clock.monotonic())
 
@@ -214,7 +229,7 @@ class CompletedCheckpointStore:
                 published = True  # from here on the outcome may be unknown: nothing is deleted on a guess
                 self._unsettled.append(metadata)
                 try:
-                    self._filesystem.create(f"{directory}/{METADATA_FILE_NAME}", metadata.encode())
+                    self.filesystem.create(f"{directory}/{METADATA_FILE_NAME}", metadata.encode())
                 except PublishUnknown:
                     raise
                 except OSError:
@@ -351,7 +366,7 @@ class CompletedCheckpointStore:
         if claimed is None or claimed.location is None:
             return []
         self._catalog.epochs.check(self.epoch)
-        if not dispose_claimed(claimed.location):
+        if not dispose_claimed(claimed.location, like=self.filesystem):
             return []
         self._claimed = None
         return [Dropped(claimed, reason)]
@@ -445,7 +460,7 @@ class CompletedCheckpointStore:
     def _undo(self, pending: PendingCheckpoint) -> None:
         self._shared.undo(pending.number)
         with contextlib.suppress(OSError):
-            self._filesystem.remove_directory(checkpoint_directory(self._catalog.job_name, self.job_id, pending.number))
+            self.filesystem.remove_directory(checkpoint_directory(self._catalog.job_name, self.job_id, pending.number))
 
 
 def _milliseconds(seconds: float) -> float:

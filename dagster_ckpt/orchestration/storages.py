@@ -49,8 +49,8 @@ class CheckpointStorage(dg.ConfigurableResource["CheckpointStorage"]):
     )
     savepoint_path: str | None = Field(
         default=None,
-        description="Directory for savepoints that are asked for without one: a path or a file:// URL. Every host that "
-        "runs or restores the job must reach it.",
+        description="Directory for savepoints that are asked for without one: a path, a file:// or a gs:// URL. Every "
+        "host that runs or restores the job must reach it.",
     )
     deployment: str = Field(
         default="default",
@@ -138,10 +138,22 @@ class FileSystemCheckpointStorage(_StoredAsFiles):
 
         storage = FileSystemCheckpointStorage(checkpoint_path="/mnt/checkpoints")
         storage = FileSystemCheckpointStorage(checkpoint_path=dg.EnvVar("CHECKPOINT_PATH"))
+        storage = FileSystemCheckpointStorage(checkpoint_path="gs://bucket/checkpoints")
+        storage = FileSystemCheckpointStorage(
+            checkpoint_path="gs://bucket/checkpoints", storage_options={"token": dg.EnvVar("KEY_FILE")}
+        )
     """
 
     checkpoint_path: str = Field(
-        description="Directory for checkpoints: a path or a file:// URL on a local or POSIX network file system."
+        description="Directory for checkpoints: a path or a file:// URL on a local or POSIX network file system, or "
+        "gs://bucket/directory."
+    )
+    storage_options: dict[str, Any] = Field(
+        default_factory=dict,
+        repr=False,  # there may be secrets in it
+        description="How to connect to an object store. For gs://: token (a service account's key file, "
+        "google_default, cloud, anon), project, endpoint_url, requester_pays. Default: the application-default "
+        "credentials.",
     )
     write_buffer_size: int = Field(
         default=-1,
@@ -162,7 +174,9 @@ class FileSystemCheckpointStorage(_StoredAsFiles):
         return max(chosen, self.inline_threshold)
 
     def filesystem(self) -> FileSystem:
-        return open_filesystem(self.checkpoint_path, write_buffer_size=self.write_buffer)
+        return open_filesystem(
+            self.checkpoint_path, write_buffer_size=self.write_buffer, storage_options=self.storage_options or None
+        )
 
 
 class JobManagerCheckpointStorage(CheckpointStorage):

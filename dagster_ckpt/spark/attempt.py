@@ -29,7 +29,7 @@ from dagster_ckpt.checkpoint.savepoints import claimed_savepoint
 from dagster_ckpt.checkpoint.store import CompletedCheckpointStore
 from dagster_ckpt.checkpoint.write_ahead_archive import ArchiveWriter, PlannedBatch, WriteAheadArchive
 from dagster_ckpt.config.recovery import LATEST, NONE, RecoveryClaimMode, RestoreRequest
-from dagster_ckpt.errors import CheckpointsLost, CorruptCheckpoint, QueryMismatch, SinkMismatch
+from dagster_ckpt.errors import CheckpointsLost, CorruptCheckpoint, QueryMismatch, SinkMismatch, StorageError
 from dagster_ckpt.spark.fallback import FallbackChain, cost_of
 from dagster_ckpt.spark.fork import ForkPoint, fork_point, lay_out_fork, publish_fork
 from dagster_ckpt.spark.job import CheckpointsUnreadable, Event, Started, StreamingJob
@@ -186,6 +186,7 @@ class Attempt:
         elif sink is not None and began is not None:
             rolled_back = sink.rollback_to_nothing(began, self._claim.epoch)
         store = self._store(job_id, choice.first_id, choice.restored, verified=restored, claimed=claimed)
+        self._sweep(store)
         if store.broken:
             self._emit(CheckpointsUnreadable(store.broken, f"{self._job.filesystem.url}/{self._job.name}"))
         archive = self._archive(job_id)
@@ -204,6 +205,15 @@ class Attempt:
         return Prepared(
             choice, restored, store, self._directory, sink, writer, session, started, ignored, archive, replay
         )
+
+    def _sweep(self, store: CompletedCheckpointStore) -> None:
+        try:
+            swept = store.sweep()
+        except StorageError as error:  # nothing needs the space now; a checkpoint will find out whether it can be taken
+            _log.warning("What earlier attempts left unfinished is still there: %s", error.message)
+        else:
+            if swept:
+                _log.info("Swept %d files that earlier attempts had left unfinished: %s", len(swept), ", ".join(swept))
 
     def run(self, prepared: Prepared, cancel: Flag) -> str | None:
         """Start the query and checkpoint it until it ends; see :meth:`RunningQuery.run`."""

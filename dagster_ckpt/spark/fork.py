@@ -29,7 +29,7 @@ from dagster_ckpt.errors import (
     SinkMismatch,
     SinkNotEmpty,
 )
-from dagster_ckpt.filesystem import open_filesystem
+from dagster_ckpt.filesystem import PosixFileSystem, open_filesystem
 from dagster_ckpt.spark.sinks.sink import Sink
 
 if TYPE_CHECKING:
@@ -67,7 +67,8 @@ class ForkPoint:
         """Whether somebody has deleted it: its manifest goes first of all."""
         try:
             if self.metadata.location is not None:
-                return not (Path(self.metadata.location) / METADATA_FILE_NAME).exists()
+                entries = self.catalog.storage_of(self.metadata).list("")
+                return all(entry.name != METADATA_FILE_NAME for entry in entries)
             self.catalog.load(self.metadata.job_id, self.metadata.checkpoint_id)
         except CheckpointNotFound:
             return True
@@ -106,11 +107,16 @@ def _resolved(catalog: CheckpointCatalog, pointer: str) -> ForkPoint:
         # In a storage of any kind, not on a file system of this machine only.
         of_job = CheckpointCatalog(filesystem, inside[1])
         return ForkPoint(of_job, of_job.resolve(inside[2]))
-    location = resolve_checkpoint_pointer(pointer)
+    location = resolve_checkpoint_pointer(pointer, like=filesystem)
     metadata = location.metadata()
     if metadata.kind != SAVEPOINT:
         # It lies three directories below its storage: those of its job, its lineage, and its own.
-        filesystem = open_filesystem(str(Path(location.external_pointer, "../../..").resolve()))
+        above = (
+            str(Path(location.external_pointer, "../../..").resolve())
+            if isinstance(location.storage, PosixFileSystem)
+            else location.external_pointer.rsplit("/", 3)[0]
+        )
+        filesystem = open_filesystem(above, like=location.storage)
     of_job = CheckpointCatalog(filesystem, metadata.job_name)
     return ForkPoint(of_job, of_job.resolve(location.external_pointer))
 

@@ -15,10 +15,10 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from dagster_ckpt.errors import PublishUnknown, StorageError
 from dagster_ckpt.filesystem import Entry, FileSystem, Part, Written
@@ -131,8 +131,8 @@ class FaultInjectingFileSystem(FileSystem):
     """Another file system with faults.
 
     One instance stands for one process: after a crash each of its operations raises :class:`ProcessDied`,
-    while the wrapped file system holds what the storage would hold. ``write_many`` writes one file after
-    the other, so that a run is the same each time.
+    while the wrapped file system holds what the storage would hold. ``write_many`` and ``read_many`` take one
+    file after the other, so that a run is the same each time.
 
     Args:
         inner: where the operations go.
@@ -158,6 +158,10 @@ class FaultInjectingFileSystem(FileSystem):
     @property
     def is_durable(self) -> bool:  # type: ignore[override]
         return self.inner.is_durable
+
+    @property
+    def storage_options(self) -> Mapping[str, Any]:
+        return self.inner.storage_options
 
     @property
     def url(self) -> str:
@@ -205,6 +209,15 @@ class FaultInjectingFileSystem(FileSystem):
         if items:
             self.sync_directories({path.rpartition("/")[0] for path, _ in items})
         return written
+
+    def read_many(self, paths: Sequence[str]) -> Sequence[bytes | None]:
+        found: list[bytes | None] = []
+        for path in paths:
+            try:
+                found.append(self.read(path))
+            except FileNotFoundError:
+                found.append(None)
+        return found
 
     def sync_directories(self, paths: Iterable[str]) -> None:
         names = sorted(paths)

@@ -238,6 +238,7 @@ class Run:
             inline_threshold=INLINE,
         )
         self._unfence(self.store._deletions)
+        self.store.sweep()
         return self
 
     def begin(self) -> PendingCheckpoint:

@@ -92,7 +92,7 @@ def test_a_disposal_that_was_broken_off_is_finished_by_the_next_start(
             found = claimed_savepoint(catalog, savepoint.reference)
             if found is not None:
                 catalog.verify(found)
-                assert dispose_claimed(savepoint.reference)
+                assert dispose_claimed(savepoint.reference, like=memory)
             assert not Path(savepoint.reference).exists()
         else:
             break

@@ -137,16 +137,17 @@ class TestWriting:
         assert not target.files
 
     @pytest.mark.parametrize("asked", [None, ""])
-    def test_no_location(self, asked: str | None) -> None:
+    def test_no_location(self, disk: PosixFileSystem, asked: str | None) -> None:
         with pytest.raises(
             InvalidConfiguration, match=r"No savepoint location given and no default location configured\."
         ) as caught:
-            savepoint_storage(asked, None)
+            savepoint_storage(asked, None, like=disk)
         assert "savepoint_path" in caught.value.hint
 
-    def test_the_location_asked_for_goes_before_the_configured_one(self, tmp_path: Path) -> None:
-        assert savepoint_storage(None, str(tmp_path / "default")).url == str(tmp_path / "default")
-        assert savepoint_storage(str(tmp_path / "asked"), "default").url == str(tmp_path / "asked")
+    def test_the_location_asked_for_goes_before_the_configured_one(self, disk: PosixFileSystem, tmp_path: Path) -> None:
+        default, asked = str(tmp_path / "default"), str(tmp_path / "asked")
+        assert savepoint_storage(None, default, like=disk).url == default
+        assert savepoint_storage(asked, default, like=disk).url == asked
 
 
 class TestCopying:

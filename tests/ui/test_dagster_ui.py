@@ -55,7 +55,7 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shown]:
     land(paths.landed, days=20)
     environment = {DATA_VARIABLE: str(paths.root), MAX_FILES_VARIABLE: "2", "SPARK_LOCAL_IP": "127.0.0.1"}
     with DagsterDev(ROOT / "workspace.yaml", root / "dagster_home", environment) as dev:
-        catalog = CheckpointCatalog(open_filesystem(str(paths.checkpoints)), JOB)
+        catalog = CheckpointCatalog(open_filesystem(paths.checkpoints), JOB)
         first = dev.launch(f"{JOB}_job")
         _wait_checkpoints(dev, catalog, first, 2)
         heartbeat = HeartbeatFile(catalog.filesystem, JOB).read()

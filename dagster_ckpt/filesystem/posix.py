@@ -1,12 +1,4 @@
-"""Storage as the checkpoint protocol needs it: fsspec's verbs plus exclusive, durable publish.
-
-fsspec is not enough for the commit step: its local file system neither creates exclusively nor calls
-``fsync``, so a power cut can leave a visible, empty ``_metadata``. The port below is small on purpose: every
-operation the protocol uses is listed here, and a wrapper that injects faults sees all of them.
-
-Every path is a relative POSIX path below the root the file system was opened with, so nothing outside it can
-be touched.
-"""
+"""Checkpoints in a directory of a local or POSIX network file system."""
 
 from __future__ import annotations
 
@@ -17,168 +9,17 @@ import io
 import os
 import threading
 import uuid
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from urllib.parse import unquote, urlsplit
 
-from dagster_ckpt.errors import (
-    InvalidConfiguration,
-    PublishConflict,
-    PublishUnknown,
-    StorageError,
-    StorageUnusable,
-)
+from dagster_ckpt.errors import PublishConflict, PublishUnknown, StorageError, StorageUnusable
+from dagster_ckpt.filesystem.port import Entry, FileSystem, Part, Stopped, Written
 
-__all__ = ["Entry", "FileSystem", "Part", "PosixFileSystem", "Stopped", "Written", "open_filesystem"]
+__all__ = ["PosixFileSystem"]
 
 #: Bytes read at once where nobody chose a buffer.
-_CHUNK = 1 << 20
-#: Concurrent data-file writers: on local disks 16 fsyncs in flight cost a third of 16 in a row.
-_WRITERS = 16
+CHUNK = 1 << 20
 _CANNOT_LINK = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK})
-
-
-class Stopped(Exception):
-    """A transfer was asked to stop and did."""
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """One name in a directory listing."""
-
-    name: str
-    is_directory: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Written:
-    """What a transfer moved: bytes and the SHA-256 of exactly these bytes, in hex."""
-
-    size: int
-    sha256: str
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """A run of bytes within a file."""
-
-    offset: int
-    size: int
-
-
-class FileSystem(ABC):
-    """The operations the checkpoint protocol is built from.
-
-    Errors: every method raises :class:`StorageError` (an ``OSError``) when the storage fails, and
-    ``FileNotFoundError`` where a single named file is read that is not there.
-    """
-
-    #: Whether what is stored outlives the process that stored it.
-    is_durable: bool = True
-
-    @property
-    @abstractmethod
-    def url(self) -> str:
-        """The root, as shown to people; never holds credentials."""
-
-    @abstractmethod
-    def create(self, path: str, data: bytes) -> None:
-        """Create ``path`` with ``data``: whole or not at all, never over another's, durable on return.
-
-        A create that finds its own bytes already there has succeeded (its reply was lost before).
-
-        Raises:
-            PublishConflict: the name holds other bytes.
-            PublishUnknown: it failed and could not be read back.
-        """
-
-    @abstractmethod
-    def replace(self, path: str, data: bytes) -> None:
-        """Make ``data`` the content of ``path``, atomically. For what may be lost: hints and heartbeats."""
-
-    @abstractmethod
-    def write(self, path: str, source: Path | bytes, stop: Callable[[], bool]) -> Written:
-        """Copy a local file, or bytes, to the new name ``path``; durable on return except for its directory entry.
-
-        Raises:
-            Stopped: ``stop()`` became true; nothing is left behind.
-        """
-
-    @abstractmethod
-    def sync_directories(self, paths: Iterable[str]) -> None:
-        """Make what was added to or removed from these directories durable; a missing one is skipped."""
-
-    @abstractmethod
-    def read(self, path: str) -> bytes:
-        """All bytes of one file."""
-
-    @abstractmethod
-    def fetch(self, path: str, target: Path, part: Part | None = None) -> Written:
-        """Copy one file, or a part of it, to the new local file ``target``."""
-
-    @abstractmethod
-    def checksum(self, path: str, part: Part | None = None) -> Written:
-        """Size and SHA-256 of one stored file, or of a part of it."""
-
-    @abstractmethod
-    def size(self, path: str) -> int:
-        """Bytes of one file."""
-
-    @abstractmethod
-    def list(self, path: str) -> Sequence[Entry]:
-        """The names in one directory, unordered; empty when it does not exist."""
-
-    @abstractmethod
-    def remove(self, path: str) -> None:
-        """Delete one file; no error when it is not there."""
-
-    @abstractmethod
-    def remove_directory(self, path: str) -> None:
-        """Delete one directory if it is empty; no error when it is not there or not empty."""
-
-    def write_many(self, items: Sequence[tuple[str, Path | bytes]], stop: Callable[[], bool]) -> Sequence[Written]:
-        """Write many new files and make them, and their names, durable."""
-        if not items:
-            return ()
-        with ThreadPoolExecutor(min(_WRITERS, len(items)), "dagster-ckpt-write") as pool:
-            written = list(pool.map(lambda item: self.write(item[0], item[1], stop), items))
-        self.sync_directories({str(PurePosixPath(path).parent) for path, _ in items})
-        return written
-
-    def probe(self) -> None:
-        """Find out, once and before any job data is at stake, that exclusive create works here.
-
-        Raises:
-            StorageUnusable: it does not, or the storage cannot be written, read or listed.
-        """
-        name = f".probe-{uuid.uuid4().hex}"
-        try:
-            self.create(name, b"first")
-            try:
-                self.create(name, b"second")
-            except PublishConflict:
-                pass
-            else:
-                raise StorageUnusable(
-                    f"{self.url} let one file be created twice, so two runs could overwrite each other's checkpoints.",
-                    hint="Use a storage with exclusive create.",
-                )
-            if self.read(name) != b"first" or name not in {entry.name for entry in self.list("")}:
-                raise StorageUnusable(f"{self.url} does not give back what was written to it.")
-        except StorageUnusable:
-            raise
-        except OSError as error:
-            raise StorageUnusable(
-                f"Checkpoints cannot be written to {self.url}: {error}",
-                hint="Check that the directory exists, is writable by this user and has space left; "
-                "then launch the run again.",
-            ) from error
-        finally:
-            with contextlib.suppress(OSError):
-                self.remove(name)
 
 
 class PosixFileSystem(FileSystem):
@@ -189,7 +30,7 @@ class PosixFileSystem(FileSystem):
         write_buffer_size: bytes that are copied at a time when a data file is written.
     """
 
-    def __init__(self, root: Path, write_buffer_size: int = _CHUNK) -> None:
+    def __init__(self, root: Path, write_buffer_size: int = CHUNK) -> None:
         self._root = root
         self._write_buffer_size = write_buffer_size
         self._durable_directories: set[Path] = set()
@@ -347,36 +188,6 @@ class PosixFileSystem(FileSystem):
             self._durable_directories.add(directory)
 
 
-def open_filesystem(location: str, *, write_buffer_size: int = _CHUNK) -> FileSystem:
-    """The file system for a checkpoint path: an absolute or relative path, ``~`` or a ``file://`` URL.
-
-    Args:
-        location: the path.
-        write_buffer_size: bytes that are copied at a time when a data file is written.
-
-    Raises:
-        InvalidConfiguration: the scheme is not supported, or the path is the root directory.
-    """
-    if not location:
-        raise InvalidConfiguration("The checkpoint path is empty.", hint="Set checkpoint_path, for example to ~/ckpt.")
-    parts = urlsplit(location)
-    if parts.scheme and parts.scheme != "file":
-        raise InvalidConfiguration(
-            f"Checkpoint path {_without_credentials(location)!r} has the scheme {parts.scheme!r}; this release "
-            "stores checkpoints on local and POSIX network file systems only.",
-            hint="Use an absolute path or a file:// URL.",
-        )
-    path = Path(unquote(parts.netloc + parts.path) if parts.scheme else location).expanduser().absolute()
-    if path == Path(path.anchor):
-        raise InvalidConfiguration("Cannot use the root directory for checkpoints.", hint="Name a directory below it.")
-    return PosixFileSystem(path, write_buffer_size)
-
-
-def _without_credentials(location: str) -> str:
-    parts = urlsplit(location)
-    return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment="").geturl()
-
-
 def _holds(target: Path, data: bytes) -> bool:
     """Whether ``target`` holds exactly ``data``; ``False`` when it is not there.
 
@@ -399,7 +210,7 @@ def _copy(
     target: io.RawIOBase | None,
     part: Part | None,
     stop: Callable[[], bool],
-    buffer: int = _CHUNK,
+    buffer: int = CHUNK,
 ) -> Written:
     digest = hashlib.sha256()
     size = 0

@@ -1,0 +1,102 @@
+"""Reading the files of a checkpoint, each compared with what its manifest says."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from dagster_ckpt.checkpoint.metadata import FileEntry
+from dagster_ckpt.errors import CheckpointFileChanged, CheckpointFileMissing, CorruptCheckpoint
+from dagster_ckpt.filesystem import FileSystem, Part, Written
+
+__all__ = ["BrokenFile", "read_files"]
+
+
+@dataclass(frozen=True, slots=True)
+class BrokenFile:
+    """A file of a checkpoint that is not what was written: with which error, stored where, which, and what it is."""
+
+    error: type[CorruptCheckpoint]
+    where: str
+    path: str
+    what: str
+
+
+def read_files(
+    storage: FileSystem, files: Sequence[FileEntry], stored_path: Callable[[str], str], target: Path | None
+) -> list[BrokenFile]:
+    """Read files side by side; those that are broken, in the order of ``files``.
+
+    A stored file that has many of them is read once.
+
+    Args:
+        storage: where they are stored.
+        files: what is to be read.
+        stored_path: tells where in ``storage`` a reference of theirs leads.
+        target: the directory below which each is written; it has their directories already. ``None`` to compare only.
+
+    Raises:
+        StorageError: the storage failed.
+    """
+    alone = [file for file in files if file.reference is not None and file.offset is None]
+    packs: dict[str, list[FileEntry]] = {}
+    for file in files:
+        if file.reference is not None and file.offset is not None:
+            packs.setdefault(file.reference, []).append(file)
+    broken: dict[str, BrokenFile | None] = {}
+
+    def read_one(file: FileEntry) -> None:
+        path = stored_path(file.reference or "")
+        part = None if file.offset is None else Part(file.offset, file.size)
+        try:
+            found = storage.checksum(path, part) if target is None else storage.fetch(path, target / file.path, part)
+        except FileNotFoundError:
+            broken[file.path] = BrokenFile(CheckpointFileMissing, f"{storage.url}/{path}", file.path, "is gone")
+        else:
+            broken[file.path] = _compared(file, found, f"{storage.url}/{path}")
+
+    def read_pack(reference: str) -> None:
+        path = stored_path(reference)
+        try:
+            data = memoryview(storage.read(path))
+        except FileNotFoundError:
+            for file in packs[reference]:
+                broken[file.path] = BrokenFile(CheckpointFileMissing, f"{storage.url}/{path}", file.path, "is gone")
+            return
+        for file in packs[reference]:
+            begin = file.offset or 0
+            content = bytes(data[begin : begin + file.size])
+            broken[file.path] = _compared(file, _written(content), f"{storage.url}/{path}")
+            if target is not None:
+                (target / file.path).write_bytes(content)
+
+    def read(item: FileEntry | str) -> None:
+        if isinstance(item, FileEntry):
+            read_one(item)
+        elif len(packs[item]) == 1:
+            read_one(packs[item][0])
+        else:
+            read_pack(item)
+
+    for file in files:
+        if file.inline is not None:
+            broken[file.path] = _compared(file, _written(file.inline), "_metadata")
+            if target is not None:
+                (target / file.path).write_bytes(file.inline)
+    with ThreadPoolExecutor(storage.concurrency, "dagster-ckpt-read") as pool:
+        list(pool.map(read, [*alone, *packs]))
+    return [item for file in files if (item := broken.get(file.path)) is not None]
+
+
+def _compared(file: FileEntry, found: Written, where: str) -> BrokenFile | None:
+    if found == Written(file.size, file.sha256):
+        return None
+    what = f"has {found.size} bytes instead of {file.size}" if found.size != file.size else "was changed"
+    return BrokenFile(CheckpointFileChanged, where, file.path, what)
+
+
+def _written(data: bytes) -> Written:
+    return Written(len(data), hashlib.sha256(data).hexdigest())

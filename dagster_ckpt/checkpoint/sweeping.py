@@ -1,0 +1,80 @@
+"""Deleting what attempts that died have left: nothing refers to it, and nothing can any more.
+
+A file in ``shared/`` carries the epoch of its writer in its name. Once an epoch has recorded its choice, whatever an
+earlier one still publishes in the lineage is void; so what no complete checkpoint of the lineage refers to, and an
+earlier epoch wrote, is unreachable for good. No clock is asked: how old a file is says nothing about who still writes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+
+from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.layout import METADATA_FILE_NAME, checkpoint_directory, shared_directory
+
+__all__ = ["sweep", "unreachable"]
+
+_OF_EPOCH = re.compile(r"(\d{6,})-")
+
+
+def unreachable(
+    catalog: CheckpointCatalog,
+    job_id: str,
+    epoch: int,
+    first_id: int,
+    completed: Collection[int],
+    in_use: Collection[str],
+) -> list[str]:
+    """The files of a lineage that earlier epochs left behind, those first that make a checkpoint complete.
+
+    Args:
+        catalog: of the job.
+        job_id: the lineage.
+        epoch: one that has recorded a choice in the lineage, so that what came before it is settled.
+        first_id: the first checkpoint id of ``epoch``.
+        completed: the ids of the complete checkpoints of the lineage; every one of them can be read.
+        in_use: the names in ``shared/`` that these need.
+    """
+    found = []
+    for number in catalog.numbers(job_id):
+        if number < first_id and number not in completed:
+            directory = checkpoint_directory(catalog.job_name, job_id, number)
+            found += [f"{directory}/{entry.name}" for entry in catalog.filesystem.list(directory)]
+    shared = shared_directory(catalog.job_name, job_id)
+    for entry in catalog.filesystem.list(shared):
+        written_by = _OF_EPOCH.match(entry.name.lstrip("."))
+        if written_by and int(written_by[1]) < epoch and entry.name not in in_use:
+            found.append(f"{shared}/{entry.name}")
+    return sorted(found, key=lambda path: not _is_manifest(path))
+
+
+def sweep(
+    catalog: CheckpointCatalog,
+    job_id: str,
+    epoch: int,
+    first_id: int,
+    completed: Collection[int],
+    in_use: Collection[str],
+) -> list[str]:
+    """Delete what is :func:`unreachable`, as the holder of ``epoch``, before its first checkpoint; what was deleted.
+
+    Broken off, the next start finishes it.
+
+    Raises:
+        Fenced: a newer run has taken the job over.
+        StorageError: the storage failed.
+    """
+    paths = unreachable(catalog, job_id, epoch, first_id, completed, in_use)
+    if paths:
+        catalog.epochs.check(epoch)
+    for path in paths:
+        catalog.filesystem.remove(path)
+    for directory in sorted({path.rpartition("/")[0] for path in paths}):
+        if not directory.endswith("/shared"):
+            catalog.filesystem.remove_directory(directory)
+    return paths
+
+
+def _is_manifest(path: str) -> bool:
+    return path.endswith(f"/{METADATA_FILE_NAME}")

@@ -1,0 +1,16 @@
+"""Where checkpoints are kept: the port the protocol needs, and the storages that implement it.
+
+* :mod:`~dagster_ckpt.filesystem.port`: the port.
+* :mod:`~dagster_ckpt.filesystem.posix`: directories of local and POSIX network file systems.
+* :mod:`~dagster_ckpt.filesystem.object_store`: buckets, through an asynchronous fsspec file system.
+* :mod:`~dagster_ckpt.filesystem.gcs`: Google Cloud Storage, through gcsfs.
+* :mod:`~dagster_ckpt.filesystem.opening`: which of them a path means.
+"""
+
+from __future__ import annotations
+
+from dagster_ckpt.filesystem.opening import open_filesystem
+from dagster_ckpt.filesystem.port import Entry, FileSystem, Part, Stopped, Written
+from dagster_ckpt.filesystem.posix import PosixFileSystem
+
+__all__ = ["Entry", "FileSystem", "Part", "PosixFileSystem", "Stopped", "Written", "open_filesystem"]

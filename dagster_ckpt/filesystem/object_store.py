@@ -1,0 +1,348 @@
+"""Checkpoints in a bucket, through an asynchronous fsspec file system that creates exclusively.
+
+An object appears whole or not at all, so nothing needs a temporary name or ``fsync``. What an object store does not
+give is certainty: a request whose reply is lost may have been carried out, and the library that repeats it then reports
+that the object exists already. Every create is therefore settled by reading back what is there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import os
+import threading
+from abc import abstractmethod
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path, PurePosixPath
+from typing import Any, TypeVar
+
+from fsspec.asyn import AsyncFileSystem
+from fsspec.callbacks import Callback
+
+from dagster_ckpt.errors import PublishConflict, PublishUnknown, StorageError
+from dagster_ckpt.filesystem.port import Entry, FileSystem, Part, Stopped, Written
+
+__all__ = ["ObjectFileSystem"]
+
+#: Bytes of one request; what is larger goes up, and comes down, in several.
+CHUNK = 8 << 20
+#: Bytes of all transfers under way, as they are held in memory.
+_MOST_IN_FLIGHT = 96 << 20
+#: What an upload holds in memory for each of its bytes: a request's body is built from a copy.
+_COPIES = 2
+
+_Result = TypeVar("_Result")
+
+
+class ObjectFileSystem(FileSystem):
+    """The objects of one bucket below one prefix.
+
+    Directories do not exist: they are what names have in common, and need neither be made nor synced nor deleted.
+
+    Args:
+        url: ``scheme://bucket/prefix``, without credentials and without a trailing slash.
+    """
+
+    #: With 30 ms a request, 32 of them side by side take a twenty-fifth of one after the other.
+    concurrency = 32
+    is_distant = True
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._root = url.partition("://")[2]
+        self._lock = threading.Lock()
+        self._connected: tuple[int, AsyncFileSystem] | None = None
+        self._in_flight = _Budget(_MOST_IN_FLIGHT)
+
+    @abstractmethod
+    def _connect(self) -> AsyncFileSystem:
+        """A new client of the store, without a cache of listings, whose ``mode="create"`` is exclusive."""
+
+    @abstractmethod
+    def _explained(self, what: str, error: BaseException) -> StorageError:
+        """What to tell the user when ``error`` came of ``what``."""
+
+    @property
+    def url(self) -> str:
+        return self._url
+
+    @property
+    def bucket(self) -> str:
+        """The bucket's name."""
+        return self._root.partition("/")[0]
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._url!r})"
+
+    def create(self, path: str, data: bytes) -> None:
+        target = self._object(path)
+        try:
+            self._await(lambda client: client._pipe_file(target, data, mode="create"))  # noqa: SLF001
+        except Exception as error:  # a lost reply, too: some libraries repeat the request and call it "exists"
+            explained = self._explained(f"create {self._shown(path)}", error)
+            held = self._held(path, explained)
+            if held == data:
+                return
+            if held is not None:
+                raise PublishConflict(f"{self._shown(path)} already exists and holds something else.") from error
+            if isinstance(error, FileExistsError):
+                raise PublishConflict(
+                    f"{self._shown(path)} was created by somebody else, and is gone again."
+                ) from error
+            if self._was_refused(error):
+                raise explained from error
+            # It is not there now. A request that nobody waits for any more may still arrive.
+            raise PublishUnknown(explained.message, hint=explained.hint) from error
+
+    def replace(self, path: str, data: bytes) -> None:
+        target = self._object(path)
+        what = f"write {self._shown(path)}"
+        with self._errors(what), self._bucket_is_there(what):
+            self._await(lambda client: client._pipe_file(target, data, mode="overwrite"))  # noqa: SLF001
+
+    def write(self, path: str, source: Path | bytes, stop: Callable[[], bool]) -> Written:
+        target = self._object(path)
+        size = len(source) if isinstance(source, bytes) else source.stat().st_size
+        with self._errors(f"write {self._shown(path)}"), self._in_flight.taken(_COPIES * min(size, CHUNK), stop):
+            if isinstance(source, bytes) or size <= CHUNK:
+                data = source if isinstance(source, bytes) else source.read_bytes()
+                written = Written(len(data), hashlib.sha256(data).hexdigest())
+                with self._own_name(path, written):
+                    self._await(lambda client: client._pipe_file(target, data, mode="create"))  # noqa: SLF001
+                return written
+            before = _identity(source)
+            with source.open("rb") as reader:
+                written = Written(size, hashlib.file_digest(reader, "sha256").hexdigest())
+            progress = _StopBetweenChunks(stop)
+            with self._own_name(path, written):
+                self._await(
+                    lambda client: client._put_file(  # noqa: SLF001
+                        str(source), target, mode="create", chunksize=CHUNK, callback=progress
+                    )
+                )
+            if _identity(source) != before:
+                raise StorageError(f"{source} changed while it was written to {self._shown(path)}.")
+            return written
+
+    def write_many(self, items: Sequence[tuple[str, Path | bytes]], stop: Callable[[], bool]) -> Sequence[Written]:
+        if not items:
+            return ()
+        with ThreadPoolExecutor(min(self.concurrency, len(items)), "dagster-ckpt-upload") as pool:
+            futures = [pool.submit(self.write, path, source, stop) for path, source in items]
+            try:
+                return [future.result() for future in futures]
+            except BaseException:
+                # The first failure decides; what has not begun need not be sent.
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+
+    def sync_directories(self, paths: Iterable[str]) -> None:
+        """An object is durable when its upload returns."""
+        for path in paths:
+            self._object(path)
+
+    def read(self, path: str) -> bytes:
+        with self._errors(f"read {self._shown(path)}"):
+            return self._cat(self._object(path), None, None)
+
+    def fetch(self, path: str, target: Path, part: Part | None = None) -> Written:
+        with self._errors(f"read {self._shown(path)}"), target.open("xb") as writer:
+            return self._digest(path, part, writer.write)
+
+    def checksum(self, path: str, part: Part | None = None) -> Written:
+        with self._errors(f"read {self._shown(path)}"):
+            return self._digest(path, part, _ignore)
+
+    def size(self, path: str) -> int:
+        with self._errors(f"read {self._shown(path)}"):
+            return self._size(path)
+
+    def list(self, path: str) -> Sequence[Entry]:
+        directory = self._object(path) if path else self._root
+        try:
+            with self._errors(f"list {self._shown(path)}"):
+                found = self._await(lambda client: client._ls(directory, detail=True))  # noqa: SLF001
+        except FileNotFoundError:
+            return []
+        inside = f"{directory}/"
+        entries = ((item["name"].rstrip("/"), item["type"] == "directory") for item in found)
+        # An object of the directory's own name is no part of it.
+        return [Entry(name.removeprefix(inside), kind) for name, kind in entries if name.startswith(inside)]
+
+    def remove(self, path: str) -> None:
+        target = self._object(path)
+        # Not there, or a repeated request found that the first had been carried out.
+        with contextlib.suppress(FileNotFoundError), self._errors(f"delete {self._shown(path)}"):
+            self._await(lambda client: client._rm_file(target))  # noqa: SLF001
+
+    def remove_directory(self, path: str) -> None:
+        """A directory is gone with its last object."""
+        self._object(path)
+
+    def _object(self, path: str) -> str:
+        relative = PurePosixPath(path)
+        if not path or relative.is_absolute() or ".." in relative.parts:
+            raise StorageError(f"{path!r} is not a path below {self._url}.")
+        return f"{self._root}/{relative}"
+
+    def _shown(self, path: str) -> str:
+        return f"{self._url}/{path}" if path else self._url
+
+    def _digest(self, path: str, part: Part | None, use: Callable[[bytes], object]) -> Written:
+        target = self._object(path)
+        wanted = part or Part(0, self._size(path))
+        digest, size = hashlib.sha256(), 0
+        while size < wanted.size:
+            begin = wanted.offset + size
+            end = min(begin + CHUNK, wanted.offset + wanted.size)
+            with self._in_flight.taken(end - begin):
+                chunk = self._cat(target, begin, end)
+                if not chunk:
+                    break  # the object is shorter than it should be: whoever asked compares
+                use(chunk)
+                digest.update(chunk)
+                size += len(chunk)
+        return Written(size, digest.hexdigest())
+
+    def _cat(self, target: str, begin: int | None, end: int | None) -> bytes:
+        return bytes(self._await(lambda client: client._cat_file(target, start=begin, end=end)))  # noqa: SLF001
+
+    def _size(self, path: str) -> int:
+        target = self._object(path)
+        found = self._await(lambda client: client._info(target))  # noqa: SLF001
+        if found["type"] == "directory":
+            raise FileNotFoundError(self._shown(path))
+        return int(found["size"])
+
+    @contextlib.contextmanager
+    def _own_name(self, path: str, written: Written) -> Iterator[None]:
+        """A new name that exists already has it from a request of ours whose reply was lost, if it holds the same."""
+        try:
+            with self._bucket_is_there(f"write {self._shown(path)}"):
+                yield
+        except FileExistsError as error:
+            if self._digest(path, None, _ignore) != written:
+                raise StorageError(f"{self._shown(path)} exists already and holds something else.") from error
+
+    @contextlib.contextmanager
+    def _bucket_is_there(self, what: str) -> Iterator[None]:
+        """Of an object that is written, what is missing can only be its bucket."""
+        try:
+            yield
+        except FileNotFoundError as error:
+            raise self._explained(what, error) from error
+
+    def _held(self, path: str, cause: StorageError) -> bytes | None:
+        """What an object holds, after a create of it failed; ``None`` when it is not there.
+
+        Raises:
+            PublishUnknown: it cannot be read.
+        """
+        try:
+            return self._cat(self._object(path), None, None)
+        except FileNotFoundError:
+            return None
+        except Exception as error:
+            raise PublishUnknown(
+                f"Nobody can say whether {self._shown(path)} was created. {cause.message}",
+                hint=f"It is complete if it can be read; nothing that belongs to it was deleted. {cause.hint}".rstrip(),
+            ) from error
+
+    def _was_refused(self, error: BaseException) -> bool:
+        """Whether the store said that it will not do it, so that nothing can come of it later."""
+        del error
+        return False
+
+    def _await(self, call: Callable[[AsyncFileSystem], Awaitable[_Result]]) -> _Result:
+        """Run a call of the client on fsspec's own thread, and wait for it.
+
+        Not through fsspec's synchronous methods: they return nothing, as if all were well, when a call is cancelled.
+        """
+        client = self._client()
+
+        async def performed() -> _Result:
+            return await call(client)
+
+        future = asyncio.run_coroutine_threadsafe(performed(), client.loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()  # whoever waited is interrupted: nobody is there for the reply
+            raise
+
+    def _client(self) -> AsyncFileSystem:
+        # A client is of one process: after a fork its thread is gone.
+        with self._lock:
+            if self._connected is None or self._connected[0] != os.getpid():
+                self._connected = (os.getpid(), self._connect())
+            return self._connected[1]
+
+    @contextlib.contextmanager
+    def _errors(self, what: str) -> Iterator[None]:
+        """Name the operation and the way on in what the client raises; a missing object stays what it is."""
+        try:
+            yield
+        except (FileNotFoundError, StorageError, Stopped):
+            raise
+        except Exception as error:
+            raise self._explained(what, error) from error
+
+
+def _never() -> bool:
+    return False
+
+
+class _Budget:
+    """Bytes that transfers may hold at once. One that needs more than there is goes alone."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._taken = 0
+        self._changed = threading.Condition()
+
+    @contextlib.contextmanager
+    def taken(self, size: int, stop: Callable[[], bool] = _never) -> Iterator[None]:
+        """Wait until ``size`` bytes are free, and hold them.
+
+        Raises:
+            Stopped: ``stop()`` became true before.
+        """
+        with self._changed:
+            while self._taken and self._taken + size > self._most:
+                if stop():
+                    raise Stopped
+                self._changed.wait(0.1)
+            if stop():
+                raise Stopped
+            self._taken += size
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._taken -= size
+                self._changed.notify_all()
+
+
+class _StopBetweenChunks(Callback):  # type: ignore[misc]  # fsspec publishes no types
+    """Breaks an upload off between two of its requests."""
+
+    def __init__(self, stop: Callable[[], bool]) -> None:
+        super().__init__()
+        self._stop = stop
+
+    def absolute_update(self, value: int) -> None:
+        super().absolute_update(value)
+        if self._stop():
+            raise Stopped
+
+
+def _ignore(chunk: bytes) -> None:
+    """Only the digest is wanted."""
+    del chunk
+
+
+def _identity(file: Path) -> tuple[Any, ...]:
+    status = file.stat()
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
