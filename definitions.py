@@ -8,7 +8,7 @@ import dagster as dg
 
 from assets.landing import landed_flights
 from assets.report import delay_report
-from assets.settings import DataPaths
+from assets.settings import DataPaths, storage_options
 from assets.streams import daily_schedule, flight_delays, flight_delays_daily
 from dagster_ckpt import FileSystemCheckpointStorage, SparkSessionResource, build_checkpoint_definitions
 
@@ -17,7 +17,8 @@ defs = dg.Definitions.merge(
         [flight_delays, flight_delays_daily],
         resources={
             "checkpoint_storage": FileSystemCheckpointStorage(
-                checkpoint_path=os.fspath(DataPaths.from_environment().checkpoints),
+                checkpoint_path=DataPaths.from_environment().checkpoints,
+                storage_options=storage_options(),
                 savepoint_path=os.fspath(DataPaths.from_environment().savepoints),
             ),
             "spark": SparkSessionResource(

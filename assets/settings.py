@@ -2,28 +2,35 @@
 
 from __future__ import annotations
 
+import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 __all__ = [
     "CATCH_UP_VARIABLE",
+    "CHECKPOINT_PATH_VARIABLE",
     "DATA_VARIABLE",
     "MAX_FILES_VARIABLE",
+    "STORAGE_OPTIONS_VARIABLE",
     "DataPaths",
     "ends_when_caught_up",
     "max_files_per_trigger",
+    "storage_options",
 ]
 
 DATA_VARIABLE = "DAGSTER_CKPT_DATA"
 MAX_FILES_VARIABLE = "DAGSTER_CKPT_MAX_FILES_PER_TRIGGER"
 CATCH_UP_VARIABLE = "DAGSTER_CKPT_UNTIL_CAUGHT_UP"
+CHECKPOINT_PATH_VARIABLE = "DAGSTER_CKPT_CHECKPOINT_PATH"
+STORAGE_OPTIONS_VARIABLE = "DAGSTER_CKPT_STORAGE_OPTIONS"
 _DEFAULT = Path(__file__).resolve().parent.parent / "data"
 
 
 @dataclass(frozen=True, slots=True)
 class DataPaths:
-    """The directories of the example, all below one root.
+    """The directories of the example, all below one root; its checkpoints may be in a bucket instead.
 
     Nothing here is created by asking for it.
     """
@@ -56,14 +63,23 @@ class DataPaths:
         return self.root / "delay_report.parquet"
 
     @property
-    def checkpoints(self) -> Path:
-        """The checkpoint path of the example's storage."""
-        return self.root / "checkpoints"
+    def checkpoints(self) -> str:
+        """The checkpoint path of the example's storage: ``DAGSTER_CKPT_CHECKPOINT_PATH``, else below the root."""
+        return os.environ.get(CHECKPOINT_PATH_VARIABLE) or str(self.root / "checkpoints")
 
     @property
     def savepoints(self) -> Path:
         """Where the example's savepoints go."""
         return self.root / "savepoints"
+
+
+def storage_options() -> dict[str, Any]:
+    """How to connect to a bucket with the checkpoints: the JSON in ``DAGSTER_CKPT_STORAGE_OPTIONS``, else nothing.
+
+    Raises:
+        ValueError: the variable is no JSON.
+    """
+    return dict(json.loads(os.environ.get(STORAGE_OPTIONS_VARIABLE) or "{}"))
 
 
 def max_files_per_trigger() -> int:

@@ -1,0 +1,230 @@
+"""What a checkpoint costs in a bucket: this library against gcsfs and rclone, over the same files.
+
+    python benchmarks/object_store.py --output object_store.json
+
+A server of the JSON API runs in a process of its own, once as it is and once with 30 ms more for each request. Into it
+go, in turns and each by a new process, whose greatest memory is told:
+
+* ``ours``: one checkpoint through the store: data files, packs of small ones, and ``_metadata``, fenced;
+* ``put recursive``: ``gcsfs.GCSFileSystem.put(directory, recursive=True)``, which keeps no promise at all;
+* ``put_file loop``: one file after the other;
+* ``rclone``: ``rclone copy``, where it is installed.
+
+And the newest checkpoint of ``--retained`` is looked up, as a restore does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+OURS, RECURSIVE, LOOP, RCLONE = "ours", "put recursive", "put_file loop", "rclone"
+BUCKET = "checkpoints"
+SETS = {"1,000 x 10 KiB": (1_000, 10 << 10), "10,000 x 10 KiB": (10_000, 10 << 10), "1 x 1 GiB": (1, 1 << 30)}
+
+
+def main() -> int:
+    """Run the benchmark, or, with ``--upload``, one upload of it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--sets", nargs="+", default=list(SETS), choices=list(SETS))
+    parser.add_argument("--latencies", type=float, nargs="+", default=[0.0, 0.03], help="seconds a request")
+    parser.add_argument("--retained", type=int, default=10_000)
+    parser.add_argument("--output", type=Path)
+    parser.add_argument("--upload", nargs=3, metavar=("HOW", "URL", "DIRECTORY"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.upload:
+        print(json.dumps(_upload(*options.upload)))
+        return 0
+    records = [record for latency in options.latencies for record in _measure(options, latency)]
+    if options.output:
+        options.output.write_text(json.dumps(records, indent=2) + "\n", encoding="utf-8")
+    print(_table(records))
+    return 0
+
+
+def _measure(options: argparse.Namespace, latency: float) -> Iterator[dict[str, Any]]:
+    ways = [OURS, RECURSIVE, LOOP, *([RCLONE] if shutil.which("rclone") else [])]
+    for name in options.sets:
+        count, size = SETS[name]
+        with tempfile.TemporaryDirectory(prefix="object-store-") as home:
+            for number in range(count):
+                with (Path(home) / f"{number}.delta").open("wb") as file:
+                    for _ in range(max(1, size >> 20)):  # a child's memory begins with its parent's greatest
+                        file.write(os.urandom(min(size, 1 << 20)))
+            for turn in range(options.rounds):
+                for how in ways if turn % 2 == 0 else reversed(ways):
+                    if how == LOOP and count * latency > 60:
+                        continue
+                    with _server(latency) as url:
+                        begun = time.monotonic()
+                        told = _in_a_process(how, url, home)
+                        seconds = told.get("seconds", time.monotonic() - begun)
+                        record = {"set": name, "latency": latency, "how": how, "seconds": seconds, **_asked(url)}
+                    record["memory_mib"] = told.get("memory_mib")
+                    print(record, file=sys.stderr, flush=True)
+                    yield record
+    with _server(latency) as url:
+        yield {"set": f"newest of {options.retained:,}", "latency": latency, **_look_up(url, options.retained)}
+
+
+def _in_a_process(how: str, url: str, directory: str) -> dict[str, Any]:
+    if how == RCLONE:
+        begun = time.monotonic()
+        subprocess.run(
+            [
+                *("rclone", "copy", directory, f":gcs:{BUCKET}/rclone", "--gcs-anonymous", "--gcs-no-check-bucket"),
+                *("--gcs-endpoint", f"{url}/storage/v1/", "--transfers", "32", "--checkers", "32"),
+            ],
+            check=True,
+        )
+        return {"seconds": time.monotonic() - begun}
+    command = [sys.executable, __file__, "--upload", how, url, directory]
+    told: dict[str, Any] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    return told
+
+
+def _upload(how: str, url: str, directory: str) -> dict[str, Any]:
+    import resource  # noqa: PLC0415 - of the child alone
+
+    storage = _storage(url)
+    storage.create("connected", b"")
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    if how == OURS:
+        run = _checkpoint(storage, directory)
+    else:
+        import gcsfs.core  # noqa: PLC0415 - of the child alone
+
+        client = gcsfs.core.GCSFileSystem(token="anon", project="p", endpoint_url=url, use_listings_cache=False)
+        client.ls(BUCKET)
+
+        def run() -> None:
+            if how == RECURSIVE:
+                client.put(directory, f"{BUCKET}/{how}", recursive=True)
+            else:
+                for file in sorted(Path(directory).iterdir()):
+                    client.put_file(str(file), f"{BUCKET}/{how}/{file.name}")
+
+    begun = time.monotonic()
+    run()
+    seconds = time.monotonic() - begun
+    return {"seconds": seconds, "memory_mib": (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024}
+
+
+def _storage(url: str) -> Any:
+    from dagster_ckpt.filesystem.gcs import GcsFileSystem  # noqa: PLC0415 - of the child alone
+
+    return GcsFileSystem(BUCKET, "base", {"endpoint_url": url, "token": "anon", "project": "p"})
+
+
+def _checkpoint(storage: Any, directory: str) -> Any:
+    from dagster_ckpt.checkpoint.snapshot import PinnedFile, Snapshot  # noqa: PLC0415 - of the child alone
+
+    store = _store(storage)
+    files = tuple(
+        PinnedFile(f"checkpoint/state/0/0/{file.name}", str(file), file.stat().st_size, recurs=True)
+        for file in sorted(Path(directory).iterdir())
+    )
+    snapshot = Snapshot(0, files, {}, None, lambda: None)
+    return lambda: store.write(store.begin(), snapshot)
+
+
+def _store(storage: Any) -> Any:
+    from dagster_ckpt.checkpoint.catalog import CheckpointCatalog  # noqa: PLC0415 - of the child alone
+    from dagster_ckpt.checkpoint.clock import SystemClock  # noqa: PLC0415
+    from dagster_ckpt.checkpoint.epochs import Choice  # noqa: PLC0415
+    from dagster_ckpt.checkpoint.store import CompletedCheckpointStore  # noqa: PLC0415
+
+    catalog = CheckpointCatalog(storage, "benchmark")
+    claim = catalog.epochs.claim(token="t", series=None, run_id="r", host="h", pid=1, now="now")
+    catalog.epochs.record_choice(claim.epoch, Choice("a" * 32, None, 1, 0, "/live", "h", None, "benchmark"))
+    return CompletedCheckpointStore(
+        catalog, claim, job_id="a" * 32, first_id=1, restored_from=None, mode="EXACTLY_ONCE", clock=SystemClock()
+    )
+
+
+def _look_up(url: str, retained: int) -> dict[str, Any]:
+    from dagster_ckpt.checkpoint.catalog import CheckpointCatalog  # noqa: PLC0415 - not of the children
+    from dagster_ckpt.checkpoint.snapshot import Snapshot  # noqa: PLC0415
+
+    storage = _storage(url)
+    store = _store(storage)
+    newest = store.write(store.begin(), Snapshot(0, (), {}, None, lambda: None))
+    # The others are there by name: what is looked at must be the newest only.
+    names = [f"benchmark/{'a' * 32}/chk-{number}/_metadata" for number in range(2, retained + 1)]
+    from dataclasses import replace  # noqa: PLC0415
+
+    storage.write_many(
+        [
+            (name, replace(newest, checkpoint_id=number, batch=number).encode())
+            for number, name in enumerate(names, start=2)
+        ],
+        lambda: False,
+    )
+    times = []
+    for _ in range(5):
+        before = _asked(url)["requests"]
+        begun = time.monotonic()
+        found = CheckpointCatalog(storage, "benchmark").newest().metadata
+        times.append(time.monotonic() - begun)
+        assert found is not None
+        assert found.checkpoint_id == retained
+    requests = _asked(url)["requests"] - before
+    return {"how": OURS, "seconds": statistics.median(times), "requests": requests, "bytes": 0, "memory_mib": None}
+
+
+@contextmanager
+def _server(latency: float) -> Iterator[str]:
+    command = [sys.executable, "-m", "dagster_ckpt.testing.gcs_server", "--bucket", BUCKET, "--latency", str(latency)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    try:
+        assert process.stdout is not None
+        yield process.stdout.readline().strip()
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def _asked(url: str) -> dict[str, int]:
+    with urllib.request.urlopen(url) as answer:
+        told: dict[str, int] = json.load(answer)
+    return told
+
+
+def _table(records: list[dict[str, Any]]) -> str:
+    groups: dict[tuple[str, float, str], list[dict[str, Any]]] = {}
+    for record in records:
+        groups.setdefault((record["set"], record["latency"], record["how"]), []).append(record)
+    lines = [
+        "| files | latency, ms | how | seconds (median) | requests | MiB of memory |",
+        "|---|---|---|---|---|---|",
+    ]
+    for (name, latency, how), group in groups.items():
+        memory = [record["memory_mib"] for record in group if record["memory_mib"] is not None]
+        lines.append(
+            f"| {name} | {latency * 1000:.0f} | {how} | {statistics.median(r['seconds'] for r in group):.2f} | "
+            f"{group[0]['requests']} | {max(memory):.0f} |"
+            if memory
+            else f"| {name} | {latency * 1000:.0f} | {how} | {statistics.median(r['seconds'] for r in group):.2f} | "
+            f"{group[0]['requests']} | |"
+        )
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
