@@ -6,7 +6,6 @@ import multiprocessing
 import pickle
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from dagster_ckpt.errors import (
     StorageError,
     StorageUnusable,
 )
-from dagster_ckpt.filesystem import Entry, Stopped, open_filesystem
+from dagster_ckpt.filesystem import Entry, Stopped, gcs, open_filesystem
 from dagster_ckpt.filesystem.gcs import GcsFileSystem
 from dagster_ckpt.testing.gcs_server import Alter, Answer, Fault, GcsServer, Hang, Request, Reset
 from tests.gcs import BUCKET, bucket_of
@@ -104,18 +103,16 @@ def test_a_create_that_was_refused_did_not_happen(server: GcsServer, storage: Gc
     assert "roles/storage.objectUser" in raised.value.hint
 
 
-def test_a_request_that_nobody_waits_for_may_arrive_late(server: GcsServer, storage: GcsFileSystem) -> None:
-    """What the name of a data file is for: late bytes hit nobody."""
-    server.plan = times(1, "insert", Hang(0.3))
-    interrupted = threading.Event()
-
-    def stop() -> bool:
-        return interrupted.is_set()
-
-    interrupted.set()
-    with pytest.raises(Stopped):
-        storage.write("shared/f", b"x", stop)
-    assert server.objects(BUCKET) == {}
+def test_a_request_that_hangs_is_repeated_and_may_arrive_after_all(
+    server: GcsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gcs, "_SILENCE", 0.2)
+    storage = bucket_of(server)
+    server.plan = times(1, "insert", Hang(0.6))
+    storage.create("f", b"mine")
+    assert [request.kind for request in server.log].count("insert") == 2
+    storage.create("f", b"mine")
+    assert server.objects(BUCKET) == {"base/f": b"mine"}
 
 
 # --- data files -----------------------------------------------------------------------------------------------------
@@ -133,6 +130,12 @@ def test_a_data_file_whose_answer_is_lost_is_there_once(
     server.plan = lambda request: None
     assert storage.checksum("shared/f") == written
     assert written.size == size
+
+
+def test_a_stop_before_the_first_byte_sends_nothing(server: GcsServer, storage: GcsFileSystem) -> None:
+    with pytest.raises(Stopped):
+        storage.write("shared/f", b"x", lambda: True)
+    assert not server.log
 
 
 def test_a_stopped_upload_leaves_nothing(server: GcsServer, storage: GcsFileSystem, tmp_path: Path) -> None:
