@@ -72,11 +72,8 @@ def _measure(options: argparse.Namespace, latency: float) -> Iterator[dict[str, 
                     if how == LOOP and count * latency > 60:
                         continue
                     with _server(latency) as url:
-                        begun = time.monotonic()
-                        told = _in_a_process(how, url, home)
-                        seconds = told.get("seconds", time.monotonic() - begun)
-                        record = {"set": name, "latency": latency, "how": how, "seconds": seconds, **_asked(url)}
-                    record["memory_mib"] = told.get("memory_mib")
+                        told = {"memory_mib": None, **_in_a_process(how, url, home)}
+                        record = {"set": name, "latency": latency, "how": how, **told, **_asked(url)}
                     print(record, file=sys.stderr, flush=True)
                     yield record
     with _server(latency) as url:
@@ -216,13 +213,9 @@ def _table(records: list[dict[str, Any]]) -> str:
     ]
     for (name, latency, how), group in groups.items():
         memory = [record["memory_mib"] for record in group if record["memory_mib"] is not None]
-        lines.append(
-            f"| {name} | {latency * 1000:.0f} | {how} | {statistics.median(r['seconds'] for r in group):.2f} | "
-            f"{group[0]['requests']} | {max(memory):.0f} |"
-            if memory
-            else f"| {name} | {latency * 1000:.0f} | {how} | {statistics.median(r['seconds'] for r in group):.2f} | "
-            f"{group[0]['requests']} | |"
-        )
+        seconds = statistics.median(record["seconds"] for record in group)
+        told = f" {max(memory):.0f} |" if memory else " |"
+        lines.append(f"| {name} | {latency * 1000:.0f} | {how} | {seconds:.2f} | {group[0]['requests']} |{told}")
     return "\n".join(lines)
 
 

@@ -54,7 +54,7 @@ def read_files(
         try:
             found = storage.checksum(path, part) if target is None else storage.fetch(path, target / file.path, part)
         except FileNotFoundError:
-            broken[file.path] = BrokenFile(CheckpointFileMissing, f"{storage.url}/{path}", file.path, "is gone")
+            broken[file.path] = _gone(file, f"{storage.url}/{path}")
         else:
             broken[file.path] = _compared(file, found, f"{storage.url}/{path}")
 
@@ -64,7 +64,7 @@ def read_files(
             data = memoryview(storage.read(path))
         except FileNotFoundError:
             for file in packs[reference]:
-                broken[file.path] = BrokenFile(CheckpointFileMissing, f"{storage.url}/{path}", file.path, "is gone")
+                broken[file.path] = _gone(file, f"{storage.url}/{path}")
             return
         for file in packs[reference]:
             begin = file.offset or 0
@@ -89,6 +89,10 @@ def read_files(
     with ThreadPoolExecutor(storage.concurrency, "dagster-ckpt-read") as pool:
         list(pool.map(read, [*alone, *packs]))
     return [item for file in files if (item := broken.get(file.path)) is not None]
+
+
+def _gone(file: FileEntry, where: str) -> BrokenFile:
+    return BrokenFile(CheckpointFileMissing, where, file.path, "is gone")
 
 
 def _compared(file: FileEntry, found: Written, where: str) -> BrokenFile | None:

@@ -13,40 +13,9 @@ from collections.abc import Collection
 from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
 from dagster_ckpt.checkpoint.layout import METADATA_FILE_NAME, checkpoint_directory, shared_directory
 
-__all__ = ["sweep", "unreachable"]
+__all__ = ["sweep"]
 
 _OF_EPOCH = re.compile(r"(\d{6,})-")
-
-
-def unreachable(
-    catalog: CheckpointCatalog,
-    job_id: str,
-    epoch: int,
-    first_id: int,
-    completed: Collection[int],
-    in_use: Collection[str],
-) -> list[str]:
-    """The files of a lineage that earlier epochs left behind, those first that make a checkpoint complete.
-
-    Args:
-        catalog: of the job.
-        job_id: the lineage.
-        epoch: one that has recorded a choice in the lineage, so that what came before it is settled.
-        first_id: the first checkpoint id of ``epoch``.
-        completed: the ids of the complete checkpoints of the lineage; every one of them can be read.
-        in_use: the names in ``shared/`` that these need.
-    """
-    found = []
-    for number in catalog.numbers(job_id):
-        if number < first_id and number not in completed:
-            directory = checkpoint_directory(catalog.job_name, job_id, number)
-            found += [f"{directory}/{entry.name}" for entry in catalog.filesystem.list(directory)]
-    shared = shared_directory(catalog.job_name, job_id)
-    for entry in catalog.filesystem.list(shared):
-        written_by = _OF_EPOCH.match(entry.name.lstrip("."))
-        if written_by and int(written_by[1]) < epoch and entry.name not in in_use:
-            found.append(f"{shared}/{entry.name}")
-    return sorted(found, key=lambda path: not _is_manifest(path))
 
 
 def sweep(
@@ -57,22 +26,40 @@ def sweep(
     completed: Collection[int],
     in_use: Collection[str],
 ) -> list[str]:
-    """Delete what is :func:`unreachable`, as the holder of ``epoch``, before its first checkpoint; what was deleted.
+    """Delete what earlier epochs left behind in a lineage, before the first checkpoint of ``epoch``; what was deleted.
 
-    Broken off, the next start finishes it.
+    What makes a checkpoint complete goes first. Broken off, the next start finishes it.
+
+    Args:
+        catalog: of the job.
+        job_id: the lineage.
+        epoch: the caller's, which has recorded its choice in the lineage, so that what came before it is settled.
+        first_id: the first checkpoint id of ``epoch``.
+        completed: the ids of the complete checkpoints of the lineage; every one of them can be read.
+        in_use: the names in ``shared/`` that these need.
 
     Raises:
         Fenced: a newer run has taken the job over.
         StorageError: the storage failed.
     """
-    paths = unreachable(catalog, job_id, epoch, first_id, completed, in_use)
+    storage, shared = catalog.filesystem, shared_directory(catalog.job_name, job_id)
+    unfinished = [
+        checkpoint_directory(catalog.job_name, job_id, number)
+        for number in catalog.numbers(job_id)
+        if number < first_id and number not in completed
+    ]
+    paths = [f"{directory}/{entry.name}" for directory in unfinished for entry in storage.list(directory)]
+    for entry in storage.list(shared):
+        written_by = _OF_EPOCH.match(entry.name.lstrip("."))
+        if written_by and int(written_by[1]) < epoch and entry.name not in in_use:
+            paths.append(f"{shared}/{entry.name}")
+    paths.sort(key=lambda path: not _is_manifest(path))
     if paths:
         catalog.epochs.check(epoch)
     for path in paths:
-        catalog.filesystem.remove(path)
-    for directory in sorted({path.rpartition("/")[0] for path in paths}):
-        if not directory.endswith("/shared"):
-            catalog.filesystem.remove_directory(directory)
+        storage.remove(path)
+    for directory in sorted({path.rpartition("/")[0] for path in paths} - {shared}):
+        storage.remove_directory(directory)
     return paths
 
 

@@ -75,6 +75,7 @@ class GcsFileSystem(ObjectFileSystem):
         try:
             about = self._await(partial(_about_bucket, bucket=self.bucket))
         except Exception:
+            # Whoever may write objects need not be allowed to look at the bucket; what is created twice tells, too.
             return
         if about.get("locationType") == "zone" or about.get("storageClass") == "RAPID":
             raise StorageUnusable(

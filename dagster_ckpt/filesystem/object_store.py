@@ -14,7 +14,6 @@ import os
 import threading
 from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
@@ -125,18 +124,6 @@ class ObjectFileSystem(FileSystem):
             if _identity(source) != before:
                 raise StorageError(f"{source} changed while it was written to {self._shown(path)}.")
             return written
-
-    def write_many(self, items: Sequence[tuple[str, Path | bytes]], stop: Callable[[], bool]) -> Sequence[Written]:
-        if not items:
-            return ()
-        with ThreadPoolExecutor(min(self.concurrency, len(items)), "dagster-ckpt-upload") as pool:
-            futures = [pool.submit(self.write, path, source, stop) for path, source in items]
-            try:
-                return [future.result() for future in futures]
-            except BaseException:
-                # The first failure decides; what has not begun need not be sent.
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise
 
     def sync_directories(self, paths: Iterable[str]) -> None:
         """An object is durable when its upload returns."""

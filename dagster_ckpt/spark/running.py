@@ -146,8 +146,9 @@ class RunningQuery:
                 self._emit(prepared.started)
             try:
                 return self._watch(query, archiver, cancel)
-            finally:
+            except BaseException:
                 self._stop(query)
+                raise
         finally:
             archiver.close()
 

@@ -210,15 +210,6 @@ class FaultInjectingFileSystem(FileSystem):
             self.sync_directories({path.rpartition("/")[0] for path, _ in items})
         return written
 
-    def read_many(self, paths: Sequence[str]) -> Sequence[bytes | None]:
-        found: list[bytes | None] = []
-        for path in paths:
-            try:
-                found.append(self.read(path))
-            except FileNotFoundError:
-                found.append(None)
-        return found
-
     def sync_directories(self, paths: Iterable[str]) -> None:
         names = sorted(paths)
         self._operate("sync_directories", ",".join(names), lambda: self.inner.sync_directories(names), _nothing)

@@ -132,7 +132,7 @@ class GcsServer:
         self.forget: str | None = None
         self.log: deque[Request] = deque()
         self.url = ""
-        #: The greatest number of requests that were under way at once, and of bytes that their bodies had.
+        #: The greatest number of requests that were under way at once.
         self.most_at_once = 0
         self._at_once = 0
         self._port = port

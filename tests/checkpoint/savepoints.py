@@ -8,6 +8,7 @@ from dagster_ckpt.checkpoint.layout import METADATA_FILE_NAME
 from dagster_ckpt.checkpoint.metadata import CheckpointMetadata, FileEntry
 from dagster_ckpt.filesystem import FileSystem
 from tests.checkpoint.driver import JOB
+from tests.checkpoint.manifests import MANIFEST
 
 
 def saved(target: FileSystem, metadata: CheckpointMetadata) -> dict[str, bytes]:
@@ -38,21 +39,4 @@ def savepoints(target: FileSystem) -> list[str]:
 
 
 def described(entries: tuple[FileEntry, ...]) -> CheckpointMetadata:
-    return CheckpointMetadata(
-        job_name=JOB,
-        job_id="a" * 32,
-        checkpoint_id=1,
-        epoch=1,
-        batch=1,
-        mode="EXACTLY_ONCE",
-        kind="savepoint",
-        restored_from=None,
-        writer={},
-        triggered_at="now",
-        written_at="now",
-        timings_ms={},
-        new_bytes=0,
-        facts={},
-        sink=None,
-        files=entries,
-    )
+    return replace(MANIFEST, job_name=JOB, kind="savepoint", triggered_at="now", written_at="now", files=entries)

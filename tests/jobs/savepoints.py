@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 Take: TypeAlias = "Callable[..., TakenSavepoint]"
 
 
-def take_into(directory: Path) -> Take:
+def take_into(directory: Path | str) -> Take:
     """Takes savepoints of a job into ``directory``, from beside its run if it has one."""
 
     def ask(bench: Bench, *, to: Path | None = None, stop: bool = False) -> TakenSavepoint:

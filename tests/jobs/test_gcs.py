@@ -6,13 +6,10 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Event
 from typing import TYPE_CHECKING
 
 import pytest
 
-from dagster_ckpt.checkpoint.clock import SystemClock
-from dagster_ckpt.checkpoint.savepoint_asking import take_savepoint
 from dagster_ckpt.config.checkpoint_config import JobStatus
 from dagster_ckpt.errors import CheckpointError, StorageUnusable
 from dagster_ckpt.filesystem import FileSystem
@@ -21,7 +18,7 @@ from dagster_ckpt.spark.job import CheckpointFailed
 from dagster_ckpt.testing.gcs_server import Answer, GcsServer, Request
 from tests.gcs import BUCKET, bucket_of
 from tests.jobs.harness import OFTEN, Bench, Launch, eventually
-from tests.jobs.savepoints import started
+from tests.jobs.savepoints import started, take_into
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -78,16 +75,7 @@ def test_a_job_goes_on_from_the_bucket_alone(bench: BucketBench, server: GcsServ
 
 def test_a_savepoint_in_a_bucket_and_a_fork_of_it(spark: SparkSession, bench: BucketBench, tmp_path: Path) -> None:
     bench.tick(2)
-    taken = take_savepoint(
-        bench.catalog,
-        f"gs://{BUCKET}/savepoints",
-        default=None,
-        stop=False,
-        timeout="4 min",
-        clock=SystemClock(),
-        wait=Event().wait,
-        report=lambda _: None,
-    )
+    taken = take_into(f"gs://{BUCKET}/savepoints")(bench)
     assert taken.pointer.startswith(f"gs://{BUCKET}/savepoints/savepoint-")
     bench.tick(1)
     bench.lose_local_disk()
