@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 
@@ -29,6 +29,7 @@ from dagster_ckpt.errors import (
     CorruptCheckpoint,
     CorruptMetadata,
     ForeignCheckpoint,
+    StorageError,
 )
 from dagster_ckpt.filesystem import FileSystem, open_filesystem
 
@@ -36,10 +37,30 @@ __all__ = ["CheckpointCatalog", "Newest", "references", "shared_in_use"]
 
 #: What stands where the pointer of a checkpoint in a driver's memory would.
 NOT_ADDRESSABLE = "<checkpoint-not-externally-addressable>"
+#: How often in a row the job may have changed while the newest was looked for. Each time takes a few requests, and the
+#: time between two checkpoints is longer than that.
+_MOST_LOOKS = 50
 #: Broken files that are named in one error.
 _MOST_NAMED = 1000
 _SHORT = re.compile(r"(?:([0-9a-f]{32})/)?(chk-[1-9][0-9]*)/?")
 _INSIDE = re.compile(r"([^/]+)/([0-9a-f]{32})/chk-([1-9][0-9]*)")
+
+
+@dataclass(frozen=True, slots=True)
+class _Settled:
+    """What a choice says of the checkpoints before it."""
+
+    job_id: str
+    last_id: int
+    complete: frozenset[int] | None
+
+    @classmethod
+    def by(cls, choice: Choice) -> _Settled:
+        return cls(choice.job_id, choice.last_id, None if choice.complete is None else frozenset(choice.complete))
+
+    def counts(self, number: int) -> bool:
+        """Whether a checkpoint of an older epoch was complete by then."""
+        return number <= self.last_id if self.complete is None else number in self.complete
 
 
 class CheckpointCatalog:
@@ -55,7 +76,7 @@ class CheckpointCatalog:
         self.job_name = validate_job_name(job_name)
         self.epochs = Epochs(filesystem, job_name)
         self.quarantine = Quarantine(filesystem, job_name)
-        self._choices: dict[int, Choice] = {}
+        self._settled: dict[int, _Settled] = {}
 
     def job_ids(self) -> list[str]:
         """The lineages that have a directory, in no particular order."""
@@ -152,26 +173,32 @@ class CheckpointCatalog:
                 broken.append(error)
         return sorted(found, key=lambda metadata: metadata.key), broken
 
+    def completed_ids(self, job_id: str) -> tuple[int, ...]:
+        """The ids of a lineage that are complete now, ascending."""
+        completed, broken = self.completed(job_id)
+        # An unreadable manifest was published by now, too; its place tells its number.
+        unreadable = {checkpoint_id((error.checkpoint or "").rpartition("/")[2]) or 0 for error in broken}
+        return tuple(sorted({item.checkpoint_id for item in completed} | unreadable - {0}))
+
     def last_completed(self, job_id: str) -> int:
         """The greatest id of a lineage that is complete now, 0 when there is none."""
-        completed, broken = self.completed(job_id)
-        # An unreadable manifest was published by now, too; its directory tells its number.
-        return max((self.numbers(job_id) if broken else []) + [item.checkpoint_id for item in completed], default=0)
+        return max(self.completed_ids(job_id), default=0)
 
     def _voided_by(self, metadata: CheckpointMetadata, names: Mapping[int, set[str]]) -> int | None:
         """The epoch that had taken the job over before ``metadata`` was published, if one had.
 
-        Such a publish by a fenced writer can refer to files that the newer epoch has deleted since.
+        Such a publish, by a fenced writer or held back by the network, can refer to files that the newer epoch has
+        deleted or swept since.
         """
         for epoch, kinds in names.items():
             if epoch > metadata.epoch and "choice" in kinds:
-                if epoch not in self._choices:
+                if epoch not in self._settled:
                     choice = self.epochs.read_choice(epoch)
                     if choice is None:
                         continue
-                    self._choices[epoch] = choice
-                choice = self._choices[epoch]
-                if choice.job_id == metadata.job_id and choice.last_id < metadata.checkpoint_id:
+                    self._settled[epoch] = _Settled.by(choice)
+                settled = self._settled[epoch]
+                if settled.job_id == metadata.job_id and not settled.counts(metadata.checkpoint_id):
                     return epoch
         return None
 
@@ -210,8 +237,9 @@ class CheckpointCatalog:
             CorruptMetadata: what must be the newest cannot be read; an older one is never taken silently.
             CorruptCheckpoint: every checkpoint there is is in quarantine.
             CheckpointNotFound: the recorded choice is gone although nothing gave it up.
+            StorageError: the storage failed, or gives another listing each time it is asked.
         """
-        while True:
+        for _ in range(_MOST_LOOKS):
             before = self._listing()
             try:
                 newest = select(self)
@@ -221,6 +249,13 @@ class CheckpointCatalog:
                 continue  # the job published and subsumed while this was read
             if newest.metadata is not None or self._listing() == before:
                 return newest
+        raise StorageError(
+            f"The newest checkpoint of {self.job_name!r} cannot be told: {_MOST_LOOKS} times in a row the listing of "
+            f"{self.filesystem.url}/{self.job_name} was another one before than after it was looked for.",
+            hint="If a run takes checkpoints faster than this machine can list them, try again with a greater "
+            "interval, or nearer to the storage; else the storage's listings are not consistent, and no job is safe "
+            "on it.",
+        )
 
     def _listing(self) -> object:
         chosen = self.choice()

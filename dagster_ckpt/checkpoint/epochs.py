@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 
 from dagster_ckpt.checkpoint.layout import CONTROL_DIR
 from dagster_ckpt.checkpoint.records import encode_record, read_record
-from dagster_ckpt.errors import Fenced, PublishConflict
+from dagster_ckpt.errors import Fenced, PublishConflict, StorageUnusable
 from dagster_ckpt.filesystem import FileSystem
 
 __all__ = ["FAILING", "NOTHING", "Choice", "Claim", "End", "Epochs"]
@@ -25,6 +25,8 @@ FAILING = "FAILING"
 NOTHING = "nothing"
 
 _NAME = re.compile(r"e-(\d{10})(?:\.(choice|end))?")
+#: How often in a row a name may be taken that no listing shows.
+_UNLISTED = 10
 #: Epochs kept for the record. Older ones matter to nobody; the newest choice is kept however old it is.
 _KEPT = 200
 
@@ -61,8 +63,7 @@ class Choice:
         job_id: the lineage it goes on with, or begins.
         restored: ``{job id}/chk-N`` or the directory of a savepoint, ``None`` for a start from nothing.
         first_id: the first checkpoint id it may use.
-        last_id: the greatest id of the lineage that was complete when this was chosen. What an older epoch
-            publishes later has a greater id, and is void.
+        last_id: the greatest id of the lineage that was complete when this was chosen.
         live: the live checkpointLocation of its query, on ``host``.
         host: where ``live`` is.
         sink: where the query writes to, ``None`` for a sink that checkpoints do not cover.
@@ -75,6 +76,9 @@ class Choice:
             run; checkpoints of this epoch say it too.
         fell_back: that an older checkpoint than the newest was restored, and what it costs; for people, else empty.
         forked_from: the checkpoint or savepoint of another job that the lineage began with.
+        complete: the ids of the lineage that were complete when this was chosen, as many as were retained. Any other
+            of an older epoch is void, whenever it appears. ``None`` in a record of a release that did not list them;
+            then those above ``last_id`` are.
     """
 
     job_id: str
@@ -91,10 +95,12 @@ class Choice:
     accepted_loss: tuple[str, ...] = ()
     fell_back: str = ""
     forked_from: str | None = None
+    complete: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
-        """Make a tuple of what JSON has for it."""
+        """Make tuples of what JSON has for them."""
         object.__setattr__(self, "accepted_loss", tuple(self.accepted_loss))
+        object.__setattr__(self, "complete", None if self.complete is None else tuple(self.complete))
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,9 +155,16 @@ class Epochs:
             host: where it runs.
             pid: its process.
             now: ISO 8601 in UTC.
+
+        Raises:
+            StorageUnusable: a listing does not show the epochs that there are.
+            StorageError: the storage failed.
         """
-        while True:
+        tried = unlisted = 0
+        while unlisted < _UNLISTED:
             epoch = self.highest() + 1
+            unlisted = unlisted + 1 if epoch <= tried else 0
+            tried = epoch
             claim = Claim(epoch, token, epoch if series is None else series, run_id, host, pid, now)
             try:
                 self._filesystem.create(self._path(epoch), encode_record(asdict(claim)))
@@ -159,6 +172,13 @@ class Epochs:
                 continue  # another run was faster: it holds a lower epoch than the one tried next
             self._forget_old(epoch)
             return claim
+        raise StorageUnusable(
+            f"Epoch {tried} cannot be claimed in {self._filesystem.url}/{self._directory}: it exists already, and "
+            f"{_UNLISTED} times in a row a listing did not show it. Where listings are wrong, a run does not notice "
+            "that it has been taken over.",
+            hint="Switch off what caches listings between this machine and the storage (a mount's attribute cache, a "
+            "proxy), or use a storage whose listings are consistent; then launch the run again.",
+        )
 
     def check(self, epoch: int) -> None:
         """Make sure ``epoch`` is still the highest.

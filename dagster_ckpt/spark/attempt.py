@@ -161,11 +161,12 @@ class Attempt:
         fell_back = cost_of(self._catalog, target, replay, sink) if target.passed_over else None
         if asked and restored is not None and sink is not None and (sink.newest_batch() or 0) > restored.batch:
             self._try(restored, cancel)
+        complete = self._catalog.completed_ids(job_id)
         choice = Choice(
             job_id=job_id,
             restored=restored.reference if restored else None,
             first_id=next_id(self._catalog, job_id, restored),
-            last_id=self._catalog.last_completed(job_id),
+            last_id=max(complete, default=0),
             live=str(self._location),
             host=this_host(),
             sink=None if sink is None else sink.path,
@@ -176,6 +177,7 @@ class Attempt:
             accepted_loss=passed.accepted_loss,
             fell_back="" if fell_back is None else str(fell_back),
             forked_from=restored.restored_from if restored is not None and restored.kind == FORK else None,
+            complete=complete,
         )
         self._catalog.epochs.record_choice(self._claim.epoch, choice)
         if restored is not None and self._catalog.quarantine.lift(restored.reference):

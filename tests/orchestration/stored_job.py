@@ -91,15 +91,17 @@ class StoredJob:
     def choose(self, claim: Claim, restored: CheckpointMetadata | None = None) -> CompletedCheckpointStore:
         """Record a choice; returns the store that ``claim`` writes into."""
         job_id = restored.job_id if restored else claim.run_id.replace("-", "")
+        complete = self.catalog.completed_ids(job_id)
         choice = Choice(
             job_id=job_id,
             restored=restored.reference if restored else None,
             first_id=next_id(self.catalog, job_id),
-            last_id=self.catalog.last_completed(job_id),
+            last_id=max(complete, default=0),
             live=str(self.root.parent / "live"),
             host=this_host(),
             sink=None,
             reason="of the test",
+            complete=complete,
         )
         self.catalog.epochs.record_choice(claim.epoch, choice)
         return CompletedCheckpointStore(
