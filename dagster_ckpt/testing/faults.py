@@ -8,6 +8,17 @@ that went wrong can be read, and repeated, operation by operation::
         return FailAfter() if operation.name == "create" and operation.path.endswith("_metadata") else None
 
     storage = FaultInjectingFileSystem(PosixFileSystem(directory), plan)
+
+What an operation can come to, besides going well:
+
+* :class:`Fail`: nothing happens, and an error is raised.
+* :class:`FailAfter`: it happens, and the reply is lost.
+* :class:`Late`: the reply is lost, and it happens later, when the network delivers it after all.
+* :class:`Torn`: a data file is stored in part.
+* :class:`Hang`: it happens when something else has.
+* :class:`Lie`: success is reported and nothing is done; a listing is wrong.
+* :class:`Flip`: one bit is another.
+* :class:`Crash`, :class:`CrashAfter`: the process dies, before it or after it.
 """
 
 from __future__ import annotations
@@ -16,7 +27,7 @@ import contextlib
 import hashlib
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
@@ -31,6 +42,8 @@ __all__ = [
     "FailAfter",
     "FaultInjectingFileSystem",
     "Flip",
+    "Hang",
+    "Late",
     "Lie",
     "Operation",
     "Plan",
@@ -102,8 +115,29 @@ class Torn:
 
 
 @dataclass(frozen=True, slots=True)
+class Late:
+    """The network holds a change back: nothing happens yet, and ``error`` is raised (else as by `FailAfter`).
+
+    What was asked for is added to ``held``; it happens when that is called. Whoever asked is not there any more, so
+    what comes of it then is told to nobody.
+    """
+
+    held: list[Callable[[], None]] = field(compare=False)
+    error: Exception | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Hang:
+    """It does not happen before ``until`` returns, such as ``threading.Event().wait``."""
+
+    until: Callable[[], object]
+
+
+@dataclass(frozen=True, slots=True)
 class Lie:
-    """Success is reported and nothing is done; a listing comes back empty."""
+    """Success is reported and nothing is done; a listing comes back as ``listing``, by default empty."""
+
+    listing: tuple[Entry, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +157,7 @@ class CrashAfter:
     """It happens, and the process dies before it learns so."""
 
 
-Action: TypeAlias = Fail | FailAfter | Torn | Lie | Flip | Crash | CrashAfter
+Action: TypeAlias = Fail | FailAfter | Late | Hang | Torn | Lie | Flip | Crash | CrashAfter
 Plan: TypeAlias = Callable[[Operation], Action | None]
 
 
@@ -131,8 +165,8 @@ class FaultInjectingFileSystem(FileSystem):
     """Another file system with faults.
 
     One instance stands for one process: after a crash each of its operations raises :class:`ProcessDied`,
-    while the wrapped file system holds what the storage would hold. ``write_many`` and ``read_many`` take one
-    file after the other, so that a run is the same each time.
+    while the wrapped file system holds what the storage would hold. Many files are taken one after the other, so that
+    a run is the same each time.
 
     Args:
         inner: where the operations go.
@@ -143,6 +177,8 @@ class FaultInjectingFileSystem(FileSystem):
     Raises:
         ValueError: (by any operation) the plan asked for an action that this operation cannot have.
     """
+
+    concurrency = 1
 
     def __init__(self, inner: FileSystem, plan: Plan | None = None) -> None:
         self.inner = inner
@@ -199,7 +235,7 @@ class FaultInjectingFileSystem(FileSystem):
             "write",
             path,
             lambda: self.inner.write(path, source, stop),
-            lambda: _written(_content(source)),
+            lambda _: _written(_content(source)),
             damaged,
             len(source) if isinstance(source, bytes) else source.stat().st_size,
         )
@@ -238,10 +274,10 @@ class FaultInjectingFileSystem(FileSystem):
         return self._operate("size", path, lambda: self.inner.size(path), None)
 
     def list(self, path: str) -> Sequence[Entry]:
-        def nothing_there() -> Sequence[Entry]:
-            return ()
+        def wrong(lie: Lie) -> Sequence[Entry]:
+            return lie.listing
 
-        return self._operate("list", path, lambda: self.inner.list(path), nothing_there)
+        return self._operate("list", path, lambda: self.inner.list(path), wrong)
 
     def remove(self, path: str) -> None:
         self._operate("remove", path, lambda: self.inner.remove(path), _nothing)
@@ -254,7 +290,7 @@ class FaultInjectingFileSystem(FileSystem):
         name: str,
         path: str,
         perform: Callable[[], _Result],
-        lie: Callable[[], _Result] | None,
+        lie: Callable[[Lie], _Result] | None,
         damage: Callable[[Torn | Flip], _Result] | None = None,
         size: int | None = None,
     ) -> _Result:
@@ -282,10 +318,15 @@ class FaultInjectingFileSystem(FileSystem):
                 raise error or StorageError(f"{operation} failed (injected).")
             case FailAfter(error):
                 perform()
-                lost = PublishUnknown if name == "create" else StorageError
-                raise error or lost(f"The reply to {operation} was lost (injected).")
+                raise error or _lost(operation)
+            case Late(held, error) if operation.changes:
+                held.append(lambda: _unheard(perform))
+                raise error or _lost(operation)
+            case Hang(until):
+                until()
+                return perform()
             case Lie() if lie is not None:
-                return lie()
+                return lie(action)
             case Flip() if damage is not None:
                 return damage(action)
             case Torn() if damage is not None and name == "write":
@@ -306,8 +347,20 @@ def _no_fault(operation: Operation) -> None:
     del operation
 
 
-def _nothing() -> None:
+def _nothing(lie: Lie) -> None:
     """What a lie about a change does."""
+    del lie
+
+
+def _lost(operation: Operation) -> StorageError:
+    kind = PublishUnknown if operation.name == "create" else StorageError
+    return kind(f"The reply to {operation} was lost (injected).")
+
+
+def _unheard(perform: Callable[[], object]) -> None:
+    """Do what nobody waits for."""
+    with contextlib.suppress(Exception):
+        perform()
 
 
 def _content(source: Path | bytes) -> bytes:

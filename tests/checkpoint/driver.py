@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from dagster_ckpt.checkpoint.ancestry import line_of_descent
 from dagster_ckpt.checkpoint.catalog import CheckpointCatalog, Newest
 from dagster_ckpt.checkpoint.deletions import DeletionLog
 from dagster_ckpt.checkpoint.ending import finish_deletions
-from dagster_ckpt.checkpoint.epochs import Choice, Claim, End
+from dagster_ckpt.checkpoint.epochs import Choice, Claim, End, Epochs
 from dagster_ckpt.checkpoint.issuing import next_id
 from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
 from dagster_ckpt.checkpoint.pinning import pin_checkpoint, unpin_checkpoint
@@ -128,10 +129,11 @@ class Ledger:
     discarded: bool = False
     pinned: set[str] = field(default_factory=set)
     floor: tuple[str | None, tuple[int, int]] = (None, (0, 0))
-    _job_ids: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
+    job_ids: int = 0
 
     def new_job_id(self) -> str:
-        return f"{next(self._job_ids):032x}"
+        self.job_ids += 1
+        return f"{self.job_ids:032x}"
 
     def acceptable(self, metadata: CheckpointMetadata | None) -> bool:
         """Whether a job may go on from ``metadata``."""
@@ -199,20 +201,28 @@ class Run:
         self._tokens = itertools.count()
 
     def start(self, restore_from: str = "latest") -> Run:
-        """Claim, finish old deletions, choose, record the choice, open the store: in this order."""
-        before = max(self.ledger.acknowledged.values(), default=(0, 0))
-        epochs = self.catalog.epochs
+        """Claim, finish old deletions, choose, record the choice, open the store, sweep: in this order."""
+        self.claim_epoch()
+        finish_deletions(self.catalog, self.claim.epoch)
+        choice = self.choose(restore_from)
+        self.record(choice)
+        self.open(choice)
+        self.store.sweep()
+        return self
+
+    def claim_epoch(self) -> None:
+        self._before = max(self.ledger.acknowledged.values(), default=(0, 0))
         token = f"{id(self)}-{next(self._tokens)}"
-        self.claim = epochs.claim(token=token, series=None, run_id=token, host="h", pid=1, now="now")
-        epoch = self.claim.epoch
-        finish_deletions(self.catalog, epoch)
+        self.claim = self.catalog.epochs.claim(token=token, series=None, run_id=token, host="h", pid=1, now="now")
+
+    def choose(self, restore_from: str = "latest") -> Choice:
         fallback = None
         if restore_from == "latest":
             newest = self._newest()
             fallback = fallback_of(newest)
             metadata, job_id, reason = newest.metadata, newest.job_id, newest.reason
             # An older epoch that has not finished may still acknowledge, but never after this epoch's claim.
-            assert self.ledger.acceptable(metadata) or self._overlapped(epoch), f"older than promised: {reason}"
+            assert self.ledger.acceptable(metadata) or self._overlapped(), f"older than promised: {reason}"
         else:
             metadata = self.catalog.resolve(restore_from)
             job_id, reason = metadata.job_id, "asked for"
@@ -220,26 +230,32 @@ class Run:
         job_id = job_id or self.ledger.new_job_id()
         restored = None if metadata is None else metadata.reference
         first_id = next_id(self.catalog, job_id, metadata)
-        last_id = self.catalog.last_completed(job_id)
-        choice = Choice(job_id, restored, first_id, last_id, "/live", "h", None, reason, fallback=fallback)
-        epochs.record_choice(epoch, choice)
-        self.ledger.chosen[epoch] = (restored, before)
-        if self.claim.epoch == epochs.highest():
-            self.ledger.floor = (restored, (epoch, 0))
+        complete = self.catalog.completed_ids(job_id)
+        last_id = max(complete, default=0)
+        return Choice(
+            job_id, restored, first_id, last_id, "/live", "h", None, reason, fallback=fallback, complete=complete
+        )
+
+    def record(self, choice: Choice) -> None:
+        epoch = self.claim.epoch
+        self.catalog.epochs.record_choice(epoch, choice)
+        self.ledger.chosen[epoch] = (choice.restored, self._before)
+        if epoch == self.catalog.epochs.highest():
+            self.ledger.floor = (choice.restored, (epoch, 0))
             self.ledger.discarded = False
+
+    def open(self, choice: Choice) -> None:
         self.store = CompletedCheckpointStore(
             self.catalog,
             self.claim,
-            job_id=job_id,
-            first_id=first_id,
-            restored_from=restored,
+            job_id=choice.job_id,
+            first_id=choice.first_id,
+            restored_from=choice.restored,
             mode="EXACTLY_ONCE",
             clock=self.clock,
             inline_threshold=INLINE,
         )
         self._unfence(self.store._deletions)
-        self.store.sweep()
-        return self
 
     def begin(self) -> PendingCheckpoint:
         pending = self.store.begin()
@@ -251,7 +267,8 @@ class Run:
         pending = self.begin()
         name = f"{self.store.job_id}/chk-{pending.number}"
         self.ledger.meant.setdefault(name, []).append(dict(contents))
-        metadata = self.store.write(pending, self.pins.snapshot(batch, contents))
+        with self._nothing_if_fenced():
+            metadata = self.store.write(pending, self.pins.snapshot(batch, contents))
         self.ledger.acknowledged[name] = metadata.key
         if metadata.key > self.ledger.floor[1]:
             self.ledger.floor = (name, metadata.key)
@@ -260,13 +277,36 @@ class Run:
 
     def subsume(self, num_retained: int) -> list[Dropped]:
         """Drop old checkpoints; what may go is noted before, because the process may die on the way."""
-        storage = self.filesystem
-        beneath = storage.inner if isinstance(storage, FaultInjectingFileSystem) else storage
-        visible, _ = CheckpointCatalog(beneath, JOB).completed(self.store.job_id)
+        visible, _ = CheckpointCatalog(self.beneath, JOB).completed(self.store.job_id)
         line = line_of_descent(visible[-1], visible) if visible else []
         ranked = sorted(visible, key=lambda metadata: (metadata in line, metadata.key))
         self.ledger.given_up |= {metadata.reference for metadata in ranked[:-num_retained]}
-        return self.store.subsume(KeepNewest(num_retained))
+        with self._nothing_if_fenced():
+            return self.store.subsume(KeepNewest(num_retained))
+
+    @property
+    def beneath(self) -> FileSystem:
+        """The storage as it is, without what disturbs this process."""
+        storage = self.filesystem
+        return storage.inner if isinstance(storage, FaultInjectingFileSystem) else storage
+
+    @contextmanager
+    def _nothing_if_fenced(self) -> Iterator[None]:
+        """A process that was taken over before it begins completes nothing and deletes nothing of a checkpoint."""
+        storage = self.filesystem
+        if not isinstance(storage, FaultInjectingFileSystem):
+            yield
+            return
+        fenced = Epochs(storage.inner, JOB).highest() > self.claim.epoch
+        begun = len(storage.log)
+        try:
+            yield
+        finally:
+            if fenced:
+                written = {operation.path for operation in storage.operations[begun:] if operation.name == "write"}
+                for operation in storage.operations[begun:]:
+                    inside = operation.path.startswith(f"{JOB}/{self.store.job_id}/") and operation.path not in written
+                    assert not (inside and operation.name in {"create", "remove"}), f"of a fenced process: {operation}"
 
     def cleanup(self) -> None:
         """The end of a job whose cleanup policy discards its checkpoints."""
@@ -283,8 +323,8 @@ class Run:
             self.catalog.epochs.check(self.claim.epoch)  # a newer run may have deleted what this one looks at
             raise
 
-    def _overlapped(self, epoch: int) -> bool:
-        return self.catalog.epochs.highest() > epoch
+    def _overlapped(self) -> bool:
+        return self.catalog.epochs.highest() > self.claim.epoch
 
 
 def pin(storage: FileSystem, ledger: Ledger, pointer: str) -> str:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -17,10 +18,11 @@ from dagster_ckpt.errors import (
     CheckpointNotFound,
     CorruptMetadata,
     ForeignCheckpoint,
+    StorageError,
     UnknownMetadataVersion,
 )
-from dagster_ckpt.filesystem import PosixFileSystem
-from dagster_ckpt.testing import FaultInjectingFileSystem, Flip, Operation
+from dagster_ckpt.filesystem import Entry, PosixFileSystem
+from dagster_ckpt.testing import Action, FaultInjectingFileSystem, Flip, Lie, Operation
 from tests.checkpoint.driver import JOB, Ledger, Pins, Run, content, state
 from tests.checkpoint.memory import MemoryFileSystem
 
@@ -314,3 +316,18 @@ class TestContent:
         assert content(moved, metadata) == state(2)
         catalog = CheckpointCatalog(moved, JOB)
         assert catalog.resolve(catalog.pointer(metadata)) == metadata
+
+
+def test_listings_that_never_agree_are_an_error_and_no_loop(disturbed: FaultInjectingFileSystem, run: Run) -> None:
+    run.checkpoint(state(1), 1)
+    numbers = itertools.count(100)
+
+    def another_each_time(operation: Operation) -> Action | None:
+        if operation.name != "list" or not operation.path.endswith(run.store.job_id):
+            return None
+        return Lie((Entry(f"chk-{next(numbers)}", is_directory=True),))
+
+    disturbed.plan = another_each_time
+    with pytest.raises(StorageError, match="50 times in a row the listing of memory/flights") as raised:
+        CheckpointCatalog(disturbed, JOB).newest()
+    assert "not consistent" in raised.value.hint

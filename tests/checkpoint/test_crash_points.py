@@ -7,94 +7,12 @@ from pathlib import Path
 import pytest
 
 from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
-from dagster_ckpt.checkpoint.pins import Pins as CheckpointPins
-from dagster_ckpt.errors import CheckpointError, Fenced
+from dagster_ckpt.errors import CheckpointError
 from dagster_ckpt.filesystem import FileSystem
-from dagster_ckpt.testing import Fail, enumerate_crash_points
-from tests.checkpoint.driver import JOB, Ledger, Pins, Run, pin, state, unpin
+from dagster_ckpt.testing import Fail, Flip, enumerate_crash_points
+from tests.checkpoint.driver import JOB, Ledger, Pins, Run, state
+from tests.checkpoint.lives import FLIPPED, SCENARIOS, Life
 from tests.checkpoint.memory import MemoryFileSystem
-
-
-def take(run: Run, step: int, keep: int = 2) -> None:
-    """As the coordinator does it: a checkpoint that fails is counted, and the job goes on."""
-    try:
-        run.checkpoint(state(step), step)
-        run.subsume(keep)
-    except Fenced:
-        raise
-    except (CheckpointError, OSError):
-        return
-
-
-class Life:
-    """What happens to a job in one of the scenarios, and what must hold after each crash point in it."""
-
-    def __init__(self, pins: Pins) -> None:
-        self.pins = pins
-
-    def fresh(self) -> tuple[FileSystem, Ledger]:
-        return MemoryFileSystem(), Ledger()
-
-    def examine(self, storage: FileSystem, ledger: Ledger) -> None:
-        """As a new process finds it, with a storage that works again."""
-        ledger.examine(storage)
-        run = Run(storage, ledger, self.pins).start()
-        ledger.examine(storage)
-        issued = {number for job_id, number, _ in ledger.issued if job_id == run.store.job_id}
-        for step in range(20, 22):
-            metadata = run.checkpoint(state(step), step)
-            assert metadata.checkpoint_id not in issued, "an id was issued twice"
-            run.subsume(2)
-            ledger.examine(storage)
-        newest = CheckpointCatalog(storage, JOB).newest().metadata
-        assert newest is not None
-        assert newest.reference == ledger.floor[0]
-        pinned = CheckpointPins(storage, JOB).pinned()
-        assert len([item for item in run.store.retained if item.reference not in pinned]) == 2
-
-    def first_life(self, storage: FileSystem, ledger: Ledger) -> None:
-        run = Run(storage, ledger, self.pins).start()
-        for step in range(1, 5):
-            take(run, step)
-
-    def second_run(self, storage: FileSystem, ledger: Ledger) -> None:
-        run = Run(storage, ledger, self.pins).start()
-        for step in range(1, 3):
-            take(run, step)
-        run = Run(storage, ledger, self.pins).start()
-        for step in range(3, 5):
-            take(run, step)
-
-    def rollback(self, storage: FileSystem, ledger: Ledger) -> None:
-        run = Run(storage, ledger, self.pins).start()
-        for step in range(1, 4):
-            take(run, step, keep=3)
-        oldest = run.store.retained[0].reference
-        again = Run(storage, ledger, self.pins).start(oldest)
-        take(again, 7, keep=2)
-
-    def end(self, storage: FileSystem, ledger: Ledger) -> None:
-        run = Run(storage, ledger, self.pins).start()
-        for step in range(1, 3):
-            take(run, step)
-        run.cleanup()
-
-    def pinned(self, storage: FileSystem, ledger: Ledger) -> None:
-        run = Run(storage, ledger, self.pins).start()
-        take(run, 1)
-        pin(storage, ledger, "chk-1")
-        for step in (2, 3):
-            take(run, step, keep=1)
-        run.cleanup()
-        Run(storage, ledger, self.pins).start()
-
-    def unpinned(self, storage: FileSystem, ledger: Ledger) -> None:
-        run = Run(storage, ledger, self.pins).start()
-        take(run, 1)
-        pinned = pin(storage, ledger, "chk-1")
-        take(run, 2, keep=1)
-        unpin(storage, ledger, pinned)
-        take(run, 3, keep=1)
 
 
 @pytest.fixture
@@ -103,13 +21,26 @@ def life(tmp_path: Path) -> Life:
     return Life(Pins(tmp_path / "pins"))
 
 
-@pytest.mark.parametrize("scenario", ["first_life", "second_run", "rollback", "end", "pinned", "unpinned"])
+@pytest.mark.parametrize("scenario", SCENARIOS)
 def test_every_operation_may_crash_fail_or_lose_its_reply(life: Life, scenario: str) -> None:
     result = enumerate_crash_points(
         life.fresh, getattr(life, scenario), life.examine, expected=(OSError, CheckpointError)
     )
     assert len(result.operations) > 30
     assert result.runs > 2 * len(result.operations)
+    result.require_none()
+
+
+def test_a_flipped_bit_is_never_restored(life: Life) -> None:
+    """Neither of what is stored nor of what is read."""
+    result = enumerate_crash_points(
+        life.fresh,
+        life.restored,
+        lambda storage, ledger: None,
+        actions=lambda operation: [Flip(5)] if operation.name in FLIPPED and "/control/" not in operation.path else [],
+        expected=(OSError, CheckpointError),
+    )
+    assert result.runs >= 5
     result.require_none()
 
 

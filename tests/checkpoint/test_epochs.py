@@ -1,15 +1,16 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 
 from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
 from dagster_ckpt.checkpoint.epochs import Choice, Claim, End, Epochs
 from dagster_ckpt.checkpoint.owner import claim_ownership
-from dagster_ckpt.errors import CorruptCheckpoint, Fenced, ForeignCheckpoint, PublishUnknown
+from dagster_ckpt.errors import CorruptCheckpoint, Fenced, ForeignCheckpoint, PublishUnknown, StorageUnusable
 from dagster_ckpt.filesystem import FileSystem
-from dagster_ckpt.testing import FailAfter, FaultInjectingFileSystem, Operation, at_operation
+from dagster_ckpt.testing import FailAfter, FaultInjectingFileSystem, Lie, Operation, at_operation
 from tests.checkpoint.driver import JOB, Ledger, Pins, Run, state
 from tests.checkpoint.memory import MemoryFileSystem
 
@@ -59,17 +60,41 @@ def test_a_claim_with_a_lost_reply_fences_and_is_claimed_anew(memory: MemoryFile
     assert claim(memory).epoch == 2
 
 
+def test_a_listing_that_never_shows_what_is_there_ends_a_claim(memory: MemoryFileSystem) -> None:
+    claim(memory)
+    lying = FaultInjectingFileSystem(memory, lambda operation: Lie() if operation.name == "list" else None)
+    with pytest.raises(StorageUnusable, match=r"Epoch 1 cannot be claimed in memory/flights/control/epochs") as raised:
+        claim(lying)
+    assert "listings are consistent" in raised.value.hint
+    assert [operation.name for operation in lying.operations].count("create") == 10
+    assert Epochs(memory, JOB).highest() == 1
+
+
+def test_a_claim_outlasts_any_number_of_faster_ones(memory: MemoryFileSystem) -> None:
+    """They show in the listing, so it comes further each time."""
+    left = iter(range(50))
+
+    def overtake(operation: Operation) -> None:
+        if operation.name == "create" and next(left, None) is not None:
+            claim(memory)
+
+    assert claim(FaultInjectingFileSystem(memory, overtake)).epoch == 51
+
+
 def test_choice_and_end_are_recorded_once(memory: MemoryFileSystem) -> None:
     epochs = Epochs(memory, JOB)
     epoch = claim(memory).epoch
     assert epochs.read_choice(epoch) is None
     epochs.record_choice(epoch, CHOICE)
     assert epochs.read_choice(epoch) == CHOICE
+    listing = epochs.claim(token="t", series=None, run_id="r", host="h", pid=1, now="2026").epoch
+    epochs.record_choice(listing, replace(CHOICE, complete=(3, 7)))
+    assert epochs.read_choice(listing) == replace(CHOICE, complete=(3, 7))
     ended = End("FINISHED", "done", discarded=False, ended_at="2026")
     assert epochs.record_end(epoch, ended)
     assert not epochs.record_end(epoch, End("FAILED", "no", discarded=True, ended_at="2027"))
     assert epochs.read_end(epoch) == ended
-    assert epochs.names() == {1: {"claim", "choice", "end"}}
+    assert epochs.names() == {1: {"claim", "choice", "end"}, 2: {"claim", "choice"}}
 
 
 def test_a_fenced_run_cannot_record_its_choice(memory: MemoryFileSystem) -> None:

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import inspect
+import os
+import random
+import re
+import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from dagster_ckpt import testing
-from dagster_ckpt.errors import PublishUnknown, StorageError
-from dagster_ckpt.filesystem import FileSystem, Written
+from dagster_ckpt.errors import PublishConflict, PublishUnknown, StorageError
+from dagster_ckpt.filesystem import Entry, FileSystem, Written
 from dagster_ckpt.testing import (
     Action,
     Crash,
@@ -19,6 +24,8 @@ from dagster_ckpt.testing import (
     FailAfter,
     FaultInjectingFileSystem,
     Flip,
+    Hang,
+    Late,
     Lie,
     Operation,
     ProcessDied,
@@ -26,6 +33,8 @@ from dagster_ckpt.testing import (
     actions_for,
     at_operation,
     enumerate_crash_points,
+    enumerate_interleavings,
+    interleave,
 )
 from tests.checkpoint.memory import MemoryFileSystem
 
@@ -40,7 +49,9 @@ def never() -> bool:
 
 def test_all_is_sorted_and_public() -> None:
     assert testing.__all__ == sorted(testing.__all__)
-    assert all(inspect.getdoc(getattr(testing, name)) for name in testing.__all__ if name not in {"Action", "Plan"})
+    assert all(
+        inspect.getdoc(getattr(testing, name)) for name in testing.__all__ if name not in {"Action", "Disturb", "Plan"}
+    )
 
 
 def test_every_operation_of_the_port_passes_the_choke_point(memory: MemoryFileSystem, tmp_path: Path) -> None:
@@ -120,7 +131,34 @@ def test_lies(memory: MemoryFileSystem) -> None:
     disturbed(memory, Lie()).remove("f")
     assert disturbed(memory, Lie()).write("h", b"xyz", never).size == 3
     assert list(disturbed(memory, Lie()).list("")) == []
+    stale = (Entry("e", is_directory=False),)
+    assert disturbed(memory, Lie(stale)).list("") == stale
     assert memory.files == {"f": b"x"}
+
+
+def test_what_the_network_holds_back_happens_when_it_arrives(memory: MemoryFileSystem) -> None:
+    held: list[Callable[[], None]] = []
+    with pytest.raises(PublishUnknown):
+        disturbed(memory, Late(held)).create("f", b"late")
+    with pytest.raises(TimeoutError):
+        disturbed(memory, Late(held, TimeoutError())).replace("g", b"late")
+    memory.create("f", b"in time")
+    assert "g" not in memory.files
+    for arrive in held:
+        arrive()
+    assert memory.files == {"f": b"in time", "g": b"late"}, "nobody is told that it came too late"
+
+
+def test_what_hangs_happens_when_it_is_let_go(memory: MemoryFileSystem) -> None:
+    gate = threading.Event()
+    disk = disturbed(memory, Hang(gate.wait))
+    hanging = threading.Thread(target=lambda: disk.create("f", b"x"))
+    hanging.start()
+    disk.create("g", b"y")
+    assert set(memory.files) == {"g"}
+    gate.set()
+    hanging.join()
+    assert set(memory.files) == {"f", "g"}
 
 
 def test_flipped_bits(memory: MemoryFileSystem, tmp_path: Path) -> None:
@@ -137,7 +175,7 @@ def test_flipped_bits(memory: MemoryFileSystem, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "action"), [("create", Torn(1)), ("read", Lie()), ("list", Flip()), ("read", Torn(1))]
+    ("name", "action"), [("create", Torn(1)), ("read", Lie()), ("list", Flip()), ("read", Torn(1)), ("read", Late([]))]
 )
 def test_what_an_operation_cannot_have_is_refused(memory: MemoryFileSystem, name: str, action: Action) -> None:
     memory.create("f", b"x")
@@ -202,8 +240,88 @@ def test_the_enumerator_reports_what_it_did_not_expect() -> None:
     assert found.violations
 
 
+def count(storage: FileSystem) -> None:
+    """Adds one to a counter, as if nobody else did."""
+    now = int(storage.read("counter"))
+    storage.replace("counter", str(now + 1).encode())
+
+
+def counter() -> tuple[MemoryFileSystem, None]:
+    storage = MemoryFileSystem()
+    storage.create("counter", b"0")
+    return storage, None
+
+
+def all_counted(storage: FileSystem, memory: None) -> None:
+    assert storage.read("counter") == b"3"
+
+
+def test_interleavings_find_what_is_wrong_only_side_by_side() -> None:
+    drivers = [lambda storage, _: [count(storage) for _ in range(40)]]
+    alone = enumerate_interleavings(counter, drivers, lambda storage, _: None, range(3))
+    alone.require_none()
+    assert alone.runs == 3
+    thrice: list[Callable[[FileSystem, None], object]] = [lambda storage, _: count(storage)] * 3
+    found = enumerate_interleavings(counter, thrice, all_counted, range(40), zombie=True)
+    again = enumerate_interleavings(counter, thrice, all_counted, range(40), zombie=True)
+    assert found.violations
+    assert found == again, "a seed tells all"
+    with pytest.raises(AssertionError, match="seed"):
+        found.require_none()
+
+
+def test_a_zombie_wakes_up_when_all_others_have_ended() -> None:
+    storage, _ = counter()
+    ended: list[int] = []
+
+    def drive(number: int, view: FileSystem) -> None:
+        for step in range(200):
+            view.replace(f"{number}/{step}", b"")
+        ended.append(number)
+
+    for seed in range(6):
+        ended.clear()
+        interleave(storage, [partial(drive, number) for number in range(3)], seed, zombie=True)
+        assert ended[-1] == random_zombie(seed), seed
+
+
+def random_zombie(seed: int) -> int:
+    """As it is drawn: after when each of three joins."""
+    chance = random.Random(seed)
+    for _ in range(3):
+        chance.randint(0, 150)
+    return chance.randrange(3)
+
+
+def test_a_driver_dies_of_what_disturbs_it_and_the_others_go_on() -> None:
+    storage, _ = counter()
+    ended = []
+
+    def drive(number: int, view: FileSystem) -> None:
+        view.list("")
+        ended.append(number)
+
+    def first_dies(driver: int, operation: Operation, chance: random.Random) -> Action | None:
+        return Crash() if driver == 0 else None
+
+    interleave(storage, [partial(drive, number) for number in range(3)], 1, disturb=first_dies)
+    assert sorted(ended) == [1, 2]
+    with pytest.raises(KeyError):
+        interleave(storage, [lambda view: {}[view.url], lambda view: view.list("")], 1)
+
+
 def test_actions_for() -> None:
     read, write = Operation(0, "read", "f"), Operation(1, "write", "f", 10)
     assert actions_for(read) == (Crash(), Fail())
     kinds = [type(action) for action in actions_for(write)]
     assert kinds == [Crash, CrashAfter, Fail, FailAfter, Torn]
+
+
+def test_the_examples_of_the_guide_are_true() -> None:
+    guide = (Path(__file__).parents[2] / "docs" / "testing.md").read_text()
+    blocks = [block for block in re.findall(r"```python\n(.*?)```", guide, re.DOTALL) if "class Test" not in block]
+    assert len(blocks) == 2
+    names = {**vars(testing), "FileSystem": FileSystem, "MemoryFileSystem": MemoryFileSystem, "os": os}
+    names["PublishConflict"] = PublishConflict
+    for block in blocks:
+        exec(compile(block.replace("range(1000)", "range(20)"), "docs/testing.md", "exec"), names)

@@ -9,7 +9,6 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import gcsfs.core
 import pytest
 
 from dagster_ckpt.errors import (
@@ -28,16 +27,6 @@ from tests.gcs import BUCKET, bucket_of
 @pytest.fixture
 def storage(server: GcsServer) -> GcsFileSystem:
     return bucket_of(server)
-
-
-@pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Gcsfs asks again at once: how long it waits between its six attempts is not what is tested."""
-
-    async def at_once(seconds: float) -> None:
-        del seconds
-
-    monkeypatch.setattr(gcsfs.retry.asyncio, "sleep", at_once)
 
 
 def never() -> bool:

@@ -1,0 +1,49 @@
+"""Every request of a job's life in a bucket fails, loses its reply or is the last one of its driver."""
+
+from __future__ import annotations
+
+import pytest
+
+from dagster_ckpt.filesystem import object_store
+from dagster_ckpt.testing.gcs_server import GcsServer
+from tests.checkpoint.driver import Pins
+from tests.object_stores.lives import TROUBLES, BucketLife, every
+
+#: Of the requests of a part `make test` takes each so-manieth, beginning elsewhere for each trouble.
+STEP = 16
+PARTS = (0, 1, 2)
+
+
+@pytest.fixture
+def life(
+    server: GcsServer, impatient: None, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> BucketLife:
+    monkeypatch.setattr(object_store, "CHUNK", 2 << 20)  # so that five megabytes are a large file
+    return BucketLife(server, Pins(tmp_path_factory.mktemp("pins")))
+
+
+def test_some_requests_go_wrong(life: BucketLife) -> None:
+    violations = []
+    for part in PARTS:
+        requests = life.requests(part)
+        for index, trouble in enumerate(TROUBLES):
+            chosen = every(requests, trouble, STEP, first=2 * index + part)
+            assert chosen
+            violations += [life.violation(part, at, trouble) for at in chosen]
+    assert not any(violations), [item for item in violations if item][:10]
+
+
+def test_the_life_has_every_kind_of_request(life: BucketLife) -> None:
+    kinds = {request.kind for part in PARTS for request, _ in life.requests(part)}
+    assert kinds >= {"insert", "begin", "append", "read", "list", "stat", "delete"}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("trouble", TROUBLES)
+@pytest.mark.parametrize("part", PARTS)
+def test_every_request_goes_wrong(life: BucketLife, part: int, trouble: str) -> None:
+    chosen = every(life.requests(part), trouble)
+    assert len(chosen) > 10
+    violations = [life.violation(part, at, trouble) for at in chosen]
+    assert not any(violations), [item for item in violations if item][:10]
