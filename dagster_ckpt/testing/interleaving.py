@@ -114,7 +114,7 @@ def enumerate_interleavings(
         storage, memory = fresh()
         driving = [lambda view, drive=drive, memory=memory: drive(view, memory) for drive in drivers]
         try:
-            interleave(storage, driving, seed, zombie=zombie, disturb=disturb)  # type: ignore[arg-type]
+            interleave(storage, driving, seed, zombie=zombie, disturb=disturb)
             examine(storage, memory)
         except Exception as error:  # whatever it is, it should not have been
             violations.append(f"seed {seed}: {type(error).__name__}: {error}")

@@ -43,7 +43,7 @@ def now_and_then(driver: int, operation: Operation, chance: random.Random) -> Ac
     del driver
     if chance.random() >= 0.01:
         return None
-    actions = [Crash(), Fail(), CrashAfter(), FailAfter()]
+    actions: list[Action] = [Crash(), Fail(), CrashAfter(), FailAfter()]
     return chance.choice(actions if operation.changes else actions[:2])
 
 

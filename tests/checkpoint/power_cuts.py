@@ -33,11 +33,11 @@ _CALLS = ("fsync", "link", "mkdir", "replace", "rmdir", "unlink")
 
 @dataclass(frozen=True)
 class Cut:
-    """A copy of the disk, what the job had been promised by then, and after which call it was made."""
+    """A copy of the disk, what the job had been promised by then, and when it was made."""
 
     image: Path
     ledger: Ledger
-    after: str
+    when: str
 
 
 class Disk:
@@ -82,26 +82,27 @@ class Disk:
             yield PosixFileSystem(self.mount / "storage")
 
     @contextmanager
-    def cut_after_each_call(self, monkeypatch: pytest.MonkeyPatch, ledger: Ledger) -> Iterator[None]:
-        """Cut the power after each call of the operating system that concerns this disk."""
+    def cut_at_each_call(self, monkeypatch: pytest.MonkeyPatch, ledger: Ledger) -> Iterator[None]:
+        """Cut the power before and after each call of the operating system that changes a disk, or makes that last."""
         with monkeypatch.context() as patch:
             for name in _CALLS:
                 self._watch(patch, name, ledger)
             yield
-        self._cut("the end", ledger, last=True)
+        self._cut("at the end", ledger, last=True)
 
     def _watch(self, patch: pytest.MonkeyPatch, name: str, ledger: Ledger) -> None:
         call = getattr(os, name)
 
         def watched(*arguments: Any, **options: Any) -> Any:
+            self._cut(f"before {name}{arguments}", ledger)  # the job may have been promised something since
             try:
                 return call(*arguments, **options)
             finally:
-                self._cut(f"{name}{arguments}", ledger)
+                self._cut(f"after {name}{arguments}", ledger)
 
         patch.setattr(os, name, watched)
 
-    def _cut(self, after: str, ledger: Ledger, *, last: bool = False) -> None:
+    def _cut(self, when: str, ledger: Ledger, *, last: bool = False) -> None:
         if self.flushes:
             unrelated = os.open(self.mount / "unrelated", os.O_WRONLY | os.O_CREAT)
             os.write(unrelated, b"x")
@@ -115,7 +116,7 @@ class Disk:
         if self.moments % self.step == 0 or last:
             image = self.directory / f"cut-{self.moments}"
             _write_sparsely(image, content)
-            self.cuts.append(Cut(image, self._last[1], after))
+            self.cuts.append(Cut(image, self._last[1], when))
 
     def violations(self, examine: Callable[[FileSystem, Ledger], object]) -> list[str]:
         """What is wrong on the disk after each cut."""
@@ -127,7 +128,7 @@ class Disk:
                 try:
                     examine(PosixFileSystem(where / "storage"), cut.ledger)
                 except Exception as error:  # whatever it is, it should not have been
-                    found.append(f"cut after {cut.after}: {type(error).__name__}: {error}")
+                    found.append(f"cut {cut.when}: {type(error).__name__}: {error}")
         return found
 
     def throw_away(self) -> None:

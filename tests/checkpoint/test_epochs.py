@@ -66,7 +66,7 @@ def test_a_listing_that_never_shows_what_is_there_ends_a_claim(memory: MemoryFil
     with pytest.raises(StorageUnusable, match=r"Epoch 1 cannot be claimed in memory/flights/control/epochs") as raised:
         claim(lying)
     assert "listings are consistent" in raised.value.hint
-    assert [operation.name for operation in lying.operations].count("create") == 10
+    assert [operation.name for operation in lying.operations].count("create") == 11
     assert Epochs(memory, JOB).highest() == 1
 
 

@@ -79,12 +79,13 @@ def test_a_manifest_that_arrives_in_a_lineage_that_was_given_up_is_gone_on_from_
 ) -> None:
     """Nothing voids it, because no later start chose in that lineage: it is listed, and refused when it is restored."""
     held: Held = []
+    run.checkpoint(state(1), 1)
     late_manifest(run, held)
     run.cleanup()
     Run(memory, ledger, pins).start()
     arrive(held)
     catalog = CheckpointCatalog(memory, JOB)
-    late = catalog.load(run.store.job_id, 1)
+    late = catalog.load(run.store.job_id, 2)
     with pytest.raises(CheckpointFileMissing, match="is gone"):
         catalog.verify(late)
     again = Run(memory, ledger, pins).start()

@@ -16,7 +16,7 @@ from tests.checkpoint.power_cuts import Disk
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
-STEP = 5
+STEP = 8
 
 
 def cut(
@@ -25,7 +25,7 @@ def cut(
     """How many moments there were in a life, and what was found wrong on the disk."""
     directory.mkdir()
     disk, life, ledger = Disk(directory, step=step, flushes=flushes), Life(pins), Ledger()
-    with disk.on() as storage, disk.cut_after_each_call(monkeypatch, ledger):
+    with disk.on() as storage, disk.cut_at_each_call(monkeypatch, ledger):
         # One file after the other: the moments of a run are the same each time.
         getattr(life, scenario)(FaultInjectingFileSystem(storage), ledger)
     assert ledger.acknowledged
@@ -61,7 +61,7 @@ def no_sync_of_directories(path: Path) -> None:
 def test_without_fsync_it_does_not(tmp_path: Path, pins: Pins, monkeypatch: pytest.MonkeyPatch, flushes: bool) -> None:
     """The proof that the test above can find anything: empty files where the journal was written, no files else."""
     with monkeypatch.context() as patch:
-        patch.setattr(posix.os, "fsync", no_sync_of_files if flushes else no_sync)
+        patch.setattr(os, "fsync", no_sync_of_files if flushes else no_sync)
         _, found = cut(tmp_path / "disk", pins, monkeypatch, "first_life", flushes=flushes, step=25)
     assert found
 
@@ -69,5 +69,5 @@ def test_without_fsync_it_does_not(tmp_path: Path, pins: Pins, monkeypatch: pyte
 def test_without_fsync_of_directories_it_does_not(tmp_path: Path, pins: Pins, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(posix, "_sync_directory", no_sync_of_directories)
-        _, found = cut(tmp_path / "disk", pins, monkeypatch, "first_life", flushes=False, step=25)
+        _, found = cut(tmp_path / "disk", pins, monkeypatch, "first_life", flushes=False, step=1)
     assert found

@@ -19,16 +19,16 @@ from tests.checkpoint.driver import JOB, Ledger, Pins, Run, shared, state
 from tests.gcs import BUCKET, bucket_of
 
 #: What is answered once only; the job must not notice.
-ONCE = {"fails once": Answer(503), "loses its reply once": Reset(after=True)}
+ONCE: dict[str, Fault] = {"fails once": Answer(503), "loses its reply once": Reset(after=True)}
 #: What goes on until the operation that made the request is over: its first request, and all after that.
-LASTING = {
+LASTING: dict[str, tuple[Fault, Fault]] = {
     "is refused": (Answer(403), Answer(403)),
     "fails": (Answer(503), Answer(503)),
     "is carried out, and nothing is heard any more": (Reset(after=True), Answer(503)),
 }
 #: The same, but what was created can be read.
 UNREPEATED = "is carried out, and repeated in vain"
-DEATHS = {"is the last": Reset(), "is the last, and carried out": Reset(after=True)}
+DEATHS: dict[str, Fault] = {"is the last": Reset(), "is the last, and carried out": Reset(after=True)}
 TROUBLES = (*ONCE, *LASTING, UNREPEATED, *DEATHS)
 
 _CHANGING = frozenset({"insert", "begin", "append", "cancel", "delete"})
@@ -209,7 +209,7 @@ class BucketLife:
 def every(requests: Sequence[tuple[Request, Operation]], trouble: str, step: int = 1, first: int = 0) -> list[int]:
     """The numbers of the requests that can have a trouble; of these each ``step``-th."""
     able = [number for number, (request, _) in enumerate(requests) if can_have(request, trouble)]
-    return able[first % step :: step]
+    return able[first % min(step, len(able)) :: step]
 
 
 def _take(run: Run, told: Told, contents: dict[str, bytes], batch: int) -> None:

@@ -10,7 +10,7 @@ from tests.checkpoint.driver import Pins
 from tests.object_stores.lives import TROUBLES, BucketLife, every
 
 #: Of the requests of a part `make test` takes each so-manieth, beginning elsewhere for each trouble.
-STEP = 16
+STEP = 24
 PARTS = (0, 1, 2)
 
 
