@@ -23,10 +23,12 @@ from tests.matrix.streams import (
     QUERIES,
     SCHEMA,
     SINKS,
+    TRIES,
     FailureFree,
     Row,
     Target,
     batches_of,
+    in_step,
     land,
 )
 
@@ -177,11 +179,17 @@ class Base:
     """
 
     def __init__(self, spark: SparkSession, directory: Path, query: str, backend: str, sink: str) -> None:
-        bench = MatrixBench(spark, directory / "job", until_done=False, case_query=query, backend=backend, target=sink)
-        self._checkpoint_each_batch(bench)
-        self._go_beyond(bench)
-        bench.until_done = True
-        self._pristine = Pristine(bench, directory / "backup")
+        for number in range(TRIES):
+            root = directory / f"job-{number}"
+            bench = MatrixBench(spark, root, until_done=False, case_query=query, backend=backend, target=sink)
+            self._checkpoint_each_batch(bench)
+            self._go_beyond(bench)
+            # Each start has a location of its own, with the entries since its checkpoint.
+            if all(map(in_step, bench.working.glob("*/checkpoint"))):
+                bench.until_done = True
+                self._pristine = Pristine(bench, directory / "backup")
+                return
+        raise AssertionError(f"the sources of {query} were out of step {TRIES} times")
 
     def go_on(self, case: Case, failure_free: FailureFree) -> Outcome:
         """Go on as the case says, to the end of the data, and compare."""

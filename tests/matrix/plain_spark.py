@@ -24,9 +24,11 @@ from tests.matrix.streams import (
     QUERIES,
     REPLACING,
     SCHEMA,
+    TRIES,
     FailureFree,
     Target,
     batches_of,
+    in_step,
     land,
 )
 
@@ -53,15 +55,19 @@ class PlainBase:
 
     def __init__(self, spark: SparkSession, directory: Path, query: str, backend: str, sink: str) -> None:
         self._spark = spark
-        self._root = directory / "job"
         self._backup = directory / "backup"
         self._query = query
         self._backend = backend
-        self._target = Target(sink, self._root / "out")
-        self._source, self._live, self._copies = (self._root / name for name in ("in", "live", "copies"))
-        self._source.mkdir(parents=True)
-        self._stop_in_the_middle()
-        shutil.copytree(self._root, self._backup)
+        for number in range(TRIES):
+            self._root = directory / f"job-{number}"
+            self._target = Target(sink, self._root / "out")
+            self._source, self._live, self._copies = (self._root / name for name in ("in", "live", "copies"))
+            self._source.mkdir(parents=True)
+            self._stop_in_the_middle()
+            if in_step(self._live):
+                shutil.copytree(self._root, self._backup)
+                return
+        raise AssertionError(f"the sources of {query} were out of step {TRIES} times")
 
     def go_on(self, case: Case, failure_free: FailureFree) -> Outcome:
         """Go on as the case says, to the end of the data, and compare."""
