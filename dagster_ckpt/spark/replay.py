@@ -2,6 +2,10 @@
 
 Spark runs a batch it finds planned as it was planned, but only the last one it finds. So the plans are laid out one at
 a time, and each is run by a query that ends with it.
+
+Each of these queries loads the state anew. Where RocksDB stores a batch's changes only, Spark stores the state as a
+whole now and then in the background, but no such query lives until then: all changes since the checkpoint would be
+applied again for each batch. So every now and then a batch of a replay stores the whole state.
 """
 
 from __future__ import annotations
@@ -22,15 +26,22 @@ from dagster_ckpt.spark.planned_batches import lay_out
 from dagster_ckpt.spark.writer import java_field
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 __all__ = ["replay"]
 
 _LOOK = 1
+#: So many batches are not worth a whole state.
+_FEW = 3
+#: Batches from one that stores the whole state to the next, as for a snapshot of Spark's own.
+_WHOLE_STATE_EVERY = 10
+_CHANGELOGS = "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled"
 
 
 def replay(
+    session: SparkSession,
     writer: DataStreamWriter,
     location: Path,
     plans: Sequence[PlannedBatch],
@@ -42,6 +53,7 @@ def replay(
     """Run all of ``plans`` but the last, which is laid out and run by the next start of the query.
 
     Args:
+        session: of the query.
         writer: of the query, with ``location`` as its checkpointLocation.
         location: after the batch before the first of ``plans``.
         plans: batches in order, without a gap.
@@ -60,11 +72,12 @@ def replay(
         return True
     live = CheckpointLocation(location)
     with _one_batch(writer):
-        for plan in plans[:-1]:
+        for number, plan in enumerate(plans[:-1]):
             if cancel.is_set():
                 return False
             lay_out(plan, location)
-            query = writer.start()
+            with _whole_state(session, wanted=number % _WHOLE_STATE_EVERY == 0 and len(plans) - number > _FEW):
+                query = writer.start()
             begun()
             try:
                 with contextlib.suppress(StreamingQueryException):  # raised in order by `raise_failure`
@@ -92,3 +105,17 @@ def _one_batch(writer: DataStreamWriter) -> Iterator[None]:
         yield
     finally:
         java.trigger(kept)
+
+
+@contextmanager
+def _whole_state(session: SparkSession, *, wanted: bool) -> Iterator[None]:
+    """Have the query that is started here store its whole state; it copies the settings of its session."""
+    kept = session.conf.get(_CHANGELOGS, None)
+    if not wanted or kept != "true":
+        yield
+        return
+    session.conf.set(_CHANGELOGS, "false")
+    try:
+        yield
+    finally:
+        session.conf.set(_CHANGELOGS, kept)

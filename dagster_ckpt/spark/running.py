@@ -168,7 +168,14 @@ class RunningQuery:
 
         done: bool = self._in_jvm(
             lambda: replay(
-                writer, Path(self._prepared.choice.live), plans, cancel, self._raise_failure, self._begun, progress
+                self._prepared.session,
+                writer,
+                Path(self._prepared.choice.live),
+                plans,
+                cancel,
+                self._raise_failure,
+                self._begun,
+                progress,
             )
         )
         return done
