@@ -21,7 +21,7 @@ from tests.storages.kinds import BACKENDS, storage
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_DAYS = 24
+_DAYS = 16
 #: Each storage that outlives its driver, each backend, and not every pair of them.
 _PAIRS = [
     ("filesystem", "hashmap"),
