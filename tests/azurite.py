@@ -20,7 +20,7 @@ from dagster_ckpt.filesystem.azure import AzureBlobFileSystem
 VERSION = "3.35.0"
 ACCOUNT = "accountofmine"
 KEY = base64.b64encode(b"key-of-mine").decode()
-_LISTENS = re.compile(r"listening (?:at|on) http://127\.0\.0\.1:(\d+)")
+_LISTENS = re.compile(r"listens on http://127\.0\.0\.1:(\d+)")
 
 
 def install(directory: Path) -> Path:
@@ -66,12 +66,16 @@ class Azurite:
     def __enter__(self) -> Self:
         assert self._process.stdout is not None
         said = []
-        for line in self._process.stdout:
-            said.append(line)
-            if found := _LISTENS.search(line):
-                self._url = f"http://127.0.0.1:{found[1]}/{ACCOUNT}"
-                return self
-        raise AssertionError(f"azurite did not start:\n{''.join(said)}")
+        try:
+            for line in self._process.stdout:
+                said.append(line)
+                if found := _LISTENS.search(line):
+                    self._url = f"http://127.0.0.1:{found[1]}/{ACCOUNT}"
+                    return self
+            raise AssertionError(f"azurite did not start:\n{''.join(said)}")
+        except BaseException:  # interrupted, too: nobody leaves a context that was not entered
+            self._process.kill()
+            raise
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

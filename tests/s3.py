@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any, Self, TypeAlias
 from urllib.parse import parse_qs
 
-from moto.core import DEFAULT_ACCOUNT_ID
+from moto.core.models import DEFAULT_ACCOUNT_ID
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 from moto.s3.models import S3Backend, s3_backends
 from werkzeug.serving import WSGIRequestHandler, make_server
@@ -117,12 +117,7 @@ class S3Server:
 
     def unfinished_uploads(self, bucket: str) -> int:
         """Uploads in parts that were begun and neither completed nor aborted."""
-        return len(_backend().list_multipart_uploads(bucket).uploads)
-
-    def abort_uploads(self, bucket: str) -> None:
-        """Abort all uploads in parts, as a lifecycle rule of the bucket does."""
-        for upload in list(_backend().list_multipart_uploads(bucket).uploads):
-            _backend().abort_multipart_upload(bucket, upload)
+        return len(_backend().list_multipart_uploads(bucket))
 
     def _answer(self, environment: dict[str, Any], begin: _Begin) -> Iterable[bytes]:
         body = environment["wsgi.input"].read(int(environment.get("CONTENT_LENGTH") or 0))
@@ -164,7 +159,7 @@ class _Body:
     def __init__(self, data: bytes) -> None:
         self._left = data
 
-    def read(self, size: int = -1) -> bytes:
+    def read(self, size: int | None = -1) -> bytes:
         end = len(self._left) if size is None or size < 0 else size
         found, self._left = self._left[:end], self._left[end:]
         return found

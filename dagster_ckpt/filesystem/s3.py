@@ -216,6 +216,13 @@ class _Client(s3fs.S3FileSystem):  # type: ignore[misc]  # s3fs publishes no typ
             await asyncio.sleep(_PAUSE * 2**attempt)
         raise AssertionError("unreachable")
 
+    async def _ls(self, path: str, *, detail: bool) -> list[dict[str, Any]]:
+        """One directory. Where there is nothing, s3fs lists the one above, too."""
+        if not detail:
+            raise NotImplementedError
+        found: list[dict[str, Any]] = await self._lsdir(path)
+        return found
+
     async def _put_file(self, lpath: str, rpath: str, *, callback: Callback, chunksize: int, mode: str) -> None:
         """Upload a file in parts, one after the other, and create the object exclusively from them.
 
