@@ -11,7 +11,7 @@ from threading import Barrier
 import pytest
 
 from dagster_ckpt.errors import StorageError, StorageUnusable
-from dagster_ckpt.filesystem import Entry, FileSystem, Stopped
+from dagster_ckpt.filesystem import Entry, FileSystem, Stopped, object_store
 from dagster_ckpt.filesystem.azure import AzureBlobFileSystem
 from dagster_ckpt.filesystem.object_store import CHUNK
 from dagster_ckpt.testing.filesystem_contract import FileSystemContract
@@ -68,12 +68,15 @@ def test_a_large_file_comes_back(storage: AzureBlobFileSystem, large: Path, tmp_
     assert storage.fetch("shared/f", tmp_path / "back") == written
 
 
-def test_of_many_that_upload_one_large_file_one_wins(storage: AzureBlobFileSystem, tmp_path: Path) -> None:
+def test_of_many_that_upload_one_large_file_one_wins(
+    storage: AzureBlobFileSystem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(object_store, "CHUNK", 1 << 16)
     at_once = Barrier(8)
 
     def write(number: int) -> str:
         source = tmp_path / str(number)
-        source.write_bytes(bytes([number]) * (CHUNK + 1))
+        source.write_bytes(bytes([number]) * ((1 << 16) + 1))
         at_once.wait()
         try:
             storage.write("shared/f", source, never)
@@ -85,7 +88,7 @@ def test_of_many_that_upload_one_large_file_one_wins(storage: AzureBlobFileSyste
         told = list(pool.map(write, range(8)))
     assert told.count("") == 1
     assert sum("exists already and holds something else" in message for message in told) == 7
-    assert storage.read("shared/f") == bytes([told.index("")]) * (CHUNK + 1)
+    assert storage.read("shared/f") == bytes([told.index("")]) * ((1 << 16) + 1)
 
 
 def test_a_stopped_upload_leaves_nothing(
