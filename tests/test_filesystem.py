@@ -119,8 +119,8 @@ class TestOpen:
         assert raised.value.hint
 
     def test_another_scheme_is_refused_without_its_credentials(self) -> None:
-        with pytest.raises(InvalidConfiguration, match="'s3'") as raised:
-            open_filesystem("s3://user:secret@bucket/path?token=hidden#fragment")
+        with pytest.raises(InvalidConfiguration, match="'maprfs'") as raised:
+            open_filesystem("maprfs://user:secret@bucket/path?token=hidden#fragment")
         assert "secret" not in str(raised.value)
         assert "hidden" not in str(raised.value)
 

@@ -101,7 +101,7 @@ class FileSystemCheckpointStorage(CheckpointStorage):
     """Checkpoints as files below one directory, a subdirectory per job.
 
     Args:
-        checkpoint_path: a path or a ``file://`` URL. Unlike in Flink a path needs no scheme.
+        checkpoint_path: a path, a ``file://`` URL or that of a bucket. Unlike in Flink a path needs no scheme.
         file_state_size_threshold: bytes up to which a file is kept in ``_metadata``; 20 KiB by default or for -1.
         write_buffer_size: bytes copied at a time; 4 KiB for -1, and never less than the threshold.
         savepoint_path: for savepoints that are asked for without a directory.

@@ -23,7 +23,7 @@ from fsspec.callbacks import Callback
 from dagster_ckpt.errors import PublishConflict, PublishUnknown, StorageError
 from dagster_ckpt.filesystem.port import Entry, FileSystem, Part, Stopped, Written
 
-__all__ = ["ObjectFileSystem"]
+__all__ = ["ObjectFileSystem", "in_chunks"]
 
 #: Bytes of one request; what is larger goes up, and comes down, in several.
 CHUNK = 8 << 20
@@ -42,15 +42,16 @@ class ObjectFileSystem(FileSystem):
 
     Args:
         url: ``scheme://bucket/prefix``, without credentials and without a trailing slash.
+        root: what the client calls it, ``bucket/prefix``, where the URL has more in it.
     """
 
     #: With 30 ms a request, 32 of them side by side take a twenty-fifth of one after the other.
     concurrency = 32
     is_distant = True
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, root: str | None = None) -> None:
         self._url = url
-        self._root = url.partition("://")[2]
+        self._root = url.partition("://")[2] if root is None else root
         self._lock = threading.Lock()
         self._connected: tuple[int, AsyncFileSystem] | None = None
         self._in_flight = _Budget(_MOST_IN_FLIGHT)
@@ -77,6 +78,7 @@ class ObjectFileSystem(FileSystem):
 
     def create(self, path: str, data: bytes) -> None:
         target = self._object(path)
+        self._client()  # where there is no connection, nothing can have been created
         try:
             self._await(lambda client: client._pipe_file(target, data, mode="create"))  # noqa: SLF001
         except Exception as error:  # a lost reply, too: some libraries repeat the request and call it "exists"
@@ -210,7 +212,11 @@ class ObjectFileSystem(FileSystem):
             with self._bucket_is_there(f"write {self._shown(path)}"):
                 yield
         except FileExistsError as error:
-            if self._digest(path, None, _ignore) != written:
+            try:
+                held = self._digest(path, None, _ignore)
+            except FileNotFoundError:
+                raise StorageError(f"{self._shown(path)} was taken, and is gone again.") from error
+            if held != written:
                 raise StorageError(f"{self._shown(path)} exists already and holds something else.") from error
 
     @contextlib.contextmanager
@@ -277,6 +283,15 @@ class ObjectFileSystem(FileSystem):
             raise self._explained(what, error) from error
 
 
+def in_chunks(source: str, least: int, most: int) -> Iterator[bytes]:
+    """A local file piece by piece: ``least`` bytes each, and more where there would be over ``most`` pieces."""
+    path = Path(source)
+    size = max(least, -(-path.stat().st_size // most))
+    with path.open("rb") as reader:
+        while chunk := reader.read(size):
+            yield chunk
+
+
 def _never() -> bool:
     return False
 
@@ -321,6 +336,13 @@ class _StopBetweenChunks(Callback):  # type: ignore[misc]  # fsspec publishes no
 
     def absolute_update(self, value: int) -> None:
         super().absolute_update(value)
+        self._check()
+
+    def relative_update(self, inc: int = 1) -> None:
+        super().relative_update(inc)
+        self._check()
+
+    def _check(self) -> None:
         if self._stop():
             raise Stopped
 

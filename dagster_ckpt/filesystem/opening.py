@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -11,9 +12,7 @@ from dagster_ckpt.errors import InvalidConfiguration
 from dagster_ckpt.filesystem.port import FileSystem
 from dagster_ckpt.filesystem.posix import CHUNK, PosixFileSystem
 
-__all__ = ["GCS_SCHEMES", "open_filesystem"]
-
-GCS_SCHEMES = frozenset({"gs", "gcs"})
+__all__ = ["REMOTE_SCHEMES", "open_filesystem"]
 
 
 def open_filesystem(
@@ -23,16 +22,19 @@ def open_filesystem(
     storage_options: Mapping[str, Any] | None = None,
     like: FileSystem | None = None,
 ) -> FileSystem:
-    """The file system for a checkpoint path: an absolute or relative path, ``~``, a ``file://`` or a ``gs://`` URL.
+    """The file system for a checkpoint path: an absolute or relative path, ``~``, a ``file://`` URL or a bucket's.
 
     Args:
         location: the path.
         write_buffer_size: bytes that are copied at a time when a data file is written to a disk.
-        storage_options: how to connect to an object store, see :class:`~dagster_ckpt.filesystem.gcs.GcsFileSystem`.
+        storage_options: how to connect to an object store, see :class:`~dagster_ckpt.filesystem.gcs.GcsFileSystem`,
+            :class:`~dagster_ckpt.filesystem.s3.S3FileSystem` and
+            :class:`~dagster_ckpt.filesystem.azure.AzureBlobFileSystem`.
         like: a storage whose options are taken if it is of the same kind and none are given.
 
     Raises:
-        InvalidConfiguration: the scheme is not supported, an option is unknown, or the path is the root directory.
+        InvalidConfiguration: the scheme is not supported, the library for it is not installed, an option is unknown, or
+            the path is the root directory.
     """
     if not location:
         raise InvalidConfiguration("The checkpoint path is empty.", hint="Set checkpoint_path, for example to ~/ckpt.")
@@ -43,14 +45,15 @@ def open_filesystem(
             "its storage shows old checkpoints, and publishes half-written ones.",
             hint="Name the storage itself.",
         )
-    if parts.scheme in GCS_SCHEMES:
-        inherited = like.storage_options if like is not None and urlsplit(like.url).scheme in GCS_SCHEMES else None
-        return _gcs(location, inherited if storage_options is None else storage_options)
+    if remote := _REMOTE.get(parts.scheme):
+        same_kind = like if like is not None and _REMOTE.get(urlsplit(like.url).scheme) is remote else None
+        return _open_remote(remote, location, storage_options, same_kind)
     if parts.scheme and parts.scheme != "file":
         raise InvalidConfiguration(
             f"Checkpoint path {without_credentials(location)!r} has the scheme {parts.scheme!r}; this release "
-            "stores checkpoints on local and POSIX network file systems, and in Google Cloud Storage.",
-            hint="Use an absolute path, a file:// or a gs:// URL.",
+            "stores checkpoints on local and POSIX network file systems, and in "
+            f"{', '.join(kind.name for kind in _KINDS)}.",
+            hint=f"Use an absolute path, a file:// URL, or one like {', '.join(kind.form for kind in _KINDS)}.",
         )
     if storage_options:
         raise InvalidConfiguration(
@@ -63,13 +66,83 @@ def open_filesystem(
     return PosixFileSystem(path, write_buffer_size)
 
 
-def _gcs(location: str, storage_options: Mapping[str, Any] | None) -> FileSystem:
+# The libraries of each take half a second to import, which nobody pays for who keeps checkpoints elsewhere.
+
+
+def _gcs(authority: str, path: str, options: Mapping[str, Any] | None, like: FileSystem | None) -> FileSystem:
+    from dagster_ckpt.filesystem.gcs import GcsFileSystem  # noqa: PLC0415
+
+    return GcsFileSystem(authority, path, _given(options, like))
+
+
+def _s3(authority: str, path: str, options: Mapping[str, Any] | None, like: FileSystem | None) -> FileSystem:
+    from dagster_ckpt.filesystem.s3 import S3FileSystem  # noqa: PLC0415
+
+    return S3FileSystem(authority, path, _given(options, like))
+
+
+def _azure(authority: str, path: str, options: Mapping[str, Any] | None, like: FileSystem | None) -> FileSystem:
+    from dagster_ckpt.filesystem.azure import AzureBlobFileSystem  # noqa: PLC0415
+
+    container, _, host = authority.partition("@")
+    if options is None and isinstance(like, AzureBlobFileSystem):
+        options = like.options_for(host)
+    return AzureBlobFileSystem(container, path, options, host)
+
+
+def _given(options: Mapping[str, Any] | None, like: FileSystem | None) -> Mapping[str, Any] | None:
+    return like.storage_options if options is None and like is not None else options
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """A kind of storage that is named by the scheme of a URL.
+
+    Attributes:
+        name: what people call it.
+        form: how its URLs are written.
+        schemes: of its URLs.
+        open: makes the file system of what follows the scheme, the path below it, the options and another storage of
+            this kind.
+        extra: of this distribution, with the libraries it needs; ``None`` when they are always there.
+        user: whether what stands before an ``@`` is no credential but a part of the place.
+    """
+
+    name: str
+    form: str
+    schemes: tuple[str, ...]
+    open: Callable[[str, str, Mapping[str, Any] | None, FileSystem | None], FileSystem]
+    extra: str | None = None
+    user: bool = False
+
+
+_KINDS = (
+    _Kind("Google Cloud Storage", "gs://bucket/directory", ("gs", "gcs"), _gcs),
+    _Kind("Amazon S3", "s3://bucket/directory", ("s3", "s3a"), _s3, extra="s3"),
+    _Kind(
+        "Azure Blob Storage",
+        "abfs://container@account.dfs.core.windows.net/directory",
+        ("abfs", "abfss", "az"),
+        _azure,
+        extra="azure",
+        user=True,
+    ),
+)
+_REMOTE = {scheme: kind for kind in _KINDS for scheme in kind.schemes}
+#: The schemes of URLs that name no directory of this machine.
+REMOTE_SCHEMES = frozenset(_REMOTE)
+
+
+def _open_remote(
+    kind: _Kind, location: str, storage_options: Mapping[str, Any] | None, like: FileSystem | None
+) -> FileSystem:
     shown = without_credentials(location)
     parts = urlsplit(location)
-    if "?" in location or "#" in location or "@" in parts.netloc:
+    user, at, _ = parts.netloc.rpartition("@")
+    if "?" in location or "#" in location or (at and (not kind.user or ":" in user or "@" in user)):
         raise InvalidConfiguration(
             f"Checkpoint path {shown!r} has more in it than a bucket and a directory.",
-            hint="Write it as gs://bucket/directory; credentials belong into storage_options or the environment.",
+            hint=f"Write it as {kind.form}; credentials belong into storage_options or the environment.",
         )
     names = [name for name in parts.path.split("/") if name]
     if any(name in {".", ".."} for name in names):
@@ -77,10 +150,15 @@ def _gcs(location: str, storage_options: Mapping[str, Any] | None) -> FileSystem
             f"Checkpoint path {shown!r} has . or .. in it, which an object store takes for names.",
             hint="Write the path as it is meant.",
         )
-    # Its libraries take half a second to import, which nobody pays for who keeps checkpoints on a disk.
-    from dagster_ckpt.filesystem.gcs import GcsFileSystem  # noqa: PLC0415
-
-    return GcsFileSystem(parts.netloc, "/".join(names), storage_options)
+    try:
+        return kind.open(parts.netloc, "/".join(names), storage_options, like)
+    except ModuleNotFoundError as error:
+        if kind.extra is None:
+            raise
+        raise InvalidConfiguration(
+            f"Checkpoints in {kind.name} need the module {error.name!r}, which is not installed.",
+            hint=f'Run `pip install "dagster-ckpt[{kind.extra}]"`.',
+        ) from error
 
 
 def without_credentials(location: str) -> str:

@@ -49,8 +49,8 @@ class CheckpointStorage(dg.ConfigurableResource["CheckpointStorage"]):
     )
     savepoint_path: str | None = Field(
         default=None,
-        description="Directory for savepoints that are asked for without one: a path, a file:// or a gs:// URL. Every "
-        "host that runs or restores the job must reach it.",
+        description="Directory for savepoints that are asked for without one: a path, a file:// URL or that of a "
+        "bucket. Every host that runs or restores the job must reach it.",
     )
     deployment: str = Field(
         default="default",
@@ -142,18 +142,23 @@ class FileSystemCheckpointStorage(_StoredAsFiles):
         storage = FileSystemCheckpointStorage(
             checkpoint_path="gs://bucket/checkpoints", storage_options={"token": dg.EnvVar("KEY_FILE")}
         )
+        storage = FileSystemCheckpointStorage(
+            checkpoint_path="s3://bucket/checkpoints", storage_options={"profile": "jobs"}
+        )
     """
 
     checkpoint_path: str = Field(
         description="Directory for checkpoints: a path or a file:// URL on a local or POSIX network file system, or "
-        "gs://bucket/directory."
+        "gs://bucket/directory, s3://bucket/directory or abfs://container@account.dfs.core.windows.net/directory."
     )
     storage_options: dict[str, Any] = Field(
         default_factory=dict,
         repr=False,  # there may be secrets in it
         description="How to connect to an object store. For gs://: token (a service account's key file, "
-        "google_default, cloud, anon), project, endpoint_url, requester_pays. Default: the application-default "
-        "credentials.",
+        "google_default, cloud, anon), project, endpoint_url, requester_pays. For s3://: key, secret and token, or "
+        "profile, or anon; endpoint_url, requester_pays, client_kwargs (region_name), config_kwargs, "
+        "s3_additional_kwargs. For abfs://: account_name with account_key, sas_token, or tenant_id, client_id and "
+        "client_secret; or connection_string. Default: the credentials that the provider's own libraries find.",
     )
     write_buffer_size: int = Field(
         default=-1,

@@ -152,7 +152,7 @@ class TestPointers:
         [
             ("", InvalidConfiguration, "empty checkpoint pointer"),
             ("file://[half/chk-1", CheckpointNotFound, "is not a valid file URI"),
-            ("s3://bucket/chk-1", CheckpointNotFound, "Cannot access file system for checkpoint/savepoint path"),
+            ("ceph://bucket/chk-1", CheckpointNotFound, "Cannot access file system for checkpoint/savepoint path"),
             ("/no/such/chk-1", CheckpointNotFound, "Cannot find checkpoint or savepoint file/directory"),
         ],
     )

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,38 +10,16 @@ import pytest
 
 from dagster_ckpt.config.checkpoint_config import JobStatus
 from dagster_ckpt.errors import CheckpointError, StorageUnusable
-from dagster_ckpt.filesystem import FileSystem
 from dagster_ckpt.filesystem.gcs import GcsFileSystem
 from dagster_ckpt.spark.job import CheckpointFailed
 from dagster_ckpt.testing.gcs_server import Answer, GcsServer, Request
 from tests.gcs import BUCKET, bucket_of
-from tests.jobs.harness import OFTEN, Bench, Launch, eventually
+from tests.jobs.buckets import BucketBench
+from tests.jobs.harness import OFTEN, Launch, eventually
 from tests.jobs.savepoints import started, take_into
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-
-@dataclass
-class BucketBench(Bench):
-    """A job that keeps its checkpoints in a bucket."""
-
-    bucket: GcsFileSystem | None = None
-    reads: Path | None = None
-
-    @property
-    def source(self) -> Path:
-        return self.reads or super().source
-
-    @property
-    def filesystem(self) -> FileSystem:
-        assert self.bucket is not None
-        return self.bucket
-
-    def lose_local_disk(self) -> None:
-        """What a new machine does not have: everything but input, output and the bucket."""
-        shutil.rmtree(self.working)
-        assert not self.storage.exists(), "nothing was written beside the bucket"
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from click.testing import CliRunner
 from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
 from dagster_ckpt.cli import main
 from dagster_ckpt.testing.gcs_server import GcsServer
+from tests import s3 as amazon
 from tests.checkpoint.driver import JOB, Ledger, Pins, Run, state
 from tests.gcs import BUCKET, bucket_of
 
@@ -52,3 +53,19 @@ def test_options_that_are_no_json_are_named(run: Run, monkeypatch: pytest.Monkey
     said = command("list", JOB, exit_code=1)
     assert "DAGSTER_CKPT_STORAGE_OPTIONS is no JSON object" in said
     assert "secret" not in said
+
+
+def test_a_bucket_of_s3_is_as_good(
+    s3: amazon.S3Server, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DAGSTER_CKPT_STORAGE_OPTIONS", json.dumps(amazon.connection(s3)))
+    monkeypatch.setenv("DAGSTER_CKPT_PATH", f"s3a://{amazon.BUCKET}/base")
+    started = Run(amazon.bucket_of(s3), Ledger(), Pins(tmp_path_factory.mktemp("pins"))).start()
+    started.checkpoint(state(1), 1)
+    started.checkpoint(state(50), 2)
+    assert command("verify", JOB).count("verified") == 2
+    command("savepoint", JOB, "--to", f"s3://{amazon.BUCKET}/saved")
+    (directory,) = {name.rpartition("/")[0] for name in s3.objects(amazon.BUCKET) if name.startswith("saved/")}
+    command("dispose", f"s3://{amazon.BUCKET}/{directory}")
+    assert not [name for name in s3.objects(amazon.BUCKET) if name.startswith("saved/")]
+    assert "secret-of-mine" not in b"".join(s3.objects(amazon.BUCKET).values()).decode("latin-1")

@@ -1,0 +1,300 @@
+"""Checkpoints in Azure Blob Storage and Data Lake Storage, through adlfs."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import uuid
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+import adlfs
+from azure.core import MatchConditions
+from azure.core.exceptions import (
+    AzureError,
+    ClientAuthenticationError,
+    HttpResponseError,
+    ResourceExistsError,
+    ResourceNotFoundError,
+    ServiceRequestError,
+)
+from azure.storage.blob import BlobBlock
+from azure.storage.blob.aio import BlobPrefix
+from fsspec.asyn import AsyncFileSystem
+from fsspec.callbacks import Callback
+
+from dagster_ckpt.errors import InvalidConfiguration, StorageError, StorageUnusable
+from dagster_ckpt.filesystem.object_store import ObjectFileSystem, in_chunks
+
+__all__ = ["AzureBlobFileSystem"]
+
+_CONTAINER = re.compile(r"(?=.{3,63}$)[a-z0-9]+(?:-[a-z0-9]+)*")
+_HOST = re.compile(r"(?P<account>[a-z0-9]{3,24})\.(?:dfs|blob)\.(?P<cloud>core\.[a-z0-9.-]+)")
+_PUBLIC_CLOUD = "core.windows.net"
+#: What a user may say about the connection; everything else is decided here.
+_OPTIONS = frozenset(
+    {
+        "account_host",
+        "account_key",
+        "account_name",
+        "anon",
+        "client_id",
+        "client_secret",
+        "connection_string",
+        "sas_token",
+        "tenant_id",
+    }
+)
+#: The most blocks that a blob may have.
+_MOST_BLOCKS = 50_000
+#: What is answered when the name of a blob is taken, by the request that finds it so.
+_TAKEN = frozenset({"BlobAlreadyExists", "ConditionNotMet", "InvalidBlockList"})
+_TOO_MUCH = frozenset({"OperationTimedOut", "ServerBusy"})
+
+
+class AzureBlobFileSystem(ObjectFileSystem):
+    """Blobs of a container of an Azure storage account below one prefix, with or without a hierarchical namespace.
+
+    Every request is compared with its MD5 by the store. Blocks of an upload that is broken off are invisible, cannot be
+    deleted, and are removed by Azure after a week.
+
+    Args:
+        container: the container.
+        prefix: names below which everything lies, without slashes at its ends; may be empty.
+        options: of ``adlfs.AzureBlobFileSystem``: ``account_name``, with ``account_key``, ``sas_token``, or
+            ``tenant_id``, ``client_id`` and ``client_secret``, or ``anon``; or a ``connection_string``; and
+            ``account_host`` in a cloud of its own. Without credentials those are used that the Azure libraries find.
+        host: the account's host as it stands in an ``abfs://`` URL, where the options do not name the account.
+
+    Raises:
+        InvalidConfiguration: the container has no possible name, the host is none, it and the options name two
+            accounts, or an option is unknown.
+    """
+
+    def __init__(
+        self, container: str, prefix: str = "", options: Mapping[str, Any] | None = None, host: str = ""
+    ) -> None:
+        if not _CONTAINER.fullmatch(container):
+            raise InvalidConfiguration(
+                f"{container!r} is no name of a container of Azure Blob Storage.",
+                hint="Write the checkpoint path as abfs://container@account.dfs.core.windows.net/directory.",
+            )
+        if unknown := sorted(set(options or {}) - _OPTIONS):
+            raise InvalidConfiguration(
+                f"Storage options for abfs:// that are not known: {', '.join(unknown)}.",
+                hint=f"Known are {', '.join(sorted(_OPTIONS))}.",
+            )
+        merged = dict(options or {})
+        place = container
+        if host:
+            account, cloud = _parsed(host)
+            _check_account(account, merged.get("account_name"))
+            merged["account_name"] = account
+            if cloud != _PUBLIC_CLOUD:
+                merged.setdefault("account_host", f"{account}.blob.{cloud}")
+            place = f"{container}@{account}.dfs.{cloud}"
+        super().__init__(f"abfs://{place}/{prefix}".rstrip("/"), f"{container}/{prefix}".rstrip("/"))
+        self._made_of = (container, prefix, merged, host)
+
+    def __reduce__(self) -> tuple[type[AzureBlobFileSystem], tuple[str, str, dict[str, Any], str]]:
+        return (AzureBlobFileSystem, self._made_of)
+
+    @property
+    def storage_options(self) -> Mapping[str, Any]:
+        return self._made_of[2]
+
+    def options_for(self, host: str) -> Mapping[str, Any] | None:
+        """The options for another container; ``None`` when it is in another account than this one."""
+        other = bool(host) and _parsed(host)[0] != self.storage_options.get("account_name")
+        return None if other else self.storage_options
+
+    def remove_directory(self, path: str) -> None:
+        """Where directories exist, with a hierarchical namespace, an empty one stays when its last blob goes."""
+        target = self._object(path)
+        with self._errors(f"delete {self._shown(path)}"):
+            self._await(lambda client: client.remove_marker(target))
+
+    def _connect(self) -> AsyncFileSystem:
+        try:
+            client = _client(os.getpid(), json.dumps(self.storage_options, sort_keys=True))
+        except ValueError as error:  # adlfs was told of no account, or of an impossible one
+            raise StorageUnusable(
+                f"Could not connect to container {self.bucket!r}: {_first_line(error)}",
+                hint="Name the account in the path (abfs://container@account.dfs.core.windows.net/directory), or give "
+                "the storage option `account_name` or `connection_string`.",
+            ) from error
+        except Exception as error:
+            raise self._explained("connect", error) from error
+        # A connection string of the environment goes before everything else that names an account.
+        if named := self.storage_options.get("account_name"):
+            try:
+                _check_account(named, client.service_client.account_name)
+            except InvalidConfiguration as error:
+                raise StorageUnusable(error.message, hint=error.hint) from None
+        return client
+
+    def _was_refused(self, error: BaseException) -> bool:
+        status = _status(error)
+        return isinstance(error, FileNotFoundError | ClientAuthenticationError) or 400 <= status < 500
+
+    def _explained(self, what: str, error: BaseException) -> StorageError:
+        if isinstance(error, FileNotFoundError):
+            return StorageUnusable(
+                f"Could not {what}: there is no container {self.bucket!r}.",
+                hint=f"Create it (`az storage container create --name {self.bucket}`), or correct the checkpoint path.",
+            )
+        if isinstance(error, ClientAuthenticationError) or _status(error) == 401:
+            return StorageError(
+                f"Could not {what}: the credentials for container {self.bucket!r} are missing or are not accepted "
+                f"({_first_line(error)}).",
+                hint="Run `az login`, give the machine an identity, or give the storage options `account_key`, "
+                "`sas_token`, or `tenant_id`, `client_id` and `client_secret`.",
+            )
+        if _status(error) == 403:
+            return StorageError(
+                f"Could not {what}: permission denied on container {self.bucket!r} ({_first_line(error)}).",
+                hint="Grant the role Storage Blob Data Contributor on the container to who runs the job, and let the "
+                "account's network rules admit its host.",
+            )
+        if _code(error) in _TOO_MUCH or _status(error) == 429:
+            return StorageError(
+                f"Could not {what}: the account of container {self.bucket!r} takes no more requests for now "
+                f"({_first_line(error)}).",
+                hint="Take checkpoints less often (interval).",
+            )
+        if isinstance(error, ServiceRequestError):
+            return StorageError(
+                f"Could not {what}: {_first_line(error)}",
+                hint=f"Container {self.bucket!r} was asked several times. Check the account's name and the network; "
+                "the next checkpoint tries again.",
+            )
+        if isinstance(error, AzureError | OSError):
+            return StorageError(
+                f"Could not {what}: {_first_line(error)}",
+                hint=f"Container {self.bucket!r} was asked several times. The next checkpoint tries again.",
+            )
+        return StorageError(f"Could not {what}: {type(error).__name__}: {_first_line(error)}")
+
+
+class _Client(adlfs.AzureBlobFileSystem):  # type: ignore[misc]  # adlfs publishes no types
+    """adlfs, with what arrives compared, uploads of bounded memory, and one request a page of a listing."""
+
+    async def _pipe_file(self, path: str, value: bytes, *, mode: str) -> None:
+        try:
+            await super()._pipe_file(path, value, mode=mode, validate_content=True)
+        except ResourceNotFoundError as error:
+            raise FileNotFoundError(path) from error
+        except HttpResponseError as error:
+            if mode == "create" and _code(error) in _TAKEN:
+                raise FileExistsError(path) from error
+            raise
+
+    async def _put_file(self, lpath: str, rpath: str, *, callback: Callback, chunksize: int, mode: str) -> None:
+        """Upload a file in blocks, one after the other, and create the blob exclusively from them.
+
+        adlfs's own holds 64 MiB at a time.
+        """
+        if mode != "create":
+            raise NotImplementedError(mode)
+        container, name, _ = self.split_path(rpath)
+        blocks: list[BlobBlock] = []
+        try:
+            async with self.service_client.get_blob_client(container, name) as blob:
+                for chunk in in_chunks(lpath, chunksize, _MOST_BLOCKS):
+                    block = BlobBlock(uuid.uuid4().hex)
+                    await blob.stage_block(block.id, chunk, length=len(chunk), validate_content=True)
+                    blocks.append(block)
+                    callback.relative_update(len(chunk))
+                await blob.commit_block_list(blocks, match_condition=MatchConditions.IfMissing)
+        except ResourceNotFoundError as error:
+            raise FileNotFoundError(rpath) from error
+        except HttpResponseError as error:
+            # Who committed the name discarded the blocks of everybody else for it.
+            if isinstance(error, ResourceExistsError) or _code(error) in _TAKEN:
+                raise FileExistsError(rpath) from error
+            raise
+
+    async def _ls(self, path: str, *, detail: bool) -> list[dict[str, Any]]:
+        if not detail:
+            raise NotImplementedError
+        container, directory, _ = self.split_path(path)
+        found: dict[str, bool] = {}
+        try:
+            async with self.service_client.get_container_client(container) as client:
+                async for item in client.walk_blobs(
+                    name_starts_with=f"{directory}/" if directory else None, include=["metadata"], delimiter="/"
+                ):
+                    name = item.name.rstrip("/")
+                    is_directory = isinstance(item, BlobPrefix) or _is_marker(item)
+                    # A directory may show twice: as what names have in common, and as itself.
+                    found[name] = found.get(name, False) or is_directory
+        except ResourceNotFoundError as error:
+            raise FileNotFoundError(path) from error
+        return [
+            {"name": f"{container}/{name}", "type": "directory" if kind else "file"} for name, kind in found.items()
+        ]
+
+    async def remove_marker(self, path: str) -> None:
+        """Delete what stands for an empty directory; nothing when there is no such thing, or it is not empty."""
+        container, name, _ = self.split_path(path)
+        async with self.service_client.get_blob_client(container, name) as blob:
+            try:
+                if _is_marker(await blob.get_blob_properties()):
+                    await blob.delete_blob()
+            except ResourceNotFoundError:
+                pass
+            except HttpResponseError as error:
+                if _code(error) != "DirectoryIsNotEmpty":
+                    raise
+
+
+@cache
+def _client(process: int, options: str) -> AsyncFileSystem:
+    """The client of a process for these options: connections and tokens are used again."""
+    del process
+    return _Client(
+        **json.loads(options),
+        use_listings_cache=False,
+        skip_instance_cache=True,
+        # Requests side by side are those of several blobs.
+        max_concurrency=1,
+    )
+
+
+def _parsed(host: str) -> tuple[str, str]:
+    match = _HOST.fullmatch(host)
+    if match is None:
+        raise InvalidConfiguration(
+            f"{host!r} is no host of an Azure storage account.",
+            hint="Write the checkpoint path as abfs://container@account.dfs.core.windows.net/directory.",
+        )
+    return match["account"], match["cloud"]
+
+
+def _check_account(named: str, other: str | None) -> None:
+    if other is not None and other != named:
+        raise InvalidConfiguration(
+            f"Two storage accounts are named: {named!r} and {other!r}.",
+            hint="Name one, in the checkpoint path or in storage_options, and see to the AZURE_STORAGE_ variables of "
+            "the environment.",
+        )
+
+
+def _is_marker(blob: Any) -> bool:
+    return (blob.metadata or {}).get("hdi_isfolder") == "true"
+
+
+def _status(error: BaseException) -> int:
+    return int(getattr(error, "status_code", None) or 0)
+
+
+def _code(error: BaseException) -> str:
+    code = getattr(error, "error_code", None)
+    return str(getattr(code, "value", code))
+
+
+def _first_line(error: BaseException) -> str:
+    text = str(error).strip() or type(error).__name__
+    return text.partition("\n")[0]

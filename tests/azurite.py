@@ -1,0 +1,109 @@
+"""Azurite, the emulator of Azure Storage, for the tests: installed by npm, run with an account of their own."""
+
+from __future__ import annotations
+
+import base64
+import os
+import re
+import shutil
+import subprocess
+import uuid
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import pytest
+from azure.storage.blob import BlobServiceClient
+
+from dagster_ckpt.filesystem.azure import AzureBlobFileSystem
+
+VERSION = "3.35.0"
+ACCOUNT = "accountofmine"
+KEY = base64.b64encode(b"key-of-mine").decode()
+_LISTENS = re.compile(r"listens on http://127\.0\.0\.1:(\d+)")
+
+
+def install(directory: Path) -> Path:
+    """Install Azurite below ``directory``; returns the program."""
+    npm = shutil.which("npm")
+    if npm is None:
+        pytest.fail("npm is missing: tools/require-npm says how to install it.")
+    done = subprocess.run(
+        [npm, "install", "--no-audit", "--no-fund", "--prefix", str(directory), f"azurite@{VERSION}"],
+        capture_output=True,
+        text=True,
+        timeout=540,
+        check=False,
+    )
+    if done.returncode:
+        pytest.fail(f"npm could not install azurite@{VERSION}:\n{done.stderr}")
+    return directory / "node_modules" / ".bin" / "azurite-blob"
+
+
+class Azurite:
+    """The server in a process of its own, which keeps everything in memory; a context manager."""
+
+    def __init__(self, program: Path, home: Path) -> None:
+        self._process = subprocess.Popen(
+            [
+                str(program),
+                "--blobHost",
+                "127.0.0.1",
+                "--blobPort",
+                "0",
+                "--inMemoryPersistence",
+                "--skipApiVersionCheck",
+                "--disableTelemetry",
+            ],
+            cwd=home,
+            env={**os.environ, "AZURITE_ACCOUNTS": f"{ACCOUNT}:{KEY}"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self._url = ""
+
+    def __enter__(self) -> Self:
+        assert self._process.stdout is not None
+        said = []
+        try:
+            for line in self._process.stdout:
+                said.append(line)
+                if found := _LISTENS.search(line):
+                    self._url = f"http://127.0.0.1:{found[1]}/{ACCOUNT}"
+                    return self
+            raise AssertionError(f"azurite did not start:\n{''.join(said)}")
+        except BaseException:  # interrupted, too: nobody leaves a context that was not entered
+            self._process.kill()
+            raise
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._process.terminate()
+        self._process.communicate()
+
+    def options(self, key: str = KEY) -> dict[str, Any]:
+        """The storage options for it."""
+        return {"connection_string": f"BlobEndpoint={self._url};AccountName={ACCOUNT};AccountKey={key}"}
+
+    def container(self) -> str:
+        """A new, empty container."""
+        name = f"checkpoints-{uuid.uuid4().hex[:8]}"
+        with self.service() as service:
+            service.create_container(name).close()
+        return name
+
+    def service(self) -> BlobServiceClient:
+        """A client that is none of the library's."""
+        return BlobServiceClient.from_connection_string(self.options()["connection_string"])
+
+    def names(self, container: str) -> set[str]:
+        """What a container holds."""
+        with self.service() as service, service.get_container_client(container) as client:
+            return set(client.list_blob_names())
+
+
+def container_of(azurite: Azurite, container: str, prefix: str = "base") -> AzureBlobFileSystem:
+    """What a job sees of a container."""
+    return AzureBlobFileSystem(container, prefix, azurite.options())

@@ -1,0 +1,120 @@
+"""What is known of a container in Azure before anybody is asked: its place, its account, its options."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+
+import pytest
+
+from dagster_ckpt.errors import InvalidConfiguration, StorageUnusable
+from dagster_ckpt.filesystem import open_filesystem
+from dagster_ckpt.filesystem.azure import AzureBlobFileSystem
+
+KEY = "c2VjcmV0LW9mLW1pbmU="
+
+
+@pytest.fixture(autouse=True)
+def _no_account(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("ACCOUNT_NAME", "ACCOUNT_KEY", "CONNECTION_STRING", "SAS_TOKEN", "CLIENT_ID", "ANON"):
+        monkeypatch.delenv(f"AZURE_STORAGE_{name}", raising=False)
+
+
+@pytest.mark.parametrize(
+    "location",
+    [
+        "abfs://data@mine.dfs.core.windows.net/a/b",
+        "abfss://data@mine.dfs.core.windows.net//a/b/",
+        "az://data@mine.blob.core.windows.net/a//b",
+    ],
+)
+def test_one_place_has_one_name(location: str) -> None:
+    storage = open_filesystem(location)
+    assert storage.url == "abfs://data@mine.dfs.core.windows.net/a/b"
+    assert storage.storage_options == {"account_name": "mine"}
+    assert open_filesystem(storage.url).url == storage.url
+
+
+def test_the_account_may_be_an_option() -> None:
+    storage = open_filesystem("abfs://data/a/b", storage_options={"account_name": "mine", "account_key": KEY})
+    assert isinstance(storage, AzureBlobFileSystem)
+    assert storage.url == "abfs://data/a/b"
+    assert storage.bucket == "data"
+    assert storage._client().service_client.url == "https://mine.blob.core.windows.net/"
+
+
+def test_another_cloud_has_another_host() -> None:
+    storage = AzureBlobFileSystem("data", "a", {"account_key": KEY}, "mine.dfs.core.chinacloudapi.cn")
+    assert storage._client().service_client.url == "https://mine.blob.core.chinacloudapi.cn/"
+
+
+@pytest.mark.parametrize(
+    ("location", "why"),
+    [
+        ("abfs://", "no name of a container"),
+        ("abfs://UPPER/x", "no name of a container"),
+        ("abfs://a--b@mine.dfs.core.windows.net/x", "no name of a container"),
+        ("abfs://data@mine.example.com/x", "no host of an Azure storage account"),
+        ("abfs://data@mine.dfs.core.windows.net/a?sig=hidden", "more in it than a bucket"),
+        ("abfs://data@mine.dfs.core.windows.net/a#b", "more in it than a bucket"),
+        ("abfs://data:hidden@mine.dfs.core.windows.net/a", "more in it than a bucket"),
+        ("abfs://hidden@data@mine.dfs.core.windows.net/a", "more in it than a bucket"),
+        ("abfs://data@mine.dfs.core.windows.net/a/../b", "takes for names"),
+        ("simplecache::abfs://data@mine.dfs.core.windows.net/a", "chain of file systems"),
+    ],
+)
+def test_a_path_that_is_not_what_it_seems(location: str, why: str) -> None:
+    with pytest.raises(InvalidConfiguration, match=why) as raised:
+        open_filesystem(location)
+    assert raised.value.hint
+    assert "hidden" not in str(raised.value)
+
+
+def test_options_that_nobody_knows_are_refused() -> None:
+    with pytest.raises(InvalidConfiguration, match="version_aware") as raised:
+        open_filesystem("az://data/a", storage_options={"version_aware": True})
+    assert "account_name" in raised.value.hint
+
+
+def test_two_accounts_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InvalidConfiguration, match="'mine' and 'other'"):
+        open_filesystem("abfs://data@mine.dfs.core.windows.net/a", storage_options={"account_name": "other"})
+    monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", f"AccountName=other;AccountKey={KEY}")
+    storage = open_filesystem("abfs://data@mine.dfs.core.windows.net/a")
+    with pytest.raises(StorageUnusable, match="'mine' and 'other'") as raised:
+        storage.probe()
+    assert "AZURE_STORAGE_" in raised.value.hint
+
+
+def test_no_account_is_refused() -> None:
+    with pytest.raises(StorageUnusable, match="Could not connect to container 'data'") as raised:
+        open_filesystem("abfs://data/a", storage_options={"anon": True}).probe()
+    assert "account_name" in raised.value.hint
+
+
+def test_options_go_to_containers_of_the_same_account_only() -> None:
+    mine = open_filesystem("abfs://data@mine.dfs.core.windows.net/a", storage_options={"account_key": KEY})
+    for same in ("az://saved/b", "abfs://saved@mine.dfs.core.windows.net/b"):
+        assert open_filesystem(same, like=mine).storage_options == {"account_key": KEY, "account_name": "mine"}
+    other = open_filesystem("abfs://saved@other.dfs.core.windows.net/b", like=mine)
+    assert other.storage_options == {"account_name": "other"}
+
+
+def test_it_can_be_sent_to_another_process() -> None:
+    storage = open_filesystem("abfs://data@mine.dfs.core.windows.net/a", storage_options={"account_key": KEY})
+    copied = pickle.loads(pickle.dumps(storage))
+    assert copied.url == storage.url
+    assert copied.storage_options == storage.storage_options
+
+
+def test_secrets_are_not_shown() -> None:
+    storage = open_filesystem("abfs://data@mine.dfs.core.windows.net/a", storage_options={"account_key": KEY})
+    assert KEY not in f"{storage!r}{storage}{storage.url}"
+
+
+def test_a_library_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "dagster_ckpt.filesystem.azure")
+    monkeypatch.setitem(sys.modules, "adlfs", None)
+    with pytest.raises(InvalidConfiguration, match="Azure Blob Storage need the module 'adlfs'") as raised:
+        open_filesystem("abfs://data/a")
+    assert 'pip install "dagster-ckpt[azure]"' in raised.value.hint

@@ -1,0 +1,209 @@
+"""A bucket of the tests: moto's server, which can be told to answer as a store does on a bad day."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self, TypeAlias
+from urllib.parse import parse_qs
+
+from moto.core.models import DEFAULT_ACCOUNT_ID
+from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
+from moto.s3.models import S3Backend, s3_backends
+from werkzeug.serving import WSGIRequestHandler, make_server
+
+from dagster_ckpt.filesystem.s3 import S3FileSystem
+
+BUCKET = "checkpoints"
+_Begin: TypeAlias = Callable[..., Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request.
+
+    Attributes:
+        kind: ``put``, ``begin`` (of an upload in parts), ``part``, ``complete``, ``abort``, ``read``, ``stat``,
+            ``delete``, ``list`` or ``other``.
+        name: the object, or the bucket.
+        size: bytes of the request's body.
+    """
+
+    kind: str
+    name: str
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Answer with this error; ``after`` the request was carried out, or without."""
+
+    status: int
+    code: str
+    after: bool = False
+    message: str = "injected"
+
+
+@dataclass(frozen=True, slots=True)
+class Reset:
+    """Break the connection; ``after`` the request was carried out, or without."""
+
+    after: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Spoil:
+    """Let another byte arrive than was sent."""
+
+
+Fault: TypeAlias = Answer | Reset | Spoil
+
+
+class S3Server:
+    """moto's S3 in a thread, behind a plan of what goes wrong; a context manager that starts and stops it."""
+
+    def __init__(self) -> None:
+        self.plan: Callable[[Request], Fault | None] = lambda request: None
+        self.log: deque[Request] = deque()
+        # moto looks whether a name is free and then stores, in two steps.
+        self._one_at_a_time = threading.Lock()
+        self._moto = DomainDispatcherApplication(create_backend_app)
+        self._server = make_server("127.0.0.1", 0, self._answer, threaded=True, request_handler=_Silent)
+        self._thread = threading.Thread(target=self._server.serve_forever, name="s3 server", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget everything, plan and log too."""
+        self.plan = lambda request: None
+        self.log.clear()
+        _backend().reset()
+
+    @property
+    def url(self) -> str:
+        """Where it listens."""
+        return f"http://127.0.0.1:{self._server.server_port}"
+
+    def create_bucket(self, name: str) -> None:
+        """Make an empty bucket."""
+        _backend().create_bucket(name, "us-east-1")
+
+    def objects(self, bucket: str) -> dict[str, bytes]:
+        """What a bucket holds, by name."""
+        with self._one_at_a_time:
+            return {name: key.value for name, key in _backend().buckets[bucket].keys.items()}
+
+    def put(self, bucket: str, name: str, data: bytes) -> None:
+        """Store an object behind everybody's back."""
+        _backend().put_object(bucket, name, data)
+
+    def discard(self, bucket: str, name: str) -> None:
+        """Remove an object behind everybody's back."""
+        _backend().delete_object(bucket, name)
+
+    def unfinished_uploads(self, bucket: str) -> int:
+        """Uploads in parts that were begun and neither completed nor aborted."""
+        return len(_backend().list_multipart_uploads(bucket))
+
+    def _answer(self, environment: dict[str, Any], begin: _Begin) -> Iterable[bytes]:
+        body = environment["wsgi.input"].read(int(environment.get("CONTENT_LENGTH") or 0))
+        request = Request(_kind(environment), environment["PATH_INFO"].lstrip("/").partition("/")[2], len(body))
+        self.log.append(request)
+        fault = self.plan(request)
+        if isinstance(fault, Spoil):
+            body = body.replace(b"content", b"contend")
+        carried_out = None
+        if not isinstance(fault, Answer | Reset) or fault.after:
+            carried_out = self._carried_out(environment, body)
+        if isinstance(fault, Reset):
+            environment["werkzeug.socket"].shutdown(socket.SHUT_RDWR)
+            raise ConnectionResetError
+        if isinstance(fault, Answer):
+            said = f"<Error><Code>{fault.code}</Code><Message>{fault.message}</Message></Error>".encode()
+            begin(f"{fault.status} injected", [("Content-Type", "application/xml"), ("Content-Length", str(len(said)))])
+            return [] if environment["REQUEST_METHOD"] == "HEAD" else [said]
+        assert carried_out is not None
+        status, headers, answer = carried_out
+        begin(status, headers)
+        return [answer]
+
+    def _carried_out(self, environment: dict[str, Any], body: bytes) -> tuple[str, list[tuple[str, str]], bytes]:
+        heads: list[tuple[str, list[tuple[str, str]]]] = []
+
+        def begin(status: str, headers: list[tuple[str, str]], *error: object) -> None:
+            heads.append((status, headers))
+
+        with self._one_at_a_time:
+            answer = b"".join(self._moto({**environment, "wsgi.input": _Body(body)}, begin))
+        status, headers = heads[-1]
+        return status, headers, answer
+
+
+class _Body:
+    """What werkzeug reads a request's body from."""
+
+    def __init__(self, data: bytes) -> None:
+        self._left = data
+
+    def read(self, size: int | None = -1) -> bytes:
+        end = len(self._left) if size is None or size < 0 else size
+        found, self._left = self._left[:end], self._left[end:]
+        return found
+
+    def readline(self, size: int = -1) -> bytes:
+        line, newline, _ = self._left.partition(b"\n")
+        return self.read(len(line) + len(newline))
+
+
+class _Silent(WSGIRequestHandler):
+    """Says nothing of each request, nor of a connection that was broken on purpose."""
+
+    def log(self, type: str, message: str, *given: Any) -> None:  # noqa: A002 - werkzeug's name
+        del type, message, given
+
+
+def _backend() -> S3Backend:
+    backend: S3Backend = s3_backends[DEFAULT_ACCOUNT_ID]["aws"]
+    return backend
+
+
+def _kind(environment: dict[str, Any]) -> str:
+    query = parse_qs(environment.get("QUERY_STRING", ""), keep_blank_values=True)
+    match environment["REQUEST_METHOD"], "uploadId" in query:
+        case "PUT", in_parts:
+            return "part" if in_parts else "put"
+        case "POST", True:
+            return "complete"
+        case "POST", False:
+            return "begin" if "uploads" in query else "other"
+        case "DELETE", in_parts:
+            return "abort" if in_parts else "delete"
+        case "HEAD", _:
+            return "stat"
+        case "GET", _:
+            return "list" if "list-type" in query else "read"
+    return "other"
+
+
+def bucket_of(server: S3Server, prefix: str = "base", **options: Any) -> S3FileSystem:
+    """What a job sees of the server's bucket."""
+    return S3FileSystem(BUCKET, prefix, {**connection(server), **options})
+
+
+def connection(server: S3Server) -> dict[str, Any]:
+    """The storage options for a server."""
+    return {"endpoint_url": server.url, "key": "key-of-mine", "secret": "secret-of-mine"}
