@@ -10,7 +10,7 @@ import pickle
 import sys
 import threading
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Barrier
@@ -433,7 +433,8 @@ def test_a_job_takes_subsumes_and_goes_on(s3: S3Server, tmp_path: Path) -> None:
 
 
 def test_a_job_does_so_whatever_answers_are_lost(s3: S3Server, tmp_path: Path) -> None:
-    turn, faults = itertools.count(), itertools.cycle((Reset(after=True), BUSY, after(BROKEN)))
+    turn = itertools.count()
+    faults: Iterator[Fault] = itertools.cycle((Reset(after=True), BUSY, after(BROKEN)))
     s3.plan = lambda request: next(faults) if next(turn) % 3 == 1 else None
     live(lambda: bucket_of(s3), tmp_path)
 
