@@ -177,9 +177,13 @@ class CheckpointCatalog:
 
     def choice(self) -> tuple[int, Choice] | None:
         """The newest recorded choice and its epoch."""
-        names = self.epochs.names()
+        return self.choice_among(self.epochs.names())
+
+    def choice_among(self, names: Mapping[int, set[str]]) -> tuple[int, Choice] | None:
+        """The newest choice, and its epoch, of a listing of the epochs."""
         for epoch in sorted((epoch for epoch, kinds in names.items() if "choice" in kinds), reverse=True):
             if choice := self.epochs.read_choice(epoch):
+                self._choices[epoch] = choice
                 return epoch, choice
         return None
 
@@ -190,12 +194,15 @@ class CheckpointCatalog:
 
     def given_up(self) -> End | None:
         """The end with which the cleanup policy gave up the newest choice's lineage, if it did."""
-        chosen = self.choice()
-        if chosen is None:
-            return None
+        names = self.epochs.names()
+        chosen = self.choice_among(names)
+        return None if chosen is None else self.given_up_since(chosen[0], names)
+
+    def given_up_since(self, chooser: int, names: Mapping[int, set[str]]) -> End | None:
+        """The end with which the lineage was given up that epoch ``chooser`` chose, of a listing of the epochs."""
         # The end may be of a later epoch: whoever cleans up after a dead run claims one.
-        for epoch, kinds in self.epochs.names().items():
-            if epoch >= chosen[0] and "end" in kinds:
+        for epoch, kinds in names.items():
+            if epoch >= chooser and "end" in kinds:
                 end = self.epochs.read_end(epoch)
                 if end is not None and end.discarded:
                     return end
@@ -211,16 +218,23 @@ class CheckpointCatalog:
             CorruptCheckpoint: every checkpoint there is is in quarantine.
             CheckpointNotFound: the recorded choice is gone although nothing gave it up.
         """
+        before: object = None
         while True:
-            before = self._listing()
             try:
                 newest = select(self)
             except (CheckpointNotFound, CorruptCheckpoint):
-                if self._listing() == before:
+                found = self._listing()
+                if found == before:
                     raise
-                continue  # the job published and subsumed while this was read
-            if newest.metadata is not None or self._listing() == before:
-                return newest
+            else:
+                if newest.metadata is not None:
+                    return newest
+                found = self._listing()
+                if found == before:
+                    return newest
+            # What is not there may have been published or subsumed while this was read: once more, and it is believed
+            # when nothing changed meanwhile.
+            before = found
 
     def _listing(self) -> object:
         chosen = self.choice()
