@@ -28,6 +28,7 @@ test: $(STAMP) ## the fast tests, side by side
 test-integration: $(STAMP) ## the slow tests and those that need a daemon, a cluster or a browser
 	@tools/require-java
 	@tools/require-chromium
+	@tools/require-go
 	$(BIN)/python -m pytest -m "slow or integration" $(SIDE_BY_SIDE)
 
 lint: $(STAMP) ## ruff and mypy --strict
