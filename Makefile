@@ -29,6 +29,7 @@ test-integration: $(STAMP) ## the slow tests and those that need a daemon, a clu
 	@tools/require-java
 	@tools/require-chromium
 	@tools/require-npm
+	@tools/require-go
 	$(BIN)/python -m pytest -m "slow or integration" $(SIDE_BY_SIDE)
 
 lint: $(STAMP) ## ruff and mypy --strict

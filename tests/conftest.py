@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
+    from tests.fake_gcs_server import FakeGcsServer
+    from tests.gcs import BucketServer
+
 
 # How long an example takes says how busy the machine is, not whether it is right.
 hypothesis.settings.register_profile("unhurried", deadline=None)
@@ -26,3 +29,29 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     session = small_spark(tmp_path_factory.mktemp("spark"), cores=2)
     yield session
     session.stop()
+
+
+@pytest.fixture(scope="session")
+def fake_gcs_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeGcsServer]:
+    """The server of gs:// that others wrote, of all tests of a worker."""
+    from tests.fake_gcs_server import running  # noqa: PLC0415 - for the tests of gs:// only
+
+    with running(tmp_path_factory.mktemp("fake-gcs-server") / "log") as server:
+        yield server
+
+
+@pytest.fixture(params=["ours", pytest.param("fake-gcs-server", marks=pytest.mark.integration)])
+def any_server(request: pytest.FixtureRequest) -> Iterator[BucketServer]:
+    """Our server of gs:// and, in the integration tests, the other one, with one empty bucket."""
+    from dagster_ckpt.testing.gcs_server import GcsServer  # noqa: PLC0415 - for the tests of gs:// only
+    from tests.gcs import BUCKET  # noqa: PLC0415
+
+    if request.param == "ours":
+        with GcsServer() as ours:
+            ours.create_bucket(BUCKET)
+            yield ours
+        return
+    other: FakeGcsServer = request.getfixturevalue("fake_gcs_server")
+    other.empty()
+    other.create_bucket(BUCKET)
+    yield other

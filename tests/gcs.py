@@ -1,10 +1,10 @@
-"""A bucket of the tests."""
+"""A bucket of the tests, in our own server of Google Cloud Storage's API and in other people's."""
 
 from __future__ import annotations
 
 import logging
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import gcsfs.retry
 
@@ -13,12 +13,28 @@ from dagster_ckpt.filesystem.gcs import GcsFileSystem
 if TYPE_CHECKING:
     import pytest
 
-    from dagster_ckpt.testing.gcs_server import GcsServer
-
 BUCKET = "checkpoints"
 
 
-def bucket_of(server: GcsServer, prefix: str = "base") -> GcsFileSystem:
+class BucketServer(Protocol):
+    """What the tests need of a server, beside its API."""
+
+    url: str
+
+    def create_bucket(self, name: str) -> None:
+        """Make an empty bucket."""
+
+    def objects(self, bucket: str) -> dict[str, bytes]:
+        """What a bucket holds, by name."""
+
+    def put(self, bucket: str, name: str, data: bytes) -> None:
+        """Store an object behind everybody's back."""
+
+    def discard(self, bucket: str, name: str) -> None:
+        """Remove an object behind everybody's back."""
+
+
+def bucket_of(server: BucketServer, prefix: str = "base") -> GcsFileSystem:
     """What a job sees of the server's bucket."""
     return GcsFileSystem(BUCKET, prefix, {"endpoint_url": server.url, "token": "anon", "project": "tests"})
 

@@ -204,9 +204,13 @@ class CheckpointCatalog:
 
     def choice(self) -> tuple[int, Choice] | None:
         """The newest recorded choice and its epoch."""
-        names = self.epochs.names()
+        return self.choice_among(self.epochs.names())
+
+    def choice_among(self, names: Mapping[int, set[str]]) -> tuple[int, Choice] | None:
+        """The newest choice, and its epoch, of a listing of the epochs."""
         for epoch in sorted((epoch for epoch, kinds in names.items() if "choice" in kinds), reverse=True):
             if choice := self.epochs.read_choice(epoch):
+                self._choices[epoch] = choice
                 return epoch, choice
         return None
 
@@ -217,12 +221,15 @@ class CheckpointCatalog:
 
     def given_up(self) -> End | None:
         """The end with which the cleanup policy gave up the newest choice's lineage, if it did."""
-        chosen = self.choice()
-        if chosen is None:
-            return None
+        names = self.epochs.names()
+        chosen = self.choice_among(names)
+        return None if chosen is None else self.given_up_since(chosen[0], names)
+
+    def given_up_since(self, chooser: int, names: Mapping[int, set[str]]) -> End | None:
+        """The end with which the lineage was given up that epoch ``chooser`` chose, of a listing of the epochs."""
         # The end may be of a later epoch: whoever cleans up after a dead run claims one.
-        for epoch, kinds in self.epochs.names().items():
-            if epoch >= chosen[0] and "end" in kinds:
+        for epoch, kinds in names.items():
+            if epoch >= chooser and "end" in kinds:
                 end = self.epochs.read_end(epoch)
                 if end is not None and end.discarded:
                     return end
@@ -239,16 +246,23 @@ class CheckpointCatalog:
             CheckpointNotFound: the recorded choice is gone although nothing gave it up.
             StorageError: the storage failed, or gives another listing each time it is asked.
         """
+        before: object = None
         for _ in range(_MOST_LOOKS):
-            before = self._listing()
             try:
                 newest = select(self)
             except (CheckpointNotFound, CorruptCheckpoint):
-                if self._listing() == before:
+                found = self._listing()
+                if found == before:
                     raise
-                continue  # the job published and subsumed while this was read
-            if newest.metadata is not None or self._listing() == before:
-                return newest
+            else:
+                if newest.metadata is not None:
+                    return newest
+                found = self._listing()
+                if found == before:
+                    return newest
+            # What is not there may have been published or subsumed while this was read: once more, and it is believed
+            # when nothing changed meanwhile.
+            before = found
         raise StorageError(
             f"The newest checkpoint of {self.job_name!r} cannot be told: {_MOST_LOOKS} times in a row the listing of "
             f"{self.filesystem.url}/{self.job_name} was another one before than after it was looked for.",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from dagster_ckpt.checkpoint.ancestry import Unreadable, line_of_descent, unreadable
 from dagster_ckpt.checkpoint.epochs import NOTHING, Choice
+from dagster_ckpt.checkpoint.issuing import issuing_epochs
 from dagster_ckpt.checkpoint.layout import checkpoint_id, is_job_id
 from dagster_ckpt.checkpoint.metadata import FORK, CheckpointMetadata
 from dagster_ckpt.checkpoint.recorded_savepoints import RecordedSavepoints
@@ -51,14 +52,16 @@ def select(catalog: CheckpointCatalog) -> Newest:
         CorruptCheckpoint: what must be the newest cannot be read, or every one there is is in quarantine.
         CheckpointNotFound: the recorded choice is gone although nothing gave it up.
     """
-    chosen = catalog.choice()
+    # One listing for all that is asked of the epochs here: in a bucket each costs what a read costs.
+    epochs = catalog.epochs.names()
+    chosen = catalog.choice_among(epochs)
     if chosen is None:
         return Newest(None, None, "this job has no checkpoint yet")
     epoch, choice = chosen
-    if (end := catalog.given_up()) is not None:
+    if (end := catalog.given_up_since(epoch, epochs)) is not None:
         return Newest(None, None, f"the last run ended {end.status} and gave its checkpoints up: {end.reason}")
     quarantined = catalog.quarantine.names()
-    best, passed = _own(catalog, epoch, choice, quarantined)
+    best, passed = _own(catalog, epoch, max(epochs), choice, quarantined)
     if best is not None:
         reason = f"{best.name} is the newest complete checkpoint (epoch {best.epoch})"
         return Newest(best, choice.job_id, f"{reason}{_past(passed)}", passed_over=tuple(passed))
@@ -155,12 +158,20 @@ def older_than(catalog: CheckpointCatalog, checkpoint: CheckpointMetadata | str)
 
 
 def _own(
-    catalog: CheckpointCatalog, epoch: int, choice: Choice, quarantined: frozenset[str]
+    catalog: CheckpointCatalog, epoch: int, highest: int, choice: Choice, quarantined: frozenset[str]
 ) -> tuple[CheckpointMetadata | None, list[str]]:
-    """The newest checkpoint that was taken since ``choice``, and those in quarantine after it."""
+    """The newest checkpoint that was taken since ``choice``, and those in quarantine after it.
+
+    Args:
+        catalog: the job's.
+        epoch: that chose.
+        highest: the highest epoch claimed when ``choice`` was read.
+        choice: what it chose.
+        quarantined: passed over.
+    """
     best: CheckpointMetadata | None = None
     passed: list[str] = []
-    highest = catalog.epochs.highest()
+    issuing: frozenset[int] | None = None
     for number in reversed(catalog.numbers(choice.job_id)):
         if number < choice.first_id:
             break
@@ -178,8 +189,12 @@ def _own(
             continue  # older than a good one: it is not what would be restored
         if metadata.epoch >= epoch and (best is None or metadata.key > best.key):
             best = metadata
-        if metadata.epoch == highest:
-            break  # no later epoch exists, and within an epoch ids rise
+        if epoch <= metadata.epoch < highest and issuing is None:
+            # A run claims its epoch before it looks for what it goes on from: one that issued no id has nothing here.
+            issuing = issuing_epochs(catalog.filesystem, catalog.job_name, choice.job_id)
+            highest = max((later for later in issuing if later >= metadata.epoch), default=highest)
+        if metadata.epoch >= highest:
+            break  # no later epoch has a checkpoint, and within an epoch ids rise
     return best, passed
 
 

@@ -37,6 +37,7 @@ from aiohttp import web
 __all__ = ["Alter", "Answer", "Fault", "GcsServer", "Hang", "Plan", "Request", "Reset"]
 
 _PAGE = 1000
+_MADE = "2026-01-01T00:00:00.000Z"
 _UNIT = 256 << 10
 _BUCKET = re.compile(r"[a-z0-9][-_.a-z0-9]{1,61}[a-z0-9]")
 _RANGE = re.compile(r"bytes=(\d*)-(\d*)")
@@ -44,6 +45,18 @@ _CONTENT_RANGE = re.compile(r"bytes (?:(\d+)-(\d+|\*)|\*)/(\d+|\*)")
 _OBJECTS = re.compile(r"/(upload/)?storage/v1/b/([^/]+)/o")
 _OBJECT = re.compile(r"/(?:download/)?storage/v1/b/([^/]+)/o/([^/]+)")
 _ABOUT_BUCKET = re.compile(r"/storage/v1/b/([^/]+)")
+_UNMET = "At least one of the pre-conditions you specified did not hold."
+#: What a status is called in the body of an error.
+_REASONS = {
+    400: "invalid",
+    401: "authError",
+    403: "forbidden",
+    404: "notFound",
+    409: "conflict",
+    412: "conditionNotMet",
+    429: "rateLimitExceeded",
+    503: "backendError",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +125,7 @@ class _Upload:
     bucket: str
     name: str
     conditions: dict[str, str]
+    declared: dict[str, Any]
     received: bytearray = field(default_factory=bytearray)
 
 
@@ -270,17 +284,18 @@ class GcsServer:
             case "multipart":
                 about, data = _parts(request.headers["Content-Type"], body)
                 name = query.get("name") or str(about["name"])
-                return "insert", name, lambda: self._store(bucket, name, data, query)
+                return "insert", name, lambda: self._store(bucket, name, data, query, about)
             case "resumable":
                 about = json.loads(body) if body else {}
                 name = query.get("name") or str(about["name"])
-                return "begin", name, lambda: self._begin(bucket, name, query)
+                return "begin", name, lambda: self._begin(bucket, name, query, about)
         return "unknown", request.path, lambda: _error(400, "invalid uploadType")
 
     def _about(self, bucket: str) -> web.Response:
         if bucket not in self._buckets:
             return _error(404, "The specified bucket does not exist.")
-        return _answer({"kind": "storage#bucket", "name": bucket, "locationType": "region", "storageClass": "STANDARD"})
+        about = {"kind": "storage#bucket", "name": bucket, "locationType": "region", "storageClass": "STANDARD"}
+        return _answer({**about, "timeCreated": _MADE, "updated": _MADE})
 
     def _status(self) -> web.Response:
         """What was asked so far, itself not counted: requests, and bytes of their bodies."""
@@ -318,17 +333,23 @@ class GcsServer:
             last = key
             if found:
                 prefixes.append(key)
-            else:
+            if not found or (name == key and query.get("includeTrailingDelimiter") == "true"):
                 items.append(_about(bucket, name, self._buckets[bucket][name]))
-        page: dict[str, Any] = {"kind": "storage#objects", "items": items, "prefixes": prefixes}
-        return _answer({**page, "nextPageToken": token} if token else page)
+        page = {"items": items, "prefixes": prefixes, "nextPageToken": token}
+        return _answer({"kind": "storage#objects", **{key: value for key, value in page.items() if value}})
 
-    def _find(self, bucket: str, name: str, query: Mapping[str, str]) -> _Object | web.Response:
+    def _find(self, bucket: str, name: str, query: Mapping[str, str], unless: int = 304) -> _Object | web.Response:
+        """An object, or the answer that it is not there or not as it should be.
+
+        ``unless`` is the status for a generation that was not wanted: for whoever reads, it is the one he has.
+        """
         found = self._buckets.get(bucket, {}).get(name)
         generation = query.get("generation")
         if found is None or (generation is not None and int(generation) != found.generation):
             return _error(404, f"No such object: {bucket}/{name}")
-        return found if _holds(query, found) else _error(412, "conditionNotMet")
+        if query.get("ifGenerationNotMatch") == str(found.generation):
+            return web.Response(status=304) if unless == 304 else _error(unless, _UNMET)
+        return found if _holds(query, found) else _error(412, _UNMET)
 
     def _stat(self, bucket: str, name: str, query: Mapping[str, str]) -> web.Response:
         found = self._find(bucket, name, query)
@@ -341,7 +362,8 @@ class GcsServer:
         data = found.data
         headers = {"X-Goog-Generation": str(found.generation)}
         limits = _RANGE.fullmatch(asked.strip()) if asked else None
-        if limits is None or not (limits[1] or limits[2]):
+        reversed_limits = limits is not None and limits[1] and limits[2] and int(limits[2]) < int(limits[1])
+        if limits is None or reversed_limits or not (limits[1] or limits[2]):
             headers["X-Goog-Hash"] = f"crc32c={_crc32c(data)},md5={_md5(data)}"
             return web.Response(body=data, headers=headers)
         begin = int(limits[1]) if limits[1] else max(0, len(data) - int(limits[2]))
@@ -352,29 +374,34 @@ class GcsServer:
         return web.Response(body=data[begin:end], status=206, headers=headers)
 
     def _delete(self, bucket: str, name: str, query: Mapping[str, str]) -> web.Response:
-        found = self._find(bucket, name, query)
+        found = self._find(bucket, name, query, unless=412)
         if isinstance(found, web.Response):
             return found
         del self._buckets[bucket][name]
         return web.Response(status=204)
 
-    def _store(self, bucket: str, name: str, data: bytes, query: Mapping[str, str]) -> web.Response:
+    def _store(
+        self, bucket: str, name: str, data: bytes, query: Mapping[str, str], declared: Mapping[str, Any] | None = None
+    ) -> web.Response:
         if bucket not in self._buckets:
             return _error(404, "The specified bucket does not exist.")
         if not _holds(query, self._buckets[bucket].get(name)):
-            return _error(412, "At least one of the pre-conditions you specified did not hold.")
+            return _error(412, _UNMET)
+        for key, digest in (("md5Hash", _md5), ("crc32c", _crc32c)):
+            if declared and key in declared and declared[key] != digest(data):
+                return _error(400, f"What came has another {key} than was announced.")
         stored = _Object(data, next(self._generation))
         kept = self.forget is None or not name.startswith(self.forget)
         self._buckets[bucket][name] = stored if kept else _Object(b"", stored.generation)
         return _answer(_about(bucket, name, stored))
 
-    def _begin(self, bucket: str, name: str, query: dict[str, str]) -> web.Response:
+    def _begin(self, bucket: str, name: str, query: dict[str, str], declared: dict[str, Any]) -> web.Response:
         if bucket not in self._buckets:
             return _error(404, "The specified bucket does not exist.")
         if not _holds(query, self._buckets[bucket].get(name)):
-            return _error(412, "At least one of the pre-conditions you specified did not hold.")
+            return _error(412, _UNMET)
         token = f"upload-{next(self._generation)}"
-        self._uploads[token] = _Upload(bucket, name, query)
+        self._uploads[token] = _Upload(bucket, name, query, declared)
         kept = "&ifGenerationMatch=0" if query.get("ifGenerationMatch") == "0" else ""
         where = f"{self.url}/upload/storage/v1/b/{bucket}/o?uploadType=resumable&name={quote(name, safe='')}"
         return web.Response(headers={"Location": f"{where}&upload_id={token}{kept}"})
@@ -396,7 +423,7 @@ class GcsServer:
             total = len(upload.received)
         if total is not None and len(upload.received) >= total:
             del self._uploads[token]
-            return self._store(upload.bucket, upload.name, bytes(upload.received), upload.conditions)
+            return self._store(upload.bucket, upload.name, bytes(upload.received), upload.conditions, upload.declared)
         headers = {"Range": f"bytes=0-{len(upload.received) - 1}"} if upload.received else {}
         return web.Response(status=308, headers=headers)
 
@@ -438,8 +465,8 @@ def _about(bucket: str, name: str, item: _Object) -> dict[str, Any]:
         "metageneration": "1",
         "contentType": "application/octet-stream",
         "storageClass": "STANDARD",
-        "timeCreated": "2026-01-01T00:00:00.000Z",
-        "updated": "2026-01-01T00:00:00.000Z",
+        "timeCreated": _MADE,
+        "updated": _MADE,
         "md5Hash": _md5(item.data),
         "crc32c": _crc32c(item.data),
         "etag": f"e{item.generation}",
@@ -459,7 +486,7 @@ def _answer(content: Mapping[str, Any]) -> web.Response:
 
 
 def _error(status: int, message: str) -> web.Response:
-    reason = {"message": message, "domain": "global", "reason": message}
+    reason = {"message": message, "domain": "global", "reason": _REASONS.get(status, message)}
     return web.json_response({"error": {"code": status, "message": message, "errors": [reason]}}, status=status)
 
 

@@ -3,12 +3,13 @@ from __future__ import annotations
 import itertools
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
-from dagster_ckpt.checkpoint.issuing import next_id
+from dagster_ckpt.checkpoint.issuing import next_id, record_issued
 from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
 from dagster_ckpt.config.retention import KeepNewest
 from dagster_ckpt.errors import (
@@ -79,6 +80,21 @@ class TestNewest:
         assert run.checkpoint(state(4), 4).checkpoint_id == 10
         assert newest(memory) == "chk-10"
         assert CheckpointCatalog(memory, JOB).resolve("chk-9").checkpoint_id == 9, "still restorable by name"
+
+    @pytest.mark.parametrize("claims", [0, 2])
+    def test_a_higher_id_of_a_fenced_writer_does_not_hide_what_was_salvaged(
+        self, memory: MemoryFileSystem, ledger: Ledger, pins: Pins, claims: int
+    ) -> None:
+        """A start may take a checkpoint before its choice, and without one nothing of the writer before is void."""
+        last = take(Run(memory, ledger, pins).start(), 2)[-1]
+        epochs = CheckpointCatalog(memory, JOB).epochs
+        for number in range(1 + claims):
+            epochs.claim(token=f"{number}", series=None, run_id="r", host="h", pid=1, now="now")
+        record_issued(memory, JOB, last.job_id, 2, 3)
+        for number, epoch in ((3, 2), (4, 1)):
+            published = replace(last, checkpoint_id=number, epoch=epoch)
+            memory.create(metadata_path(published), published.encode())
+        assert newest(memory) == "chk-3"
 
     def test_incomplete_attempts_are_no_checkpoints(self, memory: MemoryFileSystem, ledger: Ledger, pins: Pins) -> None:
         run = Run(memory, ledger, pins).start()

@@ -13,7 +13,7 @@ from dagster_ckpt.errors import CheckpointError, StorageUnusable
 from dagster_ckpt.filesystem.gcs import GcsFileSystem
 from dagster_ckpt.spark.job import CheckpointFailed
 from dagster_ckpt.testing.gcs_server import Answer, GcsServer, Request
-from tests.gcs import BUCKET, bucket_of
+from tests.gcs import BUCKET, BucketServer, bucket_of
 from tests.jobs.buckets import BucketBench
 from tests.jobs.harness import OFTEN, Launch, eventually
 from tests.jobs.savepoints import started, take_into
@@ -34,7 +34,13 @@ def bench(spark: SparkSession, tmp_path: Path, server: GcsServer) -> BucketBench
     return BucketBench(spark, tmp_path, bucket=bucket_of(server, "of all"))
 
 
-def test_a_job_goes_on_from_the_bucket_alone(bench: BucketBench, server: GcsServer) -> None:
+@pytest.fixture
+def any_bench(spark: SparkSession, tmp_path: Path, any_server: BucketServer) -> BucketBench:
+    return BucketBench(spark, tmp_path, bucket=bucket_of(any_server, "of all"))
+
+
+def test_a_job_goes_on_from_the_bucket_alone(any_bench: BucketBench, any_server: BucketServer) -> None:
+    bench = any_bench
     first = bench.tick(2)
     bench.lose_local_disk()
     second = bench.tick(1)
@@ -46,10 +52,11 @@ def test_a_job_goes_on_from_the_bucket_alone(bench: BucketBench, server: GcsServ
     back = bench.tick(1, restore_from=pointer)
     assert back.started.restored == target
     bench.assert_exact()
-    assert {name.split("/")[1] for name in server.objects(BUCKET)} == {"tiny"}
+    assert {name.split("/")[1] for name in any_server.objects(BUCKET)} == {"tiny"}
 
 
-def test_a_savepoint_in_a_bucket_and_a_fork_of_it(spark: SparkSession, bench: BucketBench, tmp_path: Path) -> None:
+def test_a_savepoint_in_a_bucket_and_a_fork_of_it(spark: SparkSession, any_bench: BucketBench, tmp_path: Path) -> None:
+    bench = any_bench
     bench.tick(2)
     taken = take_into(f"gs://{BUCKET}/savepoints")(bench)
     assert taken.pointer.startswith(f"gs://{BUCKET}/savepoints/savepoint-")
@@ -113,7 +120,8 @@ def test_a_run_without_tolerance_names_the_bucket_and_the_way_on(bench: BucketBe
     bench.assert_exact()
 
 
-def test_a_bucket_that_is_not_there_is_refused_before_anything_is_touched(bench: BucketBench) -> None:
+def test_a_bucket_that_is_not_there_is_refused_before_anything_is_touched(any_bench: BucketBench) -> None:
+    bench = any_bench
     assert bench.bucket is not None
     missing = GcsFileSystem("no-such-bucket", options=bench.bucket.storage_options)
     bench.land(1)

@@ -9,18 +9,17 @@ from click.testing import CliRunner
 
 from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
 from dagster_ckpt.cli import main
-from dagster_ckpt.testing.gcs_server import GcsServer
 from tests import s3 as amazon
 from tests.checkpoint.driver import JOB, Ledger, Pins, Run, state
-from tests.gcs import BUCKET, bucket_of
+from tests.gcs import BUCKET, BucketServer, bucket_of
 
 
 @pytest.fixture
-def run(server: GcsServer, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Run:
-    options = {"endpoint_url": server.url, "token": "anon", "project": "tests"}
+def run(any_server: BucketServer, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Run:
+    options = {"endpoint_url": any_server.url, "token": "anon", "project": "tests"}
     monkeypatch.setenv("DAGSTER_CKPT_STORAGE_OPTIONS", json.dumps(options))
     monkeypatch.setenv("DAGSTER_CKPT_PATH", f"gs://{BUCKET}/base")
-    started = Run(bucket_of(server), Ledger(), Pins(tmp_path_factory.mktemp("pins"))).start()
+    started = Run(bucket_of(any_server), Ledger(), Pins(tmp_path_factory.mktemp("pins"))).start()
     started.checkpoint(state(1), 1)
     started.checkpoint(state(50), 2)
     return started
@@ -38,14 +37,14 @@ def test_what_is_retained_is_listed_and_verified(run: Run) -> None:
     assert command("verify", JOB).count("verified") == 2
 
 
-def test_a_savepoint_is_made_in_the_bucket_and_disposed_of(run: Run, server: GcsServer) -> None:
+def test_a_savepoint_is_made_in_the_bucket_and_disposed_of(run: Run, any_server: BucketServer) -> None:
     command("savepoint", JOB, "--to", f"gs://{BUCKET}/saved")
-    (directory,) = {name.rpartition("/")[0] for name in server.objects(BUCKET) if name.startswith("saved/")}
+    (directory,) = {name.rpartition("/")[0] for name in any_server.objects(BUCKET) if name.startswith("saved/")}
     pointer = f"gs://{BUCKET}/{directory}"
-    saved = CheckpointCatalog(bucket_of(server), JOB).resolve(pointer)
+    saved = CheckpointCatalog(bucket_of(any_server), JOB).resolve(pointer)
     assert saved.batch == run.store.retained[-1].batch
     command("dispose", f"{pointer}/_metadata")
-    assert not [name for name in server.objects(BUCKET) if name.startswith("saved/")]
+    assert not [name for name in any_server.objects(BUCKET) if name.startswith("saved/")]
 
 
 def test_options_that_are_no_json_are_named(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ from dagster_ckpt.errors import (
 from dagster_ckpt.filesystem import Entry, Stopped, gcs, open_filesystem
 from dagster_ckpt.filesystem.gcs import GcsFileSystem
 from dagster_ckpt.testing.gcs_server import Alter, Answer, Fault, GcsServer, Hang, Request, Reset
-from tests.gcs import BUCKET, bucket_of
+from tests.gcs import BUCKET, BucketServer, bucket_of
 
 
 @pytest.fixture
@@ -121,6 +121,20 @@ def test_a_data_file_whose_answer_is_lost_is_there_once(
     assert written.size == size
 
 
+def test_a_file_of_several_requests_is_whole_and_overwrites_nothing(any_server: BucketServer, tmp_path: Path) -> None:
+    """The precondition is kept until the last of them: whoever was first meanwhile keeps the name."""
+    storage = bucket_of(any_server)
+    data = bytes(range(256)) * (20 << 12)
+    (tmp_path / "f").write_bytes(data)
+    written = storage.write("shared/f", tmp_path / "f", never)
+    assert storage.checksum("shared/f") == written
+    assert any_server.objects(BUCKET) == {"base/shared/f": data}
+    any_server.put(BUCKET, "base/shared/f", b"another's")
+    with pytest.raises(StorageError, match="holds something else"):
+        storage.write("shared/f", tmp_path / "f", never)
+    assert any_server.objects(BUCKET) == {"base/shared/f": b"another's"}
+
+
 def test_a_stop_before_the_first_byte_sends_nothing(server: GcsServer, storage: GcsFileSystem) -> None:
     with pytest.raises(Stopped):
         storage.write("shared/f", b"x", lambda: True)
@@ -215,13 +229,14 @@ def test_a_listing_of_many_pages(server: GcsServer, storage: GcsFileSystem) -> N
     assert len(server.log) == 3
 
 
-def test_what_another_did_is_seen_at_once(server: GcsServer, storage: GcsFileSystem) -> None:
+def test_what_another_did_is_seen_at_once(any_server: BucketServer) -> None:
+    storage = bucket_of(any_server)
     storage.create("job/a", b"1")
     assert len(storage.list("job")) == 1
-    server.put(BUCKET, "base/job/b", b"2")
-    server.discard(BUCKET, "base/job/a")
+    any_server.put(BUCKET, "base/job/b", b"2")
+    any_server.discard(BUCKET, "base/job/a")
     assert storage.list("job") == [Entry("b", is_directory=False)]
-    server.put(BUCKET, "base/job/b", b"longer than before")
+    any_server.put(BUCKET, "base/job/b", b"longer than before")
     assert storage.read("job/b") == b"longer than before"
     assert storage.size("job/b") == 18
 
@@ -239,7 +254,8 @@ def _in_a_child(storage: GcsFileSystem) -> None:
     storage.create("from the child", b"1")
 
 
-def test_it_goes_through_a_fork_and_into_a_pickle(server: GcsServer, storage: GcsFileSystem) -> None:
+def test_it_goes_through_a_fork_and_into_a_pickle(any_server: BucketServer) -> None:
+    storage = bucket_of(any_server)
     storage.create("f", b"from the parent")
     copied = pickle.loads(pickle.dumps(storage))
     assert copied.read("f") == b"from the parent"
@@ -253,8 +269,8 @@ def test_it_goes_through_a_fork_and_into_a_pickle(server: GcsServer, storage: Gc
 # --- bad input ------------------------------------------------------------------------------------------------------
 
 
-def test_a_bucket_that_is_not_there(server: GcsServer) -> None:
-    storage = GcsFileSystem("no-such-bucket", options={"endpoint_url": server.url, "token": "anon"})
+def test_a_bucket_that_is_not_there(any_server: BucketServer) -> None:
+    storage = GcsFileSystem("no-such-bucket", options={"endpoint_url": any_server.url, "token": "anon"})
     with pytest.raises(StorageUnusable, match="there is no bucket 'no-such-bucket'") as raised:
         storage.probe()
     assert "gcloud storage buckets create gs://no-such-bucket" in raised.value.hint

@@ -4,17 +4,16 @@ import pytest
 
 from dagster_ckpt.filesystem import FileSystem
 from dagster_ckpt.testing.filesystem_contract import FileSystemContract
-from dagster_ckpt.testing.gcs_server import GcsServer
-from tests.gcs import bucket_of
+from tests.gcs import BucketServer, bucket_of
 
 
 class TestGcs(FileSystemContract):
     @pytest.fixture
-    def storage(self, server: GcsServer) -> FileSystem:
-        return bucket_of(server)
+    def storage(self, any_server: BucketServer) -> FileSystem:
+        return bucket_of(any_server)
 
 
 class TestGcsWithoutPrefix(FileSystemContract):
     @pytest.fixture
-    def storage(self, server: GcsServer) -> FileSystem:
-        return bucket_of(server, "")
+    def storage(self, any_server: BucketServer) -> FileSystem:
+        return bucket_of(any_server, "")
