@@ -210,7 +210,7 @@ class CheckpointCatalog:
         """The newest choice, and its epoch, of a listing of the epochs."""
         for epoch in sorted((epoch for epoch, kinds in names.items() if "choice" in kinds), reverse=True):
             if choice := self.epochs.read_choice(epoch):
-                self._choices[epoch] = choice
+                self._settled[epoch] = _Settled.by(choice)
                 return epoch, choice
         return None
 
