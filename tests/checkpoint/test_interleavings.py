@@ -9,7 +9,7 @@ from tests.checkpoint.driver import Pins
 from tests.checkpoint.interleaved import interleavings, now_and_then
 
 SEEDS = 600
-MANY_SEEDS = 2000
+MANY_SEEDS = 700
 
 
 @pytest.fixture(scope="module")

@@ -147,7 +147,7 @@ def test_no_interleaving_lets_a_zombie_change_anything(tmp_path: Path, zombie: Z
     paused_at = 0
     while Race(tmp_path / f"{paused_at}", zombie, back=back).run(paused_at, -1):
         # Other moments of the newer start for each pause, so that together they are close.
-        for newer_at in range(paused_at * 7 % 20, 160, 20):
+        for newer_at in range(paused_at * 7 % 40, 160, 40):
             Race(tmp_path / f"{paused_at}-{newer_at}", zombie, back=back).run(paused_at, newer_at)
         paused_at += 1
     assert paused_at > 5

@@ -29,8 +29,9 @@ _ELSEWHERE = ("unshare", "--uts", "sh", "-c", 'hostname elsewhere && exec "$@"',
 EARLY, LATE = "before it has come to the zombie's batch", "when it is past the zombie's batch"
 
 
-@pytest.mark.parametrize("sink", [FILE, TRANSACTIONAL, FOREACH_BATCH])
-@pytest.mark.parametrize("woken", [EARLY, LATE])
+@pytest.mark.parametrize(
+    ("sink", "woken"), [(FILE, EARLY), (FILE, LATE), (TRANSACTIONAL, LATE), (FOREACH_BATCH, EARLY)]
+)
 def test_a_zombie_changes_nothing(sink: str, woken: str, tmp_path: Path) -> None:
     assert shutil.which("unshare"), "unshare (package util-linux) is needed to drive as if from another host"
     for number in range(_FILES):
