@@ -26,7 +26,7 @@ from dagster_ckpt.checkpoint.layout import (
 from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
 from dagster_ckpt.errors import CheckpointNotFound, InvalidConfiguration, PublishConflict, StorageError
 from dagster_ckpt.filesystem import FileSystem, open_filesystem
-from dagster_ckpt.filesystem.opening import GCS_SCHEMES
+from dagster_ckpt.filesystem.opening import GCS_SCHEMES, HDFS_SCHEME
 
 __all__ = [
     "CheckpointStorageAccess",
@@ -280,7 +280,7 @@ def resolve_checkpoint_pointer(
     The directory of a lineage is none of these: which of its checkpoints is meant must be said.
 
     Args:
-        checkpoint_pointer: a path, a ``file://`` or a ``gs://`` URL.
+        checkpoint_pointer: a path, a ``file://``, ``gs://`` or ``hdfs://`` URL.
         hint: what to do when it points to nothing.
         like: a storage whose options are taken for a location of the same kind.
 
@@ -296,7 +296,7 @@ def resolve_checkpoint_pointer(
         raise CheckpointNotFound(
             f"Checkpoint/savepoint path '{checkpoint_pointer}' is not a valid file URI: {error}.", hint=hint
         ) from error
-    if parts.scheme in GCS_SCHEMES:
+    if parts.scheme in GCS_SCHEMES or parts.scheme == HDFS_SCHEME:
         return _in_object_store(checkpoint_pointer, hint, like)
     if "://" in checkpoint_pointer and parts.scheme != "file":
         raise CheckpointNotFound(
@@ -319,7 +319,8 @@ def _in_object_store(pointer: str, hint: str, like: FileSystem | None) -> Comple
     if METADATA_FILE_NAME in names:
         return CompletedCheckpointStorageLocation(directory, METADATA_FILE_NAME)
     parent, _, name = directory.url.rpartition("/")
-    if "://" in parent and not parent.endswith("/"):
+    # A bucket may be a directory of checkpoints, the root of a cluster is none.
+    if "://" in parent and not parent.endswith("/") and (urlsplit(parent).path or not parent.startswith(HDFS_SCHEME)):
         above = open_filesystem(parent, like=like)
         found = [entry for entry in above.list("") if entry.name == name]
         if any(not entry.is_directory for entry in found):

@@ -4,6 +4,7 @@
 * :mod:`~dagster_ckpt.filesystem.posix`: directories of local and POSIX network file systems.
 * :mod:`~dagster_ckpt.filesystem.object_store`: buckets, through an asynchronous fsspec file system.
 * :mod:`~dagster_ckpt.filesystem.gcs`: Google Cloud Storage, through gcsfs.
+* :mod:`~dagster_ckpt.filesystem.hdfs`: HDFS, through Spark's own Hadoop client.
 * :mod:`~dagster_ckpt.filesystem.opening`: which of them a path means.
 """
 

@@ -11,9 +11,10 @@ from dagster_ckpt.errors import InvalidConfiguration
 from dagster_ckpt.filesystem.port import FileSystem
 from dagster_ckpt.filesystem.posix import CHUNK, PosixFileSystem
 
-__all__ = ["GCS_SCHEMES", "open_filesystem"]
+__all__ = ["GCS_SCHEMES", "HDFS_SCHEME", "open_filesystem"]
 
 GCS_SCHEMES = frozenset({"gs", "gcs"})
+HDFS_SCHEME = "hdfs"
 
 
 def open_filesystem(
@@ -23,12 +24,13 @@ def open_filesystem(
     storage_options: Mapping[str, Any] | None = None,
     like: FileSystem | None = None,
 ) -> FileSystem:
-    """The file system for a checkpoint path: an absolute or relative path, ``~``, a ``file://`` or a ``gs://`` URL.
+    """The file system for a checkpoint path: an absolute or relative path, ``~``, or a URL.
 
     Args:
         location: the path.
         write_buffer_size: bytes that are copied at a time when a data file is written to a disk.
-        storage_options: how to connect to an object store, see :class:`~dagster_ckpt.filesystem.gcs.GcsFileSystem`.
+        storage_options: how to connect to an object store, see :class:`~dagster_ckpt.filesystem.gcs.GcsFileSystem`, or
+            to HDFS, see :class:`~dagster_ckpt.filesystem.hdfs.HdfsFileSystem`.
         like: a storage whose options are taken if it is of the same kind and none are given.
 
     Raises:
@@ -46,11 +48,14 @@ def open_filesystem(
     if parts.scheme in GCS_SCHEMES:
         inherited = like.storage_options if like is not None and urlsplit(like.url).scheme in GCS_SCHEMES else None
         return _gcs(location, inherited if storage_options is None else storage_options)
+    if parts.scheme == HDFS_SCHEME:
+        inherited = like.storage_options if like is not None and urlsplit(like.url).scheme == HDFS_SCHEME else None
+        return _hdfs(location, inherited if storage_options is None else storage_options)
     if parts.scheme and parts.scheme != "file":
         raise InvalidConfiguration(
             f"Checkpoint path {without_credentials(location)!r} has the scheme {parts.scheme!r}; this release "
-            "stores checkpoints on local and POSIX network file systems, and in Google Cloud Storage.",
-            hint="Use an absolute path, a file:// or a gs:// URL.",
+            "stores checkpoints on local and POSIX network file systems, in Google Cloud Storage and in HDFS.",
+            hint="Use an absolute path, a file://, gs:// or hdfs:// URL.",
         )
     if storage_options:
         raise InvalidConfiguration(
@@ -81,6 +86,25 @@ def _gcs(location: str, storage_options: Mapping[str, Any] | None) -> FileSystem
     from dagster_ckpt.filesystem.gcs import GcsFileSystem  # noqa: PLC0415
 
     return GcsFileSystem(parts.netloc, "/".join(names), storage_options)
+
+
+def _hdfs(location: str, storage_options: Mapping[str, Any] | None) -> FileSystem:
+    shown = without_credentials(location)
+    parts = urlsplit(location)
+    if "?" in location or "#" in location or "@" in parts.netloc:
+        raise InvalidConfiguration(
+            f"Checkpoint path {shown!r} has more in it than a NameNode and a directory.",
+            hint="Write it as hdfs://namenode:8020/directory; who reads it is told by `kinit` or HADOOP_USER_NAME.",
+        )
+    names = [name for name in parts.path.split("/") if name]
+    if any(name in {".", ".."} for name in names):
+        raise InvalidConfiguration(
+            f"Checkpoint path {shown!r} has . or .. in it, which HDFS does not take for what they mean.",
+            hint="Write the path as it is meant.",
+        )
+    from dagster_ckpt.filesystem.hdfs import HdfsFileSystem  # noqa: PLC0415 - as above
+
+    return HdfsFileSystem(parts.netloc, "/" + "/".join(names), storage_options)
 
 
 def without_credentials(location: str) -> str:

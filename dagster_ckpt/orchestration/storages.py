@@ -145,15 +145,15 @@ class FileSystemCheckpointStorage(_StoredAsFiles):
     """
 
     checkpoint_path: str = Field(
-        description="Directory for checkpoints: a path or a file:// URL on a local or POSIX network file system, or "
-        "gs://bucket/directory."
+        description="Directory for checkpoints: a path or a file:// URL on a local or POSIX network file system, "
+        "gs://bucket/directory, or hdfs://namenode:8020/directory."
     )
     storage_options: dict[str, Any] = Field(
         default_factory=dict,
         repr=False,  # there may be secrets in it
         description="How to connect to an object store. For gs://: token (a service account's key file, "
         "google_default, cloud, anon), project, endpoint_url, requester_pays. Default: the application-default "
-        "credentials.",
+        "credentials. For hdfs://: keys of Hadoop's configuration.",
     )
     write_buffer_size: int = Field(
         default=-1,
