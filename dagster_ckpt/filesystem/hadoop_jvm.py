@@ -80,7 +80,7 @@ class Hadoop:
         Raises:
             JavaFailure: the client failed, or the JVM is gone.
         """
-        return self._threads.submit(_described, work).result()
+        return _on(self._threads, lambda: _described(work))
 
 
 def hadoop_of_this_process(cluster: str, options: Mapping[str, str]) -> Hadoop:
@@ -97,7 +97,10 @@ def hadoop_of_this_process(cluster: str, options: Mapping[str, str]) -> Hadoop:
     """
     global _running  # noqa: PLW0603 - one JVM for a process
     with _lock:
-        if _running is None or not _running.is_alive:
+        if _running is not None and not _running.is_alive:
+            _running.let_go()
+            _running = None
+        if _running is None:
             _running = _Jvm()
         return _running.client(cluster, options)
 
@@ -105,7 +108,7 @@ def hadoop_of_this_process(cluster: str, options: Mapping[str, str]) -> Hadoop:
 class _Jvm:
     def __init__(self) -> None:
         self._threads = ThreadPoolExecutor(THREADS, "dagster-ckpt-hdfs")
-        self._gateway = self._threads.submit(_launch).result()
+        self._gateway = _on(self._threads, _launch)
         self._clients: dict[tuple[str, tuple[tuple[str, str], ...]], Hadoop] = {}
 
     @property
@@ -122,7 +125,7 @@ class _Jvm:
         key = (cluster, tuple(sorted(options.items())))
         if key not in self._clients:
             jvm = self._gateway.jvm
-            made = self._threads.submit(_described, lambda: _filesystem(jvm, cluster, options)).result()
+            made = _on(self._threads, lambda: _described(lambda: _filesystem(jvm, cluster, options)))
             self._clients[key] = Hadoop(jvm, made, self._threads)
         return self._clients[key]
 
@@ -193,7 +196,7 @@ def _launch() -> Any:
         )
     with tempfile.TemporaryFile() as said:
         try:
-            return launch_gateway(_Settings(), {"stdout": said, "stderr": said})
+            return launch_gateway(_Settings(), {"stdout": said, "stderr": said})  # type: ignore[no-untyped-call]
         except PySparkRuntimeError as error:
             said.seek(0)
             lines = said.read().decode(errors="replace").strip().splitlines() or [str(error)]
@@ -215,18 +218,27 @@ def _filesystem(jvm: Any, cluster: str, options: Mapping[str, str]) -> Any:
     return jvm.org.apache.hadoop.fs.FileSystem.newInstance(jvm.java.net.URI(f"{cluster}/"), configuration)
 
 
+def _on(threads: ThreadPoolExecutor, work: Callable[[], _Result]) -> _Result:
+    try:
+        future = threads.submit(work)
+    except RuntimeError as error:  # a thread that goes on while Python ends
+        raise JavaFailure(str(error), [("InterruptedException", f"this process ends ({error})")]) from error
+    return future.result()
+
+
 def _described(work: Callable[[], _Result]) -> _Result:
     """Ask Java about its exception where it was raised: whoever prints py4j's asks the JVM again."""
     try:
         return work()
     except Py4JJavaError as error:
         raise _failure(error) from None
-    except Py4JError as error:
+    except (Py4JError, ConnectionError) as error:
         raise _gone(error) from None
 
 
 def _failure(error: Py4JJavaError) -> JavaFailure:
-    causes, throwable = [], error.java_exception
+    causes: list[tuple[str, str]] = []
+    throwable = error.java_exception
     try:
         while throwable is not None and len(causes) < 8:
             name = str(throwable.getClass().getName())
@@ -235,9 +247,9 @@ def _failure(error: Py4JJavaError) -> JavaFailure:
             causes.append((name.rpartition(".")[2], str(throwable.getMessage() or "")))
             throwable = throwable.getCause()
         return JavaFailure(str(error), causes)
-    except Py4JError as gone:
+    except (Py4JError, ConnectionError) as gone:
         return _gone(gone)
 
 
-def _gone(error: Py4JError) -> JavaFailure:
-    return JavaFailure(str(error), [(type(error).__name__, f"the JVM of Hadoop's client is gone ({error})")])
+def _gone(error: Exception) -> JavaFailure:
+    return JavaFailure(str(error), [("Py4JNetworkError", f"the JVM of Hadoop's client is gone ({error})")])

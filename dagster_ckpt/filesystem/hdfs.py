@@ -173,7 +173,7 @@ class HdfsFileSystem(FileSystem):
             if not all(_TEMPORARY.fullmatch(entry.name) for entry in found):
                 return
             for entry in found:
-                self._call(lambda client, name=entry.name: _delete(client, f"{directory}/{name}"))
+                self.remove(f"{path}/{entry.name}")
             try:
                 self._call(lambda client: _delete(client, directory))
             except JavaFailure as failure:

@@ -95,7 +95,7 @@ class MiniDfs:
         self._cluster.shutdownNameNode(0)
 
     def start_namenode(self) -> None:
-        self._cluster.restartNameNode(0, True)
+        self._cluster.restartNameNode(0)
         self._superuser = self._cluster.getFileSystem(0)
 
     def stop_datanode(self) -> None:

@@ -122,18 +122,19 @@ def test_a_name_that_somebody_took_meanwhile(
 
 
 def test_a_directory_that_is_deleted_meanwhile_is_made_again(
-    storage: HdfsFileSystem, monkeypatch: pytest.MonkeyPatch
+    storage: HdfsFileSystem, cluster: MiniDfs, directory: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    threads: list[Any] = []
+    temporary: list[str] = []
 
     def delete() -> None:
-        # Not on the thread of the JVM that the create is waiting for.
-        with hadoop_jvm.ThreadPoolExecutor(1) as pool:
-            threads.append(pool.submit(storage.remove_directory, "a").result())
+        temporary.extend(cluster.names(f"{directory}/a"))
+        storage.remove_directory("a")
+        assert cluster.names(directory) == []
 
     rename_that(monkeypatch, before=delete)
     storage.create("a/f", b"mine")
-    assert len(threads) == 1
+    assert len(temporary) == 1
+    assert cluster.names(f"{directory}/a") == ["f"]
     assert storage.read("a/f") == b"mine"
 
 
@@ -175,7 +176,11 @@ def test_a_writer_killed_before_its_rename_leaves_nothing(
 
 
 def test_a_writer_killed_after_its_rename_has_created(storage: HdfsFileSystem, monkeypatch: pytest.MonkeyPatch) -> None:
-    rename_that(monkeypatch, after=lambda: (kill_jvm(), lose_the_reply()))
+    def die() -> None:
+        kill_jvm()
+        lose_the_reply()
+
+    rename_that(monkeypatch, after=die)
     storage.create("a/f", b"mine")
     assert storage.read("a/f") == b"mine"
 
