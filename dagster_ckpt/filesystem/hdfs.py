@@ -169,6 +169,9 @@ class HdfsFileSystem(FileSystem):
         """
         directory = self._file(path)
         with contextlib.suppress(FileNotFoundError), self._errors(f"delete {directory}"):
+            is_directory, _ = self._call(lambda client: _status(client, directory))
+            if not is_directory:
+                raise StorageError(f"Could not delete {directory}: it is a file.")
             found = self._call(lambda client: _list(client, directory))
             if not all(_TEMPORARY.fullmatch(entry.name) for entry in found):
                 return

@@ -292,7 +292,8 @@ def test_neither_files_are_directories_nor_directories_files(storage: HdfsFileSy
         storage.create("d", b"x")
     with pytest.raises(StorageError, match="d/f/g"):
         storage.create("d/f/g", b"x")
-    storage.remove_directory("d/f")
+    with pytest.raises(StorageError, match="it is a file"):
+        storage.remove_directory("d/f")
     assert storage.read("d/f") == b"x"
 
 
