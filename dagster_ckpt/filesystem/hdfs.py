@@ -92,7 +92,7 @@ class HdfsFileSystem(FileSystem):
         with self._errors(f"create {target}", a_new_file=True):
             self._send(temporary, data, _never)
         try:
-            self._call(lambda client: _rename(client, temporary, target, "NONE"))
+            self._call_once(lambda client: _rename(client, temporary, target, "NONE"))
         except JavaFailure as failure:
             return self._settled(path, temporary, data, failure)
         return True
@@ -235,6 +235,15 @@ class HdfsFileSystem(FileSystem):
         return self._call(lambda client: _write_file(client, target, source, stop))
 
     def _call(self, work: Callable[[Hadoop], _Result]) -> _Result:
+        """Do what may be done twice. The first request after a NameNode was restarted goes to the one before."""
+        try:
+            return self._call_once(work)
+        except JavaFailure as failure:
+            if "EOFException" not in failure.names:
+                raise
+            return self._call_once(work)
+
+    def _call_once(self, work: Callable[[Hadoop], _Result]) -> _Result:
         client = hadoop_of_this_process(self._cluster, self._made_of[2])
         return client.call(lambda: work(client))
 
