@@ -280,7 +280,7 @@ def resolve_checkpoint_pointer(
     The directory of a lineage is none of these: which of its checkpoints is meant must be said.
 
     Args:
-        checkpoint_pointer: a path, a ``file://`` URL or that of a bucket.
+        checkpoint_pointer: a path, a ``file://`` URL or that of a bucket or of HDFS.
         hint: what to do when it points to nothing.
         like: a storage whose options are taken for a location of the same kind.
 
@@ -319,7 +319,8 @@ def _in_object_store(pointer: str, hint: str, like: FileSystem | None) -> Comple
     if METADATA_FILE_NAME in names:
         return CompletedCheckpointStorageLocation(directory, METADATA_FILE_NAME)
     parent, _, name = directory.url.rpartition("/")
-    if "://" in parent and not parent.endswith("/"):
+    # A bucket may be a directory of checkpoints, the root of a cluster is none.
+    if "://" in parent and not parent.endswith("/") and (urlsplit(parent).path or not parent.startswith(HDFS_SCHEME)):
         above = open_filesystem(parent, like=like)
         found = [entry for entry in above.list("") if entry.name == name]
         if any(not entry.is_directory for entry in found):

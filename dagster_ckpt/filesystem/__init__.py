@@ -6,6 +6,7 @@
 * :mod:`~dagster_ckpt.filesystem.gcs`: Google Cloud Storage, through gcsfs.
 * :mod:`~dagster_ckpt.filesystem.s3`: Amazon S3 and what speaks its protocol, through s3fs.
 * :mod:`~dagster_ckpt.filesystem.azure`: Azure Blob Storage and Data Lake Storage, through adlfs.
+* :mod:`~dagster_ckpt.filesystem.hdfs`: HDFS, through Spark's own Hadoop client.
 * :mod:`~dagster_ckpt.filesystem.opening`: which of them a path means.
 """
 

@@ -22,14 +22,15 @@ def open_filesystem(
     storage_options: Mapping[str, Any] | None = None,
     like: FileSystem | None = None,
 ) -> FileSystem:
-    """The file system for a checkpoint path: an absolute or relative path, ``~``, a ``file://`` URL or a bucket's.
+    """The file system for a checkpoint path: an absolute or relative path, ``~``, a ``file://`` URL or another.
 
     Args:
         location: the path.
         write_buffer_size: bytes that are copied at a time when a data file is written to a disk.
-        storage_options: how to connect to an object store, see :class:`~dagster_ckpt.filesystem.gcs.GcsFileSystem`,
-            :class:`~dagster_ckpt.filesystem.s3.S3FileSystem` and
-            :class:`~dagster_ckpt.filesystem.azure.AzureBlobFileSystem`.
+        storage_options: how to connect to what is no directory, see :class:`~dagster_ckpt.filesystem.gcs.GcsFileSystem`,
+            :class:`~dagster_ckpt.filesystem.s3.S3FileSystem`,
+            :class:`~dagster_ckpt.filesystem.azure.AzureBlobFileSystem` and
+            :class:`~dagster_ckpt.filesystem.hdfs.HdfsFileSystem`.
         like: a storage whose options are taken if it is of the same kind and none are given.
 
     Raises:
@@ -90,6 +91,12 @@ def _azure(authority: str, path: str, options: Mapping[str, Any] | None, like: F
     return AzureBlobFileSystem(container, path, options, host)
 
 
+def _hdfs(authority: str, path: str, options: Mapping[str, Any] | None, like: FileSystem | None) -> FileSystem:
+    from dagster_ckpt.filesystem.hdfs import HdfsFileSystem  # noqa: PLC0415
+
+    return HdfsFileSystem(authority, f"/{path}", _given(options, like))
+
+
 def _given(options: Mapping[str, Any] | None, like: FileSystem | None) -> Mapping[str, Any] | None:
     return like.storage_options if options is None and like is not None else options
 
@@ -105,6 +112,7 @@ class _Kind:
         open: makes the file system of what follows the scheme, the path below it, the options and another storage of
             this kind.
         extra: of this distribution, with the libraries it needs; ``None`` when they are always there.
+        place: what a URL names beside a directory.
         user: whether what stands before an ``@`` is no credential but a part of the place.
     """
 
@@ -113,6 +121,7 @@ class _Kind:
     schemes: tuple[str, ...]
     open: Callable[[str, str, Mapping[str, Any] | None, FileSystem | None], FileSystem]
     extra: str | None = None
+    place: str = "a bucket"
     user: bool = False
 
 
@@ -127,6 +136,7 @@ _KINDS = (
         extra="azure",
         user=True,
     ),
+    _Kind("HDFS", "hdfs://namenode:8020/directory", ("hdfs",), _hdfs, place="a NameNode"),
 )
 _REMOTE = {scheme: kind for kind in _KINDS for scheme in kind.schemes}
 #: The schemes of URLs that name no directory of this machine.
@@ -141,13 +151,13 @@ def _open_remote(
     user, at, _ = parts.netloc.rpartition("@")
     if "?" in location or "#" in location or (at and (not kind.user or ":" in user or "@" in user)):
         raise InvalidConfiguration(
-            f"Checkpoint path {shown!r} has more in it than a bucket and a directory.",
+            f"Checkpoint path {shown!r} has more in it than {kind.place} and a directory.",
             hint=f"Write it as {kind.form}; credentials belong into storage_options or the environment.",
         )
     names = [name for name in parts.path.split("/") if name]
     if any(name in {".", ".."} for name in names):
         raise InvalidConfiguration(
-            f"Checkpoint path {shown!r} has . or .. in it, which an object store takes for names.",
+            f"Checkpoint path {shown!r} has . or .. in it, which {kind.name} takes for names.",
             hint="Write the path as it is meant.",
         )
     try:

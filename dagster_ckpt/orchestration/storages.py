@@ -149,7 +149,8 @@ class FileSystemCheckpointStorage(_StoredAsFiles):
 
     checkpoint_path: str = Field(
         description="Directory for checkpoints: a path or a file:// URL on a local or POSIX network file system, or "
-        "gs://bucket/directory, s3://bucket/directory or abfs://container@account.dfs.core.windows.net/directory."
+        "gs://bucket/directory, s3://bucket/directory, hdfs://namenode:8020/directory or "
+        "abfs://container@account.dfs.core.windows.net/directory."
     )
     storage_options: dict[str, Any] = Field(
         default_factory=dict,
@@ -158,7 +159,8 @@ class FileSystemCheckpointStorage(_StoredAsFiles):
         "google_default, cloud, anon), project, endpoint_url, requester_pays. For s3://: key, secret and token, or "
         "profile, or anon; endpoint_url, requester_pays, client_kwargs (region_name), config_kwargs, "
         "s3_additional_kwargs. For abfs://: account_name with account_key, sas_token, or tenant_id, client_id and "
-        "client_secret; or connection_string. Default: the credentials that the provider's own libraries find.",
+        "client_secret; or connection_string. Default: the credentials that the provider's own libraries find. For "
+        "hdfs://: keys of Hadoop's configuration.",
     )
     write_buffer_size: int = Field(
         default=-1,

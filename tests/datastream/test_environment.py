@@ -203,7 +203,7 @@ class TestStateBackendAndStorage:
 class TestRemoteDirectories:
     """Refused when the jobs are built: before Spark is started and anything is touched."""
 
-    @pytest.mark.parametrize("scheme", ["hdfs", "maprfs", "alluxio", "ceph"])
+    @pytest.mark.parametrize("scheme", ["maprfs", "alluxio", "ceph"])
     def test_each_scheme_is_refused_by_name(self, env: StreamExecutionEnvironment, scheme: str) -> None:
         env.get_checkpoint_config().set_checkpoint_storage_dir(f"{scheme}:///checkpoints-data/")
         env.add_query(turnover)
@@ -215,21 +215,26 @@ class TestRemoteDirectories:
         "storage",
         [
             FileSystemCheckpointStorage("hdfs://checkpoints"),
-            FileSystemCheckpointStorage("hdfs:///checkpoints-data/", 2_048),
-            JobManagerCheckpointStorage("hdfs:///checkpoints-data/"),
+            JobManagerCheckpointStorage("hdfs://checkpoints/"),
         ],
     )
     def test_a_storage_of_one(self, env: StreamExecutionEnvironment, storage: CheckpointStorage) -> None:
         env.get_checkpoint_config().set_checkpoint_storage(storage)
         env.add_query(turnover)
-        with pytest.raises(InvalidConfiguration, match="has the scheme 'hdfs'"):
+        with pytest.raises(InvalidConfiguration, match="takes 'checkpoints' for a NameNode"):
             env.execute("shop")
 
     def test_a_configured_one(self) -> None:
-        env = StreamExecutionEnvironment(Configuration({"state.checkpoints.dir": "hdfs:///checkpoints/"}))
+        env = StreamExecutionEnvironment(Configuration({"state.checkpoints.dir": "ceph:///checkpoints/"}))
         env.add_query(turnover)
-        with pytest.raises(InvalidConfiguration, match="has the scheme 'hdfs'"):
+        with pytest.raises(InvalidConfiguration, match="has the scheme 'ceph'"):
             env.execute("shop")
+
+    def test_hdfs(self, env: StreamExecutionEnvironment) -> None:
+        env.get_checkpoint_config().set_checkpoint_storage(
+            FileSystemCheckpointStorage("hdfs:///checkpoints-data/", 2_048)
+        )
+        assert job(env).filesystem.url == "hdfs:///checkpoints-data"
 
 
 class TestParallelism:

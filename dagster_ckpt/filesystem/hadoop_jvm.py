@@ -1,0 +1,255 @@
+"""The JVM in which Hadoop's client runs, and what it says of a failure.
+
+It is a process of its own, launched as PySpark launches its gateway, with Spark's own class path, ``HADOOP_CONF_DIR``
+and ``spark-defaults.conf``. Not the JVM of a Spark session: checkpoints are looked at before there is a session and in
+processes that never have one, and what a run has to put on record when its Spark is gone goes through here. PySpark's
+own gateway is left alone, so that a session started later gets the memory and the options that its builder asks for.
+
+py4j's answers come on the connection of the thread that asked, and an interrupt in between leaves an answer that nobody
+reads. So the JVM is asked on threads of its own, and whoever is interrupted has only stopped waiting for one of them.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import shutil
+import subprocess
+import tempfile
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from py4j.protocol import Py4JError, Py4JJavaError
+
+from dagster_ckpt.errors import JavaNotFound, StorageUnusable
+
+__all__ = ["THREADS", "Hadoop", "JavaFailure", "hadoop_of_this_process"]
+
+#: Calls into the JVM that may be under way at once.
+THREADS = 16
+#: Far more than the client needs; a driver's memory, which may be set for all of Spark, is not meant for it.
+_HEAP = "512m"
+#: Seconds the JVM may take to end.
+_TEAR_DOWN = 5.0
+#: Without an answer to its first packet a connection is tried 45 times by default, 20 s each.
+_PATIENCE = {"ipc.client.connect.max.retries.on.timeouts": "2"}
+
+_Result = TypeVar("_Result")
+
+
+class JavaFailure(Exception):
+    """Hadoop's client failed; the text is Java's, with its stack trace.
+
+    Args:
+        text: what Java says.
+        causes: class, without its package, and message of each throwable from the outermost one inwards.
+
+    Attributes:
+        names: the classes.
+        message: the first line of the first message there is.
+    """
+
+    def __init__(self, text: str, causes: list[tuple[str, str]]) -> None:
+        super().__init__(text)
+        self.names = frozenset(name for name, _ in causes)
+        said = next((message for _, message in causes if message), "")
+        self.message = said.strip().partition("\n")[0] or causes[0][0]
+
+
+@dataclass(frozen=True)
+class Hadoop:
+    """Hadoop's client for one cluster.
+
+    Attributes:
+        jvm: the packages of the JVM.
+        filesystem: the ``org.apache.hadoop.fs.FileSystem``.
+    """
+
+    jvm: Any
+    filesystem: Any
+    _threads: ThreadPoolExecutor
+
+    def call(self, work: Callable[[], _Result]) -> _Result:
+        """Run ``work``, which asks the JVM, on a thread of the JVM's, and wait for it.
+
+        Raises:
+            JavaFailure: the client failed, or the JVM is gone.
+        """
+        return _on(self._threads, lambda: _described(work))
+
+
+def hadoop_of_this_process(cluster: str, options: Mapping[str, str]) -> Hadoop:
+    """The client for a cluster; the JVM is started when there is none yet, or it is gone.
+
+    Args:
+        cluster: ``hdfs://host:port``, ``hdfs://nameservice`` or ``hdfs://`` for the default one.
+        options: keys of Hadoop's configuration, over those of its files.
+
+    Raises:
+        JavaNotFound: there is no Java.
+        StorageUnusable: the JVM does not start.
+        JavaFailure: the client cannot be made.
+    """
+    global _running  # noqa: PLW0603 - one JVM for a process
+    with _lock:
+        if _running is not None and not _running.is_alive:
+            _running.let_go()
+            _running = None
+        if _running is None:
+            _running = _Jvm()
+        return _running.client(cluster, options)
+
+
+class _Jvm:
+    def __init__(self) -> None:
+        self._threads = ThreadPoolExecutor(THREADS, "dagster-ckpt-hdfs")
+        self._gateway = _on(self._threads, _launch)
+        self._clients: dict[tuple[str, tuple[tuple[str, str], ...]], Hadoop] = {}
+
+    @property
+    def _process(self) -> subprocess.Popen[bytes] | None:
+        process: subprocess.Popen[bytes] | None = self._gateway.proc
+        return process
+
+    @property
+    def is_alive(self) -> bool:
+        # Below spark-submit the gateway is that of the driver, whose process is not ours to know.
+        return self._process is None or self._process.poll() is None
+
+    def client(self, cluster: str, options: Mapping[str, str]) -> Hadoop:
+        key = (cluster, tuple(sorted(options.items())))
+        if key not in self._clients:
+            jvm = self._gateway.jvm
+            made = _on(self._threads, lambda: _described(lambda: _filesystem(jvm, cluster, options)))
+            self._clients[key] = Hadoop(jvm, made, self._threads)
+        return self._clients[key]
+
+    def close(self) -> None:
+        """End it: it lives as long as its standard input is open."""
+        if (process := self._process) is None:
+            return
+        self.let_go()
+        try:
+            process.wait(_TEAR_DOWN)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+    def let_go(self) -> None:
+        """Close this process's end of the pipe."""
+        if self._process is not None and self._process.stdin is not None:
+            with contextlib.suppress(OSError):
+                self._process.stdin.close()
+
+
+_lock = threading.Lock()
+_running: _Jvm | None = None
+_inherited: list[_Jvm] = []
+
+
+@atexit.register
+def _end() -> None:
+    if _running is not None:
+        _running.close()
+
+
+def _after_fork() -> None:
+    """The JVM of the parent is not the child's: its threads are gone, and its connections are the parent's.
+
+    The lock may have been held. Nothing of the parent's is collected here, because py4j would tell the JVM.
+    """
+    global _lock, _running  # noqa: PLW0603 - see above
+    _lock = threading.Lock()
+    if _running is not None:
+        _running.let_go()
+        _inherited.append(_running)
+        _running = None
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+class _Settings:
+    """What PySpark's launcher wants to know of a SparkConf, without asking the JVM of a session that may be gone."""
+
+    def getAll(self) -> list[tuple[str, str]]:  # noqa: N802 - Spark's name
+        return [("spark.driver.memory", _HEAP)]
+
+
+def _launch() -> Any:
+    """A gateway to a new JVM; below ``spark-submit``, to that of the driver."""
+    # Half a second that nobody pays for who keeps checkpoints elsewhere.
+    from pyspark.errors import PySparkRuntimeError  # noqa: PLC0415
+    from pyspark.java_gateway import launch_gateway  # noqa: PLC0415
+
+    home = os.environ.get("JAVA_HOME")
+    if not (Path(home, "bin", "java").exists() if home else shutil.which("java")):
+        raise JavaNotFound(
+            "Checkpoints on HDFS go through Hadoop's client, which needs Java, and "
+            + (f"there is none in JAVA_HOME, which is {home}." if home else "there is none on the PATH."),
+            hint="Install the Java that Spark needs (17 or later) on this machine, too, and set JAVA_HOME to it.",
+        )
+    with tempfile.TemporaryFile() as said:
+        try:
+            return launch_gateway(_Settings(), {"stdout": said, "stderr": said})  # type: ignore[no-untyped-call]
+        except PySparkRuntimeError as error:
+            said.seek(0)
+            lines = said.read().decode(errors="replace").strip().splitlines() or [str(error)]
+            raise StorageUnusable(
+                f"The JVM for Hadoop's client did not start: {lines[-1]}",
+                hint="It is started by Spark's own spark-submit: see that `pyspark` starts on this machine.",
+            ) from error
+
+
+def _filesystem(jvm: Any, cluster: str, options: Mapping[str, str]) -> Any:
+    """An ``org.apache.hadoop.fs.FileSystem`` of our own: one from Hadoop's cache may be closed by somebody else."""
+    hadoop_util = jvm.org.apache.spark.deploy.SparkHadoopUtil.get()
+    configuration = hadoop_util.newConfiguration(jvm.org.apache.spark.SparkConf())
+    for key, value in _PATIENCE.items():
+        if all(source.endswith("-default.xml") for source in configuration.getPropertySources(key) or ()):
+            configuration.set(key, value)
+    for key, value in options.items():
+        configuration.set(key, value)
+    return jvm.org.apache.hadoop.fs.FileSystem.newInstance(jvm.java.net.URI(f"{cluster}/"), configuration)
+
+
+def _on(threads: ThreadPoolExecutor, work: Callable[[], _Result]) -> _Result:
+    try:
+        future = threads.submit(work)
+    except RuntimeError as error:  # a thread that goes on while Python ends
+        raise JavaFailure(str(error), [("InterruptedException", f"this process ends ({error})")]) from error
+    return future.result()
+
+
+def _described(work: Callable[[], _Result]) -> _Result:
+    """Ask Java about its exception where it was raised: whoever prints py4j's asks the JVM again."""
+    try:
+        return work()
+    except Py4JJavaError as error:
+        raise _failure(error) from None
+    except (Py4JError, ConnectionError) as error:
+        raise _gone(error) from None
+
+
+def _failure(error: Py4JJavaError) -> JavaFailure:
+    causes: list[tuple[str, str]] = []
+    throwable = error.java_exception
+    try:
+        while throwable is not None and len(causes) < 8:
+            name = str(throwable.getClass().getName())
+            if name.endswith(".RemoteException"):  # of a class that the client does not translate
+                name = str(throwable.getClassName())
+            causes.append((name.rpartition(".")[2], str(throwable.getMessage() or "")))
+            throwable = throwable.getCause()
+        return JavaFailure(str(error), causes)
+    except (Py4JError, ConnectionError) as gone:
+        return _gone(gone)
+
+
+def _gone(error: Exception) -> JavaFailure:
+    return JavaFailure(str(error), [("Py4JNetworkError", f"the JVM of Hadoop's client is gone ({error})")])
