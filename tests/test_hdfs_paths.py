@@ -22,7 +22,7 @@ from dagster_ckpt.filesystem import open_filesystem
         ("hdfs://namenode/a?b", "more in it than a NameNode"),
         ("hdfs://namenode/a#b", "more in it than a NameNode"),
         ("hdfs://user:hidden@namenode/a", "more in it than a NameNode"),
-        ("hdfs://namenode/a/../b", "does not take for what they mean"),
+        ("hdfs://namenode/a/../b", "takes for names"),
         ("simplecache::hdfs://namenode/a", "chain of file systems"),
     ],
 )

@@ -320,7 +320,7 @@ def _in_object_store(pointer: str, hint: str, like: FileSystem | None) -> Comple
         return CompletedCheckpointStorageLocation(directory, METADATA_FILE_NAME)
     parent, _, name = directory.url.rpartition("/")
     # A bucket may be a directory of checkpoints, the root of a cluster is none.
-    if "://" in parent and not parent.endswith("/") and (urlsplit(parent).path or not parent.startswith(HDFS_SCHEME)):
+    if "://" in parent and not parent.endswith("/") and (urlsplit(parent).path or not parent.startswith("hdfs:")):
         above = open_filesystem(parent, like=like)
         found = [entry for entry in above.list("") if entry.name == name]
         if any(not entry.is_directory for entry in found):

@@ -27,8 +27,8 @@ def open_filesystem(
     Args:
         location: the path.
         write_buffer_size: bytes that are copied at a time when a data file is written to a disk.
-        storage_options: how to connect to what is no directory, see :class:`~dagster_ckpt.filesystem.gcs.GcsFileSystem`,
-            :class:`~dagster_ckpt.filesystem.s3.S3FileSystem`,
+        storage_options: how to connect to what is no directory, see
+            :class:`~dagster_ckpt.filesystem.gcs.GcsFileSystem`, :class:`~dagster_ckpt.filesystem.s3.S3FileSystem`,
             :class:`~dagster_ckpt.filesystem.azure.AzureBlobFileSystem` and
             :class:`~dagster_ckpt.filesystem.hdfs.HdfsFileSystem`.
         like: a storage whose options are taken if it is of the same kind and none are given.
