@@ -108,7 +108,8 @@ class CheckpointMetadata:
         triggered_at: when the attempt began, ISO 8601 in UTC.
         written_at: when its last data file was durable, ISO 8601 in UTC.
         timings_ms: milliseconds by step (``align``, ``pin``, ``write``).
-        new_bytes: bytes this checkpoint had to write that no retained one had.
+        new_bytes: bytes this checkpoint had to write: what no retained one had, and what was left of packs that are
+            mostly dead.
         facts: what Spark says about the job at the cut.
         sink: the sink's position, ``None`` where it has none.
         files: every file, inline or by reference.

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
 from dagster_ckpt.checkpoint.catalog import references
+from dagster_ckpt.checkpoint.compaction import mostly_dead
 from dagster_ckpt.checkpoint.data_files import DataFiles
 from dagster_ckpt.checkpoint.layout import CHECKPOINT_SHARED_STATE_DIR
 from dagster_ckpt.checkpoint.metadata import CheckpointMetadata, FileEntry
@@ -62,6 +64,7 @@ class SharedState:
         self._by_identity: dict[tuple[str, tuple[int, ...]], FileEntry] = {}
         self._by_content: dict[tuple[str, int, str], FileEntry] = {}
         self._sizes: set[tuple[str, int]] = set()
+        self._pack_sizes: dict[str, int] = {}
         self._sound = {
             (file.reference, file.offset)
             for file in (verified.files if verified is not None and verified.location is None else ())
@@ -81,6 +84,7 @@ class SharedState:
                 for key, entry in self._by_identity.items()
                 if entry.reference is None or entry.reference in alive
             }
+            self._pack_sizes = {pack: size for pack, size in self._pack_sizes.items() if pack in alive}
 
     def remember(self, snapshot: Snapshot, entries: Sequence[FileEntry]) -> None:
         """A checkpoint of ``snapshot`` completed: the same unchanged files need not be read again."""
@@ -109,9 +113,10 @@ class SharedState:
             files.undo()
 
     def store(self, number: int, snapshot: Snapshot, stop: Callable[[], bool]) -> tuple[tuple[FileEntry, ...], int]:
-        """Store what no retained checkpoint has; the entries of all files, and the bytes that were new.
+        """Store what no retained checkpoint has, and what is left of packs that are mostly dead.
 
-        Until :meth:`release` for the same ``number``, nothing the entries refer to may be deleted.
+        Returns the entries of all files, and the bytes that were written. Until :meth:`release` for the same
+        ``number``, nothing the entries refer to may be deleted.
 
         Raises:
             Stopped: ``stop()`` became true.
@@ -152,6 +157,7 @@ class SharedState:
                 entries[file.path] = same
             else:
                 (to_pack if small else to_write).append(file)
+        to_pack += self._moved(entries, snapshot)
         new_bytes = inline_bytes
         for entry in [
             *files.write_whole(to_write, stop),
@@ -159,7 +165,29 @@ class SharedState:
         ]:
             entries[entry.path] = entry
             new_bytes += entry.size
+        self._remember_packs(entries[file.path] for file in to_pack)
         return tuple(entries[file.path] for file in snapshot.files), new_bytes
+
+    def _moved(self, entries: Mapping[str, FileEntry], snapshot: Snapshot) -> list[PinnedFile]:
+        """The files of ``snapshot`` that lie in packs which are mostly dead."""
+        packs = {entry.reference for entry in entries.values() if entry.reference and entry.offset is not None}
+        with self._lock:
+            sizes: dict[str, int | None] = {pack: size for pack, size in self._pack_sizes.items() if pack in packs}
+        unknown = sorted(packs - sizes.keys())
+        found = self._filesystem.size_many([f"{self._shared}/{PurePosixPath(pack).name}" for pack in unknown])
+        asked = dict(zip(unknown, found, strict=True))
+        with self._lock:
+            self._pack_sizes.update((pack, size) for pack, size in asked.items() if size is not None)
+        dead = mostly_dead(entries.values(), sizes | asked)
+        return [file for file in snapshot.files if file.path in entries and entries[file.path].reference in dead]
+
+    def _remember_packs(self, packed: Iterable[FileEntry]) -> None:
+        """These were just packed; their packs hold nothing else."""
+        sizes: Counter[str] = Counter()
+        for entry in packed:
+            sizes[entry.reference or ""] += entry.size
+        with self._lock:
+            self._pack_sizes.update(sizes)
 
     def _all_inline(
         self, snapshot: Snapshot, max_state_size: int, stop: Callable[[], bool]

@@ -17,11 +17,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, TypeVar
 
 from dagster_ckpt.errors import PublishConflict, StorageUnusable
 
 __all__ = ["Entry", "FileSystem", "Part", "Stopped", "Written"]
+
+_Answer = TypeVar("_Answer")
 
 
 class Stopped(Exception):
@@ -144,17 +146,23 @@ class FileSystem(ABC):
 
     def read_many(self, paths: Sequence[str]) -> Sequence[bytes | None]:
         """All bytes of each of many small files, ``None`` for one that is not there."""
+        return self._ask_many(self.read, paths)
 
-        def read(path: str) -> bytes | None:
+    def size_many(self, paths: Sequence[str]) -> Sequence[int | None]:
+        """Bytes of each of many files, ``None`` for one that is not there."""
+        return self._ask_many(self.size, paths)
+
+    def _ask_many(self, ask: Callable[[str], _Answer], paths: Sequence[str]) -> Sequence[_Answer | None]:
+        def answer(path: str) -> _Answer | None:
             try:
-                return self.read(path)
+                return ask(path)
             except FileNotFoundError:
                 return None
 
         if not self.is_distant or not paths:
-            return [read(path) for path in paths]
+            return [answer(path) for path in paths]
         with ThreadPoolExecutor(min(self.concurrency, len(paths)), "dagster-ckpt-read") as pool:
-            return list(pool.map(read, paths))
+            return list(pool.map(answer, paths))
 
     def probe(self) -> None:
         """Find out, once and before any job data is at stake, that exclusive create works here.
