@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 
-from dagster_ckpt.checkpoint.epochs import Choice, End, Epochs
+from dagster_ckpt.checkpoint.epochs import Choice, End, Epochs, Settled
 from dagster_ckpt.checkpoint.layout import (
     METADATA_FILE_NAME,
     checkpoint_directory,
@@ -56,6 +56,7 @@ class CheckpointCatalog:
         self.epochs = Epochs(filesystem, job_name)
         self.quarantine = Quarantine(filesystem, job_name)
         self._choices: dict[int, Choice] = {}
+        self._settled: dict[int, Settled] = {}
 
     def job_ids(self) -> list[str]:
         """The lineages that have a directory, in no particular order."""
@@ -130,8 +131,9 @@ class CheckpointCatalog:
             error.checkpoint = f"{job_id}/chk-{number}"
             raise
         if (epoch := self._voided_by(metadata, epochs())) is not None:
+            when = f"epoch {epoch} had taken the job over" if epoch > metadata.epoch else "the job was over and swept"
             raise CheckpointNotFound(
-                f"{where} is void: epoch {metadata.epoch} published it after epoch {epoch} had taken the job over.",
+                f"{where} is void: epoch {metadata.epoch} published it after {when}.",
                 hint=self._see_list,
             )
         return metadata
@@ -159,11 +161,19 @@ class CheckpointCatalog:
         return max((self.numbers(job_id) if broken else []) + [item.checkpoint_id for item in completed], default=0)
 
     def _voided_by(self, metadata: CheckpointMetadata, names: Mapping[int, set[str]]) -> int | None:
-        """The epoch that had taken the job over before ``metadata`` was published, if one had.
+        """The epoch that had taken the job over before ``metadata`` was published, or after which it was swept.
 
-        Such a publish by a fenced writer can refer to files that the newer epoch has deleted since.
+        Such a publish by a fenced writer can refer to files that have been deleted since.
         """
         for epoch, kinds in names.items():
+            if epoch >= metadata.epoch and "settled" in kinds:
+                if epoch not in self._settled:
+                    settled = self.epochs.read_settled(epoch)
+                    if settled is None:
+                        continue
+                    self._settled[epoch] = settled
+                if self._settled[epoch].voids(metadata.job_id, metadata.checkpoint_id):
+                    return epoch
             if epoch > metadata.epoch and "choice" in kinds:
                 if epoch not in self._choices:
                     choice = self.epochs.read_choice(epoch)
