@@ -18,6 +18,7 @@ from dagster_ckpt.checkpoint.ancestry import for_retention
 from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
 from dagster_ckpt.checkpoint.clock import SystemClock
 from dagster_ckpt.checkpoint.disposing import dispose_broken, is_broken
+from dagster_ckpt.checkpoint.job_sweep import sweep_job
 from dagster_ckpt.checkpoint.layout import CONTROL_DIR, METADATA_FILE_NAME, checkpoint_id, is_job_id
 from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
 from dagster_ckpt.checkpoint.pinning import pin_checkpoint, unpin_checkpoint
@@ -28,9 +29,16 @@ from dagster_ckpt.checkpoint.recorded_savepoints import RecordedSavepoints
 from dagster_ckpt.checkpoint.savepoint_asking import take_savepoint
 from dagster_ckpt.checkpoint.savepoints import dispose_savepoint
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
+from dagster_ckpt.config.durations import parse_duration
 from dagster_ckpt.config.recovery import LATEST
 from dagster_ckpt.config.retention import AnyOf, KeepPinned, decide
-from dagster_ckpt.errors import CheckpointError, CheckpointNotFound, CorruptCheckpoint, InvalidConfiguration
+from dagster_ckpt.errors import (
+    CheckpointError,
+    CheckpointNotFound,
+    CorruptCheckpoint,
+    InvalidConfiguration,
+    JobAlreadyRunning,
+)
 from dagster_ckpt.filesystem import FileSystem, open_filesystem
 from dagster_ckpt.spark.batch_report import report_batch
 from dagster_ckpt.spark.preflight import check_stored
@@ -377,6 +385,55 @@ def dispose(savepoint: str) -> None:
     click.echo(f"{directory} is no savepoint any more.")
     if unknown:
         click.echo(f"Its directory stays, for what is not of the savepoint: {', '.join(unknown)}", err=True)
+
+
+@main.command()
+@click.argument("job", required=False)
+@_PATH
+@click.option("--dry-run", is_flag=True, help="Tell what would be deleted, and delete nothing.")
+@click.option(
+    "--older-than",
+    metavar="DURATION",
+    help="Also what only age can tell: end a job whose run died without an end so long ago, such as '7 d', and remove "
+    "the records of one that has been over for so long and of which nothing is left.",
+)
+@click.option("--quarantined", is_flag=True, help="Delete checkpoints in quarantine, too; none that is pinned.")
+@_JSON
+def sweep(job: str | None, path: str, dry_run: bool, older_than: str | None, quarantined: bool, as_json: bool) -> None:
+    """Delete files that no checkpoint needs of JOB, or of every job that is over.
+
+    That is what attempts that died have left in lineages that nobody goes on with, unfinished deletions, and forks that
+    never began. Checkpoints, savepoints and what is pinned stay. A job that runs, or is to be restarted, is refused.
+    """
+    filesystem = _storage(path)
+    try:
+        age = None if older_than is None else parse_duration(older_than)
+    except ValueError as error:
+        raise InvalidConfiguration(f"--older-than: {error}.", hint="Write it as '7 d', for example.") from None
+    swept, refused = [], []
+    for name in [job] if job else _jobs(filesystem):
+        try:
+            swept.append(
+                sweep_job(
+                    CheckpointCatalog(filesystem, name),
+                    SystemClock(),
+                    dry_run=dry_run,
+                    quarantined=quarantined,
+                    older_than=age,
+                    report=lambda orphan: None if as_json else click.echo(str(orphan)),
+                )
+            )
+        except (JobAlreadyRunning, InvalidConfiguration) as error:
+            if job:
+                raise
+            refused.append({"job": name, "refused": f"{error.message} {error.hint}"})
+            click.secho(f"{error.message} {error.hint}", fg="yellow", err=True)
+    if as_json:
+        click.echo(json.dumps([*(item.to_json(dry_run=dry_run) for item in swept), *refused], indent=2))
+        return
+    for item in swept:
+        for line in item.lines(dry_run=dry_run):
+            click.echo(line)
 
 
 def _storage(path: str) -> FileSystem:

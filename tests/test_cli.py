@@ -323,3 +323,36 @@ def test_what_is_in_quarantine_is_listed_with_the_reason_and_can_be_disposed_of(
         assert not (storage / JOB / item.reference).exists()
     assert call(storage, "verify", JOB).exit_code == 0
     assert not catalog.quarantine.names()
+
+
+def test_sweep_tells_first_and_then_deletes_what_nothing_needs(
+    storage: Path, taken: list[CheckpointMetadata], tmp_path: Path
+) -> None:
+    refused = call(storage, "sweep", JOB)
+    assert refused.exit_code == 1
+    assert f"Job '{JOB}' is not over" in refused.stderr
+    assert f"dagster-ckpt sweep {JOB} --older-than" in refused.stderr
+    assert json.loads(call(storage, "sweep", "--json").stdout)[0]["job"] == JOB, "of every job: told, and no error"
+    CheckpointCatalog(PosixFileSystem(storage), JOB).epochs.record_end(1, End("FINISHED", "", False, "now"))
+    orphan = storage / JOB / taken[0].job_id / "shared" / "000001-abc-left.sst"
+    orphan.write_bytes(b"12345")
+    before = files(storage)
+    (document,) = json.loads(call(storage, "sweep", JOB, "--dry-run", "--json").stdout)
+    name = str(orphan.relative_to(storage))
+    assert document["files"] == [{"path": name, "bytes": 5, "reason": "no checkpoint needs it"}]
+    assert (document["count"], document["bytes"], document["dry_run"]) == (1, 5, True)
+    told = call(storage, "sweep", "--dry-run").stdout
+    assert f"{name}  (no checkpoint needs it)" in told
+    assert f"{JOB}: 1 files, 5 bytes would be deleted." in told
+    assert files(storage) == before
+    swept = call(storage, "sweep", JOB).stdout
+    assert f"{name}  (no checkpoint needs it)" in swept
+    assert f"{JOB}: 1 files, 5 bytes deleted." in swept
+    assert before.keys() - files(storage).keys() == {name}
+    assert call(storage, "verify", JOB).exit_code == 0
+
+
+def test_sweep_refuses_what_is_no_age(storage: Path, taken: list[CheckpointMetadata]) -> None:
+    result = call(storage, "sweep", JOB, "--older-than", "soon")
+    assert result.exit_code == 1
+    assert "--older-than: 'soon' is not a duration" in result.stderr

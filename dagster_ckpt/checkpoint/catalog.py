@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 
-from dagster_ckpt.checkpoint.epochs import Choice, End, Epochs
+from dagster_ckpt.checkpoint.epochs import Choice, End, Epochs, Settled
 from dagster_ckpt.checkpoint.layout import (
     METADATA_FILE_NAME,
     checkpoint_directory,
@@ -47,7 +47,7 @@ _INSIDE = re.compile(r"([^/]+)/([0-9a-f]{32})/chk-([1-9][0-9]*)")
 
 
 @dataclass(frozen=True, slots=True)
-class _Settled:
+class _AtChoice:
     """What a choice says of the checkpoints before it."""
 
     job_id: str
@@ -55,7 +55,7 @@ class _Settled:
     complete: frozenset[int] | None
 
     @classmethod
-    def by(cls, choice: Choice) -> _Settled:
+    def by(cls, choice: Choice) -> _AtChoice:
         return cls(choice.job_id, choice.last_id, None if choice.complete is None else frozenset(choice.complete))
 
     def counts(self, number: int) -> bool:
@@ -76,7 +76,8 @@ class CheckpointCatalog:
         self.job_name = validate_job_name(job_name)
         self.epochs = Epochs(filesystem, job_name)
         self.quarantine = Quarantine(filesystem, job_name)
-        self._settled: dict[int, _Settled] = {}
+        self._at_choice: dict[int, _AtChoice] = {}
+        self._settled: dict[int, Settled] = {}
 
     def job_ids(self) -> list[str]:
         """The lineages that have a directory, in no particular order."""
@@ -151,8 +152,9 @@ class CheckpointCatalog:
             error.checkpoint = f"{job_id}/chk-{number}"
             raise
         if (epoch := self._voided_by(metadata, epochs())) is not None:
+            when = f"epoch {epoch} had taken the job over" if epoch > metadata.epoch else "the job was over and swept"
             raise CheckpointNotFound(
-                f"{where} is void: epoch {metadata.epoch} published it after epoch {epoch} had taken the job over.",
+                f"{where} is void: epoch {metadata.epoch} published it after {when}.",
                 hint=self._see_list,
             )
         return metadata
@@ -185,20 +187,28 @@ class CheckpointCatalog:
         return max(self.completed_ids(job_id), default=0)
 
     def _voided_by(self, metadata: CheckpointMetadata, names: Mapping[int, set[str]]) -> int | None:
-        """The epoch that had taken the job over before ``metadata`` was published, if one had.
+        """The epoch that had taken the job over before ``metadata`` was published, or after which it was swept.
 
-        Such a publish, by a fenced writer or held back by the network, can refer to files that the newer epoch has
-        deleted or swept since.
+        Such a publish, by a fenced writer or held back by the network, can refer to files that have
+        been deleted or swept since.
         """
         for epoch, kinds in names.items():
-            if epoch > metadata.epoch and "choice" in kinds:
+            if epoch >= metadata.epoch and "settled" in kinds:
                 if epoch not in self._settled:
+                    settled = self.epochs.read_settled(epoch)
+                    if settled is None:
+                        continue
+                    self._settled[epoch] = settled
+                if self._settled[epoch].voids(metadata.job_id, metadata.checkpoint_id):
+                    return epoch
+            if epoch > metadata.epoch and "choice" in kinds:
+                if epoch not in self._at_choice:
                     choice = self.epochs.read_choice(epoch)
                     if choice is None:
                         continue
-                    self._settled[epoch] = _Settled.by(choice)
-                settled = self._settled[epoch]
-                if settled.job_id == metadata.job_id and not settled.counts(metadata.checkpoint_id):
+                    self._at_choice[epoch] = _AtChoice.by(choice)
+                then = self._at_choice[epoch]
+                if then.job_id == metadata.job_id and not then.counts(metadata.checkpoint_id):
                     return epoch
         return None
 
@@ -210,7 +220,7 @@ class CheckpointCatalog:
         """The newest choice, and its epoch, of a listing of the epochs."""
         for epoch in sorted((epoch for epoch, kinds in names.items() if "choice" in kinds), reverse=True):
             if choice := self.epochs.read_choice(epoch):
-                self._settled[epoch] = _Settled.by(choice)
+                self._at_choice[epoch] = _AtChoice.by(choice)
                 return epoch, choice
         return None
 

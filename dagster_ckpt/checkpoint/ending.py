@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from dagster_ckpt.checkpoint.catalog import CheckpointCatalog, shared_in_use
@@ -19,19 +19,43 @@ from dagster_ckpt.checkpoint.savepoints import claimed_savepoint, dispose_claime
 from dagster_ckpt.checkpoint.store import CompletedCheckpointStore, Dropped
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig, JobStatus
 
-__all__ = ["end_dead_epoch", "finish_deletions"]
+__all__ = [
+    "end_dead_epoch",
+    "finish_deletions",
+    "finish_giving_up",
+    "finish_recorded_deletions",
+    "given_up_numbers",
+]
 
 _log = logging.getLogger(__name__)
 
 
 def finish_deletions(catalog: CheckpointCatalog, epoch: int) -> None:
     """Finish, as the holder of ``epoch``, what earlier epochs began to delete; what is pinned or quarantined stays."""
-    log = DeletionLog(catalog.filesystem, catalog.job_name)
-    log.recover(epoch, partial(shared_in_use, catalog))
+    in_use = partial(shared_in_use, catalog)
+    finish_recorded_deletions(catalog, epoch, in_use)
+    finish_giving_up(catalog, epoch, in_use)
+
+
+def finish_recorded_deletions(
+    catalog: CheckpointCatalog, epoch: int, in_use: Callable[[str], frozenset[str] | None]
+) -> None:
+    """Finish the deletions that are on record of epochs before ``epoch``.
+
+    Args:
+        catalog: of the job.
+        epoch: of the caller.
+        in_use: names in ``shared/`` of a lineage that must stay, as for :meth:`DeletionLog.recover`.
+    """
+    DeletionLog(catalog.filesystem, catalog.job_name).recover(epoch, in_use)
     for reference in catalog.quarantine.names():
         lineage, _, name = reference.partition("/")
         if checkpoint_id(name) not in catalog.numbers(lineage):
             catalog.quarantine.lift(reference)  # somebody has asked for its deletion
+
+
+def finish_giving_up(catalog: CheckpointCatalog, epoch: int, in_use: Callable[[str], frozenset[str] | None]) -> None:
+    """Delete, as the holder of ``epoch``, what is left of a lineage that was given up; arguments as above."""
     chosen, end = catalog.choice(), catalog.given_up()
     if chosen is None or end is None:
         return
@@ -39,23 +63,28 @@ def finish_deletions(catalog: CheckpointCatalog, epoch: int) -> None:
     if (claimed := claimed_savepoint(catalog, chosen[1].claimed)) is not None:
         dispose_claimed(claimed.reference, like=catalog.filesystem)
     job_id = chosen[1].job_id
-    pins = Pins(catalog.filesystem, catalog.job_name)
+    log = DeletionLog(catalog.filesystem, catalog.job_name)
     for _ in range(ROUNDS):
-        numbers = sorted({*catalog.numbers(job_id)} - pins.numbers(job_id) - catalog.quarantine.numbers(job_id))
+        numbers = given_up_numbers(catalog, job_id)
         if not numbers:
             return
         shared = [entry.name for entry in catalog.filesystem.list(shared_directory(catalog.job_name, job_id))]
         # In use is what the pinned ones need, when the others are gone.
-        if log.delete(epoch, job_id, numbers, shared, end.reason, partial(shared_in_use, catalog, job_id)):
+        if log.delete(epoch, job_id, numbers, shared, end.reason, partial(in_use, job_id)):
             return
     _log.warning(
-        "A lineage that was given up is not deleted: %d times in a row it was found to be pinned meanwhile. Nothing "
-        "looks after it any more; once nobody needs it, delete %s/%s/%s by hand.",
+        "A lineage that was given up is not deleted: %d times in a row it was found to be pinned meanwhile. Once "
+        "nobody needs it, `dagster-ckpt sweep %s --path %s` deletes it.",
         ROUNDS,
-        catalog.filesystem.url,
         catalog.job_name,
-        job_id,
+        catalog.filesystem.url,
     )
+
+
+def given_up_numbers(catalog: CheckpointCatalog, job_id: str) -> list[int]:
+    """The checkpoints, complete or not, of a lineage that was given up and that are neither pinned nor quarantined."""
+    pinned = Pins(catalog.filesystem, catalog.job_name).numbers(job_id)
+    return sorted({*catalog.numbers(job_id)} - pinned - catalog.quarantine.numbers(job_id))
 
 
 def end_dead_epoch(

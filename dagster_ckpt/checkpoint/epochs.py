@@ -2,14 +2,17 @@
 
 A run that starts a job claims the next epoch by creating ``control/epochs/e-N`` exclusively; from then on every
 older writer is fenced. It then chooses what it restores and records that choice exclusively, and only then
-starts. The end of an epoch is recorded too; an epoch without an end belongs to a run that lives or died.
+starts. The end of an epoch is recorded too; an epoch without an end belongs to a run that lives or died. Who sweeps a
+job that is over records what was complete then.
 
 Only exclusive create is needed of the storage.
 """
 
 from __future__ import annotations
 
+import contextlib
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from dagster_ckpt.checkpoint.layout import CONTROL_DIR
@@ -17,14 +20,14 @@ from dagster_ckpt.checkpoint.records import encode_record, read_record
 from dagster_ckpt.errors import Fenced, PublishConflict, StorageUnusable
 from dagster_ckpt.filesystem import FileSystem
 
-__all__ = ["FAILING", "NOTHING", "Choice", "Claim", "End", "Epochs"]
+__all__ = ["FAILING", "NOTHING", "Choice", "Claim", "End", "Epochs", "Settled"]
 
 #: How an epoch ends whose job is to be restarted; every other end is one of Flink's job statuses.
 FAILING = "FAILING"
 #: The fallback of a lineage that began from nothing and has no checkpoint.
 NOTHING = "nothing"
 
-_NAME = re.compile(r"e-(\d{10})(?:\.(choice|end))?")
+_NAME = re.compile(r"e-(\d{10})(?:\.(choice|end|settled))?")
 #: How often in a row a name may be taken that no listing shows.
 _UNLISTED = 10
 #: Epochs kept for the record. Older ones matter to nobody; the newest choice is kept however old it is.
@@ -121,6 +124,21 @@ class End:
     ended_at: str
 
 
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """What was complete when a job that was over was swept: whatever its epochs still publish is void.
+
+    Attributes:
+        complete: by lineage the ids of its checkpoints, those included that could not be read.
+    """
+
+    complete: Mapping[str, Sequence[int]]
+
+    def voids(self, job_id: str, number: int) -> bool:
+        """Whether a checkpoint of this epoch or an earlier one was published too late."""
+        return job_id in self.complete and number not in self.complete[job_id]
+
+
 class Epochs:
     """The epochs of one job name.
 
@@ -134,7 +152,7 @@ class Epochs:
         self._directory = f"{job_name}/{CONTROL_DIR}/epochs"
 
     def names(self) -> dict[int, set[str]]:
-        """Which records each epoch has: ``claim``, ``choice``, ``end``."""
+        """Which records each epoch has: ``claim``, ``choice``, ``end``, ``settled``."""
         found: dict[int, set[str]] = {}
         for entry in self._filesystem.list(self._directory):
             if match := _NAME.fullmatch(entry.name):
@@ -212,6 +230,19 @@ class Epochs:
         except PublishConflict:
             return False
         return True
+
+    def record_settled(self, epoch: int, settled: Settled) -> None:
+        """Record what was complete when ``epoch`` was over. The first record of an epoch stands: none is added after.
+
+        Raises:
+            Fenced: the job was started meanwhile.
+        """
+        with contextlib.suppress(PublishConflict):
+            self._filesystem.create(self._path(epoch, ".settled"), encode_record(asdict(settled)))
+        self.check(epoch)
+
+    def read_settled(self, epoch: int) -> Settled | None:
+        return read_record(self._filesystem, self._path(epoch, ".settled"), Settled)
 
     def read_claim(self, epoch: int) -> Claim | None:
         return read_record(self._filesystem, self._path(epoch), Claim)

@@ -13,7 +13,7 @@ from collections.abc import Collection
 from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
 from dagster_ckpt.checkpoint.layout import METADATA_FILE_NAME, checkpoint_directory, shared_directory
 
-__all__ = ["sweep"]
+__all__ = ["is_manifest", "sweep", "written_before"]
 
 _OF_EPOCH = re.compile(r"(\d{6,})-")
 
@@ -49,11 +49,8 @@ def sweep(
         if number < first_id and number not in completed
     ]
     paths = [f"{directory}/{entry.name}" for directory in unfinished for entry in storage.list(directory)]
-    for entry in storage.list(shared):
-        written_by = _OF_EPOCH.match(entry.name.lstrip("."))
-        if written_by and int(written_by[1]) < epoch and entry.name not in in_use:
-            paths.append(f"{shared}/{entry.name}")
-    paths.sort(key=lambda path: not _is_manifest(path))
+    paths += [f"{shared}/{name}" for name in written_before(catalog, job_id, epoch) if name not in in_use]
+    paths.sort(key=lambda path: not is_manifest(path))
     if paths:
         catalog.epochs.check(epoch)
     for path in paths:
@@ -63,5 +60,16 @@ def sweep(
     return paths
 
 
-def _is_manifest(path: str) -> bool:
+def written_before(catalog: CheckpointCatalog, job_id: str, epoch: int) -> list[str]:
+    """The names in ``shared/`` of a lineage that epochs before ``epoch`` wrote."""
+    found = []
+    for entry in catalog.filesystem.list(shared_directory(catalog.job_name, job_id)):
+        written_by = _OF_EPOCH.match(entry.name.lstrip("."))
+        if written_by and int(written_by[1]) < epoch:
+            found.append(entry.name)
+    return found
+
+
+def is_manifest(path: str) -> bool:
+    """Whether what lies there makes a checkpoint complete."""
     return path.endswith(f"/{METADATA_FILE_NAME}")

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from dagster_ckpt.checkpoint.ancestry import line_of_descent
 from dagster_ckpt.checkpoint.catalog import CheckpointCatalog, Newest
+from dagster_ckpt.checkpoint.clock import iso
 from dagster_ckpt.checkpoint.deletions import DeletionLog
 from dagster_ckpt.checkpoint.ending import finish_deletions
 from dagster_ckpt.checkpoint.epochs import Choice, Claim, End, Epochs
@@ -200,11 +201,14 @@ class Run:
         self.store: CompletedCheckpointStore
         self._tokens = itertools.count()
 
-    def start(self, restore_from: str = "latest") -> Run:
-        """Claim, finish old deletions, choose, record the choice, open the store, sweep: in this order."""
+    def start(self, restore_from: str = "latest", *, branch: bool = False) -> Run:
+        """Claim, finish old deletions, choose, record the choice, open the store, sweep: in this order.
+
+        With ``branch`` the run begins a lineage of its own.
+        """
         self.claim_epoch()
         finish_deletions(self.catalog, self.claim.epoch)
-        choice = self.choose(restore_from)
+        choice = self.choose(restore_from, branch=branch)
         self.record(choice)
         self.open(choice)
         self.store.sweep()
@@ -213,9 +217,10 @@ class Run:
     def claim_epoch(self) -> None:
         self._before = max(self.ledger.acknowledged.values(), default=(0, 0))
         token = f"{id(self)}-{next(self._tokens)}"
-        self.claim = self.catalog.epochs.claim(token=token, series=None, run_id=token, host="h", pid=1, now="now")
+        now = iso(self.clock.time())
+        self.claim = self.catalog.epochs.claim(token=token, series=None, run_id=token, host="h", pid=1, now=now)
 
-    def choose(self, restore_from: str = "latest") -> Choice:
+    def choose(self, restore_from: str = "latest", *, branch: bool = False) -> Choice:
         fallback = None
         if restore_from == "latest":
             newest = self._newest()
@@ -227,7 +232,8 @@ class Run:
             metadata = self.catalog.resolve(restore_from)
             job_id, reason = metadata.job_id, "asked for"
             self.ledger.wanted.add(metadata.reference)
-        job_id = job_id or self.ledger.new_job_id()
+        if branch or job_id is None:
+            job_id = self.ledger.new_job_id()
         restored = None if metadata is None else metadata.reference
         first_id = next_id(self.catalog, job_id, metadata)
         complete = self.catalog.completed_ids(job_id)
@@ -312,9 +318,15 @@ class Run:
         """The end of a job whose cleanup policy discards its checkpoints."""
         self.ledger.discarded = True
         self.ledger.given_up |= set(self.ledger.meant)
-        end = End("CANCELED", "terminated", discarded=True, ended_at="now")
+        end = End("CANCELED", "terminated", discarded=True, ended_at=iso(self.clock.time()))
         self.catalog.epochs.record_end(self.claim.epoch, end)
         self.store.discard_all("canceled")
+
+    def finish(self, status: str = "FINISHED") -> None:
+        """The end of a job that keeps its checkpoints."""
+        self.catalog.epochs.check(self.claim.epoch)
+        end = End(status, "of the test", discarded=False, ended_at=iso(self.clock.time()))
+        self.catalog.epochs.record_end(self.claim.epoch, end)
 
     def _newest(self) -> Newest:
         try:

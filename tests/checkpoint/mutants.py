@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from dagster_ckpt.checkpoint import deletions, ending, reading, store, sweeping
-from dagster_ckpt.checkpoint.catalog import CheckpointCatalog, _Settled
+from dagster_ckpt.checkpoint.catalog import CheckpointCatalog, _AtChoice
 from dagster_ckpt.checkpoint.data_files import DataFiles
 from dagster_ckpt.checkpoint.deletions import DeletionLog
 from dagster_ckpt.checkpoint.epochs import Claim, Epochs
@@ -172,7 +172,7 @@ def nothing_is_void(patch: pytest.MonkeyPatch) -> None:
 
 
 def only_later_ids_are_void(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(_Settled, "counts", lambda settled, number: number <= settled.last_id)
+    patch.setattr(_AtChoice, "counts", lambda then, number: number <= then.last_id)
 
 
 def nothing_is_compared(patch: pytest.MonkeyPatch) -> None:

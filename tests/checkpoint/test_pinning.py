@@ -445,7 +445,7 @@ def test_a_deletion_that_was_withdrawn_is_decided_on_anew(pins: Pins) -> None:
     [
         ("subsume", "The next checkpoint tries again", {"chk-5"}),
         ("cleanup", "The next start of the job tries again", set()),
-        ("next_start", f"{JOB}/{LINEAGE} by hand", {"chk-1", "chk-2", "chk-3", "chk-4"}),
+        ("next_start", f"`dagster-ckpt sweep {JOB} --path", {"chk-1", "chk-2", "chk-3", "chk-4"}),
     ],
 )
 def test_one_that_is_withdrawn_again_and_again_is_given_up_for_this_time(

@@ -1,0 +1,158 @@
+"""Whether a job is over, and whether nothing of it is left that its records could matter to.
+
+Who runs a job is told by its epochs and its heartbeat. Both questions need a clock where a run died without an end, and
+where the records go that fence whatever may still be alive: so both are answered with yes only at an age that the user
+names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime, timedelta
+
+from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.clock import Clock
+from dagster_ckpt.checkpoint.deletions import DeletionLog
+from dagster_ckpt.checkpoint.ending import end_dead_epoch
+from dagster_ckpt.checkpoint.epochs import FAILING
+from dagster_ckpt.checkpoint.layout import CHECKPOINT_TASK_OWNED_STATE_DIR, CONTROL_DIR
+from dagster_ckpt.checkpoint.liveness import LEASE, HeartbeatFile, is_dead
+from dagster_ckpt.checkpoint.orphans import Orphan
+from dagster_ckpt.checkpoint.pins import Pins
+from dagster_ckpt.config.checkpoint_config import CheckpointConfig, JobStatus
+from dagster_ckpt.config.durations import format_duration
+from dagster_ckpt.errors import CorruptCheckpoint, InvalidConfiguration, JobAlreadyRunning
+from dagster_ckpt.filesystem import FileSystem
+
+__all__ = ["last_epoch", "records_of", "remove_records"]
+
+
+def last_epoch(catalog: CheckpointCatalog, clock: Clock, older_than: timedelta | None, *, dry_run: bool = False) -> int:
+    """The last epoch of a job that is over.
+
+    Args:
+        catalog: of the job.
+        clock: wall time.
+        older_than: end a job whose run died without an end when its last sign of life is older than this.
+        dry_run: only say so.
+
+    Raises:
+        JobAlreadyRunning: a run of it is alive.
+        InvalidConfiguration: it is to be gone on with.
+    """
+    name, epochs = catalog.job_name, catalog.epochs
+    heartbeat = HeartbeatFile(catalog.filesystem, name).read()
+    if heartbeat is not None and is_dead(heartbeat, clock.time()) is None:
+        raise JobAlreadyRunning(
+            f"Job {name!r} is being run by run {heartbeat.run_id} (epoch {heartbeat.epoch}).",
+            hint="Its own start has swept its lineage. For the rest, terminate it, and sweep when it is over; a dead "
+            f"run counts as alive for {LEASE:.0f} s at most.",
+        )
+    epoch = epochs.highest()
+    end = epochs.read_end(epoch)
+    if epoch == 0 or (end is not None and end.status != FAILING):
+        return epoch
+    claim = epochs.read_claim(epoch)
+    if claim is not None and older_than is not None:
+        last = max(_seconds(claim.claimed_at), 0.0 if heartbeat is None else heartbeat.beat_at)
+        if clock.time() - last > older_than.total_seconds():
+            if dry_run:
+                return epoch
+            reason = f"run {claim.run_id} died, and for more than {format_duration(older_than)} nobody went on with it"
+            end_dead_epoch(catalog, claim, CheckpointConfig(), JobStatus.SUSPENDED, reason, clock)
+            return last_epoch(catalog, clock, None)
+    raise InvalidConfiguration(
+        f"Job {name!r} is not over: run {claim.run_id if claim else '?'} (epoch {epoch}) "
+        f"{'failed and is to be restarted' if end else 'died without an end'}.",
+        hint="If it is to go on, launch it, or leave it to the sensor: its start sweeps its lineage. If it is not, "
+        f"terminate it in Dagster; or `dagster-ckpt sweep {name} --older-than '7 d' --path {catalog.filesystem.url}` "
+        "ends it once its last sign of life is that old. A later launch goes on from its checkpoints all the same.",
+    )
+
+
+def records_of(
+    catalog: CheckpointCatalog, clock: Clock, epoch: int, orphans: Sequence[Orphan], older_than: timedelta | None
+) -> tuple[list[Orphan], list[str]]:
+    """The records of a job of which nothing is left, in the order in which they can go, and why they stay.
+
+    The epochs fence whatever may still be alive of the job, so they go last, the newest of them at the very end; and
+    none goes before the job has been over for as long as the user says.
+
+    Args:
+        catalog: of the job, which is over.
+        clock: wall time.
+        epoch: its last.
+        orphans: files that are not there any more by then.
+        older_than: how long it must have been over; ``None`` to keep the records.
+    """
+    storage, name = catalog.filesystem, catalog.job_name
+    end = catalog.epochs.read_end(epoch)
+    if older_than is None or end is None or end.status == FAILING:
+        return [], []
+    gone = {orphan.path for orphan in orphans}
+    lineages = [path for job_id in catalog.job_ids() for path in _files(storage, f"{name}/{job_id}")]
+    heartbeat = HeartbeatFile(storage, name).read()
+    last = max(_seconds(end.ended_at), 0.0 if heartbeat is None else heartbeat.beat_at)
+    stays = None
+    if any(path not in gone for path in lineages):
+        return [], []
+    if catalog.choice() is not None and catalog.given_up() is None:
+        stays = "it did not give its checkpoints up, so it goes on from where it began"
+    elif Pins(storage, name).pinned() or catalog.quarantine.names() or DeletionLog(storage, name).pending():
+        stays = "it has pins, checkpoints in quarantine or unfinished deletions"
+    elif next(_files(storage, f"{name}/{CHECKPOINT_TASK_OWNED_STATE_DIR}"), None) is not None:
+        stays = f"{name}/{CHECKPOINT_TASK_OWNED_STATE_DIR} has live checkpointLocations"
+    elif clock.time() - last <= older_than.total_seconds():
+        stays = f"it has been over for less than {format_duration(older_than)}"
+    if stays is not None:
+        return [], [f"No checkpoint of {name} is left. Its records in {name}/{CONTROL_DIR} stay: {stays}."]
+    epochs = f"{name}/{CONTROL_DIR}/epochs/"
+    last_of_all = f"{epochs}e-{epoch:010}.end"
+    # Nothing of a run that begins now has one of these names, but for the heartbeat, which it writes again.
+    paths = sorted(
+        _files(storage, f"{name}/{CONTROL_DIR}"),
+        key=lambda path: (path.startswith(epochs), path == last_of_all, path),
+    )
+    reason = f"nothing of the job is left, and it has been over for more than {format_duration(older_than)}"
+    sizes = storage.size_many(paths)
+    return [Orphan(path, size, reason) for path, size in zip(paths, sizes, strict=True) if size is not None], []
+
+
+def remove_records(catalog: CheckpointCatalog, records: Sequence[Orphan], report: Callable[[Orphan], None]) -> None:
+    """Remove the records of a job, and its directory."""
+    storage = catalog.filesystem
+    for record in records:
+        storage.remove(record.path)
+        report(record)
+    if records:
+        for directory in [*_directories(storage, catalog.job_name), catalog.job_name]:
+            storage.remove_directory(directory)
+
+
+def _files(storage: FileSystem, directory: str) -> Iterator[str]:
+    for entry in storage.list(directory):
+        path = f"{directory}/{entry.name}"
+        if entry.is_directory:
+            yield from _files(storage, path)
+        else:
+            yield path
+
+
+def _directories(storage: FileSystem, directory: str) -> Iterator[str]:
+    """Those below one, the deepest first."""
+    for entry in storage.list(directory):
+        if entry.is_directory:
+            path = f"{directory}/{entry.name}"
+            yield from _directories(storage, path)
+            yield path
+
+
+def _seconds(text: str) -> float:
+    """Seconds since the epoch."""
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except ValueError as error:
+        raise CorruptCheckpoint(
+            f"A record says {text!r} where a time must be.",
+            hint="Something else has changed the records of the job's epochs: put them back from a backup.",
+        ) from error
