@@ -200,22 +200,22 @@ def in_the_driver(patch: pytest.MonkeyPatch) -> None:
 class SweepsFirst(Run):
     """Sweeps before its choice is on record."""
 
-    def start(self, restore_from: str = "latest") -> Run:
+    def start(self, restore_from: str = "latest", *, branch: bool = False) -> Run:
         self.claim_epoch()
         ending.finish_deletions(self.catalog, self.claim.epoch)
-        choice = self.choose(restore_from)
+        choice = self.choose(restore_from, branch=branch)
         self.open(choice)
         self.store.sweep()
-        self.record(self.choose(restore_from))
+        self.record(self.choose(restore_from, branch=branch))
         return self
 
 
 class ClaimsLate(Run):
     """Looks for what it goes on from before it claims."""
 
-    def start(self, restore_from: str = "latest") -> Run:
+    def start(self, restore_from: str = "latest", *, branch: bool = False) -> Run:
         self.claim = Claim(self.catalog.epochs.highest() + 1, "", 1, "", "h", 1, "now")
-        choice = self.choose(restore_from)
+        choice = self.choose(restore_from, branch=branch)
         self.claim_epoch()
         ending.finish_deletions(self.catalog, self.claim.epoch)
         self.record(choice)

@@ -38,10 +38,11 @@ from dagster_ckpt.testing import (
     ProcessDied,
     at_operation,
     enumerate_crash_points,
+    interleave,
 )
 from tests.checkpoint.driver import JOB, Ledger, ManualClock, Pins, Run, content, directories, once, pin, shared, state
+from tests.checkpoint.interleaved import contents
 from tests.checkpoint.memory import MemoryFileSystem
-from tests.checkpoint.test_interleavings import Baton, contents
 
 DAY = timedelta(days=1)
 
@@ -541,35 +542,34 @@ def somebody() -> Iterator[tuple[MemoryFileSystem, Ledger, Pins]]:
 SEEDS = 100
 
 
-def interleave(seed: int, pins: Pins) -> None:
+def sweep_beside_others(seed: int, pins: Pins) -> None:
     """A writer of a lineage that was left, a job that ends and is swept, and a start in the middle of it."""
-    storage, ledger, baton = MemoryFileSystem(), Ledger(), Baton(seed, 3)
+    storage, ledger = MemoryFileSystem(), Ledger()
     disk = FaultInjectingFileSystem(storage)
     run = Run(disk, ledger, pins).start()
     run.checkpoint(state(1), 1)
     die(run, disk, 50)
-    zombie = Run(FaultInjectingFileSystem(storage, baton.plan(1)), ledger, pins)
-    plan, zombie.filesystem.plan = zombie.filesystem.plan, lambda _: None  # type: ignore[attr-defined]
-    zombie.start()
-    zombie.filesystem.plan = plan  # type: ignore[attr-defined]
+    wire = FaultInjectingFileSystem(storage)
+    zombie = Run(wire, ledger, pins).start()
 
-    def ending() -> None:
-        disk = FaultInjectingFileSystem(storage, baton.plan(0))
-        last = Run(disk, ledger, pins)
+    def ending(view: FileSystem) -> None:
+        last = Run(view, ledger, pins)
         with suppress(CheckpointError):  # it is fenced; or what it begins with was subsumed by the newer one
             last.start(f"{1:032x}/chk-1", branch=True)
             last.checkpoint(contents(0, 0), 2)
             last.finish()
         with suppress(CheckpointError):
-            sweep(disk)
+            sweep(view)
 
-    def writing() -> None:
+    def writing(view: FileSystem) -> None:
+        assert isinstance(view, FaultInjectingFileSystem)
+        wire.plan = view.plan
         with suppress(CheckpointError):
             for step in range(1, 3):
                 zombie.checkpoint(contents(1, step), step)
 
-    def starting() -> None:
-        newer = Run(FaultInjectingFileSystem(storage, baton.plan(2)), ledger, pins)
+    def starting(view: FileSystem) -> None:
+        newer = Run(view, ledger, pins)
         with suppress(CheckpointError):
             newer.start()
             for step in range(3):
@@ -577,7 +577,7 @@ def interleave(seed: int, pins: Pins) -> None:
                 newer.subsume(1)
                 ledger.examine(storage)
 
-    baton.run([ending, writing, starting])
+    interleave(storage, [ending, writing, starting], seed)
     ledger.examine(storage)
     last = Run(storage, ledger, pins).start()
     last.checkpoint(state(99), 99)
@@ -598,7 +598,7 @@ def broken(pins: Pins, seeds: range) -> list[str]:
     found = []
     for seed in seeds:
         try:
-            interleave(seed, pins)
+            sweep_beside_others(seed, pins)
         except AssertionError as error:
             found.append(f"seed {seed}: {error}")
     return found
