@@ -1,7 +1,7 @@
 # Everything a clone needs: `make run` and `make test` set up .venv by themselves, once.
 
 .DEFAULT_GOAL := help
-.PHONY: help run dev test test-integration lint clean
+.PHONY: help run dev test test-integration test-exhaustive lint clean
 
 VENV    := .venv
 BIN     := $(VENV)/bin
@@ -31,6 +31,10 @@ test-integration: $(STAMP) ## the slow tests and those that need a daemon, a clu
 	@tools/require-npm
 	@tools/require-go
 	$(BIN)/python -m pytest -m "slow or integration" $(SIDE_BY_SIDE)
+
+test-exhaustive: $(STAMP) ## what the fast tests try at some points, at every point
+	@tools/require-java
+	$(BIN)/python -m pytest -m exhaustive $(SIDE_BY_SIDE)
 
 lint: $(STAMP) ## ruff and mypy --strict
 	$(BIN)/ruff check .

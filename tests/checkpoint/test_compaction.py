@@ -175,7 +175,7 @@ def test_space_and_writing_are_bounded_over_any_history(history: list[Step]) -> 
     lives(history)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @settings(max_examples=500, database=None)
 @given(st.lists(STEPS, min_size=1, max_size=30))
 def test_they_are_over_many_more_and_longer_ones(history: list[Step]) -> None:

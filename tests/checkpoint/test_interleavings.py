@@ -9,7 +9,7 @@ from tests.checkpoint.driver import Pins
 from tests.checkpoint.interleaved import interleavings, now_and_then
 
 SEEDS = 600
-MANY_SEEDS = 700
+MANY_SEEDS = 2000
 
 
 @pytest.fixture(scope="module")
@@ -37,8 +37,8 @@ def test_faults_on_top_of_it_break_no_promise(pins: Pins) -> None:
     interleavings(pins, range(SEEDS // 4), zombie=True, disturb=now_and_then).require_none()
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.exhaustive
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("disturb", [None, now_and_then])
 @pytest.mark.parametrize("zombie", [False, True])
 def test_no_promise_is_broken_under_many_more_seeds(pins: Pins, zombie: bool, disturb: Disturb | None) -> None:

@@ -608,7 +608,7 @@ def test_beside_a_start_and_a_zombie_no_promise_is_broken(pins: Pins) -> None:
     assert broken(pins, range(SEEDS)) == []
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.timeout(1800)
 def test_nor_under_many_more_seeds(pins: Pins) -> None:
     assert broken(pins, range(SEEDS, SEEDS + 3000)) == []

@@ -38,7 +38,7 @@ def test_the_life_has_every_kind_of_request(life: BucketLife) -> None:
     assert kinds >= {"insert", "begin", "append", "read", "list", "stat", "delete"}
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("trouble", TROUBLES)
 @pytest.mark.parametrize("part", PARTS)

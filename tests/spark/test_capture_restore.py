@@ -35,11 +35,9 @@ _BY_DEFAULT = {
 }
 _SLOW = {
     *(("aggregation", variant) for variant in VARIANTS if variant != "rocks-v2"),
-    ("deduplication", "rocks-v2+changelog"),
     ("join", "hdfs"),
     ("chained", "hdfs"),
     ("withState", "rocks+changelog"),
-    ("transformWithState", "rocks"),
 }
 
 _COMBINATIONS = [
