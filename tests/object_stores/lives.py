@@ -32,6 +32,8 @@ DEATHS: dict[str, Fault] = {"is the last": Reset(), "is the last, and carried ou
 TROUBLES = (*ONCE, *LASTING, UNREPEATED, *DEATHS)
 
 _CHANGING = frozenset({"insert", "begin", "append", "cancel", "delete"})
+#: How often a part is led at most until it asks for the same as the time before.
+_TRIES = 5
 _LARGE = os.urandom((5 << 20) + 1000)
 
 
@@ -158,17 +160,26 @@ class BucketLife:
         told.ended = True
 
     def requests(self, number: int) -> list[tuple[Request, Operation]]:
-        """What the driver of a part asks for when all goes well."""
-        wire, told, _ = self._lead(number, None, "fails once")
-        assert told == Told(ended=True)
-        return wire.requests
+        """What the driver of a part asks for when all goes well, twice in a row.
+
+        On a machine under load a connection is lost now and then, and gcsfs asks again.
+        """
+        found: list[tuple[Request, Operation]] = []
+        for _ in range(_TRIES):
+            before = found
+            wire, told, _ledger = self._lead(number, None, "fails once")
+            assert told == Told(ended=True)
+            found = wire.requests
+            if len(found) == len(before):
+                return found
+        raise AssertionError(f"part {number} is another one each time")
 
     def violation(self, number: int, at: int, trouble: str) -> str | None:
         """What is wrong when a request of a part goes wrong; ``None`` if nothing is."""
         where = f"part {number}, request {at} {trouble}"
         try:
             wire, told, ledger = self._lead(number, at, trouble)
-            assert wire.struck is not None, "the driver did not come to this request again"
+            assert wire.struck is not None, f"the driver ended after {len(wire.requests)} requests"
             where = f"part {number}, {wire.struck[0].kind} {at} of {wire.struck[1]} {trouble}"
             if trouble in ONCE:
                 assert told == Told(ended=True), f"one fault that passes by came to {told}"
