@@ -145,7 +145,11 @@ class AzureBlobFileSystem(ObjectFileSystem):
                 f"Could not {what}: there is no container {self.bucket!r}.",
                 hint=f"Create it (`az storage container create --name {self.bucket}`), or correct the checkpoint path.",
             )
-        if isinstance(error, ClientAuthenticationError) or _status(error) == 401:
+        if (
+            isinstance(error, ClientAuthenticationError)
+            or _status(error) == 401
+            or "failed to authenticate" in str(error)  # with the status 403, where a key is not the account's
+        ):
             return StorageError(
                 f"Could not {what}: the credentials for container {self.bucket!r} are missing or are not accepted "
                 f"({_first_line(error)}).",

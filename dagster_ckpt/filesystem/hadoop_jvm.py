@@ -133,6 +133,8 @@ class _Jvm:
         """End it: it lives as long as its standard input is open."""
         if (process := self._process) is None:
             return
+        # What is collected from here on tells nobody: the JVM may be gone before it could answer.
+        self._gateway._gateway_client.is_connected = False  # noqa: SLF001 - py4j has no other way to say so
         self.let_go()
         try:
             process.wait(_TEAR_DOWN)

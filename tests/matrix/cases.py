@@ -28,8 +28,10 @@ from tests.matrix.streams import (
     Row,
     Target,
     batches_of,
+    between_ticks,
     in_step,
     land,
+    paced,
 )
 
 if TYPE_CHECKING:
@@ -131,6 +133,7 @@ class MatrixBench(Bench):
     def land(self, count: int) -> None:
         self.source.mkdir(parents=True, exist_ok=True)
         for number in range(self.landed, self.landed + count):
+            between_ticks(self.case_query)
             land(self.source, number)
         self.landed += count
 
@@ -164,7 +167,7 @@ def _query(bench: Bench, session: SparkSession) -> DataStreamWriter:
         return stream.json(str(bench.source))
 
     writer = bench.output.writer(QUERIES[bench.case_query](read))
-    return writer.trigger(availableNow=True) if bench.until_done else writer
+    return writer.trigger(availableNow=True) if bench.until_done else paced(bench.case_query, writer)
 
 
 class Base:

@@ -28,8 +28,10 @@ from tests.matrix.streams import (
     FailureFree,
     Target,
     batches_of,
+    between_ticks,
     in_step,
     land,
+    paced,
 )
 
 if TYPE_CHECKING:
@@ -89,14 +91,16 @@ class PlainBase:
             return compare(self._target.rows(), failure_free.answer(case.query, batches))
 
     def _stop_in_the_middle(self) -> None:
-        running = self._writer(1).start()
+        running = paced(self._query, self._writer(1)).start()
         try:
             for number in range(CHECKPOINTED + BEYOND):
+                between_ticks(self._query)
                 land(self._source, number)
                 running.processAllAvailable()
                 if number < CHECKPOINTED:
                     shutil.copytree(self._live, self._copies / str(number))
             location = CheckpointLocation(self._live)
+            between_ticks(self._query)
             land(self._source, CHECKPOINTED + BEYOND)
             eventually("the last file is planned", lambda: location.planned() is not None)
         finally:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -68,6 +69,9 @@ def land(directory: Path, number: int) -> Path:
 
 #: How often a job is made until its sources have read in step; a machine under load needs more than one.
 TRIES = 5
+JOIN = "stream-stream join"
+#: Seconds; Spark begins at whole multiples of it.
+TICK = 0.5
 #: The time of the first row, and so of id 0.
 _BEGIN = 1_704_067_200
 
@@ -136,7 +140,7 @@ QUERIES: Mapping[str, Callable[[Read], DataFrame]] = {
     "stateless": _stateless,
     "window aggregation": _window,
     "dropDuplicates": _deduplication,
-    "stream-stream join": _join,
+    JOIN: _join,
     "transformWithStateInPandas": _transform_with_state,
 }
 
@@ -230,6 +234,17 @@ def relevant(rows: Iterator[Row]) -> Counter[Row]:
     return Counter(row for row in rows if row[2] < first_hour - 180)
 
 
+def paced(query: str, writer: DataStreamWriter) -> DataStreamWriter:
+    """Let a query with two sources look for files at the beginning of each tick only."""
+    return writer.trigger(processingTime=f"{TICK} seconds") if query == JOIN else writer
+
+
+def between_ticks(query: str) -> None:
+    """Wait until no source of a paced query is looking: in the middle of a tick."""
+    if query == JOIN:
+        time.sleep((0.6 * TICK - time.time()) % TICK)
+
+
 def in_step(live: Path) -> bool:
     """Whether the sources of a query have read the same in each batch so far.
 
@@ -298,13 +313,15 @@ class FailureFree:
         rows = QUERIES[query](lambda: session.readStream.schema(SCHEMA).json(str(source / "*")))
         for key, value in BACKENDS["RocksDB"].items():
             session.conf.set(key, value)
-        running = rows.writeStream.foreachBatch(collect).option("checkpointLocation", str(root / "live")).start()
+        writer = rows.writeStream.foreachBatch(collect).option("checkpointLocation", str(root / "live"))
+        running = paced(query, writer).start()
         try:
             for number, files in enumerate(batches):
                 hidden = root / "next"
                 hidden.mkdir()
                 for file in files:
                     shutil.copy(file, hidden / file.name)
+                between_ticks(query)
                 hidden.rename(source / f"{number:04}")  # the source sees all of it at once
                 running.processAllAvailable()
         finally:
