@@ -151,3 +151,7 @@ def _answers(url: str, process: subprocess.Popen[bytes]) -> bool:
         except requests.ConnectionError:
             time.sleep(0.05)
     return False
+
+
+if __name__ == "__main__":
+    print(built())
