@@ -154,4 +154,4 @@ def _answers(url: str, process: subprocess.Popen[bytes]) -> bool:
 
 
 if __name__ == "__main__":
-    print(built())
+    built()
