@@ -17,6 +17,7 @@ from moto.s3.models import S3Backend, s3_backends
 from werkzeug.serving import WSGIRequestHandler, make_server
 
 from dagster_ckpt.filesystem.s3 import S3FileSystem
+from dagster_ckpt.testing.gcs_server import Reset
 
 BUCKET = "checkpoints"
 _Begin: TypeAlias = Callable[..., Any]
@@ -46,13 +47,6 @@ class Answer:
     code: str
     after: bool = False
     message: str = "injected"
-
-
-@dataclass(frozen=True, slots=True)
-class Reset:
-    """Break the connection; ``after`` the request was carried out, or without."""
-
-    after: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ from dagster_ckpt.errors import (
 )
 from dagster_ckpt.filesystem import FileSystem, open_filesystem
 
-__all__ = ["CheckpointCatalog", "Newest", "references", "shared_in_use"]
+__all__ = ["CheckpointCatalog", "Newest", "references", "shared_in_use", "unreadable_id"]
 
 #: What stands where the pointer of a checkpoint in a driver's memory would.
 NOT_ADDRESSABLE = "<checkpoint-not-externally-addressable>"
@@ -178,9 +178,9 @@ class CheckpointCatalog:
     def completed_ids(self, job_id: str) -> tuple[int, ...]:
         """The ids of a lineage that are complete now, ascending."""
         completed, broken = self.completed(job_id)
-        # An unreadable manifest was published by now, too; its place tells its number.
-        unreadable = {checkpoint_id((error.checkpoint or "").rpartition("/")[2]) or 0 for error in broken}
-        return tuple(sorted({item.checkpoint_id for item in completed} | unreadable - {0}))
+        # An unreadable manifest was published by now, too.
+        unreadable = set(map(unreadable_id, broken)) - {0}
+        return tuple(sorted({item.checkpoint_id for item in completed} | unreadable))
 
     def last_completed(self, job_id: str) -> int:
         """The greatest id of a lineage that is complete now, 0 when there is none."""
@@ -189,8 +189,8 @@ class CheckpointCatalog:
     def _voided_by(self, metadata: CheckpointMetadata, names: Mapping[int, set[str]]) -> int | None:
         """The epoch that had taken the job over before ``metadata`` was published, or after which it was swept.
 
-        Such a publish, by a fenced writer or held back by the network, can refer to files that have
-        been deleted or swept since.
+        Such a publish, by a fenced writer or held back by the network, can refer to files that have been deleted or
+        swept since.
         """
         for epoch, kinds in names.items():
             if epoch >= metadata.epoch and "settled" in kinds:
@@ -402,6 +402,11 @@ def shared_in_use(catalog: CheckpointCatalog, job_id: str) -> frozenset[str] | N
 def _is_same_place(one: str, other: str) -> bool:
     """Whether two paths lead to the same directory, links of a local file system followed."""
     return one == other or (Path(one).exists() and Path(other).exists() and Path(one).samefile(other))
+
+
+def unreadable_id(error: CorruptCheckpoint) -> int:
+    """The id of a checkpoint whose manifest cannot be read, by its place; 0 when that tells none."""
+    return checkpoint_id((error.checkpoint or "").rpartition("/")[2]) or 0
 
 
 def references(checkpoints: Sequence[CheckpointMetadata]) -> frozenset[str]:

@@ -28,7 +28,7 @@ from dagster_ckpt.checkpoint.deletions import DeletionLog
 from dagster_ckpt.checkpoint.ending import finish_giving_up, finish_recorded_deletions
 from dagster_ckpt.checkpoint.epochs import Settled
 from dagster_ckpt.checkpoint.job_end import last_epoch, records_of, remove_records
-from dagster_ckpt.checkpoint.layout import checkpoint_directory, checkpoint_id, shared_directory
+from dagster_ckpt.checkpoint.layout import checkpoint_directory, shared_directory
 from dagster_ckpt.checkpoint.orphans import Condemned, Orphan, condemned, orphans_of
 from dagster_ckpt.checkpoint.snapshot import Json
 from dagster_ckpt.errors import Fenced, JobAlreadyRunning
@@ -153,11 +153,7 @@ def _plan(catalog: CheckpointCatalog, epoch: int, to_go: Sequence[Condemned]) ->
 
 def _settle(catalog: CheckpointCatalog, epoch: int) -> None:
     """From here on nothing is complete that is not now, until the job is started again."""
-    complete: dict[str, list[int]] = {}
-    for job_id in catalog.job_ids():
-        completed, broken = catalog.completed(job_id)
-        unreadable = [checkpoint_id((error.checkpoint or "").rpartition("/")[2]) or 0 for error in broken]
-        complete[job_id] = sorted([metadata.checkpoint_id for metadata in completed] + unreadable)
+    complete = {job_id: catalog.completed_ids(job_id) for job_id in catalog.job_ids()}
     if complete:
         catalog.epochs.record_settled(epoch, Settled(complete))
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from dagster_ckpt.checkpoint.catalog import CheckpointCatalog, references
+from dagster_ckpt.checkpoint.catalog import CheckpointCatalog, references, unreadable_id
 from dagster_ckpt.checkpoint.deletions import DeletionLog
 from dagster_ckpt.checkpoint.ending import given_up_numbers
 from dagster_ckpt.checkpoint.layout import checkpoint_directory, checkpoint_id, shared_directory
@@ -116,7 +116,7 @@ def orphans_of(
     storage = catalog.filesystem
     completed, broken = catalog.completed(job_id)
     kept = [metadata for metadata in completed if metadata.checkpoint_id not in gone]
-    unreadable = {checkpoint_id((error.checkpoint or "").rpartition("/")[2]): error for error in broken}
+    unreadable = {unreadable_id(error): error for error in broken}
     unreadable = {number: error for number, error in unreadable.items() if number not in gone}
     stay = {metadata.checkpoint_id for metadata in kept} | set(unreadable)
     found: list[tuple[str, str]] = []

@@ -18,6 +18,7 @@ from dagster_ckpt.config.import_path import load
 from dagster_ckpt.errors import InvalidConfiguration
 
 __all__ = [
+    "CHANGELOG_CONF",
     "HDFS_PROVIDER",
     "LOCAL_DIRECTORIES_CONF",
     "PROVIDER_CONF",
@@ -34,7 +35,7 @@ __all__ = [
 
 _STATE = "spark.sql.streaming.stateStore"
 _ROCKSDB = f"{_STATE}.rocksdb."
-_CHANGELOG = f"{_ROCKSDB}changelogCheckpointing.enabled"
+CHANGELOG_CONF = f"{_ROCKSDB}changelogCheckpointing.enabled"
 _MAINTENANCE_THREADS = f"{_STATE}.numStateStoreMaintenanceThreads"
 PROVIDER_CONF = f"{_STATE}.providerClass"
 STATE_FORMAT_CONF = f"{_STATE}.checkpointFormatVersion"
@@ -225,7 +226,7 @@ class EmbeddedRocksDBStateBackend(StateBackend):
         options = {**_PROFILES[self.predefined_options], **_checked_options(self._options_factory())}
         return {
             PROVIDER_CONF: ROCKSDB_PROVIDER,
-            _CHANGELOG: "true" if self.enable_incremental_checkpointing else "false",
+            CHANGELOG_CONF: "true" if self.enable_incremental_checkpointing else "false",
             **{f"{_ROCKSDB}{name}": value for name, value in options.items()},
         }
 
@@ -360,7 +361,7 @@ def _checked_options(options: Mapping[str, Any]) -> dict[str, str]:
     for key, value in options.items():
         name = str(key).removeprefix(_ROCKSDB)
         _require(
-            name != _CHANGELOG.removeprefix(_ROCKSDB), f"{name} is enable_incremental_checkpointing, not an option"
+            name != CHANGELOG_CONF.removeprefix(_ROCKSDB), f"{name} is enable_incremental_checkpointing, not an option"
         )
         if name not in _OPTIONS:
             raise InvalidConfiguration(

@@ -26,7 +26,7 @@ from fsspec.asyn import AsyncFileSystem
 from fsspec.callbacks import Callback
 
 from dagster_ckpt.errors import InvalidConfiguration, StorageError, StorageUnusable
-from dagster_ckpt.filesystem.object_store import ObjectFileSystem, in_chunks
+from dagster_ckpt.filesystem.object_store import ObjectFileSystem, check_options, first_line, in_chunks
 
 __all__ = ["AzureBlobFileSystem"]
 
@@ -81,11 +81,7 @@ class AzureBlobFileSystem(ObjectFileSystem):
                 f"{container!r} is no name of a container of Azure Blob Storage.",
                 hint="Write the checkpoint path as abfs://container@account.dfs.core.windows.net/directory.",
             )
-        if unknown := sorted(set(options or {}) - _OPTIONS):
-            raise InvalidConfiguration(
-                f"Storage options for abfs:// that are not known: {', '.join(unknown)}.",
-                hint=f"Known are {', '.join(sorted(_OPTIONS))}.",
-            )
+        check_options("abfs", options or {}, _OPTIONS)
         merged = dict(options or {})
         place = container
         if host:
@@ -121,7 +117,7 @@ class AzureBlobFileSystem(ObjectFileSystem):
             client = _client(os.getpid(), json.dumps(self.storage_options, sort_keys=True))
         except ValueError as error:  # adlfs was told of no account, or of an impossible one
             raise StorageUnusable(
-                f"Could not connect to container {self.bucket!r}: {_first_line(error)}",
+                f"Could not connect to container {self.bucket!r}: {first_line(error)}",
                 hint="Name the account in the path (abfs://container@account.dfs.core.windows.net/directory), or give "
                 "the storage option `account_name` or `connection_string`.",
             ) from error
@@ -152,34 +148,34 @@ class AzureBlobFileSystem(ObjectFileSystem):
         ):
             return StorageError(
                 f"Could not {what}: the credentials for container {self.bucket!r} are missing or are not accepted "
-                f"({_first_line(error)}).",
+                f"({first_line(error)}).",
                 hint="Run `az login`, give the machine an identity, or give the storage options `account_key`, "
                 "`sas_token`, or `tenant_id`, `client_id` and `client_secret`.",
             )
         if _status(error) == 403:
             return StorageError(
-                f"Could not {what}: permission denied on container {self.bucket!r} ({_first_line(error)}).",
+                f"Could not {what}: permission denied on container {self.bucket!r} ({first_line(error)}).",
                 hint="Grant the role Storage Blob Data Contributor on the container to who runs the job, and let the "
                 "account's network rules admit its host.",
             )
         if _code(error) in _TOO_MUCH or _status(error) == 429:
             return StorageError(
                 f"Could not {what}: the account of container {self.bucket!r} takes no more requests for now "
-                f"({_first_line(error)}).",
+                f"({first_line(error)}).",
                 hint="Take checkpoints less often (interval).",
             )
         if isinstance(error, ServiceRequestError):
             return StorageError(
-                f"Could not {what}: {_first_line(error)}",
+                f"Could not {what}: {first_line(error)}",
                 hint=f"Container {self.bucket!r} was asked several times. Check the account's name and the network; "
                 "the next checkpoint tries again.",
             )
         if isinstance(error, AzureError | OSError):
             return StorageError(
-                f"Could not {what}: {_first_line(error)}",
+                f"Could not {what}: {first_line(error)}",
                 hint=f"Container {self.bucket!r} was asked several times. The next checkpoint tries again.",
             )
-        return StorageError(f"Could not {what}: {type(error).__name__}: {_first_line(error)}")
+        return StorageError(f"Could not {what}: {type(error).__name__}: {first_line(error)}")
 
 
 class _Client(adlfs.AzureBlobFileSystem):  # type: ignore[misc]  # adlfs publishes no types
@@ -297,8 +293,3 @@ def _status(error: BaseException) -> int:
 def _code(error: BaseException) -> str:
     code = getattr(error, "error_code", None)
     return str(getattr(code, "value", code))
-
-
-def _first_line(error: BaseException) -> str:
-    text = str(error).strip() or type(error).__name__
-    return text.partition("\n")[0]

@@ -17,7 +17,7 @@ from gcsfs.core import GCSFileSystem
 from gcsfs.retry import HttpError
 
 from dagster_ckpt.errors import InvalidConfiguration, StorageError, StorageUnusable
-from dagster_ckpt.filesystem.object_store import ObjectFileSystem
+from dagster_ckpt.filesystem.object_store import ObjectFileSystem, check_options, first_line
 
 __all__ = ["GcsFileSystem"]
 
@@ -51,11 +51,7 @@ class GcsFileSystem(ObjectFileSystem):
                 f"{bucket!r} is no name of a bucket of Google Cloud Storage.",
                 hint="Write the checkpoint path as gs://bucket/directory.",
             )
-        if unknown := sorted(set(options or {}) - _OPTIONS):
-            raise InvalidConfiguration(
-                f"Storage options for gs:// that are not known: {', '.join(unknown)}.",
-                hint=f"Known are {', '.join(sorted(_OPTIONS))}.",
-            )
+        check_options("gs", options or {}, _OPTIONS)
         super().__init__(f"gs://{bucket}/{prefix}".rstrip("/"))
         self._made_of = (bucket, prefix, dict(options or {}))
 
@@ -115,21 +111,21 @@ class GcsFileSystem(ObjectFileSystem):
             )
         if _is_forbidden(error) or _code(error) == 403:
             return StorageError(
-                f"Could not {what}: permission denied on bucket {self.bucket!r} ({_first_line(error)}).",
+                f"Could not {what}: permission denied on bucket {self.bucket!r} ({first_line(error)}).",
                 hint="Grant the role roles/storage.objectUser on the bucket to the account that runs the job.",
             )
         if _code(error) == 429:
             return StorageError(
-                f"Could not {what}: bucket {self.bucket!r} takes no more requests for now ({_first_line(error)}).",
+                f"Could not {what}: bucket {self.bucket!r} takes no more requests for now ({first_line(error)}).",
                 hint="Take checkpoints less often (interval), or raise the quota.",
             )
         if isinstance(error, HttpError | aiohttp.ClientError | requests.exceptions.RequestException | OSError):
             return StorageError(
-                f"Could not {what}: {_first_line(error)}",
+                f"Could not {what}: {first_line(error)}",
                 hint=f"Bucket {self.bucket!r} was asked several times over half a minute and more. If the network "
                 "is all right, the next checkpoint tries again.",
             )
-        return StorageError(f"Could not {what}: {type(error).__name__}: {_first_line(error)}")
+        return StorageError(f"Could not {what}: {type(error).__name__}: {first_line(error)}")
 
 
 @cache
@@ -161,8 +157,3 @@ def _code(error: BaseException) -> int | None:
 def _is_forbidden(error: BaseException) -> bool:
     # gcsfs raises an OSError of its own text for the status 403.
     return isinstance(error, OSError) and str(error).startswith("Forbidden")
-
-
-def _first_line(error: BaseException) -> str:
-    text = str(error).strip() or type(error).__name__
-    return text.partition("\n")[0]

@@ -13,17 +13,17 @@ import hashlib
 import os
 import threading
 from abc import abstractmethod
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
 from fsspec.asyn import AsyncFileSystem
 from fsspec.callbacks import Callback
 
-from dagster_ckpt.errors import PublishConflict, PublishUnknown, StorageError
+from dagster_ckpt.errors import InvalidConfiguration, PublishConflict, PublishUnknown, StorageError
 from dagster_ckpt.filesystem.port import Entry, FileSystem, Part, Stopped, Written
 
-__all__ = ["ObjectFileSystem", "in_chunks"]
+__all__ = ["ObjectFileSystem", "check_options", "first_line", "in_chunks"]
 
 #: Bytes of one request; what is larger goes up, and comes down, in several.
 CHUNK = 8 << 20
@@ -281,6 +281,31 @@ class ObjectFileSystem(FileSystem):
             raise
         except Exception as error:
             raise self._explained(what, error) from error
+
+
+def check_options(scheme: str, options: Mapping[str, Any], known: frozenset[str], more: str = "") -> None:
+    """Refuse storage options that nobody knows.
+
+    Args:
+        scheme: of the URLs.
+        options: what the user says.
+        known: what may be said.
+        more: the end of the hint.
+
+    Raises:
+        InvalidConfiguration: one is not known.
+    """
+    if unknown := sorted(set(options) - known):
+        raise InvalidConfiguration(
+            f"Storage options for {scheme}:// that are not known: {', '.join(unknown)}.",
+            hint=f"Known are {', '.join(sorted(known))}{more}.",
+        )
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says, in one line; its type when it says nothing."""
+    text = str(error).strip() or type(error).__name__
+    return text.partition("\n")[0]
 
 
 def in_chunks(source: str, least: int, most: int) -> Iterator[bytes]:

@@ -28,7 +28,7 @@ from fsspec.asyn import AsyncFileSystem
 from fsspec.callbacks import Callback
 
 from dagster_ckpt.errors import InvalidConfiguration, StorageError, StorageUnusable
-from dagster_ckpt.filesystem.object_store import ObjectFileSystem, in_chunks
+from dagster_ckpt.filesystem.object_store import ObjectFileSystem, check_options, in_chunks
 
 __all__ = ["S3FileSystem"]
 
@@ -117,11 +117,7 @@ class S3FileSystem(ObjectFileSystem):
                 f"{bucket!r} is no name of a bucket of S3.",
                 hint="Write the checkpoint path as s3://bucket/directory; an access point is named by its alias.",
             )
-        if unknown := sorted(set(options or {}) - _OPTIONS):
-            raise InvalidConfiguration(
-                f"Storage options for s3:// that are not known: {', '.join(unknown)}.",
-                hint=f"Known are {', '.join(sorted(_OPTIONS))}; a region is client_kwargs={{'region_name': ...}}.",
-            )
+        check_options("s3", options or {}, _OPTIONS, "; a region is client_kwargs={'region_name': ...}")
         _check_endpoint((options or {}).get("endpoint_url"))
         super().__init__(f"s3://{bucket}/{prefix}".rstrip("/"))
         self._made_of = (bucket, prefix, dict(options or {}))

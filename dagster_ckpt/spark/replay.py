@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from pyspark.errors import StreamingQueryException
 
 from dagster_ckpt.checkpoint.write_ahead_archive import PlannedBatch
+from dagster_ckpt.config.state_backend import CHANGELOG_CONF
 from dagster_ckpt.errors import CheckpointFailure
 from dagster_ckpt.spark.checkpoint_location import CheckpointLocation
 from dagster_ckpt.spark.planned_batches import lay_out
@@ -37,7 +38,6 @@ _LOOK = 1
 _FEW = 3
 #: Batches from one that stores the whole state to the next, as for a snapshot of Spark's own.
 _WHOLE_STATE_EVERY = 10
-_CHANGELOGS = "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled"
 
 
 def replay(
@@ -110,12 +110,12 @@ def _one_batch(writer: DataStreamWriter) -> Iterator[None]:
 @contextmanager
 def _whole_state(session: SparkSession, *, wanted: bool) -> Iterator[None]:
     """Have the query that is started here store its whole state; it copies the settings of its session."""
-    kept = session.conf.get(_CHANGELOGS, None)
+    kept = session.conf.get(CHANGELOG_CONF, None)
     if not wanted or kept != "true":
         yield
         return
-    session.conf.set(_CHANGELOGS, "false")
+    session.conf.set(CHANGELOG_CONF, "false")
     try:
         yield
     finally:
-        session.conf.set(_CHANGELOGS, kept)
+        session.conf.set(CHANGELOG_CONF, kept)

@@ -14,7 +14,13 @@ from typing import TYPE_CHECKING
 
 from py4j.protocol import Py4JNetworkError
 
-from dagster_ckpt.config.state_backend import PROVIDER_CONF, ROCKSDB_PROVIDER, STATE_FORMAT_CONF, StateBackend
+from dagster_ckpt.config.state_backend import (
+    CHANGELOG_CONF,
+    PROVIDER_CONF,
+    ROCKSDB_PROVIDER,
+    STATE_FORMAT_CONF,
+    StateBackend,
+)
 from dagster_ckpt.errors import JavaNotFound
 
 if TYPE_CHECKING:
@@ -31,7 +37,7 @@ _HOW = (
 #: New queries keep their state in RocksDB, with changelogs, and Spark keeps at least so many batches.
 _DEFAULTS = {
     PROVIDER_CONF: ROCKSDB_PROVIDER,
-    "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
+    CHANGELOG_CONF: "true",
     "spark.sql.streaming.minBatchesToRetain": "100",
 }
 #: Seconds a dying JVM may take to be gone.

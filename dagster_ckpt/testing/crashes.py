@@ -25,6 +25,7 @@ from dagster_ckpt.testing.faults import (
     ProcessDied,
     Torn,
 )
+from dagster_ckpt.testing.violations import described, require_none
 
 __all__ = ["CrashPoint", "Enumeration", "actions_for", "at_operation", "enumerate_crash_points"]
 
@@ -62,9 +63,7 @@ class Enumeration:
         Raises:
             AssertionError: there are violations; the first ten are shown.
         """
-        if self.violations:
-            shown = "\n".join(self.violations[:10])
-            raise AssertionError(f"{len(self.violations)} violations in {self.runs} runs:\n{shown}")
+        require_none(self.violations, self.runs)
 
 
 def actions_for(operation: Operation) -> Sequence[Action]:
@@ -137,15 +136,11 @@ def _run_with(
         with contextlib.suppress(ProcessDied, *expected):
             scenario(disturbed, memory)
     except Exception as error:
-        return f"the scenario ended with {_described(error)}"
+        return f"the scenario ended with {described(error)}"
     if point.operation.name not in {operation.name for operation, action in disturbed.log if action}:
         return "the scenario did not come to this operation again: it is not the same each time"
     try:
         examine(storage, memory)
     except Exception as error:
-        return _described(error)
+        return described(error)
     return None
-
-
-def _described(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"

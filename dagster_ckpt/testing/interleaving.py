@@ -24,6 +24,7 @@ from typing import TypeAlias, TypeVar
 
 from dagster_ckpt.filesystem import FileSystem
 from dagster_ckpt.testing.faults import Action, FaultInjectingFileSystem, Operation, Plan, ProcessDied
+from dagster_ckpt.testing.violations import described, require_none
 
 __all__ = ["Disturb", "Interleavings", "enumerate_interleavings", "interleave"]
 
@@ -56,9 +57,7 @@ class Interleavings:
         Raises:
             AssertionError: there are violations; the first ten are shown.
         """
-        if self.violations:
-            shown = "\n".join(self.violations[:10])
-            raise AssertionError(f"{len(self.violations)} violations in {self.runs} runs:\n{shown}")
+        require_none(self.violations, self.runs)
 
 
 def interleave(
@@ -117,7 +116,7 @@ def enumerate_interleavings(
             interleave(storage, driving, seed, zombie=zombie, disturb=disturb)
             examine(storage, memory)
         except Exception as error:  # whatever it is, it should not have been
-            violations.append(f"seed {seed}: {type(error).__name__}: {error}")
+            violations.append(f"seed {seed}: {described(error)}")
     return Interleavings(runs, tuple(violations))
 
 

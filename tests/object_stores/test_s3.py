@@ -28,8 +28,9 @@ from dagster_ckpt.errors import (
 )
 from dagster_ckpt.filesystem import Entry, Stopped, object_store, open_filesystem
 from dagster_ckpt.filesystem.s3 import S3FileSystem
+from dagster_ckpt.testing.gcs_server import Reset
 from tests.object_stores.life import live
-from tests.s3 import BUCKET, Answer, Fault, Request, Reset, S3Server, Spoil, bucket_of, connection
+from tests.s3 import BUCKET, Answer, Fault, Request, S3Server, Spoil, bucket_of, connection
 
 PART = 1 << 16
 LARGE = 2 * PART + 1
