@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import hypothesis
 import pytest
 
-from tests.local_spark import small_spark
+from tests.local_spark import set_up_jvms, small_spark
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 # How long an example takes says how busy the machine is, not whether it is right.
 hypothesis.settings.register_profile("unhurried", deadline=None)
 hypothesis.settings.load_profile("unhurried")
+
+set_up_jvms()
 
 
 @pytest.fixture(scope="session")

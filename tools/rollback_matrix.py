@@ -125,6 +125,8 @@ def _table(records: list[dict[str, Any]]) -> str:
         "checkpoint after each, 2 more without, and was stopped in the middle of the batch of another. Then it went on",
         "as the case says, to the end of 7 more files. *Exact*: the rows in the sink, as a reader finds them who knows",
         "nothing of checkpoints, are those of a run that never failed and read the same files in the same batches.",
+        "*Lost*: rows are missing, without an error. *Doubled*: rows are there again. *Failed*: the query ends with an",
+        "error, such as a state file that cannot be found.",
         "",
         f"**{OURS}**: {len(ours)} of {len(cases())} cases ran, {right} as promised ({cell(system=OURS)}).",
         f"**{PLAIN}**, with whole copies of the checkpoint directory put back at their place: {cell(system=PLAIN)}.",

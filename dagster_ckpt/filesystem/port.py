@@ -172,6 +172,8 @@ class FileSystem(ABC):
         """
         name = f".probe-{uuid.uuid4().hex}"
         try:
+            # Who may not even look is told so plainly, and not that nobody knows what became of a create.
+            self.list(name)
             self.create(name, b"first")
             try:
                 self.create(name, b"second")

@@ -7,9 +7,10 @@ processes, and be used by several threads at once.
 from __future__ import annotations
 
 import hashlib
+import os
 import tempfile
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +112,35 @@ def _make(kind: type[CheckpointStorage], fields: dict[str, Any]) -> CheckpointSt
     return kind(**fields)
 
 
+def _with_environment(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options with the values of their ``EnvVar``s, which Dagster does not look for inside of a mapping.
+
+    Raises:
+        InvalidConfiguration: a variable is not set.
+    """
+    return {name: _value(value) for name, value in options.items()}
+
+
+def _value(option: Any) -> Any:
+    match option:
+        case dg.EnvVar():
+            return _environment(option.env_var_name)
+        case {"env": str(name), **others} if not others:  # what Dagster makes of an EnvVar for a run
+            return _environment(name)
+        case Mapping():
+            return _with_environment(option)
+    return option
+
+
+def _environment(name: str) -> str:
+    if name not in os.environ:
+        raise InvalidConfiguration(
+            f"A storage option is to come from the environment variable {name}, which is not set.",
+            hint=f"Set {name} where the run is launched, or write the option otherwise.",
+        )
+    return os.environ[name]
+
+
 class _StoredAsFiles(CheckpointStorage):
     """What storages have in common that keep great files as such and small ones in ``_metadata``."""
 
@@ -182,7 +212,9 @@ class FileSystemCheckpointStorage(_StoredAsFiles):
 
     def filesystem(self) -> FileSystem:
         return open_filesystem(
-            self.checkpoint_path, write_buffer_size=self.write_buffer, storage_options=self.storage_options or None
+            self.checkpoint_path,
+            write_buffer_size=self.write_buffer,
+            storage_options=_with_environment(self.storage_options) or None,
         )
 
 

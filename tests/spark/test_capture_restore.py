@@ -30,12 +30,12 @@ _BY_DEFAULT = {
     ("aggregation", "rocks-v2"),
     ("count", "rocks+changelog"),
     ("deduplication", "rocks"),
-    ("join", "rocks-v2+changelog"),
     ("transformWithState", "rocks-v2+changelog"),
 }
 _SLOW = {
     *(("aggregation", variant) for variant in VARIANTS if variant != "rocks-v2"),
     ("join", "hdfs"),
+    ("join", "rocks-v2+changelog"),
     ("chained", "hdfs"),
     ("withState", "rocks+changelog"),
 }

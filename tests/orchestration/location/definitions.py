@@ -133,9 +133,6 @@ defs = dg.Definitions.merge(
                 conf={
                     "spark.driver.bindAddress": "127.0.0.1",
                     "spark.driver.host": "127.0.0.1",
-                    # A JVM that lives for seconds starts sooner with the simplest compiler and collector.
-                    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC "
-                    "-Djdk.lang.Process.launchMechanism=VFORK",
                     "spark.driver.memory": "512m",
                     # Python workers need not import pyarrow for a handful of rows.
                     "spark.sql.execution.pythonUDF.arrow.enabled": "false",
