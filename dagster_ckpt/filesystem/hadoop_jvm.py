@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from py4j.protocol import Py4JError, Py4JJavaError
+from py4j.protocol import Py4JError, Py4JJavaError, get_return_value, is_error
 
 from dagster_ckpt.errors import JavaNotFound, StorageUnusable
 
@@ -198,7 +198,7 @@ def _launch() -> Any:
         )
     with tempfile.TemporaryFile() as said:
         try:
-            return launch_gateway(_Settings(), {"stdout": said, "stderr": said})  # type: ignore[no-untyped-call]
+            gateway = launch_gateway(_Settings(), {"stdout": said, "stderr": said})  # type: ignore[no-untyped-call]
         except PySparkRuntimeError as error:
             said.seek(0)
             lines = said.read().decode(errors="replace").strip().splitlines() or [str(error)]
@@ -206,6 +206,26 @@ def _launch() -> Any:
                 f"The JVM for Hadoop's client did not start: {lines[-1]}",
                 hint="It is started by Spark's own spark-submit: see that `pyspark` starts on this machine.",
             ) from error
+    _raise_at_once(gateway._gateway_client)  # noqa: SLF001 - where py4j's answers come in
+    return gateway
+
+
+def _raise_at_once(client: Any) -> None:
+    """Have ``client`` raise what the JVM answers of an exception, before PySpark sees it.
+
+    Where there is a session, PySpark puts a function of its own into py4j, which asks the session's JVM what kind of an
+    exception it is: by a number that means something else there.
+    """
+    send = client.send_command
+
+    def send_command(command: str, retry: bool = True, binary: bool = False) -> Any:
+        answer = send(command, retry=retry, binary=binary)
+        if not binary and is_error(answer)[0]:
+            _, target, member = (*command.split("\n"), "", "")[:3]
+            get_return_value(answer, client, target, member)
+        return answer
+
+    client.send_command = send_command
 
 
 def _filesystem(jvm: Any, cluster: str, options: Mapping[str, str]) -> Any:

@@ -8,11 +8,11 @@ import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dagster_ckpt.filesystem import FileSystem
+from dagster_ckpt.filesystem import FileSystem, hadoop_jvm
 from dagster_ckpt.filesystem.hdfs import HdfsFileSystem
 from tests.jobs.harness import Bench
 
@@ -74,6 +74,27 @@ def command(storage: HdfsFileSystem, *arguments: str) -> str:
     said, _, gateway = done.stdout.rstrip("\n").rpartition("\n")
     assert gateway == "None", "the options of the JVM of a session that is started later are its own"
     return said
+
+
+def test_what_hadoop_says_is_not_looked_up_in_the_jvm_of_the_session(
+    spark: SparkSession, storage: HdfsFileSystem
+) -> None:
+    """py4j numbers the objects of each JVM; PySpark takes the number of every exception for one of its session's."""
+    storage.list("")
+    assert hadoop_jvm._running is not None
+    hadoop = hadoop_jvm._running._gateway.jvm
+    of_spark = [spark._jvm.java.lang.Object()]  # type: ignore[union-attr]
+
+    def number(made: Any) -> int:
+        return int(made._target_id.removeprefix("o"))
+
+    enough = max(number(of_spark[0]), number(hadoop.java.lang.Object())) + 1000
+    while number(of_spark[-1]) < enough:
+        of_spark.append(spark._jvm.java.lang.Object())  # type: ignore[union-attr]
+    while number(hadoop.java.lang.Object()) < number(of_spark[0]):
+        pass
+    with pytest.raises(FileNotFoundError):
+        storage.read("missing")
 
 
 def test_a_job_goes_on_from_hdfs_alone(
