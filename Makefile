@@ -32,7 +32,7 @@ test-integration: $(STAMP) ## the slow tests and those that need a daemon, a clu
 	@tools/require-go
 	@echo "Building fake-gcs-server; the first time takes a few minutes."
 	@$(BIN)/python -m tests.fake_gcs_server
-	$(BIN)/python -m pytest -m "slow or integration" $(SIDE_BY_SIDE)
+	$(BIN)/python -m pytest -m "(slow or integration) and not exhaustive" $(SIDE_BY_SIDE)
 
 test-exhaustive: $(STAMP) ## what the fast tests try at some points, at every point
 	@tools/require-java

@@ -112,7 +112,11 @@ RULES = [
     Rule("ids are recorded when they are issued", mutants.ids_are_not_recorded, crash_points("first_life")),
     Rule("a restore compares every byte", mutants.nothing_is_compared, flipped_bits),
     Rule("swept is what no checkpoint needs", mutants.everything_is_swept, crash_points("second_run")),
-    Rule("swept is after the choice is on record", mutants.in_the_driver, interleaver, mutants.SweepsFirst),
+    # It takes hundreds of interleavings.
+    pytest.param(
+        Rule("swept is after the choice is on record", mutants.in_the_driver, interleaver, mutants.SweepsFirst),
+        marks=pytest.mark.exhaustive,
+    ),
 ]
 
 

@@ -140,14 +140,16 @@ def test_a_zombie_changes_nothing(
     Race(next(directories), zombie, back=back).run(paused_at, newer_at)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(1800)
+@pytest.mark.parametrize(
+    "apart", [pytest.param(160, marks=pytest.mark.slow), pytest.param(40, marks=pytest.mark.exhaustive)]
+)
 @pytest.mark.parametrize(("zombie", "back"), CASES)
-def test_no_interleaving_lets_a_zombie_change_anything(tmp_path: Path, zombie: Zombie, back: bool) -> None:
+def test_no_interleaving_lets_a_zombie_change_anything(tmp_path: Path, zombie: Zombie, back: bool, apart: int) -> None:
     paused_at = 0
     while Race(tmp_path / f"{paused_at}", zombie, back=back).run(paused_at, -1):
         # Other moments of the newer start for each pause, so that together they are close.
-        for newer_at in range(paused_at * 7 % 40, 160, 40):
+        for newer_at in range(paused_at * 7 % apart, 160, apart):
             Race(tmp_path / f"{paused_at}-{newer_at}", zombie, back=back).run(paused_at, newer_at)
         paused_at += 1
     assert paused_at > 5

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     [
         ("stateless", "hdfs"),
         ("aggregation", "hdfs"),
-        pytest.param("chained", "rocks+changelog", marks=pytest.mark.slow),
+        pytest.param("chained", "rocks+changelog", marks=pytest.mark.exhaustive),
         pytest.param("join", "rocks", marks=pytest.mark.slow),
     ],
 )
