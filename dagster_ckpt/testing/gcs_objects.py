@@ -193,7 +193,7 @@ class Buckets:
     ) -> StoredObject:
         """Store what came, if preconditions hold and it is what was announced."""
         self._require(bucket, name, query)
-        said = {key: declared[key] for key in _SAID if declared and declared.get(key)}
+        said = _said(declared)
         stored = StoredObject(data, next(self._generation), said)
         for key, digest in (("md5Hash", stored.md5), ("crc32c", stored.crc32c)):
             if declared and key in declared and declared[key] != digest:
@@ -217,8 +217,7 @@ class Buckets:
         """Store a copy, with what is ``declared`` of it instead of what was said of the original, if anything is."""
         found = self._source(*source, query)
         self._require(*target, query)
-        said = {key: declared[key] for key in _SAID if declared.get(key)} if declared else found.said
-        copied = StoredObject(found.data, next(self._generation), said, found.components)
+        copied = StoredObject(found.data, next(self._generation), _said(declared) or found.said, found.components)
         self._buckets[target[0]][target[1]] = copied
         return copied
 
@@ -274,9 +273,8 @@ class Buckets:
             wanted |= {key: str(value) for key, value in source.get("objectPreconditions", {}).items()}
             parts.append(self.find(bucket, str(source["name"]), wanted, unless=412))
         self._require(bucket, name, query)
-        said = {key: declared[key] for key in _SAID if declared.get(key)}
         count = sum(part.components or 1 for part in parts)
-        composed = StoredObject(b"".join(part.data for part in parts), next(self._generation), said, count)
+        composed = StoredObject(b"".join(part.data for part in parts), next(self._generation), _said(declared), count)
         self._buckets[bucket][name] = composed
         return composed
 
@@ -351,6 +349,10 @@ class Buckets:
     def _require(self, bucket: str, name: str, query: Mapping[str, str]) -> None:
         if not _holds(query, self.of(bucket).get(name)):
             raise Refused(412, _UNMET)
+
+
+def _said(declared: Mapping[str, Any] | None) -> dict[str, Any]:
+    return {key: declared[key] for key in _SAID if declared.get(key)} if declared else {}
 
 
 def _holds(query: Mapping[str, str], found: StoredObject | None) -> bool:

@@ -6,6 +6,7 @@ import pytest
 
 from dagster_ckpt.testing.gcs_server import GcsServer
 from tests import gcs, s3
+from tests.object_stores.conversation import Conversation
 
 
 @pytest.fixture
@@ -34,3 +35,10 @@ def s3_server(moto: s3.S3Server) -> s3.S3Server:
     moto.reset()
     moto.create_bucket(s3.BUCKET)
     return moto
+
+
+@pytest.fixture
+def conversation(any_server: gcs.BucketServer) -> Iterator[Conversation]:
+    told = Conversation(any_server.url, isinstance(any_server, GcsServer))
+    yield told
+    told.session.close()

@@ -16,141 +16,33 @@ What fake-gcs-server (1.56) turned out to do:
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import json
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from typing import Any
-from urllib.parse import quote
+from collections.abc import Callable
 
-import google_crc32c
 import pytest
 import requests
 
-from dagster_ckpt.testing.gcs_server import GcsServer
-from tests.gcs import BUCKET, BucketServer
+from tests.gcs import BUCKET
+from tests.object_stores.conversation import (
+    OBJECTS,
+    UPLOAD,
+    Conversation,
+    Instead,
+    Look,
+    Told,
+    an_object,
+    content,
+    failure,
+    md5,
+    media,
+    multipart,
+    of,
+    page,
+    reason,
+    received,
+    resource,
+)
 
 _UNIT = 256 << 10
-
-
-@dataclass(frozen=True, slots=True)
-class Told:
-    """What of an answer somebody relies on."""
-
-    status: int
-    content: object = None
-
-
-@dataclass(frozen=True, slots=True)
-class Instead:
-    """What fake-gcs-server answers otherwise, and why that says nothing about ours."""
-
-    told: Told
-    reason: str
-
-
-Look = Callable[[requests.Response], object]
-
-
-@dataclass
-class Conversation:
-    """Requests to one server, and where its answers were not the expected ones."""
-
-    url: str
-    is_ours: bool
-    differences: list[str] = field(default_factory=list)
-    session: requests.Session = field(default_factory=requests.Session)
-
-    def ask(
-        self,
-        line: str,
-        method: str,
-        where: str,
-        documented: Told,
-        instead: Instead | None = None,
-        *,
-        look: Look = lambda answer: None,
-        **request: Any,
-    ) -> requests.Response:
-        """Send a request and compare the answer."""
-        url = where if where.startswith("http") else self.url + where
-        answer = self.session.request(method, url, timeout=60, **request)
-        told = Told(answer.status_code, look(answer) if answer.status_code == documented.status else None)
-        expected = documented if self.is_ours or instead is None else instead.told
-        if told != expected:
-            self.differences.append(f"{line}: {told}, expected {expected}")
-        return answer
-
-
-def resource(answer: requests.Response) -> object:
-    """What names and proves an object."""
-    about = answer.json()
-    assert int(about["generation"]) > 0
-    assert about["updated"]
-    return {key: about.get(key) for key in ("kind", "name", "bucket", "size", "md5Hash", "crc32c", "metageneration")}
-
-
-def an_object(name: str, data: bytes) -> object:
-    return {
-        "kind": "storage#object",
-        "name": name,
-        "bucket": BUCKET,
-        "size": str(len(data)),
-        "md5Hash": md5(data),
-        "crc32c": base64.b64encode(google_crc32c.value(data).to_bytes(4, "big")).decode(),
-        "metageneration": "1",
-    }
-
-
-def md5(data: bytes) -> str:
-    return base64.b64encode(hashlib.md5(data, usedforsecurity=False).digest()).decode()
-
-
-def page(answer: requests.Response) -> object:
-    """Names, common prefixes, and whether there is more; what is empty is left out."""
-    told = answer.json()
-    assert told["kind"] == "storage#objects"
-    assert [] not in (told.get("items"), told.get("prefixes"))
-    return [item["name"] for item in told.get("items", [])], told.get("prefixes", []), "nextPageToken" in told
-
-
-def content(answer: requests.Response) -> object:
-    return answer.content, answer.headers.get("Content-Range")
-
-
-def reason(answer: requests.Response) -> object:
-    error = answer.json()["error"]
-    return error["code"], error["errors"][0]["reason"]
-
-
-def received(answer: requests.Response) -> object:
-    return answer.headers.get("Range")
-
-
-def failure(status: int, why: str) -> Told:
-    return Told(status, (status, why))
-
-
-def of(name: str) -> str:
-    return f"/storage/v1/b/{BUCKET}/o/{quote(name, safe='')}"
-
-
-OBJECTS = f"/storage/v1/b/{BUCKET}/o"
-UPLOAD = f"/upload/storage/v1/b/{BUCKET}/o"
-
-
-def media(name: str, **more: str) -> dict[str, str]:
-    return {"uploadType": "media", "name": name, **more}
-
-
-def multipart(about: dict[str, str], data: bytes, end: bytes) -> bytes:
-    lines = [
-        *(b"--==0==", b"Content-Type: application/json; charset=UTF-8", b"", json.dumps(about).encode()),
-        *(b"--==0==", b"Content-Type: application/octet-stream", b"", data, b"--==0==--"),
-    ]
-    return end.join(lines)
-
 
 # --- the lines ------------------------------------------------------------------------------------------------------
 
@@ -382,13 +274,6 @@ def buckets(told: Conversation) -> None:
 
 
 CONVERSATIONS = [creating, reading, deleting, listing, long_listings, resuming, buckets]
-
-
-@pytest.fixture
-def conversation(any_server: BucketServer) -> Iterator[Conversation]:
-    told = Conversation(any_server.url, isinstance(any_server, GcsServer))
-    yield told
-    told.session.close()
 
 
 @pytest.mark.parametrize("converse", CONVERSATIONS)
