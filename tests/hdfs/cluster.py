@@ -2,41 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from py4j.java_gateway import JavaGateway
-from pyspark.find_spark_home import _find_spark_home
+
+from tests.ivy import classpath, hadoop_version, spark_jars
 
 #: Who the cluster belongs to: to others permissions apply.
 _SUPERUSER = "hdfs"
 _NAMESERVICE = "minidfs-ha"
-
-
-def _spark_jars() -> Path:
-    return Path(_find_spark_home()) / "jars"
-
-
-def _classpath(cache: Path) -> str:
-    """What a small cluster needs, of the version of Spark's own Hadoop, by its Ivy: from Maven Central, once."""
-    (client,) = _spark_jars().glob("hadoop-client-api-*.jar")
-    (ivy,) = _spark_jars().glob("ivy-*.jar")
-    version = client.stem.removeprefix("hadoop-client-api-")
-    found = cache / f"classpath-{os.getpid()}"
-    wanted = ["-dependency", "org.apache.hadoop", "hadoop-client-minicluster", version]
-    done = subprocess.run(
-        ["java", "-jar", str(ivy), *wanted, "-confs", "default", "-types", "jar", "-cachepath", str(found)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, f"Ivy does not find {wanted}:\n{done.stdout[-3000:]}{done.stderr[-1000:]}"
-    return found.read_text(encoding="utf-8").strip()
 
 
 class MiniDfs:
@@ -147,12 +125,12 @@ class MiniDfs:
 
 @contextmanager
 def cluster_jvm(scratch: Path) -> Iterator[Any]:
-    """A JVM for clusters; it ends with this process."""
-    (py4j,) = _spark_jars().glob("py4j-*.jar")
+    """A JVM for clusters, of the version of Spark's own Hadoop; it ends with this process."""
+    (py4j,) = spark_jars().glob("py4j-*.jar")
     with (scratch / "log").open("w", encoding="utf-8") as log:
         gateway = JavaGateway.launch_gateway(
             jarpath=str(py4j),
-            classpath=_classpath(scratch),
+            classpath=classpath(scratch, "org.apache.hadoop", "hadoop-client-minicluster", hadoop_version()),
             javaopts=["-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", f"-DHADOOP_USER_NAME={_SUPERUSER}"],
             die_on_exit=True,
             redirect_stdout=log,

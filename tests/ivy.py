@@ -1,0 +1,60 @@
+"""Jars from Maven Central, by the Ivy that comes with Spark. Its cache is the user's: each is fetched once."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+from pyspark.find_spark_home import _find_spark_home
+
+__all__ = ["classpath", "hadoop_version", "spark_jars"]
+
+_CLIENT = "hadoop-client-api-"
+#: A jar that has everything in it needs nothing that its description names.
+_SHADED = """
+<ivysettings>
+  <settings defaultResolver="central"/>
+  <resolvers>
+    <ibiblio name="central" m2compatible="true" usepoms="false"
+             pattern="[organisation]/[module]/[revision]/[module]-[revision]-shaded.[ext]"/>
+  </resolvers>
+</ivysettings>
+"""
+
+
+def spark_jars() -> Path:
+    """The directory of Spark's own jars."""
+    return Path(_find_spark_home()) / "jars"
+
+
+def hadoop_version() -> str:
+    """Of Spark's own Hadoop."""
+    (client,) = spark_jars().glob(f"{_CLIENT}*.jar")
+    return client.stem.removeprefix(_CLIENT)
+
+
+def classpath(scratch: Path, organisation: str, module: str, revision: str, *, shaded: bool = False) -> str:
+    """An artifact and what it needs, as a class path.
+
+    Args:
+        scratch: a directory for what Ivy is told and tells.
+        organisation: whose it is.
+        module: its name.
+        revision: its version.
+        shaded: take the jar that has everything in it, and nothing else.
+    """
+    (ivy,) = spark_jars().glob("ivy-*.jar")
+    found = scratch / f"classpath-{module}-{os.getpid()}"
+    settings = scratch / f"ivysettings-{module}-{os.getpid()}.xml"
+    settings.write_text(_SHADED, encoding="utf-8")
+    wanted = ["-dependency", organisation, module, revision]
+    how = ["-settings", str(settings)] if shaded else []
+    done = subprocess.run(
+        ["java", "-jar", str(ivy), *how, *wanted, "-confs", "default", "-types", "jar", "-cachepath", str(found)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, f"Ivy does not find {wanted}:\n{done.stdout[-3000:]}{done.stderr[-1000:]}"
+    return found.read_text(encoding="utf-8").strip()
