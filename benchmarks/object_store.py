@@ -8,9 +8,10 @@ go, in turns and each by a new process, whose greatest memory is told:
 * ``ours``: one checkpoint through the store: data files, packs of small ones, and ``_metadata``, fenced;
 * ``put recursive``: ``gcsfs.GCSFileSystem.put(directory, recursive=True)``, which keeps no promise at all;
 * ``put_file loop``: one file after the other;
-* ``rclone``: ``rclone copy``, where it is installed.
+* ``rclone``: ``rclone copy``, where it is installed, with as many transfers at once as ours makes.
 
-And the newest checkpoint of ``--retained`` is looked up, as a restore does.
+Afterwards the bucket of each must hold every byte. And the newest checkpoint of ``--retained`` is looked up, as a
+restore does: listed, read and verified.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import shutil
 import statistics
 import subprocess
@@ -25,8 +27,9 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,13 +39,15 @@ sys.path.insert(0, str(ROOT))
 OURS, RECURSIVE, LOOP, RCLONE = "ours", "put recursive", "put_file loop", "rclone"
 BUCKET = "checkpoints"
 SETS = {"1,000 x 10 KiB": (1_000, 10 << 10), "10,000 x 10 KiB": (10_000, 10 << 10), "1 x 1 GiB": (1, 1 << 30)}
+#: To see that it works.
+TINY = {"20 x 10 KiB": (20, 10 << 10), "1 x 20 MiB": (1, 20 << 20)}
 
 
 def main() -> int:
     """Run the benchmark, or, with ``--upload``, one upload of it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--sets", nargs="+", default=list(SETS), choices=list(SETS))
+    parser.add_argument("--sets", nargs="+", default=list(SETS), choices=[*SETS, *TINY])
     parser.add_argument("--latencies", type=float, nargs="+", default=[0.0, 0.03], help="seconds a request")
     parser.add_argument("--retained", type=int, default=10_000)
     parser.add_argument("--output", type=Path)
@@ -61,7 +66,7 @@ def main() -> int:
 def _measure(options: argparse.Namespace, latency: float) -> Iterator[dict[str, Any]]:
     ways = [OURS, RECURSIVE, LOOP, *([RCLONE] if shutil.which("rclone") else [])]
     for name in options.sets:
-        count, size = SETS[name]
+        count, size = (SETS | TINY)[name]
         with tempfile.TemporaryDirectory(prefix="object-store-") as home:
             for number in range(count):
                 with (Path(home) / f"{number}.delta").open("wb") as file:
@@ -71,59 +76,73 @@ def _measure(options: argparse.Namespace, latency: float) -> Iterator[dict[str, 
                 for how in ways if turn % 2 == 0 else reversed(ways):
                     if how == LOOP and count * latency > 60:
                         continue
-                    with _server(latency) as url:
-                        told = {"memory_mib": None, **_in_a_process(how, url, home)}
-                        record = {"set": name, "latency": latency, "how": how, **told, **_asked(url)}
+                    with serving(latency) as url:
+                        record = {"set": name, "latency": latency, "how": how, **_in_a_process(how, url, home)}
+                    if record["bytes"] < count * size:
+                        raise RuntimeError(f"Not every byte arrived: {record}")
                     print(record, file=sys.stderr, flush=True)
                     yield record
-    with _server(latency) as url:
+    with serving(latency) as url:
         yield {"set": f"newest of {options.retained:,}", "latency": latency, **_look_up(url, options.retained)}
 
 
 def _in_a_process(how: str, url: str, directory: str) -> dict[str, Any]:
-    if how == RCLONE:
-        begun = time.monotonic()
-        subprocess.run(
-            [
-                *("rclone", "copy", directory, f":gcs:{BUCKET}/rclone", "--gcs-anonymous", "--gcs-no-check-bucket"),
-                *("--gcs-endpoint", f"{url}/storage/v1/", "--transfers", "32", "--checkers", "32"),
-            ],
-            check=True,
-        )
-        return {"seconds": time.monotonic() - begun}
     command = [sys.executable, __file__, "--upload", how, url, directory]
-    told: dict[str, Any] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    told: dict[str, Any] = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
     return told
 
 
 def _upload(how: str, url: str, directory: str) -> dict[str, Any]:
-    import resource  # noqa: PLC0415 - of the child alone
-
-    storage = _storage(url)
+    if how == RCLONE:
+        return _measured(url, lambda: _rclone(url, directory), resource.RUSAGE_CHILDREN)
+    storage = storage_at(url)
     storage.create("connected", b"")
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     if how == OURS:
-        run = _checkpoint(storage, directory)
-    else:
-        import gcsfs.core  # noqa: PLC0415 - of the child alone
+        return _measured(url, _checkpoint(storage, directory))
+    import gcsfs.core  # noqa: PLC0415 - of the child alone
 
-        client = gcsfs.core.GCSFileSystem(token="anon", project="p", endpoint_url=url, use_listings_cache=False)
-        client.ls(BUCKET)
+    client = gcsfs.core.GCSFileSystem(token="anon", project="p", endpoint_url=url, use_listings_cache=False)
+    client.ls(BUCKET)
 
-        def run() -> None:
-            if how == RECURSIVE:
-                client.put(directory, f"{BUCKET}/{how}", recursive=True)
-            else:
-                for file in sorted(Path(directory).iterdir()):
-                    client.put_file(str(file), f"{BUCKET}/{how}/{file.name}")
+    def run() -> None:
+        if how == RECURSIVE:
+            client.put(directory, f"{BUCKET}/{how}", recursive=True)
+        else:
+            for file in sorted(Path(directory).iterdir()):
+                client.put_file(str(file), f"{BUCKET}/{how}/{file.name}")
 
+    return _measured(url, run)
+
+
+def _measured(url: str, run: Callable[[], object], whose: int = resource.RUSAGE_SELF) -> dict[str, Any]:
+    """What an upload takes; memory is what this process needs more for it, or all that its child needs."""
+    memory = resource.getrusage(whose).ru_maxrss
+    before = asked(url)
     begun = time.monotonic()
     run()
     seconds = time.monotonic() - begun
-    return {"seconds": seconds, "memory_mib": (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024}
+    after = asked(url)
+    return {
+        "seconds": seconds,
+        "requests": after["requests"] - before["requests"],
+        "bytes": after["bytes"] - before["bytes"],
+        "memory_mib": (resource.getrusage(whose).ru_maxrss - memory) / 1024,
+    }
 
 
-def _storage(url: str) -> Any:
+def _rclone(url: str, directory: str) -> None:
+    subprocess.run(
+        [
+            *("rclone", "--config", os.devnull, "copy", directory, f":gcs:{BUCKET}/rclone"),
+            *("--gcs-anonymous", "--gcs-no-check-bucket", "--gcs-endpoint", f"{url}/storage/v1/"),
+            *("--transfers", "32", "--checkers", "32"),
+        ],
+        check=True,
+    )
+
+
+def storage_at(url: str) -> Any:
+    """The library's storage in the bucket of a server."""
     from dagster_ckpt.filesystem.gcs import GcsFileSystem  # noqa: PLC0415 - of the child alone
 
     return GcsFileSystem(BUCKET, "base", {"endpoint_url": url, "token": "anon", "project": "p"})
@@ -156,37 +175,32 @@ def _store(storage: Any) -> Any:
 
 
 def _look_up(url: str, retained: int) -> dict[str, Any]:
-    from dagster_ckpt.checkpoint.catalog import CheckpointCatalog  # noqa: PLC0415 - not of the children
-    from dagster_ckpt.checkpoint.snapshot import Snapshot  # noqa: PLC0415
+    from dagster_ckpt.checkpoint.snapshot import Snapshot  # noqa: PLC0415 - not of the children
 
-    storage = _storage(url)
+    storage = storage_at(url)
     store = _store(storage)
-    newest = store.write(store.begin(), Snapshot(0, (), {}, None, lambda: None))
+    first = store.write(store.begin(), Snapshot(0, (), {}, None, lambda: None))
     # The others are there by name: what is looked at must be the newest only.
-    names = [f"benchmark/{'a' * 32}/chk-{number}/_metadata" for number in range(2, retained + 1)]
-    from dataclasses import replace  # noqa: PLC0415
-
+    others = [replace(first, checkpoint_id=number, batch=number) for number in range(2, retained + 1)]
     storage.write_many(
-        [
-            (name, replace(newest, checkpoint_id=number, batch=number).encode())
-            for number, name in enumerate(names, start=2)
-        ],
+        [(f"benchmark/{'a' * 32}/chk-{other.checkpoint_id}/_metadata", other.encode()) for other in others],
         lambda: False,
     )
-    times = []
-    for _ in range(5):
-        before = _asked(url)["requests"]
-        begun = time.monotonic()
-        found = CheckpointCatalog(storage, "benchmark").newest().metadata
-        times.append(time.monotonic() - begun)
-        assert found is not None
-        assert found.checkpoint_id == retained
-    requests = _asked(url)["requests"] - before
-    return {"how": OURS, "seconds": statistics.median(times), "requests": requests, "bytes": 0, "memory_mib": None}
+    looks = [_measured(url, lambda: _newest(storage, retained)) for _ in range(5)]
+    return {**looks[-1], "how": OURS, "seconds": statistics.median(look["seconds"] for look in looks)}
+
+
+def _newest(storage: Any, retained: int) -> None:
+    from dagster_ckpt.checkpoint.catalog import CheckpointCatalog  # noqa: PLC0415 - not of the children
+
+    found = CheckpointCatalog(storage, "benchmark").newest().metadata
+    assert found is not None
+    assert found.checkpoint_id == retained
 
 
 @contextmanager
-def _server(latency: float) -> Iterator[str]:
+def serving(latency: float) -> Iterator[str]:
+    """A server with an empty bucket in a process of its own; where it is."""
     command = [sys.executable, "-m", "dagster_ckpt.testing.gcs_server", "--bucket", BUCKET, "--latency", str(latency)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
     try:
@@ -197,7 +211,8 @@ def _server(latency: float) -> Iterator[str]:
         process.wait()
 
 
-def _asked(url: str) -> dict[str, int]:
+def asked(url: str) -> dict[str, int]:
+    """What a server was asked so far: requests, and the bytes of their bodies."""
     with urllib.request.urlopen(url) as answer:
         told: dict[str, int] = json.load(answer)
     return told
@@ -208,14 +223,17 @@ def _table(records: list[dict[str, Any]]) -> str:
     for record in records:
         groups.setdefault((record["set"], record["latency"], record["how"]), []).append(record)
     lines = [
-        "| files | latency, ms | how | seconds (median) | requests | MiB of memory |",
-        "|---|---|---|---|---|---|",
+        "| files | latency, ms | how | seconds (median) | requests | MB sent | MiB of memory (greatest) |",
+        "|---|---|---|---|---|---|---|",
     ]
     for (name, latency, how), group in groups.items():
-        memory = [record["memory_mib"] for record in group if record["memory_mib"] is not None]
         seconds = statistics.median(record["seconds"] for record in group)
-        told = f" {max(memory):.0f} |" if memory else " |"
-        lines.append(f"| {name} | {latency * 1000:.0f} | {how} | {seconds:.2f} | {group[0]['requests']} |{told}")
+        requests = statistics.median(record["requests"] for record in group)
+        sent = statistics.median(record["bytes"] for record in group) / 1e6
+        memory = max(record["memory_mib"] for record in group)
+        lines.append(
+            f"| {name} | {latency * 1000:.0f} | {how} | {seconds:.2f} | {requests:.0f} | {sent:.2f} | {memory:.0f} |"
+        )
     return "\n".join(lines)
 
 

@@ -186,23 +186,20 @@ def query_over(session: SparkSession, files: Path) -> DataStreamWriter:
 class Input:
     """Files of random keys. Spark takes files by modification time, so each is a second later."""
 
-    def __init__(self, options: Options, directory: Path) -> None:
-        self._options = options
+    def __init__(self, directory: Path, *, keys: int, rows: int, batches: int, seed: int) -> None:
         self._directory = directory
-        self._random = np.random.default_rng(options.seed)
+        self._keys, self._rows, self._batches = keys, rows, batches
+        self._random = np.random.default_rng(seed)
         self._written = 0
         directory.mkdir(parents=True)
 
     def every_key_once(self) -> list[Path]:
         """Files that together hold each key once."""
-        return [
-            self._write(keys) for keys in np.array_split(self._random.permutation(self._options.keys), FILL_BATCHES)
-        ]
+        return [self._write(keys) for keys in np.array_split(self._random.permutation(self._keys), FILL_BATCHES)]
 
     def block(self) -> list[Path]:
         """The files of a block, one per batch."""
-        size = self._options.rows
-        return [self._write(self._random.integers(0, self._options.keys, size)) for _ in range(self._options.batches)]
+        return [self._write(self._random.integers(0, self._keys, self._rows)) for _ in range(self._batches)]
 
     def _write(self, keys: np.ndarray[Any, Any]) -> Path:
         target = self._directory / f"{self._written:06}.parquet"
@@ -439,23 +436,28 @@ class Worker:
 
 
 class Turns:
-    """A worker's process, which runs only while it has a block to work through."""
+    """A worker's process, which runs only while it has a block to work through.
 
-    def __init__(self, kind: str, options: Options, directory: Path) -> None:
+    Args:
+        target: the body of the process; it gets the arguments, and its end of the pipe that blocks go through.
+        arguments: for it.
+    """
+
+    def __init__(self, target: Callable[..., None], *arguments: object) -> None:
         context = multiprocessing.get_context("spawn")
         self._orders, theirs = context.Pipe()
-        self._process = context.Process(target=work, args=(kind, options, directory, theirs), daemon=True)
+        self._process = context.Process(target=target, args=(*arguments, theirs), daemon=True)
         self._process.start()
         theirs.close()
         self._answer()
         self._all = [psutil.Process(self._process.pid), *psutil.Process(self._process.pid).children(recursive=True)]
         self._pause()
 
-    def block(self, files: Sequence[Path]) -> Block:
-        """Let it work through ``files``."""
+    def block(self, files: Sequence[Path]) -> Any:
+        """Let it work through ``files``; what it says of that."""
         self._go_on()
         self._orders.send(files)
-        block: Block = self._answer()
+        block = self._answer()
         self._pause()
         return block
 
@@ -647,7 +649,9 @@ def main() -> int:
 def measure(options: Options, directory: Path) -> tuple[dict[str, int], list[Block]]:
     """Fill the state, then blocks A B B A ...; what was filled, and the blocks."""
     context = multiprocessing.get_context("spawn")
-    staged = Input(options, directory / "files")
+    staged = Input(
+        directory / "files", keys=options.keys, rows=options.rows, batches=options.batches, seed=options.seed
+    )
     ours, theirs = context.Pipe(duplex=False)
     filling = context.Process(target=fill, args=(options, directory, staged.every_key_once(), theirs))
     filling.start()
@@ -664,7 +668,7 @@ def measure(options: Options, directory: Path) -> tuple[dict[str, int], list[Blo
     blocks: list[Block] = []
     try:
         for kind in (PLAIN, CHECKPOINTED):
-            workers[kind] = Turns(kind, options, directory)
+            workers[kind] = Turns(work, kind, options, directory)
         for _ in range(options.warm_up_blocks):
             files = staged.block()
             for worker in workers.values():

@@ -105,7 +105,8 @@ def parts_of(content_type: str, body: bytes) -> list[tuple[Mapping[str, str], by
     inner = body[body.index(mark) + len(mark) : body.rindex(mark + b"--")]
     parts = []
     for part in re.split(rb"\r?\n" + re.escape(mark), inner):
-        head, content = _head_and_content(part.lstrip(b"\r\n"))
+        # One line break ends the mark; a second one at once says that there are no headers.
+        head, content = _head_and_content(re.sub(rb"\A\r?\n", b"", part))
         parts.append((_headers(head), content))
     return parts
 
@@ -145,7 +146,7 @@ def batched(answers: list[tuple[str, web.Response]]) -> web.Response:
 
 def _head_and_content(message: bytes) -> tuple[bytes, bytes]:
     """What is before and after the first empty line."""
-    if (empty := re.search(rb"\r?\n\r?\n", message)) is None:
+    if (empty := re.search(rb"(?:\A|\r?\n)\r?\n", message)) is None:
         return message.strip(), b""
     return message[: empty.start()], message[empty.end() :]
 
