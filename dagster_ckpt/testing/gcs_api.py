@@ -222,6 +222,8 @@ class GcsApi:
         if stored is not None:
             return _about(call, upload.bucket, upload.name, stored)
         headers = {"Range": f"bytes=0-{len(upload.received) - 1}"} if upload.received else {}
+        if call.headers.get("X-GUploader-No-308") == "yes":  # for clients that would take 308 for a redirect
+            return web.Response(headers={**headers, "X-HTTP-Status-Code-Override": "308"})
         return web.Response(status=308, headers=headers)
 
     def _cancel(self, token: str) -> web.Response:

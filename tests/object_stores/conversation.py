@@ -110,6 +110,10 @@ def received(answer: requests.Response) -> object:
     return answer.headers.get("Range")
 
 
+def override(answer: requests.Response) -> object:
+    return answer.headers.get("X-HTTP-Status-Code-Override"), received(answer)
+
+
 def failure(status: int, why: str) -> Told:
     return Told(status, (status, why))
 

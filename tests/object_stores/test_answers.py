@@ -36,6 +36,7 @@ from tests.object_stores.conversation import (
     media,
     multipart,
     of,
+    override,
     page,
     reason,
     received,
@@ -209,6 +210,15 @@ def resuming(told: Conversation) -> None:
     headers = {"Content-Range": f"bytes 0-{total - 1}/{total}"}
     posted = Told(200, an_object("r/posted", data))
     ask("all at once", "POST", where, posted, look=resource, data=data, headers=headers)
+
+    # Go's client has no use for a redirect without an address.
+    where = begin("begin without redirects", "r/go")
+    headers = {"X-GUploader-No-308": "yes", "Content-Range": f"bytes 0-{_UNIT - 1}/*"}
+    overridden = Told(200, ("308", f"bytes=0-{_UNIT - 1}"))
+    ask("a part", "POST", where, overridden, look=override, data=data[:_UNIT], headers=headers)
+    headers["Content-Range"] = f"bytes {_UNIT}-{total - 1}/{total}"
+    posted = Told(200, an_object("r/go", data))
+    ask("the rest", "POST", where, posted, look=resource, data=data[_UNIT:], headers=headers)
 
     # Somebody else is first while the upload is under way.
     where = begin("begin a race", "r/race", ifGenerationMatch="0")
