@@ -4,6 +4,7 @@
 * :func:`enumerate_crash_points`: a scenario with something going wrong at each of its operations in turn.
 * :func:`enumerate_interleavings`: several drivers at once, one of them a zombie, in an order drawn from a seed.
 * :mod:`~dagster_ckpt.testing.filesystem_contract`: what every storage must keep, as tests to inherit; needs pytest.
+* :mod:`~dagster_ckpt.testing.disturbed_server`: a server that answers late, refuses and loses replies, to inherit.
 * :mod:`~dagster_ckpt.testing.gcs_server`: a strict server of Google Cloud Storage with faults.
 """
 
