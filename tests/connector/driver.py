@@ -48,7 +48,7 @@ def main(step: str, jar: Path, url: str, root: Path) -> None:
         _files(spark)
         query = _stream(session, root).start(_at("stream/out"))
         committed = -1
-        while not query.awaitTermination(0.1):
+        while not query.awaitTermination(1):
             progress = query.lastProgress
             if progress is not None and progress.batchId > committed:
                 committed = progress.batchId
