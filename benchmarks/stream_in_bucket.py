@@ -43,7 +43,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from dagster_ckpt.checkpoint.clock import SystemClock  # noqa: E402
-from dagster_ckpt.checkpoint.store import DEFAULT_INLINE_THRESHOLD  # noqa: E402
+from dagster_ckpt.checkpoint.shared_state import DEFAULT_INLINE_THRESHOLD  # noqa: E402
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig, JobStatus  # noqa: E402
 from dagster_ckpt.config.recovery import RestoreRequest  # noqa: E402
 from dagster_ckpt.config.restart import RestartStrategies  # noqa: E402

@@ -1,7 +1,7 @@
 """Spark itself in a bucket, by Google's connector: files, a stateful stream, and what our file system sees of them.
 
 Once against our server and once against fake-gcs-server, which can serve all of it. Where its answers are not what
-Google documents (``test_answers.py``, ``test_server_side_answers.py``), it makes no difference here: nobody else writes.
+Google documents (``test_answers.py``, ``test_server_side_answers.py``), that makes no difference: nobody else writes.
 """
 
 from __future__ import annotations
