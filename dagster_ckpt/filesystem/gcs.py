@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import base64
+import contextlib
+import hashlib
 import json
 import os
 import re
 from collections.abc import Mapping
 from functools import cache, partial
 from typing import Any
+from urllib.parse import quote
 
 import aiohttp
 import google.auth.exceptions
 import requests.exceptions
 from fsspec.asyn import AsyncFileSystem
+from fsspec.callbacks import Callback
 from gcsfs.core import GCSFileSystem
-from gcsfs.retry import HttpError
+from gcsfs.retry import ChecksumError, HttpError
 
 from dagster_ckpt.errors import InvalidConfiguration, StorageError, StorageUnusable
-from dagster_ckpt.filesystem.object_store import ObjectFileSystem, check_options, first_line
+from dagster_ckpt.filesystem.object_store import ObjectFileSystem, check_options, first_line, in_chunks
 
 __all__ = ["GcsFileSystem"]
 
@@ -26,6 +31,11 @@ _BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
 _OPTIONS = frozenset({"access", "endpoint_url", "project", "requester_pays", "session_kwargs", "token"})
 #: Seconds without a byte after which a request is given up and repeated.
 _SILENCE = 60.0
+#: How often in a row a part of an upload may be sent of which the store takes nothing.
+_ATTEMPTS = 3
+#: The bytes that a part of an upload, but for the last, must have a multiple of; and the most parts there may be.
+_UNIT = 256 << 10
+_MOST_PARTS = 100_000
 
 
 class GcsFileSystem(ObjectFileSystem):
@@ -128,16 +138,99 @@ class GcsFileSystem(ObjectFileSystem):
         return StorageError(f"Could not {what}: {type(error).__name__}: {first_line(error)}")
 
 
+class _UploadGone(OSError):
+    """An upload of several requests is not there: an earlier request completed it, or it has expired."""
+
+
+class _Client(GCSFileSystem):  # type: ignore[misc]  # gcsfs publishes no types
+    """gcsfs, with requests whose bodies are the bytes and nothing else, and uploads whose end can be told.
+
+    gcsfs puts one request's bytes into a form whose lines end with LF: whoever reads it as a form of CRLFs takes a last
+    CR of the content for the form's. And where an upload of several requests fails, it reports what became of
+    cancelling it: of one that was completed, and only its last answer lost, that it is not there.
+    """
+
+    async def _pipe_file(self, path: str, value: bytes, *, mode: str) -> None:
+        bucket, key, _ = self.split_path(path)
+        answer = await self._call(
+            "POST",
+            self._uploads(bucket),
+            uploadType="media",
+            name=key,
+            headers={"Content-Type": "application/octet-stream"},
+            data=value,
+            json_out=True,
+            **_condition(mode),
+        )
+        _compare(answer, hashlib.md5(value, usedforsecurity=False).digest())
+
+    async def _put_file(self, lpath: str, rpath: str, *, callback: Callback, chunksize: int, mode: str) -> None:
+        """Upload a file in parts, one after the other, each of which is checked to have arrived."""
+        bucket, key, _ = self.split_path(rpath)
+        size = os.stat(lpath).st_size  # noqa: PTH116 - fsspec's callers give text
+        headers, _ = await self._call(
+            "POST", self._uploads(bucket), uploadType="resumable", name=key, json={"name": key}, **_condition(mode)
+        )
+        upload = str(headers["Location"])
+        digest, sent, answer = hashlib.md5(usedforsecurity=False), 0, None
+        try:
+            for chunk in in_chunks(lpath, chunksize, _MOST_PARTS, unit=_UNIT):
+                answer = await self._append(upload, chunk, sent, size)
+                digest.update(chunk)
+                sent += len(chunk)
+                callback.relative_update(len(chunk))
+        except BaseException:  # cancelled, too
+            # A part that is still on its way completes nothing any more: what is there afterwards is what there is.
+            with contextlib.suppress(Exception):
+                await self._call("DELETE", upload.replace("&ifGenerationMatch=0", ""))
+            raise
+        _compare(answer, digest.digest())
+
+    async def _append(self, upload: str, data: bytes, begin: int, size: int) -> dict[str, Any] | None:
+        """Send a part; the object, if that was the last of it."""
+        end, attempts = begin + len(data), 0
+        while attempts < _ATTEMPTS:
+            left = memoryview(data)[begin - end :]
+            try:
+                headers, said = await self._call(
+                    "POST", upload, headers={"Content-Range": f"bytes {begin}-{end - 1}/{size}"}, data=left
+                )
+            except FileNotFoundError as error:
+                raise _UploadGone("The upload is not there any more.") from error
+            if said:
+                found: dict[str, Any] = json.loads(said)
+                return found
+            # The store may have taken less than it was sent.
+            taken = int(headers["Range"].rpartition("-")[2]) + 1 if "Range" in headers else 0
+            if taken == end:
+                return None
+            if not begin <= taken < end:
+                break
+            attempts, begin = (attempts + 1 if taken == begin else 0), taken
+        raise _UploadGone(f"The upload does not go on after byte {begin}.")
+
+    def _uploads(self, bucket: str) -> str:
+        return f"{self._location}/upload/storage/v1/b/{quote(bucket)}/o"
+
+
+def _condition(mode: str) -> dict[str, str]:
+    return {"ifGenerationMatch": "0"} if mode == "create" else {}
+
+
+def _compare(answer: Mapping[str, Any] | None, digest: bytes) -> None:
+    """What GCS says about the object it stored is compared with what was sent."""
+    if answer is None or answer.get("md5Hash") != base64.b64encode(digest).decode():
+        raise ChecksumError("What was stored is not what was sent: its MD5 is another one.")
+
+
 @cache
 def _client(process: int, options: str) -> AsyncFileSystem:
     """The client of a process for these options: connections and tokens are used again."""
     del process
-    return GCSFileSystem(
+    return _Client(
         **{"token": None, **json.loads(options)},
         use_listings_cache=False,
         skip_instance_cache=True,
-        # What GCS says about the object it stored is compared with what was sent.
-        consistency="md5",
         requests_timeout=aiohttp.ClientTimeout(total=None, sock_connect=_SILENCE, sock_read=_SILENCE),
     )
 

@@ -207,10 +207,17 @@ class ObjectFileSystem(FileSystem):
 
     @contextlib.contextmanager
     def _own_name(self, path: str, written: Written) -> Iterator[None]:
-        """A new name that exists already has it from a request of ours whose reply was lost, if it holds the same."""
+        """Settle the write of a new name by what it holds: the reply to what stored it may have been lost.
+
+        A library that then repeats the request reports that the name exists, or that the upload is not there; one that
+        does not reports what became of the connection.
+        """
+        what = f"write {self._shown(path)}"
         try:
-            with self._bucket_is_there(f"write {self._shown(path)}"):
+            with self._bucket_is_there(what):
                 yield
+        except (StorageError, Stopped):
+            raise
         except FileExistsError as error:
             try:
                 held = self._digest(path, None, _ignore)
@@ -218,6 +225,16 @@ class ObjectFileSystem(FileSystem):
                 raise StorageError(f"{self._shown(path)} was taken, and is gone again.") from error
             if held != written:
                 raise StorageError(f"{self._shown(path)} exists already and holds something else.") from error
+        except Exception as error:
+            if self._was_refused(error) or not self._is_stored(path, written):
+                raise self._explained(what, error) from error
+
+    def _is_stored(self, path: str, written: Written) -> bool:
+        """Whether an object is there and holds what was to be written; ``False`` also when it cannot be read."""
+        try:
+            return self._size(path) == written.size and self._digest(path, None, _ignore) == written
+        except Exception:  # the error of the write is what there is to tell
+            return False
 
     @contextlib.contextmanager
     def _bucket_is_there(self, what: str) -> Iterator[None]:
@@ -308,10 +325,14 @@ def first_line(error: BaseException) -> str:
     return text.partition("\n")[0]
 
 
-def in_chunks(source: str, least: int, most: int) -> Iterator[bytes]:
-    """A local file piece by piece: ``least`` bytes each, and more where there would be over ``most`` pieces."""
+def in_chunks(source: str, least: int, most: int, unit: int = 1) -> Iterator[bytes]:
+    """A local file piece by piece: ``least`` bytes each, and more where there would be over ``most`` pieces.
+
+    All but the last have a multiple of ``unit`` bytes.
+    """
     path = Path(source)
     size = max(least, -(-path.stat().st_size // most))
+    size = -(-size // unit) * unit
     with path.open("rb") as reader:
         while chunk := reader.read(size):
             yield chunk

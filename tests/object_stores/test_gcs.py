@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import multiprocessing
 import pickle
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -18,7 +21,7 @@ from dagster_ckpt.errors import (
     StorageError,
     StorageUnusable,
 )
-from dagster_ckpt.filesystem import Entry, Stopped, gcs, open_filesystem
+from dagster_ckpt.filesystem import Entry, Stopped, Written, gcs, open_filesystem
 from dagster_ckpt.filesystem.gcs import GcsFileSystem
 from dagster_ckpt.testing.gcs_server import Alter, Answer, Fault, GcsServer, Hang, Request, Reset
 from tests.gcs import BUCKET, BucketServer, bucket_of
@@ -121,6 +124,52 @@ def test_a_data_file_whose_answer_is_lost_is_there_once(
     assert written.size == size
 
 
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("heard", [Answer(503), Answer(404), Answer(499), None])
+@pytest.mark.parametrize("fault", [Answer(503, after=True), Reset(after=True)])
+@pytest.mark.parametrize("source", ["file", "bytes"])
+def test_a_file_whose_last_answer_is_never_heard_is_there(
+    server: GcsServer, storage: GcsFileSystem, tmp_path: Path, fault: Fault, heard: Answer | None, source: str
+) -> None:
+    """Whatever cancelling the upload comes to: it is over, and nothing is left of it to cancel."""
+    data = bytes(range(256)) * (9 << 12)
+    (tmp_path / "f").write_bytes(data)
+    last = len(data) - (8 << 20) if source == "file" else len(data)
+
+    def plan(request: Request) -> Fault | None:
+        if request.kind == "cancel":
+            return heard
+        return fault if request.kind in {"append", "insert"} and request.size == last else None
+
+    server.plan = plan
+    written = storage.write("shared/f", tmp_path / "f" if source == "file" else data, never)
+    assert written == Written(len(data), hashlib.sha256(data).hexdigest())
+    assert server.objects(BUCKET) == {"base/shared/f": data}
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("fault", [Answer(503), Reset(), Answer(410), Answer(404)])
+def test_an_upload_that_is_gone_is_no_missing_bucket(
+    server: GcsServer, storage: GcsFileSystem, tmp_path: Path, fault: Fault
+) -> None:
+    (tmp_path / "f").write_bytes(bytes(9 << 20))
+    server.plan = lambda request: fault if request.kind in {"append", "cancel"} else None
+    with pytest.raises(StorageError, match="Could not write gs://checkpoints/base/shared/f") as raised:
+        storage.write("shared/f", tmp_path / "f", never)
+    assert not isinstance(raised.value, StorageUnusable)
+    assert server.objects(BUCKET) == {}
+
+
+@pytest.mark.parametrize("end", [b"\r", b"\n", b"\r\n", b"\n--==0==", b"--==0==--"])
+def test_no_end_of_a_file_is_taken_for_the_end_of_a_request(
+    any_server: BucketServer, tmp_path: Path, end: bytes
+) -> None:
+    storage = bucket_of(any_server)
+    storage.write("shared/f", b"content" + end, never)
+    storage.create("g", end)
+    assert any_server.objects(BUCKET) == {"base/shared/f": b"content" + end, "base/g": end}
+
+
 def test_a_file_of_several_requests_is_whole_and_overwrites_nothing(any_server: BucketServer, tmp_path: Path) -> None:
     """The precondition is kept until the last of them: whoever was first meanwhile keeps the name."""
     storage = bucket_of(any_server)
@@ -155,11 +204,13 @@ def test_a_stopped_upload_leaves_nothing(server: GcsServer, storage: GcsFileSyst
 
 
 def test_what_arrives_otherwise_than_it_was_sent_is_an_error(server: GcsServer, storage: GcsFileSystem) -> None:
-    server.plan = lambda request: (
-        Alter(lambda answer: answer.replace(b"md5Hash", b"other")) if (request.kind == "insert") else None
-    )
-    with pytest.raises(StorageError, match="shared/f"):
-        storage.write("shared/f", b"content", never)
+    """The answer says what was stored; if that is something else, so is what is read."""
+    other = base64.b64encode(bytes(16))
+    spoilt = Alter(lambda answer: re.sub(rb'("md5Hash": )"[^"]*"', rb'\1"' + other + b'"', answer))
+    server.plan = lambda request: spoilt if request.kind == "insert" else Alter(bytes.upper)
+    for size in (7, 9 << 20):
+        with pytest.raises(StorageError, match="Could not write gs://checkpoints/base/shared/f"):
+            storage.write("shared/f", b"content"[:size] * max(1, size >> 10), never)
 
 
 def test_what_is_read_otherwise_than_it_was_stored_is_told(
