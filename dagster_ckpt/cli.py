@@ -19,7 +19,7 @@ from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
 from dagster_ckpt.checkpoint.clock import SystemClock
 from dagster_ckpt.checkpoint.disposing import dispose_broken, is_broken
 from dagster_ckpt.checkpoint.job_sweep import sweep_job
-from dagster_ckpt.checkpoint.layout import CONTROL_DIR, METADATA_FILE_NAME, checkpoint_id, is_job_id
+from dagster_ckpt.checkpoint.layout import CONTROL_DIR, METADATA_FILE_NAME, checkpoint_id, is_job_id, is_job_name
 from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
 from dagster_ckpt.checkpoint.pinning import pin_checkpoint, unpin_checkpoint
 from dagster_ckpt.checkpoint.pins import Pins
@@ -39,7 +39,7 @@ from dagster_ckpt.errors import (
     InvalidConfiguration,
     JobAlreadyRunning,
 )
-from dagster_ckpt.filesystem import FileSystem, open_filesystem
+from dagster_ckpt.filesystem import Entry, FileSystem, open_filesystem
 from dagster_ckpt.spark.batch_report import report_batch
 from dagster_ckpt.spark.preflight import check_stored
 
@@ -452,10 +452,13 @@ def _print(table: Table) -> None:
 
 
 def _jobs(filesystem: FileSystem) -> list[str]:
+    """The directories that are those of jobs; others may have directories of theirs beside them."""
     return sorted(
         entry.name
         for entry in filesystem.list("")
-        if entry.is_directory and any(inner.name == CONTROL_DIR for inner in filesystem.list(entry.name))
+        if entry.is_directory
+        and is_job_name(entry.name)
+        and Entry(CONTROL_DIR, is_directory=True) in filesystem.list(entry.name)
     )
 
 

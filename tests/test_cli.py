@@ -334,7 +334,7 @@ def test_sweep_tells_first_and_then_deletes_what_nothing_needs(
     assert f"dagster-ckpt sweep {JOB} --older-than" in refused.stderr
     assert json.loads(call(storage, "sweep", "--json").stdout)[0]["job"] == JOB, "of every job: told, and no error"
     CheckpointCatalog(PosixFileSystem(storage), JOB).epochs.record_end(1, End("FINISHED", "", False, "now"))
-    orphan = storage / JOB / taken[0].job_id / "shared" / "000001-abc-left.sst"
+    orphan = storage / JOB / taken[0].job_id / "shared" / "000001-0123456789ab-left.sst"
     orphan.write_bytes(b"12345")
     before = files(storage)
     (document,) = json.loads(call(storage, "sweep", JOB, "--dry-run", "--json").stdout)

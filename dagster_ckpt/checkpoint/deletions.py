@@ -1,11 +1,13 @@
 """The deletion log: a deletion is written down, carried out, then struck.
 
 A crash in between is finished by the next run. Data goes before the record of it, and a checkpoint's
-``_metadata`` goes first of all, so that nothing half deleted can be addressed.
+``_metadata`` goes first of all, so that nothing half deleted can be addressed. What no run of the job has named stays.
 """
 
 from __future__ import annotations
 
+import logging
+import re
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -17,12 +19,15 @@ from dagster_ckpt.checkpoint.layout import (
     checkpoint_directory,
     shared_directory,
 )
+from dagster_ckpt.checkpoint.ownership import foreign, is_checkpoint_file, left_alone, written_by
 from dagster_ckpt.checkpoint.pins import Pins
 from dagster_ckpt.checkpoint.records import encode_record, read_record
 from dagster_ckpt.filesystem import FileSystem
 
 __all__ = ["ROUNDS", "Deletion", "DeletionLog"]
 
+_log = logging.getLogger(__name__)
+_NAME = re.compile(r"d-\d{10}-[0-9a-f]{32}")
 #: How often at most a deletion is decided on, when each time it turns out that something was pinned meanwhile. No user
 #: pins that often in that moment: the pins are not read as they are, and nothing is deleted this time.
 ROUNDS = 5
@@ -111,7 +116,7 @@ class DeletionLog:
         """Deletions written down and not yet struck, oldest epoch first."""
         found = []
         for entry in self._filesystem.list(self._directory):
-            if not entry.name.startswith("d-"):
+            if entry.is_directory or not _NAME.fullmatch(entry.name):
                 continue
             deletion = read_record(self._filesystem, f"{self._directory}/{entry.name}", Deletion)
             if deletion is not None:
@@ -189,17 +194,29 @@ class DeletionLog:
                 continue
             self._filesystem.remove(f"{directory}/{METADATA_FILE_NAME}")
             self._filesystem.sync_directories([directory])
-            for entry in self._filesystem.list(directory):
-                self._filesystem.remove(f"{directory}/{entry.name}")
+            entries = self._filesystem.list(directory)
+            others = foreign(entries, is_checkpoint_file)
+            for entry in entries:
+                if entry.name not in others and not entry.is_directory:
+                    self._filesystem.remove(f"{directory}/{entry.name}")
+            if others:
+                _log.warning("%s", left_alone(self._filesystem, directory, others))
             self._filesystem.remove_directory(directory)
         shared = shared_directory(self._job_name, deletion.job_id)
         keep = in_use()
         for name in deletion.shared:
-            if keep is not None and name not in keep:
+            # A record of an earlier release may name whatever there was.
+            if keep is not None and name not in keep and written_by(name) is not None:
                 self._filesystem.remove(f"{shared}/{name}")
         self._filesystem.remove_directory(shared)
         self._filesystem.remove_directory(f"{self._job_name}/{deletion.job_id}")
         self._filesystem.remove(self._path(deletion))
+
+    def tell_foreign(self, job_id: str) -> None:
+        """Name what stays in the shared directory of a lineage that is given up, for nobody else will look there."""
+        shared = shared_directory(self._job_name, job_id)
+        if others := foreign(self._filesystem.list(shared), written_by):
+            _log.warning("%s", left_alone(self._filesystem, shared, others))
 
     def _is_whole(self, directory: str) -> bool:
         """Whether nothing of a checkpoint was deleted: its ``_metadata`` goes first, and shared files last."""

@@ -14,6 +14,7 @@ from dagster_ckpt.checkpoint.epochs import Claim, End
 from dagster_ckpt.checkpoint.issuing import next_id
 from dagster_ckpt.checkpoint.layout import checkpoint_id, shared_directory
 from dagster_ckpt.checkpoint.liveness import ProcessIdentity, this_host
+from dagster_ckpt.checkpoint.ownership import written_by
 from dagster_ckpt.checkpoint.pins import Pins
 from dagster_ckpt.checkpoint.savepoints import claimed_savepoint, dispose_claimed
 from dagster_ckpt.checkpoint.store import CompletedCheckpointStore, Dropped
@@ -68,9 +69,11 @@ def finish_giving_up(catalog: CheckpointCatalog, epoch: int, in_use: Callable[[s
         numbers = given_up_numbers(catalog, job_id)
         if not numbers:
             return
-        shared = [entry.name for entry in catalog.filesystem.list(shared_directory(catalog.job_name, job_id))]
+        entries = catalog.filesystem.list(shared_directory(catalog.job_name, job_id))
+        shared = [entry.name for entry in entries if not entry.is_directory and written_by(entry.name) is not None]
         # In use is what the pinned ones need, when the others are gone.
         if log.delete(epoch, job_id, numbers, shared, end.reason, partial(in_use, job_id)):
+            log.tell_foreign(job_id)
             return
     _log.warning(
         "A lineage that was given up is not deleted: %d times in a row it was found to be pinned meanwhile. Once "

@@ -6,19 +6,22 @@ sensor and a second tick of the sensor that all see the same failure record it o
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 
 from dagster_ckpt.checkpoint.layout import CONTROL_DIR
+from dagster_ckpt.checkpoint.ownership import is_record
 from dagster_ckpt.checkpoint.records import encode_record, read_record
 from dagster_ckpt.errors import PublishConflict
-from dagster_ckpt.filesystem import FileSystem
+from dagster_ckpt.filesystem import Entry, FileSystem
 
 __all__ = ["DIED", "Failure", "FailureLog", "in_order"]
 
 #: Sequence number of "the run itself died", after any failure the run recorded by itself.
 DIED = 999_999
 _KEPT_SERIES = 20
+_SERIES = re.compile(r"s-(\d{10})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,22 +74,27 @@ class FailureLog:
         directory = f"{self._directory}/s-{series:010}"
         found = []
         for entry in self._filesystem.list(directory):
-            if entry.name.startswith("."):
+            if entry.name.startswith(".") or not self._is_failure(series, entry):
                 continue
             failure = read_record(self._filesystem, f"{directory}/{entry.name}", Failure)
             if failure is not None:
                 found.append(failure)
         return in_order(found)
 
+    @staticmethod
+    def _is_failure(series: int, entry: Entry) -> bool:
+        return not entry.is_directory and is_record(f"failures/s-{series:010}/{entry.name}")
+
     def series(self) -> list[int]:
         """The series that have failures, ascending."""
         entries = self._filesystem.list(self._directory)
-        return sorted(int(entry.name[2:]) for entry in entries if entry.name.startswith("s-"))
+        return sorted(int(match[1]) for entry in entries if (match := _SERIES.fullmatch(entry.name)))
 
     def forget_before(self, series: int) -> None:
         """Drop the records of all but the last few series before ``series``."""
         older = [other for other in self.series() if other < series]
         for name in (f"s-{other:010}" for other in older[:-_KEPT_SERIES]):
             for entry in self._filesystem.list(f"{self._directory}/{name}"):
-                self._filesystem.remove(f"{self._directory}/{name}/{entry.name}")
+                if self._is_failure(int(name[2:]), entry):
+                    self._filesystem.remove(f"{self._directory}/{name}/{entry.name}")
             self._filesystem.remove_directory(f"{self._directory}/{name}")

@@ -15,10 +15,23 @@ from dagster_ckpt.checkpoint.clock import Clock
 from dagster_ckpt.checkpoint.deletions import DeletionLog
 from dagster_ckpt.checkpoint.ending import end_dead_epoch
 from dagster_ckpt.checkpoint.epochs import FAILING
-from dagster_ckpt.checkpoint.layout import CHECKPOINT_TASK_OWNED_STATE_DIR, CONTROL_DIR
+from dagster_ckpt.checkpoint.layout import (
+    CHECKPOINT_TASK_OWNED_STATE_DIR,
+    CONTROL_DIR,
+    checkpoint_directory,
+    shared_directory,
+)
 from dagster_ckpt.checkpoint.liveness import LEASE, HeartbeatFile, is_dead
 from dagster_ckpt.checkpoint.orphans import Orphan
+from dagster_ckpt.checkpoint.ownership import (
+    foreign,
+    is_record,
+    is_records_directory,
+    left_alone,
+    written_by,
+)
 from dagster_ckpt.checkpoint.pins import Pins
+from dagster_ckpt.checkpoint.sweeping import left_in
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig, JobStatus
 from dagster_ckpt.config.durations import format_duration
 from dagster_ckpt.errors import CorruptCheckpoint, InvalidConfiguration, JobAlreadyRunning
@@ -76,7 +89,7 @@ def records_of(
     """The records of a job of which nothing is left, in the order in which they can go, and why they stay.
 
     The epochs fence whatever may still be alive of the job, so they go last, the newest of them at the very end; and
-    none goes before the job has been over for as long as the user says.
+    none goes before the job has been over for as long as the user says. What no run has named is nothing of the job.
 
     Args:
         catalog: of the job, which is over.
@@ -90,11 +103,11 @@ def records_of(
     if older_than is None or end is None or end.status == FAILING:
         return [], []
     gone = {orphan.path for orphan in orphans}
-    lineages = [path for job_id in catalog.job_ids() for path in _files(storage, f"{name}/{job_id}")]
+    stored = [path for job_id in catalog.job_ids() for path in _stored(catalog, job_id)]
     heartbeat = HeartbeatFile(storage, name).read()
     last = max(_seconds(end.ended_at), 0.0 if heartbeat is None else heartbeat.beat_at)
     stays = None
-    if any(path not in gone for path in lineages):
+    if any(path not in gone for path in stored):
         return [], []
     if catalog.choice() is not None and catalog.given_up() is None:
         stays = "it did not give its checkpoints up, so it goes on from where it began"
@@ -109,23 +122,24 @@ def records_of(
     epochs = f"{name}/{CONTROL_DIR}/epochs/"
     last_of_all = f"{epochs}e-{epoch:010}.end"
     # Nothing of a run that begins now has one of these names, but for the heartbeat, which it writes again.
+    records, notes = _records(storage, f"{name}/{CONTROL_DIR}")
     paths = sorted(
-        _files(storage, f"{name}/{CONTROL_DIR}"),
+        records,
         key=lambda path: (path.startswith(epochs), path == last_of_all, path),
     )
     reason = f"nothing of the job is left, and it has been over for more than {format_duration(older_than)}"
     sizes = storage.size_many(paths)
-    return [Orphan(path, size, reason) for path, size in zip(paths, sizes, strict=True) if size is not None], []
+    return [Orphan(path, size, reason) for path, size in zip(paths, sizes, strict=True) if size is not None], notes
 
 
 def remove_records(catalog: CheckpointCatalog, records: Sequence[Orphan], report: Callable[[Orphan], None]) -> None:
-    """Remove the records of a job, and its directory."""
+    """Remove the records of a job, and its directory, as far as nothing else is in it."""
     storage = catalog.filesystem
     for record in records:
         storage.remove(record.path)
         report(record)
     if records:
-        for directory in [*_directories(storage, catalog.job_name), catalog.job_name]:
+        for directory in [*_directories(storage, f"{catalog.job_name}/{CONTROL_DIR}"), catalog.job_name]:
             storage.remove_directory(directory)
 
 
@@ -138,13 +152,43 @@ def _files(storage: FileSystem, directory: str) -> Iterator[str]:
             yield path
 
 
-def _directories(storage: FileSystem, directory: str) -> Iterator[str]:
-    """Those below one, the deepest first."""
+def _stored(catalog: CheckpointCatalog, job_id: str) -> Iterator[str]:
+    """The files of a lineage that a run has put there."""
+    storage, shared = catalog.filesystem, shared_directory(catalog.job_name, job_id)
+    for number in catalog.numbers(job_id):
+        yield from left_in(catalog, checkpoint_directory(catalog.job_name, job_id, number))[0]
+    for entry in storage.list(shared):
+        if not foreign([entry], written_by):
+            yield f"{shared}/{entry.name}"
+
+
+def _records(storage: FileSystem, control: str, below: str = "") -> tuple[list[str], list[str]]:
+    """The records of a job, and what is to be said of what is none."""
+    directory = f"{control}/{below}".rstrip("/")
+    records, others, notes = [], [], []
     for entry in storage.list(directory):
-        if entry.is_directory:
-            path = f"{directory}/{entry.name}"
-            yield from _directories(storage, path)
-            yield path
+        path = f"{below}/{entry.name}".lstrip("/")
+        if entry.is_directory and is_records_directory(path):
+            found, said = _records(storage, control, path)
+            records += found
+            notes += said
+        elif entry.is_directory or not is_record(path):
+            others += foreign([entry], lambda _: False)
+        else:
+            records.append(f"{control}/{path}")
+    if others:
+        notes.append(left_alone(storage, directory, sorted(others)))
+    return records, notes
+
+
+def _directories(storage: FileSystem, control: str, below: str = "") -> Iterator[str]:
+    """Those of records, the deepest first."""
+    directory = f"{control}/{below}".rstrip("/")
+    for entry in storage.list(directory):
+        path = f"{below}/{entry.name}".lstrip("/")
+        if entry.is_directory and is_records_directory(path):
+            yield from _directories(storage, control, path)
+    yield directory
 
 
 def _seconds(text: str) -> float:

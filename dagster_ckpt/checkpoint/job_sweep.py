@@ -28,7 +28,7 @@ from dagster_ckpt.checkpoint.deletions import DeletionLog
 from dagster_ckpt.checkpoint.ending import finish_giving_up, finish_recorded_deletions
 from dagster_ckpt.checkpoint.epochs import Settled
 from dagster_ckpt.checkpoint.job_end import last_epoch, records_of, remove_records
-from dagster_ckpt.checkpoint.layout import checkpoint_directory, shared_directory
+from dagster_ckpt.checkpoint.layout import checkpoint_directory, checkpoint_id, shared_directory
 from dagster_ckpt.checkpoint.orphans import Condemned, Orphan, condemned, orphans_of
 from dagster_ckpt.checkpoint.snapshot import Json
 from dagster_ckpt.errors import Fenced, JobAlreadyRunning
@@ -183,7 +183,8 @@ def _remove_directories(catalog: CheckpointCatalog) -> None:
     """Remove what is empty: of checkpoints, of shared files, of lineages."""
     storage = catalog.filesystem
     for job_id in catalog.job_ids():
-        for number in catalog.numbers(job_id):
-            storage.remove_directory(checkpoint_directory(catalog.job_name, job_id, number))
+        for entry in storage.list(f"{catalog.job_name}/{job_id}"):
+            if entry.is_directory and (number := checkpoint_id(entry.name)) is not None:
+                storage.remove_directory(checkpoint_directory(catalog.job_name, job_id, number))
         storage.remove_directory(shared_directory(catalog.job_name, job_id))
         storage.remove_directory(f"{catalog.job_name}/{job_id}")

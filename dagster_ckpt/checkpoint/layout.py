@@ -28,6 +28,7 @@ __all__ = [
     "checkpoint_directory",
     "checkpoint_id",
     "is_job_id",
+    "is_job_name",
     "shared_directory",
     "validate_job_name",
 ]
@@ -44,13 +45,18 @@ _JOB_ID = re.compile(r"[0-9a-f]{32}")
 _CHECKPOINT = re.compile(r"chk-([1-9][0-9]*)")
 
 
+def is_job_name(name: str) -> bool:
+    """Whether a job can have this name: a directory name on every storage."""
+    return _JOB_NAME.fullmatch(name) is not None and name != CONTROL_DIR
+
+
 def validate_job_name(name: str) -> str:
-    """Return ``name`` if it can be a directory name on every storage.
+    """Return ``name`` if a job can have it.
 
     Raises:
         InvalidConfiguration: it cannot.
     """
-    if not _JOB_NAME.fullmatch(name) or name == CONTROL_DIR:
+    if not is_job_name(name):
         raise InvalidConfiguration(
             f"{name!r} cannot be a job name: it becomes a directory.",
             hint="Use letters, digits, '_', '-' and '.', beginning with a letter, a digit or '_'.",

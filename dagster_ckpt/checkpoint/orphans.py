@@ -2,7 +2,7 @@
 
 Reading only. Of every lineage that is: what unfinished checkpoints left, files in ``shared/`` that nothing refers to,
 checkpoints whose deletion was begun or that were given up, and forks that their job never began with. A checkpoint that
-cannot be read may need any shared file of its lineage: none of them is an orphan then.
+cannot be read may need any shared file of its lineage: none of them is an orphan then. What no run has named is none.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from dagster_ckpt.checkpoint.deletions import DeletionLog
 from dagster_ckpt.checkpoint.ending import given_up_numbers
 from dagster_ckpt.checkpoint.layout import checkpoint_directory, checkpoint_id, shared_directory
 from dagster_ckpt.checkpoint.metadata import FORK
+from dagster_ckpt.checkpoint.ownership import foreign, left_alone, written_by
 from dagster_ckpt.checkpoint.pins import Pins
-from dagster_ckpt.checkpoint.sweeping import is_manifest, written_before
+from dagster_ckpt.checkpoint.sweeping import is_manifest, left_in, written_before
 
 __all__ = ["Condemned", "Orphan", "condemned", "orphans_of"]
 
@@ -120,19 +121,24 @@ def orphans_of(
     unreadable = {number: error for number, error in unreadable.items() if number not in gone}
     stay = {metadata.checkpoint_id for metadata in kept} | set(unreadable)
     found: list[tuple[str, str]] = []
+    notes: list[str] = []
     for number in catalog.numbers(job_id):
         if number not in stay:
             directory = checkpoint_directory(catalog.job_name, job_id, number)
-            entries = [f"{directory}/{entry.name}" for entry in storage.list(directory)]
+            entries, others = left_in(catalog, directory)
+            if others:
+                notes.append(left_alone(storage, directory, others))
             late = any(is_manifest(path) for path in entries)
             reason = "it was published too late, and is void" if late else "its checkpoint was never completed"
             found += [(path, gone.get(number, reason)) for path in entries]
+    shared = shared_directory(catalog.job_name, job_id)
+    if others := foreign(storage.list(shared), written_by):
+        notes.append(left_alone(storage, shared, others))
     if not unreadable:
         needed = {name.rpartition("/")[2] for name in references(kept)}
-        shared = shared_directory(catalog.job_name, job_id)
         names = [name for name in written_before(catalog, job_id, epoch + 1) if name not in needed]
         found += [(f"{shared}/{name}", "no checkpoint needs it") for name in names]
-    notes = [
+    notes += [
         f"{error.message} It may need any shared file of {job_id}: none of them is deleted. {_way_on(catalog, error)}"
         for error in unreadable.values()
     ]

@@ -344,6 +344,7 @@ class CompletedCheckpointStore:
                     break
             else:
                 return self._keep_all("The next start of the job tries again.")
+            self._deletions.tell_foreign(self.job_id)
             return dropped + self._give_up_claimed(reason)
 
     def _keep_all(self, what_next: str) -> list[Dropped]:

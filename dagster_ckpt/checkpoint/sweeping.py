@@ -7,15 +7,16 @@ earlier epoch wrote, is unreachable for good. No clock is asked: how old a file 
 
 from __future__ import annotations
 
-import re
+import logging
 from collections.abc import Collection
 
 from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
 from dagster_ckpt.checkpoint.layout import METADATA_FILE_NAME, checkpoint_directory, shared_directory
+from dagster_ckpt.checkpoint.ownership import foreign, is_checkpoint_file, left_alone, written_by
 
-__all__ = ["is_manifest", "sweep", "written_before"]
+__all__ = ["is_manifest", "left_in", "sweep", "written_before"]
 
-_OF_EPOCH = re.compile(r"(\d{6,})-")
+_log = logging.getLogger(__name__)
 
 
 def sweep(
@@ -28,7 +29,7 @@ def sweep(
 ) -> list[str]:
     """Delete what earlier epochs left behind in a lineage, before the first checkpoint of ``epoch``; what was deleted.
 
-    What makes a checkpoint complete goes first. Broken off, the next start finishes it.
+    What makes a checkpoint complete goes first. Broken off, the next start finishes it. What no run has named stays.
 
     Args:
         catalog: of the job.
@@ -48,7 +49,12 @@ def sweep(
         for number in catalog.numbers(job_id)
         if number < first_id and number not in completed
     ]
-    paths = [f"{directory}/{entry.name}" for directory in unfinished for entry in storage.list(directory)]
+    paths = []
+    for directory in unfinished:
+        own, others = left_in(catalog, directory)
+        paths += own
+        if others:
+            _log.warning("%s", left_alone(storage, directory, others))
     paths += [f"{shared}/{name}" for name in written_before(catalog, job_id, epoch) if name not in in_use]
     paths.sort(key=lambda path: not is_manifest(path))
     if paths:
@@ -60,12 +66,19 @@ def sweep(
     return paths
 
 
+def left_in(catalog: CheckpointCatalog, directory: str) -> tuple[list[str], list[str]]:
+    """What a ``chk-N`` holds: the paths of files that a run has put there, and the names of all else."""
+    entries = catalog.filesystem.list(directory)
+    own = [f"{directory}/{entry.name}" for entry in entries if not foreign([entry], is_checkpoint_file)]
+    return own, foreign(entries, is_checkpoint_file)
+
+
 def written_before(catalog: CheckpointCatalog, job_id: str, epoch: int) -> list[str]:
     """The names in ``shared/`` of a lineage that epochs before ``epoch`` wrote."""
     found = []
     for entry in catalog.filesystem.list(shared_directory(catalog.job_name, job_id)):
-        written_by = _OF_EPOCH.match(entry.name.lstrip("."))
-        if written_by and int(written_by[1]) < epoch:
+        writer = None if entry.is_directory else written_by(entry.name)
+        if writer is not None and writer < epoch:
             found.append(entry.name)
     return found
 

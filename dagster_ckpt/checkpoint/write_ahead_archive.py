@@ -26,6 +26,7 @@ from dataclasses import dataclass
 
 from dagster_ckpt.checkpoint.layout import CONTROL_DIR
 from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
+from dagster_ckpt.checkpoint.ownership import is_record
 from dagster_ckpt.errors import CorruptCheckpoint
 from dagster_ckpt.filesystem import FileSystem
 
@@ -221,7 +222,9 @@ class WriteAheadArchive:
             if origin is not None and epoch < origin:
                 directory = self.of_epoch(epoch)
                 for entry in self._filesystem.list(directory):
-                    self._filesystem.remove(f"{directory}/{entry.name}")
+                    path = f"{directory}/{entry.name}"
+                    if not entry.is_directory and is_record(path.partition(f"/{CONTROL_DIR}/")[2]):
+                        self._filesystem.remove(path)
                 self._filesystem.remove_directory(directory)
         self._filesystem.remove_directory(self._directory)
 

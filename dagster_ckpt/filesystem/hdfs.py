@@ -160,7 +160,11 @@ class HdfsFileSystem(FileSystem):
     def remove(self, path: str) -> None:
         target = self._file(path)
         with self._errors(f"delete {target}"), contextlib.suppress(FileNotFoundError):
-            self._call(lambda client: _delete(client, target))
+            try:
+                self._call(lambda client: _delete(client, target))
+            except JavaFailure as failure:
+                if "PathIsNotEmptyDirectoryException" not in failure.names:
+                    raise
 
     def remove_directory(self, path: str) -> None:
         """Delete one directory if nothing is in it but what dead writers left.

@@ -125,11 +125,11 @@ class FileSystem(ABC):
 
     @abstractmethod
     def list(self, path: str) -> Sequence[Entry]:
-        """The names in one directory, unordered; empty when it does not exist."""
+        """The names in one directory, unordered; empty when it does not exist, or is a file."""
 
     @abstractmethod
     def remove(self, path: str) -> None:
-        """Delete one file; no error when it is not there."""
+        """Delete one file; no error when it is not there, or is a directory: that stays with all that is in it."""
 
     @abstractmethod
     def remove_directory(self, path: str) -> None:

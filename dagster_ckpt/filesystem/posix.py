@@ -7,6 +7,7 @@ import errno
 import hashlib
 import io
 import os
+import stat
 import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -140,7 +141,10 @@ class PosixFileSystem(FileSystem):
 
     def size(self, path: str) -> int:
         with _storage_errors(f"read {self.local(path)}"):
-            return self.local(path).stat().st_size
+            status = self.local(path).stat()
+            if stat.S_ISDIR(status.st_mode):
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(self.local(path)))
+            return status.st_size
 
     def list(self, path: str) -> Sequence[Entry]:
         try:
@@ -150,8 +154,13 @@ class PosixFileSystem(FileSystem):
             return []
 
     def remove(self, path: str) -> None:
-        with _storage_errors(f"delete {self.local(path)}"):
-            self.local(path).unlink(missing_ok=True)
+        target = self.local(path)
+        with _storage_errors(f"delete {target}"):
+            try:
+                target.unlink(missing_ok=True)
+            except OSError:
+                if not target.is_dir():  # which is no file: macOS and Linux say so in different words
+                    raise
 
     def remove_directory(self, path: str) -> None:
         target = self.local(path)
@@ -244,9 +253,14 @@ def _sync_directory(path: Path) -> None:
 
 @contextlib.contextmanager
 def _storage_errors(what: str) -> Iterator[None]:
-    """Name the operation in what the operating system raises; a missing file stays ``FileNotFoundError``."""
+    """Name the operation in what the operating system raises; a missing file stays ``FileNotFoundError``.
+
+    A directory where a file is looked for, or the other way round, is none.
+    """
     try:
         yield
+    except (IsADirectoryError, NotADirectoryError) as error:
+        raise FileNotFoundError(error.errno, error.strerror, error.filename) from error
     except (FileNotFoundError, StorageError):
         raise
     except OSError as error:

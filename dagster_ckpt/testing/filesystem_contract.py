@@ -150,6 +150,16 @@ class FileSystemContract:
         storage.create("d/f", b"")
         assert set(storage.list("d")) == {Entry("sub", is_directory=True), Entry("f", is_directory=False)}
 
+    def test_a_directory_is_no_file_and_a_file_no_directory(self, storage: FileSystem) -> None:
+        """What somebody else puts into a job's directories must not break the look at them."""
+        storage.create("d/f", b"1")
+        assert list(storage.list("d/f")) == []
+        for read in (storage.read, storage.checksum, storage.size):
+            with pytest.raises(FileNotFoundError):
+                read("d")
+        storage.remove("d")
+        assert storage.read("d/f") == b"1"
+
     def test_a_name_that_begins_with_another_is_not_inside_it(self, storage: FileSystem) -> None:
         storage.create("job/chk-1/_metadata", b"1")
         storage.create("job/chk-10/_metadata", b"10")

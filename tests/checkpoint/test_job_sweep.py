@@ -138,8 +138,9 @@ class TestWhatGoes:
         run.checkpoint(state(1), 1)
         last = Run(memory, ledger, pins).start()
         memory.create(
-            f"{JOB}/control/deletions/d-0000000001-x",
-            b'{"epoch": 1, "job_id": "%032x", "checkpoints": [1], "shared": [], "reason": "", "token": "x"}' % 1,
+            f"{JOB}/control/deletions/d-0000000001-{7:032x}",
+            b'{"epoch": 1, "job_id": "%032x", "checkpoints": [1], "shared": [], "reason": "", "token": "%032x"}'
+            % (1, 7),
         )
         last.finish()
         assert sweep(memory, dry_run=True).orphans == ()

@@ -66,9 +66,9 @@ def test_what_a_newer_epoch_writes_is_not_touched(memory: MemoryFileSystem, ledg
     dying(memory, ledger, pins)
     older = Run(memory, ledger, pins).start()
     newer = Run(memory, ledger, pins).start()
-    name = f"{JOB}/{newer.store.job_id}/shared/{newer.claim.epoch:06}-abc-new.sst"
+    name = f"{JOB}/{newer.store.job_id}/shared/{newer.claim.epoch:06}-0123456789ab-new.sst"
     memory.create(name, b"of an attempt under way")
-    memory.create(f"{JOB}/{newer.store.job_id}/shared/000001-abc-old.sst", b"of a dead attempt")
+    memory.create(f"{JOB}/{newer.store.job_id}/shared/000001-0123456789ab-old.sst", b"of a dead attempt")
     with pytest.raises(Fenced):
         older.store.sweep()
     assert memory.read(name)
