@@ -212,7 +212,9 @@ def preflight(job: str, checkpoint: str, path: str, as_json: bool) -> None:
     """
     catalog = CheckpointCatalog(_storage(path), job)
     try:
-        found = check_stored(catalog, _find(catalog, checkpoint), asked=checkpoint, now=SystemClock().time())
+        found = check_stored(
+            catalog, _find(catalog, checkpoint), asked=checkpoint, clock=SystemClock(), wait=time.sleep
+        )
     except CheckpointError as error:
         found = Preflight(checkpoint, (Finding.of_error("checkpoint", error),))
     click.echo(json.dumps(found.to_json(), indent=2) if as_json else "\n".join(found.lines()))

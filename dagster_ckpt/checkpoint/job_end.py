@@ -21,7 +21,7 @@ from dagster_ckpt.checkpoint.layout import (
     checkpoint_directory,
     shared_directory,
 )
-from dagster_ckpt.checkpoint.liveness import LEASE, HeartbeatFile, is_dead
+from dagster_ckpt.checkpoint.liveness import LEASE, HeartbeatFile, watched
 from dagster_ckpt.checkpoint.orphans import Orphan
 from dagster_ckpt.checkpoint.ownership import (
     foreign,
@@ -40,13 +40,21 @@ from dagster_ckpt.filesystem import FileSystem
 __all__ = ["last_epoch", "records_of", "remove_records"]
 
 
-def last_epoch(catalog: CheckpointCatalog, clock: Clock, older_than: timedelta | None, *, dry_run: bool = False) -> int:
+def last_epoch(
+    catalog: CheckpointCatalog,
+    clock: Clock,
+    older_than: timedelta | None,
+    wait: Callable[[float], object],
+    *,
+    dry_run: bool = False,
+) -> int:
     """The last epoch of a job that is over.
 
     Args:
         catalog: of the job.
         clock: wall time.
         older_than: end a job whose run died without an end when its last sign of life is older than this.
+        wait: sleeps for so many seconds.
         dry_run: only say so.
 
     Raises:
@@ -54,8 +62,8 @@ def last_epoch(catalog: CheckpointCatalog, clock: Clock, older_than: timedelta |
         InvalidConfiguration: it is to be gone on with.
     """
     name, epochs = catalog.job_name, catalog.epochs
-    heartbeat = HeartbeatFile(catalog.filesystem, name).read()
-    if heartbeat is not None and is_dead(heartbeat, clock.time()) is None:
+    heartbeat, dead = watched(HeartbeatFile(catalog.filesystem, name), clock, wait)
+    if heartbeat is not None and dead is None:
         raise JobAlreadyRunning(
             f"Job {name!r} is being run by run {heartbeat.run_id} (epoch {heartbeat.epoch}).",
             hint="Its own start has swept its lineage. For the rest, terminate it, and sweep when it is over; a dead "
@@ -73,7 +81,7 @@ def last_epoch(catalog: CheckpointCatalog, clock: Clock, older_than: timedelta |
                 return epoch
             reason = f"run {claim.run_id} died, and for more than {format_duration(older_than)} nobody went on with it"
             end_dead_epoch(catalog, claim, CheckpointConfig(), JobStatus.SUSPENDED, reason, clock)
-            return last_epoch(catalog, clock, None)
+            return last_epoch(catalog, clock, None, wait)
     raise InvalidConfiguration(
         f"Job {name!r} is not over: run {claim.run_id if claim else '?'} (epoch {epoch}) "
         f"{'failed and is to be restarted' if end else 'died without an end'}.",

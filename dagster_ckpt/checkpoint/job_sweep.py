@@ -18,6 +18,7 @@ Broken off, a sweep is finished by the next one, or as far as its lineage goes b
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -80,6 +81,7 @@ def sweep_job(
     dry_run: bool = False,
     quarantined: bool = False,
     older_than: timedelta | None = None,
+    wait: Callable[[float], object] = time.sleep,
     report: Callable[[Orphan], None] = lambda _: None,
 ) -> Swept:
     """Delete what a job that is over has stored and nobody can go on from.
@@ -90,6 +92,7 @@ def sweep_job(
         dry_run: only tell.
         quarantined: delete checkpoints in quarantine, too.
         older_than: count a run that died without an end as over when its last sign of life is older than this.
+        wait: sleeps for so many seconds, while it is watched whether a run on another host lives.
         report: is given each file once it is deleted.
 
     Raises:
@@ -98,7 +101,7 @@ def sweep_job(
         CorruptCheckpoint: a record in ``control/`` cannot be read.
         StorageError: the storage failed; sweep again.
     """
-    epoch = last_epoch(catalog, clock, older_than, dry_run=dry_run)
+    epoch = last_epoch(catalog, clock, older_than, wait, dry_run=dry_run)
     to_go = condemned(catalog, epoch, quarantined=quarantined)
     planned, notes = _plan(catalog, epoch, to_go)
     if dry_run:

@@ -2,6 +2,9 @@
 
 A live run rewrites ``control/heartbeat`` every few seconds. On its own host its processes can be asked
 directly; elsewhere a heartbeat that stops changing for the length of the lease means death.
+
+No two clocks are compared, for nobody knows which of them is wrong. On one host the time since its boot tells, which
+cannot be set; of another host's heartbeat only counts for how long whoever looks has seen it unchanged.
 """
 
 from __future__ import annotations
@@ -34,7 +37,10 @@ __all__ = [
     "free_job",
     "is_dead",
     "live_here",
+    "silent_for",
     "this_host",
+    "unchanged_for",
+    "watched",
 ]
 
 #: Seconds between two heartbeats.
@@ -43,6 +49,8 @@ INTERVAL = 2.0
 LEASE = 30.0
 #: (storage, job) of the hearts that beat in this process: one process may be asked to run a job twice.
 _beating_here: set[tuple[str, str]] = set()
+#: By what was looked at: what was seen last, and since when, in monotonic seconds.
+_seen: dict[tuple[str, ...], tuple[object, float]] = {}
 
 
 @cache
@@ -121,9 +129,11 @@ class Heartbeat:
         run_id: the Dagster run.
         processes: the driver first, then its JVM.
         sequence: rises with every beat.
-        beat_at: seconds since the epoch, by the holder's clock.
+        beat_at: seconds since the epoch, by the holder's clock: for people.
         stopped: the run ended in an orderly way and holds nothing any more.
         worker: the process of the Dagster run, where the driver is a step process of its own below it.
+        uptime: seconds on the monotonic clock of the holder's host, which all its processes share; ``None`` in a record
+            of a release that did not tell.
     """
 
     epoch: int
@@ -133,6 +143,7 @@ class Heartbeat:
     beat_at: float
     stopped: bool = False
     worker: ProcessIdentity | None = None
+    uptime: float | None = None
 
     def __post_init__(self) -> None:
         """Make processes of what JSON has for them."""
@@ -174,7 +185,7 @@ class Heart:
         self._file = file
         self._clock = clock
         self._lock = threading.Lock()
-        self._beat = Heartbeat(epoch, run_id, (ProcessIdentity.current(),), 0, clock.time())
+        self._beat = Heartbeat(epoch, run_id, (ProcessIdentity.current(),), 0, clock.time(), uptime=clock.monotonic())
         if worker is not None:
             self._beat = replace(self._beat, worker=ProcessIdentity.of(worker))
         self._stop = threading.Event()
@@ -219,26 +230,85 @@ class Heart:
             current = self._file.read()
             if current is not None and current.epoch > self._beat.epoch:
                 return  # somebody took over: their sign of life must not be overwritten
-            self._beat = replace(self._beat, sequence=self._beat.sequence + 1, beat_at=self._clock.time())
+            self._beat = replace(
+                self._beat,
+                sequence=self._beat.sequence + 1,
+                beat_at=self._clock.time(),
+                uptime=self._clock.monotonic(),
+            )
             self._file.write(self._beat)
 
 
-def is_dead(heartbeat: Heartbeat, now: float, *, lease: float = LEASE) -> str | None:
+def is_dead(heartbeat: Heartbeat, clock: Clock, *, lease: float = LEASE, unchanged: float | None = None) -> str | None:
     """Why the holder of ``heartbeat`` counts as dead, ``None`` while it may live.
 
     Args:
         heartbeat: as read.
-        now: seconds since the epoch.
+        clock: of this host.
         lease: seconds.
+        unchanged: for how many seconds it has been seen as it is, where it was watched. Without, nobody can say of the
+            holder on another host whether it still beats.
     """
     if heartbeat.stopped:
         return "it ended"
     driver = heartbeat.processes[0]
     if driver.is_here and not driver.is_alive():
         return f"its process {driver.pid} is gone"
-    if now - heartbeat.beat_at > lease:
-        return f"no heartbeat for {now - heartbeat.beat_at:.0f} s"
-    return None
+    silent = silent_for(heartbeat, clock, unchanged)
+    return f"no heartbeat for {silent:.0f} s" if silent is not None and silent > lease else None
+
+
+def silent_for(heartbeat: Heartbeat, clock: Clock, unchanged: float | None = None) -> float | None:
+    """Seconds since a beat, ``None`` where nobody can say; arguments as above."""
+    if heartbeat.processes[0].is_here and heartbeat.uptime is not None:
+        return clock.monotonic() - heartbeat.uptime
+    return unchanged
+
+
+def unchanged_for(what: tuple[str, ...], state: object, clock: Clock) -> float:
+    """For how many seconds this process, each time it looked, has seen the same state of something; 0 at first.
+
+    Args:
+        what: names it.
+        state: what was seen now.
+        clock: of this host.
+    """
+    now = clock.monotonic()
+    before, since = _seen.get(what, (None, now))
+    if before != state:
+        since = now
+    _seen[what] = (state, since)
+    return now - since
+
+
+def watched(
+    file: HeartbeatFile, clock: Clock, wait: Callable[[float], object], *, lease: float = LEASE
+) -> tuple[Heartbeat | None, str | None]:
+    """The heartbeat of a job, and why its holder is dead, ``None`` if it lives.
+
+    One of which this host cannot tell is watched until it changes, or for a lease.
+
+    Args:
+        file: the job's heartbeat.
+        clock: of this host.
+        wait: sleeps for so many seconds.
+        lease: seconds.
+    """
+    heartbeat = file.read()
+    if heartbeat is None:
+        return None, None
+    dead = is_dead(heartbeat, clock, lease=lease)
+    if dead is not None or (heartbeat.processes[0].is_here and heartbeat.uptime is not None):
+        return heartbeat, dead
+    since = clock.monotonic()
+    while clock.monotonic() - since < lease:
+        wait(min(INTERVAL, lease))
+        now = file.read()
+        if now is None:
+            return None, None
+        if now.stopped or (now.epoch, now.sequence) != (heartbeat.epoch, heartbeat.sequence):
+            return now, is_dead(now, clock, lease=lease)
+    return heartbeat, f"no heartbeat for {clock.monotonic() - since:.0f} s"
 
 
 def free_job(
@@ -267,25 +337,16 @@ def free_job(
     heartbeat = file.read()
     if heartbeat is None or heartbeat.stopped:
         return ()
-    driver = heartbeat.processes[0]
-    if driver == ProcessIdentity.current():
+    if heartbeat.processes[0] == ProcessIdentity.current():
         if file.key in _beating_here:
             raise _already_running(job_name, heartbeat)
         return ()  # an earlier run of this process, which could not write its last beat
-    if not driver.is_here:
-        # Clocks of two hosts are not compared: the heartbeat is watched for as long as a lease.
-        watched_from = clock.monotonic()
-        while clock.monotonic() - watched_from < lease:
-            wait(min(INTERVAL, lease))
-            now = file.read()
-            if now is None or now.stopped:
-                return ()
-            if (now.epoch, now.sequence) != (heartbeat.epoch, heartbeat.sequence):
-                raise _already_running(job_name, now)
+    heartbeat, dead = watched(file, clock, wait, lease=lease)
+    if heartbeat is None or heartbeat.stopped:
         return ()
-    if is_dead(heartbeat, clock.time(), lease=lease) is None:
+    if dead is None:
         raise _already_running(job_name, heartbeat)
-    return [process for process in heartbeat.processes if process.is_here and process.kill()]
+    return tuple(process for process in heartbeat.processes if process.is_here and process.kill())
 
 
 def _already_running(job_name: str, heartbeat: Heartbeat) -> JobAlreadyRunning:

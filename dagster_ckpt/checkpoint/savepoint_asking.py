@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
 from dagster_ckpt.checkpoint.clock import Clock
 from dagster_ckpt.checkpoint.epochs import FAILING
-from dagster_ckpt.checkpoint.liveness import HeartbeatFile, is_dead
+from dagster_ckpt.checkpoint.liveness import HeartbeatFile, watched
 from dagster_ckpt.checkpoint.requests import Answer, SavepointRequest, SavepointRequests, TakenSavepoint
 from dagster_ckpt.checkpoint.savepoints import copy_to_savepoint
 from dagster_ckpt.checkpoint.storage_access import savepoint_storage
@@ -56,8 +56,8 @@ def take_savepoint(
         StorageError: the storage failed.
     """
     seconds = _seconds(timeout)
-    heartbeat = HeartbeatFile(catalog.filesystem, catalog.job_name).read()
-    if heartbeat is not None and is_dead(heartbeat, clock.time()) is None:
+    heartbeat, dead = watched(HeartbeatFile(catalog.filesystem, catalog.job_name), clock, wait)
+    if heartbeat is not None and dead is None:
         location = to or default
         # A relative path means one thing here and another where the driver runs.
         target = None if location is None else open_filesystem(location, like=catalog.filesystem).url

@@ -26,7 +26,13 @@ from fsspec.asyn import AsyncFileSystem
 from fsspec.callbacks import Callback
 
 from dagster_ckpt.errors import InvalidConfiguration, StorageError, StorageUnusable
-from dagster_ckpt.filesystem.object_store import ObjectFileSystem, check_options, first_line, in_chunks
+from dagster_ckpt.filesystem.object_store import (
+    SET_THE_CLOCK,
+    ObjectFileSystem,
+    check_options,
+    first_line,
+    in_chunks,
+)
 
 __all__ = ["AzureBlobFileSystem"]
 
@@ -47,6 +53,8 @@ _OPTIONS = frozenset(
         "tenant_id",
     }
 )
+#: What is told of a request that is dated otherwise than the account's clock says.
+_CLOCK = re.compile(r"date header (?:is )?(?:too old|too new|in the future)", re.IGNORECASE)
 #: The most blocks that a blob may have.
 _MOST_BLOCKS = 50_000
 #: What is answered when the name of a blob is taken, by the request that finds it so.
@@ -140,6 +148,12 @@ class AzureBlobFileSystem(ObjectFileSystem):
             return StorageUnusable(
                 f"Could not {what}: there is no container {self.bucket!r}.",
                 hint=f"Create it (`az storage container create --name {self.bucket}`), or correct the checkpoint path.",
+            )
+        if _CLOCK.search(str(error)):
+            return StorageError(
+                f"Could not {what}: the clock of this machine is not that of the account of container {self.bucket!r} "
+                f"({first_line(error)}).",
+                hint=SET_THE_CLOCK,
             )
         if (
             isinstance(error, ClientAuthenticationError)

@@ -22,13 +22,21 @@ from gcsfs.core import GCSFileSystem
 from gcsfs.retry import ChecksumError, HttpError
 
 from dagster_ckpt.errors import InvalidConfiguration, StorageError, StorageUnusable
-from dagster_ckpt.filesystem.object_store import ObjectFileSystem, check_options, first_line, in_chunks
+from dagster_ckpt.filesystem.object_store import (
+    SET_THE_CLOCK,
+    ObjectFileSystem,
+    check_options,
+    first_line,
+    in_chunks,
+)
 
 __all__ = ["GcsFileSystem"]
 
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
 #: What a user may say about the connection; everything else is decided here.
 _OPTIONS = frozenset({"access", "endpoint_url", "project", "requester_pays", "session_kwargs", "token"})
+#: What a refusal of a key's signature says that was made before it began to count, or long after it has ceased to.
+_CLOCK = re.compile(r"reasonable timeframe|Token used too early|Invalid JWT.*\b(?:iat|exp)\b", re.IGNORECASE)
 #: Seconds without a byte after which a request is given up and repeated.
 _SILENCE = 60.0
 #: How often in a row a part of an upload may be sent of which the store takes nothing.
@@ -113,9 +121,16 @@ class GcsFileSystem(ObjectFileSystem):
                 f"Could not {what}: there is no bucket {self.bucket!r}, or it cannot be seen.",
                 hint=f"Create it (`gcloud storage buckets create gs://{self.bucket}`), or correct the checkpoint path.",
             )
-        if isinstance(error, google.auth.exceptions.GoogleAuthError) or _code(error) == 401:
+        if (refused := _of_credentials(error)) is not None and _CLOCK.search(str(refused)):
             return StorageError(
-                f"Could not {what}: the credentials for bucket {self.bucket!r} are missing or have expired ({error}).",
+                f"Could not {what}: the clock of this machine is not Google's, so that it gets no token for bucket "
+                f"{self.bucket!r} ({first_line(refused)}).",
+                hint=SET_THE_CLOCK,
+            )
+        if refused is not None:
+            return StorageError(
+                f"Could not {what}: the credentials for bucket {self.bucket!r} are missing or have expired "
+                f"({first_line(refused)}).",
                 hint="Run `gcloud auth application-default login`, set GOOGLE_APPLICATION_CREDENTIALS, or give the "
                 "storage option `token`.",
             )
@@ -245,6 +260,13 @@ async def _about_bucket(client: AsyncFileSystem, bucket: str) -> dict[str, Any]:
 def _code(error: BaseException) -> int | None:
     code = getattr(error, "code", None)
     return int(code) if isinstance(error, HttpError) and code is not None else None
+
+
+def _of_credentials(error: BaseException) -> BaseException | None:
+    """What is wrong with the credentials, ``None`` if nothing is: gcsfs says of a token it did not get only that."""
+    if isinstance(error.__cause__, google.auth.exceptions.GoogleAuthError):
+        return error.__cause__
+    return error if isinstance(error, google.auth.exceptions.GoogleAuthError) or _code(error) == 401 else None
 
 
 def _is_forbidden(error: BaseException) -> bool:

@@ -23,7 +23,13 @@ from fsspec.callbacks import Callback
 from dagster_ckpt.errors import InvalidConfiguration, PublishConflict, PublishUnknown, StorageError
 from dagster_ckpt.filesystem.port import Entry, FileSystem, Part, Stopped, Written
 
-__all__ = ["ObjectFileSystem", "check_options", "first_line", "in_chunks"]
+__all__ = ["SET_THE_CLOCK", "ObjectFileSystem", "check_options", "first_line", "in_chunks"]
+
+#: What to do where a store does not believe the time that a request was signed at.
+SET_THE_CLOCK = (
+    "Set this machine's clock, for example with `timedatectl set-ntp true`, and compare it with `date -u`. Nothing was "
+    "changed; what was acknowledged before is safe, and the next checkpoint tries again."
+)
 
 #: Bytes of one request; what is larger goes up, and comes down, in several.
 CHUNK = 8 << 20

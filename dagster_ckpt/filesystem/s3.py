@@ -7,7 +7,9 @@ import contextlib
 import json
 import os
 import re
+import time
 from collections.abc import Mapping
+from email.utils import parsedate_to_datetime
 from functools import cache
 from typing import Any
 from urllib.parse import urlsplit
@@ -28,7 +30,7 @@ from fsspec.asyn import AsyncFileSystem
 from fsspec.callbacks import Callback
 
 from dagster_ckpt.errors import InvalidConfiguration, StorageError, StorageUnusable
-from dagster_ckpt.filesystem.object_store import ObjectFileSystem, check_options, in_chunks
+from dagster_ckpt.filesystem.object_store import SET_THE_CLOCK, ObjectFileSystem, check_options, in_chunks
 
 __all__ = ["S3FileSystem"]
 
@@ -71,11 +73,13 @@ _BAD_CREDENTIALS = frozenset(
         "ExpiredTokenException",
         "InvalidAccessKeyId",
         "InvalidToken",
-        "RequestTimeTooSkewed",
         "SignatureDoesNotMatch",
         "TokenRefreshRequired",
     }
 )
+_CLOCK = frozenset({"RequestExpired", "RequestInTheFuture", "RequestTimeTooSkewed"})
+#: Seconds that the clock of who signs a request may be off.
+_MOST_OFF = 15 * 60.0
 _ELSEWHERE = frozenset(
     {
         "301",
@@ -146,6 +150,12 @@ class S3FileSystem(ObjectFileSystem):
             return StorageUnusable(
                 f"Could not {what}: there is no bucket {self.bucket!r}, or it cannot be seen.",
                 hint=f"Create it (`aws s3 mb s3://{self.bucket}`), or correct the checkpoint path.",
+            )
+        if code in _CLOCK or _is_off(error):
+            return StorageError(
+                f"Could not {what}: the clock of this machine is not that of the store of bucket {self.bucket!r} "
+                f"({_message(error)}).",
+                hint=SET_THE_CLOCK,
             )
         if isinstance(error, _NO_CREDENTIALS) or code in _BAD_CREDENTIALS:
             return StorageError(
@@ -291,6 +301,21 @@ def _answer(error: BaseException) -> Mapping[str, Any]:
     known = error if isinstance(error, ClientError) else error.__cause__
     answer: Mapping[str, Any] = known.response if isinstance(known, ClientError) else {}
     return answer
+
+
+def _is_off(error: BaseException) -> bool:
+    """Whether a request was refused with a date that makes every signature of this machine worthless.
+
+    An answer to a request for the size of an object has no body that could say so.
+    """
+    about = _answer(error).get("ResponseMetadata", {})
+    date = about.get("HTTPHeaders", {}).get("date")
+    if about.get("HTTPStatusCode") != 403 or date is None:
+        return False
+    try:
+        return abs(parsedate_to_datetime(date).timestamp() - time.time()) > _MOST_OFF
+    except ValueError:
+        return False
 
 
 def _code(error: BaseException) -> str:

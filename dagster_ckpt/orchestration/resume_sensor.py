@@ -20,7 +20,15 @@ from dagster_ckpt.checkpoint.clock import Clock, SystemClock
 from dagster_ckpt.checkpoint.ending import end_dead_epoch
 from dagster_ckpt.checkpoint.epochs import FAILING, Claim, End
 from dagster_ckpt.checkpoint.failures import DIED, Failure, FailureLog
-from dagster_ckpt.checkpoint.liveness import LEASE, Heartbeat, HeartbeatFile, is_dead, live_here
+from dagster_ckpt.checkpoint.liveness import (
+    LEASE,
+    HeartbeatFile,
+    is_dead,
+    live_here,
+    silent_for,
+    this_host,
+    unchanged_for,
+)
 from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
 from dagster_ckpt.checkpoint.poison import Streak, poison_batch
 from dagster_ckpt.checkpoint.preference import newest_preferred
@@ -202,21 +210,28 @@ class _JobWatch:
         if claim is None:
             return None, now
         claimed_at = _claimed_at(claim, now)
-        heartbeat: Heartbeat | None = HeartbeatFile(self._catalog.filesystem, self._asset.name).read()
+        file = HeartbeatFile(self._catalog.filesystem, self._asset.name)
+        heartbeat = file.read()
         if heartbeat is None or heartbeat.epoch != claim.epoch:
             if end is not None and end.status != FAILING:
                 return "it ended", claimed_at  # by whoever ended it for a dead run
             # Claimed, and not one beat since: it has just begun, or it died at once.
-            if now - claimed_at <= LEASE:
+            silent = unchanged_for((*file.key, "claim"), claim.epoch, self._clock)
+            if claim.host == this_host():
+                silent = max(silent, now - claimed_at)
+            if silent <= LEASE:
                 return None, claimed_at
-            return f"no heartbeat since it took the job over {now - claimed_at:.0f} s ago", claimed_at
+            return f"no heartbeat since it took the job over {silent:.0f} s ago", claimed_at
         # While the run's own process lives, Dagster hears from it how the run ended; it may also have more steps.
         worker = heartbeat.worker or heartbeat.processes[0]
-        recent = now - heartbeat.beat_at <= LEASE
+        unchanged = unchanged_for(file.key, (heartbeat.epoch, heartbeat.sequence), self._clock)
+        # By this host's clock: a holder's that goes ahead would put its death, and so the restart, into the future.
+        silent = silent_for(heartbeat, self._clock, unchanged) or 0.0
+        recent, last_sign = silent <= LEASE, now - silent
         ended = heartbeat.stopped or (heartbeat.worker is not None and recent)
         if ended and (worker.is_alive() if worker.is_here else recent):
-            return None, heartbeat.beat_at
-        return is_dead(heartbeat, now), heartbeat.beat_at
+            return None, last_sign
+        return is_dead(heartbeat, self._clock, unchanged=unchanged), last_sign
 
     def _settings(self, run: dg.DagsterRun | None) -> RunSettings:
         """What a run goes by; of one that this instance does not know, what the asset says."""

@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-from dagster_ckpt.checkpoint.liveness import Heartbeat, is_dead
+from dagster_ckpt.checkpoint.liveness import Heartbeat
 from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
 from dagster_ckpt.checkpoint.preflight import Finding, Verdict
 from dagster_ckpt.checkpoint.write_ahead_archive import PlannedBatch
@@ -115,13 +115,15 @@ def version_finding(recorded: object, running: str | None) -> Finding:
     return Finding.fine(check, f"{recorded}, and this is {running}.")
 
 
-def others_finding(job_name: str, heartbeat: Heartbeat | None, now: float, *, own_epoch: int | None = None) -> Finding:
+def others_finding(
+    job_name: str, heartbeat: Heartbeat | None, dead: str | None, *, own_epoch: int | None = None
+) -> Finding:
     """Whether a run that may be alive drives the job.
 
     Args:
         job_name: for the error.
         heartbeat: of the job, as read.
-        now: seconds since the epoch.
+        dead: why its holder is, ``None`` while it may live.
         own_epoch: of the run that asks, ``None`` for a mere look.
     """
     check = "other runs"
@@ -129,8 +131,8 @@ def others_finding(job_name: str, heartbeat: Heartbeat | None, now: float, *, ow
         return Finding.fine(check, "no run has left a sign of life.")
     if own_epoch is not None and heartbeat.epoch <= own_epoch:
         return Finding.fine(check, f"none; this one holds epoch {own_epoch}.")
-    if (why := is_dead(heartbeat, now)) is not None:
-        return Finding.fine(check, f"none; the last was run {heartbeat.run_id} (epoch {heartbeat.epoch}): {why}.")
+    if dead is not None:
+        return Finding.fine(check, f"none; the last was run {heartbeat.run_id} (epoch {heartbeat.epoch}): {dead}.")
     driver = heartbeat.processes[0]
     error = JobAlreadyRunning(
         f"Run {heartbeat.run_id} drives job {job_name!r} now (process {driver.pid} on "

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dagster_ckpt.checkpoint.catalog import CheckpointCatalog, Newest
-from dagster_ckpt.checkpoint.clock import iso
+from dagster_ckpt.checkpoint.clock import Clock, SystemClock, iso
 from dagster_ckpt.checkpoint.epochs import Choice, Claim
-from dagster_ckpt.checkpoint.liveness import HeartbeatFile
+from dagster_ckpt.checkpoint.liveness import HeartbeatFile, is_dead, watched
 from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
 from dagster_ckpt.checkpoint.preflight import Finding, Preflight
 from dagster_ckpt.checkpoint.write_ahead_archive import PlannedBatch, WriteAheadArchive
@@ -137,7 +137,7 @@ def pass_preflight(start: Start, now: float) -> Passed:
     """
     restored = start.target.metadata
     plans = () if restored is None else _read_again(start, restored)
-    found = _checked(start, restored, plans, now)
+    found = _checked(start, restored, plans)
     preflight = Preflight("nothing" if restored is None else restored.reference, tuple(found))
     before = _accepted_before(start)
     told = {item.reason for item in preflight.losses if any(_is_of(note, item) for note in before)}
@@ -155,12 +155,11 @@ def pass_preflight(start: Start, now: float) -> Passed:
     return Passed(preflight, replay, notes)
 
 
-def _checked(
-    start: Start, restored: CheckpointMetadata | None, plans: Sequence[PlannedBatch], now: float
-) -> list[Finding]:
+def _checked(start: Start, restored: CheckpointMetadata | None, plans: Sequence[PlannedBatch]) -> list[Finding]:
     job = start.job
     heartbeat = HeartbeatFile(job.filesystem, job.name).read()
-    others = others_finding(job.name, heartbeat, now, own_epoch=start.claim.epoch)
+    dead = None if heartbeat is None else is_dead(heartbeat, SystemClock())
+    others = others_finding(job.name, heartbeat, dead, own_epoch=start.claim.epoch)
     if restored is None:
         sink = None if start.own_sink else start.sink
         return [empty_sink_finding(job.name, start.target, sink, asked=start.request.restore_from), others]
@@ -237,14 +236,22 @@ def _choose_anew(start: Start, restored: CheckpointMetadata) -> Sequence[Planned
     return [plan for plan in start.replay if plan.batch < first]
 
 
-def check_stored(catalog: CheckpointCatalog, restored: CheckpointMetadata, *, asked: str, now: float) -> Preflight:
+def check_stored(
+    catalog: CheckpointCatalog,
+    restored: CheckpointMetadata,
+    *,
+    asked: str,
+    clock: Clock,
+    wait: Callable[[float], object],
+) -> Preflight:
     """Check a stored checkpoint as far as that goes without its query and without Spark. Touches nothing.
 
     Args:
         catalog: of the job.
         restored: the checkpoint.
         asked: how it would be asked for; going on from ``latest`` replays what came after it.
-        now: seconds since the epoch.
+        clock: wall and monotonic time.
+        wait: sleeps for so many seconds, while it is watched whether a run on another host lives.
     """
     try:
         catalog.verify(restored)
@@ -261,8 +268,8 @@ def check_stored(catalog: CheckpointCatalog, restored: CheckpointMetadata, *, as
             findings.append(Finding.fine("all else", "not checked: it is told by files that are broken."))
         else:
             findings += _of_unpacked(catalog, restored, directory, asked)
-    heartbeat = HeartbeatFile(catalog.filesystem, catalog.job_name).read()
-    findings.append(others_finding(catalog.job_name, heartbeat, now))
+    heartbeat, dead = watched(HeartbeatFile(catalog.filesystem, catalog.job_name), clock, wait)
+    findings.append(others_finding(catalog.job_name, heartbeat, dead))
     return Preflight(restored.reference, tuple(findings))
 
 

@@ -48,7 +48,8 @@ DAY = timedelta(days=1)
 
 
 def sweep(storage: FileSystem, clock: ManualClock | None = None, **options: bool | timedelta) -> Swept:
-    return sweep_job(CheckpointCatalog(storage, JOB), clock or ManualClock(), **options)  # type: ignore[arg-type]
+    clock = clock or ManualClock()
+    return sweep_job(CheckpointCatalog(storage, JOB), clock, wait=clock.advance, **options)  # type: ignore[arg-type]
 
 
 def stored(storage: MemoryFileSystem) -> set[str]:
@@ -227,20 +228,31 @@ class TestWhatGoes:
 
 
 class TestWhoRuns:
-    def beat(self, memory: MemoryFileSystem, clock: ManualClock, *, stopped: bool = False) -> None:
+    def beat(self, memory: MemoryFileSystem, clock: ManualClock, *, stopped: bool = False, skew: float = 0.0) -> None:
         process = ProcessIdentity("elsewhere", 1, 0.0)
-        HeartbeatFile(memory, JOB).write(Heartbeat(1, "r", (process,), 1, clock.time(), stopped))
+        HeartbeatFile(memory, JOB).write(
+            Heartbeat(1, "r", (process,), int(clock.monotonic()), clock.time() + skew, stopped)
+        )
 
+    @pytest.mark.parametrize("skew", [0.0, -30 * DAY.total_seconds(), 30 * DAY.total_seconds()])
     def test_a_job_that_is_alive_is_refused(
-        self, memory: MemoryFileSystem, ledger: Ledger, pins: Pins, clock: ManualClock
+        self, memory: MemoryFileSystem, ledger: Ledger, pins: Pins, clock: ManualClock, skew: float
     ) -> None:
+        """Whatever the clock of its host says."""
         run = Run(memory, ledger, pins, clock).start()
-        self.beat(memory, clock)
+        self.beat(memory, clock, skew=skew)
+        catalog = CheckpointCatalog(memory, JOB)
+
+        def it_beats(seconds: float) -> None:
+            clock.advance(seconds)
+            self.beat(memory, clock, skew=skew)
+
         with pytest.raises(JobAlreadyRunning, match=r"is being run by run r \(epoch 1\)"):
-            sweep(memory, clock, older_than=DAY)
+            sweep_job(catalog, clock, wait=it_beats, older_than=DAY)
         run.finish()
         with pytest.raises(JobAlreadyRunning):
-            sweep(memory, clock)
+            sweep_job(catalog, clock, wait=it_beats)
+        assert sweep(memory, clock).orphans == (), "it has been silent for a lease"
         self.beat(memory, clock, stopped=True)
         assert sweep(memory, clock).orphans == ()
 
@@ -256,12 +268,12 @@ class TestWhoRuns:
             Run(memory, ledger, pins).catalog.epochs.record_end(1, End("FAILING", "", False, iso(clock.time())))
         clock.advance(3600)
         self.beat(memory, clock)
-        clock.advance(DAY.total_seconds() - 1)
-        for older_than in (None, DAY):
+        clock.advance(DAY.total_seconds() - 100)
+        for older_than in (None, DAY):  # each of which watches the heartbeat for half a minute
             with pytest.raises(InvalidConfiguration, match="is not over") as refused:
                 sweep(memory, clock, **({} if older_than is None else {"older_than": older_than}))
             assert f"dagster-ckpt sweep {JOB} --older-than" in refused.value.hint
-        clock.advance(2)
+        clock.advance(101)
         planned = sweep(memory, clock, older_than=DAY, dry_run=True)
         assert CheckpointCatalog(memory, JOB).epochs.highest() == 1
         assert sweep(memory, clock, older_than=DAY).orphans == planned.orphans != ()

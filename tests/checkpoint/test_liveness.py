@@ -20,6 +20,7 @@ from dagster_ckpt.checkpoint.liveness import (
     free_job,
     is_dead,
     this_host,
+    unchanged_for,
 )
 from dagster_ckpt.errors import JobAlreadyRunning
 from dagster_ckpt.testing import Fail, FaultInjectingFileSystem
@@ -45,7 +46,7 @@ def file(memory: MemoryFileSystem) -> HeartbeatFile:
 
 
 def beat(clock: ManualClock, *processes: ProcessIdentity, epoch: int = 1) -> Heartbeat:
-    return Heartbeat(epoch, "run-a", processes, 5, clock.time())
+    return Heartbeat(epoch, "run-a", processes, 5, clock.time(), uptime=clock.monotonic())
 
 
 def no_wait(seconds: float) -> None:
@@ -100,22 +101,44 @@ def assert_gone(identity: ProcessIdentity) -> None:
 class TestIsDead:
     def test_while_its_process_lives_and_beats(self, clock: ManualClock) -> None:
         heartbeat = beat(clock, ProcessIdentity.current())
-        assert is_dead(heartbeat, clock.time()) is None
-        assert is_dead(heartbeat, clock.time() + LEASE) is None
+        assert is_dead(heartbeat, clock) is None
+        clock.advance(LEASE)
+        assert is_dead(heartbeat, clock) is None
 
     def test_reasons(self, clock: ManualClock, other: subprocess.Popen[str]) -> None:
         me, it = ProcessIdentity.current(), ProcessIdentity.of(other.pid)
-        assert is_dead(replace(beat(clock, me), stopped=True), clock.time()) == "it ended"
-        assert is_dead(beat(clock, me), clock.time() + 42) == "no heartbeat for 42 s"
+        assert is_dead(replace(beat(clock, me), stopped=True), clock) == "it ended"
+        before = beat(clock, me)
+        clock.advance(42)
+        assert is_dead(before, clock) == "no heartbeat for 42 s"
         other.kill()
         other.wait()
-        assert is_dead(beat(clock, it, me), clock.time()) == f"its process {other.pid} is gone"
+        assert is_dead(beat(clock, it, me), clock) == f"its process {other.pid} is gone"
 
-    def test_elsewhere_only_the_heartbeat_counts(self, clock: ManualClock) -> None:
+    def test_elsewhere_only_what_was_seen_of_it_counts(self, clock: ManualClock) -> None:
         heartbeat = beat(clock, ProcessIdentity("elsewhere/1", 1, 1.0))
-        assert is_dead(heartbeat, clock.time() + 29) is None
-        assert is_dead(heartbeat, clock.time() + 31) == "no heartbeat for 31 s"
-        assert is_dead(heartbeat, clock.time() + 31, lease=60) is None
+        clock.advance(3600)
+        assert is_dead(heartbeat, clock) is None, "nobody has watched it"
+        assert is_dead(heartbeat, clock, unchanged=29) is None
+        assert is_dead(heartbeat, clock, unchanged=31) == "no heartbeat for 31 s"
+        assert is_dead(heartbeat, clock, unchanged=31, lease=60) is None
+
+    @pytest.mark.parametrize("set_by", [-3600.0, 3600.0])
+    def test_a_clock_that_is_set_kills_nobody_and_hides_nobody(self, clock: ManualClock, set_by: float) -> None:
+        heartbeat = replace(beat(clock, ProcessIdentity.current()), beat_at=clock.time() + set_by)
+        assert is_dead(heartbeat, clock) is None
+        clock.advance(LEASE + 1)
+        assert is_dead(heartbeat, clock) == "no heartbeat for 31 s"
+
+    def test_for_how_long_it_was_seen_unchanged(self, clock: ManualClock) -> None:
+        what = ("storage", "of this test")
+        assert unchanged_for(what, (1, 5), clock) == 0
+        clock.advance(20)
+        assert unchanged_for(what, (1, 5), clock) == 20
+        assert unchanged_for(("storage", "another"), (1, 5), clock) == 0
+        assert unchanged_for(what, (1, 6), clock) == 0
+        clock.advance(31)
+        assert unchanged_for(what, (1, 6), clock) == 31
 
 
 class TestFreeJob:
@@ -171,6 +194,29 @@ class TestFreeJob:
         clock.advance(LEASE + 1)
         assert list(free_job(file, JOB, clock, no_wait)) == [identity]
         assert not identity.is_alive()
+
+    def test_a_process_that_lives_is_not_killed_because_a_clock_was_set(
+        self, file: HeartbeatFile, clock: ManualClock, other: subprocess.Popen[str]
+    ) -> None:
+        file.write(replace(beat(clock, ProcessIdentity.of(other.pid)), beat_at=1.0))
+        with pytest.raises(JobAlreadyRunning):
+            free_job(file, JOB, clock, no_wait)
+        assert other.poll() is None
+
+    def test_of_a_record_that_tells_no_uptime_it_is_watched(
+        self, file: HeartbeatFile, clock: ManualClock, other: subprocess.Popen[str]
+    ) -> None:
+        identity = ProcessIdentity.of(other.pid)
+        silent = replace(beat(clock, identity), uptime=None)
+        file.write(silent)
+
+        def it_beats(seconds: float) -> None:
+            clock.advance(seconds)
+            file.write(replace(silent, sequence=silent.sequence + 1))
+
+        with pytest.raises(JobAlreadyRunning):
+            free_job(file, JOB, clock, it_beats)
+        assert list(free_job(file, JOB, clock, clock.advance)) == [identity]
 
     def test_another_host_is_watched_for_a_lease(self, file: HeartbeatFile, clock: ManualClock) -> None:
         file.write(beat(clock, ProcessIdentity("elsewhere/1", 1, 1.0)))

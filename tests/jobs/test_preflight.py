@@ -141,7 +141,9 @@ def test_all_that_is_wrong_is_told_at_once(ticked: Bench) -> None:
 
 def test_a_run_that_takes_the_job_over_while_this_one_prepares(ticked: Bench) -> None:
     def slowly(bench: Bench, session: SparkSession) -> DataStreamWriter:
-        alive = Heartbeat(9, "the-other-run", (ProcessIdentity.current(),), 1, SystemClock().time())
+        alive = Heartbeat(
+            9, "the-other-run", (ProcessIdentity.current(),), 1, SystemClock().time(), uptime=SystemClock().monotonic()
+        )
         HeartbeatFile(bench.filesystem, bench.name).write(alive)
         return deduplicated(bench, session)
 
@@ -298,9 +300,18 @@ def test_the_command_tells_each_check_and_changes_nothing(ticked: Bench) -> None
     assert f"{lost}, which the file sink had written by then, is missing" in told.stdout
     (ticked.root / "lost").rename(lost)
     assert ticked.photograph() == before
-    alive = Heartbeat(9, "the-other-run", (ProcessIdentity.current(),), 1, SystemClock().time())
+    alive = Heartbeat(
+        9, "the-other-run", (ProcessIdentity.current(),), 1, SystemClock().time(), uptime=SystemClock().monotonic()
+    )
     HeartbeatFile(ticked.filesystem, ticked.name).write(alive)
     told = preflight(ticked)
     assert told.exit_code == 2
     assert "Run the-other-run drives job 'tiny' now" in told.stdout
     assert preflight(ticked, "chk-99").exit_code == 2
+
+
+def _alive() -> Heartbeat:
+    """Of a run of this very process."""
+    clock = SystemClock()
+    me = ProcessIdentity.current()
+    return Heartbeat(9, "the-other-run", (me,), 1, clock.time(), uptime=clock.monotonic())

@@ -6,6 +6,7 @@ import pickle
 import sys
 
 import pytest
+from azure.core.exceptions import ClientAuthenticationError
 
 from dagster_ckpt.errors import InvalidConfiguration, StorageUnusable
 from dagster_ckpt.filesystem import open_filesystem
@@ -90,6 +91,16 @@ def test_no_account_is_refused() -> None:
     with pytest.raises(StorageUnusable, match="Could not connect to container 'data'") as raised:
         open_filesystem("abfs://data/a", storage_options={"anon": True}).probe()
     assert "account_name" in raised.value.hint
+
+
+def test_a_clock_that_is_wrong_is_named() -> None:
+    """Azurite does not look at the date. This is how the library tells what Azure says."""
+    storage = AzureBlobFileSystem("data", "a", {"account_name": "mine", "account_key": KEY})
+    said = "AuthenticationErrorDetail:Request date header too old: 'Mon, 01 Jan 2024 00:00:00 GMT'"
+    told = storage._explained("read f", ClientAuthenticationError(f"Server failed to authenticate.\n{said}"))
+    assert "clock of this machine" in told.message
+    assert "container 'data'" in told.message
+    assert "timedatectl" in told.hint
 
 
 def test_options_go_to_containers_of_the_same_account_only() -> None:

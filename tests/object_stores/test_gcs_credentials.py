@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
 from dagster_ckpt import FileSystemCheckpointStorage
-from dagster_ckpt.errors import InvalidConfiguration, StorageUnusable
+from dagster_ckpt.errors import InvalidConfiguration, StorageError, StorageUnusable
 from dagster_ckpt.filesystem import open_filesystem
 from dagster_ckpt.testing.gcs_server import GcsServer
 from tests.gcs import BUCKET
@@ -41,7 +41,7 @@ class TokenServer:
         self.private_key = key.private_bytes(
             serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
         ).decode()
-        self.revoked = False
+        self.refusal = ""
         self.asked = 0
         told = self
 
@@ -71,8 +71,8 @@ class TokenServer:
             claims = google.auth.jwt.decode(assertion, certs={"1": public_key})  # type: ignore[no-untyped-call]
         except ValueError:
             claims = None
-        if self.revoked or claims is None:
-            return 400, {"error": "invalid_grant", "error_description": "Invalid JWT Signature."}
+        if self.refusal or claims is None:
+            return 400, {"error": "invalid_grant", "error_description": self.refusal or "Invalid JWT Signature."}
         assert claims["iss"] == ACCOUNT
         return 200, {"access_token": TOKEN, "expires_in": 3600, "token_type": "Bearer"}
 
@@ -127,7 +127,7 @@ def test_application_default_credentials(
 
 @pytest.mark.usefixtures("impatient")
 def test_a_key_that_was_revoked_is_named(guarded: GcsServer, tokens: TokenServer, key_file: Path) -> None:
-    tokens.revoked = True
+    tokens.refusal = "Invalid JWT Signature."
     storage = open_filesystem(
         f"gs://{BUCKET}/base", storage_options={"endpoint_url": guarded.url, "token": str(key_file)}
     )
@@ -136,6 +136,25 @@ def test_a_key_that_was_revoked_is_named(guarded: GcsServer, tokens: TokenServer
         storage.probe()
     assert "gcloud auth" in refused.value.hint
     assert tokens.private_key[40:80] not in str(refused.value)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_clock_that_is_wrong_is_named(guarded: GcsServer, tokens: TokenServer, key_file: Path) -> None:
+    tokens.refusal = (
+        "Invalid JWT: Token must be a short-lived token (60 minutes) and in a reasonable timeframe. Check your iat and "
+        "exp values in the JWT claim."
+    )
+    options = {"endpoint_url": guarded.url, "token": str(key_file)}
+    storage = open_filesystem(f"gs://{BUCKET}/base", storage_options=options)
+    told = "clock of this machine .* bucket 'checkpoints'"
+    with pytest.raises(StorageError, match=told) as refused:
+        storage.write("a", b"1", lambda: False)
+    assert "timedatectl" in refused.value.hint
+    with pytest.raises(StorageUnusable, match=told):
+        storage.probe()
+    tokens.refusal = ""
+    storage.create("a", b"1")
+    assert guarded.objects(BUCKET) == {"base/a": b"1"}
 
 
 def test_the_options_may_come_from_the_environment_by_dagsters_config(

@@ -9,11 +9,13 @@ import multiprocessing
 import pickle
 import sys
 import threading
+import time
 import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Barrier
+from types import SimpleNamespace
 
 import aiobotocore.endpoint
 import moto.s3.models
@@ -29,6 +31,7 @@ from dagster_ckpt.errors import (
 from dagster_ckpt.filesystem import Entry, Stopped, object_store, open_filesystem
 from dagster_ckpt.filesystem.s3 import S3FileSystem
 from dagster_ckpt.testing.gcs_server import Reset
+from tests.checkpoint.driver import Ledger, Pins, Run, state
 from tests.object_stores.life import live
 from tests.s3 import BUCKET, Answer, Fault, Request, S3Server, Spoil, bucket_of, connection
 
@@ -457,6 +460,7 @@ def test_a_bucket_that_is_not_there(s3: S3Server) -> None:
     [
         (Answer(403, "AccessDenied"), "permission denied on bucket", "s3:ListBucket"),
         (Answer(400, "ExpiredToken"), "credentials for bucket 'checkpoints'", "aws sso login"),
+        (Answer(403, "RequestTimeTooSkewed"), "clock of this machine .* bucket 'checkpoints'", "timedatectl"),
         (Answer(403, "InvalidAccessKeyId"), "credentials for bucket 'checkpoints'", "`key` and `secret`"),
         (Answer(403, "SignatureDoesNotMatch"), "credentials for bucket 'checkpoints'", "`profile`"),
         (BUSY, "takes no more requests", "interval"),
@@ -481,6 +485,35 @@ def test_what_a_bucket_refuses_is_told_with_the_way_on(
         assert "checkpoints" in str(raised.value)
         assert hint in raised.value.hint
         assert "secret-of-mine" not in str(raised.value)
+
+
+@pytest.mark.parametrize(("off", "told"), [(3600, "clock of this machine"), (60, "permission denied")])
+def test_a_refusal_without_a_word_is_explained_by_its_date(
+    s3: S3Server, storage: S3FileSystem, monkeypatch: pytest.MonkeyPatch, off: float, told: str
+) -> None:
+    """As of a request for the size of an object, whose answer has no body."""
+    storage.create("f", b"1")
+    s3.plan = always("stat", Answer(403, "RequestTimeTooSkewed"))
+    monkeypatch.setattr("dagster_ckpt.filesystem.s3.time", SimpleNamespace(time=lambda: time.time() - off))
+    with pytest.raises(StorageError, match=told):
+        storage.size("f")
+
+
+def test_nothing_that_was_acknowledged_is_lost_while_a_clock_is_wrong(s3: S3Server, tmp_path: Path) -> None:
+    ledger, pins = Ledger(), Pins(tmp_path)
+    run = Run(bucket_of(s3), ledger, pins).start()
+    run.checkpoint(state(1), 1)
+    for attempt, first in ((2, 1), (3, 4)):
+        turn = itertools.count()
+        s3.plan = lambda request, turn=turn, first=first: (  # type: ignore[misc]
+            Answer(403, "RequestTimeTooSkewed") if next(turn) >= first else None
+        )
+        with pytest.raises(StorageError, match="clock of this machine"):
+            run.checkpoint(state(attempt), attempt)
+        s3.plan = lambda request: None
+        ledger.examine(bucket_of(s3))
+    run.checkpoint(state(4), 4)
+    assert Run(bucket_of(s3), ledger, pins).start().store.retained[-1].batch == 4
 
 
 @pytest.fixture

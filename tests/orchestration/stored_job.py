@@ -136,7 +136,8 @@ class StoredJob:
         process = ProcessIdentity.current()
         if not alive:
             process = ProcessIdentity(process.host, process.pid, process.created - 1000)
-        beat = Heartbeat(claim.epoch, claim.run_id, (process,), 1, time.time() - ago, stopped)
+        uptime = time.monotonic() - ago
+        beat = Heartbeat(claim.epoch, claim.run_id, (process,), 1, time.time() - ago, stopped, uptime=uptime)
         HeartbeatFile(self.catalog.filesystem, self.name).write(beat)
 
     def end(self, claim: Claim, status: str, reason: str = "of the test") -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from dagster_ckpt import (
 )
 from dagster_ckpt.checkpoint.clock import SystemClock
 from dagster_ckpt.checkpoint.epochs import Choice, Claim
+from dagster_ckpt.checkpoint.liveness import Heartbeat, HeartbeatFile, ProcessIdentity
 from dagster_ckpt.checkpoint.pinning import pin_checkpoint
 from dagster_ckpt.orchestration import names
 from tests.orchestration.stored_job import StoredJob, make_asset, run_id
@@ -164,6 +167,26 @@ def test_a_run_that_never_beat_is_dead_after_the_lease(sensor: Sensor, job: Stor
 def test_a_run_that_stopped_beating_is_dead_after_the_lease(sensor: Sensor, job: StoredJob) -> None:
     claim = job.claim(run_id(), ago=100)
     job.beat(claim, alive=True, ago=31)
+    sensor.request()
+    assert "no heartbeat for 31 s" in job.failures.of(claim.series)[0].reason
+
+
+@pytest.mark.parametrize("skew", [-3600.0, 3600.0])
+def test_a_run_on_another_host_is_dead_when_it_was_seen_to_be_silent_for_a_lease(
+    sensor: Sensor, job: StoredJob, monkeypatch: pytest.MonkeyPatch, skew: float
+) -> None:
+    """Whatever its clock says, which may be wrong by an hour."""
+    passed = 0.0
+    monkeypatch.setattr(SystemClock, "monotonic", lambda _: 1000.0 + passed)
+    claim = job.claim(run_id())
+    file = HeartbeatFile(job.catalog.filesystem, job.name)
+    beat = Heartbeat(claim.epoch, claim.run_id, (ProcessIdentity("elsewhere/1", 1, 1.0),), 1, time.time() + skew)
+    for sequence in range(3):
+        file.write(replace(beat, sequence=sequence))
+        assert sensor.tick() == ([], f"orders: run {claim.run_id} is alive")
+        passed += 29
+        assert sensor.tick() == ([], f"orders: run {claim.run_id} is alive")
+    passed += 2
     sensor.request()
     assert "no heartbeat for 31 s" in job.failures.of(claim.series)[0].reason
 

@@ -229,15 +229,10 @@ def test_a_checkpoint_of_a_newer_spark(recorded: str | None, running: str | None
 
 def test_who_else_runs() -> None:
     alive = Heartbeat(4, "the-other-run", (ProcessIdentity.current(),), 7, 1000.0)
-    found = others_finding("tiny", alive, 1001.0)
+    found = others_finding("tiny", alive, None)
     assert type(found.error) is JobAlreadyRunning
     assert "Run the-other-run drives job 'tiny' now" in found.reason
     assert "Terminate run the-other-run" in found.hint
-    assert others_finding("tiny", alive, 1001.0, own_epoch=3).verdict is Verdict.NOT_RESTORABLE
-    for heartbeat, now, own in [
-        (None, 1001.0, None),
-        (alive, 1001.0, 4),
-        (replace(alive, stopped=True), 1001.0, None),
-        (alive, 1100.0, None),
-    ]:
-        assert others_finding("tiny", heartbeat, now, own_epoch=own).verdict is Verdict.RESTORABLE
+    assert others_finding("tiny", alive, None, own_epoch=3).verdict is Verdict.NOT_RESTORABLE
+    for heartbeat, dead, own in [(None, None, None), (alive, None, 4), (alive, "it ended", None)]:
+        assert others_finding("tiny", heartbeat, dead, own_epoch=own).verdict is Verdict.RESTORABLE
