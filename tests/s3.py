@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import threading
 from collections import deque
@@ -11,6 +12,9 @@ from types import TracebackType
 from typing import Any, Self, TypeAlias
 from urllib.parse import parse_qs
 
+import aiobotocore.endpoint
+import moto.s3.models
+import pytest
 from moto.core.models import DEFAULT_ACCOUNT_ID
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 from moto.s3.models import S3Backend, s3_backends
@@ -63,6 +67,8 @@ class S3Server:
     def __init__(self) -> None:
         self.plan: Callable[[Request], Fault | None] = lambda request: None
         self.log: deque[Request] = deque()
+        #: Of what is uploaded below this name only the first byte is kept.
+        self.forget: str | None = None
         # moto looks whether a name is free and then stores, in two steps.
         self._one_at_a_time = threading.Lock()
         self._moto = DomainDispatcherApplication(create_backend_app)
@@ -84,6 +90,7 @@ class S3Server:
     def reset(self) -> None:
         """Forget everything, plan and log too."""
         self.plan = lambda request: None
+        self.forget = None
         self.log.clear()
         _backend().reset()
 
@@ -120,6 +127,9 @@ class S3Server:
         fault = self.plan(request)
         if isinstance(fault, Spoil):
             body = body.replace(b"content", b"contend")
+        if self.forget is not None and request.kind in {"put", "part"} and request.name.startswith(self.forget):
+            body = body[:1]
+            environment["CONTENT_LENGTH"] = str(len(body))
         carried_out = None
         if not isinstance(fault, Answer | Reset) or fault.after:
             carried_out = self._carried_out(environment, body)
@@ -196,6 +206,18 @@ def _kind(environment: dict[str, Any]) -> str:
 def bucket_of(server: S3Server, prefix: str = "base", **options: Any) -> S3FileSystem:
     """What a job sees of the server's bucket."""
     return S3FileSystem(BUCKET, prefix, {**connection(server), **options})
+
+
+def answering_at_once(patch: pytest.MonkeyPatch) -> None:
+    """Let the library ask again at once, and take parts of any size for parts: moto is slow."""
+    wait = asyncio.sleep
+
+    async def at_once(seconds: float) -> None:
+        del seconds
+        await wait(0)
+
+    patch.setattr(aiobotocore.endpoint.asyncio, "sleep", at_once)
+    patch.setattr(moto.s3.models, "S3_UPLOAD_PART_MIN_SIZE", 1)
 
 
 def connection(server: S3Server) -> dict[str, Any]:

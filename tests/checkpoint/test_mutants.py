@@ -19,6 +19,7 @@ from tests.checkpoint.mutants import SwitchOff
 from tests.checkpoint.state_machine import explore
 from tests.gcs import BUCKET, answering_at_once
 from tests.object_stores.lives import BucketLife
+from tests.object_stores.stores import GoogleStore
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -72,11 +73,11 @@ def state_machine(pins: Pins, process: type[Run]) -> object:
 
 def wire(pins: Pins, process: type[Run]) -> object:
     """Each object of a life in a bucket is stored, and the reply is lost once."""
-    with GcsServer() as server:
+    with GcsServer() as server, pytest.MonkeyPatch.context() as patch:
         server.create_bucket(BUCKET)
-        life = BucketLife(server, pins)
+        life = BucketLife(GoogleStore(server, patch), pins)
         for number, (request, _) in enumerate(life.requests(0)):
-            if request.kind == "insert" and (found := life.violation(0, number, "loses its reply once")):
+            if request.kind == "put" and (found := life.violation(0, number, "loses its reply once")):
                 return found
     return ()
 

@@ -6,7 +6,12 @@ import pytest
 
 from dagster_ckpt.testing.gcs_server import GcsServer
 from tests import gcs, s3
+from tests.azurite import Azurite, install
 from tests.object_stores.conversation import Conversation
+from tests.object_stores.stores import Store, opened
+
+#: Of stores that other people wrote.
+OTHERS = ("fake-gcs-server", "azurite")
 
 
 @pytest.fixture
@@ -42,3 +47,22 @@ def conversation(any_server: gcs.BucketServer) -> Iterator[Conversation]:
     told = Conversation(any_server.url, isinstance(any_server, GcsServer))
     yield told
     told.session.close()
+
+
+@pytest.fixture(scope="session")
+def azurite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Azurite]:
+    program = install(tmp_path_factory.mktemp("npm"))
+    with Azurite(program, tmp_path_factory.mktemp("azurite")) as running:
+        yield running
+
+
+@pytest.fixture(params=["gs", "s3", *(pytest.param(kind, marks=pytest.mark.integration) for kind in OTHERS)])
+def store(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
+    """Each kind of store in turn; those that other people wrote in the integration tests."""
+    yield from opened(request.param, request, monkeypatch)
+
+
+@pytest.fixture(params=["gs", "s3"])
+def disturbed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
+    """Each that can be told what goes wrong."""
+    yield from opened(request.param, request, monkeypatch)

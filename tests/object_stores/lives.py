@@ -14,30 +14,29 @@ from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
 from dagster_ckpt.errors import CheckpointError
 from dagster_ckpt.filesystem import FileSystem
 from dagster_ckpt.testing import FaultInjectingFileSystem, Operation, ProcessDied
-from dagster_ckpt.testing.gcs_server import Answer, Fault, GcsServer, Request, Reset
 from tests.checkpoint.driver import JOB, Ledger, Pins, Run, shared, state
-from tests.gcs import BUCKET, bucket_of
+from tests.object_stores.stores import Asked, DisturbedStore, Trouble
 
 #: What is answered once only; the job must not notice.
-ONCE: dict[str, Fault] = {"fails once": Answer(503), "loses its reply once": Reset(after=True)}
+ONCE = {"fails once": Trouble.BUSY, "loses its reply once": Trouble.LOST}
 #: What goes on until the operation that made the request is over: its first request, and all after that.
-LASTING: dict[str, tuple[Fault, Fault]] = {
-    "is refused": (Answer(403), Answer(403)),
-    "fails": (Answer(503), Answer(503)),
-    "is carried out, and nothing is heard any more": (Reset(after=True), Answer(503)),
+LASTING = {
+    "is refused": (Trouble.REFUSED, Trouble.REFUSED),
+    "fails": (Trouble.BUSY, Trouble.BUSY),
+    "is carried out, and nothing is heard any more": (Trouble.LOST, Trouble.BUSY),
 }
 #: The same, but what was created can be read.
 UNREPEATED = "is carried out, and repeated in vain"
-DEATHS: dict[str, Fault] = {"is the last": Reset(), "is the last, and carried out": Reset(after=True)}
+DEATHS = {"is the last": Trouble.RESET, "is the last, and carried out": Trouble.LOST}
 TROUBLES = (*ONCE, *LASTING, UNREPEATED, *DEATHS)
 
-_CHANGING = frozenset({"insert", "begin", "append", "cancel", "delete"})
+_CHANGING = frozenset({"put", "begin", "part", "complete", "cancel", "delete"})
 #: How often a part is led at most until it asks for the same as the time before.
 _TRIES = 5
 _LARGE = os.urandom((5 << 20) + 1000)
 
 
-def can_have(request: Request, trouble: str) -> bool:
+def can_have(request: Asked, trouble: str) -> bool:
     """Whether it makes a difference: what only reads is not carried out in any sense that matters."""
     return request.kind in _CHANGING or trouble in {"fails once", "is refused", "fails", "is the last"}
 
@@ -47,21 +46,21 @@ class Wire(FaultInjectingFileSystem):
 
     Args:
         inner: the bucket.
-        server: of the bucket. Requests of others than this driver meet none.
+        store: of the bucket. Requests of others than this driver meet none.
         at: the number of the request, ``None`` for none.
         trouble: one of :data:`TROUBLES`.
     """
 
-    def __init__(self, inner: FileSystem, server: GcsServer, at: int | None, trouble: str) -> None:
+    def __init__(self, inner: FileSystem, store: DisturbedStore, at: int | None, trouble: str) -> None:
         super().__init__(inner)
-        self.requests: list[tuple[Request, Operation]] = []
-        self.struck: tuple[Request, Operation] | None = None
+        self.requests: list[tuple[Asked, Operation]] = []
+        self.struck: tuple[Asked, Operation] | None = None
         self._at = at
         self._trouble = trouble
         self._gone = False
         self._under_way: Operation | None = None
         self.plan = self._begins
-        server.plan = self._answer
+        store.plan(self._answer)
 
     def _begins(self, operation: Operation) -> None:
         self._under_way = operation
@@ -77,12 +76,12 @@ class Wire(FaultInjectingFileSystem):
         finally:
             self._under_way = None
 
-    def _answer(self, request: Request) -> Fault | None:
+    def _answer(self, request: Asked) -> Trouble | None:
         operation = self._under_way
         if operation is None:
             return None
         if self._gone:
-            return Reset()
+            return Trouble.RESET
         self.requests.append((request, operation))
         if len(self.requests) - 1 == self._at:
             self.struck = (request, operation)
@@ -90,12 +89,12 @@ class Wire(FaultInjectingFileSystem):
                 self._gone = True
                 return DEATHS[self._trouble]
             if self._trouble == UNREPEATED:
-                return Reset(after=True)
+                return Trouble.LOST
             return ONCE.get(self._trouble) or LASTING[self._trouble][0]
         if self.struck is None or self.struck[1] != operation:
             return None
         if self._trouble == UNREPEATED:
-            return Answer(503) if request.kind == self.struck[0].kind else None
+            return Trouble.BUSY if request.kind == self.struck[0].kind else None
         return LASTING[self._trouble][1] if self._trouble in LASTING else None
 
 
@@ -119,15 +118,15 @@ class Part:
 class BucketLife:
     """The life of a job in three drivers, each of which can be led again and again from where the one before ended."""
 
-    def __init__(self, server: GcsServer, pins: Pins) -> None:
-        self.server = server
+    def __init__(self, store: DisturbedStore, pins: Pins) -> None:
+        self.store = store
         self.pins = pins
         self.parts: list[Part] = []
         ledger = Ledger()
         for drive in (self.takes, self.saves, self.goes_back):
-            part = Part(drive, server.objects(BUCKET), copy.deepcopy(ledger))
+            part = Part(drive, store.objects(), copy.deepcopy(ledger))
             self.parts.append(part)
-            drive(Run(bucket_of(server), ledger, pins), Told())
+            drive(Run(store.storage(), ledger, pins), Told())
 
     def takes(self, run: Run, told: Told) -> None:
         """Checkpoints with inline, packed and whole files, the older ones dropped."""
@@ -151,20 +150,20 @@ class BucketLife:
         job_id = f"{1:032x}"
         oldest = CheckpointCatalog(run.beneath, JOB).completed(job_id)[0][0]
         left = f"base/{JOB}/{job_id}/shared/000001-0123456789ab-left"
-        self.server.put(BUCKET, left, b"of an attempt that died")
+        self.store.put(left, b"of an attempt that died")
         run.start(oldest.reference)
-        assert left not in self.server.objects(BUCKET)
+        assert left not in self.store.objects()
         with tempfile.TemporaryDirectory() as directory:
             run.catalog.materialize(run.catalog.resolve(oldest.reference), Path(directory) / "live")
         _take(run, told, state(7), 7)
         told.ended = True
 
-    def requests(self, number: int) -> list[tuple[Request, Operation]]:
+    def requests(self, number: int) -> list[tuple[Asked, Operation]]:
         """What the driver of a part asks for when all goes well, twice in a row.
 
-        On a machine under load a connection is lost now and then, and gcsfs asks again.
+        On a machine under load a connection is lost now and then, and the library asks again.
         """
-        found: list[tuple[Request, Operation]] = []
+        found: list[tuple[Asked, Operation]] = []
         for _ in range(_TRIES):
             before = found
             wire, told, _ledger = self._lead(number, None, "fails once")
@@ -191,11 +190,9 @@ class BucketLife:
 
     def _lead(self, number: int, at: int | None, trouble: str) -> tuple[Wire, Told, Ledger]:
         part = self.parts[number]
-        self.server.create_bucket(BUCKET)
-        for name, data in part.objects.items():
-            self.server.put(BUCKET, name, data)
+        self.store.hold(part.objects)
         ledger, told = copy.deepcopy(part.ledger), Told()
-        wire = Wire(bucket_of(self.server), self.server, at, trouble)
+        wire = Wire(self.store.storage(), self.store, at, trouble)
         try:
             part.drive(Run(wire, ledger, self.pins), told)
         except ProcessDied:
@@ -206,7 +203,7 @@ class BucketLife:
 
     def _examine(self, ledger: Ledger) -> None:
         """As the next driver finds it, whom nothing disturbs."""
-        storage = bucket_of(self.server)
+        storage = self.store.storage()
         ledger.examine(storage)
         run = Run(storage, ledger, self.pins).start()  # finds that nothing acknowledged is newer
         needed = {name.rpartition("/")[2] for item in run.store.retained for name in item.references}
@@ -217,7 +214,7 @@ class BucketLife:
         ledger.examine(storage)
 
 
-def every(requests: Sequence[tuple[Request, Operation]], trouble: str, step: int = 1, first: int = 0) -> list[int]:
+def every(requests: Sequence[tuple[Asked, Operation]], trouble: str, step: int = 1, first: int = 0) -> list[int]:
     """The numbers of the requests that can have a trouble; of these each ``step``-th."""
     able = [number for number, (request, _) in enumerate(requests) if can_have(request, trouble)]
     return able[first % min(step, len(able)) :: step]

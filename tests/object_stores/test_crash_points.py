@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from dagster_ckpt.filesystem import object_store
-from dagster_ckpt.testing.gcs_server import GcsServer
 from tests.checkpoint.driver import Pins
 from tests.object_stores.lives import TROUBLES, BucketLife, every
+from tests.object_stores.stores import AmazonStore, DisturbedStore
 
 #: Of the requests of a part `make test` takes each so-manieth, beginning elsewhere for each trouble.
 STEP = 24
@@ -16,30 +16,31 @@ PARTS = (0, 1, 2)
 
 @pytest.fixture
 def life(
-    server: GcsServer, impatient: None, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+    disturbed: DisturbedStore, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> BucketLife:
     monkeypatch.setattr(object_store, "CHUNK", 2 << 20)  # so that five megabytes are a large file
-    return BucketLife(server, Pins(tmp_path_factory.mktemp("pins")))
+    disturbed.hurry()
+    return BucketLife(disturbed, Pins(tmp_path_factory.mktemp("pins")))
 
 
 def test_some_requests_go_wrong(life: BucketLife) -> None:
-    violations = []
+    slow = isinstance(life.store, AmazonStore)  # moto takes ten times as long as our own server
+    violations, kinds = [], set()
     for part in PARTS:
         requests = life.requests(part)
+        kinds |= {request.kind for request, _ in requests}
         for index, trouble in enumerate(TROUBLES):
             chosen = every(requests, trouble, STEP, first=2 * index + part)
             assert chosen
+            if slow:  # one of each trouble, in one of the parts
+                chosen = chosen[index % len(chosen) :][:1] if index % len(PARTS) == part else []
             violations += [life.violation(part, at, trouble) for at in chosen]
     assert not any(violations), [item for item in violations if item][:10]
-
-
-def test_the_life_has_every_kind_of_request(life: BucketLife) -> None:
-    kinds = {request.kind for part in PARTS for request, _ in life.requests(part)}
-    assert kinds >= {"insert", "begin", "append", "read", "list", "stat", "delete"}
+    assert kinds >= {"put", "begin", "part", "read", "list", "stat", "delete"}
 
 
 @pytest.mark.exhaustive
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("trouble", TROUBLES)
 @pytest.mark.parametrize("part", PARTS)
 def test_every_request_goes_wrong(life: BucketLife, part: int, trouble: str) -> None:
