@@ -29,6 +29,13 @@ LASTING = {
 UNREPEATED = "is carried out, and repeated in vain"
 DEATHS = {"is the last": Trouble.RESET, "is the last, and carried out": Trouble.LOST}
 TROUBLES = (*ONCE, *LASTING, UNREPEATED, *DEATHS)
+#: Those of which a driver cannot know that its request was carried out.
+CARRIED_OUT = (
+    "loses its reply once",
+    "is carried out, and nothing is heard any more",
+    UNREPEATED,
+    "is the last, and carried out",
+)
 
 _CHANGING = frozenset({"put", "begin", "part", "complete", "cancel", "delete"})
 #: How often a part is led at most until it asks for the same as the time before.

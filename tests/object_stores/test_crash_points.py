@@ -6,11 +6,11 @@ import pytest
 
 from dagster_ckpt.filesystem import object_store
 from tests.checkpoint.driver import Pins
-from tests.object_stores.lives import TROUBLES, BucketLife, every
+from tests.object_stores.lives import CARRIED_OUT, TROUBLES, BucketLife, every
 from tests.object_stores.stores import AmazonStore, DisturbedStore
 
 #: Of the requests of a part `make test` takes each so-manieth, beginning elsewhere for each trouble.
-STEP = 24
+STEP = 40
 PARTS = (0, 1, 2)
 
 
@@ -32,8 +32,8 @@ def test_some_requests_go_wrong(life: BucketLife) -> None:
         for index, trouble in enumerate(TROUBLES):
             chosen = every(requests, trouble, STEP, first=2 * index + part)
             assert chosen
-            if slow:  # one of each trouble, in one of the parts
-                chosen = chosen[index % len(chosen) :][:1] if index % len(PARTS) == part else []
+            if slow:  # one request for each trouble that is hard to tell from success, in one of the parts
+                chosen = chosen[:1] if trouble in CARRIED_OUT and index % len(PARTS) == part else []
             violations += [life.violation(part, at, trouble) for at in chosen]
     assert not any(violations), [item for item in violations if item][:10]
     assert kinds >= {"put", "begin", "part", "read", "list", "stat", "delete"}
