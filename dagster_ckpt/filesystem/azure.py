@@ -31,8 +31,8 @@ from dagster_ckpt.filesystem.object_store import (
     ObjectFileSystem,
     check_options,
     first_line,
-    in_chunks,
 )
+from dagster_ckpt.filesystem.transfers import in_chunks
 
 __all__ = ["AzureBlobFileSystem"]
 

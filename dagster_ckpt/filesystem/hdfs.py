@@ -181,11 +181,7 @@ class HdfsFileSystem(FileSystem):
                 return
             for entry in found:
                 self.remove(f"{path}/{entry.name}")
-            try:
-                self._call(lambda client: _delete(client, directory))
-            except JavaFailure as failure:
-                if "PathIsNotEmptyDirectoryException" not in failure.names:
-                    raise
+            self.remove(path)  # which leaves it if a file has come meanwhile
 
     def _settled(self, path: str, temporary: str, data: bytes, failure: JavaFailure) -> bool:
         """Whether a create whose rename failed has succeeded; ``False`` when it is to be begun again.

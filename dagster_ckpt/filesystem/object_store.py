@@ -18,12 +18,12 @@ from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
 from fsspec.asyn import AsyncFileSystem
-from fsspec.callbacks import Callback
 
 from dagster_ckpt.errors import InvalidConfiguration, PublishConflict, PublishUnknown, StorageError
 from dagster_ckpt.filesystem.port import Entry, FileSystem, Part, Stopped, Written
+from dagster_ckpt.filesystem.transfers import Budget, StopBetweenChunks
 
-__all__ = ["SET_THE_CLOCK", "ObjectFileSystem", "check_options", "first_line", "in_chunks"]
+__all__ = ["SET_THE_CLOCK", "ObjectFileSystem", "check_options", "first_line"]
 
 #: What to do where a store does not believe the time that a request was signed at.
 SET_THE_CLOCK = (
@@ -60,7 +60,7 @@ class ObjectFileSystem(FileSystem):
         self._root = url.partition("://")[2] if root is None else root
         self._lock = threading.Lock()
         self._connected: tuple[int, AsyncFileSystem] | None = None
-        self._in_flight = _Budget(_MOST_IN_FLIGHT)
+        self._in_flight = Budget(_MOST_IN_FLIGHT)
 
     @abstractmethod
     def _connect(self) -> AsyncFileSystem:
@@ -122,7 +122,7 @@ class ObjectFileSystem(FileSystem):
             before = _identity(source)
             with source.open("rb") as reader:
                 written = Written(size, hashlib.file_digest(reader, "sha256").hexdigest())
-            progress = _StopBetweenChunks(stop)
+            progress = StopBetweenChunks(stop)
             with self._own_name(path, written):
                 self._await(
                     lambda client: client._put_file(  # noqa: SLF001
@@ -329,74 +329,6 @@ def first_line(error: BaseException) -> str:
     """What an error says, in one line; its type when it says nothing."""
     text = str(error).strip() or type(error).__name__
     return text.partition("\n")[0]
-
-
-def in_chunks(source: str, least: int, most: int, unit: int = 1) -> Iterator[bytes]:
-    """A local file piece by piece: ``least`` bytes each, and more where there would be over ``most`` pieces.
-
-    All but the last have a multiple of ``unit`` bytes.
-    """
-    path = Path(source)
-    size = max(least, -(-path.stat().st_size // most))
-    size = -(-size // unit) * unit
-    with path.open("rb") as reader:
-        while chunk := reader.read(size):
-            yield chunk
-
-
-def _never() -> bool:
-    return False
-
-
-class _Budget:
-    """Bytes that transfers may hold at once. One that needs more than there is goes alone."""
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._taken = 0
-        self._changed = threading.Condition()
-
-    @contextlib.contextmanager
-    def taken(self, size: int, stop: Callable[[], bool] = _never) -> Iterator[None]:
-        """Wait until ``size`` bytes are free, and hold them.
-
-        Raises:
-            Stopped: ``stop()`` became true before.
-        """
-        with self._changed:
-            while self._taken and self._taken + size > self._most:
-                if stop():
-                    raise Stopped
-                self._changed.wait(0.1)
-            if stop():
-                raise Stopped
-            self._taken += size
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._taken -= size
-                self._changed.notify_all()
-
-
-class _StopBetweenChunks(Callback):  # type: ignore[misc]  # fsspec publishes no types
-    """Breaks an upload off between two of its requests."""
-
-    def __init__(self, stop: Callable[[], bool]) -> None:
-        super().__init__()
-        self._stop = stop
-
-    def absolute_update(self, value: int) -> None:
-        super().absolute_update(value)
-        self._check()
-
-    def relative_update(self, inc: int = 1) -> None:
-        super().relative_update(inc)
-        self._check()
-
-    def _check(self) -> None:
-        if self._stop():
-            raise Stopped
 
 
 def _ignore(chunk: bytes) -> None:

@@ -129,7 +129,7 @@ class FileSystem(ABC):
 
     @abstractmethod
     def remove(self, path: str) -> None:
-        """Delete one file; no error when it is not there, or is a directory: that stays with all that is in it."""
+        """Delete one file; no error when it is not there. What is in a directory of that name stays."""
 
     @abstractmethod
     def remove_directory(self, path: str) -> None:

@@ -30,7 +30,8 @@ from fsspec.asyn import AsyncFileSystem
 from fsspec.callbacks import Callback
 
 from dagster_ckpt.errors import InvalidConfiguration, StorageError, StorageUnusable
-from dagster_ckpt.filesystem.object_store import SET_THE_CLOCK, ObjectFileSystem, check_options, in_chunks
+from dagster_ckpt.filesystem.object_store import SET_THE_CLOCK, ObjectFileSystem, check_options
+from dagster_ckpt.filesystem.transfers import in_chunks
 
 __all__ = ["S3FileSystem"]
 

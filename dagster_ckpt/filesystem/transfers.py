@@ -1,0 +1,82 @@
+"""How bytes go to an object store: piece by piece, within a bound on memory, and broken off between two requests."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from fsspec.callbacks import Callback
+
+from dagster_ckpt.filesystem.port import Stopped
+
+__all__ = ["Budget", "StopBetweenChunks", "in_chunks"]
+
+
+def in_chunks(source: str, least: int, most: int, unit: int = 1) -> Iterator[bytes]:
+    """A local file piece by piece: ``least`` bytes each, and more where there would be over ``most`` pieces.
+
+    All but the last have a multiple of ``unit`` bytes.
+    """
+    path = Path(source)
+    size = max(least, -(-path.stat().st_size // most))
+    size = -(-size // unit) * unit
+    with path.open("rb") as reader:
+        while chunk := reader.read(size):
+            yield chunk
+
+
+def _never() -> bool:
+    return False
+
+
+class Budget:
+    """Bytes that transfers may hold at once. One that needs more than there is goes alone."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._taken = 0
+        self._changed = threading.Condition()
+
+    @contextlib.contextmanager
+    def taken(self, size: int, stop: Callable[[], bool] = _never) -> Iterator[None]:
+        """Wait until ``size`` bytes are free, and hold them.
+
+        Raises:
+            Stopped: ``stop()`` became true before.
+        """
+        with self._changed:
+            while self._taken and self._taken + size > self._most:
+                if stop():
+                    raise Stopped
+                self._changed.wait(0.1)
+            if stop():
+                raise Stopped
+            self._taken += size
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._taken -= size
+                self._changed.notify_all()
+
+
+class StopBetweenChunks(Callback):  # type: ignore[misc]  # fsspec publishes no types
+    """Breaks an upload off between two of its requests."""
+
+    def __init__(self, stop: Callable[[], bool]) -> None:
+        super().__init__()
+        self._stop = stop
+
+    def absolute_update(self, value: int) -> None:
+        super().absolute_update(value)
+        self._check()
+
+    def relative_update(self, inc: int = 1) -> None:
+        super().relative_update(inc)
+        self._check()
+
+    def _check(self) -> None:
+        if self._stop():
+            raise Stopped
