@@ -124,23 +124,26 @@ class PosixFileSystem(FileSystem):
                 _sync_directory(self.local(path))
 
     def read(self, path: str) -> bytes:
-        with _storage_errors(f"read {self.local(path)}"):
+        with _storage_errors(f"read {self.local(path)}", reading=True):
             return self.local(path).read_bytes()
 
     def fetch(self, path: str, target: Path, part: Part | None = None) -> Written:
         with (
-            _storage_errors(f"read {self.local(path)}"),
+            _storage_errors(f"read {self.local(path)}", reading=True),
             self.local(path).open("rb", buffering=0) as reader,
             target.open("xb", buffering=0) as writer,
         ):
             return _copy(reader, writer, part, lambda: False)
 
     def checksum(self, path: str, part: Part | None = None) -> Written:
-        with _storage_errors(f"read {self.local(path)}"), self.local(path).open("rb", buffering=0) as reader:
+        with (
+            _storage_errors(f"read {self.local(path)}", reading=True),
+            self.local(path).open("rb", buffering=0) as reader,
+        ):
             return _copy(reader, None, part, lambda: False)
 
     def size(self, path: str) -> int:
-        with _storage_errors(f"read {self.local(path)}"):
+        with _storage_errors(f"read {self.local(path)}", reading=True):
             status = self.local(path).stat()
             if stat.S_ISDIR(status.st_mode):
                 raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(self.local(path)))
@@ -148,7 +151,7 @@ class PosixFileSystem(FileSystem):
 
     def list(self, path: str) -> Sequence[Entry]:
         try:
-            with _storage_errors(f"list {self.local(path)}"), os.scandir(self.local(path)) as entries:
+            with _storage_errors(f"list {self.local(path)}", reading=True), os.scandir(self.local(path)) as entries:
                 return [Entry(entry.name, entry.is_dir()) for entry in entries]
         except FileNotFoundError:
             return []
@@ -252,14 +255,16 @@ def _sync_directory(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def _storage_errors(what: str) -> Iterator[None]:
+def _storage_errors(what: str, *, reading: bool = False) -> Iterator[None]:
     """Name the operation in what the operating system raises; a missing file stays ``FileNotFoundError``.
 
-    A directory where a file is looked for, or the other way round, is none.
+    A directory where a file is to be read, or the other way round, is none.
     """
     try:
         yield
     except (IsADirectoryError, NotADirectoryError) as error:
+        if not reading:
+            raise StorageError(f"Could not {what}: {error.strerror or error}") from error
         raise FileNotFoundError(error.errno, error.strerror, error.filename) from error
     except (FileNotFoundError, StorageError):
         raise
