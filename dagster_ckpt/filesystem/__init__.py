@@ -7,6 +7,7 @@
 * :mod:`~dagster_ckpt.filesystem.s3`: Amazon S3 and what speaks its protocol, through s3fs.
 * :mod:`~dagster_ckpt.filesystem.azure`: Azure Blob Storage and Data Lake Storage, through adlfs.
 * :mod:`~dagster_ckpt.filesystem.hdfs`: HDFS, through Spark's own Hadoop client.
+* :mod:`~dagster_ckpt.filesystem.server_side`: what a store does with its objects by itself.
 * :mod:`~dagster_ckpt.filesystem.opening`: which of them a path means.
 """
 
@@ -15,5 +16,17 @@ from __future__ import annotations
 from dagster_ckpt.filesystem.opening import open_filesystem
 from dagster_ckpt.filesystem.port import Entry, FileSystem, Part, Stopped, Written
 from dagster_ckpt.filesystem.posix import PosixFileSystem
+from dagster_ckpt.filesystem.server_side import Copy, ServerSide, Stored
 
-__all__ = ["Entry", "FileSystem", "Part", "PosixFileSystem", "Stopped", "Written", "open_filesystem"]
+__all__ = [
+    "Copy",
+    "Entry",
+    "FileSystem",
+    "Part",
+    "PosixFileSystem",
+    "ServerSide",
+    "Stopped",
+    "Stored",
+    "Written",
+    "open_filesystem",
+]

@@ -22,12 +22,8 @@ from gcsfs.core import GCSFileSystem
 from gcsfs.retry import ChecksumError, HttpError
 
 from dagster_ckpt.errors import InvalidConfiguration, StorageError, StorageUnusable
-from dagster_ckpt.filesystem.object_store import (
-    SET_THE_CLOCK,
-    ObjectFileSystem,
-    check_options,
-    first_line,
-)
+from dagster_ckpt.filesystem.gcs_copies import GcsServerSide
+from dagster_ckpt.filesystem.object_store import SET_THE_CLOCK, check_options, first_line
 from dagster_ckpt.filesystem.transfers import in_chunks
 
 __all__ = ["GcsFileSystem"]
@@ -46,7 +42,7 @@ _UNIT = 256 << 10
 _MOST_PARTS = 100_000
 
 
-class GcsFileSystem(ObjectFileSystem):
+class GcsFileSystem(GcsServerSide):
     """Objects of a bucket of Google Cloud Storage below one prefix.
 
     The client is gcsfs' plain one, not its default, which asks another API for the type of a bucket before it does

@@ -17,9 +17,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from dagster_ckpt.errors import PublishConflict, StorageUnusable
+
+if TYPE_CHECKING:
+    from dagster_ckpt.filesystem.server_side import ServerSide
 
 __all__ = ["Entry", "FileSystem", "Part", "Stopped", "Written"]
 
@@ -74,6 +77,11 @@ class FileSystem(ABC):
     def storage_options(self) -> Mapping[str, Any]:
         """How to connect to this storage, for another location of the same kind. May hold secrets."""
         return {}
+
+    @property
+    def copies(self) -> ServerSide | None:
+        """What this storage does with its files by itself, ``None`` where their bytes have to come here for it."""
+        return None
 
     @property
     @abstractmethod

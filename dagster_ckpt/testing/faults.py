@@ -32,7 +32,8 @@ from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 from dagster_ckpt.errors import PublishUnknown, StorageError
-from dagster_ckpt.filesystem import Entry, FileSystem, Part, Written
+from dagster_ckpt.filesystem import Entry, FileSystem, Part, ServerSide, Written
+from dagster_ckpt.testing.faulty_copies import FaultyCopies
 
 __all__ = [
     "Action",
@@ -51,7 +52,9 @@ __all__ = [
     "Torn",
 ]
 
-_CHANGING = frozenset({"create", "replace", "write", "sync_directories", "remove", "remove_directory"})
+_CHANGING = frozenset(
+    {"copy", "create", "remove", "remove_below", "remove_directory", "replace", "sync_directories", "write"}
+)
 _Result = TypeVar("_Result")
 
 
@@ -65,7 +68,7 @@ class Operation:
 
     Attributes:
         sequence: its number within the file system instance, from 0.
-        name: the method of :class:`~dagster_ckpt.filesystem.FileSystem`.
+        name: the method of :class:`~dagster_ckpt.filesystem.FileSystem`, or of its ``copies``.
         path: what it concerns; the sorted paths joined by ``,`` for ``sync_directories``.
         size: bytes to be stored, ``None`` for what stores none.
     """
@@ -187,6 +190,7 @@ class FaultInjectingFileSystem(FileSystem):
         self._issued = 0
         self._dead = False
         self._lock = threading.Lock()
+        self._copies = None if inner.copies is None else FaultyCopies(inner.copies, self._operate)
 
     def __reduce__(self) -> tuple[type[FaultInjectingFileSystem], tuple[FileSystem, Plan]]:
         return (FaultInjectingFileSystem, (self.inner, self.plan))
@@ -202,6 +206,10 @@ class FaultInjectingFileSystem(FileSystem):
     @property
     def url(self) -> str:
         return self.inner.url
+
+    @property
+    def copies(self) -> ServerSide | None:
+        return self._copies
 
     @property
     def operations(self) -> tuple[Operation, ...]:
@@ -290,7 +298,7 @@ class FaultInjectingFileSystem(FileSystem):
         name: str,
         path: str,
         perform: Callable[[], _Result],
-        lie: Callable[[Lie], _Result] | None,
+        lie: Callable[[Lie], _Result] | None = None,
         damage: Callable[[Torn | Flip], _Result] | None = None,
         size: int | None = None,
     ) -> _Result:

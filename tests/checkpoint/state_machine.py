@@ -126,7 +126,7 @@ class StoreMachine(RuleBasedStateMachine):
         """All processes die; perhaps the directory is copied elsewhere, and the job goes on there."""
         self.runs.clear()
         if moved:
-            self.storage = self.storage.copy()
+            self.storage = self.storage.backup()
         self.start(None, None)
 
     @contextmanager

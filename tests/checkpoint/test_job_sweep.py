@@ -174,7 +174,7 @@ class TestWhatGoes:
         memory.remove(f"{JOB}/control/epochs/e-0000000001.choice")
         planned = sweep(memory, dry_run=True)
         assert {orphan.path for orphan in planned.orphans} == stored(memory)
-        again = memory.copy()
+        again = memory.backup()
         Run(again, ledger, pins).start(f"{1:032x}/chk-1").finish()
         assert sweep(again).orphans == (), "somebody has begun with it by its name"
         sweep(memory)
@@ -467,7 +467,7 @@ class TestRecords:
             assert storage.files == {}
 
         enumerate_crash_points(
-            lambda: (over.copy(), ledger),
+            lambda: (over.backup(), ledger),
             lambda storage, _: sweep(storage, later, older_than=DAY),
             examine,
             expected=(OSError, CheckpointError),
@@ -481,7 +481,7 @@ def test_every_operation_may_crash_fail_or_lose_its_reply(pins: Pins) -> None:
     promised.given_up.add(f"{1:032x}/chk-1")
 
     def fresh() -> tuple[FileSystem, Ledger]:
-        return over.copy(), copy.deepcopy(promised)
+        return over.backup(), copy.deepcopy(promised)
 
     def examine(storage: FileSystem, ledger: Ledger) -> None:
         assert isinstance(storage, MemoryFileSystem)

@@ -84,7 +84,7 @@ class TestRetention:
     ) -> None:
         for step in range(3):
             run.checkpoint(state(step))
-        before = memory.copy().files
+        before = memory.backup().files
         disturbed.plan = once("list", "/pins", Fail())
         with pytest.raises(StorageError):
             run.subsume(1)

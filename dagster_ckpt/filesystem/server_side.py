@@ -1,0 +1,132 @@
+"""What a store can do with its objects by itself: tell what they are, and copy them, without their bytes coming here.
+
+An object is pinned by its path *and its generation*: whoever asks for both gets these very bytes or an error, whatever
+is written or deleted under the path meanwhile.
+"""
+
+from __future__ import annotations
+
+import base64
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import google_crc32c
+
+from dagster_ckpt.filesystem.port import Part, Stopped
+
+__all__ = ["Copy", "ServerSide", "Stored", "crc32c_of"]
+
+_CHUNK = 8 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """What a store says about an object.
+
+    Attributes:
+        size: bytes.
+        generation: of the object; another one under the same path has another.
+        crc32c: of its bytes, in base64 as the store tells it.
+        md5: of its bytes, in base64; ``None`` for an object that was composed of others.
+    """
+
+    size: int
+    generation: int
+    crc32c: str
+    md5: str | None = None
+
+    def is_same_content(self, other: Stored) -> bool:
+        """Whether these are the same bytes, as far as checksums tell."""
+        same = (self.size, self.crc32c) == (other.size, other.crc32c)
+        return same and (self.md5 is None or other.md5 is None or self.md5 == other.md5)
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """A copy that the store is to make.
+
+    Attributes:
+        source: path of the object.
+        of: what it was when it was pinned; ``None`` for whatever lies there.
+        target: a path that nothing has.
+    """
+
+    source: str
+    of: Stored | None
+    target: str
+
+
+class ServerSide(ABC):
+    """The operations of a store on its own objects. Errors and paths are those of the file system it belongs to."""
+
+    #: How many requests are worth having under way at once.
+    concurrency: int
+
+    @abstractmethod
+    def stored(self, path: str) -> Stored:
+        """What lies at ``path``; raises ``FileNotFoundError`` where nothing does."""
+
+    @abstractmethod
+    def stored_below(self, path: str) -> Mapping[str, Stored]:
+        """Every object below a directory, however deep, by its path relative to that."""
+
+    @abstractmethod
+    def read_stored(self, path: str, generation: int, part: Part | None = None) -> bytes:
+        """The bytes of this generation, or of a part; raises ``FileNotFoundError`` when it is gone or another one."""
+
+    @abstractmethod
+    def copy(self, copy: Copy) -> Stored:
+        """Make a copy under a new name, durable and compared with its source on return; what it is.
+
+        Raises:
+            FileNotFoundError: the source is gone, or is not what it was when it was pinned.
+            StorageError: the target exists and is something else, or the storage failed.
+        """
+
+    @abstractmethod
+    def remove_below(self, path: str) -> int:
+        """Delete every object below a directory, markers of directories included; how many there were."""
+
+    def copy_many(self, copies: Sequence[Copy], stop: Callable[[], bool] = lambda: False) -> Sequence[Stored]:
+        """Make many copies side by side; raises as :meth:`copy`.
+
+        Raises:
+            Stopped: ``stop()`` became true.
+        """
+
+        def make(item: Copy) -> Stored:
+            if stop():
+                raise Stopped
+            return self.copy(item)
+
+        if not copies:
+            return ()
+        with ThreadPoolExecutor(min(self.concurrency, len(copies)), "dagster-ckpt-copy") as pool:
+            return list(pool.map(make, copies))
+
+    def fetch_stored(self, path: str, of: Stored, target: Path) -> bool:
+        """Bring these very bytes into the new local file ``target``; ``False`` if they came out as others.
+
+        Raises:
+            FileNotFoundError: the object is gone or another one.
+        """
+        with target.open("xb") as writer:
+            for offset in range(0, of.size, _CHUNK):
+                part = Part(offset, min(_CHUNK, of.size - offset))
+                writer.write(self.read_stored(path, of.generation, part))
+        return (target.stat().st_size, crc32c_of(target)) == (of.size, of.crc32c)
+
+
+def crc32c_of(data: Path | bytes) -> str:
+    """The CRC32C of a local file or of bytes, in base64 as stores tell it."""
+    checksum = 0
+    if isinstance(data, bytes):
+        checksum = google_crc32c.value(data)
+    else:
+        with data.open("rb") as reader:
+            while chunk := reader.read(_CHUNK):
+                checksum = google_crc32c.extend(checksum, chunk)
+    return base64.b64encode(checksum.to_bytes(4, "big")).decode("ascii")
