@@ -21,7 +21,7 @@ from dagster_ckpt.checkpoint.layout import (
 )
 from dagster_ckpt.checkpoint.metadata import SAVEPOINT, CheckpointMetadata
 from dagster_ckpt.checkpoint.quarantine import Quarantine
-from dagster_ckpt.checkpoint.reading import read_files
+from dagster_ckpt.checkpoint.reading import BrokenFile, read_files
 from dagster_ckpt.checkpoint.selecting import Newest, older_than, select
 from dagster_ckpt.checkpoint.storage_access import resolve_checkpoint_pointer
 from dagster_ckpt.errors import (
@@ -355,17 +355,20 @@ class CheckpointCatalog:
 
     def _read(self, metadata: CheckpointMetadata, target: Path | None) -> None:
         located = partial(self.stored_path, metadata)
-        broken = read_files(self.storage_of(metadata), metadata.files, located, target)
-        if broken:
-            count = f"{len(broken)} of its {len(metadata.files)} files are broken: " if len(broken) > 1 else ""
-            named = "; ".join(f"{item.where} ({item.path}) {item.what}" for item in broken[:_MOST_NAMED])
-            more = f"; and {len(broken) - _MOST_NAMED} more" if len(broken) > _MOST_NAMED else ""
-            error = broken[0].error(
-                f"{metadata.name} of {self.job_name} cannot be restored: {count}{named}{more}.",
-                hint=self._other_than(metadata),
-            )
-            error.checkpoint = metadata.reference
-            raise error
+        if broken := read_files(self.storage_of(metadata), metadata.files, located, target):
+            raise self.refusal(metadata, broken)
+
+    def refusal(self, metadata: CheckpointMetadata, broken: Sequence[BrokenFile]) -> CorruptCheckpoint:
+        """That a checkpoint cannot be restored because these files of it are broken, and the ways on."""
+        count = f"{len(broken)} of its {len(metadata.files)} files are broken: " if len(broken) > 1 else ""
+        named = "; ".join(f"{item.where} ({item.path}) {item.what}" for item in broken[:_MOST_NAMED])
+        more = f"; and {len(broken) - _MOST_NAMED} more" if len(broken) > _MOST_NAMED else ""
+        error = broken[0].error(
+            f"{metadata.name} of {self.job_name} cannot be restored: {count}{named}{more}.",
+            hint=self._other_than(metadata),
+        )
+        error.checkpoint = metadata.reference
+        return error
 
     @property
     def _see_list(self) -> str:

@@ -263,13 +263,9 @@ class CheckpointCoordinator:
         except MustStop:
             raise
         except CaptureIncomplete as error:
-            self._incomplete = (now, batch)
-            self._incomplete_in_a_row += 1
-            _log.info("Capture of batch %d was incomplete and is taken again: %s", batch, error.message)
-            if self._incomplete_in_a_row >= RETRIES:
-                self._incomplete_in_a_row = 0
+            if self._incomplete_in_a_row + 1 >= RETRIES:
                 self._schedule_next(now)
-                self._count_failure(number, error)
+            self._count_incomplete(batch, number, now, error)
             return
         except (CheckpointError, OSError) as error:
             self._schedule_next(now)
@@ -277,7 +273,6 @@ class CheckpointCoordinator:
             return
         timings = {"align": _ms(aligned_for), "pin": _ms(self._clock.monotonic() - pin_from)}
         self._waiting = self._incomplete = None
-        self._incomplete_in_a_row = 0
         self._captured = batch
         self._schedule_next(now)
         future = self._executor.submit(self._write, pending, snapshot, timings)
@@ -305,10 +300,12 @@ class CheckpointCoordinator:
             error = attempt.future.exception()
             if error is None:
                 metadata, dropped = attempt.future.result()
-                self._consecutive_failures = 0
+                self._consecutive_failures = self._incomplete_in_a_row = 0
                 self._last_succeeded = max(self._last_succeeded, metadata.checkpoint_id)
                 self._last_completion = self._clock.monotonic()
                 self._listener.completed(metadata, dropped)
+            elif isinstance(error, CaptureIncomplete):
+                self._vanished(attempt, error)
             elif isinstance(error, (CheckpointError, OSError)) and not isinstance(error, MustStop):
                 self._failed(attempt, error)
             else:
@@ -332,6 +329,26 @@ class CheckpointCoordinator:
             return  # a newer checkpoint is complete: as in Flink, nothing is lost and nothing counts
         self._captured_again(attempt)
         self._count_failure(attempt.pending.number, error)
+
+    def _vanished(self, attempt: _Attempt, error: CaptureIncomplete) -> None:
+        """What was pinned in its store was deleted there before the store had copied it."""
+        if attempt.pending.number < self._last_succeeded:
+            return
+        self._captured_again(attempt)
+        now = self._clock.monotonic()
+        if not self._count_incomplete(attempt.snapshot.batch, attempt.pending.number, now, error):
+            self._next = min(self._next, now)  # this turn has come to nothing: it is taken again
+
+    def _count_incomplete(self, batch: int, number: int, now: float, error: CaptureIncomplete) -> bool:
+        """Note that a capture was incomplete; whether there were so many in a row that they count as a failure."""
+        self._incomplete = (now, batch)
+        self._incomplete_in_a_row += 1
+        _log.info("Capture of batch %d was incomplete and is taken again: %s", batch, error.message)
+        if self._incomplete_in_a_row < RETRIES:
+            return False
+        self._incomplete_in_a_row = 0
+        self._count_failure(number, error)
+        return True
 
     def _captured_again(self, attempt: _Attempt) -> None:
         """The batch of a failed attempt is worth a checkpoint again, even if no other batch follows."""

@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import tempfile
 import uuid
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 from dagster_ckpt.checkpoint.metadata import FileEntry
 from dagster_ckpt.checkpoint.snapshot import PinnedFile
-from dagster_ckpt.errors import CheckpointFailure
-from dagster_ckpt.filesystem import FileSystem, Written
+from dagster_ckpt.errors import CaptureIncomplete, CheckpointFailure
+from dagster_ckpt.filesystem import Copy, FileSystem, ServerSide, Written
 
 __all__ = ["DataFiles"]
 
@@ -48,13 +51,59 @@ class DataFiles:
                 self._filesystem.remove(path)
 
     def write_whole(self, files: Sequence[PinnedFile], stop: Callable[[], bool]) -> list[FileEntry]:
-        """Store each file under a name of its own; durable on return.
+        """Store each file under a name of its own; durable on return. What lies in the store already, the store copies.
 
         Raises:
             Stopped: ``stop()`` became true.
+            CaptureIncomplete: an object that was pinned in its store is gone from there.
             CheckpointFailure: a pinned file is not what it was.
             StorageError: the storage failed.
         """
+        store = self._filesystem.copies
+        copied = {} if store is None else self._copy(store, files, stop)
+        left = [file for file in files if file.path not in copied]
+        if all(file.source is None for file in left):
+            return [*copied.values(), *self._write_whole(left, stop)]
+        with tempfile.TemporaryDirectory(prefix="dagster-ckpt-pinned-") as scratch:
+            return [*copied.values(), *self._write_whole(self._brought_here(left, Path(scratch)), stop)]
+
+    def _copy(self, store: ServerSide, files: Sequence[PinnedFile], stop: Callable[[], bool]) -> dict[str, FileEntry]:
+        """Have the store copy those of ``files`` that lie in it."""
+        names: dict[str, str] = {}
+        copies: list[Copy] = []
+        for file in files:
+            if file.source is not None and file.source.copies is store:
+                name = names[file.path] = self._new_name(PurePosixPath(file.path).name)
+                copies.append(Copy(file.source.path, file.source.of, f"{self._directory}/{name}"))
+        self._begun += [copy.target for copy in copies]
+        try:
+            made = store.copy_many(copies, stop)
+        except FileNotFoundError as error:
+            raise CaptureIncomplete(
+                f"What was pinned is gone before the store had copied it: {error}",
+                hint="The next committed batch can be captured. If it happens again and again, raise "
+                "spark.sql.streaming.minBatchesToRetain.",
+            ) from error
+        return {
+            path: FileEntry(path, stored.size, None, reference=f"{self._referred_as}{name}", stored=stored)
+            for (path, name), stored in zip(names.items(), made, strict=True)
+        }
+
+    def _brought_here(self, files: Sequence[PinnedFile], scratch: Path) -> list[PinnedFile]:
+        """The same files, with the bytes of those that lie in another store in the directory ``scratch``."""
+
+        def bring(numbered: tuple[int, PinnedFile]) -> PinnedFile:
+            number, file = numbered
+            if file.source is None:
+                return file
+            target = scratch / str(number)
+            file.source.fetch(target)
+            return replace(file, local=str(target), source=None)
+
+        with ThreadPoolExecutor(self._filesystem.concurrency, "dagster-ckpt-fetch") as pool:
+            return list(pool.map(bring, enumerate(files)))
+
+    def _write_whole(self, files: Sequence[PinnedFile], stop: Callable[[], bool]) -> list[FileEntry]:
         names = [self._new_name(PurePosixPath(file.path).name) for file in files]
         targets = [(f"{self._directory}/{name}", Path(file.local)) for name, file in zip(names, files, strict=True)]
         results = self._write(targets, stop)
@@ -73,7 +122,7 @@ class DataFiles:
         pack = bytearray()
         name = self._new_name("pack")
         for file in files:
-            data = Path(file.local).read_bytes()
+            data = file.read()
             if len(data) != file.size:
                 raise _changed(file, len(data))
             if len(pack) + len(data) > MAX_PACK_BYTES:

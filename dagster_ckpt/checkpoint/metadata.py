@@ -17,6 +17,7 @@ from typing import Any
 
 from dagster_ckpt.checkpoint.snapshot import Json
 from dagster_ckpt.errors import CorruptMetadata, UnknownMetadataVersion
+from dagster_ckpt.filesystem import Stored
 
 __all__ = ["FORK", "SAVEPOINT", "CheckpointMetadata", "FileEntry"]
 
@@ -26,6 +27,9 @@ SAVEPOINT = "savepoint"
 FORK = "fork"
 FORMAT = "dagster_ckpt"
 VERSION = 1
+#: Of a manifest with files that their store has copied.
+VERSION_WITH_COPIES = 2
+_VERSIONS = (VERSION, VERSION_WITH_COPIES)
 _DIGEST = b',\n "digest": "sha256:'
 _END = b'"\n}\n'
 _GO_ON = "List what can be restored with `dagster-ckpt list --path ...`, and name another checkpoint in restore_from."
@@ -38,20 +42,31 @@ class FileEntry:
     Attributes:
         path: its name within the snapshot.
         size: bytes.
-        sha256: checksum of its bytes, in hex.
+        sha256: checksum of its bytes, in hex; ``None`` for a file whose bytes nobody has read, as its store copied it.
         inline: its bytes, when they are kept in ``_metadata`` itself.
         reference: otherwise where they lie, relative to the checkpoint's directory (``../shared/...``).
         offset: where they begin there, for a small file packed with others; ``None`` for a whole file.
+        stored: what the store said of a file that it copied.
     """
 
     path: str
     size: int
-    sha256: str
+    sha256: str | None
     inline: bytes | None = None
     reference: str | None = None
     offset: int | None = None
+    stored: Stored | None = None
 
     def to_json(self) -> dict[str, Json]:
+        if self.stored is not None:
+            return {
+                "path": self.path,
+                "size": self.size,
+                "crc32c": self.stored.crc32c,
+                **({} if self.stored.md5 is None else {"md5": self.stored.md5}),
+                "generation": self.stored.generation,
+                "file": self.reference,
+            }
         entry: dict[str, Json] = {"path": self.path, "size": self.size, "sha256": self.sha256}
         if self.reference is not None:
             entry["file"] = self.reference
@@ -78,15 +93,13 @@ class FileEntry:
         ):
             if name is not None and (".." in parts or name.startswith("/")):
                 raise ValueError(f"{name} leaves the checkpoint")
-        offset = entry.get("offset")
-        return cls(
-            path,
-            int(entry["size"]),
-            entry["sha256"],
-            inline,
-            reference,
-            None if offset is None else int(offset),
-        )
+        size, offset = int(entry["size"]), entry.get("offset")
+        if "crc32c" in entry:
+            if reference is None or offset is not None or "sha256" in entry:
+                raise ValueError(f"{path} is a copy, and such a file lies whole under a name of its own")
+            stored = Stored(size, int(entry["generation"]), entry["crc32c"], entry.get("md5"))
+            return cls(path, size, None, reference=reference, stored=stored)
+        return cls(path, size, entry["sha256"], inline, reference, None if offset is None else int(offset))
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +181,7 @@ class CheckpointMetadata:
         """The bytes of ``_metadata``."""
         document = {
             "format": FORMAT,
-            "version": VERSION,
+            "version": VERSION_WITH_COPIES if any(file.stored is not None for file in self.files) else VERSION,
             "job": {"name": self.job_name, "id": self.job_id},
             "checkpoint": {
                 "id": self.checkpoint_id,
@@ -240,9 +253,9 @@ class CheckpointMetadata:
 
 
 def _check_version(version: object, where: str) -> None:
-    if version != VERSION:
+    if version not in _VERSIONS:
         raise UnknownMetadataVersion(
-            f"{where} has metadata version {version!r}; this release reads version {VERSION}.",
+            f"{where} has metadata version {version!r}; this release reads version {VERSION_WITH_COPIES}.",
             hint="Restore it with the release that wrote it, or install a newer release of dagster-ckpt.",
         )
 
@@ -253,5 +266,5 @@ def _raise_for_version(data: bytes, where: str) -> None:
         document = json.loads(data)
     except ValueError:
         return
-    if isinstance(document, dict) and document.get("format") == FORMAT and document.get("version") != VERSION:
+    if isinstance(document, dict) and document.get("format") == FORMAT and document.get("version") not in _VERSIONS:
         _check_version(document.get("version"), where)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import tempfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -10,9 +12,10 @@ from pathlib import Path
 
 from dagster_ckpt.checkpoint.metadata import FileEntry
 from dagster_ckpt.errors import CheckpointFileChanged, CheckpointFileMissing, CorruptCheckpoint
-from dagster_ckpt.filesystem import FileSystem, Part, Written
+from dagster_ckpt.filesystem import FileSystem, Part, Stored, Written
+from dagster_ckpt.filesystem.server_side import crc32c_of
 
-__all__ = ["BrokenFile", "read_files"]
+__all__ = ["BrokenFile", "compared_copy", "gone", "read_files"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +55,24 @@ def read_files(
         path = stored_path(file.reference or "")
         part = None if file.offset is None else Part(file.offset, file.size)
         try:
+            if file.stored is not None:
+                read_copied(file, file.stored, path)
+                return
             found = storage.checksum(path, part) if target is None else storage.fetch(path, target / file.path, part)
         except FileNotFoundError:
-            broken[file.path] = _gone(file, f"{storage.url}/{path}")
+            broken[file.path] = gone(file, f"{storage.url}/{path}")
         else:
             broken[file.path] = _compared(file, found, f"{storage.url}/{path}")
+
+    def read_copied(file: FileEntry, stored: Stored, path: str) -> None:
+        """One that its store had copied has no SHA-256: it is brought here whole, and its CRC32C taken."""
+        with contextlib.ExitStack() as stack:
+            local = None if target is None else target / file.path
+            if local is None:
+                local = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dagster-ckpt-verify-"))) / "file"
+            storage.fetch(path, local)
+            found = Stored(local.stat().st_size, stored.generation, crc32c_of(local))
+        broken[file.path] = compared_copy(file, found, f"{storage.url}/{path}")
 
     def read_pack(reference: str) -> None:
         path = stored_path(reference)
@@ -64,7 +80,7 @@ def read_files(
             data = memoryview(storage.read(path))
         except FileNotFoundError:
             for file in packs[reference]:
-                broken[file.path] = _gone(file, f"{storage.url}/{path}")
+                broken[file.path] = gone(file, f"{storage.url}/{path}")
             return
         for file in packs[reference]:
             begin = file.offset or 0
@@ -91,12 +107,21 @@ def read_files(
     return [item for file in files if (item := broken.get(file.path)) is not None]
 
 
-def _gone(file: FileEntry, where: str) -> BrokenFile:
+def gone(file: FileEntry, where: str) -> BrokenFile:
+    """That a file is not where it was stored."""
     return BrokenFile(CheckpointFileMissing, where, file.path, "is gone")
 
 
+def compared_copy(file: FileEntry, found: Stored, where: str) -> BrokenFile | None:
+    """What is wrong with a file that its store had copied."""
+    if file.stored is None or found.is_same_content(file.stored):
+        return None
+    what = f"has {found.size} bytes instead of {file.size}" if found.size != file.size else "was changed"
+    return BrokenFile(CheckpointFileChanged, where, file.path, what)
+
+
 def _compared(file: FileEntry, found: Written, where: str) -> BrokenFile | None:
-    if found == Written(file.size, file.sha256):
+    if (found.size, found.sha256) == (file.size, file.sha256):
         return None
     what = f"has {found.size} bytes instead of {file.size}" if found.size != file.size else "was changed"
     return BrokenFile(CheckpointFileChanged, where, file.path, what)

@@ -19,7 +19,7 @@ from dagster_ckpt.checkpoint.layout import CHECKPOINT_SHARED_STATE_DIR
 from dagster_ckpt.checkpoint.metadata import CheckpointMetadata, FileEntry
 from dagster_ckpt.checkpoint.snapshot import PinnedFile, Snapshot
 from dagster_ckpt.errors import CheckpointFailure
-from dagster_ckpt.filesystem import FileSystem, Part, Stopped, Written
+from dagster_ckpt.filesystem import FileSystem, Part, Stopped, Stored, Written
 
 __all__ = ["DEFAULT_INLINE_THRESHOLD", "MAX_INLINE_BYTES", "SharedState"]
 
@@ -77,7 +77,9 @@ class SharedState:
         alive = {file.reference for file in stored}
         with self._lock:
             self._retained = checkpoints
-            self._by_content = {(file.path, file.size, file.sha256): file for file in stored}
+            self._by_content = {
+                (file.path, file.size, content): file for file in stored if (content := _content_of(file)) is not None
+            }
             self._sizes = {(file.path, file.size) for file in stored}
             self._by_identity = {
                 key: entry
@@ -156,8 +158,10 @@ class SharedState:
             elif (same := self._same_content(number, file)) is not None:
                 entries[file.path] = same
             else:
-                (to_pack if small else to_write).append(file)
-        to_pack += self._moved(entries, snapshot)
+                # What its store copies is not packed: its bytes would have to come here for that.
+                (to_pack if small and file.source is None else to_write).append(file)
+        for file in self._moved(entries, snapshot):
+            (to_pack if file.source is None else to_write).append(file)
         new_bytes = inline_bytes
         for entry in [
             *files.write_whole(to_write, stop),
@@ -212,16 +216,18 @@ class SharedState:
     def _inline(self, file: PinnedFile) -> FileEntry:
         if file.identity is not None and (known := self._by_identity.get((file.path, file.identity))) is not None:
             return known
-        return inline_entry(file.path, Path(file.local).read_bytes())
+        return inline_entry(file.path, file.read())
 
     def _same_content(self, number: int, file: PinnedFile) -> FileEntry | None:
         """A retained copy of the same name with the same bytes: after a restart identities are not known."""
         with self._lock:
             if (file.path, file.size) not in self._sizes:
                 return None
-        sha256 = file_sha256(file)
+        content = file_sha256(file) if file.source is None else _md5_of(file.source.of)
+        if content is None:
+            return None
         with self._lock:
-            known = self._by_content.get((file.path, file.size, sha256))
+            known = self._by_content.get((file.path, file.size, content))
             if known is None or known.reference is None:
                 return None
             self._in_flight[number] |= {known.reference}
@@ -237,12 +243,39 @@ class SharedState:
             part = None if entry.offset is None else Part(entry.offset, entry.size)
             path = f"{self._shared}/{PurePosixPath(place[0]).name}"
             try:
-                if self._filesystem.checksum(path, part) != Written(entry.size, entry.sha256):
+                if not self._is_as_written(path, part, entry):
                     return False
             except OSError:
                 return False
             self._sound.add(place)
         return True
+
+    def _is_as_written(self, path: str, part: Part | None, entry: FileEntry) -> bool:
+        if entry.stored is None:
+            return self._filesystem.checksum(path, part) == Written(entry.size, entry.sha256 or "")
+        # Only what a store tells by itself is asked for here, and it tells it without reading.
+        store = self._filesystem.copies
+        return store is not None and store.stored(path).is_same_content(entry.stored)
+
+    def know(self, files: Iterable[tuple[FileEntry, tuple[int, ...]]]) -> None:
+        """The live objects of these identities were copied from these entries, and need not be copied back.
+
+        Those that no retained checkpoint of this lineage has are not heeded.
+        """
+        with self._lock:
+            alive = references(self._retained)
+            for entry, identity in files:
+                if entry.reference in alive:
+                    self._by_identity[entry.path, identity] = entry
+
+
+def _content_of(entry: FileEntry) -> str | None:
+    """A digest that tells a stored file's content from any other: CRC32C alone is too short for that."""
+    return entry.sha256 if entry.stored is None else _md5_of(entry.stored)
+
+
+def _md5_of(stored: Stored) -> str | None:
+    return None if stored.md5 is None else f"md5:{stored.md5}"
 
 
 def file_sha256(file: PinnedFile) -> str:

@@ -8,11 +8,65 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeAlias
 
-__all__ = ["Json", "PinnedFile", "Snapshot"]
+from dagster_ckpt.errors import CaptureIncomplete
+from dagster_ckpt.filesystem import ServerSide, Stored
+from dagster_ckpt.filesystem.server_side import crc32c_of
+
+__all__ = ["Json", "PinnedFile", "Snapshot", "StoredSource"]
+
+_NEXT_BATCH = "Nothing was kept of this attempt; the next committed batch can be captured."
 
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
+
+
+@dataclass(frozen=True, slots=True)
+class StoredSource:
+    """Where a pinned object lies, and what it was when it was pinned.
+
+    Attributes:
+        copies: the store it lies in.
+        path: of the object there.
+        of: what it was. Nothing keeps it from being deleted: who comes too late is told so.
+    """
+
+    copies: ServerSide
+    path: str
+    of: Stored
+
+    def read(self) -> bytes:
+        """Its bytes.
+
+        Raises:
+            CaptureIncomplete: it is gone, or another one.
+        """
+        try:
+            data = self.copies.read_stored(self.path, self.of.generation)
+        except FileNotFoundError as error:
+            raise self._vanished() from error
+        if (len(data), crc32c_of(data)) != (self.of.size, self.of.crc32c):
+            raise self._misread()
+        return data
+
+    def fetch(self, target: Path) -> None:
+        """Bring its bytes into the new local file ``target``; raises as :meth:`read`."""
+        try:
+            whole = self.copies.fetch_stored(self.path, self.of, target)
+        except FileNotFoundError as error:
+            raise self._vanished() from error
+        if not whole:
+            raise self._misread()
+
+    def _misread(self) -> CaptureIncomplete:
+        return CaptureIncomplete(f"{self.path} was read with other bytes than it has.", hint=_NEXT_BATCH)
+
+    def _vanished(self) -> CaptureIncomplete:
+        return CaptureIncomplete(
+            f"{self.path} is not what was pinned any more: Spark has deleted or replaced it before it was read.",
+            hint=f"{_NEXT_BATCH} If it happens again and again, raise spark.sql.streaming.minBatchesToRetain.",
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,12 +75,14 @@ class PinnedFile:
 
     Attributes:
         path: relative POSIX path within the snapshot, for example ``checkpoint/state/0/1/12.zip``.
-        local: path at which the pinned bytes can be read until the snapshot is released.
+        local: path at which the pinned bytes can be read until the snapshot is released; empty for an object that is
+            pinned in its store only.
         size: bytes.
         identity: equal for the same unchanged file in a later snapshot of the same process, so that its
             checksum need not be computed again; ``None`` where no such promise can be made.
         recurs: whether later snapshots are likely to hold the same file, so that it is stored where they can share
             it; small files that do not recur are kept in ``_metadata``.
+        source: the object it is, where it is pinned in its store only.
     """
 
     path: str
@@ -34,6 +90,15 @@ class PinnedFile:
     size: int
     identity: tuple[int, ...] | None = None
     recurs: bool = True
+    source: StoredSource | None = None
+
+    def read(self) -> bytes:
+        """The pinned bytes.
+
+        Raises:
+            CaptureIncomplete: it is an object that is gone, or another one.
+        """
+        return Path(self.local).read_bytes() if self.source is None else self.source.read()
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from dagster_ckpt.checkpoint.ancestry import for_retention
@@ -167,6 +167,10 @@ class CompletedCheckpointStore:
     def epoch(self) -> int:
         """The epoch this store writes under."""
         return self._claim.epoch
+
+    def know(self, files: Iterable[tuple[FileEntry, tuple[int, ...]]]) -> None:
+        """The live location's objects of these identities were copied from these stored files, see ``SharedState``."""
+        self._shared.know(files)
 
     def check_owner(self) -> None:
         """Make sure that no newer run has taken the job over.

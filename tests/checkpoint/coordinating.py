@@ -5,20 +5,21 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dagster_ckpt.checkpoint.coordinator import CheckpointCoordinator, Progress
 from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
-from dagster_ckpt.checkpoint.snapshot import Snapshot
+from dagster_ckpt.checkpoint.snapshot import PinnedFile, Snapshot, StoredSource
 from dagster_ckpt.checkpoint.store import Dropped
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.errors import (
     CaptureIncomplete,
 )
+from dagster_ckpt.filesystem import Stored
 from dagster_ckpt.testing import Action, Fail, FaultInjectingFileSystem, Operation
 from tests.checkpoint.driver import JOB, Ledger, ManualClock, Pins, Run, state
-from tests.checkpoint.memory import MemoryFileSystem
+from tests.checkpoint.memory import CopyingMemory, MemoryFileSystem
 
 
 class HeldExecutor(Executor):
@@ -56,6 +57,7 @@ class Stream:
     committed: int | None = None
     planned: int | None = None
     incomplete: int = 0
+    vanishing: int = 0
     error: Exception | None = None
     pinned: list[tuple[float, int]] = field(default_factory=list)
 
@@ -69,7 +71,13 @@ class Stream:
             self.incomplete -= 1
             raise CaptureIncomplete(f"batch {batch} is not all there")
         self.pinned.append((self.clock.now, batch))
-        return self.pins.snapshot(batch, state(batch))
+        snapshot = self.pins.snapshot(batch, state(batch))
+        if self.vanishing:
+            self.vanishing -= 1
+            # Pinned in a store by its generation, and deleted there before it is copied.
+            gone = StoredSource(CopyingMemory(), "gone", Stored(100, 1, "AAAAAA=="))
+            snapshot = replace(snapshot, files=(PinnedFile("state/gone.sst", "", 100, source=gone), *snapshot.files))
+        return snapshot
 
 
 @dataclass

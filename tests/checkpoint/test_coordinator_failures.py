@@ -218,6 +218,29 @@ class TestIncompleteCaptures:
         assert len(job.listener.failures) == 1
         assert job.now == pytest.approx(14, abs=0.5)
 
+    @pytest.mark.parametrize("at_once", [True, False])
+    def test_what_vanishes_from_its_store_before_it_is_copied_is_captured_again(
+        self, memory: MemoryFileSystem, pins: Pins, at_once: bool
+    ) -> None:
+        job = Job(memory, pins, at_once=at_once)
+        job.stream.committed, job.stream.vanishing = 1, 4
+        for second in range(11, 30):
+            job.pass_time(second)
+            while job.executor.held:
+                job.executor.let()
+        assert job.listener.failures == []
+        assert [name for name, _ in job.listener.done] == ["chk-5"]
+        assert pins.released == 5
+        assert job.run.store.retained[-1].batch == 1
+
+    def test_five_that_vanish_in_a_row_are_one_failure(self, memory: MemoryFileSystem, pins: Pins) -> None:
+        job = Job(memory, pins, tolerable_failed_checkpoints=0)
+        job.stream.committed, job.stream.vanishing = 1, 5
+        with pytest.raises(ToleranceExceeded, match="deleted or replaced"):
+            job.pass_time(100)
+        assert len(job.listener.failures) == 1
+        assert job.stored() == []
+
 
 class TestEnding:
     def test_finish_covers_the_last_batch(self, memory: MemoryFileSystem, pins: Pins) -> None:

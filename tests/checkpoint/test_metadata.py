@@ -152,7 +152,7 @@ def test_however_it_is_indented_it_is_read() -> None:
     assert CheckpointMetadata.decode(signed(document()), "here") == SMALL
 
 
-@pytest.mark.parametrize("version", [0, 2, 99, "1", None])
+@pytest.mark.parametrize("version", [0, 3, 99, "1", None])
 @pytest.mark.parametrize("same_digest", [True, False])
 def test_an_unknown_version_is_refused_by_name(version: object, same_digest: bool) -> None:
     data = signed(document(version=version)) if same_digest else json.dumps(document(version=version)).encode()

@@ -48,7 +48,7 @@ def _flip_in_the_digest(path: Path) -> None:
 
 def _next_version(path: Path) -> None:
     document = json.loads(path.read_bytes())
-    document["version"] = 2
+    document["version"] = 3
     path.write_text(json.dumps(document), encoding="utf-8")
 
 
@@ -59,7 +59,7 @@ def _next_version(path: Path) -> None:
         (_empty, CorruptMetadata, "truncated or was changed", "dagster-ckpt list"),
         (_flip_in_the_middle, CorruptMetadata, "truncated or was changed", "dagster-ckpt list"),
         (_flip_in_the_digest, CorruptMetadata, "truncated or was changed", "dagster-ckpt list"),
-        (_next_version, UnknownMetadataVersion, "version 2; this release reads version 1", "newer release"),
+        (_next_version, UnknownMetadataVersion, "version 3; this release reads version 2", "newer release"),
     ],
 )
 def test_damaged_metadata(

@@ -1,0 +1,56 @@
+"""Restoring files that the store had copied for a checkpoint: it copies them again, and their bytes stay with it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.metadata import CheckpointMetadata, FileEntry
+from dagster_ckpt.checkpoint.reading import BrokenFile, compared_copy, gone
+from dagster_ckpt.filesystem import Copy, ServerSide, Stored
+
+__all__ = ["copy_files"]
+
+
+def copy_files(
+    catalog: CheckpointCatalog,
+    store: ServerSide,
+    metadata: CheckpointMetadata,
+    files: Sequence[FileEntry],
+    directory: str,
+) -> list[Stored]:
+    """Copy files of a checkpoint below a fresh directory of the same storage; what each copy is.
+
+    Each copy is compared by size and CRC32C (and MD5, where the store knows it) with what the manifest says.
+
+    Args:
+        catalog: of the job.
+        store: its storage.
+        metadata: the checkpoint.
+        files: those of its files that the store had copied for it.
+        directory: where they go.
+
+    Raises:
+        CheckpointFileMissing: a file is gone; every broken file is named.
+        CheckpointFileChanged: a file is not what was written; every broken file is named.
+        StorageError: the storage failed.
+    """
+
+    def copied(file: FileEntry) -> Stored | BrokenFile:
+        path = catalog.stored_path(metadata, file.reference or "")
+        where = f"{catalog.filesystem.url}/{path}"
+        try:
+            # Not of the generation on record: a job's directory can be copied elsewhere, and still restores.
+            made = store.copy(Copy(path, None, f"{directory}/{file.path}"))
+        except FileNotFoundError:
+            return gone(file, where)
+        return compared_copy(file, made, where) or made
+
+    if not files:
+        return []
+    with ThreadPoolExecutor(min(store.concurrency, len(files)), "dagster-ckpt-copy") as pool:
+        found = list(pool.map(copied, files))
+    if broken := [item for item in found if isinstance(item, BrokenFile)]:
+        raise catalog.refusal(metadata, broken)
+    return [item for item in found if isinstance(item, Stored)]
