@@ -30,6 +30,7 @@ from dagster_ckpt.checkpoint.ending import finish_giving_up, finish_recorded_del
 from dagster_ckpt.checkpoint.epochs import Settled
 from dagster_ckpt.checkpoint.job_end import last_epoch, records_of, remove_records
 from dagster_ckpt.checkpoint.layout import checkpoint_directory, checkpoint_id, shared_directory
+from dagster_ckpt.checkpoint.live_orphans import live_orphans, remove_live_directories
 from dagster_ckpt.checkpoint.orphans import Condemned, Orphan, condemned, orphans_of
 from dagster_ckpt.checkpoint.snapshot import Json
 from dagster_ckpt.errors import Fenced, JobAlreadyRunning
@@ -124,6 +125,7 @@ def sweep_job(
         for orphan in left:
             catalog.filesystem.remove(orphan.path)
             tell([orphan])
+        remove_live_directories(catalog, epoch)
         _remove_directories(catalog)
         records, said = records_of(catalog, clock, epoch, (), older_than)
         catalog.epochs.check(epoch)
@@ -148,6 +150,7 @@ def _plan(catalog: CheckpointCatalog, epoch: int, to_go: Sequence[Condemned]) ->
         found, said = orphans_of(catalog, job_id, epoch, gone.get(job_id, {}))
         orphans += found
         notes += said
+    orphans += live_orphans(catalog, epoch)
     quarantined = {name for name in catalog.quarantine.names() if name not in {item.reference for item in to_go}}
     if quarantined:
         notes.append(f"In quarantine, and kept unless it is asked for: {', '.join(sorted(quarantined))}.")

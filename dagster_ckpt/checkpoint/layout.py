@@ -5,7 +5,7 @@
     {checkpoint_path}/{job name}/
         {job-id}/chk-{N}/_metadata      the manifest and completion marker
         {job-id}/shared/                immutable files that several checkpoints have
-        taskowned/                      Spark's live locations, one per attempt, if the user puts them here
+        taskowned/                      Spark's live locations, {epoch}-{token}/checkpoint, where they lie here
         control/                        owner, epochs, heartbeat, failures, deletions, pins, quarantine, requests,
                                         savepoints
     {savepoint_path}/savepoint-{6 hex of the job id}-{12 random hex}/
