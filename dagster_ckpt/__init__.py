@@ -6,6 +6,7 @@ from dagster_ckpt.config.checkpoint_config import (
     ExternalizedCheckpointCleanup,
 )
 from dagster_ckpt.config.configuration import Configuration
+from dagster_ckpt.config.live_location import LiveLocationPlace
 from dagster_ckpt.config.restart import RestartStrategies
 from dagster_ckpt.config.state_backend import (
     CustomStateBackend,
@@ -43,6 +44,7 @@ __all__ = [
     "ForeachBatchSink",
     "HashMapStateBackend",
     "JobManagerCheckpointStorage",
+    "LiveLocationPlace",
     "PredefinedOptions",
     "RestartStrategies",
     "SparkSessionResource",

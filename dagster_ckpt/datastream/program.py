@@ -134,6 +134,8 @@ class Program:
                 state_backend=backend,
                 partitions=self.partitions,
                 poison_batch_attempts=None,  # as in Flink, the restart strategy alone decides
+                live_location=storage.live_place,
+                shares_disk=storage.working_directory is not None,
             )
             for name, query in ((names[function], query) for function, query in self.queries.items())
         ]

@@ -24,7 +24,6 @@ from dagster_ckpt.checkpoint.liveness import (
     LEASE,
     HeartbeatFile,
     is_dead,
-    live_here,
     silent_for,
     this_host,
     unchanged_for,
@@ -52,6 +51,7 @@ from dagster_ckpt.orchestration.run_settings import RunSettings, going_on
 from dagster_ckpt.orchestration.storages import CheckpointStorage
 from dagster_ckpt.orchestration.streaming_asset import CheckpointedStreamingAsset
 from dagster_ckpt.spark.batch_in_flight import BatchInFlight, batch_in_flight
+from dagster_ckpt.spark.live import recorded_live
 
 __all__ = ["build_resume_sensor"]
 
@@ -188,11 +188,11 @@ class _JobWatch:
         )
 
     def _in_flight(self, claim: Claim, failures: Sequence[Failure]) -> BatchInFlight | None:
-        """What a dead run was doing, from what it left on this host; asked once, until its death is on record."""
+        """What a dead run was doing, from what it left within reach; asked once, until its death is on record."""
         if any((failure.run_id, failure.sequence) == (claim.run_id, DIED) for failure in failures):
             return None
         choice = self._catalog.epochs.read_choice(claim.epoch)
-        live = None if choice is None else live_here(choice)
+        live = None if choice is None else recorded_live(choice, self._catalog.filesystem)
         return None if live is None else batch_in_flight(live)
 
     def _told(self, poison: Streak) -> str:
@@ -285,7 +285,7 @@ class _JobWatch:
             return newest_preferred(self._catalog, prefer_checkpoint=prefer_checkpoint).metadata
         except CorruptCheckpoint as error:
             chosen = self._catalog.choice()
-            here = None if chosen is None else live_here(chosen[1])
+            here = None if chosen is None else recorded_live(chosen[1], self._catalog.filesystem)
             if here is None and not config.fallback_to_older:
                 raise
             _log.warning("The newest checkpoint of %s is broken: %s", self._asset.name, error.message)

@@ -23,6 +23,7 @@ from dagster_ckpt.checkpoint.layout import CHECKPOINT_TASK_OWNED_STATE_DIR
 from dagster_ckpt.checkpoint.shared_state import DEFAULT_INLINE_THRESHOLD, MAX_INLINE_BYTES
 from dagster_ckpt.config.configuration import Configuration
 from dagster_ckpt.config.import_path import load
+from dagster_ckpt.config.live_location import LiveLocationPlace
 from dagster_ckpt.errors import InvalidConfiguration
 from dagster_ckpt.filesystem import FileSystem, PosixFileSystem, open_filesystem
 
@@ -71,6 +72,11 @@ class CheckpointStorage(dg.ConfigurableResource["CheckpointStorage"]):
         """
 
     @property
+    def live_place(self) -> LiveLocationPlace:
+        """Where live checkpointLocations lie."""
+        return LiveLocationPlace.LOCAL
+
+    @property
     def inline_threshold(self) -> int:
         """Bytes up to which a file is kept in ``_metadata``."""
         return DEFAULT_INLINE_THRESHOLD
@@ -96,7 +102,8 @@ class CheckpointStorage(dg.ConfigurableResource["CheckpointStorage"]):
                 raise InvalidConfiguration(
                     f"The live checkpointLocation of job {job_name!r} cannot lie in {filesystem.url}: it is no "
                     "directory of this machine.",
-                    hint="Set working_directory to a directory that the driver and every executor reach.",
+                    hint="Set working_directory to a directory that the driver and every executor reach; with gs:// "
+                    "set live_location to storage.",
                 )
             return filesystem.local(f"{job_name}/{CHECKPOINT_TASK_OWNED_STATE_DIR}")
         # Two storages may share a working directory, and have jobs of the same name.
@@ -192,6 +199,12 @@ class FileSystemCheckpointStorage(_StoredAsFiles):
         "client_secret; or connection_string. Default: the credentials that the provider's own libraries find. For "
         "hdfs://: keys of Hadoop's configuration.",
     )
+    live_location: LiveLocationPlace = Field(
+        default=LiveLocationPlace.AUTO,
+        description="Where live checkpointLocations lie: local, in working_directory; storage, in checkpoint_path "
+        "(gs:// only, through Google's connector for Hadoop); auto, in checkpoint_path if Spark has that connector, "
+        "its executors are on other machines and no working_directory is named, else local.",
+    )
     write_buffer_size: int = Field(
         default=-1,
         description="Bytes copied at a time when a file is written; at least the threshold, -1 for 4 KiB.",
@@ -209,6 +222,10 @@ class FileSystemCheckpointStorage(_StoredAsFiles):
         """Bytes copied at a time: as configured, and never less than the threshold, as in Flink."""
         chosen = DEFAULT_WRITE_BUFFER_SIZE if self.write_buffer_size == -1 else self.write_buffer_size
         return max(chosen, self.inline_threshold)
+
+    @property
+    def live_place(self) -> LiveLocationPlace:
+        return self.live_location
 
     def filesystem(self) -> FileSystem:
         return open_filesystem(

@@ -307,6 +307,8 @@ def _execute(
         max_state_size=storage.size_limit,
         state_backend=asset.state_backend,
         poison_batch_attempts=run.poison_batch_attempts,
+        live_location=storage.live_place,
+        shares_disk=storage.working_directory is not None,
     )
     series = context.run.tags.get(names.SERIES_TAG)
 

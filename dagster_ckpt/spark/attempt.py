@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import re
-import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
@@ -30,9 +28,12 @@ from dagster_ckpt.checkpoint.store import CompletedCheckpointStore
 from dagster_ckpt.checkpoint.write_ahead_archive import ArchiveWriter, PlannedBatch, WriteAheadArchive
 from dagster_ckpt.config.recovery import LATEST, NONE, RecoveryClaimMode, RestoreRequest
 from dagster_ckpt.errors import CheckpointsLost, CorruptCheckpoint, QueryMismatch, SinkMismatch, StorageError
+from dagster_ckpt.spark.dead_locations import forget_attempts
 from dagster_ckpt.spark.fallback import FallbackChain, cost_of
 from dagster_ckpt.spark.fork import ForkPoint, fork_point, lay_out_fork, publish_fork
 from dagster_ckpt.spark.job import CheckpointsUnreadable, Event, Started, StreamingJob
+from dagster_ckpt.spark.live import LOCATION, LocalLive, recorded_live
+from dagster_ckpt.spark.live_choice import choose_live
 from dagster_ckpt.spark.partitions import set_partitions
 from dagster_ckpt.spark.preflight import Start, pass_preflight
 from dagster_ckpt.spark.query_errors import failure_of
@@ -54,9 +55,6 @@ _log = logging.getLogger(__name__)
 
 #: Tells the epoch that a start goes on from, and the plans of the batches after what it restores.
 _Known: TypeAlias = "Callable[[], tuple[int | None, list[PlannedBatch]]]"
-
-#: Directories of attempts in the working directory: ``{epoch}-{token}``.
-_ATTEMPT = re.compile(r"(\d{6,})-[0-9a-f]{8}(?:\.salvage)?")
 
 
 class Attempt:
@@ -85,6 +83,8 @@ class Attempt:
         self._emit = emit
         self._catalog = CheckpointCatalog(job.filesystem, job.name)
         self._directory = job.working_directory / f"{claim.epoch:06}-{claim.token[:8]}"
+        self._live, self._why_there = choose_live(job, spark, self._directory)
+        self._is_recorded = False
 
     def prepare(self, request: RestoreRequest, cancel: Flag) -> Prepared:
         """Everything up to the start.
@@ -107,6 +107,15 @@ class Attempt:
             Fenced: a newer run has taken the job over.
         """
         prepare_from = self._clock.monotonic()
+        self._emit(self._why_there)
+        try:
+            return self._prepared(request, cancel, prepare_from)
+        except BaseException:
+            if not self._is_recorded:
+                self._live.abandon()
+            raise
+
+    def _prepared(self, request: RestoreRequest, cancel: Flag, prepare_from: float) -> Prepared:
         previous = self._catalog.choice()
         point = None if request.fork_from is None else fork_point(self._catalog, request.fork_from)
         target = (
@@ -161,13 +170,14 @@ class Attempt:
         fell_back = cost_of(self._catalog, target, replay, sink) if target.passed_over else None
         if asked and restored is not None and sink is not None and (sink.newest_batch() or 0) > restored.batch:
             self._try(restored, cancel)
+        self._live.lay_out(self._directory)
         complete = self._catalog.completed_ids(job_id)
         choice = Choice(
             job_id=job_id,
             restored=restored.reference if restored else None,
             first_id=next_id(self._catalog, job_id, restored),
             last_id=max(complete, default=0),
-            live=str(self._location),
+            live=self._live.url,
             host=this_host(),
             sink=None if sink is None else sink.path,
             reason=target.reason,
@@ -179,6 +189,7 @@ class Attempt:
             forked_from=restored.restored_from if restored is not None and restored.kind == FORK else None,
             complete=complete,
         )
+        self._is_recorded = True  # or may be, when the storage fails
         self._catalog.epochs.record_choice(self._claim.epoch, choice)
         if restored is not None and self._catalog.quarantine.lift(restored.reference):
             _log.info("%s was asked for and is whole: it is not in quarantine any more", restored.reference)
@@ -188,6 +199,7 @@ class Attempt:
         elif sink is not None and began is not None:
             rolled_back = sink.rollback_to_nothing(began, self._claim.epoch)
         store = self._store(job_id, choice.first_id, choice.restored, verified=restored, claimed=claimed)
+        store.know(self._live.copied_from())
         self._sweep(store)
         if store.broken:
             self._emit(CheckpointsUnreadable(store.broken, f"{self._job.filesystem.url}/{self._job.name}"))
@@ -205,7 +217,18 @@ class Attempt:
             fell_back=fell_back,
         )
         return Prepared(
-            choice, restored, store, self._directory, sink, writer, session, started, ignored, archive, replay
+            choice,
+            restored,
+            store,
+            self._directory,
+            sink,
+            writer,
+            session,
+            started,
+            ignored,
+            archive,
+            replay,
+            self._live,
         )
 
     def _sweep(self, store: CompletedCheckpointStore) -> None:
@@ -245,17 +268,19 @@ class Attempt:
             opted_in=config.fallback_to_older,
             newest=lambda: newest_preferred(self._catalog, prefer_checkpoint=config.prefer_checkpoint_for_recovery),
             unpack=self._unpack,
-            salvaging=Salvaging(self._catalog, providers, previous, pins, self._store),
+            salvaging=Salvaging(
+                self._catalog,
+                providers,
+                previous,
+                recorded_live(previous[1], self._job.filesystem),
+                pins,
+                self._store,
+            ),
         )
         return chain.newest()
 
     def _unpack(self, metadata: CheckpointMetadata) -> None:
-        try:
-            self._catalog.materialize(metadata, self._directory)
-            prepare_location(self._location)
-        except BaseException:
-            shutil.rmtree(self._directory, ignore_errors=True)
-            raise
+        self._live.unpack(self._catalog, metadata, self._directory)
 
     def _asked(self, request: RestoreRequest) -> Newest:
         if request.restore_from == NONE:
@@ -294,7 +319,7 @@ class Attempt:
 
     def _lay_out(self, point: ForkPoint, job_id: str, sink: Sink | None, session: SparkSession) -> CheckpointMetadata:
         laid_out = lay_out_fork(point, self._directory, sink, session, self._job.name, job_id)
-        prepare_location(self._location)
+        prepare_location(self._location, None if isinstance(self._live, LocalLive) else self._live.url)
         return laid_out
 
     def _publish(self, laid_out: CheckpointMetadata) -> CheckpointMetadata:
@@ -366,13 +391,9 @@ class Attempt:
             QueryMismatch: it is not the query the checkpoint was taken of.
         """
         _log.info("Trying the query on a copy of %s before the sink is rolled back", restored.name)
-        scratch = self._directory / "trial"
-        shutil.copytree(self._location, scratch)
-        try:
+        with self._live.trial(self._directory) as scratch:
             writer = self._job.query(self._session(restored))
             failure = try_query(writer, scratch, cancel)
-        finally:
-            shutil.rmtree(scratch, ignore_errors=True)
         error = None if failure is None else failure_of(failure, self._job.name, restored)
         if isinstance(error, QueryMismatch):
             raise error from failure
@@ -399,7 +420,8 @@ class Attempt:
 
     @property
     def _location(self) -> Path:
-        return self._directory / "checkpoint"
+        """What is laid out on this machine: the live location, or as much of it as checks without a query need."""
+        return self._directory / LOCATION
 
     def _store(
         self,
@@ -425,8 +447,4 @@ class Attempt:
 
     def _forget_other_attempts(self) -> None:
         """A checkpoint of this attempt is complete: the live locations of earlier ones can help nobody."""
-        with contextlib.suppress(OSError):
-            for directory in self._job.working_directory.iterdir():
-                match = _ATTEMPT.fullmatch(directory.name)
-                if match is not None and int(match[1]) < self._claim.epoch:
-                    shutil.rmtree(directory, ignore_errors=True)
+        forget_attempts(self._job.working_directory, self._job.filesystem, self._job.name, self._claim.epoch)

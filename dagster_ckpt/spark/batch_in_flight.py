@@ -10,18 +10,16 @@ import json
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 from dagster_ckpt.checkpoint.write_ahead_archive import PlannedBatch
 from dagster_ckpt.spark.checkpoint_location import CheckpointLocation
+from dagster_ckpt.spark.live import LiveLocation
 from dagster_ckpt.spark.planned_batches import PlannedBatches, planned_files, planned_offsets
 
-__all__ = ["BatchInFlight", "batch_in_flight", "fingerprint", "mark_begun"]
+__all__ = ["BatchInFlight", "batch_in_flight", "fingerprint"]
 
 _log = logging.getLogger(__name__)
 
-#: Beside the live location, from when its query was started: before, a batch that is planned there is not under way.
-_BEGUN = "begun"
 #: Of a source's log of more bytes than this the plan is not read, so that whoever asks stays fast.
 _MOST_BYTES = 4 << 20
 
@@ -39,18 +37,13 @@ class BatchInFlight:
     plan: str | None
 
 
-def mark_begun(live: Path) -> None:
-    """Note that the query of a live checkpointLocation was started."""
-    (live.parent / _BEGUN).touch()
-
-
-def batch_in_flight(live: Path) -> BatchInFlight | None:
+def batch_in_flight(live: LiveLocation) -> BatchInFlight | None:
     """The batch under way in a live checkpointLocation; never raises, ``None`` also when nobody can tell."""
     try:
-        location = CheckpointLocation(live)
-        batch = location.planned() if (live.parent / _BEGUN).exists() else None
+        location = live.location()
+        batch = location.planned() if live.has_begun() else None
     except (OSError, ValueError) as error:
-        _log.info("It cannot be told which batch was in flight in %s: %s", live, error)
+        _log.info("It cannot be told which batch was in flight in %s: %s", live.url, error)
         return None
     return None if batch is None else BatchInFlight(batch, _plan(location, batch))
 
@@ -64,20 +57,21 @@ def fingerprint(plan: PlannedBatch) -> str:
     return hashlib.sha256(json.dumps(what).encode()).hexdigest()
 
 
-def _logged(location: CheckpointLocation, batch: int) -> Iterator[Path]:
+def _logged(location: CheckpointLocation, batch: int) -> Iterator[str]:
     """The files in which file sources have logged what the batch reads; a compacted one repeats all before it."""
     offsets = location.offsets(batch)
     for source, _ in offsets.sources:
         entry = offsets.file_source_offset(source)
-        yield from (location.path / "sources" / source).glob(f"{entry}*")
+        names = location.names(f"sources/{source}")
+        yield from (f"sources/{source}/{name}" for name in names if name.startswith(str(entry)))
 
 
 def _plan(location: CheckpointLocation, batch: int) -> str | None:
     try:
-        if any(file.stat().st_size > _MOST_BYTES for file in _logged(location, batch)):
+        if any(location.size(file) > _MOST_BYTES for file in _logged(location, batch)):
             return None
         plans = PlannedBatches(location, batch - 1).new(batch)
         return fingerprint(plans[0]) if plans else None
     except Exception as error:  # without it the batch is told by its number alone
-        _log.info("It cannot be told what batch %d of %s reads: %s", batch, location.path, error)
+        _log.info("It cannot be told what batch %d of %s reads: %s", batch, location.shown, error)
         return None

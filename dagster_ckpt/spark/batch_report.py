@@ -19,13 +19,12 @@ from dagster_ckpt.checkpoint.ancestry import line_of_descent
 from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
 from dagster_ckpt.checkpoint.epochs import Choice
 from dagster_ckpt.checkpoint.failures import Failure, FailureLog
-from dagster_ckpt.checkpoint.liveness import live_here
 from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
 from dagster_ckpt.checkpoint.snapshot import Json
 from dagster_ckpt.checkpoint.write_ahead_archive import PlannedBatch, WriteAheadArchive
 from dagster_ckpt.errors import CheckpointError, CheckpointNotFound
 from dagster_ckpt.spark.batch_in_flight import fingerprint
-from dagster_ckpt.spark.checkpoint_location import CheckpointLocation
+from dagster_ckpt.spark.live import recorded_live
 from dagster_ckpt.spark.planned_batches import PlannedBatches, planned_files, planned_offsets
 from dagster_ckpt.spark.source_files import local_file
 
@@ -158,8 +157,8 @@ class _Plans:
     def __init__(self, catalog: CheckpointCatalog, choice: Choice) -> None:
         self._catalog = catalog
         self._archive = WriteAheadArchive(catalog.filesystem, catalog.job_name, choice.job_id)
-        live = live_here(choice)
-        self._live = None if live is None else CheckpointLocation(live)
+        live = recorded_live(choice, catalog.filesystem)
+        self._live = None if live is None else live.location()
         self._job_id = choice.job_id
 
     def newest(self) -> int | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -28,17 +29,25 @@ from dagster_ckpt.spark.checkpoint_location import (
 from dagster_ckpt.spark.file_sink import log_files
 from dagster_ckpt.spark.rocksdb_files import UnreadableStateFile, changelog_lineage, snapshot_members
 from dagster_ckpt.spark.sinks.sink import PositionReader
-from dagster_ckpt.spark.state_files import PROVIDERS, Provider, StateStore, StoreReader, plan_store, unplanned
+from dagster_ckpt.spark.state_files import (
+    PROVIDERS,
+    Provider,
+    StateFile,
+    StateStore,
+    StoreReader,
+    plan_store,
+    unplanned,
+)
 
-__all__ = ["capture"]
+__all__ = ["CHECKPOINT", "NEXT_BATCH", "ONE_BATCH", "Capture", "Vanished", "capture"]
 
 _CANNOT_LINK = frozenset({errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP, errno.ENOSYS})
-_NEXT_BATCH = "Nothing was kept of this attempt; the next committed batch can be captured."
-_CHECKPOINT = "checkpoint"
+NEXT_BATCH = "Nothing was kept of this attempt; the next committed batch can be captured."
+CHECKPOINT = "checkpoint"
 _SINK = "sink"
 _DEFAULT_STORE = "default"
 #: Of no interest to the checkpoint after the next: every batch has its own.
-_ONE_BATCH = (f"{_CHECKPOINT}/offsets/", f"{_CHECKPOINT}/commits/")
+ONE_BATCH = (f"{CHECKPOINT}/offsets/", f"{CHECKPOINT}/commits/")
 
 
 def capture(location: CheckpointLocation, batch: int, pins: Path, *, sink: PositionReader | None = None) -> Snapshot:
@@ -62,11 +71,7 @@ def capture(location: CheckpointLocation, batch: int, pins: Path, *, sink: Posit
         FileExistsError: ``pins`` exists.
     """
     pins.mkdir(parents=True)
-    try:
-        return _Capture(location, batch, pins).take(sink)
-    except BaseException:
-        shutil.rmtree(pins, ignore_errors=True)
-        raise
+    return Capture(location, batch, pins).take(sink)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +80,9 @@ class _Operator:
     partitions: int
 
 
-class _Capture:
+class Capture:
+    """One capture, see :func:`capture`; the fresh directory ``pins`` exists already."""
+
     def __init__(self, location: CheckpointLocation, batch: int, pins: Path) -> None:
         self._location = location
         self._batch = batch
@@ -84,6 +91,14 @@ class _Capture:
         self._files: dict[str, PinnedFile] = {}
 
     def take(self, sink: PositionReader | None) -> Snapshot:
+        """Pin everything; raises as :func:`capture`, and removes the pins then."""
+        try:
+            return self._take(sink)
+        except BaseException:
+            shutil.rmtree(self._pins, ignore_errors=True)
+            raise
+
+    def _take(self, sink: PositionReader | None) -> Snapshot:
         query_id = parse_query_id(self._text("metadata"))
         where = f"commits/{self._batch}"
         commit = parse_commit(self._text(where), where)
@@ -93,13 +108,13 @@ class _Capture:
         if previous is not None:
             self._pin(f"offsets/{previous}")
         elif self._batch > 0:
-            raise CaptureIncomplete(f"no entry of offsets/ before {self._batch} is left", hint=_NEXT_BATCH)
+            raise CaptureIncomplete(f"no entry of offsets/ before {self._batch} is left", hint=NEXT_BATCH)
         planned = self._planned(offsets)
         self._sources([offsets, *([planned] if planned else [])])
         operators = self._state(offsets, commit)
         if operators and previous not in (None, self._batch - 1):
             # Only asynchronous progress tracking leaves gaps, and only stateless queries can have it.
-            raise CaptureIncomplete(f"offsets/{self._batch - 1} is gone", hint=_NEXT_BATCH)
+            raise CaptureIncomplete(f"offsets/{self._batch - 1} is gone", hint=NEXT_BATCH)
         position = None if sink is None else sink.pin_position(self._batch, self._pin_of_sink)
         facts: dict[str, Json] = {
             "query_id": query_id,
@@ -137,12 +152,12 @@ class _Capture:
     def _planned(self, offsets: OffsetEntry) -> OffsetEntry | None:
         try:
             planned = self._offsets(self._batch + 1)
-        except _Vanished:  # not planned yet
+        except Vanished:  # not planned yet
             return None
         if planned.partitions == offsets.partitions:
             return planned
         # An offline repartition, which reads no data. Spark refuses to start on half of one.
-        os.unlink(self._files.pop(f"{_CHECKPOINT}/offsets/{self._batch + 1}").local)  # noqa: PTH108
+        os.unlink(self._files.pop(f"{CHECKPOINT}/offsets/{self._batch + 1}").local)  # noqa: PTH108
         return None
 
     def _sources(self, entries: list[OffsetEntry]) -> None:
@@ -168,19 +183,14 @@ class _Capture:
             unique_ids = (commit.unique_ids or {}).get(operator)
             if commit.unique_ids is not None and unique_ids is None:
                 raise CaptureIncomplete(
-                    f"commits/{self._batch} has no state ids of operator {operator}", hint=_NEXT_BATCH
+                    f"commits/{self._batch} has no state ids of operator {operator}", hint=NEXT_BATCH
                 )
             partitions = self._partitions(entry, offsets, unique_ids)
-            for partition in range(partitions):
-                for index, store in enumerate(entry.stores):
-                    path = f"state/{operator}/{partition}"
-                    if store != _DEFAULT_STORE:
-                        path = f"{path}/{store}"
-                    self._store(path, offsets, entry, unique_ids[partition][index] if unique_ids else None)
+            self._pin_stores(self._stores(entry, partitions, unique_ids), offsets, entry)
             operators.append(_Operator(entry, partitions))
         missing = (commit.unique_ids or {}).keys() - {operator.entry.id for operator in operators}
         if missing:
-            raise CaptureIncomplete(f"state/{min(missing)} is gone from {self._location.path}", hint=_NEXT_BATCH)
+            raise CaptureIncomplete(f"state/{min(missing)} is gone from {self._location.shown}", hint=NEXT_BATCH)
         return operators
 
     def _partitions(
@@ -196,37 +206,56 @@ class _Capture:
             if any(len(stores) != len(entry.stores) for stores in unique_ids):
                 raise CaptureIncomplete(
                     f"commits/{self._batch} does not name every store of operator {entry.id}",
-                    hint=_NEXT_BATCH,
+                    hint=NEXT_BATCH,
                 )
             return len(unique_ids)
         present = {name for name in self._location.names(f"state/{entry.id}") if name.isdigit()}
         return 1 if present == {"0"} else offsets.partitions or entry.partitions
 
-    def _store(self, path: str, offsets: OffsetEntry, operator: OperatorEntry, unique_id: str | None) -> None:
-        names = self._location.names(path)
+    def _stores(
+        self, operator: OperatorEntry, partitions: int, unique_ids: tuple[tuple[str, ...], ...] | None
+    ) -> Iterator[StateStore]:
+        """Each store, listed when it is asked for: what is listed may be gone soon."""
+        for partition in range(partitions):
+            for index, store in enumerate(operator.stores):
+                path = f"state/{operator.id}/{partition}"
+                if store != _DEFAULT_STORE:
+                    path = f"{path}/{store}"
+                unique_id = unique_ids[partition][index] if unique_ids else None
+                yield StateStore(path, self._location.names(path), self._batch + 1, unique_id)
+
+    def _pin_stores(self, stores: Iterable[StateStore], offsets: OffsetEntry, operator: OperatorEntry) -> None:
+        for store in stores:
+            self._pin_store(store, self._plan(store, offsets, operator))
+
+    def _plan(self, store: StateStore, offsets: OffsetEntry, operator: OperatorEntry) -> list[StateFile]:
+        """The files that the version of a store needs; those that name others are pinned already."""
         provider = offsets.provider(self._location.providers)
-        if "_metadata" in names:
-            self._pin_tree(f"{path}/_metadata")
-        reader = StoreReader(
+        if offsets.provider_class not in PROVIDERS:
+            _check_layout(store, offsets.provider_class, provider, operator)
+        try:
+            return plan_store(store, provider, self._reader(store.path))
+        except UnreadableStateFile as error:
+            raise CaptureIncomplete(
+                f"{store.path}: {error}",
+                hint="The next batch may be readable. State format v2 with changelogs needs "
+                "spark.sql.streaming.stateStore.compression.codec = lz4.",
+            ) from error
+
+    def _reader(self, path: str) -> StoreReader:
+        return StoreReader(
             pin=lambda name: Path(self._pin(f"{path}/{name}")),
             snapshot_members=lambda file: self._location.parsed(file, snapshot_members),
             lineage=lambda file: self._location.parsed(file, changelog_lineage),
         )
-        store = StateStore(path, names, self._batch + 1, unique_id)
-        if offsets.provider_class not in PROVIDERS:
-            _check_layout(store, offsets.provider_class, provider, operator)
-        try:
-            files = plan_store(store, provider, reader)
-        except UnreadableStateFile as error:
-            raise CaptureIncomplete(
-                f"{path}: {error}",
-                hint="The next batch may be readable. State format v2 with changelogs needs "
-                "spark.sql.streaming.stateStore.compression.codec = lz4.",
-            ) from error
+
+    def _pin_store(self, store: StateStore, files: Sequence[StateFile]) -> None:
+        if "_metadata" in store.names:
+            self._pin_tree(f"{store.path}/_metadata")
         for file in files:
             try:
-                self._pin(f"{path}/{file.name}", size=file.size)
-            except _Vanished:
+                self._pin(f"{store.path}/{file.name}", size=file.size)
+            except Vanished:
                 if not file.optional:
                     raise
 
@@ -237,16 +266,19 @@ class _Capture:
         for name in sorted(self._location.names(directory)):
             if not name.startswith("."):
                 path = f"{directory}/{name}"
-                if (self._location.path / path).is_dir():
+                if self._is_directory(path):
                     self._pin_tree(path)
                 else:
                     self._pin(path)
+
+    def _is_directory(self, path: str) -> bool:
+        return (self._location.path / path).is_dir()
 
     def _text(self, path: str) -> str:
         return Path(self._pin(path)).read_text(encoding="utf-8")
 
     def _pin(self, path: str, *, size: int | None = None) -> str:
-        return self._pin_file(f"{self._live}/{path}", f"{_CHECKPOINT}/{path}", size=size)
+        return self._pin_file(f"{self._live}/{path}", f"{CHECKPOINT}/{path}", size=size)
 
     def _pin_file(self, source: str, path: str, *, size: int | None = None) -> str:
         # Text and not Path: this runs for every file, while Spark may delete the next one.
@@ -256,12 +288,12 @@ class _Capture:
             try:
                 status = _link_or_copy(source, target)
             except FileNotFoundError as error:
-                raise _Vanished(f"{source} is not there (yet, or any more)", hint=_NEXT_BATCH) from error
+                raise Vanished(f"{source} is not there (yet, or any more)", hint=NEXT_BATCH) from error
             identity = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
-            recurs = not path.startswith(_ONE_BATCH)
+            recurs = not path.startswith(ONE_BATCH)
             known = self._files[path] = PinnedFile(path, target, status.st_size, identity, recurs)
         if size is not None and known.size != size:
-            raise CaptureIncomplete(f"{source} has {known.size} bytes, its snapshot says {size}", hint=_NEXT_BATCH)
+            raise CaptureIncomplete(f"{source} has {known.size} bytes, its snapshot says {size}", hint=NEXT_BATCH)
         return known.local
 
 
@@ -280,7 +312,7 @@ def _check_layout(store: StateStore, provider_class: str, provider: Provider, op
             )
 
 
-class _Vanished(CaptureIncomplete):
+class Vanished(CaptureIncomplete):
     """A file was not there when it was to be pinned."""
 
 
@@ -302,5 +334,5 @@ def _copy(source: Path, target: Path) -> os.stat_result:
         after = os.fstat(reading.fileno())
         written = writing.tell()
     if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns) or written != after.st_size:
-        raise CaptureIncomplete(f"{source} was being written while it was copied", hint=_NEXT_BATCH)
+        raise CaptureIncomplete(f"{source} was being written while it was copied", hint=NEXT_BATCH)
     return after

@@ -259,11 +259,19 @@ class CheckpointLocation:
         providers: the state store providers whose files are known, by class.
     """
 
+    #: Seconds between two looks at how far the query is, for who looks all the time.
+    look_every = 0.0
+
     def __init__(self, path: Path, providers: Mapping[str, Provider] = PROVIDERS) -> None:
         self.path = Path(path)
         self.providers = providers
         self._parsed: dict[tuple[int, ...], Any] = {}
         self._logs: dict[str, _Log] = {}
+
+    @property
+    def shown(self) -> str:
+        """Where it is, for people."""
+        return str(self.path)
 
     def last_committed(self) -> int | None:
         """The greatest committed batch, ``None`` before the first commit."""
@@ -335,6 +343,10 @@ class CheckpointLocation:
         except (FileNotFoundError, NotADirectoryError):
             return frozenset()
 
+    def size(self, where: str) -> int:
+        """Bytes of a file of the location."""
+        return (self.path / where).stat().st_size
+
     def parsed(self, file: Path, parse: Callable[[Path], _T]) -> _T:
         """``parse(file)``, remembered for as long as the file keeps its identity (pins share an inode)."""
         stat = file.stat()
@@ -356,10 +368,14 @@ class CheckpointLocation:
         try:
             return (self.path / where).read_text(encoding="utf-8")
         except FileNotFoundError as error:
-            raise CaptureIncomplete(
-                f"{self.path / where} is not there (not written yet, or purged already)",
-                hint="Take a later batch, or raise spark.sql.streaming.minBatchesToRetain.",
-            ) from error
+            raise self.purged(where) from error
+
+    def purged(self, where: str) -> CaptureIncomplete:
+        """That a file of the location is not there."""
+        return CaptureIncomplete(
+            f"{self.shown}/{where} is not there (not written yet, or purged already)",
+            hint="Take a later batch, or raise spark.sql.streaming.minBatchesToRetain.",
+        )
 
     def _batches(self, directory: str) -> Sequence[int]:
         """The batches a log has entries of. Asked every few milliseconds, so an unchanged directory is not read again.

@@ -12,6 +12,7 @@ from dagster_ckpt.spark.job import (
     CheckpointsDropped,
     CheckpointsUnreadable,
     Event,
+    LiveLocationChosen,
     Replaying,
     Restarting,
     SavepointCompleted,
@@ -28,6 +29,8 @@ def describe(event: Event) -> Iterator[tuple[int, str]]:
     match event:
         case SparkStarted(seconds, web_url):
             yield logging.INFO, f"Spark started in {seconds:.1f} s{f', UI at {web_url}' if web_url else ''}"
+        case LiveLocationChosen(url, reason):
+            yield logging.INFO, f"The live checkpointLocation is {url}: {reason}."
         case Started():
             restored = event.restored
             origin = f"from {restored.reference} (batch {restored.batch})" if restored else "from nothing"

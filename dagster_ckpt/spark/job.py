@@ -12,6 +12,7 @@ from dagster_ckpt.checkpoint.preflight import Preflight
 from dagster_ckpt.checkpoint.quarantine import FellBack, Quarantined
 from dagster_ckpt.checkpoint.store import Dropped
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig, JobStatus
+from dagster_ckpt.config.live_location import LiveLocationPlace
 from dagster_ckpt.config.restart import POISON_BATCH_ATTEMPTS, RestartStrategy
 from dagster_ckpt.config.state_backend import StateBackend
 from dagster_ckpt.errors import CorruptCheckpoint
@@ -28,6 +29,7 @@ __all__ = [
     "CheckpointsDropped",
     "CheckpointsUnreadable",
     "Event",
+    "LiveLocationChosen",
     "Replaying",
     "Restarting",
     "RunResult",
@@ -61,6 +63,8 @@ class StreamingJob:
         partitions: of the query and of its state, fixed when it first starts; ``None`` for what its session says.
         poison_batch_attempts: the job ends when the same batch failed so many times in a row with the same error,
             whatever ``restart`` still allows; ``None`` for as often as that allows.
+        live_location: where Spark's live checkpointLocations lie.
+        shares_disk: whether ``working_directory`` was named by somebody, who knows that executors reach it.
     """
 
     name: str
@@ -77,6 +81,8 @@ class StreamingJob:
     state_backend: StateBackend | None = None
     partitions: int | None = None
     poison_batch_attempts: int | None = POISON_BATCH_ATTEMPTS
+    live_location: LiveLocationPlace = LiveLocationPlace.LOCAL
+    shares_disk: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +91,14 @@ class SparkStarted:
 
     seconds: float
     web_url: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class LiveLocationChosen:
+    """Where the live location of a start lies, and why there."""
+
+    url: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +203,7 @@ class Restarting:
 
 Event: TypeAlias = (
     SparkStarted
+    | LiveLocationChosen
     | Started
     | CheckpointCompleted
     | CheckpointsDropped

@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from threading import Event as Flag
 from typing import TYPE_CHECKING
 
@@ -22,7 +21,7 @@ from pyspark.errors import StreamingQueryException
 from dagster_ckpt.checkpoint.write_ahead_archive import PlannedBatch
 from dagster_ckpt.config.state_backend import CHANGELOG_CONF
 from dagster_ckpt.errors import CheckpointFailure
-from dagster_ckpt.spark.checkpoint_location import CheckpointLocation
+from dagster_ckpt.spark.live import LiveLocation
 from dagster_ckpt.spark.planned_batches import lay_out
 from dagster_ckpt.spark.writer import java_field
 
@@ -43,7 +42,7 @@ _WHOLE_STATE_EVERY = 10
 def replay(
     session: SparkSession,
     writer: DataStreamWriter,
-    location: Path,
+    live: LiveLocation,
     plans: Sequence[PlannedBatch],
     cancel: Flag,
     raise_failure: Callable[[StreamingQuery], None],
@@ -54,8 +53,8 @@ def replay(
 
     Args:
         session: of the query.
-        writer: of the query, with ``location`` as its checkpointLocation.
-        location: after the batch before the first of ``plans``.
+        writer: of the query, with ``live`` as its checkpointLocation.
+        live: after the batch before the first of ``plans``.
         plans: batches in order, without a gap.
         cancel: set when the run is to stop.
         raise_failure: raises if the query has failed.
@@ -70,12 +69,13 @@ def replay(
     """
     if not plans:
         return True
-    live = CheckpointLocation(location)
+    location = live.location()
     with _one_batch(writer):
         for number, plan in enumerate(plans[:-1]):
             if cancel.is_set():
                 return False
-            lay_out(plan, location)
+            with live.edited() as logs:
+                lay_out(plan, logs)
             with _whole_state(session, wanted=number % _WHOLE_STATE_EVERY == 0 and len(plans) - number > _FEW):
                 query = writer.start()
             begun()
@@ -88,10 +88,11 @@ def replay(
                 raise_failure(query)
             finally:
                 query.stop()
-            if live.last_committed() != plan.batch:
+            if location.last_committed() != plan.batch:
                 raise CheckpointFailure(f"Batch {plan.batch} was laid out for a replay and did not run.")
             progress(plan.batch)
-    lay_out(plans[-1], location)
+    with live.edited() as logs:
+        lay_out(plans[-1], logs)
     return True
 
 

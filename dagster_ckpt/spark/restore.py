@@ -12,12 +12,16 @@ from dagster_ckpt.spark.checkpoint_location import schema_path
 __all__ = ["prepare_location", "prepare_new_location"]
 
 
-def prepare_location(checkpoint_dir: Path) -> None:
-    """Adapt the freshly materialized ``checkpoint_dir`` to the path it now has.
+def prepare_location(checkpoint_dir: Path, becomes: str | None = None) -> None:
+    """Adapt the freshly materialized ``checkpoint_dir`` to the path it now has, or is going to have.
 
     The metadata of transformWithState names its state schemas by absolute path; they are pointed at the
     copies in this directory. Hidden ``.crc`` files are removed: they describe other bytes, and Spark
     believes them. Doing it again changes nothing.
+
+    Args:
+        checkpoint_dir: of the location.
+        becomes: the URL it is going to have; by default it stays where it is.
 
     Raises:
         CheckpointFileMissing: a state schema that the metadata names was not materialized.
@@ -28,7 +32,8 @@ def prepare_location(checkpoint_dir: Path) -> None:
         hidden.unlink()
     for metadata in sorted(root.glob("state/*/_metadata/v2/*")):
         if metadata.name.isdigit():
-            _point_schemas_here(metadata)
+            # As Hadoop writes a path: a scheme, and nothing escaped.
+            _point_schemas(metadata, root, becomes or f"file:{root}")
 
 
 def prepare_new_location(checkpoint_dir: Path) -> None:
@@ -37,7 +42,7 @@ def prepare_new_location(checkpoint_dir: Path) -> None:
     (checkpoint_dir / "metadata").write_text(json.dumps({"id": str(uuid.uuid4())}), encoding="utf-8")
 
 
-def _point_schemas_here(metadata: Path) -> None:
+def _point_schemas(metadata: Path, root: Path, url: str) -> None:
     operator = metadata.parents[2]
     header, _, body = metadata.read_text(encoding="utf-8").partition("\n")
     try:
@@ -45,7 +50,8 @@ def _point_schemas_here(metadata: Path) -> None:
         for store in content["stateStoreInfo"]:
             if "stateSchemaFilePaths" in store:
                 store["stateSchemaFilePaths"] = [
-                    _schema_here(path, operator, metadata) for path in store["stateSchemaFilePaths"]
+                    f"{url}/{_schema(path, operator, metadata).relative_to(root)}"
+                    for path in store["stateSchemaFilePaths"]
                 ]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CorruptCheckpoint(
@@ -58,12 +64,11 @@ def _point_schemas_here(metadata: Path) -> None:
     temporary.replace(metadata)
 
 
-def _schema_here(recorded: str, operator: Path, metadata: Path) -> str:
+def _schema(recorded: str, operator: Path, metadata: Path) -> Path:
     schema = operator / schema_path(recorded)
     if not schema.is_file():
         raise CheckpointFileMissing(
             f"{metadata} needs the state schema {recorded}, which is not in this checkpoint",
             hint="Restore another checkpoint; dagster-ckpt list shows them.",
         )
-    # As Hadoop writes a path: a scheme, and nothing escaped.
-    return f"file:{schema}"
+    return schema

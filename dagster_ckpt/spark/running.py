@@ -23,8 +23,6 @@ from dagster_ckpt.checkpoint.store import CompletedCheckpointStore, Dropped
 from dagster_ckpt.checkpoint.write_ahead_archive import ArchiveWriter, PlannedBatch
 from dagster_ckpt.errors import CheckpointError, DriverLost
 from dagster_ckpt.spark.archiving import Archiver
-from dagster_ckpt.spark.batch_in_flight import mark_begun
-from dagster_ckpt.spark.checkpoint_location import CheckpointLocation
 from dagster_ckpt.spark.job import (
     CheckpointCompleted,
     CheckpointFailed,
@@ -34,6 +32,7 @@ from dagster_ckpt.spark.job import (
     Started,
     StreamingJob,
 )
+from dagster_ckpt.spark.live import LiveLocation
 from dagster_ckpt.spark.planned_batches import PlannedBatches
 from dagster_ckpt.spark.query_errors import failure_of
 from dagster_ckpt.spark.replay import replay
@@ -76,6 +75,7 @@ class Prepared:
         ignored: what the state backend asks for and does not get.
         archive: where the plans of its batches go.
         replay: plans of the batches that are run again first, as they were.
+        live: the live location, laid out.
     """
 
     choice: Choice
@@ -89,6 +89,7 @@ class Prepared:
     ignored: Sequence[str]
     archive: ArchiveWriter
     replay: Sequence[PlannedBatch]
+    live: LiveLocation
 
 
 class RunningQuery:
@@ -170,7 +171,7 @@ class RunningQuery:
             lambda: replay(
                 self._prepared.session,
                 writer,
-                Path(self._prepared.choice.live),
+                self._prepared.live,
                 plans,
                 cancel,
                 self._raise_failure,
@@ -181,13 +182,13 @@ class RunningQuery:
         return done
 
     def _begun(self) -> None:
-        mark_begun(Path(self._prepared.choice.live))
+        self._prepared.live.mark_begun()
 
     def _archiver(self) -> Archiver:
         prepared = self._prepared
         after = -1 if prepared.restored is None else prepared.restored.batch
         known = prepared.replay[-1].batch if prepared.replay else after
-        location = CheckpointLocation(Path(prepared.choice.live), known_providers(self._job.state_backend))
+        location = prepared.live.location(known_providers(self._job.state_backend))
         plans = PlannedBatches(location, known)
         return Archiver(plans, prepared.archive, lambda: prepared.store.retained, self._clock)
 
@@ -195,10 +196,11 @@ class RunningQuery:
         prepared, config = self._prepared, self._job.config
         # Fetched beside the checkpoints, not while one is pinned: it is a call into the JVM.
         report: Mapping[str, Any] | None = None
+        location = prepared.live.location(known_providers(self._job.state_backend))
         source = StreamingSource(
-            CheckpointLocation(Path(prepared.choice.live), known_providers(self._job.state_backend)),
+            location,
             prepared.directory / "pins",
-            None if prepared.sink is None else prepared.sink.position_reader(prepared.directory),
+            None if prepared.sink is None else prepared.sink.position_reader(prepared.directory, location),
             self._spark.version,
             lambda: report,
             prepared.choice.accepted_loss,
@@ -225,12 +227,14 @@ class RunningQuery:
                     if not self._in_jvm(lambda: query.isActive):
                         self._raise_failure(query)
                         report = _last_progress(query)
+                        source.look_again()
                         coordinator.finish()
                         savepoints.finish()
                         return "the query ended"
                 if savepoints.stop_asked:
                     self._stop(query)
                     report = _last_progress(query)
+                    source.look_again()
                     _finish_stopped(coordinator, savepoints)
                     return "stopped with a savepoint"
                 archiver.tick()

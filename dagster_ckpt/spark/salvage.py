@@ -11,12 +11,11 @@ from typing import TypeAlias
 from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
 from dagster_ckpt.checkpoint.epochs import Choice
 from dagster_ckpt.checkpoint.issuing import next_id
-from dagster_ckpt.checkpoint.liveness import live_here
 from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
 from dagster_ckpt.checkpoint.store import CompletedCheckpointStore
 from dagster_ckpt.checkpoint.write_ahead_archive import WriteAheadArchive
 from dagster_ckpt.errors import Fenced
-from dagster_ckpt.spark.checkpoint_location import CheckpointLocation
+from dagster_ckpt.spark.live import LiveLocation, LocalLive
 from dagster_ckpt.spark.sinks.kinds import position_reader
 from dagster_ckpt.spark.state_files import Provider
 from dagster_ckpt.spark.streaming_source import StreamingSource
@@ -35,7 +34,8 @@ class Salvaging:
         catalog: the job's.
         providers: the state store providers whose files are known, by class.
         previous: the epoch of the run before, and what it began with.
-        pins: a directory that does not exist, for pinned files.
+        live: its live location, ``None`` when it is gone or cannot be reached from here.
+        pins: a directory that does not exist, for pinned files, beside the directories of starts.
         make_store: makes a store for a lineage, from the first id it may use and what its checkpoints descend from.
     """
 
@@ -44,11 +44,13 @@ class Salvaging:
         catalog: CheckpointCatalog,
         providers: Providers,
         previous: tuple[int, Choice],
+        live: LiveLocation | None,
         pins: Path,
         make_store: Callable[[str, int, str | None], CompletedCheckpointStore],
     ) -> None:
         self._catalog = catalog
         self._epoch, self._choice = previous
+        self._live = live
         self._pins = pins
         self._make_store = make_store
         self._providers = providers
@@ -61,18 +63,18 @@ class Salvaging:
             CheckpointNotFound: the recorded choice is gone although nothing gave it up.
             Fenced: a newer run has taken the job over.
         """
-        if live_here(self._choice) is None:
+        if self._live is None:
             return
         newest = self._catalog.newest()
         if newest.job_id is None:
             return  # its state was given up
         if newest.passed_over and not self._has_started():
             return
-        batch = self._last_batch()
+        batch = self._last_batch(self._live)
         if batch is None or (newest.metadata is not None and newest.metadata.batch >= batch):
             return
         ancestor = self._choice.restored if newest.metadata is None else newest.metadata.reference
-        self._take(batch, newest.metadata, ancestor)
+        self._take(self._live, batch, newest.metadata, ancestor)
 
     def rescue(self, broken: CheckpointMetadata | None, older: CheckpointMetadata | None) -> bool:
         """Checkpoint the last batch of the run before because the newest checkpoint is broken, even if that has it.
@@ -88,36 +90,43 @@ class Salvaging:
         Raises:
             Fenced: a newer run has taken the job over.
         """
-        if live_here(self._choice) is None or not self._has_started():
+        if self._live is None or not self._has_started():
             return False
-        batch = self._last_batch()
+        batch = self._last_batch(self._live)
         if batch is None or (broken is not None and broken.batch > batch):
             return False
-        return self._take(batch, broken, None if older is None else older.reference)
+        return self._take(self._live, batch, broken, None if older is None else older.reference)
 
     def _has_started(self) -> bool:
         """Whether the run before got so far that its sink was put to where its live location is."""
         archive = WriteAheadArchive(self._catalog.filesystem, self._catalog.job_name, self._choice.job_id)
         return archive.has_begun(self._epoch)
 
-    def _last_batch(self) -> int | None:
-        return CheckpointLocation(Path(self._choice.live), self._providers).last_committed()
+    def _last_batch(self, live: LiveLocation) -> int | None:
+        try:
+            return live.location(self._providers).last_committed()
+        except OSError as error:  # whatever a dead run left, the retained checkpoints are there
+            _log.warning("What the run before left in %s cannot be read: %s", live.url, error)
+            return None
 
-    def _take(self, batch: int, newest: CheckpointMetadata | None, ancestor: str | None) -> bool:
+    def _take(self, live: LiveLocation, batch: int, newest: CheckpointMetadata | None, ancestor: str | None) -> bool:
         first_id = next_id(self._catalog, self._choice.job_id, newest)
         store = self._make_store(self._choice.job_id, first_id, ancestor)
-        return salvage(store, self._choice, batch, self._providers, self._pins)
+        return salvage(store, self._choice, live, batch, self._providers, self._pins)
 
 
-def salvage(store: CompletedCheckpointStore, choice: Choice, batch: int, providers: Providers, pins: Path) -> bool:
+def salvage(
+    store: CompletedCheckpointStore, choice: Choice, live: LiveLocation, batch: int, providers: Providers, pins: Path
+) -> bool:
     """Take a checkpoint of ``batch`` from the live location of ``choice``, if it is whole.
 
     Args:
         store: where it goes, under the epoch of the caller.
         choice: of the run before.
+        live: its live location.
         batch: the last that it committed.
         providers: the state store providers whose files are known, by class.
-        pins: a directory that does not exist, for pinned files.
+        pins: a directory that does not exist, for pinned files, beside the directories of starts.
 
     Returns:
         ``False`` when it is not whole, or could not be stored.
@@ -125,10 +134,13 @@ def salvage(store: CompletedCheckpointStore, choice: Choice, batch: int, provide
     Raises:
         Fenced: a newer run has taken the job over.
     """
+    location = live.location(providers)
+    # On a disk the directory of the start is where its live location is, wherever the working directory is now.
+    directory = live.path.parent if isinstance(live, LocalLive) else pins.parent / live.attempt
     source = StreamingSource(
-        CheckpointLocation(Path(choice.live), providers),
+        location,
         pins,
-        position_reader(choice),
+        position_reader(choice, directory, location),
         None,
         lambda: None,
         choice.accepted_loss,

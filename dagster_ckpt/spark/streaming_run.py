@@ -46,6 +46,7 @@ from dagster_ckpt.spark.job import (
     SparkStarted,
     StreamingJob,
 )
+from dagster_ckpt.spark.live_choice import refuse_impossible
 from dagster_ckpt.spark.query_errors import failed_in_batch
 from dagster_ckpt.spark.running import Prepared
 from dagster_ckpt.spark.session import driver_jvm_pid, is_jvm_alive
@@ -119,6 +120,7 @@ class StreamingRun:
             Fenced: a newer run has taken the job over.
             CheckpointError: the job failed and is not restarted within this run.
         """
+        refuse_impossible(self._job)
         self._job.filesystem.probe()
         _probe_working_directory(self._job.working_directory)
         claim_ownership(self._job.filesystem, self._job.name, self._job.deployment)
@@ -211,6 +213,7 @@ class StreamingRun:
         if discards or status is JobStatus.FINISHED:
             # After a cancellation the live location stays: the next start salvages from it.
             shutil.rmtree(prepared.directory, ignore_errors=True)
+            prepared.live.remove()
         return RunResult(status, newest)
 
     def _fail(self, claim: Claim, error: Exception) -> RunResult | None:
@@ -281,7 +284,7 @@ class StreamingRun:
         prepared = self._state.prepared
         if prepared is None or (isinstance(error, QueryFailed) and not failed_in_batch(error)):
             return None
-        return batch_in_flight(Path(prepared.choice.live))
+        return batch_in_flight(prepared.live)
 
     def _poison(self, found: Streak) -> PoisonBatch:
         filesystem, before = self._job.filesystem, None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
@@ -13,6 +14,8 @@ from dagster_ckpt.checkpoint.snapshot import Json, Snapshot
 from dagster_ckpt.spark.capture import capture
 from dagster_ckpt.spark.checkpoint_location import CheckpointLocation
 from dagster_ckpt.spark.sinks.sink import PositionReader
+from dagster_ckpt.spark.stored_capture import capture_stored
+from dagster_ckpt.spark.stored_location import StoredCheckpointLocation
 
 __all__ = ["StreamingSource"]
 
@@ -45,14 +48,26 @@ class StreamingSource:
         self._spark_version = spark_version
         self._last_progress = last_progress
         self._numbers = count(1)
+        self._looked: tuple[float, Progress] | None = None
 
     def progress(self) -> Progress:
-        """The last committed batch and the one in flight."""
-        return Progress(self._location.last_committed(), self._location.planned())
+        """The last committed batch and the one in flight, in a storage as they were at most a moment ago."""
+        now = time.monotonic()
+        if self._looked is None or now - self._looked[0] >= self._location.look_every:
+            self._looked = (now, Progress(self._location.last_committed(), self._location.planned()))
+        return self._looked[1]
+
+    def look_again(self) -> None:
+        """The query has ended or was stopped: what was seen before does not count any more."""
+        self._looked = None
 
     def pin(self, batch: int) -> Snapshot:
         """Pin ``batch``; raises as :func:`~dagster_ckpt.spark.capture.capture`."""
-        snapshot = capture(self._location, batch, self._pins / str(next(self._numbers)), sink=self._sink)
+        pins = self._pins / str(next(self._numbers))
+        if isinstance(self._location, StoredCheckpointLocation):
+            snapshot = capture_stored(self._location, batch, pins, sink=self._sink)
+        else:
+            snapshot = capture(self._location, batch, pins, sink=self._sink)
         facts: dict[str, Json] = {"spark_version": self._spark_version, **snapshot.facts}
         if self._accepted_loss:
             facts["accepted_loss"] = [*self._accepted_loss]

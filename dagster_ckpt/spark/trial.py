@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from threading import Event as Flag
 from typing import TYPE_CHECKING
 
@@ -22,7 +21,7 @@ class _Enough(Exception):
     """Ends the trial before its batch is committed, and so before any source is told that it may clean up."""
 
 
-def try_query(writer: DataStreamWriter, location: Path, cancel: Flag) -> Exception | None:
+def try_query(writer: DataStreamWriter, location: str, cancel: Flag) -> Exception | None:
     """Compute one batch of a query from ``location`` and throw it away; returns the error it ended with, if any.
 
     Args:
@@ -38,9 +37,7 @@ def try_query(writer: DataStreamWriter, location: Path, cancel: Flag) -> Excepti
         raise _Enough
 
     try:
-        query = (
-            writer.foreachBatch(compute).trigger(availableNow=True).option("checkpointLocation", str(location)).start()
-        )
+        query = writer.foreachBatch(compute).trigger(availableNow=True).option("checkpointLocation", location).start()
         try:
             until = time.monotonic() + _LONG_ENOUGH
             while query.isActive and not computed.is_set() and not cancel.wait(_LOOK) and time.monotonic() < until:

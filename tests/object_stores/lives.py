@@ -37,7 +37,7 @@ CARRIED_OUT = (
     "is the last, and carried out",
 )
 
-_CHANGING = frozenset({"put", "begin", "part", "complete", "cancel", "delete"})
+_CHANGING = frozenset({"put", "begin", "part", "complete", "cancel", "copy", "delete"})
 #: How often a part is led at most until it asks for the same as the time before.
 _TRIES = 5
 _LARGE = os.urandom((5 << 20) + 1000)

@@ -14,7 +14,8 @@ from dagster_ckpt.checkpoint.epochs import Claim
 from dagster_ckpt.checkpoint.failures import DIED
 from dagster_ckpt.config.restart import RestartStrategy
 from dagster_ckpt.orchestration import names
-from dagster_ckpt.spark.batch_in_flight import batch_in_flight, mark_begun
+from dagster_ckpt.spark.batch_in_flight import batch_in_flight
+from dagster_ckpt.spark.live import LocalLive
 from tests.orchestration.stored_job import StoredJob, make_asset, run_id
 from tests.orchestration.test_resume_sensor import Sensor
 from tests.spark.live_location import LiveLocation
@@ -36,7 +37,7 @@ class DyingJob(StoredJob):
         self.live.run(3 if batch is None else batch)
         if batch is not None:
             self.live.plan(batch, **planned)  # type: ignore[arg-type]
-        mark_begun(self.live.path)
+        LocalLive(self.live.path).mark_begun()
         return self.die(run, series=series)
 
 
@@ -77,7 +78,7 @@ def test_a_batch_that_kills_its_process_ends_the_job(instance: dg.DagsterInstanc
     assert "replay_to: none" in said
     failures = job.failures.of(series)
     assert [(failure.batch, failure.sequence) for failure in failures] == [(7, DIED)] * ATTEMPTS
-    found = batch_in_flight(job.live.path)
+    found = batch_in_flight(LocalLive(job.live.path))
     assert found is not None
     assert {failure.plan for failure in failures} == {found.plan}
     assert sensor.tick() == ([], said), "once is enough"

@@ -19,6 +19,7 @@ from dagster_ckpt import (
     SparkSessionResource,
     configured_storage,
 )
+from dagster_ckpt.config.live_location import LiveLocationPlace
 from dagster_ckpt.errors import InvalidConfiguration
 from dagster_ckpt.orchestration.storages import CheckpointStorage
 
@@ -122,6 +123,18 @@ def test_live_locations_can_be_put_elsewhere_or_into_the_storage(tmp_path: Path)
     assert tmp_path / "ssd" in elsewhere.live_directory("orders").parents
     inside = FileSystemCheckpointStorage(checkpoint_path=str(tmp_path), working_directory="taskowned")
     assert inside.live_directory("orders") == tmp_path / "orders" / "taskowned"
+
+
+def test_where_live_locations_lie_is_an_option_of_files_only(tmp_path: Path) -> None:
+    place = FileSystemCheckpointStorage(checkpoint_path="gs://bucket/directory")
+    assert place.live_place is LiveLocationPlace.AUTO
+    named = LiveLocationPlace("storage")
+    asked = FileSystemCheckpointStorage(checkpoint_path="gs://bucket/directory", live_location=named)
+    assert asked.live_place is LiveLocationPlace.STORAGE
+    assert pickle.loads(pickle.dumps(asked)).live_place is LiveLocationPlace.STORAGE
+    assert JobManagerCheckpointStorage().live_place is LiveLocationPlace.LOCAL
+    with pytest.raises(ValueError, match="live_location"):
+        FileSystemCheckpointStorage(checkpoint_path=str(tmp_path), live_location="bucket")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

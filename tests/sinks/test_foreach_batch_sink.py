@@ -9,6 +9,7 @@ import pytest
 
 from dagster_ckpt.checkpoint.snapshot import Json
 from dagster_ckpt.errors import CaptureIncomplete, CheckpointFailure, Fenced, RestoreRefused, StorageError
+from dagster_ckpt.spark.checkpoint_location import CheckpointLocation
 from dagster_ckpt.spark.sinks.custom import CustomSink, ForeachBatchSink
 from dagster_ckpt.spark.sinks.recorded_positions import RecordedPositions
 from dagster_ckpt.spark.sinks.sink import SinkRun
@@ -126,5 +127,5 @@ def test_an_error_of_a_callable_is_said_with_its_sink(tmp_path: Path) -> None:
     with pytest.raises(
         CheckpointFailure, match="position of sink 'c' after batch 3 is not known: ZeroDivision"
     ) as said:
-        custom.position_reader(tmp_path).pin_position(3, lambda source, _: source)
+        custom.position_reader(tmp_path, CheckpointLocation(tmp_path)).pin_position(3, lambda source, _: source)
     assert said.value.recoverable

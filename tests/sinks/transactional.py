@@ -16,6 +16,7 @@ from unittest import mock
 
 from dagster_ckpt.checkpoint.snapshot import Json
 from dagster_ckpt.errors import CheckpointError
+from dagster_ckpt.spark.checkpoint_location import CheckpointLocation
 from dagster_ckpt.spark.sinks.sink import SinkRun
 from dagster_ckpt.spark.sinks.transactional_file_sink import TransactionalFileSink
 
@@ -166,7 +167,9 @@ class TransactionalJob:
             shutil.copyfile(source, files / name)
             return files / name
 
-        position = sink.position_reader(directory).pin_position(batch, pin)
+        position = sink.position_reader(directory, CheckpointLocation(directory / "checkpoint")).pin_position(
+            batch, pin
+        )
         self.covered |= rows
         return Checkpoint(batch, position, files, rows)
 

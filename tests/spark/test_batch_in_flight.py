@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dagster_ckpt.spark.batch_in_flight import BatchInFlight, batch_in_flight, fingerprint, mark_begun
+from dagster_ckpt.spark.batch_in_flight import BatchInFlight, batch_in_flight, fingerprint
 from dagster_ckpt.spark.checkpoint_location import CheckpointLocation
+from dagster_ckpt.spark.live import LocalLive
 from dagster_ckpt.spark.planned_batches import PlannedBatches
 from tests.spark.live_location import LiveLocation
 
@@ -21,17 +22,17 @@ def live(tmp_path: Path) -> LiveLocation:
 
 
 def test_a_batch_is_in_flight_once_the_query_was_started(live: LiveLocation) -> None:
-    assert batch_in_flight(live.path) is None
+    assert batch_in_flight(LocalLive(live.path)) is None
     live.run(2)
     live.plan(2)
-    assert batch_in_flight(live.path) is None, "laid out for the query, which has not begun"
-    mark_begun(live.path)
-    found = batch_in_flight(live.path)
+    assert batch_in_flight(LocalLive(live.path)) is None, "laid out for the query, which has not begun"
+    LocalLive(live.path).mark_begun()
+    found = batch_in_flight(LocalLive(live.path))
     assert found is not None
     assert found.batch == 2
     assert found.plan is not None
     live.commit(2)
-    assert batch_in_flight(live.path) is None
+    assert batch_in_flight(LocalLive(live.path)) is None
 
 
 @settings(max_examples=15)
@@ -46,8 +47,8 @@ def test_a_plan_is_told_by_what_it_reads_alone(
         one = LiveLocation(root / name / "checkpoint", interval=data.draw(st.sampled_from([3, 10])))
         one.run(batch)
         one.plan(batch, **changed)  # type: ignore[arg-type]
-        mark_begun(one.path)
-        found = batch_in_flight(one.path)
+        LocalLive(one.path).mark_begun()
+        found = batch_in_flight(LocalLive(one.path))
         assert found is not None
         return found.plan
 
@@ -62,21 +63,21 @@ def test_a_plan_is_told_by_what_it_reads_alone(
 def test_what_cannot_be_read_is_not_guessed(live: LiveLocation) -> None:
     live.run(2)
     live.plan(2)
-    mark_begun(live.path)
+    LocalLive(live.path).mark_begun()
     shutil.rmtree(live.path / "sources")
-    assert batch_in_flight(live.path) == BatchInFlight(2, None)
+    assert batch_in_flight(LocalLive(live.path)) == BatchInFlight(2, None)
     (live.path / "offsets" / "2").write_bytes(b"\xff\x00")
-    assert batch_in_flight(live.path) == BatchInFlight(2, None)
+    assert batch_in_flight(LocalLive(live.path)) == BatchInFlight(2, None)
     shutil.rmtree(live.path)
     live.path.write_text("no directory")
-    assert batch_in_flight(live.path) is None
+    assert batch_in_flight(LocalLive(live.path)) is None
 
 
 def test_the_fingerprint_is_the_same_from_the_archive(live: LiveLocation) -> None:
     live.run(3)
     live.plan(3)
-    mark_begun(live.path)
+    LocalLive(live.path).mark_begun()
     plans = PlannedBatches(CheckpointLocation(live.path), -1).new()
-    found = batch_in_flight(live.path)
+    found = batch_in_flight(LocalLive(live.path))
     assert found == BatchInFlight(3, fingerprint(plans[-1]))
     assert len({fingerprint(plan) for plan in plans}) == 4

@@ -93,7 +93,7 @@ def choose(storage: FileSystem, *, opted_in: bool = True) -> tuple[Newest, list[
     def no_store(*_: object) -> object:
         raise AssertionError("there is nothing to salvage")
 
-    salvaging = Salvaging(catalog, {}, previous, Path("/nowhere"), no_store)  # type: ignore[arg-type]
+    salvaging = Salvaging(catalog, {}, previous, None, Path("/nowhere"), no_store)  # type: ignore[arg-type]
     events: list[Event] = []
     chain = FallbackChain(
         catalog,
@@ -173,12 +173,12 @@ def broken() -> Iterator[History]:
 
 
 def test_wherever_the_process_dies_the_next_one_ends_the_same(broken: History) -> None:
-    counted = FaultInjectingFileSystem(broken.storage.copy())
+    counted = FaultInjectingFileSystem(broken.storage.backup())
     expected, _ = choose(counted)
     assert expected.passed_over == (broken.line[3], broken.line[2])
     changing = 0
     for number in range(len(counted.operations)):
-        copy = broken.storage.copy()
+        copy = broken.storage.backup()
         with pytest.raises(ProcessDied):
             choose(FaultInjectingFileSystem(copy, at(number, Crash())))
         changing += len(CheckpointCatalog(copy, JOB).quarantine.names()) == 1
@@ -188,10 +188,10 @@ def test_wherever_the_process_dies_the_next_one_ends_the_same(broken: History) -
 
 def test_a_storage_that_is_down_is_no_reason(broken: History) -> None:
     """Whichever operation fails: either nothing comes of it, or the same as ever."""
-    counted = FaultInjectingFileSystem(broken.storage.copy())
+    counted = FaultInjectingFileSystem(broken.storage.backup())
     expected, _ = choose(counted)
     for number in range(len(counted.operations)):
-        copy = broken.storage.copy()
+        copy = broken.storage.backup()
         try:
             found = choose(FaultInjectingFileSystem(copy, at(number, Fail())))[0]
         except StorageError:
@@ -213,7 +213,7 @@ def test_without_the_option_it_fails_and_nothing_is_written(broken: History) -> 
 
 def test_a_manifest_of_a_newer_release_is_not_broken(broken: History) -> None:
     path = f"{JOB}/{broken.line[-1]}/_metadata"
-    broken.storage.files[path] = b'{"format": "dagster_ckpt", "version": 2}'
+    broken.storage.files[path] = b'{"format": "dagster_ckpt", "version": 3}'
     with pytest.raises(UnknownMetadataVersion):
         choose(broken.storage)
     assert not CheckpointCatalog(broken.storage, JOB).quarantine.names()

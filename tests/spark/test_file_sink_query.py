@@ -100,8 +100,9 @@ def test_rollback_makes_the_output_exact(
         path.name for path in pipeline.output.rglob("part-*.json")
     }
 
-    reader = SparkFileSink(pipeline.output).position_reader(tmp_path)
-    snapshot = capture(CheckpointLocation(tmp_path / "checkpoint"), back_to, tmp_path / "pins", sink=reader)
+    live = CheckpointLocation(tmp_path / "checkpoint")
+    reader = SparkFileSink(pipeline.output).position_reader(tmp_path, live)
+    snapshot = capture(live, back_to, tmp_path / "pins", sink=reader)
     assert snapshot.sink == sink.position(back_to)
     restored = materialize(snapshot, tmp_path / "restored")
     (restored / "offsets" / str(back_to + 1)).unlink()  # without it, the boundaries are chosen anew

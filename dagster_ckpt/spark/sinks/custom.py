@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from dagster_ckpt.checkpoint.snapshot import Json
 from dagster_ckpt.errors import CheckpointFailure, RestoreRefused
+from dagster_ckpt.spark.checkpoint_location import CheckpointLocation
 from dagster_ckpt.spark.sinks.recorded_positions import RecordedPositions
 from dagster_ckpt.spark.sinks.sink import BatchSink, Pin, PositionReader, Sink, SinkRun
 
@@ -125,8 +126,8 @@ class CustomSink(_UserSink):
         super().__init__(name, rollback_to, newest_batch)
         self._position = position
 
-    def position_reader(self, directory: Path) -> PositionReader:
-        del directory  # the user's system remembers
+    def position_reader(self, directory: Path, location: CheckpointLocation) -> PositionReader:
+        del directory, location  # the user's system remembers
         return self
 
     def pin_position(self, batch: int, pin: Pin) -> dict[str, Json]:
@@ -189,7 +190,8 @@ class ForeachBatchSink(_UserSink, BatchSink):
         self._position = position
         self._run: SinkRun | None = None
 
-    def position_reader(self, directory: Path) -> PositionReader:
+    def position_reader(self, directory: Path, location: CheckpointLocation) -> PositionReader:
+        del location
         return RecordedPositions(directory)
 
     def begin(self, run: SinkRun) -> None:

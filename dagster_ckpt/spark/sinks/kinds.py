@@ -7,6 +7,7 @@ from pathlib import Path
 
 from dagster_ckpt.checkpoint.epochs import Choice
 from dagster_ckpt.checkpoint.snapshot import Json
+from dagster_ckpt.spark.checkpoint_location import CheckpointLocation
 from dagster_ckpt.spark.sinks.recorded_positions import RecordedPositions
 from dagster_ckpt.spark.sinks.sink import PositionReader, Sink
 from dagster_ckpt.spark.sinks.spark_file_sink import SparkFileSink
@@ -15,15 +16,20 @@ from dagster_ckpt.spark.sinks.transactional_file_sink import TransactionalFileSi
 __all__ = ["position_reader", "recorded_sink"]
 
 
-def position_reader(choice: Choice) -> PositionReader | None:
-    """What tells positions of the start that is on record; ``None`` for a sink that checkpoints do not cover."""
+def position_reader(choice: Choice, directory: Path, location: CheckpointLocation) -> PositionReader | None:
+    """What tells positions of the start that is on record; ``None`` for a sink that checkpoints do not cover.
+
+    Args:
+        choice: of the start.
+        directory: that it had on the machine it ran on.
+        location: its live checkpointLocation.
+    """
     if choice.sink is None:
         return None
-    directory = Path(choice.live).parent
     if choice.sink_kind == SparkFileSink.kind:
-        return SparkFileSink(choice.sink).position_reader(directory)
+        return SparkFileSink(choice.sink).position_reader(directory, location)
     if choice.sink_kind == TransactionalFileSink.kind:
-        return TransactionalFileSink(choice.sink).position_reader(directory)
+        return TransactionalFileSink(choice.sink).position_reader(directory, location)
     return RecordedPositions(directory)
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
 from dagster_ckpt.checkpoint.snapshot import Json
 from dagster_ckpt.errors import InvalidConfiguration
+from dagster_ckpt.spark.checkpoint_location import CheckpointLocation
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -72,8 +73,13 @@ class Sink(ABC):
         """Where it writes to; with :attr:`kind` it tells one sink from another."""
 
     @abstractmethod
-    def position_reader(self, directory: Path) -> PositionReader:
-        """What tells positions of the start in ``directory``, while it runs and when it is dead."""
+    def position_reader(self, directory: Path, location: CheckpointLocation) -> PositionReader:
+        """What tells positions of the start in ``directory``, while it runs and when it is dead.
+
+        Args:
+            directory: of the start, on the machine it ran on.
+            location: its live checkpointLocation.
+        """
 
     @abstractmethod
     def check(self, position: Mapping[str, Json], files: Path) -> None:

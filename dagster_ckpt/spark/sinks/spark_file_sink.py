@@ -41,8 +41,9 @@ class SparkFileSink(Sink):
     def path(self) -> str:
         return str(self._sink.path)
 
-    def position_reader(self, directory: Path) -> PositionReader:
-        return _Positions(self._sink, CheckpointLocation(directory / "checkpoint"))
+    def position_reader(self, directory: Path, location: CheckpointLocation) -> PositionReader:
+        del directory  # its log is where its data is
+        return _Positions(self._sink, location)
 
     def check(self, position: Mapping[str, Json], files: Path) -> None:
         del position  # the log tells

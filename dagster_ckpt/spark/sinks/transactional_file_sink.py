@@ -34,6 +34,7 @@ from dagster_ckpt.errors import (
     SinkMismatch,
 )
 from dagster_ckpt.filesystem import PosixFileSystem
+from dagster_ckpt.spark.checkpoint_location import CheckpointLocation
 from dagster_ckpt.spark.file_sink import FileSink
 from dagster_ckpt.spark.sinks.pending_files import (
     PendingFiles,
@@ -217,7 +218,8 @@ class TransactionalFileSink(BatchSink):
 
     # --- the position, and going back to it --------------------------------------------------------------------------
 
-    def position_reader(self, directory: Path) -> PositionReader:
+    def position_reader(self, directory: Path, location: CheckpointLocation) -> PositionReader:
+        del location
         return _Position(self, directory.name)
 
     def pin_position(self, attempt: str, batch: int, pin: Pin) -> dict[str, Json]:

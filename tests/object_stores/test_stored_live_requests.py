@@ -1,0 +1,89 @@
+"""A live location in a bucket, on the wire: which requests it takes, and each of them fails or loses its reply."""
+
+from __future__ import annotations
+
+import uuid
+from pathlib import Path
+
+import pytest
+
+from dagster_ckpt.errors import CheckpointError
+from dagster_ckpt.testing import ProcessDied
+from dagster_ckpt.testing.gcs_server import GcsServer
+from tests.gcs import BUCKET, bucket_of
+from tests.object_stores.lives import DEATHS, ONCE, TROUBLES, Wire, every
+from tests.spark.stored_lives import Life
+from tests.spark.stored_starts import Promised, Start
+
+#: Of the requests `make test` takes each so-manieth, beginning elsewhere for each trouble.
+STEP = 401
+
+
+class LifeOnTheWire:
+    def __init__(self, server: GcsServer, home: Path) -> None:
+        self.server = server
+        self.life = Life(home)
+
+    def lead(self, at: int | None, trouble: str) -> tuple[Wire, Promised]:
+        self.server.create_bucket(BUCKET)
+        wire, promised = Wire(bucket_of(self.server), self.server, at, trouble), Promised()
+        try:
+            self.life.lead(wire, promised)
+        except ProcessDied:
+            assert trouble in DEATHS
+        except (CheckpointError, OSError):
+            assert trouble not in ONCE, "one fault that passes by ended the run"
+        return wire, promised
+
+    def tried(self, step: int) -> None:
+        wire, promised = self.lead(None, "fails once")
+        self.life.examine(bucket_of(self.server), promised)
+        assert {request.kind for request, _ in wire.requests} >= {"insert", "copy", "read", "list", "delete"}
+        for index, trouble in enumerate(TROUBLES):
+            for at in every(wire.requests, trouble, step, first=23 * index):
+                struck, promised = self.lead(at, trouble)
+                assert struck.struck is not None
+                request, operation = struck.struck
+                try:
+                    self.life.examine(bucket_of(self.server), promised)
+                except Exception as error:
+                    raise AssertionError(f"{request.kind} {at} of {operation} {trouble}: {error}") from error
+
+
+@pytest.fixture
+def life(server: GcsServer, impatient: None, tmp_path: Path) -> LifeOnTheWire:
+    return LifeOnTheWire(server, tmp_path)
+
+
+def test_some_requests_go_wrong(life: LifeOnTheWire) -> None:
+    life.tried(STEP)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.timeout(3600)
+def test_every_request_goes_wrong(life: LifeOnTheWire) -> None:
+    life.tried(1)
+
+
+def test_the_bytes_of_the_state_never_come_here(server: GcsServer, tmp_path: Path) -> None:
+    promised = Promised()
+
+    def start() -> Start:
+        bucket = bucket_of(server)
+        return Start(bucket, bucket, promised, tmp_path / uuid.uuid4().hex)
+
+    first = start().start()
+    first.query.run(5)
+    before = len(server.log)
+    first.checkpoint()
+    first.query.run(1)
+    uploaded = len(server.log)
+    second = start().prepare()  # salvages, and lays out
+    asked = [*list(server.log)[before:uploaded], *list(server.log)[uploaded:]]
+    assert second.restored is not None
+    assert (second.restored.kind, second.restored.batch) == ("salvage", 5)
+    tables = [request for request in asked if request.name.endswith(".sst") and request.size]
+    by_spark = {path for path in first.query.written if path.endswith(".sst")}
+    assert {request.name.rpartition("/checkpoint/")[2] for request in tables} <= by_spark
+    assert not [request for request in asked if request.name.endswith(".sst") and request.kind == "read"]
+    assert [request for request in asked if request.kind == "copy"]
