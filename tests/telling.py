@@ -14,11 +14,12 @@ from dagster_ckpt.spark.streaming_run import StreamingRun
 from dagster_ckpt.spark.supervisor import supervise
 
 
-def drive(job: StreamingJob) -> None:
+def drive(job: StreamingJob, request: RestoreRequest | None = None) -> None:
     """Drive a job to its end, telling its events, and end the process."""
+    asked = request or RestoreRequest()
     result = supervise(
         lambda emit: StreamingRun(
-            job, run_id=str(uuid.uuid4()), request=RestoreRequest(), series=None, clock=SystemClock(), emit=emit
+            job, run_id=str(uuid.uuid4()), request=asked, series=None, clock=SystemClock(), emit=emit
         ),
         tell,
     )

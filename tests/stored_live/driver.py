@@ -1,0 +1,82 @@
+"""A driver of a small stream whose checkpoints are in a bucket.
+
+``python -m tests.stored_live.driver URL JAR ROOT MACHINE PLACE [FROM]``: where the server of the bucket is, the
+connector, the directory of input and output, the directory in it that stands for the disk of a machine, and where the
+live location is to lie. With what is to be restored, ``latest`` or another, it ends with the data. Every batch takes a
+while, so that it can be killed in the middle.
+"""
+
+from __future__ import annotations
+
+import sys
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dagster_ckpt.config.checkpoint_config import CheckpointConfig
+from dagster_ckpt.config.live_location import LiveLocationPlace
+from dagster_ckpt.config.recovery import LATEST, RestoreRequest
+from dagster_ckpt.config.restart import FixedDelayRestart
+from dagster_ckpt.filesystem.gcs import GcsFileSystem
+from dagster_ckpt.spark.job import StreamingJob
+from dagster_ckpt.spark.session import start_session
+from dagster_ckpt.spark.supervisor import die_with_parent
+from tests.gcs import BUCKET
+from tests.gcs_connector import connector_conf
+from tests.matrix.streams import FILE, SCHEMA, Target
+from tests.telling import drive
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+JOB = "stored"
+_CONF = {
+    "spark.driver.memory": "768m",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.sql.streaming.stateStore.maintenanceInterval": "500ms",
+    "spark.sql.streaming.stateStore.minDeltasForSnapshot": "3",
+}
+
+
+def bucket(url: str) -> GcsFileSystem:
+    """The storage of the job's checkpoints."""
+    return GcsFileSystem(BUCKET, "of all", {"endpoint_url": url, "token": "anon", "project": "tests"})
+
+
+def main(url: str, jar: Path, root: Path, machine: str, place: LiveLocationPlace, restore_from: str | None) -> None:
+    """Drive the job."""
+    die_with_parent()
+
+    def query(session: SparkSession) -> DataStreamWriter:
+        from pyspark.sql import functions as f  # noqa: PLC0415
+
+        read = session.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).json(str(root / "in"))
+        slow = "CAST(reflect('java.lang.Thread', 'sleep', 20L) AS string)"  # for each row, before it is written
+        unique = read.dropDuplicates(["id"]).selectExpr("id", "v", "cast(ts as long) AS at", f"{slow} AS slept")
+        writer = Target(FILE, root / "out").writer(unique.where(f.col("slept").isNotNull()).drop("slept"))
+        return writer.trigger(availableNow=True) if restore_from else writer
+
+    job = StreamingJob(
+        name=JOB,
+        query=query,
+        session=lambda: start_session(JOB, "local[2]", {**_CONF, **connector_conf(url, jar)}),
+        config=CheckpointConfig(interval="300 ms", num_retained=50),
+        restart=FixedDelayRestart(0, timedelta(seconds=1)),
+        filesystem=bucket(url),
+        working_directory=root / machine / "live",
+        deployment="tests",
+        inline_threshold=20 * 1024,
+        live_location=place,
+    )
+    drive(job, RestoreRequest(restore_from=restore_from or LATEST))
+
+
+if __name__ == "__main__":
+    server, connector, home, disk, where, *more = sys.argv[1:]
+    main(server, Path(connector), Path(home), disk, LiveLocationPlace(where), more[0] if more else None)
