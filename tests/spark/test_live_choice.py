@@ -6,7 +6,7 @@ import logging
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -19,7 +19,10 @@ from dagster_ckpt.filesystem.gcs import GcsFileSystem
 from dagster_ckpt.spark import live_choice
 from dagster_ckpt.spark.event_text import describe
 from dagster_ckpt.spark.job import StreamingJob
-from dagster_ckpt.spark.live_choice import choose_live, refuse_impossible
+from dagster_ckpt.spark.live_choice import choose_live, connector_of, refuse_impossible
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 AUTO, LOCAL, STORAGE = LiveLocationPlace.AUTO, LiveLocationPlace.LOCAL, LiveLocationPlace.STORAGE
 CONNECTOR = "com.google.cloud.hadoop.fs.gcs.GoogleHadoopFileSystem"
@@ -82,6 +85,13 @@ def test_where_it_lies_and_why(
     expected = "gs://bucket/all of it/orders/taskowned" if in_storage else "/working/orders"
     assert url == f"{expected}/000007-0123abcd/checkpoint"
     assert why in reason
+
+
+def test_what_sparks_hadoop_reaches_is_asked_and_not_tried(spark: SparkSession) -> None:
+    assert connector_of(spark, "file") == "org.apache.hadoop.fs.LocalFileSystem"
+    # Hadoop's defaults name a class for gs:// that is not there.
+    assert connector_of(spark, "gs") is None
+    assert connector_of(spark, "no-such-scheme") is None
 
 
 def test_auto_leaves_other_storages_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

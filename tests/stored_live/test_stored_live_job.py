@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +22,7 @@ from dagster_ckpt.spark.live import recorded_live
 from dagster_ckpt.testing.gcs_server import GcsServer
 from tests.driving import driving
 from tests.gcs import BUCKET
-from tests.gcs_connector import connector_jar
+from tests.gcs_connector import connector_conf, connector_jar
 from tests.matrix.streams import land
 from tests.stored_live.driver import JOB, bucket
 
@@ -85,6 +88,24 @@ def test_killed_and_gone_on_with_exactly_from_the_bucket_alone(
     back = (*told, "two", LiveLocationPlace.STORAGE)
     _goes_on(catalog, back, target.batch, tmp_path, restore_from=target.reference)
     assert any(file.stored for file in _verified(catalog).files)
+
+
+@pytest.mark.parametrize("key", ["spark.jars", "spark.driver.extraClassPath"])
+def test_the_connector_is_found_wherever_it_is_named(key: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    jar = connector_jar(tmp_path_factory.mktemp("ivy"))
+    conf = {name: value for name, value in connector_conf("http://127.0.0.1:1", jar).items() if "hadoop" in name}
+    script = """
+import json, sys
+from dagster_ckpt.spark.live_choice import connector_of
+from dagster_ckpt.spark.session import start_session
+print("found", connector_of(start_session("asks", "local[1]", json.loads(sys.argv[1])), "gs"))
+"""
+    more = {"spark.ui.enabled": "false", "spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+    asked = json.dumps({**conf, **more, key: str(jar)})
+    done = subprocess.run(
+        [sys.executable, "-c", script, asked], capture_output=True, text=True, check=False, timeout=300
+    )
+    assert "found com.google.cloud.hadoop.fs.gcs.GoogleHadoopFileSystem" in done.stdout, done.stderr[-3000:]
 
 
 def _batch(metadata: CheckpointMetadata) -> int:
