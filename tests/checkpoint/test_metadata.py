@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from dagster_ckpt.checkpoint.metadata import CheckpointMetadata, FileEntry
 from dagster_ckpt.errors import CorruptCheckpoint, CorruptMetadata, UnknownMetadataVersion
+from dagster_ckpt.filesystem import Stored
 
 text = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 json_values = st.recursive(
@@ -31,6 +32,10 @@ def entries(draw: st.DrawFn) -> FileEntry:
     if draw(st.booleans()):
         return FileEntry(draw(names), len(data), digest, inline=data)
     size, offset = draw(st.integers(0, 2**60)), draw(st.none() | st.integers(0, 2**60))
+    if draw(st.booleans()):
+        generation, md5 = draw(st.integers(1, 2**62)), draw(st.none() | st.just("1B2M2Y8AsgTpgAmY7PhCfg=="))
+        stored = Stored(size, generation, draw(st.sampled_from(["AAAAAA==", "yZRlqg=="])), md5)
+        return FileEntry(draw(names), size, None, reference="../shared/" + draw(names), stored=stored)
     return FileEntry(draw(names), size, digest, reference="../shared/" + draw(names), offset=offset)
 
 
@@ -150,6 +155,22 @@ def document(**changes: Any) -> dict[str, Any]:
 def test_however_it_is_indented_it_is_read() -> None:
     assert signed(document()) != SMALL.encode()
     assert CheckpointMetadata.decode(signed(document()), "here") == SMALL
+
+
+@given(manifests())
+def test_only_files_that_their_store_copied_make_it_version_2(metadata: CheckpointMetadata) -> None:
+    version = json.loads(metadata.encode())["version"]
+    assert version == (2 if any(file.stored is not None for file in metadata.files) else 1)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"offset": 3}, {"sha256": "00"}, {"file": None, "text": ""}, {"generation": "x"}, {"file": "../../b"}]
+)
+def test_a_copy_lies_whole_under_a_name_of_its_own(wrong: dict[str, Any]) -> None:
+    entry = {"path": "a", "size": 1, "crc32c": "AAAAAA==", "generation": 7, "file": "../shared/a"}
+    assert FileEntry.from_json(entry).stored == Stored(1, 7, "AAAAAA==")
+    with pytest.raises(ValueError, match=r"."):
+        FileEntry.from_json({name: value for name, value in {**entry, **wrong}.items() if value is not None})
 
 
 @pytest.mark.parametrize("version", [0, 3, 99, "1", None])
