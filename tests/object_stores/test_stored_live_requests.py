@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -35,11 +36,11 @@ class LifeOnTheWire:
             assert trouble not in ONCE, "one fault that passes by ended the run"
         return wire, promised
 
-    def tried(self, step: int) -> None:
+    def tried(self, step: int, troubles: Sequence[str]) -> None:
         wire, promised = self.lead(None, "fails once")
         self.life.examine(bucket_of(self.server), promised)
         assert {request.kind for request, _ in wire.requests} >= {"insert", "copy", "read", "list", "delete"}
-        for index, trouble in enumerate(TROUBLES):
+        for index, trouble in enumerate(troubles):
             for at in every(wire.requests, trouble, step, first=23 * index):
                 struck, promised = self.lead(at, trouble)
                 assert struck.struck is not None
@@ -56,13 +57,14 @@ def life(server: GcsServer, impatient: None, tmp_path: Path) -> LifeOnTheWire:
 
 
 def test_some_requests_go_wrong(life: LifeOnTheWire) -> None:
-    life.tried(STEP)
+    life.tried(STEP, TROUBLES)
 
 
 @pytest.mark.exhaustive
-@pytest.mark.timeout(3600)
-def test_every_request_goes_wrong(life: LifeOnTheWire) -> None:
-    life.tried(1)
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("trouble", TROUBLES)
+def test_every_request_goes_wrong(life: LifeOnTheWire, trouble: str) -> None:
+    life.tried(1, [trouble])
 
 
 def test_the_bytes_of_the_state_never_come_here(server: GcsServer, tmp_path: Path) -> None:
