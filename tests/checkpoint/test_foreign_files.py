@@ -331,7 +331,7 @@ def test_a_sweep_that_is_broken_off_anywhere_leaves_them_too(pins: Pins) -> None
         ledger.examine(storage)
 
     enumerate_crash_points(
-        lambda: (over.copy(), promised),
+        lambda: (over.backup(), promised),
         lambda storage, _: sweep_job(CheckpointCatalog(storage, JOB), ManualClock()),
         examine,
         expected=(OSError, CheckpointError),

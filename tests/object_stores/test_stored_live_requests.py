@@ -11,8 +11,9 @@ import pytest
 from dagster_ckpt.errors import CheckpointError
 from dagster_ckpt.testing import ProcessDied
 from dagster_ckpt.testing.gcs_server import GcsServer
-from tests.gcs import BUCKET, bucket_of
+from tests.gcs import bucket_of
 from tests.object_stores.lives import DEATHS, ONCE, TROUBLES, Wire, every
+from tests.object_stores.stores import GoogleStore
 from tests.spark.stored_lives import Life
 from tests.spark.stored_starts import Promised, Start
 
@@ -21,13 +22,13 @@ STEP = 401
 
 
 class LifeOnTheWire:
-    def __init__(self, server: GcsServer, home: Path) -> None:
-        self.server = server
+    def __init__(self, store: GoogleStore, home: Path) -> None:
+        self.store = store
         self.life = Life(home)
 
     def lead(self, at: int | None, trouble: str) -> tuple[Wire, Promised]:
-        self.server.create_bucket(BUCKET)
-        wire, promised = Wire(bucket_of(self.server), self.server, at, trouble), Promised()
+        self.store.server.create_bucket(self.store.bucket)
+        wire, promised = Wire(self.store.storage(), self.store, at, trouble), Promised()
         try:
             self.life.lead(wire, promised)
         except ProcessDied:
@@ -38,22 +39,22 @@ class LifeOnTheWire:
 
     def tried(self, step: int, troubles: Sequence[str]) -> None:
         wire, promised = self.lead(None, "fails once")
-        self.life.examine(bucket_of(self.server), promised)
-        assert {request.kind for request, _ in wire.requests} >= {"insert", "copy", "read", "list", "delete"}
+        self.life.examine(self.store.storage(), promised)
+        assert {request.kind for request, _ in wire.requests} >= {"put", "copy", "read", "list", "delete"}
         for index, trouble in enumerate(troubles):
             for at in every(wire.requests, trouble, step, first=23 * index):
                 struck, promised = self.lead(at, trouble)
                 assert struck.struck is not None
                 request, operation = struck.struck
                 try:
-                    self.life.examine(bucket_of(self.server), promised)
+                    self.life.examine(self.store.storage(), promised)
                 except Exception as error:
                     raise AssertionError(f"{request.kind} {at} of {operation} {trouble}: {error}") from error
 
 
 @pytest.fixture
-def life(server: GcsServer, impatient: None, tmp_path: Path) -> LifeOnTheWire:
-    return LifeOnTheWire(server, tmp_path)
+def life(server: GcsServer, impatient: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LifeOnTheWire:
+    return LifeOnTheWire(GoogleStore(server, monkeypatch), tmp_path)
 
 
 def test_some_requests_go_wrong(life: LifeOnTheWire) -> None:
