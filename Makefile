@@ -18,8 +18,10 @@ dev: $(STAMP) ## the same pipelines in the Dagster UI
 	@tools/require-java
 	@PATH="$(CURDIR)/$(BIN):$$PATH" tools/dev
 
-# Each worker has a Spark session of its own; a file stays with one worker, because its tests share fixtures.
-SIDE_BY_SIDE := --numprocesses logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+# Each worker has a Spark session of its own; a file stays with one worker, because its tests share fixtures. One more
+# than there are processors, because the tests of daemons mostly wait.
+WORKERS := $(shell n=$$(getconf _NPROCESSORS_ONLN); if [ $$n -ge 4 ]; then echo 4; else echo $$((n + 1)); fi)
+SIDE_BY_SIDE := --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 test: $(STAMP) ## the fast tests, side by side
 	@tools/require-java
