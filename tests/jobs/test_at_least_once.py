@@ -12,6 +12,7 @@ import pytest
 from dagster_ckpt.checkpoint.preflight import Verdict
 from dagster_ckpt.config.checkpoint_config import CheckpointingMode, JobStatus
 from dagster_ckpt.spark.checkpoint_location import CheckpointLocation
+from dagster_ckpt.spark.job import Started
 from tests.jobs.harness import NEVER, Bench, Launch, Row, eventually
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ def test_a_memory_sink_runs(bench: Bench) -> None:
 
 def _await_batch(bench: Bench, launch: Launch, batch: int) -> None:
     """Wait for the commit of a batch of this launch (the choice of the one before is on record, too)."""
-    eventually("the query starts", lambda: len(launch.events) > 1, unless=launch.check)
+    eventually("the query starts", lambda: bool(launch.of(Started)), unless=launch.check)
     location = CheckpointLocation(bench.live())
     eventually(
         f"batch {batch} commits",
