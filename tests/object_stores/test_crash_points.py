@@ -10,7 +10,7 @@ from tests.object_stores.lives import CARRIED_OUT, TROUBLES, BucketLife, every
 from tests.object_stores.stores import AmazonStore, DisturbedStore
 
 #: Of the requests of a part `make test` takes each so-manieth, beginning elsewhere for each trouble.
-STEP = 40
+STEP = 60
 PARTS = (0, 1, 2)
 
 

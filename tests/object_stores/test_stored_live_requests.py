@@ -18,7 +18,7 @@ from tests.spark.stored_lives import Life
 from tests.spark.stored_starts import Promised, Start
 
 #: Of the requests `make test` takes each so-manieth, beginning elsewhere for each trouble.
-STEP = 401
+STEP = 601
 
 
 class LifeOnTheWire:

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     ("query", "variant"),
     [
         ("stateless", "hdfs"),
-        ("aggregation", "hdfs"),
+        pytest.param("aggregation", "hdfs", marks=pytest.mark.slow),
         pytest.param("chained", "rocks+changelog", marks=pytest.mark.exhaustive),
-        pytest.param("join", "rocks", marks=pytest.mark.slow),
+        pytest.param("join", "rocks", marks=pytest.mark.exhaustive),
     ],
 )
 def test_naive_copy_loses_batches_silently_where_a_capture_does_not(
@@ -77,7 +77,7 @@ def test_naive_copy_under_state_format_v2_does_not_even_start(spark: SparkSessio
         job.run(naive)
 
 
-@pytest.mark.parametrize("variant", ["hdfs", "rocks-v2+changelog"])
+@pytest.mark.parametrize("variant", [pytest.param("hdfs", marks=pytest.mark.slow), "rocks-v2+changelog"])
 def test_in_flight_batch_replays_exactly_the_planned_rows(spark: SparkSession, tmp_path: Path, variant: str) -> None:
     write_input(tmp_path / "in", range(12))
     job = Job(spark, "aggregation", VARIANTS[variant] | EAGER, tmp_path / "in")
@@ -126,7 +126,7 @@ def test_completed_query_goes_on_with_new_data(spark: SparkSession, tmp_path: Pa
     assert restored == {batch: expected[batch] for batch in (5, 6, 7)}
 
 
-@pytest.mark.parametrize("variant", ["rocks", "rocks-v2+changelog"])
+@pytest.mark.parametrize("variant", [pytest.param("rocks", marks=pytest.mark.slow), "rocks-v2+changelog"])
 def test_every_retained_batch_can_be_captured_late(spark: SparkSession, tmp_path: Path, variant: str) -> None:
     """With offset log v2, and with batch 0: Spark's default keeps the last hundred batches."""
     write_input(tmp_path / "in", range(6))
@@ -181,7 +181,8 @@ def test_asynchronous_progress_restarts_from_the_last_durable_batch(spark: Spark
     assert rows == 8 * (40 - read_by_then)
 
 
-@pytest.mark.parametrize("variant", ["rocks", pytest.param("rocks-v2+changelog", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", ["rocks", pytest.param("rocks-v2+changelog", marks=pytest.mark.exhaustive)])
 def test_offline_repartition(spark: SparkSession, tmp_path: Path, variant: str) -> None:
     """It leaves the operator's metadata with the old number of partitions."""
     job = Job(spark, "aggregation", VARIANTS[variant], tmp_path / "in")

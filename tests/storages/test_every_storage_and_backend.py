@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 _DAYS = 16
 #: Each storage that outlives its driver. The backends take turns; each of them is restored from memory below.
 _PAIRS = [("filesystem", "rocksdb-full"), ("jobmanager", "hashmap"), ("custom", "custom")]
+#: One of each provider; the others are restored from memory as `slow`.
+_BY_DEFAULT = {"hashmap", "rocksdb-incremental"}
 
 
 @pytest.mark.integration
@@ -62,7 +64,10 @@ def test_where_the_storage_outlives_the_driver_it_is_killed_and_resumes_exact(
     assert whole == (kind == "jobmanager")
 
 
-@pytest.mark.parametrize("backend", sorted(BACKENDS))
+@pytest.mark.parametrize(
+    "backend",
+    [pytest.param(name, marks=() if name in _BY_DEFAULT else pytest.mark.slow) for name in sorted(BACKENDS)],
+)
 def test_where_it_does_not_a_failing_query_restarts_inside_the_run_exact(
     spark: SparkSession, tmp_path: Path, backend: str
 ) -> None:
