@@ -54,7 +54,7 @@ def choose_live(job: StreamingJob, spark: SparkSession, directory: Path) -> tupl
     local = LocalLive(directory / LOCATION)
     store, master = job.filesystem.copies, str(spark.sparkContext.master)
     if (why := _why_on_a_disk(job, master)) is not None or store is None:
-        return local, LiveLocationChosen(local.url, f"{why}")
+        return local, LiveLocationChosen(local.url, why)
     scheme = job.filesystem.url.partition("://")[0]
     connector = connector_of(spark, scheme)
     if connector is None:

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-# Every variant but the last by default; as `slow` every query, and every variant with one query. What a restore makes of
-# the other pairs is shown by the rollback matrix.
+# Every variant but the last by default; as `slow` every query, and every variant with one query. The rollback matrix
+# shows what a restore makes of the other pairs.
 _BY_DEFAULT = {
     ("stateless", "hdfs"),
     ("aggregation", "rocks-v2"),
