@@ -13,7 +13,6 @@ from py4j.protocol import Py4JJavaError
 
 from dagster_ckpt.config.live_location import LiveLocationPlace
 from dagster_ckpt.errors import InvalidConfiguration
-from dagster_ckpt.filesystem import FileSystem
 from dagster_ckpt.spark.job import LiveLocationChosen, StreamingJob
 from dagster_ckpt.spark.live import LOCATION, LiveLocation, LocalLive
 
@@ -52,8 +51,11 @@ def choose_live(job: StreamingJob, spark: SparkSession, directory: Path) -> tupl
     """
     refuse_impossible(job)
     local = LocalLive(directory / LOCATION)
-    store, master = job.filesystem.copies, str(spark.sparkContext.master)
-    if (why := _why_on_a_disk(job, master)) is not None or store is None:
+    if (store := job.filesystem.copies) is None:
+        none = f"{job.filesystem.url} is no storage that Spark could keep it in (gs:// is)"
+        return local, LiveLocationChosen(local.url, f"live_location is {job.live_location.value}, and {none}")
+    master = str(spark.sparkContext.master)
+    if (why := _why_on_a_disk(job, master)) is not None:
         return local, LiveLocationChosen(local.url, why)
     scheme = job.filesystem.url.partition("://")[0]
     connector = connector_of(spark, scheme)
@@ -90,14 +92,11 @@ def connector_of(spark: SparkSession, scheme: str) -> str | None:
 
 def _why_on_a_disk(job: StreamingJob, master: str) -> str | None:
     """Why the live location lies on a disk whatever Spark reaches; ``None`` when that matters."""
-    filesystem: FileSystem = job.filesystem
     match job.live_location:
         case LiveLocationPlace.LOCAL:
             return "live_location is local"
         case LiveLocationPlace.STORAGE:
             return None
-    if filesystem.copies is None:
-        return f"live_location is auto, and {filesystem.url} is no storage that Spark could keep it in (gs:// is)"
     if master.startswith("local"):
         return f"live_location is auto, and Spark's executors are on this machine ({master})"
     if job.shares_disk:
