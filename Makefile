@@ -36,7 +36,7 @@ test-integration: $(STAMP) ## the slow tests and those that need a daemon, a clu
 	@$(BIN)/python -m tests.fake_gcs_server
 	$(BIN)/python -m pytest -m "(slow or integration) and not exhaustive" $(SIDE_BY_SIDE)
 
-test-exhaustive: $(STAMP) ## what the fast tests try at some points, at every point
+test-exhaustive: $(STAMP) ## what the other tests try at some points, at every point
 	@tools/require-java
 	$(BIN)/python -m pytest -m exhaustive $(SIDE_BY_SIDE)
 
