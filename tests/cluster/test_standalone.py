@@ -86,6 +86,7 @@ def test_an_executor_and_then_the_driver_are_killed(cluster: Cluster, tmp_path: 
         catalog.verify(metadata)
 
 
+@pytest.mark.exhaustive  # salvages are many, on one machine
 def test_a_driver_killed_in_a_batch_is_salvaged(tmp_path: Path) -> None:
     """Without a cluster, and with its live location kept: no committed batch is computed again."""
     shared = Shared(tmp_path / "shared")

@@ -37,6 +37,7 @@ def test_retained_checkpoints_are_gone_on_from_after_a_cancellation(watch: Calla
     job.pipeline.assert_exact()
 
 
+@pytest.mark.exhaustive  # what the sink refuses is also told without Dagster
 def test_after_a_deletion_the_next_start_is_refused_by_the_sink_that_has_data(watch: Callable[[str], JobWatch]) -> None:
     job = watch("deleted")
     first = _cancel_mid_batch(job)

@@ -23,7 +23,11 @@ if TYPE_CHECKING:
 
 _DAYS = 16
 #: Each storage that outlives its driver. The backends take turns; each of them is restored from memory below.
-_PAIRS = [("filesystem", "rocksdb-full"), ("jobmanager", "hashmap"), ("custom", "custom")]
+_PAIRS = [
+    ("filesystem", "rocksdb-full"),
+    ("jobmanager", "hashmap"),
+    pytest.param("custom", "custom", marks=pytest.mark.exhaustive),
+]
 #: One of each provider; the others are restored from memory as `slow`.
 _BY_DEFAULT = {"hashmap", "rocksdb-incremental"}
 

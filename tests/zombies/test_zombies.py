@@ -30,7 +30,13 @@ EARLY, LATE = "before it has come to the zombie's batch", "when it is past the z
 
 
 @pytest.mark.parametrize(
-    ("sink", "woken"), [(FILE, EARLY), (FILE, LATE), (TRANSACTIONAL, LATE), (FOREACH_BATCH, EARLY)]
+    ("sink", "woken"),
+    [
+        (FILE, EARLY),
+        (FILE, LATE),
+        (TRANSACTIONAL, LATE),
+        pytest.param(FOREACH_BATCH, EARLY, marks=pytest.mark.exhaustive),
+    ],
 )
 def test_a_zombie_changes_nothing(sink: str, woken: str, tmp_path: Path) -> None:
     assert shutil.which("unshare"), "unshare (package util-linux) is needed to drive as if from another host"
