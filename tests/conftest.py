@@ -24,6 +24,13 @@ hypothesis.settings.load_profile("unhurried")
 
 set_up_jvms()
 
+#: Directories whose files take minutes: what begins last would leave the other workers with nothing to do.
+_LONG = frozenset({"cluster", "matrix", "orchestration", "storages", "stored_live", "zombies"})
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.path.parent.name not in _LONG)
+
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
