@@ -60,7 +60,7 @@ def jar(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return connector_jar(tmp_path_factory.mktemp("ivy"))
 
 
-@pytest.fixture(scope="module", params=["ours", "fake-gcs-server"])
+@pytest.fixture(scope="module", params=[pytest.param("ours", marks=pytest.mark.exhaustive), "fake-gcs-server"])
 def server(request: pytest.FixtureRequest) -> Iterator[BucketServer]:
     if request.param == "ours":
         with GcsServer() as ours:
@@ -127,6 +127,7 @@ def test_our_file_system_and_the_connector_see_the_same(told: Told) -> None:
     assert told.bucket.read(f"{DIRECTORY}/new/{LARGE}") == large_content()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("server", ["ours"], indirect=True)  # the other one keeps no record
 def test_our_server_knows_all_the_connector_asks_for(told: Told) -> None:
     assert isinstance(told.server, GcsServer)

@@ -70,6 +70,7 @@ def test_a_batch_that_kills_its_driver_ends_the_job_after_as_many_runs(watch: Ca
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_query_that_fails_twice_and_then_succeeds_is_exact(watch: Callable[[str], JobWatch]) -> None:
     job = watch("hiccups")
     job.pipeline.land(2)

@@ -55,6 +55,7 @@ def test_a_killed_run_is_resumed_exactly_without_its_live_location(watch: Callab
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_run_whose_jvm_is_killed_fails_and_is_resumed(watch: Callable[[str], JobWatch]) -> None:
     job = watch("lost_jvm")
     job.pipeline.land(2)

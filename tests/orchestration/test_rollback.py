@@ -13,6 +13,7 @@ from tests.orchestration.watch import JobWatch
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
+@pytest.mark.exhaustive  # the same without Dagster is among the fast tests
 def test_a_crash_after_a_rollback_does_not_come_back_to_abandoned_checkpoints(watch: Callable[[str], JobWatch]) -> None:
     job = watch("rolled_back")
     job.pipeline.land(1)

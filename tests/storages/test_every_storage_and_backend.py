@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _DAYS = 16
 #: Each storage that outlives its driver. The backends take turns; each of them is restored from memory below.
 _PAIRS = [
-    ("filesystem", "rocksdb-full"),
+    pytest.param("filesystem", "rocksdb-full", marks=pytest.mark.exhaustive),
     ("jobmanager", "hashmap"),
     pytest.param("custom", "custom", marks=pytest.mark.exhaustive),
 ]

@@ -38,6 +38,7 @@ def server() -> Iterator[GcsServer]:
         yield running
 
 
+@pytest.mark.exhaustive
 def test_killed_and_gone_on_with_exactly_from_the_bucket_alone(
     server: GcsServer, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
