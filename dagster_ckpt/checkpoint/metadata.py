@@ -62,9 +62,9 @@ class FileEntry:
             return {
                 "path": self.path,
                 "size": self.size,
-                "crc32c": self.stored.crc32c,
+                **({} if self.stored.crc32c is None else {"crc32c": self.stored.crc32c}),
                 **({} if self.stored.md5 is None else {"md5": self.stored.md5}),
-                "generation": self.stored.generation,
+                "version": self.stored.version,
                 "file": self.reference,
             }
         entry: dict[str, Json] = {"path": self.path, "size": self.size, "sha256": self.sha256}
@@ -94,10 +94,10 @@ class FileEntry:
             if name is not None and (".." in parts or name.startswith("/")):
                 raise ValueError(f"{name} leaves the checkpoint")
         size, offset = int(entry["size"]), entry.get("offset")
-        if "crc32c" in entry:
+        if "version" in entry:
             if reference is None or offset is not None or "sha256" in entry:
                 raise ValueError(f"{path} is a copy, and such a file lies whole under a name of its own")
-            stored = Stored(size, int(entry["generation"]), entry["crc32c"], entry.get("md5"))
+            stored = Stored(size, str(entry["version"]), entry.get("crc32c"), entry.get("md5"))
             return cls(path, size, None, reference=reference, stored=stored)
         return cls(path, size, entry["sha256"], inline, reference, None if offset is None else int(offset))
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from dagster_ckpt.checkpoint.metadata import FileEntry
 from dagster_ckpt.errors import CheckpointFileChanged, CheckpointFileMissing, CorruptCheckpoint
 from dagster_ckpt.filesystem import FileSystem, Part, Stored, Written
-from dagster_ckpt.filesystem.server_side import crc32c_of
+from dagster_ckpt.filesystem.server_side import crc32c_of, md5_of
 
 __all__ = ["BrokenFile", "compared_copy", "gone", "read_files"]
 
@@ -71,7 +71,7 @@ def read_files(
             if local is None:
                 local = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dagster-ckpt-verify-"))) / "file"
             storage.fetch(path, local)
-            found = Stored(local.stat().st_size, stored.generation, crc32c_of(local))
+            found = Stored(local.stat().st_size, stored.version, crc32c_of(local), md5_of(local))
         broken[file.path] = compared_copy(file, found, f"{storage.url}/{path}")
 
     def read_pack(reference: str) -> None:

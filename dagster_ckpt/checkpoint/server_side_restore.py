@@ -41,7 +41,7 @@ def copy_files(
         path = catalog.stored_path(metadata, file.reference or "")
         where = f"{catalog.filesystem.url}/{path}"
         try:
-            # Not of the generation on record: a job's directory can be copied elsewhere, and still restores.
+            # Not of the version on record: a job's directory can be copied elsewhere, and still restores.
             made = store.copy(Copy(path, None, f"{directory}/{file.path}"))
         except FileNotFoundError:
             return gone(file, where)

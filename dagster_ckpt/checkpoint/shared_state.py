@@ -17,7 +17,7 @@ from dagster_ckpt.checkpoint.compaction import mostly_dead
 from dagster_ckpt.checkpoint.data_files import DataFiles
 from dagster_ckpt.checkpoint.layout import CHECKPOINT_SHARED_STATE_DIR
 from dagster_ckpt.checkpoint.metadata import CheckpointMetadata, FileEntry
-from dagster_ckpt.checkpoint.snapshot import PinnedFile, Snapshot
+from dagster_ckpt.checkpoint.snapshot import Identity, PinnedFile, Snapshot
 from dagster_ckpt.errors import CheckpointFailure
 from dagster_ckpt.filesystem import FileSystem, Part, Stopped, Stored, Written
 
@@ -61,7 +61,7 @@ class SharedState:
         self._retained: Sequence[CheckpointMetadata] = ()
         self._in_flight: dict[int, frozenset[str]] = {}
         self._written: dict[int, DataFiles] = {}
-        self._by_identity: dict[tuple[str, tuple[int, ...]], FileEntry] = {}
+        self._by_identity: dict[tuple[str, Identity], FileEntry] = {}
         self._by_content: dict[tuple[str, int, str], FileEntry] = {}
         self._sizes: set[tuple[str, int]] = set()
         self._pack_sizes: dict[str, int] = {}
@@ -257,7 +257,7 @@ class SharedState:
         store = self._filesystem.copies
         return store is not None and store.stored(path).is_same_content(entry.stored)
 
-    def know(self, files: Iterable[tuple[FileEntry, tuple[int, ...]]]) -> None:
+    def know(self, files: Iterable[tuple[FileEntry, Identity]]) -> None:
         """The live objects of these identities were copied from these entries, and need not be copied back.
 
         Those that no retained checkpoint of this lineage has are not heeded.

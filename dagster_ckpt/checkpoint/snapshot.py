@@ -13,13 +13,14 @@ from typing import TypeAlias
 
 from dagster_ckpt.errors import CaptureIncomplete
 from dagster_ckpt.filesystem import ServerSide, Stored
-from dagster_ckpt.filesystem.server_side import crc32c_of
 
-__all__ = ["Json", "PinnedFile", "Snapshot", "StoredSource"]
+__all__ = ["Identity", "Json", "PinnedFile", "Snapshot", "StoredSource"]
 
 _NEXT_BATCH = "Nothing was kept of this attempt; the next committed batch can be captured."
 
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
+#: What tells a file from any other that had, or will have, its name.
+Identity: TypeAlias = tuple[int | str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +44,10 @@ class StoredSource:
             CaptureIncomplete: it is gone, or another one.
         """
         try:
-            data = self.copies.read_stored(self.path, self.of.generation)
+            data = self.copies.read_stored(self.path, self.of.version)
         except FileNotFoundError as error:
             raise self._vanished() from error
-        if (len(data), crc32c_of(data)) != (self.of.size, self.of.crc32c):
+        if not self.of.is_of(data):
             raise self._misread()
         return data
 
@@ -88,7 +89,7 @@ class PinnedFile:
     path: str
     local: str
     size: int
-    identity: tuple[int, ...] | None = None
+    identity: Identity | None = None
     recurs: bool = True
     source: StoredSource | None = None
 

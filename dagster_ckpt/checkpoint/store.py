@@ -24,7 +24,7 @@ from dagster_ckpt.checkpoint.pins import Pins
 from dagster_ckpt.checkpoint.recorded_savepoints import RecordedSavepoint, RecordedSavepoints
 from dagster_ckpt.checkpoint.savepoints import dispose_claimed, write_savepoint
 from dagster_ckpt.checkpoint.shared_state import DEFAULT_INLINE_THRESHOLD, SharedState
-from dagster_ckpt.checkpoint.snapshot import Snapshot
+from dagster_ckpt.checkpoint.snapshot import Identity, Snapshot
 from dagster_ckpt.checkpoint.sweeping import sweep
 from dagster_ckpt.config.retention import AnyOf, KeepPinned, RetentionPolicy, decide
 from dagster_ckpt.errors import CheckpointFailure, CheckpointNotFound, CorruptCheckpoint, PublishUnknown
@@ -168,7 +168,7 @@ class CompletedCheckpointStore:
         """The epoch this store writes under."""
         return self._claim.epoch
 
-    def know(self, files: Iterable[tuple[FileEntry, tuple[int, ...]]]) -> None:
+    def know(self, files: Iterable[tuple[FileEntry, Identity]]) -> None:
         """The live location's objects of these identities were copied from these stored files, see ``SharedState``."""
         self._shared.know(files)
 

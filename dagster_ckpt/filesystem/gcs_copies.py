@@ -37,13 +37,13 @@ class GcsServerSide(ObjectFileSystem, ServerSide):
         found = dict(self._all_below(path))
         return {name: stored for name, stored in found.items() if name and not name.endswith("/")}
 
-    def read_stored(self, path: str, generation: int, part: Part | None = None) -> bytes:
+    def read_stored(self, path: str, version: str, part: Part | None = None) -> bytes:
         key = self._key(path)
         headers = {"Range": f"bytes={part.offset}-{part.offset + part.size - 1}"} if part is not None else {}
         with self._errors(f"read {self._shown(path)}"):
             _, data = self._await(
                 lambda client: client._call(  # noqa: SLF001
-                    "GET", _OBJECT, self.bucket, key, alt="media", generation=generation, headers=headers
+                    "GET", _OBJECT, self.bucket, key, alt="media", generation=version, headers=headers
                 )
             )
         return bytes(data)
@@ -121,7 +121,7 @@ class GcsServerSide(ObjectFileSystem, ServerSide):
                     target,
                     headers=_JSON,
                     ifGenerationMatch=0,
-                    ifSourceGenerationMatch=None if copy.of is None else copy.of.generation,
+                    ifSourceGenerationMatch=None if copy.of is None else copy.of.version,
                     maxBytesRewrittenPerCall=_MOST_AT_ONCE,
                     rewriteToken=token,
                     json_out=True,
@@ -148,4 +148,4 @@ class GcsServerSide(ObjectFileSystem, ServerSide):
 
 
 def _stored(about: Mapping[str, Any]) -> Stored:
-    return Stored(int(about["size"]), int(about["generation"]), about["crc32c"], about.get("md5Hash"))
+    return Stored(int(about["size"]), str(about["generation"]), about["crc32c"], about.get("md5Hash"))

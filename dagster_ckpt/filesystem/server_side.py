@@ -1,14 +1,15 @@
 """What a store can do with its objects by itself: tell what they are, and copy them, without their bytes coming here.
 
-An object is pinned by its path *and its generation*: whoever asks for both gets these very bytes or an error, whatever
-is written or deleted under the path meanwhile.
+An object is pinned by its path *and its version*: whoever asks for both gets these very bytes or an error, whatever is
+written or deleted under the path meanwhile.
 """
 
 from __future__ import annotations
 
 import base64
+import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,7 @@ import google_crc32c
 
 from dagster_ckpt.filesystem.port import Part, Stopped
 
-__all__ = ["Copy", "ServerSide", "Stored", "crc32c_of"]
+__all__ = ["Copy", "ServerSide", "Stored", "crc32c_of", "md5_of"]
 
 _CHUNK = 8 << 20
 
@@ -28,20 +29,31 @@ class Stored:
 
     Attributes:
         size: bytes.
-        generation: of the object; another one under the same path has another.
-        crc32c: of its bytes, in base64 as the store tells it.
-        md5: of its bytes, in base64; ``None`` for an object that was composed of others.
+        version: the store's name for these bytes under this path, that other bytes there do not have: the generation
+            in Google Cloud Storage, the ETag in S3 and Azure.
+        crc32c: of its bytes, in base64; ``None`` where the store does not tell it.
+        md5: of its bytes, in base64; ``None`` where the store does not tell it.
     """
 
     size: int
-    generation: int
-    crc32c: str
+    version: str
+    crc32c: str | None = None
     md5: str | None = None
 
     def is_same_content(self, other: Stored) -> bool:
         """Whether these are the same bytes, as far as checksums tell."""
-        same = (self.size, self.crc32c) == (other.size, other.crc32c)
-        return same and (self.md5 is None or other.md5 is None or self.md5 == other.md5)
+        pairs = [(self.crc32c, other.crc32c), (self.md5, other.md5)]
+        known = [mine == its for mine, its in pairs if mine is not None and its is not None]
+        return self.size == other.size and bool(known) and all(known)
+
+    def is_of(self, data: Path | bytes) -> bool:
+        """Whether a local file, or bytes, are what the store says it holds, as far as it tells."""
+        size = len(data) if isinstance(data, bytes) else data.stat().st_size
+        if size != self.size:
+            return False
+        if self.crc32c is not None:
+            return crc32c_of(data) == self.crc32c
+        return self.md5 is None or md5_of(data) == self.md5
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +86,8 @@ class ServerSide(ABC):
         """Every object below a directory, however deep, by its path relative to that."""
 
     @abstractmethod
-    def read_stored(self, path: str, generation: int, part: Part | None = None) -> bytes:
-        """The bytes of this generation, or of a part; raises ``FileNotFoundError`` when it is gone or another one."""
+    def read_stored(self, path: str, version: str, part: Part | None = None) -> bytes:
+        """The bytes of this version, or of a part; raises ``FileNotFoundError`` when it is gone or another one."""
 
     @abstractmethod
     def copy(self, copy: Copy) -> Stored:
@@ -116,17 +128,30 @@ class ServerSide(ABC):
         with target.open("xb") as writer:
             for offset in range(0, of.size, _CHUNK):
                 part = Part(offset, min(_CHUNK, of.size - offset))
-                writer.write(self.read_stored(path, of.generation, part))
-        return (target.stat().st_size, crc32c_of(target)) == (of.size, of.crc32c)
+                writer.write(self.read_stored(path, of.version, part))
+        return of.is_of(target)
 
 
 def crc32c_of(data: Path | bytes) -> str:
     """The CRC32C of a local file or of bytes, in base64 as stores tell it."""
     checksum = 0
-    if isinstance(data, bytes):
-        checksum = google_crc32c.value(data)
-    else:
-        with data.open("rb") as reader:
-            while chunk := reader.read(_CHUNK):
-                checksum = google_crc32c.extend(checksum, chunk)
+    for chunk in _chunks(data):
+        checksum = google_crc32c.extend(checksum, chunk)
     return base64.b64encode(checksum.to_bytes(4, "big")).decode("ascii")
+
+
+def md5_of(data: Path | bytes) -> str:
+    """The MD5 of a local file or of bytes, in base64 as stores tell it."""
+    digest = hashlib.md5(usedforsecurity=False)
+    for chunk in _chunks(data):
+        digest.update(chunk)
+    return base64.b64encode(digest.digest()).decode("ascii")
+
+
+def _chunks(data: Path | bytes) -> Iterator[bytes]:
+    if isinstance(data, bytes):
+        yield data
+        return
+    with data.open("rb") as reader:
+        while chunk := reader.read(_CHUNK):
+            yield chunk

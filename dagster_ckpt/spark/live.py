@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
     from dagster_ckpt.checkpoint.epochs import Choice
     from dagster_ckpt.checkpoint.metadata import CheckpointMetadata, FileEntry
+    from dagster_ckpt.checkpoint.snapshot import Identity
     from dagster_ckpt.filesystem import FileSystem
 
 __all__ = ["LiveLocation", "LocalLive", "recorded_live"]
@@ -80,7 +81,7 @@ class LiveLocation(ABC):
         """Its logs as local files, which may be changed while no query uses it; the changes are there afterwards."""
 
     @abstractmethod
-    def copied_from(self) -> list[tuple[FileEntry, tuple[int, ...]]]:
+    def copied_from(self) -> list[tuple[FileEntry, Identity]]:
         """Which stored files its objects were copied from, with their identities."""
 
     @abstractmethod
@@ -140,7 +141,7 @@ class LocalLive(LiveLocation):
     def edited(self) -> Iterator[Path]:
         yield self.path
 
-    def copied_from(self) -> list[tuple[FileEntry, tuple[int, ...]]]:
+    def copied_from(self) -> list[tuple[FileEntry, Identity]]:
         return []
 
     def abandon(self) -> None:

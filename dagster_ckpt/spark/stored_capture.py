@@ -1,7 +1,7 @@
 """Pinning what a restart after one committed batch needs, where the live location is in the storage.
 
-The location is listed once, with the generation of every object. Logs are read and written down here, they are small.
-The files of state stores are pinned by their generations and stay where they are: only what names other files is read.
+The location is listed once, with the version of every object. Logs are read and written down here, they are small.
+The files of state stores are pinned by their versions and stay where they are: only what names other files is read.
 Spark may delete a pinned object before it is copied; then the attempt is dropped, as when it was gone before the pin.
 """
 
@@ -78,7 +78,7 @@ class _StoredCapture(Capture):
         return PinnedFile(key, str(local), source.of.size, identity, not key.startswith(ONE_BATCH))
 
     def _reader(self, path: str) -> StoreReader:
-        # Nothing has to be brought here to stay as it is: the generation does that.
+        # Nothing has to be brought here to stay as it is: the version does that.
         return StoreReader(
             pin=Path,
             snapshot_members=lambda name: self._listed.parsed_head(f"{path}/{name}", snapshot_members),

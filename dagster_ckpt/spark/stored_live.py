@@ -15,6 +15,7 @@ from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
 from dagster_ckpt.checkpoint.layout import CHECKPOINT_TASK_OWNED_STATE_DIR
 from dagster_ckpt.checkpoint.metadata import CheckpointMetadata, FileEntry
 from dagster_ckpt.checkpoint.server_side_restore import copy_files
+from dagster_ckpt.checkpoint.snapshot import Identity
 from dagster_ckpt.filesystem import Copy, FileSystem, ServerSide
 from dagster_ckpt.spark.live import BEGUN, LOCATION, LiveLocation
 from dagster_ckpt.spark.restore import prepare_location
@@ -51,7 +52,7 @@ class StoredLive(LiveLocation):
         self._store = store
         self._directory = directory
         self._above = directory.rpartition("/")[0]
-        self._copied: list[tuple[FileEntry, tuple[int, ...]]] = []
+        self._copied: list[tuple[FileEntry, Identity]] = []
         #: For edits: what it has read of logs it need not read again.
         self._logs = StoredCheckpointLocation(filesystem, store, directory)
 
@@ -128,7 +129,7 @@ class StoredLive(LiveLocation):
         for path in sorted(changed, key=lambda path: path.startswith(_PLANS)):
             self._filesystem.replace(f"{self._directory}/{path}", after[path])
 
-    def copied_from(self) -> list[tuple[FileEntry, tuple[int, ...]]]:
+    def copied_from(self) -> list[tuple[FileEntry, Identity]]:
         return self._copied
 
     def abandon(self) -> None:

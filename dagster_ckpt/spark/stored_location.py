@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
-from dagster_ckpt.checkpoint.snapshot import StoredSource
+from dagster_ckpt.checkpoint.snapshot import Identity, StoredSource
 from dagster_ckpt.filesystem import FileSystem, Part, ServerSide, Stored
 from dagster_ckpt.spark.checkpoint_location import CheckpointLocation, parse_query_id
 from dagster_ckpt.spark.rocksdb_files import UnreadableStateFile
@@ -54,9 +54,9 @@ class StoredCheckpointLocation(CheckpointLocation):
         self.filesystem = filesystem
         self.store = store
         self.directory = directory
-        #: By path and generation, so that they are right for as long as they are asked for.
-        self.read_before: dict[tuple[str, int], bytes] = {}
-        self.parsed_before: dict[tuple[str, int], Any] = {}
+        #: By path and version, so that they are right for as long as they are asked for.
+        self.read_before: dict[tuple[str, str], bytes] = {}
+        self.parsed_before: dict[tuple[str, str], Any] = {}
 
     #: A look is a few requests, each of which costs time and money.
     look_every = 0.25
@@ -93,7 +93,7 @@ class StoredCheckpointLocation(CheckpointLocation):
 
 
 class ListedLocation(StoredCheckpointLocation):
-    """A stored checkpointLocation as one listing shows it; what is read of it is of the generations listed.
+    """A stored checkpointLocation as one listing shows it; what is read of it is of the versions listed.
 
     Args:
         of: the location.
@@ -103,7 +103,7 @@ class ListedLocation(StoredCheckpointLocation):
         super().__init__(of.filesystem, of.store, of.directory, of.providers)
         self.read_before, self.parsed_before = of.read_before, of.parsed_before
         self.objects = of.store.stored_below(of.directory)
-        there = {(path, stored.generation) for path, stored in self.objects.items()}
+        there = {(path, stored.version) for path, stored in self.objects.items()}
         for known in (self.read_before, self.parsed_before):
             for key in [key for key in known if key not in there]:
                 del known[key]
@@ -137,7 +137,7 @@ class ListedLocation(StoredCheckpointLocation):
             CaptureIncomplete: the listing does not have it, or it is gone since.
         """
         source = self.source(path)
-        key = (path, source.of.generation)
+        key = (path, source.of.version)
         data = self.read_before.get(key)
         if data is None:
             data = source.read()
@@ -153,7 +153,7 @@ class ListedLocation(StoredCheckpointLocation):
             UnreadableStateFile: it is not what its name says.
         """
         source = self.source(path)
-        key = (path, source.of.generation)
+        key = (path, source.of.version)
         if key not in self.parsed_before:
             self.parsed_before[key] = self._parse(source, parse)
         found: _T = self.parsed_before[key]
@@ -165,7 +165,7 @@ class ListedLocation(StoredCheckpointLocation):
             head = Path(scratch) / PurePosixPath(source.path).name
             if source.of.size > _HEAD and not head.name.endswith(".zip"):  # the list of a zip is at its end
                 try:
-                    head.write_bytes(self.store.read_stored(source.path, source.of.generation, Part(0, _HEAD)))
+                    head.write_bytes(self.store.read_stored(source.path, source.of.version, Part(0, _HEAD)))
                     return parse(head)
                 except (FileNotFoundError, UnreadableStateFile):
                     pass  # the whole of it decides
@@ -173,6 +173,6 @@ class ListedLocation(StoredCheckpointLocation):
             return parse(head)
 
 
-def stored_identity(stored: Stored) -> tuple[int, ...]:
+def stored_identity(stored: Stored) -> Identity:
     """What tells one object at a path from any other that lay there."""
-    return stored.generation, stored.size
+    return stored.version, stored.size

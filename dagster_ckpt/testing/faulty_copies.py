@@ -32,8 +32,8 @@ class FaultyCopies(ServerSide):
     def stored_below(self, path: str) -> Mapping[str, Stored]:
         return self._through("stored_below", path, lambda: self._inner.stored_below(path))
 
-    def read_stored(self, path: str, generation: int, part: Part | None = None) -> bytes:
-        return self._through("read_stored", path, lambda: self._inner.read_stored(path, generation, part))
+    def read_stored(self, path: str, version: str, part: Part | None = None) -> bytes:
+        return self._through("read_stored", path, lambda: self._inner.read_stored(path, version, part))
 
     def copy(self, copy: Copy) -> Stored:
         return self._through("copy", copy.target, lambda: self._inner.copy(copy))

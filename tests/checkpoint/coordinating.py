@@ -74,8 +74,8 @@ class Stream:
         snapshot = self.pins.snapshot(batch, state(batch))
         if self.vanishing:
             self.vanishing -= 1
-            # Pinned in a store by its generation, and deleted there before it is copied.
-            gone = StoredSource(CopyingMemory(), "gone", Stored(100, 1, "AAAAAA=="))
+            # pinned in a store by its version, and deleted there before it is copied.
+            gone = StoredSource(CopyingMemory(), "gone", Stored(100, "1", "AAAAAA=="))
             snapshot = replace(snapshot, files=(PinnedFile("state/gone.sst", "", 100, source=gone), *snapshot.files))
         return snapshot
 

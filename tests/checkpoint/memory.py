@@ -41,21 +41,21 @@ class CopyingMemory(MemoryFileSystem, ServerSide):
     def stored(self, path: str) -> Stored:
         data = self.read(path)
         md5 = base64.b64encode(hashlib.md5(data, usedforsecurity=False).digest()).decode()
-        return Stored(len(data), self.generations[path], crc32c_of(data), md5)
+        return Stored(len(data), str(self.generations[path]), crc32c_of(data), md5)
 
     def stored_below(self, path: str) -> Mapping[str, Stored]:
         below = f"{path}/"
         return {name.removeprefix(below): self.stored(name) for name in sorted(self.files) if name.startswith(below)}
 
-    def read_stored(self, path: str, generation: int, part: Part | None = None) -> bytes:
+    def read_stored(self, path: str, version: str, part: Part | None = None) -> bytes:
         data = self.read(path)
-        if self.generations[path] != generation:
+        if str(self.generations[path]) != version:
             raise FileNotFoundError(path)
         return data if part is None else data[part.offset : part.offset + part.size]
 
     def copy(self, copy: Copy) -> Stored:
         data = self.read(copy.source)
-        if copy.of is not None and self.generations[copy.source] != copy.of.generation:
+        if copy.of is not None and str(self.generations[copy.source]) != copy.of.version:
             raise FileNotFoundError(copy.source)
         if self.files.get(copy.target, data) != data:
             raise StorageError(f"{copy.target} exists already and holds something else.")

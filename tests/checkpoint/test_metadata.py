@@ -33,8 +33,8 @@ def entries(draw: st.DrawFn) -> FileEntry:
         return FileEntry(draw(names), len(data), digest, inline=data)
     size, offset = draw(st.integers(0, 2**60)), draw(st.none() | st.integers(0, 2**60))
     if draw(st.booleans()):
-        generation, md5 = draw(st.integers(1, 2**62)), draw(st.none() | st.just("1B2M2Y8AsgTpgAmY7PhCfg=="))
-        stored = Stored(size, generation, draw(st.sampled_from(["AAAAAA==", "yZRlqg=="])), md5)
+        md5 = draw(st.none() | st.just("1B2M2Y8AsgTpgAmY7PhCfg=="))
+        stored = Stored(size, draw(text), draw(st.sampled_from([None, "AAAAAA==", "yZRlqg=="])), md5)
         return FileEntry(draw(names), size, None, reference="../shared/" + draw(names), stored=stored)
     return FileEntry(draw(names), size, digest, reference="../shared/" + draw(names), offset=offset)
 
@@ -164,11 +164,11 @@ def test_only_files_that_their_store_copied_make_it_version_2(metadata: Checkpoi
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"offset": 3}, {"sha256": "00"}, {"file": None, "text": ""}, {"generation": "x"}, {"file": "../../b"}]
+    "wrong", [{"offset": 3}, {"sha256": "00"}, {"file": None, "text": ""}, {"text": ""}, {"file": "../../b"}]
 )
 def test_a_copy_lies_whole_under_a_name_of_its_own(wrong: dict[str, Any]) -> None:
-    entry = {"path": "a", "size": 1, "crc32c": "AAAAAA==", "generation": 7, "file": "../shared/a"}
-    assert FileEntry.from_json(entry).stored == Stored(1, 7, "AAAAAA==")
+    entry = {"path": "a", "size": 1, "crc32c": "AAAAAA==", "version": "7", "file": "../shared/a"}
+    assert FileEntry.from_json(entry).stored == Stored(1, "7", "AAAAAA==")
     with pytest.raises(ValueError, match=r"."):
         FileEntry.from_json({name: value for name, value in {**entry, **wrong}.items() if value is not None})
 

@@ -35,7 +35,7 @@ def test_what_the_store_says_of_an_object(bucket: GcsFileSystem, store: ServerSi
     assert found.md5
     bucket.replace("a/b c/ä", DATA[::-1])
     again = store.stored("a/b c/ä")
-    assert again.generation > found.generation
+    assert int(again.version) > int(found.version)
     assert not again.is_same_content(found)
     with pytest.raises(FileNotFoundError):
         store.stored("a/b c")
@@ -61,15 +61,15 @@ def test_a_pinned_generation_or_nothing(
 ) -> None:
     bucket.create("a", DATA)
     pinned = store.stored("a")
-    assert store.read_stored("a", pinned.generation) == DATA
-    assert store.read_stored("a", pinned.generation, Part(4, 5)) == DATA[4:9]
+    assert store.read_stored("a", pinned.version) == DATA
+    assert store.read_stored("a", pinned.version, Part(4, 5)) == DATA[4:9]
     assert store.fetch_stored("a", pinned, tmp_path / "a")
     assert (tmp_path / "a").read_bytes() == DATA
     assert store.copy(Copy("a", pinned, "copy")).is_same_content(pinned)
     assert bucket.read("copy") == DATA
     bucket.replace("a", DATA)  # the same bytes, and another object
     for ask in (
-        lambda: store.read_stored("a", pinned.generation),
+        lambda: store.read_stored("a", pinned.version),
         lambda: store.fetch_stored("a", pinned, tmp_path / "b"),
         lambda: store.copy(Copy("a", pinned, "other")),
         lambda: store.copy(Copy("gone", pinned, "other")),
@@ -120,7 +120,7 @@ def test_one_fault_that_passes_by_is_not_noticed(
     server.plan = once
     assert store.stored("live/a") == pinned
     assert store.stored_below("live") == {"a": pinned}
-    assert store.read_stored("live/a", pinned.generation) == DATA
+    assert store.read_stored("live/a", pinned.version) == DATA
     made = store.copy_many([Copy("live/a", pinned, f"copies/{number}") for number in range(3)])
     assert all(item.is_same_content(pinned) for item in made)
     assert [bucket.read(f"copies/{number}") for number in range(3)] == [DATA] * 3
@@ -153,7 +153,7 @@ def test_a_copy_of_other_bytes_is_refused(server: GcsServer, bucket: GcsFileSyst
     pinned = store.stored("a")
     server.put(BUCKET, "base/a", DATA[::-1])
     mistaken = store.stored("a")
-    wrong = type(pinned)(pinned.size, mistaken.generation, pinned.crc32c, pinned.md5)
+    wrong = type(pinned)(pinned.size, mistaken.version, pinned.crc32c, pinned.md5)
     with pytest.raises(StorageError, match="other bytes"):
         store.copy(Copy("a", wrong, "copy"))
 
