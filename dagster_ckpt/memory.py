@@ -9,6 +9,7 @@ from pathlib import Path, PurePosixPath
 
 from dagster_ckpt.errors import PublishConflict, StorageError
 from dagster_ckpt.filesystem import Entry, FileSystem, Part, Stopped, Written
+from dagster_ckpt.filesystem.port import unheard
 
 __all__ = ["MemoryFileSystem"]
 
@@ -53,8 +54,17 @@ class MemoryFileSystem(FileSystem):
             self._put(path, data)
         return _written(data)
 
-    def write_many(self, items: Sequence[tuple[str, Path | bytes]], stop: Callable[[], bool]) -> Sequence[Written]:
-        return [self.write(path, source, stop) for path, source in items]
+    def write_many(
+        self,
+        items: Sequence[tuple[str, Path | bytes]],
+        stop: Callable[[], bool],
+        told: Callable[[int], None] = unheard,
+    ) -> Sequence[Written]:
+        written = []
+        for path, source in items:
+            written.append(self.write(path, source, stop))
+            told(written[-1].size)
+        return written
 
     def sync_directories(self, paths: Iterable[str]) -> None:
         """Nothing here outlives the process anyway."""

@@ -52,15 +52,7 @@ def fake_gcs_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeGc
 @pytest.fixture(params=["ours", pytest.param("fake-gcs-server", marks=pytest.mark.integration)])
 def any_server(request: pytest.FixtureRequest) -> Iterator[BucketServer]:
     """Our server of gs:// and, in the integration tests, the other one, with one empty bucket."""
-    from dagster_ckpt.testing.gcs_server import GcsServer  # noqa: PLC0415 - for the tests of gs:// only
-    from tests.gcs import BUCKET  # noqa: PLC0415
+    from tests.gcs import serving  # noqa: PLC0415 - for the tests of gs:// only
 
-    if request.param == "ours":
-        with GcsServer() as ours:
-            ours.create_bucket(BUCKET)
-            yield ours
-        return
-    other: FakeGcsServer = request.getfixturevalue("fake_gcs_server")
-    other.empty()
-    other.create_bucket(BUCKET)
-    yield other
+    with serving(request.param, request) as server:
+        yield server

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Protocol
 
 import gcsfs.retry
 
 from dagster_ckpt.filesystem.gcs import GcsFileSystem
+from dagster_ckpt.testing.gcs_server import GcsServer
 
 if TYPE_CHECKING:
     import pytest
+
+    from tests.fake_gcs_server import FakeGcsServer
 
 BUCKET = "checkpoints"
 
@@ -37,6 +42,20 @@ class BucketServer(Protocol):
 def bucket_of(server: BucketServer, prefix: str = "base") -> GcsFileSystem:
     """What a job sees of the server's bucket."""
     return GcsFileSystem(BUCKET, prefix, {"endpoint_url": server.url, "token": "anon", "project": "tests"})
+
+
+@contextmanager
+def serving(which: str, request: pytest.FixtureRequest) -> Iterator[BucketServer]:
+    """``"ours"``, or the session's ``"fake-gcs-server"``, with one empty bucket."""
+    if which == "ours":
+        with GcsServer() as ours:
+            ours.create_bucket(BUCKET)
+            yield ours
+        return
+    other: FakeGcsServer = request.getfixturevalue("fake_gcs_server")
+    other.empty()
+    other.create_bucket(BUCKET)
+    yield other
 
 
 def answering_at_once(patch: pytest.MonkeyPatch) -> None:

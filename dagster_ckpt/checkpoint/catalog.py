@@ -32,6 +32,7 @@ from dagster_ckpt.errors import (
     StorageError,
 )
 from dagster_ckpt.filesystem import FileSystem, open_filesystem
+from dagster_ckpt.filesystem.port import unheard
 
 __all__ = ["CheckpointCatalog", "Newest", "references", "shared_in_use", "unreadable_id"]
 
@@ -341,8 +342,10 @@ class CheckpointCatalog:
         """
         self._read(metadata, None)
 
-    def materialize(self, metadata: CheckpointMetadata, target: Path) -> None:
+    def materialize(self, metadata: CheckpointMetadata, target: Path, told: Callable[[int], object] = unheard) -> None:
         """Write every file of a checkpoint below the new directory ``target``, verifying it on the way.
+
+        ``told`` is told the size of each, on several threads.
 
         Raises:
             CheckpointFileMissing: a file is gone; every broken file is named.
@@ -351,11 +354,11 @@ class CheckpointCatalog:
         target.mkdir(parents=True)
         for directory in {(target / file.path).parent for file in metadata.files}:
             directory.mkdir(parents=True, exist_ok=True)
-        self._read(metadata, target)
+        self._read(metadata, target, told)
 
-    def _read(self, metadata: CheckpointMetadata, target: Path | None) -> None:
+    def _read(self, metadata: CheckpointMetadata, target: Path | None, told: Callable[[int], object] = unheard) -> None:
         located = partial(self.stored_path, metadata)
-        if broken := read_files(self.storage_of(metadata), metadata.files, located, target):
+        if broken := read_files(self.storage_of(metadata), metadata.files, located, target, told):
             raise self.refusal(metadata, broken)
 
     def refusal(self, metadata: CheckpointMetadata, broken: Sequence[BrokenFile]) -> CorruptCheckpoint:

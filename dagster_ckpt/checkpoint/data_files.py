@@ -1,4 +1,4 @@
-"""Storing pinned files in one directory: great ones whole, small ones many to a stored file.
+"""Gauge pinned files in one directory: great ones whole, small ones many to a stored file.
 
 Every name is new, so nothing that is stored already can be hit.
 """
@@ -15,8 +15,9 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 from dagster_ckpt.checkpoint.metadata import FileEntry
-from dagster_ckpt.checkpoint.snapshot import PinnedFile
-from dagster_ckpt.errors import CaptureIncomplete, CheckpointFailure
+from dagster_ckpt.checkpoint.progress import Gauge
+from dagster_ckpt.checkpoint.snapshot import PinnedFile, vanished
+from dagster_ckpt.errors import CheckpointFailure
 from dagster_ckpt.filesystem import Copy, FileSystem, ServerSide, Written
 
 __all__ = ["DataFiles"]
@@ -35,10 +36,14 @@ class DataFiles:
         directory: where they go.
         prefix: before every name.
         referred_as: how a manifest refers to ``directory``: ``../shared/``, or nothing for its own directory.
+        storing: is told what is stored.
     """
 
-    def __init__(self, filesystem: FileSystem, directory: str, *, prefix: str = "", referred_as: str = "") -> None:
+    def __init__(
+        self, filesystem: FileSystem, directory: str, storing: Gauge, *, prefix: str = "", referred_as: str = ""
+    ) -> None:
         self._filesystem = filesystem
+        self._storing = storing
         self._directory = directory
         self._prefix = prefix
         self._referred_as = referred_as
@@ -77,13 +82,9 @@ class DataFiles:
                 copies.append(Copy(file.source.path, file.source.of, f"{self._directory}/{name}"))
         self._begun += [copy.target for copy in copies]
         try:
-            made = store.copy_many(copies, stop)
+            made = store.copy_many(copies, self._looking(stop), self._storing.add)
         except FileNotFoundError as error:
-            raise CaptureIncomplete(
-                f"What was pinned is gone before the store had copied it: {error}",
-                hint="The next committed batch can be captured. If it happens again and again, raise "
-                "spark.sql.streaming.minBatchesToRetain.",
-            ) from error
+            raise vanished(str(error)) from error
         return {
             path: FileEntry(path, stored.size, None, reference=f"{self._referred_as}{name}", stored=stored)
             for (path, name), stored in zip(names.items(), made, strict=True)
@@ -147,7 +148,16 @@ class DataFiles:
 
     def _write(self, items: Sequence[tuple[str, Path | bytes]], stop: Callable[[], bool]) -> Sequence[Written]:
         self._begun += [path for path, _ in items]
-        return self._filesystem.write_many(items, stop)
+        return self._filesystem.write_many(items, self._looking(stop), self._storing.add)
+
+    def _looking(self, stop: Callable[[], bool]) -> Callable[[], bool]:
+        """``stop``, which is asked between any two pieces of a file, so that progress is told between them, too."""
+
+        def asked() -> bool:
+            self._storing.look()
+            return stop()
+
+        return asked
 
     def _new_name(self, suffix: str) -> str:
         return f"{self._prefix}{uuid.uuid4().hex[:12]}-{suffix}"

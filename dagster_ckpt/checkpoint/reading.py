@@ -13,6 +13,7 @@ from pathlib import Path
 from dagster_ckpt.checkpoint.metadata import FileEntry
 from dagster_ckpt.errors import CheckpointFileChanged, CheckpointFileMissing, CorruptCheckpoint
 from dagster_ckpt.filesystem import FileSystem, Part, Stored, Written
+from dagster_ckpt.filesystem.port import unheard
 from dagster_ckpt.filesystem.server_side import crc32c_of, md5_of
 
 __all__ = ["BrokenFile", "compared_copy", "gone", "read_files"]
@@ -29,7 +30,11 @@ class BrokenFile:
 
 
 def read_files(
-    storage: FileSystem, files: Sequence[FileEntry], stored_path: Callable[[str], str], target: Path | None
+    storage: FileSystem,
+    files: Sequence[FileEntry],
+    stored_path: Callable[[str], str],
+    target: Path | None,
+    told: Callable[[int], object] = unheard,
 ) -> list[BrokenFile]:
     """Read files side by side; those that are broken, in the order of ``files``.
 
@@ -40,6 +45,7 @@ def read_files(
         files: what is to be read.
         stored_path: tells where in ``storage`` a reference of theirs leads.
         target: the directory below which each is written; it has their directories already. ``None`` to compare only.
+        told: is told the size of each file that has been read, on several threads.
 
     Raises:
         StorageError: the storage failed.
@@ -57,12 +63,14 @@ def read_files(
         try:
             if file.stored is not None:
                 read_copied(file, file.stored, path)
+                told(file.size)
                 return
             found = storage.checksum(path, part) if target is None else storage.fetch(path, target / file.path, part)
         except FileNotFoundError:
             broken[file.path] = gone(file, f"{storage.url}/{path}")
         else:
             broken[file.path] = _compared(file, found, f"{storage.url}/{path}")
+            told(file.size)
 
     def read_copied(file: FileEntry, stored: Stored, path: str) -> None:
         """One that its store had copied has no SHA-256: it is brought here whole, and its CRC32C taken."""
@@ -88,6 +96,7 @@ def read_files(
             broken[file.path] = _compared(file, _written(content), f"{storage.url}/{path}")
             if target is not None:
                 (target / file.path).write_bytes(content)
+            told(file.size)
 
     def read(item: FileEntry | str) -> None:
         if isinstance(item, FileEntry):
@@ -102,6 +111,7 @@ def read_files(
             broken[file.path] = _compared(file, _written(file.inline), "_metadata")
             if target is not None:
                 (target / file.path).write_bytes(file.inline)
+            told(file.size)
     with ThreadPoolExecutor(storage.concurrency, "dagster-ckpt-read") as pool:
         list(pool.map(read, [*alone, *packs]))
     return [item for file in files if (item := broken.get(file.path)) is not None]

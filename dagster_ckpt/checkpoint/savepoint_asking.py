@@ -78,7 +78,8 @@ def take_savepoint(
         )
     past = f" {', '.join(newest.passed_over)}, which is newer, is in quarantine." if newest.passed_over else ""
     report(f"No run is alive: copying {newest.metadata.reference}.{past}")
-    return TakenSavepoint.of(copy_to_savepoint(catalog, newest.metadata, storage, clock))
+    copy = copy_to_savepoint(catalog, newest.metadata, storage, clock, lambda progress: report(f"{progress}."))
+    return TakenSavepoint.of(copy)
 
 
 def _seconds(timeout: str) -> float:

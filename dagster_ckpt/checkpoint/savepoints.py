@@ -20,6 +20,7 @@ from dagster_ckpt.checkpoint.clock import Clock, iso
 from dagster_ckpt.checkpoint.data_files import DataFiles
 from dagster_ckpt.checkpoint.layout import METADATA_FILE_NAME, SAVEPOINT_DIR_PREFIX
 from dagster_ckpt.checkpoint.metadata import SAVEPOINT, CheckpointMetadata, FileEntry
+from dagster_ckpt.checkpoint.progress import CheckpointInProgress, Gauge
 from dagster_ckpt.checkpoint.records import encode_record, read_record
 from dagster_ckpt.checkpoint.shared_state import DEFAULT_INLINE_THRESHOLD, MAX_INLINE_BYTES, inline_entry
 from dagster_ckpt.checkpoint.snapshot import PinnedFile, Snapshot
@@ -33,6 +34,7 @@ from dagster_ckpt.errors import (
     PublishUnknown,
 )
 from dagster_ckpt.filesystem import FileSystem, open_filesystem
+from dagster_ckpt.filesystem.port import unheard
 
 __all__ = ["claimed_savepoint", "copy_to_savepoint", "dispose_claimed", "dispose_savepoint", "write_savepoint"]
 
@@ -53,6 +55,7 @@ def write_savepoint(
     job_id: str,
     snapshot: Snapshot,
     describe: Callable[[tuple[FileEntry, ...]], CheckpointMetadata],
+    storing: Gauge,
     *,
     inline_threshold: int = DEFAULT_INLINE_THRESHOLD,
     stop: Callable[[], bool] = lambda: False,
@@ -66,6 +69,7 @@ def write_savepoint(
         job_id: the lineage, whose first 6 digits are in the directory's name.
         snapshot: what is saved; the caller releases it.
         describe: makes the manifest for the entries of all files.
+        storing: is told how far it is.
         inline_threshold: files of at most this many bytes are kept in ``_metadata``, 1 MiB in all.
         stop: asked while data is written.
         seal: called before the publish; what it raises prevents it.
@@ -78,7 +82,8 @@ def write_savepoint(
             let it, unless the outcome of the publish is unknown; without ``_metadata`` it is no savepoint.
     """
     directory = new_savepoint_directory(storage, job_id, new_token)
-    files = DataFiles(storage, directory)
+    files = DataFiles(storage, directory, storing)
+    storing.begin(snapshot.size)
     settled = False
     try:
         metadata = describe(_store(files, snapshot, inline_threshold, stop))
@@ -98,12 +103,16 @@ def write_savepoint(
 
 
 def copy_to_savepoint(
-    catalog: CheckpointCatalog, checkpoint: CheckpointMetadata, storage: FileSystem, clock: Clock
+    catalog: CheckpointCatalog,
+    checkpoint: CheckpointMetadata,
+    storage: FileSystem,
+    clock: Clock,
+    tell: Callable[[CheckpointInProgress], object] = unheard,
 ) -> CheckpointMetadata:
     """Make a savepoint of a completed checkpoint, for a job that does not run.
 
     It keeps the id and epoch of the checkpoint: it is the same state. Every byte is verified on the way; they pass
-    through the temporary directory of this machine.
+    through the temporary directory of this machine. ``tell`` is told how far it is, when that takes long.
 
     Raises:
         CorruptCheckpoint: the checkpoint is not what was written.
@@ -134,7 +143,11 @@ def copy_to_savepoint(
         catalog.materialize(checkpoint, local)
         pinned = tuple(PinnedFile(file.path, str(local / file.path), file.size) for file in checkpoint.files)
         snapshot = Snapshot(checkpoint.batch, pinned, checkpoint.facts, checkpoint.sink, lambda: None)
-        return write_savepoint(storage, checkpoint.job_id, snapshot, describe)
+        number = checkpoint.checkpoint_id
+        storing = Gauge(
+            clock, lambda stored, total, seconds: tell(CheckpointInProgress(number, stored, total, seconds))
+        )
+        return write_savepoint(storage, checkpoint.job_id, snapshot, describe, storing)
 
 
 def dispose_savepoint(storage: FileSystem, directory: str) -> Sequence[str]:

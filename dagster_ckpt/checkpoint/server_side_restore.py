@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
 from dagster_ckpt.checkpoint.metadata import CheckpointMetadata, FileEntry
 from dagster_ckpt.checkpoint.reading import BrokenFile, compared_copy, gone
 from dagster_ckpt.filesystem import Copy, ServerSide, Stored
+from dagster_ckpt.filesystem.port import unheard
 
 __all__ = ["copy_files"]
 
@@ -19,6 +20,7 @@ def copy_files(
     metadata: CheckpointMetadata,
     files: Sequence[FileEntry],
     directory: str,
+    told: Callable[[int], object] = unheard,
 ) -> list[Stored]:
     """Copy files of a checkpoint below a fresh directory of the same storage; what each copy is.
 
@@ -30,6 +32,7 @@ def copy_files(
         metadata: the checkpoint.
         files: those of its files that the store had copied for it.
         directory: where they go.
+        told: is told the size of each, on several threads.
 
     Raises:
         CheckpointFileMissing: a file is gone; every broken file is named.
@@ -45,6 +48,7 @@ def copy_files(
             made = store.copy(Copy(path, None, f"{directory}/{file.path}"))
         except FileNotFoundError:
             return gone(file, where)
+        told(file.size)
         return compared_copy(file, made, where) or made
 
     if not files:

@@ -17,6 +17,7 @@ from dagster_ckpt.checkpoint.compaction import mostly_dead
 from dagster_ckpt.checkpoint.data_files import DataFiles
 from dagster_ckpt.checkpoint.layout import CHECKPOINT_SHARED_STATE_DIR
 from dagster_ckpt.checkpoint.metadata import CheckpointMetadata, FileEntry
+from dagster_ckpt.checkpoint.progress import Gauge
 from dagster_ckpt.checkpoint.snapshot import Identity, PinnedFile, Snapshot
 from dagster_ckpt.errors import CheckpointFailure
 from dagster_ckpt.filesystem import FileSystem, Part, Stopped, Stored, Written
@@ -114,11 +115,13 @@ class SharedState:
         if (files := self._written.get(number)) is not None:
             files.undo()
 
-    def store(self, number: int, snapshot: Snapshot, stop: Callable[[], bool]) -> tuple[tuple[FileEntry, ...], int]:
+    def store(
+        self, number: int, snapshot: Snapshot, stop: Callable[[], bool], storing: Gauge
+    ) -> tuple[tuple[FileEntry, ...], int]:
         """Store what no retained checkpoint has, and what is left of packs that are mostly dead.
 
         Returns the entries of all files, and the bytes that were written. Until :meth:`release` for the same
-        ``number``, nothing the entries refer to may be deleted.
+        ``number``, nothing the entries refer to may be deleted. ``storing`` is told how far it is.
 
         Raises:
             Stopped: ``stop()`` became true.
@@ -133,6 +136,7 @@ class SharedState:
         files = self._written[number] = DataFiles(
             self._filesystem,
             self._shared,
+            storing,
             prefix=f"{self._epoch:06}-",
             referred_as=f"../{CHECKPOINT_SHARED_STATE_DIR}/",
         )
@@ -162,6 +166,7 @@ class SharedState:
                 (to_pack if small and file.source is None else to_write).append(file)
         for file in self._moved(entries, snapshot):
             (to_pack if file.source is None else to_write).append(file)
+        storing.begin(sum(file.size for file in [*to_write, *to_pack]))
         new_bytes = inline_bytes
         for entry in [
             *files.write_whole(to_write, stop),

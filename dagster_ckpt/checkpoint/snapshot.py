@@ -14,7 +14,7 @@ from typing import TypeAlias
 from dagster_ckpt.errors import CaptureIncomplete
 from dagster_ckpt.filesystem import ServerSide, Stored
 
-__all__ = ["Identity", "Json", "PinnedFile", "Snapshot", "StoredSource"]
+__all__ = ["Identity", "Json", "PinnedFile", "Snapshot", "StoredSource", "vanished"]
 
 _NEXT_BATCH = "Nothing was kept of this attempt; the next committed batch can be captured."
 
@@ -46,7 +46,7 @@ class StoredSource:
         try:
             data = self.copies.read_stored(self.path, self.of.version)
         except FileNotFoundError as error:
-            raise self._vanished() from error
+            raise vanished(self.path) from error
         if not self.of.is_of(data):
             raise self._misread()
         return data
@@ -56,18 +56,12 @@ class StoredSource:
         try:
             whole = self.copies.fetch_stored(self.path, self.of, target)
         except FileNotFoundError as error:
-            raise self._vanished() from error
+            raise vanished(self.path) from error
         if not whole:
             raise self._misread()
 
     def _misread(self) -> CaptureIncomplete:
         return CaptureIncomplete(f"{self.path} was read with other bytes than it has.", hint=_NEXT_BATCH)
-
-    def _vanished(self) -> CaptureIncomplete:
-        return CaptureIncomplete(
-            f"{self.path} is not what was pinned any more: Spark has deleted or replaced it before it was read.",
-            hint=f"{_NEXT_BATCH} If it happens again and again, raise spark.sql.streaming.minBatchesToRetain.",
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,3 +118,11 @@ class Snapshot:
     def size(self) -> int:
         """Bytes of all files together."""
         return sum(file.size for file in self.files)
+
+
+def vanished(what: str) -> CaptureIncomplete:
+    """That an object which was pinned in its store is gone from there, or is another one."""
+    return CaptureIncomplete(
+        f"{what} is not what was pinned any more: Spark has deleted or replaced it before it was stored.",
+        hint=f"{_NEXT_BATCH} If it happens again and again, raise spark.sql.streaming.minBatchesToRetain.",
+    )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from dagster_ckpt.checkpoint.ancestry import for_retention
@@ -21,6 +21,7 @@ from dagster_ckpt.checkpoint.issuing import record_issued
 from dagster_ckpt.checkpoint.layout import METADATA_FILE_NAME, checkpoint_directory, shared_directory
 from dagster_ckpt.checkpoint.metadata import SAVEPOINT, CheckpointMetadata, FileEntry
 from dagster_ckpt.checkpoint.pins import Pins
+from dagster_ckpt.checkpoint.progress import CheckpointInProgress, Gauge
 from dagster_ckpt.checkpoint.recorded_savepoints import RecordedSavepoint, RecordedSavepoints
 from dagster_ckpt.checkpoint.savepoints import dispose_claimed, write_savepoint
 from dagster_ckpt.checkpoint.shared_state import DEFAULT_INLINE_THRESHOLD, SharedState
@@ -29,6 +30,7 @@ from dagster_ckpt.checkpoint.sweeping import sweep
 from dagster_ckpt.config.retention import AnyOf, KeepPinned, RetentionPolicy, decide
 from dagster_ckpt.errors import CheckpointFailure, CheckpointNotFound, CorruptCheckpoint, PublishUnknown
 from dagster_ckpt.filesystem import FileSystem, Stopped
+from dagster_ckpt.filesystem.port import unheard
 
 __all__ = ["CompletedCheckpointStore", "Dropped", "PendingCheckpoint"]
 
@@ -51,11 +53,13 @@ class PendingCheckpoint:
         number: its id.
         triggered_at: seconds since the epoch.
         started: monotonic seconds; the timeout counts from here.
+        storing: its files on their way.
     """
 
     number: int
     triggered_at: float
     started: float
+    storing: Gauge
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _state: str = "writing"
 
@@ -102,6 +106,7 @@ class CompletedCheckpointStore:
         max_state_size: every file is kept in ``_metadata``, and none may be larger than this, in bytes; ``None`` for
             files that are stored as such.
         claimed: a savepoint that the lineage was restored from and that is its own to delete.
+        tell: is told of what takes long to store, on the threads that store it.
     """
 
     def __init__(
@@ -118,6 +123,7 @@ class CompletedCheckpointStore:
         verified: CheckpointMetadata | None = None,
         max_state_size: int | None = None,
         claimed: CheckpointMetadata | None = None,
+        tell: Callable[[CheckpointInProgress], object] = unheard,
     ) -> None:
         self._catalog = catalog
         self._claimed = claimed
@@ -128,6 +134,7 @@ class CompletedCheckpointStore:
         self._mode = mode
         self._inline_threshold = inline_threshold
         self._clock = clock
+        self._tell = tell
         self._deletions = DeletionLog(catalog.filesystem, catalog.job_name)
         self._pins = Pins(catalog.filesystem, catalog.job_name)
         self._savepoints = RecordedSavepoints(catalog.filesystem, catalog.job_name)
@@ -201,7 +208,13 @@ class CompletedCheckpointStore:
             number = self._next
             record_issued(self.filesystem, self._catalog.job_name, self.job_id, self.epoch, number)
             self._next += 1
-        return PendingCheckpoint(number, self._clock.time(), self._clock.monotonic())
+        return PendingCheckpoint(number, self._clock.time(), self._clock.monotonic(), self._gauge(number))
+
+    def _gauge(self, number: int) -> Gauge:
+        return Gauge(
+            self._clock,
+            lambda stored, total, seconds: self._tell(CheckpointInProgress(number, stored, total, seconds)),
+        )
 
     def write(
         self,
@@ -222,7 +235,7 @@ class CompletedCheckpointStore:
         started = self._clock.monotonic()
         published = False
         try:
-            entries, new_bytes = self._shared.store(pending.number, snapshot, lambda: pending.expired)
+            entries, new_bytes = self._shared.store(pending.number, snapshot, lambda: pending.expired, pending.storing)
             metadata = self._describe(pending, snapshot, kind, entries, new_bytes, timings_ms, started)
             with self._lock:
                 self._catalog.epochs.check(self.epoch)
@@ -283,6 +296,7 @@ class CompletedCheckpointStore:
             self.job_id,
             snapshot,
             describe,
+            pending.storing,
             inline_threshold=self._inline_threshold,
             stop=lambda: pending.expired,
             seal=seal,

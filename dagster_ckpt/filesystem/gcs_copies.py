@@ -138,7 +138,7 @@ class GcsServerSide(ObjectFileSystem, ServerSide):
         try:
             made = self._look(copy.target)
         except FileNotFoundError:
-            raise FileNotFoundError(f"{self._shown(copy.source)} is not what it was any more.") from error
+            raise FileNotFoundError(self._shown(copy.source)) from error
         if not made.is_same_content(copy.of or self._look(copy.source)):
             raise StorageError(f"{self._shown(copy.target)} exists already and holds something else.") from error
         return made

@@ -24,7 +24,7 @@ from dagster_ckpt.errors import PublishConflict, StorageUnusable
 if TYPE_CHECKING:
     from dagster_ckpt.filesystem.server_side import ServerSide
 
-__all__ = ["Entry", "FileSystem", "Part", "Stopped", "Written"]
+__all__ = ["Entry", "FileSystem", "Part", "Stopped", "Written", "unheard"]
 
 _Answer = TypeVar("_Answer")
 
@@ -55,6 +55,11 @@ class Part:
 
     offset: int
     size: int
+
+
+def unheard(told: object) -> None:
+    """For whom nobody wants to be told."""
+    del told
 
 
 class FileSystem(ABC):
@@ -143,12 +148,26 @@ class FileSystem(ABC):
     def remove_directory(self, path: str) -> None:
         """Delete one directory if it is empty; no error when it is not there or not empty."""
 
-    def write_many(self, items: Sequence[tuple[str, Path | bytes]], stop: Callable[[], bool]) -> Sequence[Written]:
-        """Write many new files and make them, and their names, durable."""
+    def write_many(
+        self,
+        items: Sequence[tuple[str, Path | bytes]],
+        stop: Callable[[], bool],
+        told: Callable[[int], None] = unheard,
+    ) -> Sequence[Written]:
+        """Write many new files and make them, and their names, durable; ``told`` is told the size of each, once it is.
+
+        It is called on several threads.
+        """
+
+        def write(item: tuple[str, Path | bytes]) -> Written:
+            result = self.write(item[0], item[1], stop)
+            told(result.size)
+            return result
+
         if not items:
             return ()
         with ThreadPoolExecutor(min(self.concurrency, len(items)), "dagster-ckpt-write") as pool:
-            written = list(pool.map(lambda item: self.write(item[0], item[1], stop), items))
+            written = list(pool.map(write, items))
         self.sync_directories({str(PurePosixPath(path).parent) for path, _ in items})
         return written
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import google_crc32c
 
-from dagster_ckpt.filesystem.port import Part, Stopped
+from dagster_ckpt.filesystem.port import Part, Stopped, unheard
 
 __all__ = ["Copy", "ServerSide", "Stored", "crc32c_of", "md5_of"]
 
@@ -102,8 +102,13 @@ class ServerSide(ABC):
     def remove_below(self, path: str) -> int:
         """Delete every object below a directory, markers of directories included; how many there were."""
 
-    def copy_many(self, copies: Sequence[Copy], stop: Callable[[], bool] = lambda: False) -> Sequence[Stored]:
-        """Make many copies side by side; raises as :meth:`copy`.
+    def copy_many(
+        self,
+        copies: Sequence[Copy],
+        stop: Callable[[], bool] = lambda: False,
+        told: Callable[[int], None] = unheard,
+    ) -> Sequence[Stored]:
+        """Make many copies side by side; ``told`` is told the size of each, on several threads. Raises as :meth:`copy`.
 
         Raises:
             Stopped: ``stop()`` became true.
@@ -112,7 +117,9 @@ class ServerSide(ABC):
         def make(item: Copy) -> Stored:
             if stop():
                 raise Stopped
-            return self.copy(item)
+            made = self.copy(item)
+            told(made.size)
+            return made
 
         if not copies:
             return ()

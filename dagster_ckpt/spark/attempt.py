@@ -23,6 +23,7 @@ from dagster_ckpt.checkpoint.issuing import next_id
 from dagster_ckpt.checkpoint.liveness import this_host
 from dagster_ckpt.checkpoint.metadata import FORK, CheckpointMetadata
 from dagster_ckpt.checkpoint.preference import fallback_of, newest_preferred
+from dagster_ckpt.checkpoint.progress import Gauge, RestoreInProgress
 from dagster_ckpt.checkpoint.savepoints import claimed_savepoint
 from dagster_ckpt.checkpoint.store import CompletedCheckpointStore
 from dagster_ckpt.checkpoint.write_ahead_archive import ArchiveWriter, PlannedBatch, WriteAheadArchive
@@ -32,12 +33,12 @@ from dagster_ckpt.spark.dead_locations import forget_attempts
 from dagster_ckpt.spark.fallback import FallbackChain, cost_of
 from dagster_ckpt.spark.fork import ForkPoint, fork_point, lay_out_fork, publish_fork
 from dagster_ckpt.spark.job import CheckpointsUnreadable, Event, Started, StreamingJob
-from dagster_ckpt.spark.live import LOCATION, LocalLive, recorded_live
+from dagster_ckpt.spark.live import LOCATION, recorded_live
 from dagster_ckpt.spark.live_choice import choose_live
 from dagster_ckpt.spark.partitions import set_partitions
 from dagster_ckpt.spark.preflight import Start, pass_preflight
 from dagster_ckpt.spark.query_errors import failure_of
-from dagster_ckpt.spark.restore import prepare_location, prepare_new_location
+from dagster_ckpt.spark.restore import prepare_new_location
 from dagster_ckpt.spark.running import Prepared, RunningQuery
 from dagster_ckpt.spark.salvage import Salvaging
 from dagster_ckpt.spark.session import streaming_session
@@ -280,7 +281,12 @@ class Attempt:
         return chain.newest()
 
     def _unpack(self, metadata: CheckpointMetadata) -> None:
-        self._live.unpack(self._catalog, metadata, self._directory)
+        def tell(restored: int, total: int, seconds: float) -> None:
+            self._emit(RestoreInProgress(metadata.reference, restored, total, seconds))
+
+        gauge = Gauge(self._clock, tell)
+        gauge.begin(metadata.size)
+        self._live.unpack(self._catalog, metadata, self._directory, gauge.add)
 
     def _asked(self, request: RestoreRequest) -> Newest:
         if request.restore_from == NONE:
@@ -319,7 +325,7 @@ class Attempt:
 
     def _lay_out(self, point: ForkPoint, job_id: str, sink: Sink | None, session: SparkSession) -> CheckpointMetadata:
         laid_out = lay_out_fork(point, self._directory, sink, session, self._job.name, job_id)
-        prepare_location(self._location, None if isinstance(self._live, LocalLive) else self._live.url)
+        self._live.prepare(self._directory)
         return laid_out
 
     def _publish(self, laid_out: CheckpointMetadata) -> CheckpointMetadata:
@@ -443,6 +449,7 @@ class Attempt:
             verified=verified,
             max_state_size=self._job.max_state_size,
             claimed=claimed,
+            tell=self._emit,
         )
 
     def _forget_other_attempts(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 
+from dagster_ckpt.checkpoint.progress import CheckpointInProgress, RestoreInProgress
 from dagster_ckpt.spark.job import (
     CheckpointCompleted,
     CheckpointFailed,
@@ -65,6 +66,8 @@ def describe(event: Event) -> Iterator[tuple[int, str]]:
                     yield logging.INFO, f"Deleted the claimed savepoint {item.metadata.reference}: {item.reason}"
         case SavepointCompleted(metadata):
             yield logging.INFO, f"Savepoint of batch {metadata.batch} completed: {metadata.reference}"
+        case CheckpointInProgress() | RestoreInProgress():
+            yield logging.INFO, str(event)
         case CheckpointFailed(number, reason, consecutive):
             yield logging.WARNING, f"Checkpoint {number} failed ({consecutive} in a row): {reason}"
         case SettingsIgnored(reasons):

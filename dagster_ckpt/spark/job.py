@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
 from dagster_ckpt.checkpoint.preflight import Preflight
+from dagster_ckpt.checkpoint.progress import CheckpointInProgress, RestoreInProgress
 from dagster_ckpt.checkpoint.quarantine import FellBack, Quarantined
 from dagster_ckpt.checkpoint.store import Dropped
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig, JobStatus
@@ -203,6 +204,8 @@ class Restarting:
 
 Event: TypeAlias = (
     SparkStarted
+    | CheckpointInProgress
+    | RestoreInProgress
     | LiveLocationChosen
     | Started
     | CheckpointCompleted

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -60,13 +60,21 @@ class LiveLocation(ABC):
         """Whether its query was started."""
 
     @abstractmethod
-    def unpack(self, catalog: CheckpointCatalog, metadata: CheckpointMetadata, directory: Path) -> None:
+    def unpack(
+        self, catalog: CheckpointCatalog, metadata: CheckpointMetadata, directory: Path, told: Callable[[int], object]
+    ) -> None:
         """Lay a checkpoint out, all of it verified, in the new ``directory`` of the start.
+
+        ``told`` is told the size of each file, on several threads.
 
         Raises:
             CorruptCheckpoint: it is not what was written; nothing is left of it.
             StorageError: the storage failed; nothing is left of it where that let it.
         """
+
+    @abstractmethod
+    def prepare(self, directory: Path) -> None:
+        """Let what is laid out in the directory of the start name the place where Spark will find it."""
 
     @abstractmethod
     def lay_out(self, directory: Path) -> None:
@@ -120,10 +128,15 @@ class LocalLive(LiveLocation):
     def has_begun(self) -> bool:
         return (self.path.parent / BEGUN).exists()
 
-    def unpack(self, catalog: CheckpointCatalog, metadata: CheckpointMetadata, directory: Path) -> None:
+    def unpack(
+        self, catalog: CheckpointCatalog, metadata: CheckpointMetadata, directory: Path, told: Callable[[int], object]
+    ) -> None:
         with _nothing_left(directory):
-            catalog.materialize(metadata, directory)
-            prepare_location(self.path)
+            catalog.materialize(metadata, directory, told)
+            self.prepare(directory)
+
+    def prepare(self, directory: Path) -> None:
+        prepare_location(directory / LOCATION)
 
     def lay_out(self, directory: Path) -> None:
         """It is there already."""

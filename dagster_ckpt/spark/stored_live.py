@@ -6,7 +6,7 @@ import contextlib
 import logging
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
@@ -73,20 +73,25 @@ class StoredLive(LiveLocation):
     def has_begun(self) -> bool:
         return any(entry.name == BEGUN for entry in self._filesystem.list(self._above))
 
-    def unpack(self, catalog: CheckpointCatalog, metadata: CheckpointMetadata, directory: Path) -> None:
+    def unpack(
+        self, catalog: CheckpointCatalog, metadata: CheckpointMetadata, directory: Path, told: Callable[[int], object]
+    ) -> None:
         # A savepoint is not in the job's storage. What has a SHA-256 is read to be verified, and comes here.
         copied = tuple(file for file in metadata.files if metadata.location is None and _is_copied(file))
         paths = {file.path for file in copied}
         here = tuple(file for file in metadata.files if file.path not in paths)
         try:
-            catalog.materialize(replace(metadata, files=here), directory)
-            prepare_location(directory / LOCATION, self.url)
-            made = copy_files(catalog, self._store, metadata, copied, self._above)
+            catalog.materialize(replace(metadata, files=here), directory, told)
+            self.prepare(directory)
+            made = copy_files(catalog, self._store, metadata, copied, self._above, told)
         except BaseException:
             shutil.rmtree(directory, ignore_errors=True)
             self.remove()
             raise
         self._copied = [(file, stored_identity(stored)) for file, stored in zip(copied, made, strict=True)]
+
+    def prepare(self, directory: Path) -> None:
+        prepare_location(directory / LOCATION, self.url)
 
     def lay_out(self, directory: Path) -> None:
         self._upload(directory / LOCATION, self._directory)

@@ -33,6 +33,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from dagster_ckpt.errors import PublishUnknown, StorageError
 from dagster_ckpt.filesystem import Entry, FileSystem, Part, ServerSide, Written
+from dagster_ckpt.filesystem.port import unheard
 from dagster_ckpt.testing.faulty_copies import FaultyCopies
 
 __all__ = [
@@ -248,8 +249,16 @@ class FaultInjectingFileSystem(FileSystem):
             len(source) if isinstance(source, bytes) else source.stat().st_size,
         )
 
-    def write_many(self, items: Sequence[tuple[str, Path | bytes]], stop: Callable[[], bool]) -> Sequence[Written]:
-        written = [self.write(path, source, stop) for path, source in items]
+    def write_many(
+        self,
+        items: Sequence[tuple[str, Path | bytes]],
+        stop: Callable[[], bool],
+        told: Callable[[int], None] = unheard,
+    ) -> Sequence[Written]:
+        written = []
+        for path, source in items:  # one after the other, so that a run is the same each time
+            written.append(self.write(path, source, stop))
+            told(written[-1].size)
         if items:
             self.sync_directories({path.rpartition("/")[0] for path, _ in items})
         return written

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from dagster_ckpt.filesystem import Copy, Part, ServerSide, Stopped, Stored
+from dagster_ckpt.filesystem.port import unheard
 
 __all__ = ["FaultyCopies"]
 
@@ -38,12 +39,18 @@ class FaultyCopies(ServerSide):
     def copy(self, copy: Copy) -> Stored:
         return self._through("copy", copy.target, lambda: self._inner.copy(copy))
 
-    def copy_many(self, copies: Sequence[Copy], stop: Callable[[], bool] = lambda: False) -> Sequence[Stored]:
+    def copy_many(
+        self,
+        copies: Sequence[Copy],
+        stop: Callable[[], bool] = lambda: False,
+        told: Callable[[int], None] = unheard,
+    ) -> Sequence[Stored]:
         made = []
         for copy in copies:  # one after the other, so that a run is the same each time
             if stop():
                 raise Stopped
             made.append(self.copy(copy))
+            told(made[-1].size)
         return made
 
     def remove_below(self, path: str) -> int:

@@ -19,6 +19,7 @@ from dagster_ckpt.checkpoint.issuing import next_id
 from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
 from dagster_ckpt.checkpoint.pinning import pin_checkpoint, unpin_checkpoint
 from dagster_ckpt.checkpoint.preference import fallback_of, newest_preferred
+from dagster_ckpt.checkpoint.progress import CheckpointInProgress
 from dagster_ckpt.checkpoint.snapshot import PinnedFile, Snapshot
 from dagster_ckpt.checkpoint.store import CompletedCheckpointStore, Dropped, PendingCheckpoint
 from dagster_ckpt.config.retention import KeepNewest
@@ -200,6 +201,8 @@ class Run:
         self.claim: Claim
         self.store: CompletedCheckpointStore
         self._tokens = itertools.count()
+        #: What it told of attempts that took long.
+        self.told: list[CheckpointInProgress] = []
 
     def start(self, restore_from: str = "latest", *, branch: bool = False) -> Run:
         """Claim, finish old deletions, choose, record the choice, open the store, sweep: in this order.
@@ -260,6 +263,7 @@ class Run:
             mode="EXACTLY_ONCE",
             clock=self.clock,
             inline_threshold=INLINE,
+            tell=self.told.append,
         )
         self._unfence(self.store._deletions)
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from dagster_ckpt.checkpoint.clock import SystemClock
 from dagster_ckpt.checkpoint.layout import METADATA_FILE_NAME
 from dagster_ckpt.checkpoint.metadata import CheckpointMetadata, FileEntry
+from dagster_ckpt.checkpoint.progress import Gauge
 from dagster_ckpt.filesystem import FileSystem
 from tests.checkpoint.driver import JOB
 from tests.checkpoint.manifests import MANIFEST
@@ -40,3 +42,8 @@ def savepoints(target: FileSystem) -> list[str]:
 
 def described(entries: tuple[FileEntry, ...]) -> CheckpointMetadata:
     return replace(MANIFEST, job_name=JOB, kind="savepoint", triggered_at="now", written_at="now", files=entries)
+
+
+def quiet() -> Gauge:
+    """Of an attempt whose progress nobody asks for."""
+    return Gauge(SystemClock(), lambda *_: None)

@@ -21,6 +21,7 @@ from dagster_ckpt.filesystem import FileSystem
 from dagster_ckpt.testing import Fail, FaultInjectingFileSystem
 from tests.checkpoint.driver import INLINE, JOB, Ledger, Pins, Run, content, once, pin, shared
 from tests.checkpoint.memory import MemoryFileSystem
+from tests.checkpoint.savepoints import quiet
 
 
 @dataclass(frozen=True)
@@ -274,7 +275,7 @@ class TestAPack:
         run = Run(memory, ledger, pins).start()
         run.checkpoint(self.files(1, 2, 3, 4))
         store = shared_state.SharedState(memory, f"{JOB}/{2:032x}/shared", 2, INLINE, None)
-        entries, new = store.store(1, pins.snapshot(1, self.files(4)), lambda: False)
+        entries, new = store.store(1, pins.snapshot(1, self.files(4)), lambda: False, quiet())
         assert new == 10
         assert {entry.reference for entry in entries}.isdisjoint(names(run.store.retained))
 

@@ -23,7 +23,7 @@ from dagster_ckpt.filesystem import FileSystem
 from dagster_ckpt.testing import Fail, FailAfter, FaultInjectingFileSystem, enumerate_crash_points
 from tests.checkpoint.driver import INLINE, Ledger, Pins, Run, state
 from tests.checkpoint.memory import MemoryFileSystem
-from tests.checkpoint.savepoints import described, saved, savepoints
+from tests.checkpoint.savepoints import described, quiet, saved, savepoints
 
 
 class Crashes:
@@ -37,7 +37,7 @@ class Crashes:
         self.run = Run(MemoryFileSystem(), Ledger(), self.pins).start()
         target = MemoryFileSystem()
         before = write_savepoint(
-            target, "a" * 32, self.pins.snapshot(1, state(1)), self._describe(1), new_token=lambda: "0" * 12
+            target, "a" * 32, self.pins.snapshot(1, state(1)), self._describe(1), quiet(), new_token=lambda: "0" * 12
         )
         return target, {"before": before}
 
@@ -47,6 +47,7 @@ class Crashes:
             "a" * 32,
             self.pins.snapshot(2, state(2)),
             self._describe(2),
+            quiet(),
             inline_threshold=INLINE,
             new_token=lambda: "1" * 12,
         )

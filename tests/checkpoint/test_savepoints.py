@@ -35,7 +35,7 @@ from dagster_ckpt.errors import (
 from dagster_ckpt.filesystem import FileSystem, PosixFileSystem, Stopped
 from tests.checkpoint.driver import JOB, Ledger, ManualClock, Pins, Run, content, state
 from tests.checkpoint.memory import MemoryFileSystem
-from tests.checkpoint.savepoints import described, saved, savepoints
+from tests.checkpoint.savepoints import described, quiet, saved, savepoints
 
 
 @pytest.fixture
@@ -112,11 +112,11 @@ class TestWriting:
         target.write("savepoint-aaaaaa-taken/something", b"of somebody", lambda: False)
         tokens = itertools.chain(["taken"] * 9, ["free"])
         metadata = write_savepoint(
-            target, "a" * 32, pins.snapshot(1, state(1)), described, new_token=lambda: next(tokens)
+            target, "a" * 32, pins.snapshot(1, state(1)), described, quiet(), new_token=lambda: next(tokens)
         )
         assert metadata.name == "savepoint-aaaaaa-free"
         with pytest.raises(StorageError, match="Failed to create savepoint directory at memory"):
-            write_savepoint(target, "a" * 32, pins.snapshot(1, state(1)), described, new_token=lambda: "taken")
+            write_savepoint(target, "a" * 32, pins.snapshot(1, state(1)), described, quiet(), new_token=lambda: "taken")
         assert target.files["savepoint-aaaaaa-taken/something"] == b"of somebody"
 
     def test_an_expired_attempt_leaves_nothing(self, run: Run, target: MemoryFileSystem) -> None:

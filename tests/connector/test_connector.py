@@ -26,8 +26,7 @@ from tests.connector.layout import (
     large_content,
 )
 from tests.driving import driving
-from tests.fake_gcs_server import FakeGcsServer
-from tests.gcs import BUCKET, BucketServer, bucket_of
+from tests.gcs import BucketServer, bucket_of, serving
 from tests.gcs_connector import connector_jar
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
@@ -62,15 +61,8 @@ def jar(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module", params=[pytest.param("ours", marks=pytest.mark.exhaustive), "fake-gcs-server"])
 def server(request: pytest.FixtureRequest) -> Iterator[BucketServer]:
-    if request.param == "ours":
-        with GcsServer() as ours:
-            ours.create_bucket(BUCKET)
-            yield ours
-        return
-    other: FakeGcsServer = request.getfixturevalue("fake_gcs_server")
-    other.empty()
-    other.create_bucket(BUCKET)
-    yield other
+    with serving(request.param, request) as chosen:
+        yield chosen
 
 
 @pytest.fixture(scope="module")

@@ -16,6 +16,7 @@ from dagster_ckpt.checkpoint.snapshot import Snapshot
 from dagster_ckpt.checkpoint.store import CompletedCheckpointStore, Dropped
 from dagster_ckpt.config.retention import KeepNewest
 from dagster_ckpt.filesystem import FileSystem
+from dagster_ckpt.filesystem.port import unheard
 from dagster_ckpt.spark.live import LiveLocation, LocalLive, recorded_live
 from dagster_ckpt.spark.salvage import Salvaging
 from dagster_ckpt.spark.state_files import PROVIDERS
@@ -87,7 +88,7 @@ class Start:
         newest = self.catalog.newest()
         self.restored = newest.metadata
         if newest.metadata is not None:
-            self.live.unpack(self.catalog, newest.metadata, self.directory)
+            self.live.unpack(self.catalog, newest.metadata, self.directory, unheard)
         else:
             self.directory.mkdir(parents=True)
         self.live.lay_out(self.directory)

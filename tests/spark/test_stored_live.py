@@ -21,6 +21,7 @@ from dagster_ckpt.checkpoint.savepoints import copy_to_savepoint
 from dagster_ckpt.config.checkpoint_config import JobStatus
 from dagster_ckpt.errors import CaptureIncomplete, CheckpointFileChanged, CheckpointFileMissing, CorruptCheckpoint
 from dagster_ckpt.filesystem import PosixFileSystem
+from dagster_ckpt.filesystem.port import unheard
 from dagster_ckpt.spark.dead_locations import forget_attempts
 from dagster_ckpt.spark.live import recorded_live
 from dagster_ckpt.spark.planned_batches import PlannedBatches, lay_out
@@ -168,7 +169,7 @@ def test_what_spark_deletes_or_replaces_after_the_pin_drops_the_attempt(
     storage.remove(victim)
     if replaced:
         storage.replace(victim, data[::-1])
-    with pytest.raises(CaptureIncomplete, match="gone before"):
+    with pytest.raises(CaptureIncomplete, match="not what was pinned"):
         first.write(pending, snapshot)
     assert not shared(storage, first.store.job_id), "what was copied is gone again"
     storage.replace(victim, data)
@@ -347,7 +348,7 @@ def test_a_trial_runs_on_a_copy(storage: CopyingMemory, start: Make) -> None:
     second = Start(storage, storage, first.promised, first.working / "other")
     newest = second.catalog.newest().metadata
     assert newest is not None
-    second.live.unpack(second.catalog, newest, second.directory)
+    second.live.unpack(second.catalog, newest, second.directory, unheard)
     with second.live.trial(second.directory) as url:
         assert url.endswith("/trial")
         directory = url.removeprefix(f"{storage.url}/")

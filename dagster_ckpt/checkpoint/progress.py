@@ -1,0 +1,96 @@
+"""How far it is with what takes long to store or to restore, for people who wait for it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from dagster_ckpt.checkpoint.clock import Clock
+
+__all__ = ["TELL_EVERY", "CheckpointInProgress", "Gauge", "RestoreInProgress"]
+
+#: Seconds between two reports, and before the first.
+TELL_EVERY = 10.0
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointInProgress:
+    """A checkpoint or savepoint takes long to store.
+
+    Attributes:
+        number: its id.
+        stored: bytes of the files that are stored whole, without what is kept in ``_metadata``.
+        total: bytes of all files that are to be stored: what no retained checkpoint has.
+        seconds: since they began to be.
+    """
+
+    number: int
+    stored: int
+    total: int
+    seconds: float
+
+    def __str__(self) -> str:
+        stored, total = self.stored / _MIB, self.total / _MIB
+        return f"Checkpoint {self.number}: {stored:,.1f} of {total:,.1f} MiB are stored after {self.seconds:.0f} s"
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreInProgress:
+    """A checkpoint takes long to restore.
+
+    Attributes:
+        checkpoint: its reference.
+        restored: bytes of the files that are laid out and verified.
+        total: bytes of all its files.
+        seconds: since they began to be.
+    """
+
+    checkpoint: str
+    restored: int
+    total: int
+    seconds: float
+
+    def __str__(self) -> str:
+        restored, total = self.restored / _MIB, self.total / _MIB
+        return f"{self.checkpoint}: {restored:,.1f} of {total:,.1f} MiB are restored after {self.seconds:.0f} s"
+
+
+class Gauge:
+    """Files on their way. Thread-safe: they go side by side.
+
+    Args:
+        clock: monotonic time decides.
+        tell: is told every :data:`TELL_EVERY` seconds the bytes that have arrived, all bytes, and the seconds it took
+            so far; on the threads that move them.
+    """
+
+    def __init__(self, clock: Clock, tell: Callable[[int, int, float], object]) -> None:
+        self._clock = clock
+        self._tell = tell
+        self._lock = threading.Lock()
+        self._arrived = self._total = 0
+        self._began = self._told = clock.monotonic()
+
+    def begin(self, total: int) -> None:
+        """So many bytes are to be moved."""
+        with self._lock:
+            self._arrived, self._total = 0, total
+            self._began = self._told = self._clock.monotonic()
+
+    def add(self, size: int) -> None:
+        """So many of them have arrived."""
+        with self._lock:
+            self._arrived += size
+        self.look()
+
+    def look(self) -> None:
+        """Called between any two pieces, also of one large file: tell, if it is time."""
+        now = self._clock.monotonic()
+        with self._lock:
+            if now - self._told < TELL_EVERY:
+                return
+            self._told = now
+            arrived, total, seconds = self._arrived, self._total, now - self._began
+        self._tell(arrived, total, seconds)
