@@ -244,6 +244,7 @@ class Captures:
 
     location: CheckpointLocation
     pins: Path
+    take: Callable[[CheckpointLocation, int, Path], Snapshot] = capture
     snapshots: dict[int, Snapshot] = field(default_factory=dict)
     incomplete: list[str] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
@@ -272,7 +273,7 @@ class Captures:
                 attempts += 1
                 try:
                     began = time.perf_counter()
-                    self.snapshots[batch] = capture(self.location, batch, self.pins / f"{batch}-{attempts}")
+                    self.snapshots[batch] = self.take(self.location, batch, self.pins / f"{batch}-{attempts}")
                     self.seconds.append(time.perf_counter() - began)
                 except CaptureIncomplete as error:
                     self.incomplete.append(str(error))
