@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import contextlib
 import hashlib
@@ -186,8 +187,12 @@ class _Client(GCSFileSystem):  # type: ignore[misc]  # gcsfs publishes no types
         digest, sent, answer = hashlib.md5(usedforsecurity=False), 0, None
         try:
             for chunk in in_chunks(lpath, chunksize, _MOST_PARTS, unit=_UNIT):
-                answer = await self._append(upload, chunk, sent, size)
-                digest.update(chunk)
+                # Beside the request, and not on the thread on which every other upload waits, too.
+                hashed = asyncio.create_task(asyncio.to_thread(digest.update, chunk))
+                try:
+                    answer = await self._append(upload, chunk, sent, size)
+                finally:
+                    await hashed
                 sent += len(chunk)
                 callback.relative_update(len(chunk))
         except BaseException:  # cancelled, too

@@ -33,6 +33,10 @@ SET_THE_CLOCK = (
 
 #: Bytes of one request; what is larger goes up, and comes down, in several.
 CHUNK = 8 << 20
+#: A large file takes fewer requests, one after the other, if each has up to so many times as many bytes.
+_MOST_CHUNKS = 3
+#: From so many chunks on, a file's requests have two of them, and so on.
+_LARGE = 16
 #: Bytes of all transfers under way, as they are held in memory.
 _MOST_IN_FLIGHT = 96 << 20
 #: What an upload holds in memory for each of its bytes: a request's body is built from a copy.
@@ -112,8 +116,9 @@ class ObjectFileSystem(FileSystem):
     def write(self, path: str, source: Path | bytes, stop: Callable[[], bool]) -> Written:
         target = self._object(path)
         size = len(source) if isinstance(source, bytes) else source.stat().st_size
-        with self._errors(f"write {self._shown(path)}"), self._in_flight.taken(_COPIES * min(size, CHUNK), stop):
-            if isinstance(source, bytes) or size <= CHUNK:
+        chunk = _chunk_of(size)
+        with self._errors(f"write {self._shown(path)}"), self._in_flight.taken(_COPIES * min(size, chunk), stop):
+            if isinstance(source, bytes) or size <= chunk:
                 data = source if isinstance(source, bytes) else source.read_bytes()
                 written = Written(len(data), hashlib.sha256(data).hexdigest())
                 with self._own_name(path, written):
@@ -126,7 +131,7 @@ class ObjectFileSystem(FileSystem):
             with self._own_name(path, written):
                 self._await(
                     lambda client: client._put_file(  # noqa: SLF001
-                        str(source), target, mode="create", chunksize=CHUNK, callback=progress
+                        str(source), target, mode="create", chunksize=chunk, callback=progress
                     )
                 )
             if _identity(source) != before:
@@ -188,10 +193,10 @@ class ObjectFileSystem(FileSystem):
     def _digest(self, path: str, part: Part | None, use: Callable[[bytes], object]) -> Written:
         target = self._object(path)
         wanted = part or Part(0, self._size(path))
-        digest, size = hashlib.sha256(), 0
+        digest, size, most = hashlib.sha256(), 0, _chunk_of(wanted.size)
         while size < wanted.size:
             begin = wanted.offset + size
-            end = min(begin + CHUNK, wanted.offset + wanted.size)
+            end = min(begin + most, wanted.offset + wanted.size)
             with self._in_flight.taken(end - begin):
                 chunk = self._cat(target, begin, end)
                 if not chunk:
@@ -329,6 +334,11 @@ def first_line(error: BaseException) -> str:
     """What an error says, in one line; its type when it says nothing."""
     text = str(error).strip() or type(error).__name__
     return text.partition("\n")[0]
+
+
+def _chunk_of(size: int) -> int:
+    """Bytes of each request for a file of this size. Two of the largest uploads fit into the memory at once."""
+    return CHUNK * min(_MOST_CHUNKS, max(1, size // (_LARGE * CHUNK)))
 
 
 def _ignore(chunk: bytes) -> None:
