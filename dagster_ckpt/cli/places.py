@@ -1,0 +1,63 @@
+"""What the commands have in common: where the checkpoints are, and which one is meant."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import click
+
+from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.layout import CONTROL_DIR, is_job_name
+from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
+from dagster_ckpt.config.recovery import LATEST
+from dagster_ckpt.errors import (
+    CheckpointNotFound,
+    InvalidConfiguration,
+)
+from dagster_ckpt.filesystem import Entry, FileSystem, open_filesystem
+
+__all__ = ["JSON", "PATH", "find_checkpoint", "job_names", "storage_at"]
+
+#: How to connect to a bucket, as JSON: what ``storage_options`` is on the storage resource.
+OPTIONS_VARIABLE = "DAGSTER_CKPT_STORAGE_OPTIONS"
+PATH = click.option(
+    "--path",
+    envvar="DAGSTER_CKPT_PATH",
+    required=True,
+    help="The checkpoint path, as on the storage resource. [env: DAGSTER_CKPT_PATH]",
+)
+JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON, one document.")
+
+
+def storage_at(path: str) -> FileSystem:
+    """The storage that ``--path`` and the environment name."""
+    try:
+        options = dict(json.loads(os.environ.get(OPTIONS_VARIABLE) or "{}"))
+    except ValueError as error:
+        raise InvalidConfiguration(
+            f"{OPTIONS_VARIABLE} is no JSON object: {error}",
+            hint='Write it as {"token": "/path/of/a/key/file"}, or leave it out.',
+        ) from None
+    return open_filesystem(path, storage_options=options if "://" in path and not path.startswith("file:") else None)
+
+
+def job_names(filesystem: FileSystem) -> list[str]:
+    """The directories that are those of jobs; others may have directories of theirs beside them."""
+    return sorted(
+        entry.name
+        for entry in filesystem.list("")
+        if entry.is_directory
+        and is_job_name(entry.name)
+        and Entry(CONTROL_DIR, is_directory=True) in filesystem.list(entry.name)
+    )
+
+
+def find_checkpoint(catalog: CheckpointCatalog, checkpoint: str) -> CheckpointMetadata:
+    """The checkpoint that is named, or the newest of ``latest``."""
+    if checkpoint != LATEST:
+        return catalog.resolve(checkpoint)
+    newest = catalog.newest()
+    if newest.metadata is None:
+        raise CheckpointNotFound(f"Job {catalog.job_name!r} has nothing to go on from: {newest.reason}.")
+    return newest.metadata
