@@ -6,7 +6,6 @@ verified whole, the sink has been found to fit it, and the choice is on record.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,7 +13,7 @@ from datetime import datetime
 from functools import cache, partial
 from pathlib import Path
 from threading import Event as Flag
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 from dagster_ckpt.checkpoint.catalog import CheckpointCatalog, Newest
 from dagster_ckpt.checkpoint.clock import Clock
@@ -22,28 +21,27 @@ from dagster_ckpt.checkpoint.epochs import Choice, Claim
 from dagster_ckpt.checkpoint.issuing import next_id
 from dagster_ckpt.checkpoint.liveness import this_host
 from dagster_ckpt.checkpoint.metadata import FORK, CheckpointMetadata
-from dagster_ckpt.checkpoint.preference import fallback_of, newest_preferred
-from dagster_ckpt.checkpoint.progress import Gauge, RestoreInProgress
-from dagster_ckpt.checkpoint.savepoints import claimed_savepoint
+from dagster_ckpt.checkpoint.preference import fallback_of
 from dagster_ckpt.checkpoint.store import CompletedCheckpointStore
-from dagster_ckpt.checkpoint.write_ahead_archive import ArchiveWriter, PlannedBatch, WriteAheadArchive
-from dagster_ckpt.config.recovery import LATEST, NONE, RecoveryClaimMode, RestoreRequest
-from dagster_ckpt.errors import CheckpointsLost, CorruptCheckpoint, QueryMismatch, SinkMismatch, StorageError
+from dagster_ckpt.checkpoint.write_ahead_archive import ArchiveWriter
+from dagster_ckpt.config.recovery import LATEST, RestoreRequest
+from dagster_ckpt.errors import QueryMismatch, StorageError
+from dagster_ckpt.spark.choosing import Choosing, claimed_by
 from dagster_ckpt.spark.dead_locations import forget_attempts
-from dagster_ckpt.spark.fallback import FallbackChain, cost_of
+from dagster_ckpt.spark.fallback import cost_of
 from dagster_ckpt.spark.fork import ForkPoint, fork_point, lay_out_fork, publish_fork
 from dagster_ckpt.spark.job import CheckpointsUnreadable, Event, Started, StreamingJob
-from dagster_ckpt.spark.live import LOCATION, recorded_live
+from dagster_ckpt.spark.line_of_starts import plans_after, plans_to_replay, refuse_abandoned
+from dagster_ckpt.spark.live import LOCATION
 from dagster_ckpt.spark.live_choice import choose_live
 from dagster_ckpt.spark.partitions import set_partitions
 from dagster_ckpt.spark.preflight import Start, pass_preflight
 from dagster_ckpt.spark.query_errors import failure_of
 from dagster_ckpt.spark.restore import prepare_new_location
 from dagster_ckpt.spark.running import Prepared, RunningQuery
-from dagster_ckpt.spark.salvage import Salvaging
 from dagster_ckpt.spark.session import streaming_session
 from dagster_ckpt.spark.sinks.sink import Sink
-from dagster_ckpt.spark.state_backend import ignored_settings, known_providers
+from dagster_ckpt.spark.state_backend import ignored_settings
 from dagster_ckpt.spark.trial import try_query
 from dagster_ckpt.spark.writer import plan_of
 
@@ -53,9 +51,6 @@ if TYPE_CHECKING:
 __all__ = ["Attempt"]
 
 _log = logging.getLogger(__name__)
-
-#: Tells the epoch that a start goes on from, and the plans of the batches after what it restores.
-_Known: TypeAlias = "Callable[[], tuple[int | None, list[PlannedBatch]]]"
 
 
 class Attempt:
@@ -120,7 +115,9 @@ class Attempt:
         previous = self._catalog.choice()
         point = None if request.fork_from is None else fork_point(self._catalog, request.fork_from)
         target = (
-            self._target(request, previous) if point is None else Newest(point.metadata, None, f"a fork of {point}")
+            self._choosing().target(request, previous)
+            if point is None
+            else Newest(point.metadata, None, f"a fork of {point}")
         )
         job_id = target.job_id or self._claim.run_id.replace("-", "")
         restored = target.metadata
@@ -138,10 +135,10 @@ class Attempt:
         elif restored is None:
             self._directory.mkdir(parents=True)
         asked = request.restore_from != LATEST
-        claimed = self._claimed(target, None if previous is None else previous[1], asked=asked)
+        claimed = claimed_by(self._catalog, target, None if previous is None else previous[1], asked=asked)
         began = self._sink_began(sink, target)
-        known = cache(partial(self._known, target))
-        line, planned = self._replay(request, sink, target, known)
+        known = cache(partial(plans_after, self._catalog, target))
+        line, planned = plans_to_replay(request, sink, target, known)
         passed = pass_preflight(
             Start(
                 job=self._job,
@@ -163,7 +160,7 @@ class Attempt:
         )
         replay = passed.replay
         if asked and restored is not None and sink is not None and not sink.can_roll_back and not request.allow_loss:
-            self._refuse_abandoned(restored, sink)
+            refuse_abandoned(self._catalog, restored, sink)
         if restored is not None and point is not None:
             restored = self._publish(restored)
         if restored is None and replay:
@@ -246,82 +243,17 @@ class Attempt:
         query = RunningQuery(self._job, prepared, self._spark, self._clock, self._emit, self._forget_other_attempts)
         return query.run(cancel)
 
-    def _target(self, request: RestoreRequest, previous: tuple[int, Choice] | None) -> Newest:
-        """What to go on from, verified and unpacked."""
-        if request.restore_from == LATEST:
-            return self._newest(previous)
-        target = self._asked(request)
-        if target.metadata is not None:
-            self._unpack(target.metadata)
-        return target
-
-    def _newest(self, previous: tuple[int, Choice] | None) -> Newest:
-        if previous is None:
-            return self._catalog.newest()
-        self._refuse_if_lost(previous[0])
-        config, providers = self._job.config, known_providers(self._job.state_backend)
-        pins = self._directory.with_suffix(".salvage")
-        chain = FallbackChain(
+    def _choosing(self) -> Choosing:
+        return Choosing(
+            self._job,
             self._catalog,
             self._claim,
             self._clock,
             self._emit,
-            opted_in=config.fallback_to_older,
-            newest=lambda: newest_preferred(self._catalog, prefer_checkpoint=config.prefer_checkpoint_for_recovery),
-            unpack=self._unpack,
-            salvaging=Salvaging(
-                self._catalog,
-                providers,
-                previous,
-                recorded_live(previous[1], self._job.filesystem),
-                pins,
-                self._store,
-            ),
+            live=self._live,
+            directory=self._directory,
+            store=self._store,
         )
-        return chain.newest()
-
-    def _unpack(self, metadata: CheckpointMetadata) -> None:
-        def tell(restored: int, total: int, seconds: float) -> None:
-            self._emit(RestoreInProgress(metadata.reference, restored, total, seconds))
-
-        gauge = Gauge(self._clock, tell)
-        gauge.begin(metadata.size)
-        self._live.unpack(self._catalog, metadata, self._directory, gauge.add)
-
-    def _asked(self, request: RestoreRequest) -> Newest:
-        if request.restore_from == NONE:
-            return Newest(None, None, "a start from nothing was asked for")
-        metadata = self._catalog.resolve(request.restore_from)
-        claim_mode = request.claim_mode
-        if claim_mode is None:
-            claim_mode = RecoveryClaimMode.CLAIM if metadata.location is None else RecoveryClaimMode.NO_CLAIM
-        job_id = metadata.job_id if claim_mode is RecoveryClaimMode.CLAIM else None
-        return Newest(metadata, job_id, f"{metadata.name} was asked for ({claim_mode})")
-
-    def _claimed(self, target: Newest, previous: Choice | None, *, asked: bool) -> CheckpointMetadata | None:
-        """The savepoint that is the lineage's own to delete: the one that is claimed now, or was before."""
-        restored = target.metadata
-        if previous is not None and previous.claimed is not None and previous.job_id == target.job_id:
-            before = claimed_savepoint(self._catalog, previous.claimed)
-        else:
-            before = None
-        if not asked or restored is None or restored.location is None or restored.job_id != target.job_id:
-            return before
-        return restored
-
-    def _refuse_if_lost(self, epoch: int) -> None:
-        """Checkpoints in a driver's memory are for the run alone that took them: only it can go on from them."""
-        if self._job.filesystem.is_durable or self._catalog.given_up() is not None:
-            return
-        before = self._catalog.epochs.read_claim(epoch)
-        if before is not None and before.run_id != self._claim.run_id:
-            raise CheckpointsLost(
-                f"The checkpoints of job {self._job.name!r} were in the memory of the driver of run {before.run_id}, "
-                "and are gone with it: JobManagerCheckpointStorage without a checkpoint_path restarts a "
-                "failing query inside its run only.",
-                hint="To begin again, empty the sink and launch with restore_from: none. To keep checkpoints from now "
-                "on, give the storage a checkpoint_path, or use FileSystemCheckpointStorage.",
-            )
 
     def _lay_out(self, point: ForkPoint, job_id: str, sink: Sink | None, session: SparkSession) -> CheckpointMetadata:
         laid_out = lay_out_fork(point, self._directory, sink, session, self._job.name, job_id)
@@ -333,56 +265,6 @@ class Attempt:
         first_id = next_id(self._catalog, laid_out.job_id, laid_out)
         store = self._store(laid_out.job_id, first_id, laid_out.restored_from)
         return publish_fork(laid_out, self._directory, store)
-
-    def _replay(
-        self, request: RestoreRequest, sink: Sink | None, target: Newest, known: _Known
-    ) -> tuple[int | None, list[PlannedBatch]]:
-        """The epoch whose plans this one goes on from, and the batches that are to be run again as they were.
-
-        Raises:
-            CorruptCheckpoint: what is known about them is not what was written.
-        """
-        restored, can_roll_back = target.metadata, sink is None or sink.can_roll_back
-        last = request.last_replayed(can_roll_back=can_roll_back)
-        if last is None:
-            with contextlib.suppress(CorruptCheckpoint):  # who asks for no replay wants it to start nevertheless
-                return known()[0], []
-            return None, []
-        line, plans = known()
-        if restored is None and can_roll_back:
-            return line, []
-        # Before the first checkpoint, too: what a sink has seen and cannot take back, it must see again as it was.
-        return line, [plan for plan in plans if plan.batch <= last]
-
-    def _known(self, target: Newest) -> tuple[int | None, list[PlannedBatch]]:
-        """The epoch of the lineage that this one goes on from, and the plans of the batches after."""
-        restored = target.metadata
-        after = -1 if restored is None else restored.batch
-        if target.job_id is not None and (restored is None or restored.job_id != target.job_id):
-            # A lineage without a checkpoint of its own: all its line is after what it began with.
-            own = WriteAheadArchive(self._job.filesystem, self._job.name, target.job_id)
-            if restored is None or own.newest() is not None:
-                return own.newest(), own.newest_after(after)
-        if restored is None:
-            return None, []
-        plans = WriteAheadArchive(self._job.filesystem, self._job.name, restored.job_id)
-        return plans.line_through(restored) if restored.job_id == target.job_id else None, plans.after(restored)
-
-    def _refuse_abandoned(self, restored: CheckpointMetadata, sink: Sink) -> None:
-        """A sink that only replaces batches holds those of the line that was written last, and no others.
-
-        Raises:
-            SinkMismatch: the checkpoint is not on that line.
-        """
-        previous = self._catalog.choice()
-        plans = WriteAheadArchive(self._job.filesystem, self._job.name, restored.job_id)
-        here = previous is None or previous[1].job_id == restored.job_id
-        if not here or plans.line_through(restored) != plans.newest():
-            raise SinkMismatch(
-                f"Sink {sink.path} cannot be rolled back, and the batches that were written to it last do not come of "
-                f"{restored.name}, which a rollback has abandoned: going on from there would not replace all of them.",
-                hint="Nothing was touched. Go on with restore_from: latest, or give the sink a rollback_to.",
-            )
 
     def _archive(self, job_id: str) -> ArchiveWriter:
         epoch = self._claim.epoch
