@@ -308,15 +308,20 @@ class Run:
             yield
             return
         fenced = Epochs(storage.inner, JOB).highest() > self.claim.epoch
+        inside = f"{JOB}/{self.store.job_id}/"
+        stored = {f"{inside}shared/{entry.name}" for entry in storage.inner.list(f"{inside}shared")}
+        own = f"{inside}shared/{self.claim.epoch:06}-"
         begun = len(storage.log)
         try:
             yield
         finally:
             if fenced:
-                written = {operation.path for operation in storage.operations[begun:] if operation.name == "write"}
-                for operation in storage.operations[begun:]:
-                    inside = operation.path.startswith(f"{JOB}/{self.store.job_id}/") and operation.path not in written
-                    assert not (inside and operation.name in {"create", "remove"}), f"of a fenced process: {operation}"
+                changes = [item for item in storage.operations[begun:] if item.path.startswith(inside)]
+                for operation in changes:
+                    assert operation.name != "create", f"of a fenced process: {operation}"
+                    # It may undo what it has just begun to write under its own names, and what it never came to.
+                    undone = operation.path.startswith(own) and operation.path not in stored
+                    assert undone or operation.name != "remove", f"of a fenced process: {operation}"
 
     def cleanup(self) -> None:
         """The end of a job whose cleanup policy discards its checkpoints."""
