@@ -93,6 +93,11 @@ class FileSystem(ABC):
     def url(self) -> str:
         """The root, as shown to people; never holds credentials."""
 
+    @property
+    def hadoop_url(self) -> str:
+        """The root as Hadoop names it, and with it Spark."""
+        return self.url
+
     @abstractmethod
     def create(self, path: str, data: bytes) -> None:
         """Create ``path`` with ``data``: whole or not at all, never over another's, durable on return.

@@ -40,7 +40,12 @@ class LiveLocation(ABC):
     @property
     @abstractmethod
     def url(self) -> str:
-        """What Spark is told, and what goes on record."""
+        """What goes on record, and what people are told."""
+
+    @property
+    def spark_url(self) -> str:
+        """What Spark is told."""
+        return self.url
 
     @property
     @abstractmethod

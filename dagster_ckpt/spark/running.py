@@ -132,7 +132,7 @@ class RunningQuery:
             Fenced: a newer run has taken the job over.
         """
         prepared = self._prepared
-        writer = prepared.writer.option("checkpointLocation", prepared.choice.live)
+        writer = prepared.writer.option("checkpointLocation", prepared.live.spark_url)
         archiver = self._archiver()
         if prepared.sink is not None:
             restored = None if prepared.restored is None else prepared.restored.sink

@@ -61,6 +61,10 @@ class StoredLive(LiveLocation):
         return f"{self._filesystem.url}/{self._directory}"
 
     @property
+    def spark_url(self) -> str:
+        return self._for_spark(self._directory)
+
+    @property
     def attempt(self) -> str:
         return self._above.rpartition("/")[2]
 
@@ -91,7 +95,7 @@ class StoredLive(LiveLocation):
         self._copied = [(file, stored_identity(stored)) for file, stored in zip(copied, made, strict=True)]
 
     def prepare(self, directory: Path) -> None:
-        prepare_location(directory / LOCATION, self.url)
+        prepare_location(directory / LOCATION, self.spark_url)
 
     def lay_out(self, directory: Path) -> None:
         self._upload(directory / LOCATION, self._directory)
@@ -102,13 +106,13 @@ class StoredLive(LiveLocation):
         place, scratch = f"{self._above}/trial", directory / "trial"
         try:
             shutil.copytree(directory / LOCATION, scratch)
-            prepare_location(scratch, f"{self._filesystem.url}/{place}")
+            prepare_location(scratch, self._for_spark(place))
             self._upload(scratch, place)
             there = self._store.stored_below(self._directory)
             self._store.copy_many(
                 [Copy(f"{self._directory}/{path}", stored, f"{place}/{path}") for path, stored in there.items()]
             )
-            yield f"{self._filesystem.url}/{place}"
+            yield self._for_spark(place)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
             self._remove(place)
@@ -142,6 +146,9 @@ class StoredLive(LiveLocation):
 
     def remove(self) -> None:
         self._remove(self._above)
+
+    def _for_spark(self, directory: str) -> str:
+        return f"{self._filesystem.hadoop_url}/{directory}"
 
     def _remove(self, directory: str) -> None:
         try:

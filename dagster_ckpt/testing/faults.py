@@ -209,6 +209,10 @@ class FaultInjectingFileSystem(FileSystem):
         return self.inner.url
 
     @property
+    def hadoop_url(self) -> str:
+        return self.inner.hadoop_url
+
+    @property
     def copies(self) -> ServerSide | None:
         return self._copies
 

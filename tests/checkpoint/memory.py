@@ -38,6 +38,10 @@ class CopyingMemory(MemoryFileSystem, ServerSide):
     def copies(self) -> ServerSide:
         return self
 
+    @property
+    def hadoop_url(self) -> str:
+        return f"hadoop-{self.url}"
+
     def stored(self, path: str) -> Stored:
         data = self.read(path)
         md5 = base64.b64encode(hashlib.md5(data, usedforsecurity=False).digest()).decode()

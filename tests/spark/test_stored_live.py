@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -26,6 +27,7 @@ from dagster_ckpt.spark.dead_locations import forget_attempts
 from dagster_ckpt.spark.live import recorded_live
 from dagster_ckpt.spark.planned_batches import PlannedBatches, lay_out
 from dagster_ckpt.spark.stored_capture import capture_stored
+from dagster_ckpt.spark.stored_live import stored_live
 from dagster_ckpt.spark.stored_location import StoredCheckpointLocation
 from dagster_ckpt.testing import FaultInjectingFileSystem, Operation
 from tests.checkpoint.memory import CopyingMemory
@@ -341,6 +343,22 @@ def test_a_batch_is_laid_out_again_in_the_storage(storage: CopyingMemory, start:
     assert {path for path in now if path.startswith("state/")} == {path for path in later if path.startswith("state/")}
 
 
+def test_what_names_its_own_place_names_it_as_hadoop_does(storage: CopyingMemory, tmp_path: Path) -> None:
+    live = stored_live(storage, storage, JOB, "000007-0123abcd")
+    operator = tmp_path / "checkpoint" / "state" / "0"
+    schema = operator / "_stateSchema" / "default" / "0_a"
+    metadata = operator / "_metadata" / "v2" / "0"
+    for file in (schema, metadata):
+        file.parent.mkdir(parents=True)
+    schema.touch()
+    stores = [{"stateSchemaFilePaths": ["s3a://elsewhere/state/0/_stateSchema/default/0_a"]}]
+    metadata.write_text("v2\n" + json.dumps({"stateStoreInfo": stores}))
+    live.prepare(tmp_path)
+    (told,) = json.loads(metadata.read_text().partition("\n")[2])["stateStoreInfo"]
+    assert told["stateSchemaFilePaths"] == [f"{live.spark_url}/state/0/_stateSchema/default/0_a"]
+    assert live.spark_url == live.url.replace(storage.url, storage.hadoop_url) != live.url
+
+
 def test_a_trial_runs_on_a_copy(storage: CopyingMemory, start: Make) -> None:
     first = start()
     first.query.run(2)
@@ -351,7 +369,7 @@ def test_a_trial_runs_on_a_copy(storage: CopyingMemory, start: Make) -> None:
     second.live.unpack(second.catalog, newest, second.directory, unheard)
     with second.live.trial(second.directory) as url:
         assert url.endswith("/trial")
-        directory = url.removeprefix(f"{storage.url}/")
+        directory = url.removeprefix(f"{storage.hadoop_url}/")
         copies = {path: storage.read(f"{directory}/{path}") for path in storage.stored_below(directory)}
         assert copies == first.query.needed(1)
     assert not storage.stored_below(directory)
