@@ -32,8 +32,9 @@ test-integration: $(STAMP) ## the slow tests and those that need a daemon, a clu
 	@tools/require-chromium
 	@tools/require-npm
 	@tools/require-go
-	@echo "Building fake-gcs-server; the first time takes a few minutes."
+	@echo "Building fake-gcs-server and versitygw; the first time takes a few minutes."
 	@$(BIN)/python -m tests.fake_gcs_server
+	@$(BIN)/python -m tests.versitygw
 	$(BIN)/python -m pytest -m "(slow or integration) and not exhaustive" $(SIDE_BY_SIDE)
 
 test-exhaustive: $(STAMP) ## what the other tests try at some points, at every point

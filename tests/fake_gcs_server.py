@@ -1,19 +1,11 @@
 """fake-gcs-server: a server of Google Cloud Storage's API that other people wrote, as the second opinion on ours.
 
-It is a Go program. ``go install`` builds it once into a cache directory of the user, and ``tools/require-go`` says what
-to do where Go is missing. Objects are held in memory; what it does otherwise than Google documents is told, line by
-line, in ``tests/object_stores/test_answers.py``.
+Objects are held in memory; what it does otherwise than Google documents is told, line by line, in
+``tests/object_stores/test_answers.py``.
 """
 
 from __future__ import annotations
 
-import fcntl
-import os
-import shutil
-import socket
-import subprocess
-import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,12 +13,9 @@ from urllib.parse import quote
 
 import requests
 
-__all__ = ["FakeGcsServer", "built", "running"]
+from tests.go_server import built, serving
 
-_MODULE = "github.com/fsouza/fake-gcs-server"
-_VERSION = "v1.56.1"
-#: Seconds in which the server, once built, must answer.
-_PATIENCE = 30.0
+__all__ = ["FakeGcsServer", "program", "running"]
 
 
 class FakeGcsServer:
@@ -84,24 +73,9 @@ def _object(bucket: str, name: str) -> str:
     return f"/storage/v1/b/{bucket}/o/{quote(name, safe='')}"
 
 
-def built() -> Path:
-    """The program; the first caller of a machine builds it, and others wait."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dagster-ckpt-tests"
-    target = cache / f"fake-gcs-server-{_VERSION}"
-    cache.mkdir(parents=True, exist_ok=True)
-    with (cache / "lock").open("w") as lock, tempfile.TemporaryDirectory(dir=cache) as directory:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not target.exists():
-            go = shutil.which("go")
-            assert go is not None, "Go is missing; see tools/require-go"
-            subprocess.run(
-                [go, "install", f"{_MODULE}@{_VERSION}"],
-                check=True,
-                # Without cgo a compiler for C is not needed, nor is the program of another machine's libc.
-                env={**os.environ, "GOBIN": directory, "CGO_ENABLED": "0"},
-            )
-            (Path(directory) / "fake-gcs-server").replace(target)
-    return target
+def program() -> Path:
+    """The program, built if it is not there."""
+    return built("github.com/fsouza/fake-gcs-server", "v1.56.1")
 
 
 @contextmanager
@@ -111,47 +85,17 @@ def running(log: Path) -> Iterator[FakeGcsServer]:
     Args:
         log: where it writes what it has to say.
     """
-    with log.open("wb") as said:
-        for _ in range(3):  # the free port may be taken again before it is used
-            port = _free_port()
-            process = subprocess.Popen(
-                [
-                    *(str(built()), "-scheme", "http", "-host", "127.0.0.1", "-port", str(port)),
-                    *("-backend", "memory", "-log-level", "warn"),
-                ],
-                stdout=said,
-                stderr=subprocess.STDOUT,
-            )
-            try:
-                url = f"http://127.0.0.1:{port}"
-                if _answers(url, process):
-                    server = FakeGcsServer(url)
-                    yield server
-                    server.close()
-                    return
-            finally:
-                process.terminate()
-                process.wait()
-    raise AssertionError(f"fake-gcs-server does not start: {log.read_text(encoding='utf-8')}")
+    path = str(program())
 
+    def command(port: int) -> list[str]:
+        where = ("-scheme", "http", "-host", "127.0.0.1", "-port", str(port))
+        return [path, *where, "-backend", "memory", "-log-level", "warn"]
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
-def _answers(url: str, process: subprocess.Popen[bytes]) -> bool:
-    begun = time.monotonic()
-    while process.poll() is None and time.monotonic() - begun < _PATIENCE:
-        try:
-            if requests.get(f"{url}/_internal/healthcheck", timeout=5).ok:
-                return True
-        except requests.ConnectionError:
-            time.sleep(0.05)
-    return False
+    with serving(command, "/_internal/healthcheck", log) as url:
+        server = FakeGcsServer(url)
+        yield server
+        server.close()
 
 
 if __name__ == "__main__":
-    built()
+    program()

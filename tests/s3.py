@@ -1,18 +1,24 @@
-"""A bucket of the tests: moto's server, which can be told to answer as a store does on a bad day."""
+"""A bucket of the tests: moto's server, which can be told to answer as a store does on a bad day.
+
+What moto does not know of copies is done here, and compared with a server that others wrote
+(``tests/object_stores/test_s3_answers.py``): a copy is refused when its source is not the one that was pinned.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import socket
+import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, Self, TypeAlias
-from urllib.parse import parse_qs
+from types import ModuleType, TracebackType
+from typing import Any, Protocol, Self, TypeAlias
+from urllib.parse import parse_qs, unquote
 
 import aiobotocore.endpoint
+import google_crc32c
 import moto.s3.models
 import pytest
 from moto.core.models import DEFAULT_ACCOUNT_ID
@@ -24,6 +30,21 @@ from dagster_ckpt.filesystem.s3 import S3FileSystem
 from dagster_ckpt.testing.gcs_server import Reset
 
 BUCKET = "checkpoints"
+KEY, SECRET = "key-of-mine", "secret-of-mine"
+# moto takes another sum for a CRC32C where it has not this module, which is not among ours.
+_crc32c = ModuleType("crc32c")
+vars(_crc32c)["crc32c"] = google_crc32c.value
+sys.modules.setdefault("crc32c", _crc32c)
+
+
+class Server(Protocol):
+    """Ours, or one that others wrote."""
+
+    @property
+    def url(self) -> str:
+        """Where it listens."""
+
+
 _Begin: TypeAlias = Callable[..., Any]
 
 
@@ -32,8 +53,8 @@ class Request:
     """One request.
 
     Attributes:
-        kind: ``put``, ``begin`` (of an upload in parts), ``part``, ``complete``, ``abort``, ``read``, ``stat``,
-            ``delete``, ``list`` or ``other``.
+        kind: ``put``, ``begin`` (of an upload in parts), ``part``, ``complete``, ``abort``, ``copy``, ``read``,
+            ``stat``, ``delete``, ``list`` or ``other``.
         name: the object, or the bucket.
         size: bytes of the request's body.
     """
@@ -58,7 +79,12 @@ class Spoil:
     """Let another byte arrive than was sent."""
 
 
-Fault: TypeAlias = Answer | Reset | Spoil
+@dataclass(frozen=True, slots=True)
+class BreakOff:
+    """Break the connection in the middle of the answer's body."""
+
+
+Fault: TypeAlias = Answer | BreakOff | Reset | Spoil
 
 
 class S3Server:
@@ -67,6 +93,8 @@ class S3Server:
     def __init__(self) -> None:
         self.plan: Callable[[Request], Fault | None] = lambda request: None
         self.log: deque[Request] = deque()
+        #: Whether a copy is of what was pinned, or of anything.
+        self.heeds_pins = True
         #: Of what is uploaded below this name only the first byte is kept.
         self.forget: str | None = None
         # moto looks whether a name is free and then stores, in two steps.
@@ -91,6 +119,7 @@ class S3Server:
         """Forget everything, plan and log too."""
         self.plan = lambda request: None
         self.forget = None
+        self.heeds_pins = True
         self.log.clear()
         _backend().reset()
 
@@ -143,7 +172,14 @@ class S3Server:
         assert carried_out is not None
         status, headers, answer = carried_out
         begin(status, headers)
+        if isinstance(fault, BreakOff):
+            return self._half(answer, environment["werkzeug.socket"])
         return [answer]
+
+    def _half(self, answer: bytes, connection: socket.socket) -> Iterator[bytes]:
+        yield answer[: len(answer) // 2]
+        connection.shutdown(socket.SHUT_RDWR)
+        raise ConnectionResetError
 
     def _carried_out(self, environment: dict[str, Any], body: bytes) -> tuple[str, list[tuple[str, str]], bytes]:
         heads: list[tuple[str, list[tuple[str, str]]]] = []
@@ -152,6 +188,9 @@ class S3Server:
             heads.append((status, headers))
 
         with self._one_at_a_time:
+            if self.heeds_pins and _is_copy_of_another(environment):
+                said = "<Error><Code>PreconditionFailed</Code><Condition>x-amz-copy-source-If-Match</Condition></Error>"
+                return "412 Precondition Failed", [("Content-Type", "application/xml")], said.encode()
             answer = b"".join(self._moto({**environment, "wsgi.input": _Body(body)}, begin))
         status, headers = heads[-1]
         return status, headers, answer
@@ -185,9 +224,21 @@ def _backend() -> S3Backend:
     return backend
 
 
+def _is_copy_of_another(environment: Mapping[str, Any]) -> bool:
+    """Whether a copy is asked for of an object that is not the one that was pinned."""
+    pinned = environment.get("HTTP_X_AMZ_COPY_SOURCE_IF_MATCH")
+    if pinned is None:
+        return False
+    bucket, _, name = unquote(environment["HTTP_X_AMZ_COPY_SOURCE"]).lstrip("/").partition("/")
+    source = _backend().buckets[bucket].keys.get(name)
+    return source is not None and source.etag.strip('"') != pinned.strip('"')
+
+
 def _kind(environment: dict[str, Any]) -> str:
     query = parse_qs(environment.get("QUERY_STRING", ""), keep_blank_values=True)
     match environment["REQUEST_METHOD"], "uploadId" in query:
+        case "PUT", False if "HTTP_X_AMZ_COPY_SOURCE" in environment:
+            return "copy"
         case "PUT", in_parts:
             return "part" if in_parts else "put"
         case "POST", True:
@@ -203,9 +254,9 @@ def _kind(environment: dict[str, Any]) -> str:
     return "other"
 
 
-def bucket_of(server: S3Server, prefix: str = "base", **options: Any) -> S3FileSystem:
+def bucket_of(server: Server, prefix: str = "base", **options: Any) -> S3FileSystem:
     """What a job sees of the server's bucket."""
-    return S3FileSystem(BUCKET, prefix, {**connection(server), **options})
+    return S3FileSystem(BUCKET, prefix, {**connection(server.url), **options})
 
 
 def answering_at_once(patch: pytest.MonkeyPatch) -> None:
@@ -220,6 +271,6 @@ def answering_at_once(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(moto.s3.models, "S3_UPLOAD_PART_MIN_SIZE", 1)
 
 
-def connection(server: S3Server) -> dict[str, Any]:
-    """The storage options for a server."""
-    return {"endpoint_url": server.url, "key": "key-of-mine", "secret": "secret-of-mine"}
+def connection(url: str) -> dict[str, Any]:
+    """The storage options for a server, by where it is."""
+    return {"endpoint_url": url, "key": KEY, "secret": SECRET}

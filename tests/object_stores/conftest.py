@@ -9,9 +9,10 @@ from tests import gcs, s3
 from tests.azurite import Azurite, install
 from tests.object_stores.conversation import Conversation
 from tests.object_stores.stores import Store, opened
+from tests.versitygw import VersityServer, running
 
 #: Of stores that other people wrote.
-OTHERS = ("fake-gcs-server", "azurite")
+OTHERS = ("fake-gcs-server", "versitygw", "azurite")
 
 
 @pytest.fixture
@@ -50,6 +51,13 @@ def conversation(any_server: gcs.BucketServer) -> Iterator[Conversation]:
 
 
 @pytest.fixture(scope="session")
+def versitygw(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VersityServer]:
+    """The server of s3:// that others wrote, of all tests of a worker."""
+    with running(tmp_path_factory.mktemp("versitygw")) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
 def azurite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Azurite]:
     program = install(tmp_path_factory.mktemp("npm"))
     with Azurite(program, tmp_path_factory.mktemp("azurite")) as running:
@@ -59,6 +67,12 @@ def azurite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Azurite]:
 @pytest.fixture(params=["gs", "s3", *(pytest.param(kind, marks=pytest.mark.integration) for kind in OTHERS)])
 def store(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
     """Each kind of store in turn; those that other people wrote in the integration tests."""
+    yield from opened(request.param, request, monkeypatch)
+
+
+@pytest.fixture(params=["gs", "s3", pytest.param("versitygw", marks=pytest.mark.integration)])
+def copying(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
+    """Each that copies by itself, and only what was pinned."""
     yield from opened(request.param, request, monkeypatch)
 
 

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 import pytest
 
+from dagster_ckpt.filesystem import object_store
 from dagster_ckpt.filesystem.azure import AzureBlobFileSystem
 from dagster_ckpt.filesystem.gcs import GcsFileSystem
 from dagster_ckpt.filesystem.object_store import ObjectFileSystem
@@ -20,6 +21,7 @@ from dagster_ckpt.filesystem.s3 import S3FileSystem
 from dagster_ckpt.testing import gcs_server
 from tests import gcs, s3
 from tests.azurite import Azurite
+from tests.versitygw import VersityServer
 
 
 class Trouble(Enum):
@@ -203,7 +205,7 @@ class AmazonStore(DisturbedStore):
     }
 
     def storage(self, prefix: str = "base", bucket: str | None = None) -> ObjectFileSystem:
-        return S3FileSystem(bucket or self.bucket, prefix, s3.connection(self.server))
+        return S3FileSystem(bucket or self.bucket, prefix, s3.connection(self.server.url))
 
     @property
     def unfinished_uploads(self) -> int:
@@ -232,6 +234,32 @@ class ForeignGoogleStore(Store):
 
     def discard(self, name: str) -> None:
         self.server.discard(self.bucket, name)
+
+
+class ForeignAmazonStore(Store):
+    """versitygw."""
+
+    creates = AmazonStore.creates
+
+    def __init__(self, server: VersityServer, patch: pytest.MonkeyPatch) -> None:
+        self.server = server
+        self._patch = patch
+
+    def storage(self, prefix: str = "base", bucket: str | None = None) -> ObjectFileSystem:
+        return S3FileSystem(bucket or self.bucket, prefix, s3.connection(self.server.url))
+
+    def objects(self) -> dict[str, bytes]:
+        return self.server.objects(self.bucket)
+
+    def put(self, name: str, data: bytes) -> None:
+        self.server.put(self.bucket, name, data)
+
+    def discard(self, name: str) -> None:
+        self.server.discard(self.bucket, name)
+
+    def take_whole(self) -> None:
+        """Be sent in one request what would be parts too small for it."""
+        self._patch.setattr(object_store, "CHUNK", 5 << 20)
 
 
 class AzureStore(Store):
@@ -272,5 +300,10 @@ def opened(kind: str, request: pytest.FixtureRequest, patch: pytest.MonkeyPatch)
             other.empty()
             other.create_bucket(gcs.BUCKET)
             yield ForeignGoogleStore(other)
+        case "versitygw":
+            other = request.getfixturevalue("versitygw")
+            other.empty()
+            other.create_bucket(s3.BUCKET)
+            yield ForeignAmazonStore(other, patch)
         case _:
             yield AzureStore(request.getfixturevalue("azurite"))

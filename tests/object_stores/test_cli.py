@@ -57,7 +57,7 @@ def test_options_that_are_no_json_are_named(run: Run, monkeypatch: pytest.Monkey
 def test_a_bucket_of_s3_is_as_good(
     s3: amazon.S3Server, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("DAGSTER_CKPT_STORAGE_OPTIONS", json.dumps(amazon.connection(s3)))
+    monkeypatch.setenv("DAGSTER_CKPT_STORAGE_OPTIONS", json.dumps(amazon.connection(s3.url)))
     monkeypatch.setenv("DAGSTER_CKPT_PATH", f"s3a://{amazon.BUCKET}/base")
     started = Run(amazon.bucket_of(s3), Ledger(), Pins(tmp_path_factory.mktemp("pins"))).start()
     started.checkpoint(state(1), 1)

@@ -314,7 +314,7 @@ def test_without_credentials_the_way_to_them_is_told(s3: S3Server, options: dict
 
 
 def test_a_server_that_is_not_there(s3: S3Server) -> None:
-    storage = S3FileSystem(BUCKET, "base", {**connection(s3), "endpoint_url": "http://127.0.0.1:1"})
+    storage = S3FileSystem(BUCKET, "base", connection("http://127.0.0.1:1"))
     with pytest.raises(StorageError, match="Could not connect to the endpoint") as raised:
         storage.read("f")
     assert "network" in raised.value.hint

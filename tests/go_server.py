@@ -1,0 +1,93 @@
+"""Servers that other people wrote in Go, as the second opinion on ours.
+
+``go install`` builds each once into a cache directory of the user, and ``tools/require-go`` says what to do where Go is
+missing.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import requests
+
+__all__ = ["built", "serving"]
+
+#: Seconds in which a server, once built, must answer.
+_PATIENCE = 30.0
+
+
+def built(package: str, version: str) -> Path:
+    """The program of a package; the first caller of a machine builds it, and others wait."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dagster-ckpt-tests"
+    name = package.rpartition("/")[2]
+    target = cache / f"{name}-{version}"
+    cache.mkdir(parents=True, exist_ok=True)
+    with (cache / "lock").open("w") as lock, tempfile.TemporaryDirectory(dir=cache) as directory:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not target.exists():
+            go = shutil.which("go")
+            assert go is not None, "Go is missing; see tools/require-go"
+            subprocess.run(
+                [go, "install", f"{package}@{version}"],
+                check=True,
+                # Without cgo a compiler for C is not needed, nor is the program of another machine's libc.
+                env={**os.environ, "GOBIN": directory, "CGO_ENABLED": "0"},
+            )
+            (Path(directory) / name).replace(target)
+    return target
+
+
+@contextmanager
+def serving(
+    command: Callable[[int], Sequence[str]], health: str, log: Path, environment: Mapping[str, str] | None = None
+) -> Iterator[str]:
+    """A server on a free port of this machine: its URL.
+
+    Args:
+        command: that starts it on a port.
+        health: the path that it answers when it is ready.
+        log: where it writes what it has to say.
+        environment: variables that it is given besides those of this process.
+    """
+    with log.open("wb") as said:
+        for _ in range(3):  # the free port may be taken again before it is used
+            port = _free_port()
+            process = subprocess.Popen(
+                command(port), stdout=said, stderr=subprocess.STDOUT, env={**os.environ, **(environment or {})}
+            )
+            try:
+                url = f"http://127.0.0.1:{port}"
+                if _answers(url + health, process):
+                    yield url
+                    return
+            finally:
+                process.terminate()
+                process.wait()
+    raise AssertionError(f"{command(0)[0]} does not start: {log.read_text(encoding='utf-8')}")
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _answers(url: str, process: subprocess.Popen[bytes]) -> bool:
+    begun = time.monotonic()
+    while process.poll() is None and time.monotonic() - begun < _PATIENCE:
+        try:
+            if requests.get(url, timeout=5).ok:
+                return True
+        except requests.ConnectionError:
+            time.sleep(0.05)
+    return False
