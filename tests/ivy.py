@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pyspark.find_spark_home import _find_spark_home
 
-__all__ = ["classpath", "hadoop_version", "spark_jars"]
+__all__ = ["classpath", "classpath_of", "hadoop_version", "spark_jars"]
 
 _CLIENT = "hadoop-client-api-"
 #: A jar that has everything in it needs nothing that its description names.
@@ -44,14 +44,30 @@ def classpath(scratch: Path, organisation: str, module: str, revision: str, *, s
         revision: its version.
         shaded: take the jar that has everything in it, and nothing else.
     """
-    (ivy,) = spark_jars().glob("ivy-*.jar")
-    found = scratch / f"classpath-{module}-{os.getpid()}"
     settings = scratch / f"ivysettings-{module}-{os.getpid()}.xml"
     settings.write_text(_SHADED, encoding="utf-8")
-    wanted = ["-dependency", organisation, module, revision]
     how = ["-settings", str(settings)] if shaded else []
+    return _resolved(scratch, module, *how, "-dependency", organisation, module, revision)
+
+
+def classpath_of(scratch: Path, name: str, description: str) -> str:
+    """Several artifacts and what they need, as a class path.
+
+    Args:
+        scratch: a directory for what Ivy is told and tells.
+        name: of the description.
+        description: a file of Ivy's.
+    """
+    file = scratch / f"ivy-{name}-{os.getpid()}.xml"
+    file.write_text(description, encoding="utf-8")
+    return _resolved(scratch, name, "-ivy", str(file))
+
+
+def _resolved(scratch: Path, name: str, *wanted: str) -> str:
+    (ivy,) = spark_jars().glob("ivy-*.jar")
+    found = scratch / f"classpath-{name}-{os.getpid()}"
     done = subprocess.run(
-        ["java", "-jar", str(ivy), *how, *wanted, "-confs", "default", "-types", "jar", "-cachepath", str(found)],
+        ["java", "-jar", str(ivy), *wanted, "-confs", "default", "-types", "jar", "-cachepath", str(found)],
         capture_output=True,
         text=True,
         check=False,

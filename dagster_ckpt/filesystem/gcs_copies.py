@@ -53,9 +53,9 @@ class GcsServerSide(ObjectFileSystem, ServerSide):
         with self._errors(what):
             try:
                 made = self._rewrite(copy)
-            except FileExistsError as error:
-                # The target is there, or the source is another one: also when a request was carried out, its reply was
-                # lost, and the client has repeated it. What is there decides.
+            except (FileExistsError, FileNotFoundError) as error:
+                # The target is there, or the source is another one, or gone: also when a request was carried out, its
+                # reply was lost, and the client has repeated it. What is there decides.
                 made = self._settled(copy, error)
             if copy.of is not None and not made.is_same_content(copy.of):
                 raise StorageError(f"Could not {what}: it came out with other bytes than it was copied from.")
@@ -133,7 +133,7 @@ class GcsServerSide(ObjectFileSystem, ServerSide):
 
         return _stored(self._await(rewritten))
 
-    def _settled(self, copy: Copy, error: FileExistsError) -> Stored:
+    def _settled(self, copy: Copy, error: OSError) -> Stored:
         """What lies at the target of a copy whose condition did not hold."""
         try:
             made = self._look(copy.target)

@@ -31,6 +31,7 @@ from fsspec.callbacks import Callback
 
 from dagster_ckpt.errors import InvalidConfiguration, StorageError, StorageUnusable
 from dagster_ckpt.filesystem.object_store import SET_THE_CLOCK, ObjectFileSystem, check_options
+from dagster_ckpt.filesystem.s3_copies import NotAsPinned, S3ServerSide
 from dagster_ckpt.filesystem.transfers import in_chunks
 
 __all__ = ["S3FileSystem"]
@@ -58,6 +59,8 @@ _MOST_PARTS = 10_000
 #: Attempts at a create that meets a conflicting request of somebody else, and seconds before the second.
 _CONFLICTS = 5
 _PAUSE = 0.2
+#: Conditions that the object which is asked for is the one that was seen.
+_PINNED = frozenset({"IfMatch", "CopySourceIfMatch"})
 
 _NO_CREDENTIALS = (
     CredentialRetrievalError,
@@ -94,7 +97,7 @@ _ELSEWHERE = frozenset(
 _TOO_MUCH = frozenset({"429", "503", "RequestLimitExceeded", "ServiceUnavailable", "SlowDown", "TooManyRequests"})
 
 
-class S3FileSystem(ObjectFileSystem):
+class S3FileSystem(S3ServerSide):
     """Objects of a bucket of Amazon S3 below one prefix.
 
     A store that speaks S3's protocol will do if it honours ``If-None-Match: *`` for single requests and for uploads in
@@ -211,9 +214,10 @@ class _Client(s3fs.S3FileSystem):  # type: ignore[misc]  # s3fs publishes no typ
                 return await super()._call_s3(method, *given, **parameters)
             except OSError as error:
                 code = _code(error)
-                # Only Amazon's own answer says which condition was not met; there is no other here.
+                # Only Amazon's own answer says which condition was not met; no request here has two.
                 if code == "PreconditionFailed":
-                    raise FileExistsError(parameters.get("Key")) from error
+                    kind = NotAsPinned if _PINNED & parameters.keys() else FileExistsError
+                    raise kind(parameters.get("Key")) from error
                 if code == "NoSuchUpload":
                     raise _UploadGone(_message(error)) from error
                 # Nothing was done, and the request may be repeated. An upload in parts would begin again: its name

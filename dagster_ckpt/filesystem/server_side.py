@@ -95,7 +95,7 @@ class ServerSide(ABC):
 
         Raises:
             FileNotFoundError: the source is gone, or is not what it was when it was pinned.
-            StorageError: the target exists and is something else, or the storage failed.
+            StorageError: the target is something else, as far as the store looks at it, or the storage failed.
         """
 
     @abstractmethod

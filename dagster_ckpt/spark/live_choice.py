@@ -21,6 +21,12 @@ if TYPE_CHECKING:
 
 __all__ = ["choose_live", "connector_of", "refuse_impossible"]
 
+#: The storages that copy by themselves, with what has a class for them that Hadoop can load.
+_CONNECTORS = {
+    "gs": "the jar of gcs-connector",
+    "s3": "org.apache.hadoop:hadoop-aws:{hadoop}",
+}
+_COPYING = ", ".join(f"{scheme}://" for scheme in _CONNECTORS)
 _HINT = "Set live_location to local, and working_directory to a directory that the driver and every executor reach."
 
 
@@ -33,7 +39,7 @@ def refuse_impossible(job: StreamingJob) -> None:
     if job.live_location is LiveLocationPlace.STORAGE and job.filesystem.copies is None:
         raise InvalidConfiguration(
             f"The live checkpointLocation of job {job.name!r} cannot lie in {job.filesystem.url}: that is built for "
-            "gs:// only, and not for s3://, abfs://, hdfs:// or directories.",
+            f"{_COPYING} only.",
             hint=_HINT,
         )
 
@@ -52,20 +58,20 @@ def choose_live(job: StreamingJob, spark: SparkSession, directory: Path) -> tupl
     refuse_impossible(job)
     local = LocalLive(directory / LOCATION)
     if (store := job.filesystem.copies) is None:
-        none = f"{job.filesystem.url} is no storage that Spark could keep it in (gs:// is)"
+        none = f"{job.filesystem.url} is no storage that Spark could keep it in (those are {_COPYING})"
         return local, LiveLocationChosen(local.url, f"live_location is {job.live_location.value}, and {none}")
     master = str(spark.sparkContext.master)
     if (why := _why_on_a_disk(job, master)) is not None:
         return local, LiveLocationChosen(local.url, why)
-    scheme = job.filesystem.url.partition("://")[0]
+    scheme = job.filesystem.hadoop_url.partition("://")[0]
     connector = connector_of(spark, scheme)
     if connector is None:
         missing = f"Spark's Hadoop has no file system for {scheme}:// (no connector on its classpath)"
         if job.live_location is LiveLocationPlace.STORAGE:
             raise InvalidConfiguration(
                 f"The live checkpointLocation of job {job.name!r} is to lie in {job.filesystem.url}, and {missing}.",
-                hint="Add the connector to the session: for gs:// the jar of gcs-connector (spark.jars, or "
-                f"spark.jars.packages). {_HINT}",
+                hint="Add the connector to the session (spark.jars, or spark.jars.packages): "
+                f"{_connector(job, spark)}. {_HINT}",
             )
         return local, LiveLocationChosen(local.url, f"{missing}, and live_location is auto")
     from dagster_ckpt.spark.stored_live import stored_live  # noqa: PLC0415
@@ -88,6 +94,13 @@ def connector_of(spark: SparkSession, scheme: str) -> str | None:
         return str(found.getName())
     except Py4JJavaError:  # UnsupportedFileSystemException, or a class that is configured and cannot be loaded
         return None
+
+
+def _connector(job: StreamingJob, spark: SparkSession) -> str:
+    """What has such a class for the storage of a job."""
+    release = spark._jvm.org.apache.hadoop.util.VersionInfo.getVersion()  # type: ignore[union-attr]  # noqa: SLF001
+    scheme = job.filesystem.url.partition("://")[0]
+    return _CONNECTORS.get(scheme, f"one for {scheme}://").format(hadoop=release)
 
 
 def _why_on_a_disk(job: StreamingJob, master: str) -> str | None:

@@ -10,10 +10,8 @@ import pytest
 
 from dagster_ckpt.errors import CheckpointError
 from dagster_ckpt.testing import ProcessDied
-from dagster_ckpt.testing.gcs_server import GcsServer
-from tests.gcs import bucket_of
 from tests.object_stores.lives import DEATHS, ONCE, TROUBLES, Wire, every
-from tests.object_stores.stores import GoogleStore
+from tests.object_stores.stores import DisturbedStore
 from tests.spark.stored_lives import Life
 from tests.spark.stored_starts import Promised, Start
 
@@ -22,12 +20,12 @@ STEP = 601
 
 
 class LifeOnTheWire:
-    def __init__(self, store: GoogleStore, home: Path) -> None:
+    def __init__(self, store: DisturbedStore, home: Path) -> None:
         self.store = store
         self.life = Life(home)
 
     def lead(self, at: int | None, trouble: str) -> tuple[Wire, Promised]:
-        self.store.server.create_bucket(self.store.bucket)
+        self.store.hold({})
         wire, promised = Wire(self.store.storage(), self.store, at, trouble), Promised()
         try:
             self.life.lead(wire, promised)
@@ -53,10 +51,12 @@ class LifeOnTheWire:
 
 
 @pytest.fixture
-def life(server: GcsServer, impatient: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LifeOnTheWire:
-    return LifeOnTheWire(GoogleStore(server, monkeypatch), tmp_path)
+def life(disturbed: DisturbedStore, tmp_path: Path) -> LifeOnTheWire:
+    disturbed.hurry()
+    return LifeOnTheWire(disturbed, tmp_path)
 
 
+@pytest.mark.parametrize("disturbed", ["gs", pytest.param("s3", marks=pytest.mark.exhaustive)], indirect=True)
 def test_some_requests_go_wrong(life: LifeOnTheWire) -> None:
     life.tried(STEP, TROUBLES)
 
@@ -64,25 +64,26 @@ def test_some_requests_go_wrong(life: LifeOnTheWire) -> None:
 @pytest.mark.exhaustive
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("trouble", TROUBLES)
+@pytest.mark.parametrize("disturbed", ["gs"], indirect=True)  # with moto it would take hours
 def test_every_request_goes_wrong(life: LifeOnTheWire, trouble: str) -> None:
     life.tried(1, [trouble])
 
 
-def test_the_bytes_of_the_state_never_come_here(server: GcsServer, tmp_path: Path) -> None:
+def test_the_bytes_of_the_state_never_come_here(disturbed: DisturbedStore, tmp_path: Path) -> None:
     promised = Promised()
 
     def start() -> Start:
-        bucket = bucket_of(server)
+        bucket = disturbed.storage()
         return Start(bucket, bucket, promised, tmp_path / uuid.uuid4().hex)
 
     first = start().start()
     first.query.run(5)
-    before = len(server.log)
+    before = len(disturbed.log)
     first.checkpoint()
     first.query.run(1)
-    uploaded = len(server.log)
+    uploaded = len(disturbed.log)
     second = start().prepare()  # salvages, and lays out
-    asked = [*list(server.log)[before:uploaded], *list(server.log)[uploaded:]]
+    asked = [*disturbed.log[before:uploaded], *disturbed.log[uploaded:]]
     assert second.restored is not None
     assert (second.restored.kind, second.restored.batch) == ("salvage", 5)
     tables = [request for request in asked if request.name.endswith(".sst") and request.size]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -16,16 +15,20 @@ from dagster_ckpt.config.restart import NoRestart
 from dagster_ckpt.errors import InvalidConfiguration
 from dagster_ckpt.filesystem import FileSystem, PosixFileSystem
 from dagster_ckpt.filesystem.gcs import GcsFileSystem
+from dagster_ckpt.filesystem.s3 import S3FileSystem
 from dagster_ckpt.spark import live_choice
 from dagster_ckpt.spark.event_text import describe
 from dagster_ckpt.spark.job import StreamingJob
 from dagster_ckpt.spark.live_choice import choose_live, connector_of, refuse_impossible
+from dagster_ckpt.spark.stored_live import stored_live
+from tests.ivy import hadoop_version
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 AUTO, LOCAL, STORAGE = LiveLocationPlace.AUTO, LiveLocationPlace.LOCAL, LiveLocationPlace.STORAGE
 CONNECTOR = "com.google.cloud.hadoop.fs.gcs.GoogleHadoopFileSystem"
+S3A = "org.apache.hadoop.fs.s3a.S3AFileSystem"
 CLUSTER = "spark://master:7077"
 
 
@@ -49,7 +52,8 @@ def _job(filesystem: FileSystem, place: LiveLocationPlace, *, shares_disk: bool 
 
 
 def _chosen(monkeypatch: pytest.MonkeyPatch, job: StreamingJob, master: str, connector: str | None) -> tuple[str, str]:
-    monkeypatch.setattr(live_choice, "connector_of", lambda _, scheme: connector if scheme == "gs" else None)
+    found = {"gs": CONNECTOR, "s3a": S3A}
+    monkeypatch.setattr(live_choice, "connector_of", lambda _, scheme: found.get(scheme) if connector else None)
     spark: Any = SimpleNamespace(sparkContext=SimpleNamespace(master=master))
     live, told = choose_live(job, spark, Path("/working/orders/000007-0123abcd"))
     assert live.url == told.url
@@ -87,28 +91,53 @@ def test_where_it_lies_and_why(
     assert why in reason
 
 
+def test_hadoop_has_another_scheme_for_s3(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What goes on record and is told is our URL: another start finds the location by it."""
+    job = _job(S3FileSystem("bucket", "all of it"), STORAGE)
+    url, reason = _chosen(monkeypatch, job, CLUSTER, S3A)
+    assert url == "s3://bucket/all of it/orders/taskowned/000007-0123abcd/checkpoint"
+    assert f"Spark reaches s3a:// by {S3A}" in reason
+    assert job.filesystem.copies is not None
+    live = stored_live(job.filesystem, job.filesystem.copies, job.name, "000007-0123abcd")
+    assert live.url == url
+    assert live.spark_url == f"s3a{url.removeprefix('s3')}"
+
+
 def test_what_sparks_hadoop_reaches_is_asked_and_not_tried(spark: SparkSession) -> None:
     assert str(connector_of(spark, "file")).endswith("LocalFileSystem")
     # Hadoop's defaults name a class for gs:// that is not there.
     assert connector_of(spark, "gs") is None
+    assert connector_of(spark, "s3a") is None
     assert connector_of(spark, "no-such-scheme") is None
 
 
 def test_auto_leaves_other_storages_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     url, reason = _chosen(monkeypatch, _job(PosixFileSystem(tmp_path), AUTO), CLUSTER, CONNECTOR)
     assert url.startswith("/working")
-    assert "gs:// is" in reason
+    assert "those are gs://, s3://" in reason
 
 
 def test_what_cannot_be_is_refused_by_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     job = _job(PosixFileSystem(tmp_path), STORAGE)
-    with pytest.raises(InvalidConfiguration, match="gs:// only, and not for s3://") as caught:
+    with pytest.raises(InvalidConfiguration, match="for gs://, s3:// only") as caught:
         refuse_impossible(job)
     assert "working_directory" in caught.value.hint
-    with pytest.raises(InvalidConfiguration, match="gs:// only"):
+    with pytest.raises(InvalidConfiguration, match="for gs://, s3:// only"):
         _chosen(monkeypatch, job, "local[2]", CONNECTOR)
-    job = replace(job, filesystem=GcsFileSystem("bucket"))
+
+
+@pytest.mark.parametrize(
+    ("filesystem", "artifact"),
+    [
+        (GcsFileSystem("bucket"), "gcs-connector"),
+        (S3FileSystem("bucket"), f"org.apache.hadoop:hadoop-aws:{hadoop_version()}"),
+    ],
+    ids=["gs", "s3"],
+)
+def test_a_connector_that_is_missing_is_named(spark: SparkSession, filesystem: FileSystem, artifact: str) -> None:
+    job = _job(filesystem, STORAGE)
     refuse_impossible(job)
     with pytest.raises(InvalidConfiguration, match="no connector on its classpath") as caught:
-        _chosen(monkeypatch, job, "local[2]", None)
+        choose_live(job, spark, Path("/working/orders/000007-0123abcd"))
     assert "spark.jars" in caught.value.hint
+    assert artifact in caught.value.hint
