@@ -1,9 +1,9 @@
 """A driver of a small stream whose checkpoints are in a bucket.
 
-``python -m tests.stored_live.driver URL JAR ROOT MACHINE PLACE [FROM]``: where the server of the bucket is, the
-connector, the directory of input and output, the directory in it that stands for the disk of a machine, and where the
-live location is to lie. With what is to be restored, ``latest`` or another, it ends with the data. Every batch takes a
-while, so that it can be killed in the middle.
+``python -m tests.stored_live.driver KIND URL CLASSPATH ROOT MACHINE PLACE [FROM]``: which store it is and where, the
+class path of the connector, the directory of input and output, the directory in it that stands for the disk of a
+machine, and where the live location is to lie. With what is to be restored, ``latest`` or another, it ends with the
+data. Every batch takes a while, so that it can be killed in the middle.
 """
 
 from __future__ import annotations
@@ -17,13 +17,11 @@ from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.config.live_location import LiveLocationPlace
 from dagster_ckpt.config.recovery import LATEST, RestoreRequest
 from dagster_ckpt.config.restart import FixedDelayRestart
-from dagster_ckpt.filesystem.gcs import GcsFileSystem
 from dagster_ckpt.spark.job import StreamingJob
 from dagster_ckpt.spark.session import start_session
 from dagster_ckpt.spark.supervisor import die_with_parent
-from tests.gcs import BUCKET
-from tests.gcs_connector import connector_conf
 from tests.matrix.streams import FILE, SCHEMA, Target
+from tests.stored_live.kinds import KINDS, Kind
 from tests.telling import drive
 
 if TYPE_CHECKING:
@@ -44,12 +42,9 @@ _CONF = {
 }
 
 
-def bucket(url: str) -> GcsFileSystem:
-    """The storage of the job's checkpoints."""
-    return GcsFileSystem(BUCKET, "of all", {"endpoint_url": url, "token": "anon", "project": "tests"})
-
-
-def main(url: str, jar: Path, root: Path, machine: str, place: LiveLocationPlace, restore_from: str | None) -> None:
+def main(
+    kind: Kind, url: str, classpath: str, root: Path, machine: str, place: LiveLocationPlace, restore_from: str | None
+) -> None:
     """Drive the job."""
     die_with_parent()
 
@@ -65,10 +60,10 @@ def main(url: str, jar: Path, root: Path, machine: str, place: LiveLocationPlace
     job = StreamingJob(
         name=JOB,
         query=query,
-        session=lambda: start_session(JOB, "local[2]", {**_CONF, **connector_conf(url, jar)}),
+        session=lambda: start_session(JOB, "local[2]", {**_CONF, **kind.conf(url, classpath)}),
         config=CheckpointConfig(interval="300 ms", num_retained=50),
         restart=FixedDelayRestart(0, timedelta(seconds=1)),
-        filesystem=bucket(url),
+        filesystem=kind.storage(url),
         working_directory=root / machine / "live",
         deployment="tests",
         inline_threshold=20 * 1024,
@@ -78,5 +73,5 @@ def main(url: str, jar: Path, root: Path, machine: str, place: LiveLocationPlace
 
 
 if __name__ == "__main__":
-    server, connector, home, disk, where, *more = sys.argv[1:]
-    main(server, Path(connector), Path(home), disk, LiveLocationPlace(where), more[0] if more else None)
+    which, server, connector, home, disk, where, *more = sys.argv[1:]
+    main(KINDS[which], server, connector, Path(home), disk, LiveLocationPlace(where), more[0] if more else None)

@@ -1,8 +1,9 @@
-"""A job whose live location lies in the bucket, by Google's connector: killed, and gone on with on an empty machine."""
+"""A job whose live location lies in the bucket, by Hadoop's connector: killed, and gone on with on an empty machine."""
 
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -19,34 +20,36 @@ from dagster_ckpt.config.live_location import LiveLocationPlace
 from dagster_ckpt.config.recovery import LATEST
 from dagster_ckpt.spark.file_sink import FileSink
 from dagster_ckpt.spark.live import recorded_live
-from dagster_ckpt.testing.gcs_server import GcsServer
 from tests.driving import driving
 from tests.gcs import BUCKET
-from tests.gcs_connector import connector_conf, connector_jar
 from tests.matrix.streams import land
-from tests.stored_live.driver import JOB, bucket
+from tests.stored_live.driver import JOB
+from tests.stored_live.kinds import KINDS, Server
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 _FILES = 9
 
 
+@pytest.fixture(params=KINDS)
+def which(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
 @pytest.fixture
-def server() -> Iterator[GcsServer]:
-    with GcsServer() as running:
-        running.create_bucket(BUCKET)
+def server(which: str, tmp_path: Path) -> Iterator[Server]:
+    with KINDS[which].serving(tmp_path / "server") as running:
         yield running
 
 
 @pytest.mark.exhaustive
 def test_killed_and_gone_on_with_exactly_from_the_bucket_alone(
-    server: GcsServer, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+    which: str, server: Server, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """From bucket to bucket by a salvage on a machine without the disk of before; then to a disk, and back in time."""
-    jar = connector_jar(tmp_path_factory.mktemp("ivy"))
-    storage = bucket(server.url)
+    storage = KINDS[which].storage(server.url)
     catalog = CheckpointCatalog(storage, JOB)
-    told = (server.url, str(jar), str(tmp_path))
+    told = (which, server.url, KINDS[which].classpath(tmp_path_factory.mktemp("ivy")), str(tmp_path))
     for number in range(_FILES):
         land(tmp_path / "in", number)
 
@@ -54,7 +57,7 @@ def test_killed_and_gone_on_with_exactly_from_the_bucket_alone(
         first.await_("two checkpoints", lambda: len(first.of("Completed")) >= 2)
         chosen = catalog.choice()
         assert chosen is not None
-        assert chosen[1].live.startswith(f"gs://{BUCKET}/of all/{JOB}/taskowned/")
+        assert chosen[1].live.startswith(f"{storage.url}/{JOB}/taskowned/")
         live = recorded_live(chosen[1], storage)
         assert live is not None
         acknowledged = first.of("Completed")[-1]["batch"]
@@ -92,21 +95,25 @@ def test_killed_and_gone_on_with_exactly_from_the_bucket_alone(
 
 
 @pytest.mark.parametrize("key", ["spark.jars", "spark.driver.extraClassPath"])
-def test_the_connector_is_found_wherever_it_is_named(key: str, tmp_path_factory: pytest.TempPathFactory) -> None:
-    jar = connector_jar(tmp_path_factory.mktemp("ivy"))
-    conf = {name: value for name, value in connector_conf("http://127.0.0.1:1", jar).items() if "hadoop" in name}
+@pytest.mark.parametrize("which", ["gs", pytest.param("s3", marks=pytest.mark.exhaustive)])
+def test_the_connector_is_found_wherever_it_is_named(
+    which: str, key: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    kind = KINDS[which]
+    classpath = kind.classpath(tmp_path_factory.mktemp("ivy"))
+    conf = {name: value for name, value in kind.conf("http://127.0.0.1:1", classpath).items() if "hadoop" in name}
     script = """
 import json, sys
 from dagster_ckpt.spark.live_choice import connector_of
 from dagster_ckpt.spark.session import start_session
-print("found", connector_of(start_session("asks", "local[1]", json.loads(sys.argv[1])), "gs"))
+print("found", connector_of(start_session("asks", "local[1]", json.loads(sys.argv[1])), sys.argv[2]))
 """
     more = {"spark.ui.enabled": "false", "spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
-    asked = json.dumps({**conf, **more, key: str(jar)})
-    done = subprocess.run(
-        [sys.executable, "-c", script, asked], capture_output=True, text=True, check=False, timeout=300
-    )
-    assert "found com.google.cloud.hadoop.fs.gcs.GoogleHadoopFileSystem" in done.stdout, done.stderr[-3000:]
+    named = classpath.replace(os.pathsep, ",") if key == "spark.jars" else classpath
+    asked = json.dumps({**conf, **more, key: named})
+    command = [sys.executable, "-c", script, asked, kind.scheme]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    assert f"found {kind.connector}" in done.stdout, done.stderr[-3000:]
 
 
 def _batch(metadata: CheckpointMetadata) -> int:
@@ -127,7 +134,7 @@ def _goes_on(
     assert _rows(root / "out") == _expected(_files(root))
     chosen = catalog.choice()
     assert chosen is not None
-    assert chosen[1].live.startswith("gs://") == (LiveLocationPlace.STORAGE in arguments)
+    assert chosen[1].live.startswith(catalog.filesystem.url) == (LiveLocationPlace.STORAGE in arguments)
 
 
 def _verified(catalog: CheckpointCatalog) -> CheckpointMetadata:
