@@ -12,11 +12,16 @@ from pathlib import Path
 
 from dagster_ckpt.checkpoint.metadata import FileEntry
 from dagster_ckpt.errors import CheckpointFileChanged, CheckpointFileMissing, CorruptCheckpoint
-from dagster_ckpt.filesystem import FileSystem, Part, Stored, Written
+from dagster_ckpt.filesystem import FileSystem, Part, ServerSide, Stored, Written
 from dagster_ckpt.filesystem.port import unheard
 from dagster_ckpt.filesystem.server_side import crc32c_of, md5_of
 
-__all__ = ["BrokenFile", "compared_copy", "gone", "read_files"]
+__all__ = ["BrokenFile", "compared_copy", "gone", "read_files", "unpinned"]
+
+_UNPINNED = (
+    "cannot be verified: its store told no checksum of it, and it is not the object of version {} any more; it was "
+    "written since, or copied to where it is now (what can be moved is a savepoint)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +78,10 @@ def read_files(
             told(file.size)
 
     def read_copied(file: FileEntry, stored: Stored, path: str) -> None:
-        """One that its store had copied has no SHA-256: it is brought here whole, and its CRC32C taken."""
+        """One that its store had copied has no SHA-256: it is brought here whole, and its CRC32C or MD5 taken."""
+        if not stored.has_checksum:
+            broken[file.path] = _brought_as_pinned(storage, file, stored, path, target)
+            return
         with contextlib.ExitStack() as stack:
             local = None if target is None else target / file.path
             if local is None:
@@ -126,8 +134,38 @@ def compared_copy(file: FileEntry, found: Stored, where: str) -> BrokenFile | No
     """What is wrong with a file that its store had copied."""
     if file.stored is None or found.is_same_content(file.stored):
         return None
+    if not file.stored.has_checksum and found.size == file.size:
+        return None  # made of the very version that was pinned
     what = f"has {found.size} bytes instead of {file.size}" if found.size != file.size else "was changed"
     return BrokenFile(CheckpointFileChanged, where, file.path, what)
+
+
+def unpinned(store: ServerSide | None, file: FileEntry, path: str, where: str) -> BrokenFile | None:
+    """What is wrong with a file of which nothing is known but its version, and that no store has under that any more.
+
+    Raises:
+        FileNotFoundError: it is gone.
+    """
+    if file.stored is None or (store is not None and store.stored(path).is_still(file.stored)):
+        return None
+    return BrokenFile(CheckpointFileChanged, where, file.path, _UNPINNED.format(file.stored.version))
+
+
+def _brought_as_pinned(
+    storage: FileSystem, file: FileEntry, stored: Stored, path: str, target: Path | None
+) -> BrokenFile | None:
+    """Bring a file here of which nothing is known but its version; what is wrong with it.
+
+    Raises:
+        FileNotFoundError: it is gone.
+    """
+    where, store = f"{storage.url}/{path}", storage.copies
+    found = unpinned(store, file, path, where)
+    if found is not None or store is None:
+        return found
+    if target is not None and not store.fetch_stored(path, stored, target / file.path):
+        return BrokenFile(CheckpointFileChanged, where, file.path, "came with another size")
+    return None
 
 
 def _compared(file: FileEntry, found: Written, where: str) -> BrokenFile | None:

@@ -124,7 +124,7 @@ def copy_to_savepoint(
 
     def describe(entries: tuple[FileEntry, ...]) -> CheckpointMetadata:
         for entry, original in zip(entries, checkpoint.files, strict=True):
-            # What a store has copied has no SHA-256; it was compared by its CRC32C when it was read.
+            # What a store has copied has no SHA-256; by its CRC32C, or its version, it was compared when it was read.
             if original.sha256 is not None and entry.sha256 != original.sha256:
                 raise CheckpointFailure(f"{original.path} of {checkpoint.name} changed while it was copied.")
         return replace(

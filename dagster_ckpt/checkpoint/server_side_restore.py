@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
 from dagster_ckpt.checkpoint.metadata import CheckpointMetadata, FileEntry
-from dagster_ckpt.checkpoint.reading import BrokenFile, compared_copy, gone
+from dagster_ckpt.checkpoint.reading import BrokenFile, compared_copy, gone, unpinned
 from dagster_ckpt.filesystem import Copy, ServerSide, Stored
 from dagster_ckpt.filesystem.port import unheard
 
@@ -24,7 +24,8 @@ def copy_files(
 ) -> list[Stored]:
     """Copy files of a checkpoint below a fresh directory of the same storage; what each copy is.
 
-    Each copy is compared by size and CRC32C (and MD5, where the store knows it) with what the manifest says.
+    Each copy is compared by size and CRC32C (and MD5, where the store knows it) with what the manifest says. A file of
+    which the manifest has no checksum is copied only if it is the very object that was written for the checkpoint.
 
     Args:
         catalog: of the job.
@@ -43,9 +44,13 @@ def copy_files(
     def copied(file: FileEntry) -> Stored | BrokenFile:
         path = catalog.stored_path(metadata, file.reference or "")
         where = f"{catalog.filesystem.url}/{path}"
+        # Only where nothing else is known of the version on record: else a job's directory can be copied elsewhere, and
+        # still restores.
+        pinned = None if file.stored is None or file.stored.has_checksum else file.stored
         try:
-            # Not of the version on record: a job's directory can be copied elsewhere, and still restores.
-            made = store.copy(Copy(path, None, f"{directory}/{file.path}"))
+            if pinned is not None and (broken := unpinned(store, file, path, where)) is not None:
+                return broken
+            made = store.copy(Copy(path, pinned, f"{directory}/{file.path}"))
         except FileNotFoundError:
             return gone(file, where)
         told(file.size)

@@ -130,7 +130,8 @@ def describe(job: str, checkpoint: str, path: str, as_json: bool) -> None:
 def verify(job: str, checkpoint: str | None, path: str) -> None:
     """Read every byte of CHECKPOINT of JOB, or of all its checkpoints, and compare sizes and checksums.
 
-    Exits with 1 if anything is missing or changed.
+    Of files that a store copied without telling a checksum it is asked whether anybody wrote to them since. Exits with
+    1 if anything is missing or changed.
     """
     catalog = CheckpointCatalog(storage_at(path), job)
     found: list[CheckpointMetadata] = []
@@ -155,7 +156,9 @@ def verify(job: str, checkpoint: str | None, path: str) -> None:
             click.secho(error.message, fg="red")
             click.echo(error.hint)
         else:
-            click.echo(f"{metadata.reference}  {len(metadata.files)} files, {metadata.size:,} bytes  verified")
+            pinned = sum(file.stored is not None and not file.stored.has_checksum for file in metadata.files)
+            whole = f"{metadata.reference}  {len(metadata.files)} files, {metadata.size:,} bytes  verified"
+            click.echo(f"{whole}, {pinned} without a checksum, as not written since" if pinned else whole)
     if bad:
         sys.exit(1)
 

@@ -40,11 +40,22 @@ class Stored:
     crc32c: str | None = None
     md5: str | None = None
 
+    @property
+    def has_checksum(self) -> bool:
+        """Whether it says enough to know its bytes again under another name or version."""
+        return self.crc32c is not None or self.md5 is not None
+
     def is_same_content(self, other: Stored) -> bool:
         """Whether these are the same bytes, as far as checksums tell."""
         pairs = [(self.crc32c, other.crc32c), (self.md5, other.md5)]
         known = [mine == its for mine, its in pairs if mine is not None and its is not None]
         return self.size == other.size and bool(known) and all(known)
+
+    def is_still(self, pinned: Stored) -> bool:
+        """Whether an object is what it was: by its checksums or, where there were none, as nobody wrote to it since."""
+        if pinned.has_checksum:
+            return self.is_same_content(pinned)
+        return (self.size, self.version) == (pinned.size, pinned.version)
 
     def is_of(self, data: Path | bytes) -> bool:
         """Whether a local file, or bytes, are what the store says it holds, as far as it tells."""
@@ -76,6 +87,8 @@ class ServerSide(ABC):
 
     #: How many requests are worth having under way at once.
     concurrency: int
+    #: Whether it tells a checksum of what it copied. One that does not has nothing but versions to know files by.
+    tells_checksums: bool = True
 
     @abstractmethod
     def stored(self, path: str) -> Stored:

@@ -80,8 +80,13 @@ class StoredLive(LiveLocation):
     def unpack(
         self, catalog: CheckpointCatalog, metadata: CheckpointMetadata, directory: Path, told: Callable[[int], object]
     ) -> None:
-        # A savepoint is not in the job's storage. What has a SHA-256 is read to be verified, and comes here.
-        copied = tuple(file for file in metadata.files if metadata.location is None and _is_copied(file))
+        # A savepoint is not in the job's storage. What has a SHA-256 is read to be verified, and comes here; so does
+        # what has a checksum in a store that tells none of its copies.
+        copied = tuple(
+            file
+            for file in metadata.files
+            if metadata.location is None and _is_copied(file) and self._can_prove_copies_of(file)
+        )
         paths = {file.path for file in copied}
         here = tuple(file for file in metadata.files if file.path not in paths)
         try:
@@ -146,6 +151,9 @@ class StoredLive(LiveLocation):
 
     def remove(self) -> None:
         self._remove(self._above)
+
+    def _can_prove_copies_of(self, file: FileEntry) -> bool:
+        return self._store.tells_checksums or file.stored is None or not file.stored.has_checksum
 
     def _for_spark(self, directory: str) -> str:
         return f"{self._filesystem.hadoop_url}/{directory}"

@@ -26,6 +26,7 @@ class FaultyCopies(ServerSide):
     def __init__(self, inner: ServerSide, operate: Callable[[str, str, Callable[[], object]], object]) -> None:
         self._inner = inner
         self._operate = operate
+        self.tells_checksums = inner.tells_checksums
 
     def stored(self, path: str) -> Stored:
         return self._through("stored", path, lambda: self._inner.stored(path))

@@ -21,7 +21,7 @@ from dagster_ckpt.checkpoint.live_orphans import stored_before
 from dagster_ckpt.checkpoint.savepoints import copy_to_savepoint
 from dagster_ckpt.config.checkpoint_config import JobStatus
 from dagster_ckpt.errors import CaptureIncomplete, CheckpointFileChanged, CheckpointFileMissing, CorruptCheckpoint
-from dagster_ckpt.filesystem import PosixFileSystem
+from dagster_ckpt.filesystem import FileSystem, PosixFileSystem
 from dagster_ckpt.filesystem.port import unheard
 from dagster_ckpt.spark.dead_locations import forget_attempts
 from dagster_ckpt.spark.live import recorded_live
@@ -30,15 +30,17 @@ from dagster_ckpt.spark.stored_capture import capture_stored
 from dagster_ckpt.spark.stored_live import stored_live
 from dagster_ckpt.spark.stored_location import StoredCheckpointLocation
 from dagster_ckpt.testing import FaultInjectingFileSystem, Operation
-from tests.checkpoint.memory import CopyingMemory
+from tests.checkpoint.memory import CopyingMemory, UnprovingMemory
 from tests.spark.stored_starts import JOB, Promised, Start, found_in, shared
 
 Make = Callable[..., Start]
 
 
-@pytest.fixture
-def storage() -> CopyingMemory:
-    return CopyingMemory()
+@pytest.fixture(params=[CopyingMemory, UnprovingMemory])
+def storage(request: pytest.FixtureRequest) -> CopyingMemory:
+    """With checksums of what it copies, and without."""
+    made: CopyingMemory = request.param()
+    return made
 
 
 @pytest.fixture
@@ -50,6 +52,12 @@ def start(storage: CopyingMemory, tmp_path: Path) -> Make:
         return Start(seen or storage, storage, promised, tmp_path / str(next(numbers)), local=local).start()
 
     return make
+
+
+def _carry(storage: CopyingMemory, elsewhere: FileSystem) -> None:
+    """Copy all that is stored, as people do."""
+    for path, data in reversed(storage.files.items()):
+        elsewhere.replace(path, data)
 
 
 def _read(operations: tuple[Operation, ...]) -> list[str]:
@@ -127,8 +135,7 @@ def test_from_a_bucket_to_a_disk_and_back(storage: CopyingMemory, start: Make, *
         assert found_in(storage, now) == before.query.needed(now.restored.batch)
         now.query.run(2)
     final = starts[-1].checkpoint()
-    versions = {item.encode().count(b'"crc32c"') > 0 for item in [final]}
-    assert versions == {not finally_}
+    assert any(file.stored for file in final.files) is not finally_
     CheckpointCatalog(storage, JOB).verify(final)
 
 
@@ -141,9 +148,10 @@ def test_a_damaged_copy_is_found_before_anything_is_begun(storage: CopyingMemory
     sst = next(file for file in metadata.files if file.path.endswith(".sst"))
     stored = f"{JOB}/{metadata.job_id}/{(sst.reference or '').removeprefix('../')}"
     whole = storage.read(stored)
+    changed, shorter = ("was changed", "bytes instead of") if storage.tells_checksums else ("cannot be verified",) * 2
     for data, error, what in (
-        (bytes([whole[0] ^ 1]) + whole[1:], CheckpointFileChanged, "was changed"),
-        (whole[:-1], CheckpointFileChanged, "bytes instead of"),
+        (bytes([whole[0] ^ 1]) + whole[1:], CheckpointFileChanged, changed),
+        (whole[:-1], CheckpointFileChanged, shorter),
         (None, CheckpointFileMissing, "is gone"),
     ):
         storage.remove(stored)
@@ -301,6 +309,7 @@ def test_a_savepoint_is_copied_of_a_checkpoint_of_a_job_that_does_not_run(start:
     saved = copy_to_savepoint(first.catalog, metadata, PosixFileSystem(tmp_path / "savepoints"), first.clock)
     first.catalog.verify(first.catalog.resolve(saved.reference))
     assert saved.size == metadata.size
+    assert all(file.sha256 for file in saved.files)
 
 
 def test_what_is_remembered_of_a_location_is_what_is_there(storage: CopyingMemory, start: Make) -> None:
@@ -377,15 +386,61 @@ def test_a_trial_runs_on_a_copy(storage: CopyingMemory, start: Make) -> None:
     assert found_in(storage, second) == first.query.needed(1)
 
 
-def test_a_job_that_was_copied_to_a_disk_restores(storage: CopyingMemory, start: Make, tmp_path: Path) -> None:
+def test_a_job_that_was_copied_to_a_disk_restores_if_the_store_told_checksums(
+    storage: CopyingMemory, start: Make, tmp_path: Path
+) -> None:
     """Generations are those of the bucket: elsewhere the bytes decide."""
     first = start()
     first.query.run(2)
     metadata = first.checkpoint()
     copied = PosixFileSystem(tmp_path / "copied")
-    for path, data in storage.files.items():
-        copied.replace(path, data)
+    _carry(storage, copied)
+    if not storage.tells_checksums:
+        with pytest.raises(CheckpointFileChanged, match="cannot be verified: its store told no checksum"):
+            CheckpointCatalog(copied, JOB).materialize(metadata, tmp_path / "restored")
+        with pytest.raises(CheckpointFileChanged, match="copied to where it is now"):
+            CheckpointCatalog(copied, JOB).verify(metadata)
+        return
     CheckpointCatalog(copied, JOB).materialize(metadata, tmp_path / "restored")
     root = tmp_path / "restored" / "checkpoint"
     found = {file.relative_to(root).as_posix(): file.read_bytes() for file in root.rglob("*") if file.is_file()}
     assert found == first.query.needed(1)
+
+
+@pytest.mark.parametrize("local", [False, True])
+def test_without_a_checksum_the_same_bytes_written_again_are_not_believed(tmp_path: Path, *, local: bool) -> None:
+    """They cannot be told from others; only the very object that was written for the checkpoint will do."""
+    storage, promised = UnprovingMemory(), Promised()
+    first = Start(storage, storage, promised, tmp_path / "1").start()
+    first.query.run(2)
+    metadata = first.checkpoint()
+    first.live.remove()
+    sst = next(file for file in metadata.files if file.path.endswith(".sst"))
+    stored = f"{JOB}/{metadata.job_id}/{(sst.reference or '').removeprefix('../')}"
+    CheckpointCatalog(storage, JOB).verify(metadata)
+    storage.replace(stored, storage.read(stored))
+    with pytest.raises(CheckpointFileChanged, match="cannot be verified: its store told no checksum") as caught:
+        Start(storage, storage, promised, tmp_path / "2", local=local).start()
+    assert sst.path in str(caught.value)
+    with pytest.raises(CheckpointFileChanged, match="cannot be verified"):
+        CheckpointCatalog(storage, JOB).verify(metadata)
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_what_has_a_checksum_is_read_where_the_store_tells_none(tmp_path: Path, *, damaged: bool) -> None:
+    """A job that was moved from gs:// to abfs://: a copy that the store makes there would prove nothing."""
+    storage, elsewhere, promised = CopyingMemory(), UnprovingMemory(), Promised()
+    first = Start(storage, storage, promised, tmp_path / "1").start()
+    first.query.run(3)
+    metadata = first.checkpoint()
+    first.live.remove()
+    _carry(storage, elsewhere)
+    if damaged:
+        sst = next(file for file in metadata.files if file.path.endswith(".sst"))
+        stored = f"{JOB}/{metadata.job_id}/{(sst.reference or '').removeprefix('../')}"
+        elsewhere.replace(stored, elsewhere.read(stored)[::-1])
+        with pytest.raises(CheckpointFileChanged, match="was changed"):
+            Start(elsewhere, elsewhere, promised, tmp_path / "2").start()
+        return
+    second = Start(elsewhere, elsewhere, promised, tmp_path / "2").start()
+    assert found_in(elsewhere, second) == first.query.needed(2)
