@@ -83,25 +83,50 @@ class Azurite:
         self._process.terminate()
         self._process.communicate()
 
+    @property
+    def host(self) -> str:
+        """Where it listens, with the port."""
+        return self._url.split("/")[2]
+
     def options(self, key: str = KEY) -> dict[str, Any]:
         """The storage options for it."""
-        return {"connection_string": f"BlobEndpoint={self._url};AccountName={ACCOUNT};AccountKey={key}"}
+        return options_at(self.host, key)
 
     def container(self) -> str:
         """A new, empty container."""
         name = f"checkpoints-{uuid.uuid4().hex[:8]}"
-        with self.service() as service:
-            service.create_container(name).close()
+        self.create(name)
         return name
+
+    def create(self, container: str) -> None:
+        """Make an empty container."""
+        with self.service() as service:
+            service.create_container(container).close()
 
     def service(self) -> BlobServiceClient:
         """A client that is none of the library's."""
         return BlobServiceClient.from_connection_string(self.options()["connection_string"])
 
+    def objects(self, container: str) -> dict[str, bytes]:
+        """What a container holds, by name."""
+        with self.service() as service, service.get_container_client(container) as client:
+            return {name: client.download_blob(name).readall() for name in client.list_blob_names()}
+
     def names(self, container: str) -> set[str]:
         """What a container holds."""
         with self.service() as service, service.get_container_client(container) as client:
             return set(client.list_blob_names())
+
+
+def options_at(host: str, key: str = KEY) -> dict[str, Any]:
+    """The storage options for an Azurite, or what stands before one.
+
+    Args:
+        host: where it listens, with the port.
+        key: of the account.
+    """
+    endpoint = f"BlobEndpoint=http://{host}/{ACCOUNT}"
+    return {"connection_string": f"{endpoint};AccountName={ACCOUNT};AccountKey={key}"}
 
 
 def container_of(azurite: Azurite, container: str, prefix: str = "base") -> AzureBlobFileSystem:

@@ -26,12 +26,9 @@ from fsspec.asyn import AsyncFileSystem
 from fsspec.callbacks import Callback
 
 from dagster_ckpt.errors import InvalidConfiguration, StorageError, StorageUnusable
-from dagster_ckpt.filesystem.object_store import (
-    SET_THE_CLOCK,
-    ObjectFileSystem,
-    check_options,
-    first_line,
-)
+from dagster_ckpt.filesystem.azure_answers import error_code, is_marker, status_of
+from dagster_ckpt.filesystem.azure_copies import AzureServerSide
+from dagster_ckpt.filesystem.object_store import SET_THE_CLOCK, check_options, first_line
 from dagster_ckpt.filesystem.transfers import in_chunks
 
 __all__ = ["AzureBlobFileSystem"]
@@ -62,7 +59,7 @@ _TAKEN = frozenset({"BlobAlreadyExists", "ConditionNotMet", "InvalidBlockList"})
 _TOO_MUCH = frozenset({"OperationTimedOut", "ServerBusy"})
 
 
-class AzureBlobFileSystem(ObjectFileSystem):
+class AzureBlobFileSystem(AzureServerSide):
     """Blobs of a container of an Azure storage account below one prefix, with or without a hierarchical namespace.
 
     Every request is compared with its MD5 by the store. Blocks of an upload that is broken off are invisible, cannot be
@@ -109,6 +106,17 @@ class AzureBlobFileSystem(ObjectFileSystem):
     def storage_options(self) -> Mapping[str, Any]:
         return self._made_of[2]
 
+    @property
+    def hadoop_url(self) -> str:
+        """Hadoop has to be told the account's host, and knows none but those of accounts."""
+        if self._made_of[3]:
+            return self.url
+        service = self._client().service_client
+        host = _HOST.fullmatch(service.primary_hostname)
+        cloud = _PUBLIC_CLOUD if host is None else host["cloud"]
+        container, prefix, *_ = self._made_of
+        return f"abfs://{container}@{service.account_name}.dfs.{cloud}/{prefix}".rstrip("/")
+
     def options_for(self, host: str) -> Mapping[str, Any] | None:
         """The options for another container; ``None`` when it is in another account than this one."""
         other = bool(host) and _parsed(host)[0] != self.storage_options.get("account_name")
@@ -140,7 +148,7 @@ class AzureBlobFileSystem(ObjectFileSystem):
         return client
 
     def _was_refused(self, error: BaseException) -> bool:
-        status = _status(error)
+        status = status_of(error)
         return isinstance(error, FileNotFoundError | ClientAuthenticationError) or 400 <= status < 500
 
     def _explained(self, what: str, error: BaseException) -> StorageError:
@@ -157,7 +165,7 @@ class AzureBlobFileSystem(ObjectFileSystem):
             )
         if (
             isinstance(error, ClientAuthenticationError)
-            or _status(error) == 401
+            or status_of(error) == 401
             or "failed to authenticate" in str(error)  # with the status 403, where a key is not the account's
         ):
             return StorageError(
@@ -166,13 +174,13 @@ class AzureBlobFileSystem(ObjectFileSystem):
                 hint="Run `az login`, give the machine an identity, or give the storage options `account_key`, "
                 "`sas_token`, or `tenant_id`, `client_id` and `client_secret`.",
             )
-        if _status(error) == 403:
+        if status_of(error) == 403:
             return StorageError(
                 f"Could not {what}: permission denied on container {self.bucket!r} ({first_line(error)}).",
                 hint="Grant the role Storage Blob Data Contributor on the container to who runs the job, and let the "
                 "account's network rules admit its host.",
             )
-        if _code(error) in _TOO_MUCH or _status(error) == 429:
+        if error_code(error) in _TOO_MUCH or status_of(error) == 429:
             return StorageError(
                 f"Could not {what}: the account of container {self.bucket!r} takes no more requests for now "
                 f"({first_line(error)}).",
@@ -201,7 +209,7 @@ class _Client(adlfs.AzureBlobFileSystem):  # type: ignore[misc]  # adlfs publish
         except ResourceNotFoundError as error:
             raise FileNotFoundError(path) from error
         except HttpResponseError as error:
-            if mode == "create" and _code(error) in _TAKEN:
+            if mode == "create" and error_code(error) in _TAKEN:
                 raise FileExistsError(path) from error
             raise
 
@@ -226,7 +234,7 @@ class _Client(adlfs.AzureBlobFileSystem):  # type: ignore[misc]  # adlfs publish
             raise FileNotFoundError(rpath) from error
         except HttpResponseError as error:
             # Who committed the name discarded the blocks of everybody else for it.
-            if isinstance(error, ResourceExistsError) or _code(error) in _TAKEN:
+            if isinstance(error, ResourceExistsError) or error_code(error) in _TAKEN:
                 raise FileExistsError(rpath) from error
             raise
 
@@ -241,7 +249,7 @@ class _Client(adlfs.AzureBlobFileSystem):  # type: ignore[misc]  # adlfs publish
                     name_starts_with=f"{directory}/" if directory else None, include=["metadata"], delimiter="/"
                 ):
                     name = item.name.rstrip("/")
-                    is_directory = isinstance(item, BlobPrefix) or _is_marker(item)
+                    is_directory = isinstance(item, BlobPrefix) or is_marker(item)
                     # A directory may show twice: as what names have in common, and as itself.
                     found[name] = found.get(name, False) or is_directory
         except ResourceNotFoundError as error:
@@ -255,12 +263,12 @@ class _Client(adlfs.AzureBlobFileSystem):  # type: ignore[misc]  # adlfs publish
         container, name, _ = self.split_path(path)
         async with self.service_client.get_blob_client(container, name) as blob:
             try:
-                if _is_marker(await blob.get_blob_properties()):
+                if is_marker(await blob.get_blob_properties()):
                     await blob.delete_blob()
             except ResourceNotFoundError:
                 pass
             except HttpResponseError as error:
-                if _code(error) != "DirectoryIsNotEmpty":
+                if error_code(error) != "DirectoryIsNotEmpty":
                     raise
 
 
@@ -294,16 +302,3 @@ def _check_account(named: str, other: str | None) -> None:
             hint="Name one, in the checkpoint path or in storage_options, and see to the AZURE_STORAGE_ variables of "
             "the environment.",
         )
-
-
-def _is_marker(blob: Any) -> bool:
-    return (blob.metadata or {}).get("hdi_isfolder") == "true"
-
-
-def _status(error: BaseException) -> int:
-    return int(getattr(error, "status_code", None) or 0)
-
-
-def _code(error: BaseException) -> str:
-    code = getattr(error, "error_code", None)
-    return str(getattr(code, "value", code))

@@ -25,6 +25,7 @@ __all__ = ["choose_live", "connector_of", "refuse_impossible"]
 _CONNECTORS = {
     "gs": "the jar of gcs-connector",
     "s3": "org.apache.hadoop:hadoop-aws:{hadoop}",
+    "abfs": "org.apache.hadoop:hadoop-azure:{hadoop}",
 }
 _COPYING = ", ".join(f"{scheme}://" for scheme in _CONNECTORS)
 _HINT = "Set live_location to local, and working_directory to a directory that the driver and every executor reach."

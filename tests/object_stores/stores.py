@@ -19,8 +19,8 @@ from dagster_ckpt.filesystem.gcs import GcsFileSystem
 from dagster_ckpt.filesystem.object_store import ObjectFileSystem
 from dagster_ckpt.filesystem.s3 import S3FileSystem
 from dagster_ckpt.testing import gcs_server
-from tests import gcs, s3
-from tests.azurite import Azurite
+from tests import azure_front, gcs, s3
+from tests.azurite import Azurite, options_at
 from tests.versitygw import VersityServer
 
 
@@ -276,8 +276,7 @@ class AzureStore(Store):
         return AzureBlobFileSystem(bucket or self.bucket, prefix, self._azurite.options())
 
     def objects(self) -> dict[str, bytes]:
-        with self._azurite.service() as service, service.get_container_client(self.bucket) as client:
-            return {name: client.download_blob(name).readall() for name in client.list_blob_names()}
+        return self._azurite.objects(self.bucket)
 
     def put(self, name: str, data: bytes) -> None:
         with self._azurite.service() as service, service.get_container_client(self.bucket) as client:
@@ -286,6 +285,51 @@ class AzureStore(Store):
     def discard(self, name: str) -> None:
         with self._azurite.service() as service, service.get_container_client(self.bucket) as client:
             client.delete_blob(name)
+
+
+class DisturbedAzureStore(DisturbedStore):
+    """Azurite, behind what lets things go wrong."""
+
+    called, creates = AzureStore.called, AzureStore.creates
+    told: ClassVar = {
+        Trouble.REFUSED: ("permission denied on container", "Storage Blob Data Contributor"),
+        Trouble.LIMITED: ("takes no more requests", "interval"),
+    }
+    _faults: ClassVar = {
+        Trouble.RESET: azure_front.Reset(),
+        Trouble.LOST: azure_front.Reset(after=True),
+        Trouble.BUSY: azure_front.Answer(503, "ServerBusy"),
+        Trouble.BUSY_AFTER: azure_front.Answer(503, "ServerBusy", after=True),
+        Trouble.LIMITED: azure_front.Answer(429, "TooManyRequests"),
+        Trouble.REFUSED: azure_front.Answer(403, "AuthorizationPermissionMismatch"),
+    }
+
+    def __init__(self, azurite: Azurite, front: azure_front.AzureFront, patch: pytest.MonkeyPatch) -> None:
+        super().__init__(front, patch)
+        self._azurite = azurite
+        self.store = AzureStore(azurite)
+        self.bucket = self.store.bucket
+
+    def storage(self, prefix: str = "base", bucket: str | None = None) -> ObjectFileSystem:
+        return AzureBlobFileSystem(bucket or self.bucket, prefix, options_at(self.server.host))
+
+    @property
+    def unfinished_uploads(self) -> int:
+        with self._azurite.service() as service, service.get_container_client(self.bucket) as client:
+            begun = {blob.name for blob in client.list_blobs(include=["uncommittedblobs"])}
+        return len(begun - self._azurite.names(self.bucket))
+
+    def objects(self) -> dict[str, bytes]:
+        return self.store.objects()
+
+    def put(self, name: str, data: bytes) -> None:
+        self.store.put(name, data)
+
+    def discard(self, name: str) -> None:
+        self.store.discard(name)
+
+    def hurry(self) -> None:
+        azure_front.answering_at_once(self.patch)
 
 
 def opened(kind: str, request: pytest.FixtureRequest, patch: pytest.MonkeyPatch) -> Iterator[Store]:
@@ -305,5 +349,9 @@ def opened(kind: str, request: pytest.FixtureRequest, patch: pytest.MonkeyPatch)
             other.empty()
             other.create_bucket(s3.BUCKET)
             yield ForeignAmazonStore(other, patch)
+        case "disturbed-azurite":
+            azurite = request.getfixturevalue("azurite")
+            with azure_front.AzureFront(azurite.host) as front:
+                yield DisturbedAzureStore(azurite, front, patch)
         case _:
             yield AzureStore(request.getfixturevalue("azurite"))

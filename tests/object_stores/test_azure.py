@@ -50,6 +50,41 @@ def test_another_cloud_has_another_host() -> None:
 
 
 @pytest.mark.parametrize(
+    ("container", "options", "host", "hadoop"),
+    [
+        ("data", {}, "mine.dfs.core.windows.net", "data@mine.dfs.core.windows.net"),
+        ("data", {"account_key": KEY}, "mine.blob.core.chinacloudapi.cn", "data@mine.dfs.core.chinacloudapi.cn"),
+        ("data", {"account_name": "mine", "account_key": KEY}, "", "data@mine.dfs.core.windows.net"),
+        (
+            "data",
+            {"account_name": "mine", "account_key": KEY, "account_host": "mine.blob.core.chinacloudapi.cn"},
+            "",
+            "data@mine.dfs.core.chinacloudapi.cn",
+        ),
+        (
+            "data",
+            {"connection_string": f"AccountName=mine;AccountKey={KEY};EndpointSuffix=core.chinacloudapi.cn"},
+            "",
+            "data@mine.dfs.core.chinacloudapi.cn",
+        ),
+        (
+            "data",
+            {"connection_string": f"BlobEndpoint=http://127.0.0.1:10000/mine;AccountName=mine;AccountKey={KEY}"},
+            "",
+            "data@mine.dfs.core.windows.net",
+        ),
+    ],
+)
+def test_hadoop_is_told_the_host_of_the_account(
+    container: str, options: dict[str, str], host: str, hadoop: str
+) -> None:
+    storage = AzureBlobFileSystem(container, "a/b", options, host)
+    assert storage.hadoop_url == f"abfs://{hadoop}/a/b"
+    assert KEY not in storage.hadoop_url
+    assert open_filesystem(storage.hadoop_url).url == storage.hadoop_url
+
+
+@pytest.mark.parametrize(
     ("location", "why"),
     [
         ("abfs://", "no name of a container"),

@@ -14,6 +14,7 @@ from dagster_ckpt.config.live_location import LiveLocationPlace
 from dagster_ckpt.config.restart import NoRestart
 from dagster_ckpt.errors import InvalidConfiguration
 from dagster_ckpt.filesystem import FileSystem, PosixFileSystem
+from dagster_ckpt.filesystem.azure import AzureBlobFileSystem
 from dagster_ckpt.filesystem.gcs import GcsFileSystem
 from dagster_ckpt.filesystem.s3 import S3FileSystem
 from dagster_ckpt.spark import live_choice
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 AUTO, LOCAL, STORAGE = LiveLocationPlace.AUTO, LiveLocationPlace.LOCAL, LiveLocationPlace.STORAGE
 CONNECTOR = "com.google.cloud.hadoop.fs.gcs.GoogleHadoopFileSystem"
 S3A = "org.apache.hadoop.fs.s3a.S3AFileSystem"
+ABFS = "org.apache.hadoop.fs.azurebfs.AzureBlobFileSystem"
+HOST = "mine.dfs.core.windows.net"
 CLUSTER = "spark://master:7077"
 
 
@@ -52,7 +55,7 @@ def _job(filesystem: FileSystem, place: LiveLocationPlace, *, shares_disk: bool 
 
 
 def _chosen(monkeypatch: pytest.MonkeyPatch, job: StreamingJob, master: str, connector: str | None) -> tuple[str, str]:
-    found = {"gs": CONNECTOR, "s3a": S3A}
+    found = {"gs": CONNECTOR, "s3a": S3A, "abfs": ABFS}
     monkeypatch.setattr(live_choice, "connector_of", lambda _, scheme: found.get(scheme) if connector else None)
     spark: Any = SimpleNamespace(sparkContext=SimpleNamespace(master=master))
     live, told = choose_live(job, spark, Path("/working/orders/000007-0123abcd"))
@@ -103,26 +106,40 @@ def test_hadoop_has_another_scheme_for_s3(monkeypatch: pytest.MonkeyPatch) -> No
     assert live.spark_url == f"s3a{url.removeprefix('s3')}"
 
 
+def test_hadoop_is_told_the_host_of_an_account(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What goes on record and is told is our URL: another start finds the location by it."""
+    options = {"account_name": "mine", "account_key": "c2VjcmV0LW9mLW1pbmU="}
+    job = _job(AzureBlobFileSystem("data", "all of it", options), STORAGE)
+    url, reason = _chosen(monkeypatch, job, CLUSTER, ABFS)
+    assert url == "abfs://data/all of it/orders/taskowned/000007-0123abcd/checkpoint"
+    assert f"Spark reaches abfs:// by {ABFS}" in reason
+    assert job.filesystem.copies is not None
+    live = stored_live(job.filesystem, job.filesystem.copies, job.name, "000007-0123abcd")
+    assert live.url == url
+    assert live.spark_url == url.replace("data/", "data@mine.dfs.core.windows.net/")
+
+
 def test_what_sparks_hadoop_reaches_is_asked_and_not_tried(spark: SparkSession) -> None:
     assert str(connector_of(spark, "file")).endswith("LocalFileSystem")
     # Hadoop's defaults name a class for gs:// that is not there.
     assert connector_of(spark, "gs") is None
     assert connector_of(spark, "s3a") is None
+    assert connector_of(spark, "abfs") is None
     assert connector_of(spark, "no-such-scheme") is None
 
 
 def test_auto_leaves_other_storages_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     url, reason = _chosen(monkeypatch, _job(PosixFileSystem(tmp_path), AUTO), CLUSTER, CONNECTOR)
     assert url.startswith("/working")
-    assert "those are gs://, s3://" in reason
+    assert "those are gs://, s3://, abfs://" in reason
 
 
 def test_what_cannot_be_is_refused_by_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     job = _job(PosixFileSystem(tmp_path), STORAGE)
-    with pytest.raises(InvalidConfiguration, match="for gs://, s3:// only") as caught:
+    with pytest.raises(InvalidConfiguration, match="for gs://, s3://, abfs:// only") as caught:
         refuse_impossible(job)
     assert "working_directory" in caught.value.hint
-    with pytest.raises(InvalidConfiguration, match="for gs://, s3:// only"):
+    with pytest.raises(InvalidConfiguration, match="for gs://, s3://, abfs:// only"):
         _chosen(monkeypatch, job, "local[2]", CONNECTOR)
 
 
@@ -131,8 +148,9 @@ def test_what_cannot_be_is_refused_by_name(monkeypatch: pytest.MonkeyPatch, tmp_
     [
         (GcsFileSystem("bucket"), "gcs-connector"),
         (S3FileSystem("bucket"), f"org.apache.hadoop:hadoop-aws:{hadoop_version()}"),
+        (AzureBlobFileSystem("data", host=HOST), f"org.apache.hadoop:hadoop-azure:{hadoop_version()}"),
     ],
-    ids=["gs", "s3"],
+    ids=["gs", "s3", "abfs"],
 )
 def test_a_connector_that_is_missing_is_named(spark: SparkSession, filesystem: FileSystem, artifact: str) -> None:
     job = _job(filesystem, STORAGE)
