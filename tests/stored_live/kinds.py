@@ -7,12 +7,17 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
+from urllib.parse import urlsplit
 
 from dagster_ckpt.filesystem import FileSystem
+from dagster_ckpt.filesystem.azure import AzureBlobFileSystem
 from dagster_ckpt.filesystem.gcs import GcsFileSystem
 from dagster_ckpt.filesystem.s3 import S3FileSystem
 from dagster_ckpt.testing.gcs_server import GcsServer
 from tests import gcs, s3, versitygw
+from tests.abfs_connector import HOST, abfs_classpath, abfs_conf
+from tests.azure_front import AzureFront
+from tests.azurite import Azurite, install, options_at
 from tests.gcs_connector import connector_conf, connector_jar
 from tests.s3a_connector import s3a_classpath, s3a_conf
 
@@ -76,6 +81,29 @@ def _versitygw(home: Path) -> Iterator[Server]:
         yield server
 
 
+class _Account(AzureFront):
+    """Azurite, as Spark and we reach it."""
+
+    def __init__(self, azurite: Azurite) -> None:
+        super().__init__(azurite.host)
+        self._azurite = azurite
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.host}"
+
+    def objects(self, bucket: str) -> dict[str, bytes]:
+        return self._azurite.objects(bucket)
+
+
+@contextmanager
+def _azurite(home: Path) -> Iterator[Server]:
+    home.mkdir()
+    with Azurite(install(home), home) as azurite, _Account(azurite) as server:
+        azurite.create(gcs.BUCKET)
+        yield server
+
+
 def _in_google(url: str) -> FileSystem:
     return GcsFileSystem(gcs.BUCKET, _PREFIX, {"endpoint_url": url, "token": "anon", "project": "tests"})
 
@@ -89,6 +117,10 @@ def _amazon(serving: Callable[[Path], AbstractContextManager[Server]]) -> Kind:
     return Kind(_in_amazon, serving, s3a_classpath, s3a_conf, "s3a", connector)
 
 
+def _in_azure(url: str) -> FileSystem:
+    return AzureBlobFileSystem(gcs.BUCKET, _PREFIX, options_at(urlsplit(url).netloc), HOST)
+
+
 KINDS = {
     "gs": Kind(
         _in_google,
@@ -100,4 +132,7 @@ KINDS = {
     ),
     "s3": _amazon(_moto),
     "versitygw": _amazon(_versitygw),
+    "abfs": Kind(
+        _in_azure, _azurite, abfs_classpath, abfs_conf, "abfs", "org.apache.hadoop.fs.azurebfs.AzureBlobFileSystem"
+    ),
 }

@@ -95,7 +95,9 @@ def test_killed_and_gone_on_with_exactly_from_the_bucket_alone(
 
 
 @pytest.mark.parametrize("key", ["spark.jars", "spark.driver.extraClassPath"])
-@pytest.mark.parametrize("which", ["gs", pytest.param("s3", marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize(
+    "which", ["gs", *(pytest.param(which, marks=pytest.mark.exhaustive) for which in ("s3", "abfs"))]
+)
 def test_the_connector_is_found_wherever_it_is_named(
     which: str, key: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
