@@ -102,8 +102,8 @@ class CheckpointStorage(dg.ConfigurableResource["CheckpointStorage"]):
                 raise InvalidConfiguration(
                     f"The live checkpointLocation of job {job_name!r} cannot lie in {filesystem.url}: it is no "
                     "directory of this machine.",
-                    hint="Set working_directory to a directory that the driver and every executor reach; with gs:// "
-                    "or s3:// set live_location to storage.",
+                    hint="Set working_directory to a directory that the driver and every executor reach; with gs://, "
+                    "s3:// or abfs:// set live_location to storage.",
                 )
             return filesystem.local(f"{job_name}/{CHECKPOINT_TASK_OWNED_STATE_DIR}")
         # Two storages may share a working directory, and have jobs of the same name.
@@ -202,8 +202,9 @@ class FileSystemCheckpointStorage(_StoredAsFiles):
     live_location: LiveLocationPlace = Field(
         default=LiveLocationPlace.AUTO,
         description="Where live checkpointLocations lie: local, in working_directory; storage, in checkpoint_path "
-        "(gs:// and s3:// only, through Google's connector for Hadoop or S3A); auto, in checkpoint_path if Spark has "
-        "that connector, its executors are on other machines and no working_directory is named, else local.",
+        "(gs://, s3:// and abfs:// only, through Google's connector for Hadoop, S3A or hadoop-azure); auto, in "
+        "checkpoint_path if Spark has that connector, its executors are on other machines and no working_directory is "
+        "named, else local.",
     )
     write_buffer_size: int = Field(
         default=-1,
