@@ -1,9 +1,10 @@
 """A driver of a small stream whose checkpoints are in a bucket.
 
-``python -m tests.stored_live.driver KIND URL CLASSPATH ROOT MACHINE PLACE [FROM]``: which store it is and where, the
-class path of the connector, the directory of input and output, the directory in it that stands for the disk of a
+``python -m tests.stored_live.driver KIND URL CLASSPATH ROOT MACHINE PLACE [FROM [FORK]]``: which store it is and where,
+the class path of the connector, the directory of input and output, the directory in it that stands for the disk of a
 machine, and where the live location is to lie. With what is to be restored, ``latest`` or another, it ends with the
-data. Every batch takes a while, so that it can be killed in the middle.
+data; with a name as the last argument, it is a job of that name, with an output of that name, and a fork of that
+checkpoint. Every batch takes a while, so that it can be killed in the middle.
 """
 
 from __future__ import annotations
@@ -43,7 +44,14 @@ _CONF = {
 
 
 def main(
-    kind: Kind, url: str, classpath: str, root: Path, machine: str, place: LiveLocationPlace, restore_from: str | None
+    kind: Kind,
+    url: str,
+    classpath: str,
+    root: Path,
+    machine: str,
+    place: LiveLocationPlace,
+    restore_from: str | None,
+    fork: str | None,
 ) -> None:
     """Drive the job."""
     die_with_parent()
@@ -54,11 +62,11 @@ def main(
         read = session.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).json(str(root / "in"))
         slow = "CAST(reflect('java.lang.Thread', 'sleep', 20L) AS string)"  # for each row, before it is written
         unique = read.dropDuplicates(["id"]).selectExpr("id", "v", "cast(ts as long) AS at", f"{slow} AS slept")
-        writer = Target(FILE, root / "out").writer(unique.where(f.col("slept").isNotNull()).drop("slept"))
+        writer = Target(FILE, root / (fork or "out")).writer(unique.where(f.col("slept").isNotNull()).drop("slept"))
         return writer.trigger(availableNow=True) if restore_from else writer
 
     job = StreamingJob(
-        name=JOB,
+        name=fork or JOB,
         query=query,
         session=lambda: start_session(JOB, "local[2]", {**_CONF, **kind.conf(url, classpath)}),
         config=CheckpointConfig(interval="300 ms", num_retained=50),
@@ -69,9 +77,11 @@ def main(
         inline_threshold=20 * 1024,
         live_location=place,
     )
-    drive(job, RestoreRequest(restore_from=restore_from or LATEST))
+    asked = RestoreRequest(restore_from=restore_from or LATEST)
+    drive(job, asked if fork is None else RestoreRequest(fork_from=restore_from))
 
 
 if __name__ == "__main__":
     which, server, connector, home, disk, where, *more = sys.argv[1:]
-    main(KINDS[which], server, connector, Path(home), disk, LiveLocationPlace(where), more[0] if more else None)
+    begin, name, *_ = [*more, None, None]
+    main(KINDS[which], server, connector, Path(home), disk, LiveLocationPlace(where), begin, name)

@@ -18,6 +18,7 @@ from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
 from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
 from dagster_ckpt.config.live_location import LiveLocationPlace
 from dagster_ckpt.config.recovery import LATEST
+from dagster_ckpt.filesystem import FileSystem
 from dagster_ckpt.spark.file_sink import FileSink
 from dagster_ckpt.spark.live import recorded_live
 from tests.driving import driving
@@ -93,6 +94,8 @@ def test_killed_and_gone_on_with_exactly_from_the_bucket_alone(
     _goes_on(catalog, back, target.batch, tmp_path, restore_from=target.reference)
     assert any(file.stored for file in _verified(catalog).files)
 
+    _forked(storage, (*told, "three", LiveLocationPlace.STORAGE), catalog.pointer(target), target.batch, tmp_path)
+
 
 @pytest.mark.parametrize("key", ["spark.jars", "spark.driver.extraClassPath"])
 @pytest.mark.parametrize(
@@ -116,6 +119,19 @@ print("found", connector_of(start_session("asks", "local[1]", json.loads(sys.arg
     command = [sys.executable, "-c", script, asked, kind.scheme]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     assert f"found {kind.connector}" in done.stdout, done.stderr[-3000:]
+
+
+def _forked(storage: FileSystem, arguments: tuple[str, ...], pointer: str, batch: int, root: Path) -> None:
+    """A job of its own that begins with a checkpoint in the bucket has the rows after it, each once."""
+    with driving("tests.stored_live.driver", *arguments, pointer, "forked") as driver:
+        assert driver.ended() == "FINISHED", driver.log()
+    before = _expected(batch + 1)  # a file in each batch
+    assert _rows(root / "forked") == _expected(_files(root)) - before
+    catalog = CheckpointCatalog(storage, "forked")
+    chosen = catalog.choice()
+    assert chosen is not None
+    assert chosen[1].live.startswith(f"{storage.url}/forked/taskowned/")
+    assert any(file.stored for file in _verified(catalog).files)
 
 
 def _batch(metadata: CheckpointMetadata) -> int:
