@@ -60,11 +60,7 @@ class MemoryFileSystem(FileSystem):
         stop: Callable[[], bool],
         told: Callable[[int], None] = unheard,
     ) -> Sequence[Written]:
-        written = []
-        for path, source in items:
-            written.append(self.write(path, source, stop))
-            told(written[-1].size)
-        return written
+        return self._write_in_turn(items, stop, told)
 
     def sync_directories(self, paths: Iterable[str]) -> None:
         """Nothing here outlives the process anyway."""

@@ -176,6 +176,19 @@ class FileSystem(ABC):
         self.sync_directories({str(PurePosixPath(path).parent) for path, _ in items})
         return written
 
+    def _write_in_turn(
+        self,
+        items: Sequence[tuple[str, Path | bytes]],
+        stop: Callable[[], bool],
+        told: Callable[[int], None],
+    ) -> Sequence[Written]:
+        """:meth:`write_many` one after the other, and without making names durable."""
+        written = []
+        for path, source in items:
+            written.append(self.write(path, source, stop))
+            told(written[-1].size)
+        return written
+
     def read_many(self, paths: Sequence[str]) -> Sequence[bytes | None]:
         """All bytes of each of many small files, ``None`` for one that is not there."""
         return self._ask_many(self.read, paths)

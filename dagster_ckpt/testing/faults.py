@@ -259,10 +259,7 @@ class FaultInjectingFileSystem(FileSystem):
         stop: Callable[[], bool],
         told: Callable[[int], None] = unheard,
     ) -> Sequence[Written]:
-        written = []
-        for path, source in items:  # one after the other, so that a run is the same each time
-            written.append(self.write(path, source, stop))
-            told(written[-1].size)
+        written = self._write_in_turn(items, stop, told)  # so that a run is the same each time
         if items:
             self.sync_directories({path.rpartition("/")[0] for path, _ in items})
         return written

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dagster_ckpt.spark.checkpoint_location import CheckpointLocation
+from dagster_ckpt.spark.tasks import await_tasks
 from tests.jobs.harness import eventually
 from tests.matrix.cases import BEYOND, BY_FIVE, BY_ONE, CHECKPOINTED, KEPT, LATER, SAME, Case, Outcome, compare
 from tests.matrix.streams import (
@@ -105,6 +106,7 @@ class PlainBase:
             eventually("the last file is planned", lambda: location.planned() is not None)
         finally:
             running.stop()
+            await_tasks(self._spark, str(running.runId))
 
     def _writer(self, files_per_trigger: int) -> DataStreamWriter:
         session = self._spark.newSession()
