@@ -34,7 +34,7 @@ EARLY, LATE = "before it has come to the zombie's batch", "when it is past the z
     [
         (FILE, EARLY),
         (FILE, LATE),
-        (TRANSACTIONAL, LATE),
+        pytest.param(TRANSACTIONAL, LATE, marks=pytest.mark.exhaustive),
         pytest.param(FOREACH_BATCH, EARLY, marks=pytest.mark.exhaustive),
     ],
 )
