@@ -1,4 +1,4 @@
-"""Gauge pinned files in one directory: great ones whole, small ones many to a stored file.
+"""Storing pinned files in one directory: great ones whole, small ones many to a stored file.
 
 Every name is new, so nothing that is stored already can be hit.
 """

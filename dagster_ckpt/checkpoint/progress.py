@@ -73,6 +73,11 @@ class Gauge:
         self._arrived = self._total = 0
         self._began = self._told = clock.monotonic()
 
+    @classmethod
+    def of_checkpoint(cls, number: int, clock: Clock, tell: Callable[[CheckpointInProgress], object]) -> Gauge:
+        """That of the attempt with this id."""
+        return cls(clock, lambda stored, total, seconds: tell(CheckpointInProgress(number, stored, total, seconds)))
+
     def begin(self, total: int) -> None:
         """So many bytes are to be moved."""
         with self._lock:

@@ -143,10 +143,7 @@ def copy_to_savepoint(
         catalog.materialize(checkpoint, local)
         pinned = tuple(PinnedFile(file.path, str(local / file.path), file.size) for file in checkpoint.files)
         snapshot = Snapshot(checkpoint.batch, pinned, checkpoint.facts, checkpoint.sink, lambda: None)
-        number = checkpoint.checkpoint_id
-        storing = Gauge(
-            clock, lambda stored, total, seconds: tell(CheckpointInProgress(number, stored, total, seconds))
-        )
+        storing = Gauge.of_checkpoint(checkpoint.checkpoint_id, clock, tell)
         return write_savepoint(storage, checkpoint.job_id, snapshot, describe, storing)
 
 

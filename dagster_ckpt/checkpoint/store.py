@@ -208,13 +208,8 @@ class CompletedCheckpointStore:
             number = self._next
             record_issued(self.filesystem, self._catalog.job_name, self.job_id, self.epoch, number)
             self._next += 1
-        return PendingCheckpoint(number, self._clock.time(), self._clock.monotonic(), self._gauge(number))
-
-    def _gauge(self, number: int) -> Gauge:
-        return Gauge(
-            self._clock,
-            lambda stored, total, seconds: self._tell(CheckpointInProgress(number, stored, total, seconds)),
-        )
+        storing = Gauge.of_checkpoint(number, self._clock, self._tell)
+        return PendingCheckpoint(number, self._clock.time(), self._clock.monotonic(), storing)
 
     def write(
         self,

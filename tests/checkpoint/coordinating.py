@@ -74,7 +74,7 @@ class Stream:
         snapshot = self.pins.snapshot(batch, state(batch))
         if self.vanishing:
             self.vanishing -= 1
-            # pinned in a store by its version, and deleted there before it is copied.
+            # Pinned in a store by its version, and deleted there before it is copied.
             gone = StoredSource(CopyingMemory(), "gone", Stored(100, "1", "AAAAAA=="))
             snapshot = replace(snapshot, files=(PinnedFile("state/gone.sst", "", 100, source=gone), *snapshot.files))
         return snapshot
