@@ -233,13 +233,24 @@ class CheckpointCoordinator:
             self._collect()
 
     def abandon(self) -> None:
-        """Give up the attempts under way, without waiting for a checkpoint; used when the job is canceled."""
+        """Give up the attempts under way, without waiting for a checkpoint; used when the job is canceled or fails.
+
+        One that has come to its publication is no longer to be given up: it may complete, and is told of like any
+        other. How the job ends is not changed by what the listener raises.
+        """
         for attempt in self._attempts:
             attempt.pending.expire()
         for attempt in self._attempts:
             with contextlib.suppress(TimeoutError):
-                attempt.future.exception(timeout=_ABANDON)
+                if attempt.future.exception(timeout=_ABANDON) is None:
+                    self._tell_at_the_end(*attempt.future.result())
         self._attempts.clear()
+
+    def _tell_at_the_end(self, metadata: CheckpointMetadata, dropped: Sequence[Dropped]) -> None:
+        try:
+            self._listener.completed(metadata, dropped)
+        except Exception as error:
+            _log.warning("%s completed while the job ended, but: %s", metadata.name, error)
 
     def _is_aligned(self, progress: Progress, now: float) -> bool:
         """Whether to capture now: at once when no batch is in flight or unaligned, else when it has committed."""

@@ -86,9 +86,9 @@ def retained_table(retained: Sequence[CheckpointMetadata]) -> dg.TableMetadataVa
 class CheckpointReporter:
     """Reports a job's checkpoints while its run lives.
 
-    A report is made at most every ``interval`` seconds, and always at the end. It materializes every checkpoint
-    completed since the one before that is still retained, so that each retained checkpoint is a materialization,
-    and makes the partitions equal to the retained set.
+    A report is made at most every ``interval`` seconds, and always at the end. It makes the partitions equal to the
+    retained set, and each that it adds a materialization. A partition is added after its materialization, so one that
+    is there proves that its checkpoint was told: whatever kills or interrupts a report, the next one tells the rest.
 
     Args:
         instance: the Dagster instance.
@@ -118,15 +118,12 @@ class CheckpointReporter:
         self._clock = clock
         self._interval = interval
         self._reported_at = float("-inf")
-        self._fresh: list[CheckpointMetadata] = []
         self._reasons: dict[str, str] = {}
         self._retained: Sequence[CheckpointMetadata] | None = None
         self._fell_back: Mapping[str, str | int] = {}
 
     def began(self, retained: Sequence[CheckpointMetadata]) -> None:
         """A run began with these checkpoints; those the UI does not know yet are reported too."""
-        known = set(self._instance.get_dynamic_partitions(self._partitions))
-        self._fresh = [item for item in retained if partition_key(item) not in known]
         self._retained = retained
         self.flush()
 
@@ -146,11 +143,8 @@ class CheckpointReporter:
         job_id, _, name = record.checkpoint.partition("/")
         self._reasons[partition_of(job_id, name)] = f"it is in quarantine: {record.reason}"
 
-    def completed(
-        self, metadata: CheckpointMetadata, dropped: Sequence[Dropped], retained: Sequence[CheckpointMetadata]
-    ) -> None:
-        """A checkpoint completed."""
-        self._fresh.append(metadata)
+    def completed(self, dropped: Sequence[Dropped], retained: Sequence[CheckpointMetadata]) -> None:
+        """A checkpoint completed, the newest of those that are retained now, and others were dropped for it."""
         self._retained = retained
         self._reasons.update({partition_key(item.metadata): item.reason for item in dropped})
         if self._clock.monotonic() - self._reported_at >= self._interval:
@@ -169,10 +163,8 @@ class CheckpointReporter:
         self._reported_at = self._clock.monotonic()
         wanted = {partition_key(item): item for item in self._retained}
         present = set(self._instance.get_dynamic_partitions(self._partitions))
-        if missing := [key for key in wanted if key not in present]:
-            self._instance.add_dynamic_partitions(self._partitions, missing)
         # First what is gone, so that the asset's latest event is its newest checkpoint.
-        # Each is forgotten only when Dagster has taken it: what it refuses now is told by the next report.
+        # A partition comes or goes when Dagster has taken its event: what it refuses now is told by the next report.
         for key in sorted(present - wanted.keys()):
             reason = self._reasons.get(key, "it is not among the retained checkpoints of this lineage")
             self._log_event(
@@ -184,19 +176,19 @@ class CheckpointReporter:
                 )
             )
             self._instance.delete_dynamic_partition(self._partitions, key)
-            self._reasons.pop(key, None)
-        while self._fresh:
-            item = self._fresh[0]
-            if partition_key(item) in wanted:
+        # Of one that came and went between two reports nothing is told, and so nothing is remembered.
+        self._reasons = {key: reason for key, reason in self._reasons.items() if key in wanted}
+        for key, item in wanted.items():
+            if key not in present:
                 self._log_event(
                     dg.AssetMaterialization(
                         self._asset_key,
-                        partition=partition_key(item),
+                        partition=key,
                         description=f"{item.name} at batch {item.batch}",
                         metadata=self._metadata(item, self._retained),
                     )
                 )
-            self._fresh.pop(0)
+                self._instance.add_dynamic_partitions(self._partitions, [key])
 
     def _metadata(self, item: CheckpointMetadata, retained: Sequence[CheckpointMetadata]) -> dict[str, Any]:
         return {**checkpoint_metadata(item, self._catalog, retained), **self._fell_back}

@@ -366,8 +366,8 @@ def _on_event(context: dg.AssetExecutionContext, reporter: CheckpointReporter, e
                 reporter.fell_back(event.fell_back)
         case CheckpointQuarantined(record):
             reporter.quarantined(record)
-        case CheckpointCompleted(metadata, dropped, retained):
-            reporter.completed(metadata, dropped, retained)
+        case CheckpointCompleted(_, dropped, retained):
+            reporter.completed(dropped, retained)
         case CheckpointsDropped(dropped, retained):
             reporter.dropped(dropped, retained)
 

@@ -10,12 +10,12 @@ import logging
 import multiprocessing
 import multiprocessing.connection
 import os
-import queue
 import signal
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 from dagster_ckpt.spark.job import Event, RunResult
 from dagster_ckpt.spark.streaming_run import StreamingRun
@@ -38,7 +38,7 @@ def supervise(start: Callable[[Callable[[Event], None]], StreamingRun], on_event
     Args:
         start: makes the run, given where it is to put its events.
         on_event: is given each event, on the calling thread. What it raises is logged: the job outlives a
-            report that could not be made.
+            report that could not be made. An event in whose handling this thread is interrupted is given again.
 
     Returns:
         how the run ended.
@@ -61,23 +61,53 @@ def supervise_all(
     Raises:
         BaseException: whatever interrupted this thread, after the queries were stopped.
     """
-    events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
-    runs: list[tuple[StreamingRun, Future[RunResult]]] = [(start(events.put), Future()) for start in starts]
+    inbox = _Inbox(on_event)
+    runs: list[tuple[StreamingRun, Future[RunResult]]] = [(start(inbox.put), Future()) for start in starts]
     outcomes = [outcome for _, outcome in runs]
     for run, outcome in runs:
         threading.Thread(target=_drive, args=(run, outcome), name="dagster-ckpt-spark", daemon=True).start()
     try:
         while not all(outcome.done() for outcome in outcomes):
-            _handle_one(events, on_event, _TURN)
+            inbox.wait(_TURN)
+            inbox.handle()
+        inbox.handle()
     except BaseException:
         for run, _ in runs:
             run.cancel()
         for outcome in outcomes:
             _wait(outcome, _GRACE)
-        _handle_rest(events, on_event)
+        inbox.handle()
         raise
-    _handle_rest(events, on_event)
     return outcomes
+
+
+class _Inbox(Generic[_Event]):
+    """Events on their way from the threads of the runs to the thread that handles them.
+
+    An event leaves when it is handled, not before: an interrupt may come at any bytecode, and must not take one along.
+    """
+
+    def __init__(self, on_event: Callable[[_Event], None]) -> None:
+        self._on_event = on_event
+        self._events: deque[_Event] = deque()
+        self._arrived = threading.Event()
+
+    def put(self, event: _Event) -> None:
+        self._events.append(event)
+        self._arrived.set()
+
+    def wait(self, seconds: float) -> None:
+        self._arrived.wait(seconds)
+        self._arrived.clear()
+
+    def handle(self) -> None:
+        while self._events:
+            event = self._events[0]
+            try:
+                self._on_event(event)
+            except Exception:
+                _log.exception("An event of the job could not be reported: %s", type(event).__name__)
+            self._events.popleft()
 
 
 def die_with_parent() -> None:
@@ -117,19 +147,3 @@ def _wait(outcome: Future[RunResult], seconds: float) -> None:
         return
     if error is not None:
         _log.warning("While the run was being interrupted it failed: %s", error)
-
-
-def _handle_one(events: queue.SimpleQueue[_Event], on_event: Callable[[_Event], None], timeout: float) -> None:
-    try:
-        event = events.get(timeout=timeout)
-    except queue.Empty:
-        return
-    try:
-        on_event(event)
-    except Exception:
-        _log.exception("An event of the job could not be reported: %s", type(event).__name__)
-
-
-def _handle_rest(events: queue.SimpleQueue[_Event], on_event: Callable[[_Event], None]) -> None:
-    while not events.empty():
-        _handle_one(events, on_event, 0)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from dagster_ckpt.checkpoint import coordinator
+from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
+from dagster_ckpt.checkpoint.store import Dropped
 from dagster_ckpt.errors import CheckpointFailure, Fenced, StorageError, ToleranceExceeded
 from dagster_ckpt.testing import Operation
 from tests.checkpoint.coordinating import Job
@@ -327,6 +330,43 @@ class TestEnding:
         assert job.stored() == []
         assert (job.listener.done, job.listener.failures) == ([], [])
         assert pins.released == 1
+
+    @pytest.mark.parametrize("broken", [False, True], ids=["", "the listener raises"])
+    def test_abandon_tells_of_what_was_published_already(
+        self, memory: MemoryFileSystem, pins: Pins, caplog: pytest.LogCaptureFixture, *, broken: bool
+    ) -> None:
+        """One attempt is complete, which no tick has seen yet; one is being published, and one has not begun."""
+        job = Job(memory, pins, at_once=False, max_concurrent_checkpoints=3)
+        for batch in (1, 2, 3):
+            job.stream.committed = batch
+            job.pass_time(10 * batch + 1)
+        told = job.listener.completed
+
+        def refuse(metadata: CheckpointMetadata, dropped: Sequence[Dropped]) -> None:
+            told(metadata, dropped)
+            raise OSError("the sink cannot be reached")
+
+        if broken:
+            job.listener.completed = refuse  # type: ignore[method-assign]
+        publishing = threading.Event()
+
+        def publish_when_all_are_given_up(operation: Operation) -> None:
+            if operation.name == "create" and operation.path.endswith("chk-2/_metadata"):
+                publishing.set()
+                while not job.coordinator._attempts[2].pending.expired:
+                    os.sched_yield()
+
+        job.disk.plan = publish_when_all_are_given_up
+        job.executor.let()
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(job.executor.let)
+            pool.submit(job.executor.let)
+            assert publishing.wait(60)
+            job.coordinator.abandon()
+        assert [item.name for item in job.run.store.retained] == ["chk-1", "chk-2"]
+        assert [name for name, _ in job.listener.done] == ["chk-1", "chk-2"]
+        assert job.listener.failures == []
+        assert caplog.text.count("the sink cannot be reached") == (2 if broken else 0)
 
     def test_abandon_does_not_wait_for_a_storage_that_hangs(
         self, memory: MemoryFileSystem, pins: Pins, monkeypatch: pytest.MonkeyPatch

@@ -30,7 +30,8 @@ from dagster_ckpt.spark.sinks.custom import CustomSink, ForeachBatchSink
 from dagster_ckpt.spark.sinks.sink import sink_to
 from dagster_ckpt.spark.sinks.spark_file_sink import SparkFileSink
 from dagster_ckpt.spark.sinks.transactional_file_sink import TransactionalFileSink
-from tests.jobs.harness import OFTEN, Bench, Row, eventually, tree
+from dagster_ckpt.testing import FaultInjectingFileSystem, Operation
+from tests.jobs.harness import OFTEN, Bench, Launch, Row, eventually, tree
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -164,6 +165,32 @@ def test_no_row_of_a_transactional_sink_is_ever_taken_back(bench: Bench) -> None
     assert not vanished
     assert len(set(polls)) > 2
     assert seen_by_readers(bench) == bench.expected()
+
+
+def test_a_checkpoint_that_completes_while_the_job_is_canceled_counts_as_any_other(bench: Bench) -> None:
+    """It is told of, as it is retained, and readers see what it covers."""
+    bench.query = transactional
+    bench.land(2)
+    bench.until_done = False
+    canceled: list[Launch] = []
+    queries = bench.spark._jsparkSession.sharedState().activeStreamingQueries()
+
+    def cancel_before_it_is_there(operation: Operation) -> None:
+        if canceled and operation.name == "create" and operation.path.endswith("_metadata"):
+            canceled[0].run.cancel()
+            eventually("the query is stopped", lambda: not queries.size())
+
+    launch = bench.launch(
+        bench.job(config=OFTEN, filesystem=FaultInjectingFileSystem(bench.filesystem, cancel_before_it_is_there))
+    )
+    eventually("the query starts", lambda: bool(launch.of(Started)), unless=launch.check)
+    canceled.append(launch)
+    bench.land(1)
+    assert launch.result().status is JobStatus.CANCELED
+    assert bench.checkpoints()
+    assert launch.completed == bench.checkpoints()
+    covered = TransactionalFileSink(bench.sink).newest_batch()
+    assert covered == launch.completed[-1].batch
 
 
 def test_before_the_first_commit_readers_find_nothing(bench: Bench) -> None:

@@ -62,7 +62,7 @@ class Reports:
         self.clock.now += after
         self._batch += 1
         metadata = self.job.checkpoint(self.store, self._batch)
-        self.reporter.completed(metadata, self.store.subsume(KeepNewest(keep)), self.store.retained)
+        self.reporter.completed(self.store.subsume(KeepNewest(keep)), self.store.retained)
         return metadata
 
     def materialized(self) -> list[str | None]:
@@ -123,6 +123,7 @@ def test_a_checkpoint_that_came_and_went_between_two_reports_is_never_shown(repo
     assert partition_key(second) not in reports.observed()
     assert reports.shown() == {partition_key(third)}
     assert set(reports.observed()) == {partition_key(first)}
+    assert not reports.reporter._reasons, "what is never shown must not be remembered for a month"
 
 
 def test_a_new_instance_is_told_of_every_retained_checkpoint(reports: Reports) -> None:
@@ -158,22 +159,56 @@ def test_a_reporter_that_never_heard_of_a_start_touches_nothing(reports: Reports
     assert reports.shown() == {partition_key(first)}
 
 
-def test_a_report_that_dagster_refused_is_made_by_the_next(reports: Reports) -> None:
-    refuse = [True]
+class Interrupted(BaseException):
+    """What a terminated run's main thread is interrupted with."""
 
-    def log_event(event: dg.AssetMaterialization | dg.AssetObservation) -> None:
-        if refuse.pop() if refuse else False:
-            raise OSError("database is locked")
-        reports.instance.report_runless_asset_event(event)
 
-    reports.reporter = CheckpointReporter(
-        reports.instance, log_event, _KEY, _PARTITIONS, reports.job.catalog, reports.clock, _INTERVAL
-    )
-    with pytest.raises(OSError, match="locked"):
-        reports.complete()
-    (first,) = reports.store.retained
-    second = reports.complete(after=_INTERVAL)
-    assert reports.materialized() == [partition_key(first), partition_key(second)]
+@pytest.mark.parametrize("error", [OSError, Interrupted])
+@pytest.mark.parametrize("done", [False, True], ids=["not done", "done"])
+@pytest.mark.parametrize("nth", range(1, 9))
+def test_a_report_that_ends_at_any_request_is_made_by_the_next(
+    reports: Reports, monkeypatch: pytest.MonkeyPatch, nth: int, error: type[BaseException], *, done: bool
+) -> None:
+    """Dagster refuses, or the run is interrupted or killed; the next report may be that of another process."""
+    old = reports.complete()
+    asked = 0
+
+    def interrupt(name: str) -> None:
+        genuine = getattr(reports.instance, name)
+
+        def interrupted(*args: Any) -> Any:
+            nonlocal asked
+            asked += 1
+            if asked != nth:
+                return genuine(*args)
+            if done:
+                genuine(*args)
+            raise error("the report ends here")
+
+        monkeypatch.setattr(reports.instance, name, interrupted)
+
+    for name in ("get", "add"):
+        interrupt(f"{name}_dynamic_partitions")
+    interrupt("delete_dynamic_partition")
+    interrupt("report_runless_asset_event")
+    reports.reporter = reports.new_reporter()
+
+    def report() -> None:
+        # A checkpoint is told and its partition added; then another, for which the oldest goes: eight requests.
+        for _ in range(2):
+            reports.complete(after=_INTERVAL, keep=2)
+
+    with pytest.raises(error):
+        report()
+    monkeypatch.undo()
+    assert asked == nth
+
+    retained = [partition_key(item) for item in reports.store.retained]
+    for reporter in (reports.reporter, reports.new_reporter()):
+        reporter.began(reports.store.retained)
+    assert list(dict.fromkeys(reports.materialized()))[-2:] == retained
+    assert reports.shown() == set(retained)
+    assert set(reports.observed()) == {partition_key(old)} - set(retained)
 
 
 def test_metadata_has_numbers_for_plots_and_the_pointer_and_the_retained_table(reports: Reports) -> None:
@@ -229,7 +264,7 @@ def test_a_fallback_is_told_with_what_it_costs(reports: Reports) -> None:
     cost = FellBack((second.reference,), first.name, first.batch, second.batch, files=4, rows=None)
     reporter.fell_back(cost)
     third = reports.job.checkpoint(store, 7)
-    reporter.completed(third, (), store.retained)
+    reporter.completed((), store.retained)
 
     assert reports.shown() == {partition_key(first), partition_key(third)}
     told = [record.asset_observation for record in reports.instance.fetch_observations(_KEY, limit=9).records]
