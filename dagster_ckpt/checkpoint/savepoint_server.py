@@ -150,12 +150,16 @@ class SavepointServer:
             self._failed(self._stop, error)
 
     def abandon(self) -> None:
-        """Give up what is under way, unanswered: the next driver takes it up."""
+        """Give up what is under way, unanswered: the next driver takes it up.
+
+        A savepoint that has come to its publication is no longer to be given up: once complete, it is the answer.
+        """
         current, self._current = self._current, None
         if current is not None and current.pending is not None and current.future is not None:
             current.pending.expire()
-            with contextlib.suppress(TimeoutError):
-                current.future.exception(timeout=_ABANDON)
+            with contextlib.suppress(TimeoutError, MustStop):
+                if current.future.exception(timeout=_ABANDON) is None:
+                    self._taken(current.request, current.future.result())
 
     def _look(self) -> None:
         try:

@@ -270,6 +270,27 @@ class TestDrivers:
         served.server.abandon()
         assert len(served.requests.open()) == 1
 
+    def test_a_driver_that_gives_up_answers_with_what_is_published_already(self, make: Callable[..., Served]) -> None:
+        served = make(at_once=False)
+        served.job.stream.committed = 4
+        token = served.ask()
+        served.pass_time(0.1)
+        served.job.executor.let()
+        served.server.abandon()
+        assert served.holds(token) == 4
+        assert [item.batch for item in served.completed] == [4]
+        assert not served.requests.open(), "the next driver would take it once more"
+
+    def test_a_fenced_driver_that_gives_up_answers_nothing(self, make: Callable[..., Served], pins: Pins) -> None:
+        served = make(at_once=False)
+        served.job.stream.committed = 4
+        served.ask()
+        served.pass_time(0.1)
+        served.job.executor.let()
+        Run(served.job.memory, Ledger(), pins).start()
+        served.server.abandon()
+        assert len(served.requests.open()) == 1
+
     def test_a_fenced_driver_answers_nothing(self, make: Callable[..., Served], pins: Pins) -> None:
         served = make(default=False)
         served.ask()
