@@ -23,9 +23,11 @@ from dagster_ckpt.config.checkpoint_config import CheckpointConfig, JobStatus
 __all__ = [
     "end_dead_epoch",
     "finish_deletions",
+    "finish_end",
     "finish_giving_up",
     "finish_recorded_deletions",
     "given_up_numbers",
+    "is_unfinished",
 ]
 
 _log = logging.getLogger(__name__)
@@ -90,6 +92,36 @@ def given_up_numbers(catalog: CheckpointCatalog, job_id: str) -> list[int]:
     return sorted({*catalog.numbers(job_id)} - pinned - catalog.quarantine.numbers(job_id))
 
 
+def is_unfinished(catalog: CheckpointCatalog) -> bool:
+    """Whether a deletion that was recorded, or that an end on record asks for, has not been carried out."""
+    if DeletionLog(catalog.filesystem, catalog.job_name).pending():
+        return True
+    chosen = catalog.choice()
+    return chosen is not None and catalog.given_up() is not None and bool(given_up_numbers(catalog, chosen[1].job_id))
+
+
+def finish_end(catalog: CheckpointCatalog, dead: Claim, end: End, clock: Clock) -> Claim:
+    """Carry out what the recorded ``end`` of a run that is gone still asks for.
+
+    Args:
+        catalog: of the job.
+        dead: its highest claim.
+        end: of that epoch.
+        clock: wall time.
+
+    Returns:
+        the claim under which that was done, and the same end recorded.
+
+    Raises:
+        Fenced: a run has taken the job over meanwhile, and nothing was changed.
+        StorageError: the storage failed; call it again.
+    """
+    claim = _claim_after(catalog, dead, clock)
+    catalog.epochs.record_end(claim.epoch, end)
+    finish_deletions(catalog, claim.epoch)
+    return claim
+
+
 def end_dead_epoch(
     catalog: CheckpointCatalog,
     dead: Claim,
@@ -105,18 +137,15 @@ def end_dead_epoch(
 
     Returns:
         the checkpoints deleted.
+
+    Raises:
+        Fenced: a run has taken the job over meanwhile, and nothing was changed.
+        StorageError: the storage failed; where the end is on record, :func:`finish_end` does the rest.
     """
     epochs = catalog.epochs
     chosen = catalog.choice()
     discards = config.discards(status) and chosen is not None
-    claim = epochs.claim(
-        token=uuid.uuid4().hex,
-        series=dead.series,
-        run_id=dead.run_id,
-        host=this_host(),
-        pid=ProcessIdentity.current().pid,
-        now=iso(clock.time()),
-    )
+    claim = _claim_after(catalog, dead, clock)
     finish_deletions(catalog, claim.epoch)
     epochs.record_end(claim.epoch, End(status.value, reason, discards, iso(clock.time())))
     if not discards or chosen is None:
@@ -133,3 +162,16 @@ def end_dead_epoch(
         claimed=claimed_savepoint(catalog, chosen[1].claimed),
     )
     return store.discard_all(f"{status.value}: {reason}, and the cleanup policy deletes")
+
+
+def _claim_after(catalog: CheckpointCatalog, dead: Claim, clock: Clock) -> Claim:
+    """The epoch after that of a dead run, so that nobody is fenced but it."""
+    return catalog.epochs.claim(
+        token=uuid.uuid4().hex,
+        series=dead.series,
+        run_id=dead.run_id,
+        host=this_host(),
+        pid=ProcessIdentity.current().pid,
+        now=iso(clock.time()),
+        after=dead.epoch,
+    )

@@ -163,7 +163,9 @@ class Epochs:
         """The highest epoch claimed, 0 before the first."""
         return max(self.names(), default=0)
 
-    def claim(self, *, token: str, series: int | None, run_id: str, host: str, pid: int, now: str) -> Claim:
+    def claim(
+        self, *, token: str, series: int | None, run_id: str, host: str, pid: int, now: str, after: int | None = None
+    ) -> Claim:
         """Claim the next epoch; older writers are fenced from this moment.
 
         Args:
@@ -173,14 +175,18 @@ class Epochs:
             host: where it runs.
             pid: its process.
             now: ISO 8601 in UTC.
+            after: claim the epoch after this one or none: nobody else may be fenced.
 
         Raises:
+            Fenced: somebody has claimed the epoch after ``after``.
             StorageUnusable: a listing does not show the epochs that there are.
             StorageError: the storage failed.
         """
         tried = unlisted = 0
         while unlisted < _UNLISTED:
             epoch = self.highest() + 1
+            if after is not None and epoch > after + 1:
+                self.check(after)
             unlisted = unlisted + 1 if epoch <= tried else 0
             tried = epoch
             claim = Claim(epoch, token, epoch if series is None else series, run_id, host, pid, now)

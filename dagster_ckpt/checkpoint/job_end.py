@@ -7,6 +7,7 @@ names.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timedelta
 
@@ -34,7 +35,7 @@ from dagster_ckpt.checkpoint.pins import Pins
 from dagster_ckpt.checkpoint.sweeping import left_in
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig, JobStatus
 from dagster_ckpt.config.durations import format_duration
-from dagster_ckpt.errors import CorruptCheckpoint, InvalidConfiguration, JobAlreadyRunning
+from dagster_ckpt.errors import CorruptCheckpoint, Fenced, InvalidConfiguration, JobAlreadyRunning
 from dagster_ckpt.filesystem import FileSystem
 
 __all__ = ["last_epoch", "records_of", "remove_records"]
@@ -80,7 +81,8 @@ def last_epoch(
             if dry_run:
                 return epoch
             reason = f"run {claim.run_id} died, and for more than {format_duration(older_than)} nobody went on with it"
-            end_dead_epoch(catalog, claim, CheckpointConfig(), JobStatus.SUSPENDED, reason, clock)
+            with contextlib.suppress(Fenced):  # it was launched meanwhile, which the next look tells
+                end_dead_epoch(catalog, claim, CheckpointConfig(), JobStatus.SUSPENDED, reason, clock)
             return last_epoch(catalog, clock, None, wait)
     raise InvalidConfiguration(
         f"Job {name!r} is not over: run {claim.run_id if claim else '?'} (epoch {epoch}) "

@@ -89,6 +89,7 @@ class CheckpointReporter:
     A report is made at most every ``interval`` seconds, and always at the end. It makes the partitions equal to the
     retained set, and each that it adds a materialization. A partition is added after its materialization, so one that
     is there proves that its checkpoint was told: whatever kills or interrupts a report, the next one tells the rest.
+    Once a newer run has taken the job over nothing is reported: what is retained is that one's to say.
 
     Args:
         instance: the Dagster instance.
@@ -120,12 +121,23 @@ class CheckpointReporter:
         self._reported_at = float("-inf")
         self._reasons: dict[str, str] = {}
         self._retained: Sequence[CheckpointMetadata] | None = None
+        self._epoch = 0
+        self._is_told = True
         self._fell_back: Mapping[str, str | int] = {}
+
+    def holds(self, epoch: int) -> None:
+        """Who reports holds the job by this epoch from now on."""
+        self._epoch = epoch
 
     def began(self, retained: Sequence[CheckpointMetadata]) -> None:
         """A run began with these checkpoints; those the UI does not know yet are reported too."""
-        self._retained = retained
+        self._now(retained)
         self.flush()
+
+    def tick(self) -> None:
+        """Report what a report was too early for, or could not tell, once its time has come."""
+        if not self._is_told and self._clock.monotonic() - self._reported_at >= self._interval:
+            self.flush()
 
     def fell_back(self, fell_back: FellBack) -> None:
         """The run goes on from an older checkpoint; every checkpoint it reports says so, too."""
@@ -145,15 +157,14 @@ class CheckpointReporter:
 
     def completed(self, dropped: Sequence[Dropped], retained: Sequence[CheckpointMetadata]) -> None:
         """A checkpoint completed, the newest of those that are retained now, and others were dropped for it."""
-        self._retained = retained
         self._reasons.update({partition_key(item.metadata): item.reason for item in dropped})
-        if self._clock.monotonic() - self._reported_at >= self._interval:
-            self.flush()
+        self._now(retained)
+        self.tick()
 
     def dropped(self, dropped: Sequence[Dropped], retained: Sequence[CheckpointMetadata]) -> None:
-        """Checkpoints were given up at the end of the job; what is retained now is pinned."""
+        """The job is over, with some checkpoints given up; what is retained now stays."""
         self._reasons.update({partition_key(item.metadata): item.reason for item in dropped})
-        self._retained = retained
+        self._now(retained)
         self.flush()
 
     def flush(self) -> None:
@@ -161,7 +172,16 @@ class CheckpointReporter:
         if self._retained is None:
             return
         self._reported_at = self._clock.monotonic()
-        wanted = {partition_key(item): item for item in self._retained}
+        if self._catalog.epochs.highest() <= self._epoch:
+            self._report(self._retained)
+        self._is_told = True
+
+    def _now(self, retained: Sequence[CheckpointMetadata]) -> None:
+        self._retained = retained
+        self._is_told = False
+
+    def _report(self, retained: Sequence[CheckpointMetadata]) -> None:
+        wanted = {partition_key(item): item for item in retained}
         present = set(self._instance.get_dynamic_partitions(self._partitions))
         # First what is gone, so that the asset's latest event is its newest checkpoint.
         # A partition comes or goes when Dagster has taken its event: what it refuses now is told by the next report.
@@ -185,7 +205,7 @@ class CheckpointReporter:
                         self._asset_key,
                         partition=key,
                         description=f"{item.name} at batch {item.batch}",
-                        metadata=self._metadata(item, self._retained),
+                        metadata=self._metadata(item, retained),
                     )
                 )
                 self._instance.add_dynamic_partitions(self._partitions, [key])

@@ -17,7 +17,7 @@ from dagster_ckpt.config.checkpoint_config import JobStatus
 from dagster_ckpt.config.restart import RestartStrategy
 from dagster_ckpt.spark.batch_in_flight import BatchInFlight
 
-__all__ = ["Action", "EndJob", "Facts", "MarkDead", "RecordFailures", "Resume", "RunFacts", "Wait", "decide"]
+__all__ = ["Action", "EndJob", "Ended", "Facts", "MarkDead", "RecordFailures", "Resume", "RunFacts", "Wait", "decide"]
 
 #: A run that was started this long ago (seconds) and has not claimed the job by now does not keep others waiting.
 STARTUP_LIMIT = 120.0
@@ -92,6 +92,13 @@ class Wait:
 
 
 @dataclass(frozen=True, slots=True)
+class Ended:
+    """The job is over, for this reason; what its end asks for may be left to be done."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class MarkDead:
     """Tell Dagster that a run is over whose process died unnoticed."""
 
@@ -125,7 +132,7 @@ class Resume:
     reason: str
 
 
-Action: TypeAlias = Wait | MarkDead | RecordFailures | EndJob | Resume
+Action: TypeAlias = Wait | Ended | MarkDead | RecordFailures | EndJob | Resume
 
 
 def decide(facts: Facts) -> Action:
@@ -139,7 +146,7 @@ def decide(facts: Facts) -> Action:
     if facts.end is not None and facts.end.status != FAILING:
         if holder is not None and holder.is_active:
             return MarkDead(holder.run_id, facts.end.status == JobStatus.CANCELED.value, f"{facts.dead}")
-        return Wait(f"it ended {facts.end.status}: {facts.end.reason}")
+        return Ended(f"it ended {facts.end.status}: {facts.end.reason}")
     if holder is not None and holder.is_active:
         return MarkDead(holder.run_id, holder.status == "CANCELING", f"the run died unnoticed: {facts.dead}")
     if holder is not None and holder.status == "CANCELED":
@@ -158,11 +165,13 @@ def decide(facts: Facts) -> Action:
 def _unrecorded(facts: Facts, claim: Claim) -> list[Failure]:
     known = {(failure.run_id, failure.sequence) for failure in facts.failures}
     found = []
-    # A run that recorded the end of its last attempt has recorded the failure as well.
     if facts.end is None and (claim.run_id, DIED) not in known:
         batch, plan = (None, None) if facts.in_flight is None else (facts.in_flight.batch, facts.in_flight.plan)
         reason = f"run {claim.run_id} died: {facts.dead}"
         found.append(Failure(claim.run_id, DIED, facts.died_at, batch, reason, plan=plan))
+    # A run that recorded the end of its last attempt has recorded the failure as well, if the storage took it.
+    if facts.end is not None and all(run_id != claim.run_id for run_id, _ in known):
+        found.append(Failure(claim.run_id, DIED, facts.died_at, None, facts.end.reason))
     found += [
         Failure(run.run_id, DIED, run.since, None, f"run {run.run_id} failed before it took the job over")
         for run in _resumes(facts, claim)

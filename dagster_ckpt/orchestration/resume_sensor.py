@@ -7,9 +7,11 @@ to another instance at any time.
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
@@ -17,7 +19,7 @@ import dagster as dg
 
 from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
 from dagster_ckpt.checkpoint.clock import Clock, SystemClock
-from dagster_ckpt.checkpoint.ending import end_dead_epoch
+from dagster_ckpt.checkpoint.ending import end_dead_epoch, finish_end, is_unfinished
 from dagster_ckpt.checkpoint.epochs import FAILING, Claim, End
 from dagster_ckpt.checkpoint.failures import DIED, Failure, FailureLog
 from dagster_ckpt.checkpoint.liveness import (
@@ -34,10 +36,11 @@ from dagster_ckpt.checkpoint.preference import newest_preferred
 from dagster_ckpt.checkpoint.store import Dropped
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.config.recovery import LATEST
-from dagster_ckpt.errors import CheckpointError, CorruptCheckpoint
+from dagster_ckpt.errors import CheckpointError, CorruptCheckpoint, Fenced
 from dagster_ckpt.orchestration import names
 from dagster_ckpt.orchestration.reporting import CheckpointReporter
 from dagster_ckpt.orchestration.resume_decision import (
+    Ended,
     EndJob,
     Facts,
     MarkDead,
@@ -90,8 +93,9 @@ def build_resume_sensor(
         requests: list[dg.RunRequest] = []
         said: list[str] = []
         began = time.monotonic()
+        cursor = _Cursor.of(context.cursor)
         # Begin where the last tick had to stop, so that a slow storage cannot starve the last jobs.
-        first = int(context.cursor or 0) % max(len(assets), 1)
+        first = cursor.first % max(len(assets), 1)
         next_first = first
         for asset in [*assets[first:], *assets[:first]]:
             if time.monotonic() - began > _BUDGET:
@@ -99,7 +103,16 @@ def build_resume_sensor(
             next_first = (next_first + 1) % len(assets)
             storage: CheckpointStorage = getattr(context.resources, asset.storage_key)
             try:
-                outcome = _JobWatch(context.instance, asset, storage.catalog(asset.name), SystemClock()).step()
+                watch = _JobWatch(
+                    context.instance,
+                    asset,
+                    storage.catalog(asset.name),
+                    SystemClock(),
+                    cursor.finished.get(asset.name),
+                )
+                outcome = watch.step()
+                if watch.finished is not None:
+                    cursor.finished[asset.name] = watch.finished
             except Exception as error:
                 _log.exception("Job %s could not be looked after", asset.name)
                 said.append(f"{asset.name}: could not be looked after: {type(error).__name__}: {error}")
@@ -111,10 +124,33 @@ def build_resume_sensor(
         return dg.SensorResult(
             run_requests=requests,
             skip_reason=None if requests else dg.SkipReason("; ".join(said) or "there is no job"),
-            cursor=str(next_first),
+            cursor=replace(cursor, first=next_first).text(),
         )
 
     return resume_sensor
+
+
+@dataclass(frozen=True, slots=True)
+class _Cursor:
+    """What one tick leaves to the next. It saves time; without it everything is looked at anew.
+
+    Attributes:
+        first: the index of the asset to begin with.
+        finished: by job the token of the claim after whose end nothing was left to be done.
+    """
+
+    first: int = 0
+    finished: dict[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, text: str | None) -> _Cursor:
+        try:
+            return cls(**json.loads(text)) if text else cls()
+        except (TypeError, ValueError):  # of a release that kept less in it
+            return cls()
+
+    def text(self) -> str:
+        return json.dumps(asdict(self))
 
 
 class _JobWatch:
@@ -124,7 +160,9 @@ class _JobWatch:
         asset: CheckpointedStreamingAsset,
         catalog: CheckpointCatalog,
         clock: Clock,
+        finished: str | None,
     ) -> None:
+        self.finished = finished
         self._instance = instance
         self._asset = asset
         self._catalog = catalog
@@ -141,6 +179,9 @@ class _JobWatch:
             match decide(facts):
                 case Wait(reason):
                     return f"{reason}{self._fell_back(claim)}"
+                case Ended(reason):
+                    self._finish(claim, facts.end)
+                    return f"{reason}{self._fell_back(claim)}"
                 case MarkDead(run_id, canceled, reason):
                     self._mark(run_id, canceled=canceled, reason=reason)
                 case RecordFailures(failures):
@@ -150,8 +191,9 @@ class _JobWatch:
                     if poison is not None:
                         reason = self._told(poison)
                     config = self._settings(self._instance.get_run_by_id(claim.run_id)).config
-                    dropped = end_dead_epoch(self._catalog, claim, config, status, reason, self._clock)
-                    self._show_retained(dropped)
+                    with contextlib.suppress(Fenced):  # a run has begun meanwhile: it is decided anew
+                        dropped = end_dead_epoch(self._catalog, claim, config, status, reason, self._clock)
+                        self._show_retained(dropped)
                 case Resume(attempt, run_key, reason):
                     return self._request(claim, attempt, run_key, reason)
         return "more is to be done; the next tick goes on"
@@ -231,6 +273,8 @@ class _JobWatch:
         ended = heartbeat.stopped or (heartbeat.worker is not None and recent)
         if ended and (worker.is_alive() if worker.is_here else recent):
             return None, last_sign
+        if heartbeat.stopped and end is None:
+            return "it was interrupted", last_sign
         return is_dead(heartbeat, self._clock, unchanged=unchanged), last_sign
 
     def _settings(self, run: dg.DagsterRun | None) -> RunSettings:
@@ -308,6 +352,16 @@ class _JobWatch:
                 return True
         return False
 
+    def _finish(self, claim: Claim, end: End | None) -> None:
+        """Do what the end of the job asks for and its run has not come to: once for each end, if it goes well."""
+        if end is None or self.finished == claim.token:
+            return
+        with contextlib.suppress(Fenced):  # a run has begun meanwhile, which sees to it
+            if is_unfinished(self._catalog):
+                claim = finish_end(self._catalog, claim, end, self._clock)
+            self._show_retained(())
+            self.finished = claim.token
+
     def _show_retained(self, dropped: Sequence[Dropped]) -> None:
         report: Callable[[Any], object] = self._instance.report_runless_asset_event
         reporter = CheckpointReporter(
@@ -319,14 +373,11 @@ class _JobWatch:
             self._clock,
             0,
         )
+        reporter.holds(self._catalog.epochs.highest())
         chosen = self._catalog.choice()
         completed = self._catalog.completed(chosen[1].job_id)[0] if chosen is not None else []
         quarantined = self._catalog.quarantine.names()
-        retained = [item for item in completed if item.reference not in quarantined]
-        if dropped:
-            reporter.dropped(dropped, retained)
-        else:
-            reporter.began(retained)
+        reporter.dropped(dropped, [item for item in completed if item.reference not in quarantined])
 
 
 def _claimed_at(claim: Claim | None, now: float) -> float:

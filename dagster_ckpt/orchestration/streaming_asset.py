@@ -5,6 +5,7 @@
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
@@ -19,6 +20,7 @@ from dagster_ckpt.config.recovery import RecoveryClaimMode
 from dagster_ckpt.config.restart import POISON_BATCH_ATTEMPTS, RestartStrategies, RestartStrategy
 from dagster_ckpt.config.state_backend import StateBackend, configured_backend
 from dagster_ckpt.orchestration import names
+from dagster_ckpt.orchestration.own_run import OwnRun
 from dagster_ckpt.orchestration.reporting import CheckpointReporter
 from dagster_ckpt.orchestration.resources import SparkSessionResource
 from dagster_ckpt.orchestration.run_settings import JobSettings, RunSettings
@@ -29,6 +31,7 @@ from dagster_ckpt.spark.job import (
     CheckpointCompleted,
     CheckpointQuarantined,
     CheckpointsDropped,
+    EpochClaimed,
     Event,
     RunResult,
     Started,
@@ -286,7 +289,7 @@ def _execute(
     context.instance.add_run_tags(context.run.run_id, {names.JOB_TAG: asset.name})
     reporter = CheckpointReporter(
         context.instance,
-        context.log_event,
+        partial(_log_event, context),
         asset.checkpoints_key,
         asset.partitions_name,
         catalog,
@@ -323,8 +326,19 @@ def _execute(
             worker=os.getppid() if is_step_process else None,
         )
 
+    own_run = OwnRun(context.instance, context.run.run_id, clock)
+
+    def on_turn() -> None:
+        own_run.look()
+        reporter.tick()
+
     try:
-        result = supervise(start, lambda event: _on_event(context, reporter, event))
+        result = supervise(
+            start,
+            lambda event: _on_event(context, reporter, event),
+            on_turn=on_turn,
+            is_cancellation=own_run.is_canceled,
+        )
     finally:
         _last_report(context, reporter)
     if result.status is JobStatus.CANCELED:
@@ -342,6 +356,13 @@ def _is_step_process(context: dg.AssetExecutionContext) -> bool:
     return executor == dg.multiprocess_executor.name
 
 
+def _log_event(context: dg.AssetExecutionContext, event: dg.AssetMaterialization | dg.AssetObservation) -> None:
+    context.log_event(event)
+    # It is in the event log. Dagster would keep it in memory as well, until the asset ends: months, for a stream.
+    for _ in context.op_execution_context.consume_events():
+        pass
+
+
 def _last_report(context: dg.AssetExecutionContext, reporter: CheckpointReporter) -> None:
     try:
         reporter.flush()
@@ -353,6 +374,8 @@ def _on_event(context: dg.AssetExecutionContext, reporter: CheckpointReporter, e
     for level, text in describe(event):
         context.log.log(level, text)
     match event:
+        case EpochClaimed(epoch):
+            reporter.holds(epoch)
         case Started():
             context.instance.add_run_tags(
                 context.run.run_id,

@@ -12,6 +12,7 @@ from dagster_ckpt.spark.job import (
     CheckpointQuarantined,
     CheckpointsDropped,
     CheckpointsUnreadable,
+    EpochClaimed,
     Event,
     LiveLocationChosen,
     Replaying,
@@ -26,8 +27,10 @@ __all__ = ["describe"]
 
 
 def describe(event: Event) -> Iterator[tuple[int, str]]:
-    """The lines that tell of an event, each with its level (of :mod:`logging`)."""
+    """The lines that tell of an event, each with its level (of :mod:`logging`); none where another tells it as well."""
     match event:
+        case EpochClaimed():
+            pass
         case SparkStarted(seconds, web_url):
             yield logging.INFO, f"Spark started in {seconds:.1f} s{f', UI at {web_url}' if web_url else ''}"
         case LiveLocationChosen(url, reason):

@@ -29,6 +29,7 @@ __all__ = [
     "CheckpointQuarantined",
     "CheckpointsDropped",
     "CheckpointsUnreadable",
+    "EpochClaimed",
     "Event",
     "LiveLocationChosen",
     "Replaying",
@@ -92,6 +93,13 @@ class SparkStarted:
 
     seconds: float
     web_url: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class EpochClaimed:
+    """The run has claimed an epoch: the first thing it does, and again before each restart within it."""
+
+    epoch: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +211,8 @@ class Restarting:
 
 
 Event: TypeAlias = (
-    SparkStarted
+    EpochClaimed
+    | SparkStarted
     | CheckpointInProgress
     | RestoreInProgress
     | LiveLocationChosen

@@ -39,6 +39,7 @@ from dagster_ckpt.spark.attempt import Attempt
 from dagster_ckpt.spark.batch_in_flight import BatchInFlight, batch_in_flight
 from dagster_ckpt.spark.job import (
     CheckpointsDropped,
+    EpochClaimed,
     Event,
     Restarting,
     RunResult,
@@ -73,8 +74,8 @@ class _State:
 class StreamingRun:
     """One run of a job, from the claim of its first epoch to its end.
 
-    All of :meth:`run` happens on the thread that calls it, which may block in the JVM; :meth:`cancel` may be called
-    from any other.
+    All of :meth:`run` happens on the thread that calls it, which may block in the JVM; :meth:`cancel` and
+    :meth:`interrupt` may be called from any other.
 
     Args:
         job: the job.
@@ -103,6 +104,7 @@ class StreamingRun:
         self._clock = clock
         self._emit = emit
         self._cancel = Flag()
+        self._is_interrupted = False
         self._catalog = CheckpointCatalog(job.filesystem, job.name)
         self._failures = FailureLog(job.filesystem, job.name)
         self._state = _State(request, series)
@@ -112,8 +114,18 @@ class StreamingRun:
         """Stop the query and end as canceled; returns at once."""
         self._cancel.set()
 
+    def interrupt(self) -> None:
+        """Stop the query and record no end, as if this process died now; returns at once.
+
+        So the job is not over: whoever finds the run dead goes on with it.
+        """
+        self._is_interrupted = True
+        self._cancel.set()
+
     def run(self) -> RunResult:
         """Drive the job to its end.
+
+        A run that was interrupted returns as a canceled one does.
 
         Raises:
             JobAlreadyRunning: another run of the job is alive.
@@ -154,6 +166,7 @@ class StreamingRun:
             pid=ProcessIdentity.current().pid,
             now=iso(self._clock.time()),
         )
+        self._emit(EpochClaimed(claim.epoch))
         self._state.series = claim.series
         self._failures.forget_before(claim.series)
         finish_deletions(self._catalog, claim.epoch)
@@ -200,6 +213,9 @@ class StreamingRun:
     def _end(self, claim: Claim, status: JobStatus, reason: str, *, refused: bool = False) -> RunResult:
         """Record the end and clean up as the policy says; a refused restore has done nothing and deletes nothing."""
         prepared = self._state.prepared
+        if status is JobStatus.CANCELED and self._is_interrupted:
+            _log.warning("The run is interrupted, and nobody has canceled job %r: it is to be resumed", self._job.name)
+            return RunResult(status, None)
         discards = prepared is not None and not refused and self._job.config.discards(status)
         self._catalog.epochs.check(claim.epoch)
         self._catalog.epochs.record_end(claim.epoch, End(status.value, reason, discards, iso(self._clock.time())))
@@ -247,11 +263,11 @@ class StreamingRun:
             raise error
         delay = max(decision.at - now, 0)
         self._emit(Restarting(reason, f"{decision.reason}{so_far(found, self._job.poison_batch_attempts)}", delay))
-        if self._cancel.wait(delay):
+        if self._cancel.wait(delay) and not self._is_interrupted:
             return self._end(claim, JobStatus.CANCELED, "canceled while it waited for its restart")
         with contextlib.suppress(OSError):
             self._catalog.epochs.record_end(claim.epoch, failing)
-        return None
+        return RunResult(JobStatus.CANCELED, None) if self._is_interrupted else None
 
     def _record(self, claim: Claim, error: Exception) -> list[Failure]:
         """Put a failure on record; all of the series so far, in order."""

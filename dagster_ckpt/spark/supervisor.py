@@ -32,13 +32,23 @@ _GRACE = 60.0
 _PARENT_POLL = 0.5
 
 
-def supervise(start: Callable[[Callable[[Event], None]], StreamingRun], on_event: Callable[[Event], None]) -> RunResult:
+def supervise(
+    start: Callable[[Callable[[Event], None]], StreamingRun],
+    on_event: Callable[[Event], None],
+    *,
+    on_turn: Callable[[], None] = lambda: None,
+    is_cancellation: Callable[[], bool] = lambda: True,
+) -> RunResult:
     """Drive a run on a worker thread; handle its events, and an interrupt, on this one.
 
     Args:
         start: makes the run, given where it is to put its events.
         on_event: is given each event, on the calling thread. What it raises is logged: the job outlives a
             report that could not be made. An event in whose handling this thread is interrupted is given again.
+        on_turn: is called a few times a second, on the calling thread. An exception of it is logged, too; anything else
+            that it raises is an interrupt.
+        is_cancellation: whether an interrupt that has just come means that the job is canceled. If not, or if that
+            cannot be found out, the run ends as if its process had died: it is to be gone on with.
 
     Returns:
         how the run ended.
@@ -46,12 +56,16 @@ def supervise(start: Callable[[Callable[[Event], None]], StreamingRun], on_event
     Raises:
         BaseException: whatever interrupted this thread, after the query was stopped; else what the run raised.
     """
-    (outcome,) = supervise_all([start], on_event)
+    (outcome,) = supervise_all([start], on_event, on_turn=on_turn, is_cancellation=is_cancellation)
     return outcome.result()
 
 
 def supervise_all(
-    starts: Sequence[Callable[[Callable[[_Event], None]], StreamingRun]], on_event: Callable[[_Event], None]
+    starts: Sequence[Callable[[Callable[[_Event], None]], StreamingRun]],
+    on_event: Callable[[_Event], None],
+    *,
+    on_turn: Callable[[], None] = lambda: None,
+    is_cancellation: Callable[[], bool] = lambda: True,
 ) -> list[Future[RunResult]]:
     """Drive several runs at once, each on a worker thread; an interrupt stops them all. As :func:`supervise`.
 
@@ -70,10 +84,15 @@ def supervise_all(
         while not all(outcome.done() for outcome in outcomes):
             inbox.wait(_TURN)
             inbox.handle()
+            _take_turn(on_turn)
         inbox.handle()
     except BaseException:
+        canceled = _asked(is_cancellation)
         for run, _ in runs:
-            run.cancel()
+            if canceled:
+                run.cancel()
+            else:
+                run.interrupt()
         for outcome in outcomes:
             _wait(outcome, _GRACE)
         inbox.handle()
@@ -130,6 +149,21 @@ def die_with_parent() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
     threading.Thread(target=watch, name="dagster-ckpt-orphan-guard", daemon=True).start()
+
+
+def _take_turn(on_turn: Callable[[], None]) -> None:
+    try:
+        on_turn()
+    except Exception:
+        _log.exception("What is done beside the job failed and is tried again")
+
+
+def _asked(is_cancellation: Callable[[], bool]) -> bool:
+    try:
+        return is_cancellation()
+    except BaseException as error:  # a second interrupt, too: the query has to be stopped
+        _log.warning("Whether the job is canceled cannot be found out, so it is to be gone on with: %s", error)
+        return False
 
 
 def _drive(run: StreamingRun, outcome: Future[RunResult]) -> None:

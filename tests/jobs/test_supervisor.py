@@ -8,20 +8,25 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
 
 from dagster_ckpt.checkpoint.clock import SystemClock
-from dagster_ckpt.config.checkpoint_config import JobStatus
+from dagster_ckpt.checkpoint.epochs import FAILING
+from dagster_ckpt.checkpoint.failures import FailureLog
+from dagster_ckpt.checkpoint.liveness import HeartbeatFile
+from dagster_ckpt.config.checkpoint_config import ExternalizedCheckpointCleanup, JobStatus
 from dagster_ckpt.config.recovery import RestoreRequest
-from dagster_ckpt.errors import CheckpointNotFound
-from dagster_ckpt.spark.job import CheckpointCompleted, Event, RunResult, Started
+from dagster_ckpt.config.restart import FixedDelayRestart
+from dagster_ckpt.errors import CheckpointNotFound, StorageError
+from dagster_ckpt.spark.job import CheckpointCompleted, Event, Restarting, RunResult, Started
 from dagster_ckpt.spark.streaming_run import StreamingRun
 from dagster_ckpt.spark.supervisor import supervise
-from tests.jobs.harness import Bench, eventually, new_run_id
+from tests.jobs.harness import OFTEN, Bench, eventually, new_run_id
 from tests.jobs.threads import own_threads
 
 if TYPE_CHECKING:
@@ -34,13 +39,15 @@ class Interrupted(BaseException):
     """What a terminated run's main thread is interrupted with; like ``KeyboardInterrupt``, no ``Exception``."""
 
 
-def supervised(job: StreamingJob, on_event: Callable[[Event], None], *, restore_from: str = "latest") -> RunResult:
+def supervised(
+    job: StreamingJob, on_event: Callable[[Event], None], *, restore_from: str = "latest", **how: Callable[[], Any]
+) -> RunResult:
     def start(emit: Callable[[Event], None]) -> StreamingRun:
         return StreamingRun(
             job, run_id=new_run_id(), request=RestoreRequest(restore_from), series=None, clock=SystemClock(), emit=emit
         )
 
-    return supervise(start, on_event)
+    return supervise(start, on_event, **how)
 
 
 def test_an_interrupt_stops_the_query_and_is_raised_again(bench: Bench) -> None:
@@ -67,6 +74,68 @@ def test_an_interrupt_stops_the_query_and_is_raised_again(bench: Bench) -> None:
     assert bench.spark.range(3).count() == 3  # the connection to the JVM is in order
     bench.until_done = True
     bench.tick(1)
+    bench.assert_exact()
+
+
+def unknown() -> bool:
+    raise OSError("the database is down")
+
+
+@pytest.mark.parametrize("is_cancellation", [lambda: False, unknown], ids=["it is not", "nobody knows"])
+def test_an_interrupt_that_is_no_cancellation_leaves_the_job_to_be_gone_on_with(
+    bench: Bench, is_cancellation: Callable[[], bool]
+) -> None:
+    """Whatever the cleanup policy says of a cancellation: there was none."""
+    bench.land(2)
+    bench.until_done = False
+    config = OFTEN.model_copy(update={"cleanup": ExternalizedCheckpointCleanup.DELETE_ON_CANCELLATION})
+    completed: list[Event] = []
+
+    def interrupt() -> None:
+        if completed:
+            raise Interrupted("the host shuts down")
+
+    def note(event: Event) -> None:
+        completed.extend([event] if isinstance(event, CheckpointCompleted) else [])
+
+    with pytest.raises(Interrupted, match="shuts down"):
+        supervised(bench.job(config=config), note, on_turn=interrupt, is_cancellation=is_cancellation)
+    assert bench.catalog.epochs.read_end(1) is None
+    assert bench.checkpoints()
+    heartbeat = HeartbeatFile(bench.filesystem, bench.name).read()
+    assert heartbeat is not None
+    assert heartbeat.stopped, "nobody has to wait for its lease"
+    bench.until_done = True
+    bench.tick(1)
+    bench.assert_exact()
+
+
+def test_an_interrupt_while_a_restart_is_waited_for_leaves_the_restart_to_others(bench: Bench) -> None:
+    bench.land(1)
+
+    def broken(bench: Bench, session: object) -> object:
+        raise StorageError("the landing is not mounted")
+
+    def interrupt(event: Event) -> None:
+        if isinstance(event, Restarting):
+            raise Interrupted("the host shuts down")
+
+    restart = FixedDelayRestart(3, timedelta(days=1))
+    job = bench.job(query=broken, restart=restart)  # type: ignore[arg-type]
+    with pytest.raises(Interrupted, match="shuts down"):
+        supervised(job, interrupt, is_cancellation=lambda: False)
+    end = bench.catalog.epochs.read_end(1)
+    assert end is not None
+    assert end.status == FAILING
+    (failure,) = FailureLog(bench.filesystem, bench.name).of(1)
+    assert "not mounted" in failure.reason
+
+
+def test_what_is_done_beside_the_job_may_fail(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    bench.land(2)
+    result = supervised(bench.job(), lambda event: None, on_turn=unknown)
+    assert result.status is JobStatus.FINISHED
+    assert "the database is down" in caplog.text
     bench.assert_exact()
 
 

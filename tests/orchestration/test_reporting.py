@@ -48,7 +48,7 @@ class Reports:
         self._batch = 0
 
     def new_reporter(self, interval: float = _INTERVAL) -> CheckpointReporter:
-        return CheckpointReporter(
+        reporter = CheckpointReporter(
             self.instance,
             self.instance.report_runless_asset_event,
             _KEY,
@@ -57,6 +57,8 @@ class Reports:
             self.clock,
             interval,
         )
+        reporter.holds(self.job.catalog.epochs.highest())
+        return reporter
 
     def complete(self, *, after: float = 0, keep: int = 100) -> CheckpointMetadata:
         self.clock.now += after
@@ -103,6 +105,53 @@ def test_at_most_one_report_per_interval_and_the_last_always(reports: Reports) -
     assert reports.materialized() == [*keys, partition_key(last)]
     reports.reporter.flush()
     assert reports.materialized() == [*keys, partition_key(last)], "nothing is told twice"
+
+
+def test_what_a_report_was_too_early_for_is_told_when_its_time_has_come(reports: Reports) -> None:
+    """Also when the input is idle, and no other checkpoint follows."""
+    first = reports.complete()
+    second = reports.complete(after=4, keep=1)
+    reports.reporter.tick()
+    assert reports.shown() == {partition_key(first)}
+    reports.clock.now += 6
+    reports.reporter.tick()
+    assert reports.shown() == {partition_key(second)}
+    assert reports.materialized() == [partition_key(first), partition_key(second)]
+
+
+def test_what_dagster_refused_is_told_again_though_nothing_follows(
+    reports: Reports, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as refusing:
+        refusing.setattr(reports.instance, "add_dynamic_partitions", _refuse)
+        with pytest.raises(OSError, match="locked"):
+            reports.complete()
+        reports.clock.now += _INTERVAL
+        with pytest.raises(OSError, match="locked"):
+            reports.reporter.tick()
+    reports.reporter.tick()
+    assert not reports.shown(), "not before the interval"
+    reports.clock.now += _INTERVAL
+    reports.reporter.tick()
+    assert reports.shown() == {partition_key(item) for item in reports.store.retained}
+
+
+def test_a_run_that_has_lost_the_job_reports_nothing_any_more(reports: Reports) -> None:
+    """It wakes up with what it knew: what the newer run has shown stays."""
+    first = reports.complete()
+    newer = reports.job.choose(reports.job.claim(run_id()), first)
+    second = reports.job.checkpoint(newer, 9)
+    successor = reports.new_reporter()
+    successor.began(newer.retained)
+    assert reports.shown() == {partition_key(first), partition_key(second)}
+    reports.reporter.completed([Dropped(first, "subsumed")], [])
+    reports.reporter.flush()
+    assert reports.shown() == {partition_key(first), partition_key(second)}
+    assert not reports.observed()
+
+
+def _refuse(*_: Any) -> None:
+    raise OSError("database is locked")
 
 
 def test_partitions_are_the_retained_set_and_what_goes_says_why(reports: Reports) -> None:

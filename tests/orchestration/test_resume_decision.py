@@ -21,6 +21,7 @@ from dagster_ckpt.config.restart import (
 from dagster_ckpt.orchestration.resume_decision import (
     STARTUP_LIMIT,
     Action,
+    Ended,
     EndJob,
     Facts,
     MarkDead,
@@ -96,10 +97,10 @@ TABLE: list[tuple[str, Facts, Action]] = [
         facts(holder=run("CANCELED")),
         EndJob(JobStatus.CANCELED, "run holder was canceled"),
     ),
-    ("finished", facts(end="FINISHED", holder=run("SUCCESS")), Wait("it ended FINISHED: it said so")),
-    ("failed for good", facts(end="FAILED", holder=run("FAILURE")), Wait("it ended FAILED: it said so")),
-    ("canceled", facts(end="CANCELED", holder=run("CANCELED")), Wait("it ended CANCELED: it said so")),
-    ("canceled, on a new instance", facts(end="CANCELED"), Wait("it ended CANCELED: it said so")),
+    ("finished", facts(end="FINISHED", holder=run("SUCCESS")), Ended("it ended FINISHED: it said so")),
+    ("failed for good", facts(end="FAILED", holder=run("FAILURE")), Ended("it ended FAILED: it said so")),
+    ("canceled", facts(end="CANCELED", holder=run("CANCELED")), Ended("it ended CANCELED: it said so")),
+    ("canceled, on a new instance", facts(end="CANCELED"), Ended("it ended CANCELED: it said so")),
     (
         "ended, and killed before Dagster knew",
         facts(end="FINISHED", holder=run("STARTED")),
@@ -209,7 +210,11 @@ TABLE: list[tuple[str, Facts, Action]] = [
         ),
         EndJob(JobStatus.FAILED, "run holder died (batch 7 is poison)", Streak(7, 2, "run holder died")),
     ),
-    ("another tick is recording", facts(end="FAILING", holder=run()), Wait("no failure is on record")),
+    (
+        "failed, and the storage took only the end",
+        facts(end="FAILING", holder=run()),
+        RecordFailures([Failure("holder", DIED, NOW - 10, None, "it said so")]),
+    ),
 ]
 
 
@@ -298,13 +303,13 @@ def test_nothing_is_resumed_that_lives_ended_or_may_not(given_facts: Facts) -> N
 def test_doing_what_is_decided_comes_to_rest(given_facts: Facts) -> None:
     """No action is decided again once it was carried out: a second sensor, or a doubled tick, changes nothing."""
     seen: list[Action] = []
-    while not isinstance(action := decide(given_facts), Wait | Resume):
+    while not isinstance(action := decide(given_facts), Wait | Ended | Resume):
         assert action not in seen
         seen.append(action)
         given_facts = carried_out(given_facts, action)
     assert len(seen) <= 5
     if any(isinstance(done, EndJob) for done in seen):
-        assert isinstance(action, Wait)
+        assert isinstance(action, Ended)
     if isinstance(action, Resume):
         launched = run("QUEUED", "launched", age=0, resume=True)
         given_facts = replace(given_facts, others=[launched, *given_facts.others])
@@ -320,7 +325,7 @@ def test_runs_that_die_again_and_again_use_the_budget_up_exactly(attempts: int, 
         restart=FixedDelayRestart(attempts, timedelta()),
     )
     keys: list[str] = []
-    while not isinstance(action := decide(current), Wait):
+    while not isinstance(action := decide(current), Wait | Ended):
         if not isinstance(action, Resume):
             current = carried_out(current, action)
             continue

@@ -23,7 +23,9 @@ from dagster_ckpt.checkpoint.clock import SystemClock
 from dagster_ckpt.checkpoint.epochs import Choice, Claim
 from dagster_ckpt.checkpoint.liveness import Heartbeat, HeartbeatFile, ProcessIdentity
 from dagster_ckpt.checkpoint.pinning import pin_checkpoint
-from dagster_ckpt.orchestration import names
+from dagster_ckpt.checkpoint.store import CompletedCheckpointStore
+from dagster_ckpt.orchestration import names, resume_sensor
+from dagster_ckpt.orchestration.resume_decision import Action, Facts, decide
 from tests.orchestration.stored_job import StoredJob, make_asset, run_id
 
 _DELETES = CheckpointConfig(cleanup=ExternalizedCheckpointCleanup.DELETE_ON_CANCELLATION)
@@ -229,6 +231,71 @@ def test_a_canceled_run_that_died_is_cleaned_up_after_and_dagster_told_why(
     assert len(observed) == 2
     assert reasons == {f"CANCELED: run {dead.run_id} was canceled, and the cleanup policy deletes"}
     assert sensor.tick() == ([], f"orders: it ended CANCELED: run {dead.run_id} was canceled"), "once is enough"
+
+
+def test_what_a_tick_could_not_show_of_an_end_the_next_one_shows(
+    instance: dg.DagsterInstance, job: StoredJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The end is on record, and Dagster refuses to hear of it just then."""
+    sensor = Sensor(instance, job, [make_asset(config=_DELETES)])
+    job.die(sensor.add_run(run_id(), Status.CANCELED))
+    instance.add_dynamic_partitions(sensor.assets[0].partitions_name, ["of its run"])
+    with monkeypatch.context() as refusing:
+        refusing.setattr(instance, "get_dynamic_partitions", _refuse)
+        assert "database is locked" in sensor.tick()[1]
+    assert sensor.shown() == {"of its run"}
+    assert "it ended CANCELED" in sensor.tick()[1]
+    assert sensor.shown() == set()
+
+
+def test_what_a_tick_could_not_delete_the_next_one_deletes(
+    instance: dg.DagsterInstance, job: StoredJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sensor = Sensor(instance, job, [make_asset(config=_DELETES)])
+    claim = job.die(sensor.add_run(run_id(), Status.CANCELED), checkpoints=2)
+    job_id = claim.run_id.replace("-", "")
+    with monkeypatch.context() as refusing:
+        refusing.setattr(CompletedCheckpointStore, "discard_all", _refuse)
+        assert "database is locked" in sensor.tick()[1]
+    assert len(job.catalog.completed(job_id)[0]) == 2
+    assert "it ended CANCELED" in sensor.tick()[1]
+    assert not job.catalog.numbers(job_id)
+    epochs = job.catalog.epochs.highest()
+    assert "it ended CANCELED" in sensor.tick()[1]
+    assert job.catalog.epochs.highest() == epochs, "once is enough"
+
+
+def test_a_run_that_begins_while_another_is_being_ended_is_not_fenced(
+    sensor: Sensor, job: StoredJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tick has read that the run was canceled; before it has said so, a new one claims."""
+    canceled = job.die(sensor.add_run(run_id(), Status.CANCELED))
+    claims: list[Claim] = []
+
+    def and_then_a_claim(facts: Facts) -> Action:
+        action = decide(facts)
+        if not claims:
+            claims.append(job.claim(run_id()))
+        return action
+
+    monkeypatch.setattr(resume_sensor, "decide", and_then_a_claim)
+    assert sensor.tick() == ([], f"orders: run {claims[0].run_id} is alive")
+    assert job.catalog.epochs.highest() == claims[0].epoch == canceled.epoch + 1
+    assert job.catalog.epochs.read_end(canceled.epoch) is None
+
+
+def test_a_run_that_was_interrupted_and_not_canceled_is_resumed(sensor: Sensor, job: StoredJob) -> None:
+    """Its process was told to go, by a host that shuts down: it stopped in order and recorded no end."""
+    claim = job.claim(sensor.add_run(run_id(), Status.FAILURE))
+    job.checkpoint(job.choose(claim), 1)
+    job.beat(claim, alive=False, stopped=True)
+    assert sensor.request().tags[names.ATTEMPT_TAG] == "1"
+    (failure,) = job.failures.of(claim.series)
+    assert failure.reason == f"run {claim.run_id} died: it was interrupted"
+
+
+def _refuse(*_: Any) -> None:
+    raise OSError("database is locked")
 
 
 def test_a_canceled_run_that_died_keeps_its_checkpoints_by_default(sensor: Sensor, job: StoredJob) -> None:

@@ -30,8 +30,9 @@ from dagster_ckpt.config.checkpoint_config import JobStatus
 from dagster_ckpt.config.restart import ExponentialDelayRestart, FixedDelayRestart
 from dagster_ckpt.errors import InvalidConfiguration
 from dagster_ckpt.orchestration import names, streaming_asset
-from dagster_ckpt.spark.job import Event, RunResult
+from dagster_ckpt.spark.job import CheckpointCompleted, EpochClaimed, Event, RunResult
 from dagster_ckpt.spark.streaming_run import StreamingRun
+from tests.orchestration.stored_job import StoredJob, run_id
 
 _RESOURCES: Mapping[str, Any] = {
     "checkpoint_storage": FileSystemCheckpointStorage(checkpoint_path="unused"),
@@ -168,7 +169,9 @@ def test_a_run_goes_by_its_own_configuration_and_says_what_has_no_effect(
 ) -> None:
     driven: list[StreamingRun] = []
 
-    def drive(start: Callable[[Callable[[Event], None]], StreamingRun], on_event: Callable[[Event], None]) -> RunResult:
+    def drive(
+        start: Callable[[Callable[[Event], None]], StreamingRun], on_event: Callable[[Event], None], **_: Any
+    ) -> RunResult:
         driven.append(start(on_event))
         return RunResult(JobStatus.FINISHED, None)
 
@@ -195,6 +198,29 @@ def test_a_run_goes_by_its_own_configuration_and_says_what_has_no_effect(
     assert run._job.restart == FixedDelayRestart()
     assert run._state.request.restore_from == "/savepoints/x"
     assert [line.partition(" ")[0] for line in log] == ["execution.checkpointing.unaligned.forced", "unaligned"]
+
+
+def test_dagster_keeps_no_event_of_a_checkpoint_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would until the asset ends, and then send them all through its engine: of a stream that runs for months."""
+    job = StoredJob(tmp_path, "delays")
+    asset = checkpointed_streaming_asset()(delays)
+
+    def drive(start: object, on_event: Callable[[Event], None], **_: Any) -> RunResult:
+        claim = job.claim(run_id())
+        on_event(EpochClaimed(claim.epoch))
+        store = job.choose(claim)
+        metadata = job.checkpoint(store, 1)
+        on_event(CheckpointCompleted(metadata, (), store.retained))
+        return RunResult(JobStatus.FINISHED, metadata)
+
+    monkeypatch.setattr(streaming_asset, "supervise", drive)
+    definitions = build_checkpoint_definitions([asset], {**_RESOURCES, "checkpoint_storage": job.storage})
+    with dg.DagsterInstance.ephemeral() as instance:
+        result = definitions.resolve_job_def(asset.job_name).execute_in_process(instance=instance)
+        (told,) = instance.fetch_materializations(asset.checkpoints_key, limit=9).records
+    assert told.run_id == result.run_id
+    through_the_engine = {event.asset_key for event in result.get_asset_materialization_events()}
+    assert through_the_engine == {asset.key}
 
 
 def test_a_run_whose_configuration_cannot_be_used_fails_before_it_touches_the_job(tmp_path: Path) -> None:

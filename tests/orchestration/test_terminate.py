@@ -82,6 +82,26 @@ def test_the_sensor_cleans_up_after_a_forced_termination(watch: Callable[[str], 
     job.pipeline.assert_exact()
 
 
+def test_a_run_that_is_told_to_go_and_not_canceled_is_resumed(watch: Callable[[str], JobWatch]) -> None:
+    """As a host does that is drained or shut down, and Ctrl-C: nobody has said that the job is to end."""
+    job = watch("interrupted")
+    job.pipeline.land(2)
+    first = job.launch()
+    job.hold_mid_batch(first)
+    completed = job.completed()
+    processes = job.heartbeat().processes
+    os.kill(processes[0].pid, signal.SIGTERM)
+    assert job.wait_end(first) == "FAILURE"
+    job.wait_gone(processes)
+    job.pipeline.release()
+    job.pipeline.until_caught_up.touch()
+    second = job.wait_resumed(first)
+    job.assert_succeeds(second.run_id)
+    job.pipeline.assert_exact()
+    assert job.choice().restored == completed[-1].reference
+    assert [failure.reason for failure in job.failures()] == [f"run {first} died: it was interrupted"]
+
+
 def _cancel_mid_batch(job: JobWatch) -> str:
     """Run the job, and terminate it while a batch is in flight; returns the run."""
     job.pipeline.land(2)

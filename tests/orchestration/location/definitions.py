@@ -93,6 +93,7 @@ retained = _pipeline("retained")
 deleted = _pipeline("deleted", cleanup=ExternalizedCheckpointCleanup.DELETE_ON_CANCELLATION)
 unexternalized = _pipeline("unexternalized", cleanup=ExternalizedCheckpointCleanup.NO_EXTERNALIZED_CHECKPOINTS)
 forced = _pipeline("forced", cleanup=ExternalizedCheckpointCleanup.DELETE_ON_CANCELLATION)
+interrupted = _pipeline("interrupted", cleanup=ExternalizedCheckpointCleanup.DELETE_ON_CANCELLATION)
 poisoned = _pipeline("poisoned", restart=RestartStrategies.fixed_delay_restart(2, "100 ms"))
 deadly = _pipeline("deadly", poison_batch_attempts=2)
 hiccups = _pipeline("hiccups", restart=RestartStrategies.fixed_delay_restart(2, "100 ms"))
@@ -114,6 +115,7 @@ defs = dg.Definitions.merge(
             deleted,
             unexternalized,
             forced,
+            interrupted,
             poisoned,
             deadly,
             hiccups,
