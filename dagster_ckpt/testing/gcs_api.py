@@ -31,6 +31,7 @@ _BUCKET = re.compile(r"/storage/v1/b/([^/]+)(/storageLayout)?")
 _BUCKETS = "/storage/v1/b"
 _BATCH = re.compile(r"/batch(?:/storage/v1)?")
 _MOST_CALLS = 100
+_CHECKSUMS = frozenset({"crc32c", "md5Hash"})
 #: Would change what is asked for, and are not known here.
 _UNKNOWN = frozenset(
     {
@@ -55,6 +56,8 @@ class GcsApi:
     """
 
     def __init__(self, buckets: Buckets, status: Callable[[], Mapping[str, Any]]) -> None:
+        #: Whether a listing has the checksums of objects.
+        self.lists_checksums = True
         self._buckets = buckets
         self._status = status
 
@@ -172,6 +175,8 @@ class GcsApi:
         page = self._buckets.page(bucket, call.query)
         objects = self._buckets.of(bucket)
         items = [objects[name].resource(bucket, name) for name in page.names]
+        if not self.lists_checksums:
+            items = [{key: value for key, value in item.items() if key not in _CHECKSUMS} for item in items]
         parts = {"items": items, "prefixes": page.prefixes, "nextPageToken": page.token}
         return _answer(call, {"kind": "storage#objects", **{key: value for key, value in parts.items() if value}})
 

@@ -69,6 +69,15 @@ class GcsServer(DisturbedServer):
         self._buckets.forget = prefix
 
     @property
+    def lists_checksums(self) -> bool:
+        """Whether a listing has the checksums of objects; of those under keys of the customer's Google's has none."""
+        return self._api.lists_checksums
+
+    @lists_checksums.setter
+    def lists_checksums(self, told: bool) -> None:
+        self._api.lists_checksums = told
+
+    @property
     def unfinished_uploads(self) -> int:
         """Resumable uploads that were begun and neither finished nor cancelled."""
         return len(self._buckets.uploads)

@@ -71,14 +71,21 @@ def store(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
 
 
 @pytest.fixture(
-    params=["gs", "s3", *(pytest.param(kind, marks=pytest.mark.integration) for kind in ("versitygw", "azurite"))]
+    params=[
+        "gs",
+        "gs-customer-keys",
+        "s3",
+        *(pytest.param(kind, marks=pytest.mark.integration) for kind in ("versitygw", "azurite")),
+    ]
 )
 def copying(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
     """Each that copies by itself, and only what was pinned."""
     yield from opened(request.param, request, monkeypatch)
 
 
-@pytest.fixture(params=["gs", "s3", pytest.param("disturbed-azurite", marks=pytest.mark.integration)])
+@pytest.fixture(
+    params=["gs", "gs-customer-keys", "s3", pytest.param("disturbed-azurite", marks=pytest.mark.integration)]
+)
 def disturbed_copying(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
     """Each of them that can be told what goes wrong."""
     yield from opened(request.param, request, monkeypatch)

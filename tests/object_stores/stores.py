@@ -337,6 +337,10 @@ def opened(kind: str, request: pytest.FixtureRequest, patch: pytest.MonkeyPatch)
     match kind:
         case "gs":
             yield GoogleStore(request.getfixturevalue("server"), patch)
+        case "gs-customer-keys":
+            server = request.getfixturevalue("server")
+            server.lists_checksums = False
+            yield GoogleStore(server, patch)
         case "s3":
             yield AmazonStore(request.getfixturevalue("s3"), patch)
         case "fake-gcs-server":

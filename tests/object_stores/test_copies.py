@@ -159,6 +159,11 @@ def test_one_fault_that_passes_by_is_not_noticed(
     assert set(disturbed_copying.objects()) == {"base/live/a", "base/first"}
 
 
+@pytest.mark.parametrize(
+    "disturbed_copying",
+    ["gs", "s3", pytest.param("disturbed-azurite", marks=pytest.mark.integration)],
+    indirect=True,
+)
 def test_a_copy_whose_reply_was_lost_is_found_though_spark_has_deleted_its_source(
     disturbed_copying: DisturbedStore,
 ) -> None:

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from dagster_ckpt.errors import StorageError
-from dagster_ckpt.filesystem import Copy, ServerSide, gcs_copies
+from dagster_ckpt.filesystem import Copy, ServerSide, Stored, gcs_copies
 from dagster_ckpt.filesystem.gcs import GcsFileSystem
-from dagster_ckpt.testing.gcs_server import GcsServer
+from dagster_ckpt.filesystem.server_side import crc32c_of
+from dagster_ckpt.testing.gcs_server import GcsServer, Request, Reset
 from tests.gcs import BUCKET, bucket_of
 
 DATA = b"the bytes of an object"
@@ -52,6 +53,53 @@ def test_never_over_another_object(bucket: GcsFileSystem, store: ServerSide) -> 
         with pytest.raises(StorageError, match="holds something else"):
             store.copy(Copy("a", of, "taken"))
     assert bucket.read("taken") == b"something else"
+
+
+@pytest.fixture
+def pinned(server: GcsServer, bucket: GcsFileSystem, store: ServerSide) -> Stored:
+    """An object ``live/a``, pinned by a listing without checksums."""
+    server.lists_checksums = False
+    bucket.create("live/a", DATA)
+    found = store.stored_below("live")["a"]
+    assert not found.has_checksum
+    return found
+
+
+def test_a_copy_of_what_was_listed_without_a_checksum_has_one(store: ServerSide, pinned: Stored) -> None:
+    made = store.copy(Copy("live/a", pinned, "copy"))
+    assert (made.crc32c, made.size) == (crc32c_of(DATA), len(DATA))
+
+
+def test_what_was_listed_without_a_checksum_is_no_copy_of_as_many_bytes(
+    bucket: GcsFileSystem, store: ServerSide, pinned: Stored
+) -> None:
+    bucket.create("taken", DATA[::-1])
+    with pytest.raises(StorageError, match="holds something else"):
+        store.copy(Copy("live/a", pinned, "taken"))
+
+
+@pytest.mark.parametrize("meanwhile", ["stays", "is deleted", "is replaced"])
+def test_a_lost_reply_to_a_copy_is_settled_by_what_the_original_says(
+    server: GcsServer, bucket: GcsFileSystem, store: ServerSide, pinned: Stored, meanwhile: str
+) -> None:
+    def lost(request: Request) -> Reset | None:
+        if request.kind == "copy":
+            server.plan = then
+            return Reset(after=True)
+        return None
+
+    def then(request: Request) -> None:
+        if request.kind == "copy" and meanwhile == "is deleted":
+            server.discard(BUCKET, "base/live/a")
+        if request.kind == "copy" and meanwhile == "is replaced":
+            server.put(BUCKET, "base/live/a", DATA)
+
+    server.plan = lost
+    if meanwhile == "stays":
+        assert store.copy(Copy("live/a", pinned, "copy")) == store.stored("copy")
+    else:
+        with pytest.raises(FileNotFoundError):
+            store.copy(Copy("live/a", pinned, "copy"))
 
 
 def test_a_large_object_in_several_requests(

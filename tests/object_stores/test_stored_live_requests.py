@@ -56,7 +56,11 @@ def life(disturbed: DisturbedStore, tmp_path: Path) -> LifeOnTheWire:
     return LifeOnTheWire(disturbed, tmp_path)
 
 
-@pytest.mark.parametrize("disturbed", ["gs", pytest.param("s3", marks=pytest.mark.exhaustive)], indirect=True)
+@pytest.mark.parametrize(
+    "disturbed",
+    ["gs", *(pytest.param(kind, marks=pytest.mark.exhaustive) for kind in ("gs-customer-keys", "s3"))],
+    indirect=True,
+)
 def test_some_requests_go_wrong(life: LifeOnTheWire) -> None:
     life.tried(STEP, TROUBLES)
 
@@ -69,6 +73,7 @@ def test_every_request_goes_wrong(life: LifeOnTheWire, trouble: str) -> None:
     life.tried(1, [trouble])
 
 
+@pytest.mark.parametrize("disturbed", ["gs", "gs-customer-keys", "s3"], indirect=True)
 def test_the_bytes_of_the_state_never_come_here(disturbed: DisturbedStore, tmp_path: Path) -> None:
     promised = Promised()
 
@@ -91,3 +96,10 @@ def test_the_bytes_of_the_state_never_come_here(disturbed: DisturbedStore, tmp_p
     assert {request.name.rpartition("/checkpoint/")[2] for request in tables} <= by_spark
     assert not [request for request in asked if request.name.endswith(".sst") and request.kind == "read"]
     assert [request for request in asked if request.kind == "copy"]
+
+
+@pytest.mark.parametrize("disturbed", ["gs-customer-keys"], indirect=True)
+def test_captured_salvaged_restored_and_swept(life: LifeOnTheWire) -> None:
+    _, promised = life.lead(None, "fails once")
+    assert len(promised.acknowledged) == 4
+    life.life.examine(life.store.storage(), promised)
