@@ -3,8 +3,8 @@
 It is driven by :meth:`CheckpointCoordinator.tick` and by the clock it is given; what is slow (writing) runs on an
 executor, so the job never waits for it. It knows neither Spark nor Dagster.
 
-What counts as a failed checkpoint is what counts in Flink: an id that cannot be issued, a pin that fails, data that
-cannot be written, ``_metadata`` that cannot be published, an attempt that expires. Each attempt counts once, and only
+What counts as a failed checkpoint is what counts in Flink: a source that cannot tell how far it is, an id that cannot be
+issued, a pin that fails, data that cannot be written, ``_metadata`` that cannot be published, an attempt that expires. Each attempt counts once, and only
 in a row: a completed checkpoint forgives all failures before it. Five incomplete captures in a row count as one
 failure; fewer do not, because the next batch may be complete.
 
@@ -77,7 +77,11 @@ class CheckpointSource(Protocol):
     """What can be checkpointed."""
 
     def progress(self) -> Progress:
-        """Cheap: asked many times a second while a checkpoint is due."""
+        """Cheap: asked many times a second while a checkpoint is due.
+
+        Raises:
+            StorageError: nobody can tell.
+        """
 
     def pin(self, batch: int) -> Snapshot:
         """Pin a consistent cut of ``batch``.
@@ -174,7 +178,14 @@ class CheckpointCoordinator:
             return min(wake - now, _LONGEST)
         if len(self._attempts) >= self._config.max_concurrent_checkpoints:
             return _IDLE_POLL
-        progress = self._source.progress()
+        try:
+            progress = self._source.progress()
+        except MustStop:
+            raise
+        except (CheckpointError, OSError) as error:
+            self._schedule_next(now)
+            self._count_failure(0, error)
+            return _POLL
         if progress.committed is None or progress.committed == self._captured:
             # Nothing committed since: an idle stream is not a failing one. But a batch in flight is waited for.
             if progress.planned is None:
@@ -199,15 +210,17 @@ class CheckpointCoordinator:
             Fenced: a newer run has taken the job over.
         """
         self.drain()
-        committed = self._source.progress().committed
-        if committed is None or committed == self._captured:
-            return
+        last = ""
         try:
+            committed = self._source.progress().committed
+            if committed is None or committed == self._captured:
+                return
+            last = f", {committed},"
             metadata, dropped = until_whole(lambda: self._pin_and_write(committed))
         except MustStop:
             raise
         except (CheckpointError, OSError, Stopped) as error:
-            raise CheckpointFailure(f"The last batch, {committed}, could not be checkpointed: {error}") from error
+            raise CheckpointFailure(f"The last batch{last} could not be checkpointed: {error}") from error
         self._captured = committed
         self._listener.completed(metadata, dropped)
 

@@ -190,11 +190,22 @@ class SavepointServer:
         elif now - current.began > self._timeout:
             if self._expire(current):
                 self._current = None
-        elif current.future is None and (batch := self._batch_to_save(current, now)) is not None:
-            if current.request.stop:
-                self._current, self._stop = None, current.request
-            else:
-                self._take(current, batch, now)
+        elif current.future is None:
+            self._begin(current, now)
+
+    def _begin(self, current: _Taking, now: float) -> None:
+        try:
+            batch = self._batch_to_save(current, now)
+        except MustStop:
+            raise
+        except (CheckpointError, OSError) as error:
+            self._current = None
+            self._failed(current.request, error)
+            return
+        if batch is not None and current.request.stop:
+            self._current, self._stop = None, current.request
+        elif batch is not None:
+            self._take(current, batch, now)
 
     def _batch_to_save(self, current: _Taking, now: float) -> int | None:
         """The last committed batch, when it is its turn: what was in flight has committed."""

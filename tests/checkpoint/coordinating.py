@@ -59,9 +59,12 @@ class Stream:
     incomplete: int = 0
     vanishing: int = 0
     error: Exception | None = None
+    unknown: Exception | None = None
     pinned: list[tuple[float, int]] = field(default_factory=list)
 
     def progress(self) -> Progress:
+        if self.unknown is not None:
+            raise self.unknown
         return Progress(self.committed, self.planned)
 
     def pin(self, batch: int) -> Snapshot:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -133,6 +134,35 @@ class TestTolerance:
         job.stream.error = error
         job.pass_time(25, commit_every=1)
         assert [consecutive for *_, consecutive in job.listener.failures] == [1, 2]
+
+    @pytest.mark.parametrize("error", [StorageError("the bucket cannot be listed"), OSError(5, "Input/output error")])
+    def test_so_does_a_source_that_cannot_tell_how_far_it_is(
+        self, memory: MemoryFileSystem, pins: Pins, error: Exception
+    ) -> None:
+        job = Job(memory, pins)
+        job.stream.unknown = error
+        job.pass_time(35, commit_every=1)
+        assert [(number, consecutive) for number, _, consecutive in job.listener.failures] == [(0, 1), (0, 2), (0, 3)]
+        job.stream.unknown = None
+        job.pass_time(45, commit_every=1)
+        assert job.captures == [40]
+        assert [name for name, _ in job.listener.done] == ["chk-1"]
+
+    def test_beyond_the_tolerance_the_job_fails_over_for_that_too(self, memory: MemoryFileSystem, pins: Pins) -> None:
+        job = Job(memory, pins, tolerable_failed_checkpoints=1)
+        job.stream.unknown = StorageError("the bucket cannot be listed")
+        with pytest.raises(ToleranceExceeded, match="the bucket cannot be listed"):
+            job.pass_time(100, commit_every=1)
+        assert job.now == pytest.approx(20, abs=0.5)
+
+    def test_unless_what_it_tells_is_that_the_run_must_stop(self, memory: MemoryFileSystem, pins: Pins) -> None:
+        job = Job(memory, pins)
+        job.stream.unknown = Fenced("a newer run has taken the job over")
+        with pytest.raises(Fenced):
+            job.pass_time(15)
+        with pytest.raises(Fenced):
+            job.coordinator.finish()
+        assert job.listener.failures == []
 
     def test_what_a_newer_checkpoint_overtook_does_not_count(self, memory: MemoryFileSystem, pins: Pins) -> None:
         job = Job(memory, pins, at_once=False, max_concurrent_checkpoints=2, tolerable_failed_checkpoints=0)
@@ -297,6 +327,15 @@ class TestEnding:
         with pytest.raises(CheckpointFailure, match="41"):
             job.coordinator.finish()
         assert job.stored() == []
+
+    @pytest.mark.parametrize("error", [StorageError("the bucket cannot be listed"), OSError(5, "Input/output error")])
+    def test_nor_when_nobody_can_tell_which_it_is(self, memory: MemoryFileSystem, pins: Pins, error: Exception) -> None:
+        job = Job(memory, pins)
+        job.stream.unknown = error
+        with pytest.raises(
+            CheckpointFailure, match=f"The last batch could not be checkpointed: {re.escape(str(error))}"
+        ):
+            job.coordinator.finish()
 
     def test_a_fenced_run_cannot_finish(self, memory: MemoryFileSystem, pins: Pins) -> None:
         job = Job(memory, pins)

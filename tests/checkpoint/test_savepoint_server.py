@@ -97,7 +97,7 @@ class TestFailing:
         assert reason in answer.error
         assert served.job.listener.failures == [], "who asked is told, and nothing is counted"
         assert not list(served.directory.rglob("_metadata"))
-        served.job.stream.error, served.job.stream.incomplete = None, 0
+        served.job.stream.error, served.job.stream.unknown, served.job.stream.incomplete = None, None, 0
         served.job.stream.committed = 9
         again = served.ask(9)
         served.pass_time(2)
@@ -118,6 +118,16 @@ class TestFailing:
         token = served.ask()
         served.pass_time(1)
         self.assert_refused(served, token, "the disk is full")
+
+    @pytest.mark.parametrize("stop", [False, True])
+    def test_a_job_that_cannot_tell_how_far_it_is(self, make: Callable[..., Served], stop: bool) -> None:
+        served = make(tolerable_failed_checkpoints=0)
+        served.job.stream.committed = 1
+        served.job.stream.unknown = StorageError("the bucket cannot be listed")
+        token = served.ask(stop=stop)
+        served.pass_time(1)
+        assert not served.server.stop_asked
+        self.assert_refused(served, token, "the bucket cannot be listed")
 
     def test_a_target_that_cannot_be_written(self, make: Callable[..., Served], tmp_path: Path) -> None:
         served = make(tolerable_failed_checkpoints=0)
