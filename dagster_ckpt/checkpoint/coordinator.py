@@ -3,10 +3,10 @@
 It is driven by :meth:`CheckpointCoordinator.tick` and by the clock it is given; what is slow (writing) runs on an
 executor, so the job never waits for it. It knows neither Spark nor Dagster.
 
-What counts as a failed checkpoint is what counts in Flink: a source that cannot tell how far it is, an id that cannot be
-issued, a pin that fails, data that cannot be written, ``_metadata`` that cannot be published, an attempt that expires. Each attempt counts once, and only
-in a row: a completed checkpoint forgives all failures before it. Five incomplete captures in a row count as one
-failure; fewer do not, because the next batch may be complete.
+What counts as a failed checkpoint is what counts in Flink: a source that cannot tell how far it is, an id that cannot
+be issued, a pin that fails, data that cannot be written, ``_metadata`` that cannot be published, an attempt that
+expires. Each attempt counts once, and only in a row: a completed checkpoint forgives all failures before it. Five
+incomplete captures in a row count as one failure; fewer do not, because the next batch may be complete.
 
 What does not count: a turn that is not taken (no new batch, the pause, too many at once), an attempt that a newer
 checkpoint overtook, one that is under way when the job ends, old checkpoints that cannot be deleted, and savepoints. In

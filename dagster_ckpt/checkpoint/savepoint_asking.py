@@ -23,6 +23,8 @@ __all__ = ["take_savepoint"]
 _LOOK = 0.5
 #: Seconds between two reports of progress.
 _REPORT = 5.0
+#: How long after the end of a job the answer may come of whoever has stopped it.
+_AFTER_END = 30.0
 
 
 def take_savepoint(
@@ -110,8 +112,8 @@ class _Asker:
         self._report = report
 
     def take(self) -> TakenSavepoint:
-        self._requests.ask(self._request)
         try:
+            self._requests.ask(self._request)
             answer = self._answer()
         except BaseException:  # an interrupt too: what nobody waits for any more must not stop the job later
             self._requests.withdraw(self._request.token, self._clock.time(), "the asker was interrupted")
@@ -126,10 +128,15 @@ class _Asker:
 
     def _answer(self) -> Answer:
         began = reported = self._clock.monotonic()
+        over = None
         while (answer := self._requests.answer_to(self._request.token)) is None:
             now = self._clock.monotonic()
             if (ended := self._ended()) is not None:
-                return self._give_up(f"the job ended meanwhile: {ended}", "Ask again: its newest checkpoint is copied.")
+                # Who stops a job with a savepoint is told after its end is on record.
+                over = now if over is None else over
+                if not self._request.stop or now - over >= _AFTER_END:
+                    hint = "Ask again, without stop: its newest checkpoint is copied."
+                    return self._give_up(f"the job ended meanwhile: {ended}", hint)
             if now - began >= self._timeout:
                 return self._give_up(
                     f"no answer within {self._timeout:g} s",

@@ -94,6 +94,7 @@ class SavepointServer:
         self._current: _Taking | None = None
         self._stop: SavepointRequest | None = None
         self._owed: dict[str, tuple[SavepointRequest, Answer]] = {}
+        self._has_ended = False
 
     @property
     def stop_asked(self) -> bool:
@@ -142,6 +143,16 @@ class SavepointServer:
             for request in self._requests.open():
                 if request.token not in self._owed:
                     self._take_now(request)
+            self._pay()
+
+    def job_ended(self) -> None:
+        """The end of the job is on record: who stopped it with a savepoint is told of that now.
+
+        Not before, because the answer is acted on: a job of which no end is on record would be resumed if this process
+        died, beside the one that somebody has started from the savepoint. Then the request is open, and taken up.
+        """
+        self._has_ended = True
+        with contextlib.suppress(OSError, MustStop):  # who asked waits in vain, and the savepoint is on record
             self._pay()
 
     def refuse_to_stop(self, error: CheckpointError) -> None:
@@ -296,7 +307,11 @@ class SavepointServer:
 
     def _taken(self, request: SavepointRequest, metadata: CheckpointMetadata) -> None:
         self._completed(metadata)
-        self._answer(request, Answer(self._clock.time(), TakenSavepoint.of(metadata)))
+        answer = Answer(self._clock.time(), TakenSavepoint.of(metadata))
+        if request.stop:
+            self._owed[request.token] = (request, answer)
+        else:
+            self._answer(request, answer)
 
     def _failed(self, request: SavepointRequest, error: Exception) -> None:
         reason = _reason(error)
@@ -316,6 +331,8 @@ class SavepointServer:
     def _pay(self) -> None:
         """Write the answers that are owed: what was carried out once is not carried out again."""
         for token, (request, answer) in list(self._owed.items()):
+            if request.stop and answer.savepoint is not None and not self._has_ended:
+                continue
             if not self._requests.answer(self._store.epoch, request, answer) and answer.savepoint is not None:
                 _log.warning("Who asked for savepoint %s had stopped waiting; it stays", answer.savepoint.pointer)
             del self._owed[token]

@@ -38,7 +38,7 @@ from dagster_ckpt.spark.partitions import set_partitions
 from dagster_ckpt.spark.preflight import Start, pass_preflight
 from dagster_ckpt.spark.query_errors import failure_of
 from dagster_ckpt.spark.restore import prepare_new_location
-from dagster_ckpt.spark.running import Prepared, RunningQuery
+from dagster_ckpt.spark.running import Ended, Prepared, RunningQuery
 from dagster_ckpt.spark.session import streaming_session
 from dagster_ckpt.spark.sinks.sink import Sink
 from dagster_ckpt.spark.state_backend import ignored_settings
@@ -238,7 +238,7 @@ class Attempt:
             if swept:
                 _log.info("Swept %d files that earlier attempts had left unfinished: %s", len(swept), ", ".join(swept))
 
-    def run(self, prepared: Prepared, cancel: Flag) -> str | None:
+    def run(self, prepared: Prepared, cancel: Flag) -> Ended | None:
         """Start the query and checkpoint it until it ends; see :meth:`RunningQuery.run`."""
         query = RunningQuery(self._job, prepared, self._spark, self._clock, self._emit, self._forget_other_attempts)
         return query.run(cancel)

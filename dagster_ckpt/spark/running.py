@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-__all__ = ["Prepared", "RunningQuery"]
+__all__ = ["Ended", "Prepared", "RunningQuery"]
 
 _log = logging.getLogger(__name__)
 
@@ -92,6 +92,19 @@ class Prepared:
     live: LiveLocation
 
 
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A query that has ended in order.
+
+    Attributes:
+        reason: how, for people.
+        on_record: to be called once the end of the job is on record.
+    """
+
+    reason: str
+    on_record: Callable[[], None]
+
+
 class RunningQuery:
     """The query of one start of a job.
 
@@ -120,8 +133,8 @@ class RunningQuery:
         self._emit = emit
         self._first_completed = first_completed
 
-    def run(self, cancel: Flag) -> str | None:
-        """Start the query and checkpoint it until it ends; how it ended, ``None`` when it was canceled.
+    def run(self, cancel: Flag) -> Ended | None:
+        """Start the query and checkpoint it until it ends; ``None`` when it was canceled.
 
         Raises:
             QueryFailed: the query ended with an error.
@@ -192,7 +205,7 @@ class RunningQuery:
         plans = PlannedBatches(location, known)
         return Archiver(plans, prepared.archive, lambda: prepared.store.retained, self._clock)
 
-    def _watch(self, query: StreamingQuery, archiver: Archiver, cancel: Flag) -> str | None:
+    def _watch(self, query: StreamingQuery, archiver: Archiver, cancel: Flag) -> Ended | None:
         prepared, config = self._prepared, self._job.config
         # Fetched beside the checkpoints, not while one is pinned: it is a call into the JVM.
         report: Mapping[str, Any] | None = None
@@ -230,13 +243,13 @@ class RunningQuery:
                         source.look_again()
                         coordinator.finish()
                         savepoints.finish()
-                        return "the query ended"
+                        return Ended("the query ended", savepoints.job_ended)
                 if savepoints.stop_asked:
                     self._stop(query)
                     report = _last_progress(query)
                     source.look_again()
                     _finish_stopped(coordinator, savepoints)
-                    return "stopped with a savepoint"
+                    return Ended("stopped with a savepoint", savepoints.job_ended)
                 archiver.tick()
                 cancel.wait(min(coordinator.tick(), savepoints.tick()))
             self._stop(query)

@@ -196,8 +196,9 @@ class StreamingRun:
                 _log.info("The job was canceled while it failed: %s", error)
                 return self._end(claim, JobStatus.CANCELED, "canceled while it failed")
             return self._fail(claim, error)
-        status = JobStatus.CANCELED if ended is None else JobStatus.FINISHED
-        return self._end(claim, status, ended or "canceled")
+        if ended is None:
+            return self._end(claim, JobStatus.CANCELED, "canceled")
+        return self._end(claim, JobStatus.FINISHED, ended.reason, on_record=ended.on_record)
 
     def _start_spark(self) -> SparkSession:
         began = self._clock.monotonic()
@@ -210,7 +211,15 @@ class StreamingRun:
             self._state.ignored.update(new)
             self._emit(SettingsIgnored(new))
 
-    def _end(self, claim: Claim, status: JobStatus, reason: str, *, refused: bool = False) -> RunResult:
+    def _end(
+        self,
+        claim: Claim,
+        status: JobStatus,
+        reason: str,
+        *,
+        refused: bool = False,
+        on_record: Callable[[], None] = lambda: None,
+    ) -> RunResult:
         """Record the end and clean up as the policy says; a refused restore has done nothing and deletes nothing."""
         prepared = self._state.prepared
         if status is JobStatus.CANCELED and self._is_interrupted:
@@ -219,6 +228,7 @@ class StreamingRun:
         discards = prepared is not None and not refused and self._job.config.discards(status)
         self._catalog.epochs.check(claim.epoch)
         self._catalog.epochs.record_end(claim.epoch, End(status.value, reason, discards, iso(self._clock.time())))
+        on_record()
         if prepared is None:
             return RunResult(status, None)
         newest = prepared.store.retained[-1] if prepared.store.retained else None

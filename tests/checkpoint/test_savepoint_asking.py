@@ -8,11 +8,19 @@ from typing import Any
 
 import pytest
 
+from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
 from dagster_ckpt.checkpoint.epochs import End
 from dagster_ckpt.checkpoint.liveness import Heart, HeartbeatFile
 from dagster_ckpt.checkpoint.requests import TakenSavepoint
 from dagster_ckpt.checkpoint.savepoint_asking import take_savepoint
-from dagster_ckpt.errors import CheckpointNotFound, InvalidConfiguration, SavepointFailed, StorageError
+from dagster_ckpt.errors import (
+    CheckpointNotFound,
+    InvalidConfiguration,
+    PublishUnknown,
+    SavepointFailed,
+    StorageError,
+)
+from dagster_ckpt.testing import Action, FailAfter, FaultInjectingFileSystem, Operation
 from tests.checkpoint.driver import JOB, Pins, state
 from tests.checkpoint.serving import Served
 
@@ -70,6 +78,42 @@ class TestAsking:
         with pytest.raises(SavepointFailed, match="the job ended meanwhile: CANCELED, terminated"):
             self.take(heart, end)
         assert not heart.requests.open()
+
+    def test_who_stopped_the_job_is_told_after_its_end(self, heart: Served) -> None:
+        def stop(seconds: float) -> None:
+            if not heart.server.stop_asked:
+                heart.pass_time(seconds)
+            elif not heart.completed:
+                heart.server.finish()
+                heart.job.run.catalog.epochs.record_end(1, End("FINISHED", "stopped", discarded=False, ended_at="now"))
+            else:
+                heart.server.job_ended()
+
+        assert self.take(heart, stop, stop=True).pointer == heart.completed[0].location
+
+    def test_who_stopped_a_job_that_ended_otherwise_does_not_wait_for_ever(self, heart: Served) -> None:
+        def end(seconds: float) -> None:
+            heart.job.clock.advance(seconds)
+            heart.job.run.catalog.epochs.record_end(1, End("FAILED", "broken", discarded=False, ended_at="now"))
+
+        with pytest.raises(SavepointFailed, match="the job ended meanwhile: FAILED, broken"):
+            self.take(heart, end, stop=True, timeout="1 h")
+        assert not heart.requests.open()
+
+    def test_a_request_whose_reply_was_lost_is_withdrawn(self, heart: Served) -> None:
+        """Nobody waits for its answer, so it must not stop the job."""
+        requests = f"{JOB}/control/requests"
+
+        def lose_the_reply(operation: Operation) -> Action | None:
+            asks = operation.name == "create" and operation.path.startswith(requests)
+            return FailAfter() if asks and not operation.path.endswith(".answer") else None
+
+        heart.job.run.catalog = CheckpointCatalog(FaultInjectingFileSystem(heart.job.memory, lose_the_reply), JOB)
+        with pytest.raises(PublishUnknown):
+            self.take(heart, self.never, stop=True)
+        assert not heart.requests.open()
+        heart.pass_time(3)
+        assert not heart.server.stop_asked
 
     def test_a_job_that_does_not_run_is_copied(self, make: Callable[..., Served], pins: Pins, tmp_path: Path) -> None:
         served = make()

@@ -215,6 +215,9 @@ class TestStopping:
         assert served.job.stream.pinned == []
         served.job.coordinator.finish()
         served.server.finish()
+        assert served.requests.answer_to(token) is None, "who asked would act on it, and the end is not on record"
+        assert len(served.requests.open()) == 1, "a run that goes on after a crash stops with a savepoint, too"
+        served.server.job_ended()
         assert served.holds(token) == 4
         assert [metadata.batch for metadata in served.job.run.store.retained] == [4]
 
@@ -252,7 +255,20 @@ class TestStopping:
         served.job.executor.let()
         served.server.finish()
         assert served.answer(waiting).savepoint is not None
+        served.server.job_ended()
         assert served.holds(stopping) == 4
+
+    def test_a_job_that_was_taken_over_after_its_end_answers_nothing(
+        self, make: Callable[..., Served], pins: Pins
+    ) -> None:
+        served = make()
+        served.job.stream.committed = 4
+        token = served.ask(stop=True)
+        served.pass_time(0.1)
+        served.server.finish()
+        Run(served.job.memory, Ledger(), pins).start()
+        served.server.job_ended()
+        assert served.requests.answer_to(token) is None
 
 
 class TestDrivers:
