@@ -77,7 +77,9 @@ class Driver:
                 process.resume()
 
     def log(self) -> str:
-        """What it has printed besides what it told."""
+        """What it has printed besides what it told; all of it, once it has ended."""
+        if self.process.poll() is not None:
+            self._reader.join(60)
         return "\n".join(self._log)
 
     def ended(self) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
+import tempfile
 from pathlib import Path
 
 from pyspark.find_spark_home import _find_spark_home
@@ -66,11 +68,14 @@ def classpath_of(scratch: Path, name: str, description: str) -> str:
 def _resolved(scratch: Path, name: str, *wanted: str) -> str:
     (ivy,) = spark_jars().glob("ivy-*.jar")
     found = scratch / f"classpath-{name}-{os.getpid()}"
-    done = subprocess.run(
-        ["java", "-jar", str(ivy), *wanted, "-confs", "default", "-types", "jar", "-cachepath", str(found)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    # Ivy's cache has one report for all who ask: each writes it anew and reads it back.
+    with (Path(tempfile.gettempdir()) / "dagster-ckpt-tests-ivy.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        done = subprocess.run(
+            ["java", "-jar", str(ivy), *wanted, "-confs", "default", "-types", "jar", "-cachepath", str(found)],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
     assert done.returncode == 0, f"Ivy does not find {wanted}:\n{done.stdout[-3000:]}{done.stderr[-1000:]}"
     return found.read_text(encoding="utf-8").strip()

@@ -38,6 +38,8 @@ _TERMINATE = """
 mutation($runId: String!, $policy: TerminateRunPolicy) {
   terminateRun(runId: $runId, terminatePolicy: $policy) { __typename }
 }"""
+#: How often it is started: the free port that it is given may be taken before it uses it.
+_STARTS = 3
 _LOCATIONS = "{ repositoriesOrError { ... on RepositoryConnection { nodes { name location { name } } } } }"
 
 
@@ -53,6 +55,10 @@ def wait_for(ask: Callable[[], _T | None], what: str, *, seconds: float = 120, p
             return answer
         time.sleep(poll)
     raise TimeoutError(f"Waited {seconds:.0f} s in vain for {what}")
+
+
+class _EndedAtOnce(RuntimeError):
+    pass
 
 
 class DagsterDev:
@@ -90,6 +96,21 @@ class DagsterDev:
         """Start it and wait until the code location is loaded."""
         self.home.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(self._workspace.with_name("dagster.yaml"), self.home / "dagster.yaml")
+        for left in reversed(range(_STARTS)):
+            self._begin()
+            try:
+                what = f"dagster dev to load {self._workspace} (see {self.log})"
+                repository = wait_for(self._loaded, what, seconds=180)
+                break
+            except _EndedAtOnce:
+                if not left:
+                    raise
+        self._repository = {
+            "repositoryName": repository["name"],
+            "repositoryLocationName": repository["location"]["name"],
+        }
+
+    def _begin(self) -> None:
         port = _free_port()
         self.url = f"http://127.0.0.1:{port}"
         with self.log.open("ab") as log:
@@ -113,11 +134,6 @@ class DagsterDev:
                 stderr=log,
                 start_new_session=True,
             )
-        repository = wait_for(self._loaded, f"dagster dev to load {self._workspace} (see {self.log})", seconds=180)
-        self._repository = {
-            "repositoryName": repository["name"],
-            "repositoryLocationName": repository["location"]["name"],
-        }
 
     def processes(self) -> list[psutil.Process]:
         """Everything of this Dagster: server, daemon, code server, runs, their steps and JVMs, orphans too."""
@@ -224,7 +240,7 @@ class DagsterDev:
 
     def _loaded(self) -> dict[str, Any] | None:
         if self._process is not None and self._process.poll() is not None:
-            raise RuntimeError(f"dagster dev ended with {self._process.returncode}; see {self.log}")
+            raise _EndedAtOnce(f"dagster dev ended with {self._process.returncode}; see {self.log}")
         try:
             nodes = self.graphql(_LOCATIONS)["repositoriesOrError"].get("nodes") or []
         except (OSError, urllib.error.URLError, RuntimeError):

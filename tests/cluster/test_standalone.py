@@ -19,6 +19,7 @@ from dagster_ckpt.spark.file_sink import FileSink
 from tests.cluster.layout import FILES_PER_TRIGGER, JOB, Shared
 from tests.cluster.standalone import Cluster, standalone_cluster
 from tests.driving import Driver, driving
+from tests.jobs.harness import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -63,6 +64,8 @@ def test_an_executor_and_then_the_driver_are_killed(cluster: Cluster, tmp_path: 
         driver.kill()
         killed_at = _committed(catalog)
         assert killed_at < last, "the job had ended before it was killed: there was nothing to show"
+        # They hear of its end by a message, and their tasks write until then.
+        eventually("its executors end", lambda: not cluster.executors())
         shutil.rmtree(shared.live)
 
     with _driving(cluster, shared) as driver:

@@ -59,7 +59,7 @@ def test_a_program_fails_is_restarted_interrupted_and_gone_on_with(bench: Bench)
     build = failing(1, bench.root / "failed")
     lines = run_until(
         lambda: in_pyflink(bench, build).execute("tiny"),
-        lambda line: "completed at batch" in line and bench.in_sink_log() == bench.expected(),
+        lambda line: "completed at batch 3" in line and bench.in_sink_log() == bench.expected(),
     )
     assert [line for line in lines if "row 12 is bad" in line and "restart 1 of 2" in line]
     assert [line.partition(" of lineage")[0] for line in lines if " starts " in line] == [

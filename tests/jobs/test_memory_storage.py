@@ -17,7 +17,9 @@ from dagster_ckpt.config.checkpoint_config import CheckpointConfig, Externalized
 from dagster_ckpt.config.restart import FixedDelayRestart
 from dagster_ckpt.errors import CheckpointsLost, ToleranceExceeded
 from dagster_ckpt.filesystem import PosixFileSystem
+from dagster_ckpt.spark.job import CheckpointCompleted, Started
 from tests.jobs.harness import OFTEN, Bench, eventually
+from tests.spark.streaming import discard
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -75,14 +77,15 @@ def restarted_from_memory(bench: Bench, **options: object) -> CheckpointMetadata
     catalog = CheckpointCatalog(job.filesystem, job.name)
     eventually("the row is reached", Path(f"{gate}.reached").exists, unless=launch.check)
     eventually("a checkpoint is there", lambda: len(launch.completed) > 0, unless=launch.check)
-    newest = max(metadata.batch for metadata in launch.completed)
     chosen = catalog.choice()
     assert chosen is not None
-    shutil.rmtree(chosen[1].live)
+    discard(Path(chosen[1].live))
     gate.unlink()
     assert launch.result().status is JobStatus.FINISHED
 
-    restored = launch.of(type(launch.started))[1].restored
+    before = launch.events[: launch.events.index(launch.of(Started)[1])]
+    newest = max(event.metadata.batch for event in before if isinstance(event, CheckpointCompleted))
+    restored = launch.of(Started)[1].restored
     assert restored is not None, "not from nothing"
     assert restored.kind == "checkpoint", "not salvaged from the live location, which is gone"
     assert restored.batch == newest

@@ -36,7 +36,7 @@ def test_a_request_that_hangs_is_repeated_and_may_arrive_after_all(
     hangs = iter([Hang(0.6)])
     server.plan = lambda request: next(hangs, None) if request.kind == "insert" else None
     storage.create("f", b"mine")
-    assert [request.kind for request in server.log].count("insert") == 2
+    assert [request.kind for request in server.log].count("insert") >= 2
     storage.create("f", b"mine")
     assert server.objects(BUCKET) == {"base/f": b"mine"}
 

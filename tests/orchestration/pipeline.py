@@ -96,6 +96,7 @@ class Pipeline:
                 rows.append({"k": POISON, "id": -1 - number})
             hidden = self.landing / f".{number:04}.json"
             hidden.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+            os.utime(hidden, (1_700_000_000 + number, 1_700_000_000 + number))  # Spark reads the oldest first
             hidden.rename(self.landing / f"{number:04}.json")
 
     def expected(self, files: int | None = None) -> Counter[tuple[str, int]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -163,14 +164,14 @@ def test_a_run_that_never_beat_is_dead_after_the_lease(sensor: Sensor, job: Stor
     claim = job.claim(run_id(), ago=31)
     assert sensor.request().tags[names.PARENT_RUN_TAG] == claim.run_id
     (failure,) = job.failures.of(claim.series)
-    assert "no heartbeat since it took the job over 31 s ago" in failure.reason
+    assert re.search(r"no heartbeat since it took the job over 3\d s ago", failure.reason)
 
 
 def test_a_run_that_stopped_beating_is_dead_after_the_lease(sensor: Sensor, job: StoredJob) -> None:
     claim = job.claim(run_id(), ago=100)
     job.beat(claim, alive=True, ago=31)
     sensor.request()
-    assert "no heartbeat for 31 s" in job.failures.of(claim.series)[0].reason
+    assert re.search(r"no heartbeat for 3\d s", job.failures.of(claim.series)[0].reason)
 
 
 @pytest.mark.parametrize("skew", [-3600.0, 3600.0])
@@ -190,7 +191,7 @@ def test_a_run_on_another_host_is_dead_when_it_was_seen_to_be_silent_for_a_lease
         assert sensor.tick() == ([], f"orders: run {claim.run_id} is alive")
     passed += 2
     sensor.request()
-    assert "no heartbeat for 31 s" in job.failures.of(claim.series)[0].reason
+    assert re.search(r"no heartbeat for 3\d s", job.failures.of(claim.series)[0].reason)
 
 
 def test_a_run_that_died_unnoticed_is_marked_failed_with_the_reason(sensor: Sensor, job: StoredJob) -> None:

@@ -452,7 +452,7 @@ def test_stores_work_in_the_directories_that_spark_is_started_with(tmp_path: Pat
         cwd=_ROOT,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=False,
     )
     assert done.returncode == 0, done.stderr

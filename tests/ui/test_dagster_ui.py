@@ -172,7 +172,8 @@ def _wait_checkpoints(dev: DagsterDev, catalog: CheckpointCatalog, run_id: str, 
     def ask() -> bool:
         chosen = catalog.choice()
         completed = catalog.completed(chosen[1].job_id)[0] if chosen is not None else []
-        mine = [item for item in completed if item.writer["run_id"] == run_id]
+        # A salvage is no checkpoint of the run: it was taken of what the run before had left, and knows no progress.
+        mine = [item for item in completed if item.writer["run_id"] == run_id and item.kind == "checkpoint"]
         if len(mine) >= count and mine[-1].batch >= batch:
             return True
         if (status := dev.status(run_id)) in ("SUCCESS", "FAILURE", "CANCELED"):
