@@ -13,7 +13,9 @@ import contextlib
 import os
 import platform
 import threading
+import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -30,6 +32,7 @@ from dagster_ckpt.filesystem import FileSystem
 
 __all__ = [
     "LEASE",
+    "SETTLED",
     "Heart",
     "Heartbeat",
     "HeartbeatFile",
@@ -47,6 +50,12 @@ __all__ = [
 INTERVAL = 2.0
 #: Seconds without a heartbeat after which a run counts as dead.
 LEASE = 30.0
+#: Seconds after which the next beat is tried beside one that has not come back.
+_PATIENCE = 5.0
+#: A beat that comes late may lie over a newer one until whoever holds the job beats again: for so many seconds.
+SETTLED = INTERVAL + _PATIENCE
+#: Beats that may be under way at once: as many as fit into a lease.
+_AT_ONCE = 6
 #: (storage, job) of the hearts that beat in this process: one process may be asked to run a job twice.
 _beating_here: set[tuple[str, str]] = set()
 #: By what was looked at: what was seen last, and since when, in monotonic seconds.
@@ -177,6 +186,21 @@ class Heart:
 
     A beat that cannot be written is skipped: the storage may be full, and the job must outlive that. Others may
     then take this run for dead, which is what the epoch is for.
+
+    One request may hang for longer than the lease. So each beat is made on a thread of its own, and when it has not
+    come back after a few seconds the next one is tried beside it, until as many hang as fit into a lease. What hangs
+    ends with the process, and nobody waits for it. A beat that comes late does no harm:
+
+    * What it says is put together after what is there has been read, and it gives up if one that was begun later has
+      been written by then. So late is only what hangs while it is written.
+    * Such a one may lie over a newer sign of life, of this run or of one that has taken the job over, until the next
+      beat of whoever holds it: no longer than :data:`SETTLED`. Those who read it do not go by silence, nor by an older
+      epoch, before they have seen it for so long; a sequence that goes back is a change like any other.
+    * After the last beat, which says that the run has ended, none is begun. One that comes back later looks whether the
+      record says so still, when a new holder would have beaten, and says it again if not. If the process is gone by
+      then, its own host knows that, and another one has seen the last of it after a lease. Until it is put right
+      :func:`free_job` refuses for at most a lease after that beat was made, and then holds this process for a dead one,
+      as it does with any run that could not say that it had ended.
     """
 
     def __init__(
@@ -185,9 +209,14 @@ class Heart:
         self._file = file
         self._clock = clock
         self._lock = threading.Lock()
+        self._turn = threading.Lock()
         self._beat = Heartbeat(epoch, run_id, (ProcessIdentity.current(),), 0, clock.time(), uptime=clock.monotonic())
         if worker is not None:
             self._beat = replace(self._beat, worker=ProcessIdentity.of(worker))
+        #: Beats are numbered as they are begun.
+        self._begun = 0
+        self._written = 0
+        self._under_way: list[Future[None]] = []
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="dagster-ckpt-heart", daemon=True)
 
@@ -212,30 +241,68 @@ class Heart:
         self._once()
 
     def stop(self) -> None:
-        """Stop, and say that it was in order."""
+        """Stop, and say that it was in order; a storage that hangs is waited for a few seconds only."""
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join()
         with self._lock:
             self._beat = replace(self._beat, stopped=True)
-        self._once()
+        self._once(last=True)
         _beating_here.discard(self._file.key)
 
     def _run(self) -> None:
         while not self._stop.wait(INTERVAL):
             self._once()
 
-    def _once(self) -> None:
-        with self._lock, contextlib.suppress(OSError):
-            current = self._file.read()
+    def _once(self, *, last: bool = False) -> None:
+        """Begin a beat, and wait for it a little; the last one is begun however many hang."""
+        with self._turn:
+            self._under_way = [beat for beat in self._under_way if not beat.done()]
+            if len(self._under_way) >= _AT_ONCE and not last:
+                return
+            self._begun += 1
+            beat: Future[None] = Future()
+            self._under_way.append(beat)
+            threading.Thread(
+                target=self._carry_out, args=(beat, self._begun), name="dagster-ckpt-beat", daemon=True
+            ).start()
+            with contextlib.suppress(OSError):  # to have waited in vain is an OSError, too
+                beat.result(timeout=_PATIENCE)
+
+    def _carry_out(self, beat: Future[None], number: int) -> None:
+        try:
+            self._make(number)
+        except BaseException as error:
+            beat.set_exception(error)
+        else:
+            beat.set_result(None)
+
+    def _make(self, number: int) -> None:
+        current = self._file.read()
+        with self._lock:
             if current is not None and current.epoch > self._beat.epoch:
                 return  # somebody took over: their sign of life must not be overwritten
-            self._beat = replace(
+            if self._written > number:
+                return
+            beat = self._beat = replace(
                 self._beat,
                 sequence=self._beat.sequence + 1,
                 beat_at=self._clock.time(),
                 uptime=self._clock.monotonic(),
             )
+        try:
+            self._file.write(beat)
+            with self._lock:
+                self._written = max(self._written, number)
+        finally:
+            if self._beat.stopped and not beat.stopped:
+                self._say_again()
+
+    def _say_again(self) -> None:
+        """What may lie over the last beat is not to stay there; but a run that has taken over beats by itself."""
+        time.sleep(SETTLED)
+        current = self._file.read()
+        if current is not None and current.epoch <= self._beat.epoch and not current.stopped:
             self._file.write(self._beat)
 
 
@@ -247,7 +314,8 @@ def is_dead(heartbeat: Heartbeat, clock: Clock, *, lease: float = LEASE, unchang
         clock: of this host.
         lease: seconds.
         unchanged: for how many seconds it has been seen as it is, where it was watched. Without, nobody can say of the
-            holder on another host whether it still beats.
+            holder on another host whether it still beats, and of one on this host whether what was read lay over a
+            newer beat.
     """
     if heartbeat.stopped:
         return "it ended"
@@ -255,7 +323,9 @@ def is_dead(heartbeat: Heartbeat, clock: Clock, *, lease: float = LEASE, unchang
     if driver.is_here and not driver.is_alive():
         return f"its process {driver.pid} is gone"
     silent = silent_for(heartbeat, clock, unchanged)
-    return f"no heartbeat for {silent:.0f} s" if silent is not None and silent > lease else None
+    if silent is None or silent <= lease or (unchanged is not None and unchanged < SETTLED):
+        return None
+    return f"no heartbeat for {silent:.0f} s"
 
 
 def silent_for(heartbeat: Heartbeat, clock: Clock, unchanged: float | None = None) -> float | None:
@@ -286,7 +356,8 @@ def watched(
 ) -> tuple[Heartbeat | None, str | None]:
     """The heartbeat of a job, and why its holder is dead, ``None`` if it lives.
 
-    One of which this host cannot tell is watched until it changes, or for a lease.
+    One of which this host cannot tell is watched until it changes, or for a lease; one that is silent on this host, for
+    as long as what was read may lie over a newer beat.
 
     Args:
         file: the job's heartbeat.
@@ -297,18 +368,20 @@ def watched(
     heartbeat = file.read()
     if heartbeat is None:
         return None, None
-    dead = is_dead(heartbeat, clock, lease=lease)
-    if dead is not None or (heartbeat.processes[0].is_here and heartbeat.uptime is not None):
+    dead = is_dead(heartbeat, clock, lease=lease, unchanged=0.0)
+    silent = silent_for(heartbeat, clock)
+    if dead is not None or (silent is not None and silent <= lease):
         return heartbeat, dead
     since = clock.monotonic()
-    while clock.monotonic() - since < lease:
-        wait(min(INTERVAL, lease))
+    longest = lease if silent is None else SETTLED
+    while (unchanged := clock.monotonic() - since) < longest:
+        wait(min(INTERVAL, longest))
         now = file.read()
         if now is None:
             return None, None
         if now.stopped or (now.epoch, now.sequence) != (heartbeat.epoch, heartbeat.sequence):
-            return now, is_dead(now, clock, lease=lease)
-    return heartbeat, f"no heartbeat for {clock.monotonic() - since:.0f} s"
+            return now, is_dead(now, clock, lease=lease, unchanged=0.0)
+    return heartbeat, f"no heartbeat for {silent_for(heartbeat, clock, unchanged):.0f} s"
 
 
 def free_job(

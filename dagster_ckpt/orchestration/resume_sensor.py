@@ -24,6 +24,7 @@ from dagster_ckpt.checkpoint.epochs import FAILING, Claim, End
 from dagster_ckpt.checkpoint.failures import DIED, Failure, FailureLog
 from dagster_ckpt.checkpoint.liveness import (
     LEASE,
+    SETTLED,
     HeartbeatFile,
     is_dead,
     silent_for,
@@ -254,6 +255,7 @@ class _JobWatch:
         claimed_at = _claimed_at(claim, now)
         file = HeartbeatFile(self._catalog.filesystem, self._asset.name)
         heartbeat = file.read()
+        same = unchanged_for((*file.key, "epoch"), None if heartbeat is None else heartbeat.epoch, self._clock)
         if heartbeat is None or heartbeat.epoch != claim.epoch:
             if end is not None and end.status != FAILING:
                 return "it ended", claimed_at  # by whoever ended it for a dead run
@@ -261,7 +263,8 @@ class _JobWatch:
             silent = unchanged_for((*file.key, "claim"), claim.epoch, self._clock)
             if claim.host == this_host():
                 silent = max(silent, now - claimed_at)
-            if silent <= LEASE:
+            # What an earlier epoch's late beat lies over is put right by the next beat.
+            if silent <= LEASE or (heartbeat is not None and same < SETTLED):
                 return None, claimed_at
             return f"no heartbeat since it took the job over {silent:.0f} s ago", claimed_at
         # While the run's own process lives, Dagster hears from it how the run ended; it may also have more steps.

@@ -4,15 +4,18 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import psutil
 import pytest
 
+from dagster_ckpt.checkpoint import liveness
 from dagster_ckpt.checkpoint.liveness import (
     INTERVAL,
     LEASE,
+    SETTLED,
     Heart,
     Heartbeat,
     HeartbeatFile,
@@ -22,8 +25,8 @@ from dagster_ckpt.checkpoint.liveness import (
     this_host,
     unchanged_for,
 )
-from dagster_ckpt.errors import JobAlreadyRunning
-from dagster_ckpt.testing import Fail, FaultInjectingFileSystem
+from dagster_ckpt.errors import JobAlreadyRunning, StorageError
+from dagster_ckpt.testing import Action, Fail, FaultInjectingFileSystem, Hang, Operation
 from tests.checkpoint.driver import JOB, ManualClock
 from tests.checkpoint.memory import MemoryFileSystem
 
@@ -123,6 +126,12 @@ class TestIsDead:
         assert is_dead(heartbeat, clock, unchanged=31) == "no heartbeat for 31 s"
         assert is_dead(heartbeat, clock, unchanged=31, lease=60) is None
 
+    def test_here_silence_counts_when_it_cannot_lie_over_a_newer_beat(self, clock: ManualClock) -> None:
+        heartbeat = beat(clock, ProcessIdentity.current())
+        clock.advance(42)
+        assert is_dead(heartbeat, clock, unchanged=SETTLED - 0.1) is None
+        assert is_dead(heartbeat, clock, unchanged=SETTLED) == "no heartbeat for 42 s"
+
     @pytest.mark.parametrize("set_by", [-3600.0, 3600.0])
     def test_a_clock_that_is_set_kills_nobody_and_hides_nobody(self, clock: ManualClock, set_by: float) -> None:
         heartbeat = replace(beat(clock, ProcessIdentity.current()), beat_at=clock.time() + set_by)
@@ -192,8 +201,26 @@ class TestFreeJob:
         with pytest.raises(JobAlreadyRunning):
             free_job(file, JOB, clock, no_wait)
         clock.advance(LEASE + 1)
-        assert list(free_job(file, JOB, clock, no_wait)) == [identity]
+        started = clock.now
+        assert list(free_job(file, JOB, clock, clock.advance)) == [identity]
+        assert SETTLED <= clock.now - started <= SETTLED + INTERVAL
         assert not identity.is_alive()
+
+    @pytest.mark.parametrize("epoch", [1, 2], ids=["its own", "of a later epoch"])
+    def test_a_beat_that_came_late_kills_nobody(
+        self, file: HeartbeatFile, clock: ManualClock, other: subprocess.Popen[str], epoch: int
+    ) -> None:
+        late = beat(clock, ProcessIdentity.of(other.pid))
+        file.write(late)
+        clock.advance(LEASE + 1)
+
+        def it_beats(seconds: float) -> None:
+            clock.advance(seconds)
+            file.write(replace(beat(clock, ProcessIdentity.of(other.pid), epoch=epoch), sequence=30))
+
+        with pytest.raises(JobAlreadyRunning, match=f"epoch {epoch}"):
+            free_job(file, JOB, clock, it_beats)
+        assert other.poll() is None
 
     def test_a_process_that_lives_is_not_killed_because_a_clock_was_set(
         self, file: HeartbeatFile, clock: ManualClock, other: subprocess.Popen[str]
@@ -293,3 +320,179 @@ class TestHeart:
         current = HeartbeatFile(memory, JOB).read()
         assert current is not None
         assert current.stopped
+
+
+class Hanging:
+    """A storage in which requests hang until they are let go, and the heart of a run in it."""
+
+    def __init__(self, memory: MemoryFileSystem, clock: ManualClock, patience: Callable[[float], None]) -> None:
+        self.disk = FaultInjectingFileSystem(memory, self._plan)
+        self.file = HeartbeatFile(memory, JOB)
+        self.clock = clock
+        self.heart = Heart(HeartbeatFile(self.disk, JOB), clock, epoch=1, run_id="run-a")
+        #: How many of the next requests of a kind hang.
+        self.hang = {"read": 0, "replace": 0}
+        self.hung = 0
+        self.beaten = threading.Event()
+        #: What comes of a request that hangs.
+        self.then: Callable[[], None] = lambda: None
+        self._patience = patience
+        self._arrived = threading.Semaphore(0)
+        self._let_go = threading.Event()
+
+    def _plan(self, operation: Operation) -> Action | None:
+        if self.hang[operation.name]:
+            self.hang[operation.name] -= 1
+            self.hung += 1
+            self._arrived.release()
+            return Hang(self._wait)
+        if operation.name == "replace":
+            self.beaten.set()
+        return None
+
+    def _wait(self) -> None:
+        assert self._let_go.wait(60)
+        self.then()
+
+    def hangs(self, kind: str, beat: Callable[[], None] | None = None) -> None:
+        """Beat, and go on when that hangs."""
+        self.hang[kind] = 1
+        self._patience(0)
+        (beat or self.heart._once)()
+        assert self._arrived.acquire(timeout=60)
+        self._patience(60)
+
+    def let_go(self) -> None:
+        """Let what hangs happen, and wait for it."""
+        self._let_go.set()
+        for thread in threading.enumerate():
+            if thread.name == "dagster-ckpt-beat":
+                thread.join(60)
+                assert not thread.is_alive()
+
+    def seen(self) -> Heartbeat:
+        heartbeat = self.file.read()
+        assert heartbeat is not None
+        return heartbeat
+
+
+class TestHangingRequests:
+    @pytest.fixture
+    def hanging(
+        self, memory: MemoryFileSystem, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+    ) -> Iterator[Hanging]:
+        def patience(seconds: float) -> None:
+            monkeypatch.setattr(liveness, "_PATIENCE", seconds)
+
+        patience(60)
+        monkeypatch.setattr(liveness, "INTERVAL", 3600.0)
+        monkeypatch.setattr(liveness, "SETTLED", 0.0)
+        made = Hanging(memory, clock, patience)
+        yield made
+        patience(0)
+        made.heart.stop()
+        made.let_go()
+
+    @pytest.mark.parametrize("kind", ["read", "replace"])
+    def test_the_heart_goes_on_beside_one(self, hanging: Hanging, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+        monkeypatch.setattr(liveness, "INTERVAL", 0.01)
+        hanging.hangs(kind, hanging.heart.start)
+        for _ in range(3):
+            hanging.beaten.clear()
+            assert hanging.beaten.wait(60)
+        assert hanging.hung == 1
+
+    @pytest.mark.parametrize("kind", ["read", "replace"])
+    def test_only_so_many_hang_and_the_heart_stops_all_the_same(self, hanging: Hanging, kind: str) -> None:
+        hanging.hangs(kind, hanging.heart.start)
+        for _ in range(5):
+            hanging.hangs(kind)
+        begun = len(hanging.disk.operations)
+        for _ in range(20):
+            hanging.heart._once()
+        assert len(hanging.disk.operations) == begun
+        hanging.hangs(kind, hanging.heart.stop)
+        assert hanging.hung == 7, "the last one is tried all the same"
+        hanging.let_go()
+        assert hanging.seen().stopped
+
+    def test_there_are_others_when_they_have_come_back(self, hanging: Hanging) -> None:
+        for _ in range(6):
+            hanging.hangs("read")
+        hanging.let_go()
+        before = hanging.seen().sequence
+        hanging.heart._once()
+        assert hanging.seen().sequence == before + 1
+
+    def test_what_hung_while_it_was_read_is_not_needed_any_more(self, hanging: Hanging) -> None:
+        hanging.hangs("read")
+        hanging.clock.advance(60)
+        hanging.heart._once()
+        newest = hanging.seen()
+        hanging.let_go()
+        assert hanging.seen() == newest
+
+    def test_or_tells_what_is_true_then(self, hanging: Hanging) -> None:
+        hanging.hangs("read")
+        hanging.clock.advance(60)
+        hanging.let_go()
+        assert hanging.seen().uptime == hanging.clock.now
+
+    @pytest.mark.parametrize("kind", ["read", "replace"])
+    def test_a_newer_epoch_is_overwritten_until_its_next_beat_at_most(self, hanging: Hanging, kind: str) -> None:
+        newer = Heart(hanging.file, hanging.clock, epoch=2, run_id="run-b")
+        hanging.hangs(kind)
+        newer._once()
+        hanging.let_go()
+        assert hanging.seen().epoch == (1 if kind == "replace" else 2)
+        newer._once()
+        hanging.heart._once()
+        assert (hanging.seen().epoch, hanging.seen().run_id) == (2, "run-b")
+
+    @pytest.mark.parametrize("lost", [False, True], ids=["", "its reply is lost"])
+    def test_a_late_one_does_not_take_back_that_the_run_has_ended(self, hanging: Hanging, *, lost: bool) -> None:
+        hanging.heart.start()
+        alive = hanging.seen()
+        hanging.hangs("replace")
+        hanging.heart.stop()
+        assert hanging.seen().stopped
+
+        def come_to_pass() -> None:
+            hanging.file.write(alive)
+            if lost:
+                raise StorageError("nobody knows")
+
+        hanging.then = come_to_pass
+        hanging.let_go()
+        assert hanging.seen().stopped
+        assert free_job(hanging.file, JOB, hanging.clock, no_wait) == ()
+
+    def test_nor_does_it_end_a_run_that_has_taken_over(self, hanging: Hanging) -> None:
+        hanging.heart.start()
+        hanging.hangs("replace")
+        hanging.heart.stop()
+        newer = Heart(hanging.file, hanging.clock, epoch=2, run_id="run-b")
+
+        def beat_before_it_looks_again(operation: Operation) -> None:
+            if operation.name == "read":
+                newer._once()
+
+        hanging.disk.plan = beat_before_it_looks_again
+        hanging.let_go()
+        assert (hanging.seen().epoch, hanging.seen().stopped) == (2, False)
+
+    def test_one_that_nobody_puts_right_refuses_for_a_lease_at_most(
+        self, hanging: Hanging, other: subprocess.Popen[str]
+    ) -> None:
+        """The process that ended in order is gone, or on another host."""
+        hanging.heart.start()
+        alive = hanging.seen()
+        hanging.heart.stop()
+        hanging.file.write(replace(alive, processes=(ProcessIdentity("elsewhere/1", 1, 1.0),)))
+        started = hanging.clock.now
+        assert free_job(hanging.file, JOB, hanging.clock, hanging.clock.advance) == ()
+        assert hanging.clock.now - started <= LEASE + INTERVAL
+        hanging.file.write(replace(alive, processes=(ProcessIdentity.of(other.pid),)))
+        other.kill()
+        other.wait()
+        assert free_job(hanging.file, JOB, hanging.clock, no_wait) == ()

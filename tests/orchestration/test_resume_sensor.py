@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from dagster_ckpt import (
 )
 from dagster_ckpt.checkpoint.clock import SystemClock
 from dagster_ckpt.checkpoint.epochs import Choice, Claim
-from dagster_ckpt.checkpoint.liveness import Heartbeat, HeartbeatFile, ProcessIdentity
+from dagster_ckpt.checkpoint.liveness import SETTLED, Heartbeat, HeartbeatFile, ProcessIdentity
 from dagster_ckpt.checkpoint.pinning import pin_checkpoint
 from dagster_ckpt.checkpoint.store import CompletedCheckpointStore
 from dagster_ckpt.orchestration import names, resume_sensor
@@ -110,6 +110,19 @@ def sensor(instance: dg.DagsterInstance, job: StoredJob) -> Sensor:
     return Sensor(instance, job)
 
 
+@pytest.fixture
+def pass_time(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Lets so many seconds pass, for whoever goes by the time since boot."""
+    passed = 0.0
+
+    def advance(seconds: float) -> None:
+        nonlocal passed
+        passed += seconds
+
+    monkeypatch.setattr(SystemClock, "monotonic", lambda _: time.monotonic() + passed)
+    return advance
+
+
 def test_a_job_that_never_ran_is_left_alone(sensor: Sensor) -> None:
     assert sensor.tick() == ([], "orders: it has never run")
 
@@ -167,11 +180,47 @@ def test_a_run_that_never_beat_is_dead_after_the_lease(sensor: Sensor, job: Stor
     assert re.search(r"no heartbeat since it took the job over 3\d s ago", failure.reason)
 
 
-def test_a_run_that_stopped_beating_is_dead_after_the_lease(sensor: Sensor, job: StoredJob) -> None:
+def test_a_run_that_stopped_beating_is_dead_after_the_lease(
+    sensor: Sensor, job: StoredJob, pass_time: Callable[[float], None]
+) -> None:
     claim = job.claim(run_id(), ago=100)
-    job.beat(claim, alive=True, ago=31)
+    job.beat(claim, alive=True)
+    assert sensor.tick() == ([], f"orders: run {claim.run_id} is alive")
+    pass_time(31)
     sensor.request()
     assert re.search(r"no heartbeat for 3\d s", job.failures.of(claim.series)[0].reason)
+
+
+def test_what_is_seen_for_the_first_time_may_lie_over_a_newer_beat(
+    sensor: Sensor, job: StoredJob, pass_time: Callable[[float], None]
+) -> None:
+    claim = job.claim(run_id(), ago=100)
+    job.beat(claim, alive=True, ago=31)
+    assert sensor.tick() == ([], f"orders: run {claim.run_id} is alive")
+    pass_time(SETTLED)
+    sensor.request()
+    assert "no heartbeat for 38 s" in job.failures.of(claim.series)[0].reason
+
+
+@pytest.mark.parametrize("of_before", [False, True], ids=["its own", "of the epoch before"])
+def test_a_run_does_not_die_of_a_beat_that_came_late(
+    sensor: Sensor, job: StoredJob, pass_time: Callable[[float], None], *, of_before: bool
+) -> None:
+    before, claim = job.claim(run_id(), ago=200), job.claim(run_id(), ago=100)
+    file = HeartbeatFile(job.catalog.filesystem, job.name)
+    job.beat(before if of_before else claim, alive=True, ago=40)
+    late = file.read()
+    assert late is not None
+    job.beat(claim, alive=True)
+    beat = file.read()
+    assert beat is not None
+    for sequence in range(10, 15):
+        file.write(replace(beat, sequence=sequence, uptime=SystemClock().monotonic()))
+        assert sensor.tick() == ([], f"orders: run {claim.run_id} is alive")
+        pass_time(20)
+        file.write(late)
+        assert sensor.tick() == ([], f"orders: run {claim.run_id} is alive")
+        pass_time(1)
 
 
 @pytest.mark.parametrize("skew", [-3600.0, 3600.0])
@@ -417,11 +466,15 @@ def configured(**keys: str) -> dict[str, Any]:
     return {"ops": {"orders": {"config": {"configuration": config}}}}
 
 
-def test_the_configuration_of_the_launch_is_kept_but_not_what_it_began_with(sensor: Sensor, job: StoredJob) -> None:
+def test_the_configuration_of_the_launch_is_kept_but_not_what_it_began_with(
+    sensor: Sensor, job: StoredJob, pass_time: Callable[[float], None]
+) -> None:
     job.die(run_id(), checkpoints=2)
     wanted = f"{job.root}/orders/{job.catalog.job_ids()[0]}/chk-1"
     config = configured(restart="exponential-delay", path=wanted)
     claim = job.claim(sensor.add_run(run_id(), Status.FAILURE, config=config), ago=60)
+    assert sensor.tick() == ([], f"orders: run {claim.run_id} is alive"), "a beat of before may lie over its own"
+    pass_time(SETTLED)
     request = sensor.request()
     asked = request.run_config["ops"]["orders"]["config"]
     assert asked["configuration"] == config["ops"]["orders"]["config"]["configuration"]
