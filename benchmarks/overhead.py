@@ -277,7 +277,7 @@ def _capture(live: CheckpointLocation, directory: Path, spark_version: str) -> C
         clock=clock,
     )
     pending = store.begin()
-    snapshot = StreamingSource(live, directory / "pins", None, spark_version, lambda: None).pin(FILL_BATCHES - 1)
+    snapshot = StreamingSource(live, directory / "pins", None, spark_version, lambda: None, clock).pin(FILL_BATCHES - 1)
     try:
         metadata = store.write(pending, snapshot)
     finally:

@@ -77,11 +77,14 @@ class CheckpointSource(Protocol):
     """What can be checkpointed."""
 
     def progress(self) -> Progress:
-        """Cheap: asked many times a second while a checkpoint is due.
+        """Cheap: asked many times a second while a checkpoint is due. It may be what was seen a moment ago.
 
         Raises:
             StorageError: nobody can tell.
         """
+
+    def look_again(self) -> None:
+        """What is asked for next must be as it is then."""
 
     def pin(self, batch: int) -> Snapshot:
         """Pin a consistent cut of ``batch``.
@@ -179,27 +182,21 @@ class CheckpointCoordinator:
         if len(self._attempts) >= self._config.max_concurrent_checkpoints:
             return _IDLE_POLL
         try:
-            progress = self._source.progress()
+            batch = self._batch_to_take(now)
+            if batch is not None:
+                # What is captured is the newest there is.
+                self._source.look_again()
+                batch = self._batch_to_take(now)
         except MustStop:
             raise
         except (CheckpointError, OSError) as error:
             self._schedule_next(now)
             self._count_failure(0, error)
             return _POLL
-        if progress.committed is None or progress.committed == self._captured:
-            # Nothing committed since: an idle stream is not a failing one. But a batch in flight is waited for.
-            if progress.planned is None:
-                self._waiting = None
-            elif self._waiting is None:
-                self._waiting = (now, -1 if progress.committed is None else progress.committed)
-            return _POLL if self._waiting else _IDLE_POLL
-        if not self._is_aligned(progress, now):
-            return _POLL
-        if self._incomplete is not None:
-            tried_at, batch = self._incomplete
-            if progress.committed == batch and now - tried_at < RETRY_AFTER:
-                return _POLL
-        self._take(progress.committed, now)
+        if batch is not None:
+            self._take(batch, now)
+        elif self._waiting is None and self._incomplete is None:
+            return _IDLE_POLL
         return _POLL
 
     def finish(self) -> None:
@@ -264,6 +261,24 @@ class CheckpointCoordinator:
             self._listener.completed(metadata, dropped)
         except Exception as error:
             _log.warning("%s completed while the job ended, but: %s", metadata.name, error)
+
+    def _batch_to_take(self, now: float) -> int | None:
+        """The last committed batch, when it is its turn."""
+        progress = self._source.progress()
+        if progress.committed is None or progress.committed == self._captured:
+            # Nothing committed since: an idle stream is not a failing one. But a batch in flight is waited for.
+            if progress.planned is None:
+                self._waiting = None
+            elif self._waiting is None:
+                self._waiting = (now, -1 if progress.committed is None else progress.committed)
+            return None
+        if not self._is_aligned(progress, now):
+            return None
+        if self._incomplete is not None:
+            tried_at, batch = self._incomplete
+            if progress.committed == batch and now - tried_at < RETRY_AFTER:
+                return None
+        return progress.committed
 
     def _is_aligned(self, progress: Progress, now: float) -> bool:
         """Whether to capture now: at once when no batch is in flight or unaligned, else when it has committed."""

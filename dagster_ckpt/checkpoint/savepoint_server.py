@@ -192,6 +192,7 @@ class SavepointServer:
             return False
         _log.info("A savepoint%s is asked for in %s", " to stop with" if request.stop else "", storage.url)
         self._current = _Taking(request, storage, self._clock.monotonic())
+        self._source.look_again()
         return True
 
     def _advance(self, current: _Taking, now: float) -> None:

@@ -12,13 +12,14 @@ from dagster_ckpt.checkpoint.clock import Clock
 from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
 from dagster_ckpt.checkpoint.write_ahead_archive import ArchiveWriter, PlannedBatch
 from dagster_ckpt.errors import CheckpointError, Fenced
+from dagster_ckpt.spark.pause import Pause
 from dagster_ckpt.spark.planned_batches import PlannedBatches
 
 __all__ = ["Archiver"]
 
 _log = logging.getLogger(__name__)
 
-#: Seconds between two looks at what was planned. What is planned in between is in the live location only.
+#: Seconds between two looks at what was planned, at least. What is planned in between is in the live location only.
 _EVERY = 1.0
 #: Seconds that the end of a run waits for the last plans; a writer that hangs in the storage ends with the process.
 _LAST = 5.0
@@ -32,6 +33,7 @@ class Archiver:
         writer: stores them.
         retained: the completed checkpoints there are.
         clock: monotonic time.
+        longest: seconds between two looks, while nothing is planned.
     """
 
     def __init__(
@@ -40,17 +42,17 @@ class Archiver:
         writer: ArchiveWriter,
         retained: Callable[[], Sequence[CheckpointMetadata]],
         clock: Clock,
+        longest: float,
     ) -> None:
         self._plans = plans
         self._writer = writer
         self._retained = retained
-        self._clock = clock
         self._lock = threading.Lock()
         self._unsent: list[PlannedBatch] = []
         self._pool = ThreadPoolExecutor(1, "dagster-ckpt-archive")
-        self._due = clock.monotonic()
+        self._pause = Pause(_EVERY, max(_EVERY, longest), clock)
         self._pack = False
-        self._running: Future[None] | None = None
+        self._running: Future[bool] | None = None
 
     def tick(self) -> None:
         """Archive in the background what is due; never waits.
@@ -67,8 +69,8 @@ class Archiver:
                 raise error
             if error is not None:
                 _log.info("What batches read could not be archived and will be tried again: %s", error)
-        if self._pack or self._clock.monotonic() >= self._due:
-            self._due = self._clock.monotonic() + _EVERY
+            self._pause.begin(changed=error is not None or future.result())
+        if self._pack or self._pause.is_over:
             pack, self._pack = self._pack, False
             self._running = self._pool.submit(self._archive, None, pack=pack)
 
@@ -92,11 +94,13 @@ class Archiver:
             last.result(timeout=_LAST)
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def _archive(self, until: int | None, *, pack: bool) -> None:
+    def _archive(self, until: int | None, *, pack: bool) -> bool:
+        """Archive what there is, and whether there was anything."""
         with self._lock:
             self._unsent += self._plans.new(until)
-            if self._unsent:
+            if found := bool(self._unsent):
                 self._writer.append(self._unsent)
                 self._unsent = []
             if pack:
                 self._writer.pack(self._retained())
+        return found

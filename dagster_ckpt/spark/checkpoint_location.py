@@ -259,8 +259,9 @@ class CheckpointLocation:
         providers: the state store providers whose files are known, by class.
     """
 
-    #: Seconds between two looks at how far the query is, for who looks all the time.
-    look_every = 0.0
+    #: Seconds between two looks at how far the query is, for who looks all the time: the shortest pause, and the
+    #: longest one, while nothing changes.
+    pauses = (0.0, 0.0)
 
     def __init__(self, path: Path, providers: Mapping[str, Provider] = PROVIDERS) -> None:
         self.path = Path(path)
@@ -279,15 +280,18 @@ class CheckpointLocation:
 
     def planned(self) -> int | None:
         """The newest batch of the write-ahead log if it is not committed yet, else ``None``."""
+        return self.how_far()[1]
+
+    def how_far(self) -> tuple[int | None, int | None]:
+        """The greatest committed batch and the one that is planned, as above; each log is looked at once."""
         # In this order a batch that commits in between is not reported as planned any more.
         planned = max(self._batches("offsets"), default=-1)
         committed = max(self._batches("commits"), default=-1)
-        return planned if planned > committed else None
+        return None if committed < 0 else committed, planned if planned > committed else None
 
     def newest(self) -> int:
         """The newest batch of either log, planned or committed; -1 before the first."""
-        planned, committed = self.planned(), self.last_committed()
-        return max(-1 if planned is None else planned, -1 if committed is None else committed)
+        return max(-1 if batch is None else batch for batch in self.how_far())
 
     def query_id(self) -> str | None:
         """The id of the query, ``None`` before it first started."""

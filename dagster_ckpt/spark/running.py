@@ -203,7 +203,7 @@ class RunningQuery:
         known = prepared.replay[-1].batch if prepared.replay else after
         location = prepared.live.location(known_providers(self._job.state_backend))
         plans = PlannedBatches(location, known)
-        return Archiver(plans, prepared.archive, lambda: prepared.store.retained, self._clock)
+        return Archiver(plans, prepared.archive, lambda: prepared.store.retained, self._clock, location.pauses[1])
 
     def _watch(self, query: StreamingQuery, archiver: Archiver, cancel: Flag) -> Ended | None:
         prepared, config = self._prepared, self._job.config
@@ -216,6 +216,7 @@ class RunningQuery:
             None if prepared.sink is None else prepared.sink.position_reader(prepared.directory, location),
             self._spark.version,
             lambda: report,
+            self._clock,
             prepared.choice.accepted_loss,
         )
         # A writer that hangs in the storage keeps its thread; two more let the next attempts go on beside it. One is

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.clock import SystemClock
 from dagster_ckpt.checkpoint.epochs import Choice
 from dagster_ckpt.checkpoint.issuing import next_id
 from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
@@ -143,6 +144,7 @@ def salvage(
         position_reader(choice, directory, location),
         None,
         lambda: None,
+        SystemClock(),
         choice.accepted_loss,
     )
     try:

@@ -58,8 +58,8 @@ class StoredCheckpointLocation(CheckpointLocation):
         self.read_before: dict[tuple[str, str], bytes] = {}
         self.parsed_before: dict[tuple[str, str], Any] = {}
 
-    #: A look is a few requests, each of which costs time and money.
-    look_every = 0.25
+    #: A look is two listings, each of which costs time and money.
+    pauses = (0.25, 5.0)
 
     @property
     def shown(self) -> str:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
 
+from dagster_ckpt.checkpoint.clock import Clock
 from dagster_ckpt.checkpoint.coordinator import Progress
 from dagster_ckpt.checkpoint.snapshot import Json, Snapshot
 from dagster_ckpt.spark.capture import capture
 from dagster_ckpt.spark.checkpoint_location import CheckpointLocation
+from dagster_ckpt.spark.pause import Pause
 from dagster_ckpt.spark.sinks.sink import PositionReader
 from dagster_ckpt.spark.stored_capture import capture_stored
 from dagster_ckpt.spark.stored_location import StoredCheckpointLocation
@@ -29,6 +30,7 @@ class StreamingSource:
         sink: tells the position of the query's sink, if it has one that a checkpoint covers.
         spark_version: written into each checkpoint.
         last_progress: the latest of Spark's progress reports that was fetched, if any; asked at each capture.
+        clock: monotonic time.
         accepted_loss: what was lost or doubled in this lineage with somebody's consent, to be told by each checkpoint.
     """
 
@@ -39,6 +41,7 @@ class StreamingSource:
         sink: PositionReader | None,
         spark_version: str | None,
         last_progress: Callable[[], Mapping[str, Any] | None],
+        clock: Clock,
         accepted_loss: Sequence[str] = (),
     ) -> None:
         self._accepted_loss = list(accepted_loss)
@@ -48,17 +51,22 @@ class StreamingSource:
         self._spark_version = spark_version
         self._last_progress = last_progress
         self._numbers = count(1)
-        self._looked: tuple[float, Progress] | None = None
+        self._pause = Pause(*location.pauses, clock)
+        self._looked: Progress | None = None
 
     def progress(self) -> Progress:
-        """The last committed batch and the one in flight, in a storage as they were at most a moment ago."""
-        now = time.monotonic()
-        if self._looked is None or now - self._looked[0] >= self._location.look_every:
-            self._looked = (now, Progress(self._location.last_committed(), self._location.planned()))
-        return self._looked[1]
+        """The last committed batch and the one in flight, in a storage as they were a moment ago.
+
+        Raises:
+            StorageError: they cannot be listed.
+        """
+        if self._looked is None or self._pause.is_over:
+            before, self._looked = self._looked, Progress(*self._location.how_far())
+            self._pause.begin(changed=self._looked != before)
+        return self._looked
 
     def look_again(self) -> None:
-        """The query has ended or was stopped: what was seen before does not count any more."""
+        """What was seen before does not count any more."""
         self._looked = None
 
     def pin(self, batch: int) -> Snapshot:

@@ -50,7 +50,7 @@ class HeldExecutor(Executor):
 
 @dataclass
 class Stream:
-    """A source: batches commit when the test says so."""
+    """A source: batches commit when the test says so; ``seen`` is what was seen of it a while ago."""
 
     clock: ManualClock
     pins: Pins
@@ -60,12 +60,16 @@ class Stream:
     vanishing: int = 0
     error: Exception | None = None
     unknown: Exception | None = None
+    seen: Progress | None = None
     pinned: list[tuple[float, int]] = field(default_factory=list)
 
     def progress(self) -> Progress:
         if self.unknown is not None:
             raise self.unknown
-        return Progress(self.committed, self.planned)
+        return self.seen or Progress(self.committed, self.planned)
+
+    def look_again(self) -> None:
+        self.seen = None
 
     def pin(self, batch: int) -> Snapshot:
         if self.error is not None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dagster_ckpt.checkpoint.coordinator import CheckpointCoordinator
+from dagster_ckpt.checkpoint.coordinator import CheckpointCoordinator, Progress
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from tests.checkpoint.coordinating import Job
 from tests.checkpoint.driver import ManualClock, Pins
@@ -119,6 +119,32 @@ class TestSchedule:
         job.refuse()
         job.pass_time(35, commit_every=1)
         assert [metadata.name for metadata in job.run.store.retained] == ["chk-3"]
+
+
+class TestWhatWasSeenAWhileAgo:
+    def test_what_is_captured_is_the_newest_there_is(self, memory: MemoryFileSystem, pins: Pins) -> None:
+        job = Job(memory, pins)
+        job.stream.committed, job.stream.seen = 7, Progress(4, None)
+        job.pass_time(11)
+        assert [batch for _, batch in job.stream.pinned] == [7]
+
+    def test_a_batch_that_has_begun_meanwhile_is_waited_for(self, memory: MemoryFileSystem, pins: Pins) -> None:
+        job = Job(memory, pins)
+        job.stream.committed, job.stream.planned, job.stream.seen = 7, 8, Progress(4, None)
+        job.pass_time(20)
+        assert job.stream.pinned == []
+        job.stream.committed, job.stream.planned = 8, None
+        job.pass_time(20.1)
+        assert [batch for _, batch in job.stream.pinned] == [8]
+
+    def test_unaligned_it_is_the_newest_when_the_time_is_up(self, memory: MemoryFileSystem, pins: Pins) -> None:
+        job = Job(memory, pins, unaligned=True, aligned_checkpoint_timeout="5 s")
+        job.stream.committed, job.stream.planned = 4, 5
+        job.pass_time(12)
+        job.stream.seen = Progress(4, 5)
+        job.stream.committed, job.stream.planned = 6, 7
+        job.pass_time(16)
+        assert [batch for _, batch in job.stream.pinned] == [6]
 
 
 class TestAlignment:

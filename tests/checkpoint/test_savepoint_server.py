@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from dagster_ckpt.checkpoint import savepoint_server
+from dagster_ckpt.checkpoint.coordinator import Progress
 from dagster_ckpt.errors import Fenced, SavepointFailed, StorageError
 from tests.checkpoint.driver import JOB, Ledger, Pins, Run
 from tests.checkpoint.serving import Served
@@ -80,6 +81,13 @@ class TestTaking:
         savepoint = served.answer(token).savepoint
         assert savepoint is not None
         assert Path(savepoint.pointer).parent == tmp_path / "elsewhere"
+
+    def test_it_is_of_what_has_committed_when_it_is_asked_for(self, make: Callable[..., Served]) -> None:
+        served = make()
+        served.job.stream.committed, served.job.stream.seen = 4, Progress(3, None)
+        token = served.ask()
+        served.pass_time(1.1)
+        assert served.holds(token) == 4
 
     def test_an_incomplete_capture_is_taken_again(self, make: Callable[..., Served]) -> None:
         served = make()

@@ -114,7 +114,9 @@ class Start:
         else:
             self.query = self._query_before().goes_on(self.put, self.restored.batch)
         self.promised.queries[self.directory.name] = self.query
-        self.source = StreamingSource(self.live.location(), self.directory / "pins", None, "4.3.0", lambda: None)
+        self.source = StreamingSource(
+            self.live.location(), self.directory / "pins", None, "4.3.0", lambda: None, self.clock
+        )
         return self
 
     def put(self, path: str, data: bytes) -> None:
