@@ -183,6 +183,33 @@ class CheckpointCatalog:
         unreadable = set(map(unreadable_id, broken)) - {0}
         return tuple(sorted({item.checkpoint_id for item in completed} | unreadable))
 
+    def completed_at_choice(self, epoch: int, job_id: str, restored: CheckpointMetadata | None) -> tuple[int, ...]:
+        """The ids that a choice is to record as complete: whatever else there is of earlier epochs is void then.
+
+        A directory that is not there is listed as an empty one, as when a mount went away. So what was restored from
+        the lineage must be among them.
+
+        Args:
+            epoch: of who chooses.
+            job_id: of the lineage.
+            restored: what was restored, also of elsewhere.
+
+        Raises:
+            Fenced: a newer run has taken the job over, and may have deleted it.
+            StorageError: it is not among them, or the storage failed.
+        """
+        complete = self.completed_ids(job_id)
+        own = restored if restored is not None and (restored.location, restored.job_id) == (None, job_id) else None
+        if own is not None and own.checkpoint_id not in complete:
+            self.epochs.check(epoch)
+            raise StorageError(
+                f"{self.filesystem.url}/{self.job_name}/{job_id} is listed without {own.name}, which was restored "
+                "from there just now: what the storage lists cannot be believed.",
+                hint="No checkpoint was touched. See whether the storage is still mounted there, and launch the job "
+                f"again. {self._see_list}",
+            )
+        return complete
+
     def last_completed(self, job_id: str) -> int:
         """The greatest id of a lineage that is complete now, 0 when there is none."""
         return max(self.completed_ids(job_id), default=0)

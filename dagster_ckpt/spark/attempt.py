@@ -100,6 +100,7 @@ class Attempt:
             RestoreWithLoss: rows would be lost or doubled, and nobody has accepted that.
             RestoreRefused: it cannot work.
             InvalidConfiguration: the query or an option of the state backend cannot be used.
+            StorageError: the storage failed, or does not list what was restored from it.
             Fenced: a newer run has taken the job over.
         """
         prepare_from = self._clock.monotonic()
@@ -169,7 +170,7 @@ class Attempt:
         if asked and restored is not None and sink is not None and (sink.newest_batch() or 0) > restored.batch:
             self._try(restored, cancel)
         self._live.lay_out(self._directory)
-        complete = self._catalog.completed_ids(job_id)
+        complete = self._catalog.completed_at_choice(self._claim.epoch, job_id, restored)
         choice = Choice(
             job_id=job_id,
             restored=restored.reference if restored else None,

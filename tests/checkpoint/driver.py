@@ -239,7 +239,7 @@ class Run:
             job_id = self.ledger.new_job_id()
         restored = None if metadata is None else metadata.reference
         first_id = next_id(self.catalog, job_id, metadata)
-        complete = self.catalog.completed_ids(job_id)
+        complete = self.catalog.completed_at_choice(self.claim.epoch, job_id, metadata)
         last_id = max(complete, default=0)
         return Choice(
             job_id, restored, first_id, last_id, "/live", "h", None, reason, fallback=fallback, complete=complete

@@ -4,6 +4,7 @@ import itertools
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from dagster_ckpt.errors import (
     CheckpointFileMissing,
     CheckpointNotFound,
     CorruptMetadata,
+    Fenced,
     ForeignCheckpoint,
     StorageError,
     UnknownMetadataVersion,
@@ -347,3 +349,29 @@ def test_listings_that_never_agree_are_an_error_and_no_loop(disturbed: FaultInje
     with pytest.raises(StorageError, match="50 times in a row the listing of memory/flights") as raised:
         CheckpointCatalog(disturbed, JOB).newest()
     assert "not consistent" in raised.value.hint
+
+
+def test_what_was_restored_is_complete_or_no_listing_is_believed(
+    disturbed: FaultInjectingFileSystem, run: Run, ledger: Ledger, pins: Pins
+) -> None:
+    first, second = take(run, 2)
+    job_id, epoch = run.store.job_id, run.claim.epoch
+    complete = partial(run.catalog.completed_at_choice, epoch)
+    assert complete(job_id, first) == (1, 2)
+    of_a_savepoint = replace(second, location="memory/elsewhere")
+    shown: tuple[Entry, ...] = ()
+
+    def lies(operation: Operation) -> Action | None:
+        return Lie(shown) if (operation.name, operation.path) == ("list", f"{JOB}/{job_id}") else None
+
+    disturbed.plan = lies
+    for shown in ((), (Entry("chk-1", is_directory=True),)):
+        with pytest.raises(StorageError, match=f"{job_id} is listed without chk-2") as raised:
+            complete(job_id, second)
+        assert "mounted" in raised.value.hint
+        # What lies elsewhere need not be there.
+        assert complete(job_id, of_a_savepoint) == complete(job_id, None) == tuple(range(1, 1 + len(shown)))
+    assert complete("0" * 32, second) == ()
+    Run(disturbed.inner, ledger, pins).claim_epoch()
+    with pytest.raises(Fenced):
+        complete(job_id, second)

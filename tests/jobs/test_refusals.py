@@ -22,6 +22,7 @@ from dagster_ckpt.errors import (
     RestoreRefused,
     SinkMismatch,
     SinkNotEmpty,
+    StorageError,
     StorageUnusable,
 )
 from dagster_ckpt.spark.job import SparkStarted, Started
@@ -87,6 +88,19 @@ def test_a_storage_without_exclusive_create(ticked: Bench) -> None:
         launch.result()
     assert "exclusive create" in refused.value.hint
     assert not launch.events
+
+
+def test_a_storage_that_lists_nothing_voids_no_checkpoint(ticked: Bench) -> None:
+    """As a mount does that went away after what was restored had been read: a start records what it finds complete."""
+    lineage = f"tiny/{ticked.catalog.job_ids()[0]}"
+    before = ticked.catalog.newest().metadata
+    broken = FaultInjectingFileSystem(ticked.filesystem)
+    broken.plan = lambda asked: Lie() if (asked.name, asked.path) == ("list", lineage) else None
+    refusal = ticked.refused(StorageError, ticked.job(filesystem=broken))
+    assert f"{ticked.storage}/{lineage}" in refusal.message
+    assert "mounted" in refusal.hint
+    assert ticked.catalog.newest().metadata == before
+    _goes_on(ticked)
 
 
 def test_a_working_directory_that_refuses_writes(ticked: Bench) -> None:

@@ -91,7 +91,7 @@ class StoredJob:
     def choose(self, claim: Claim, restored: CheckpointMetadata | None = None) -> CompletedCheckpointStore:
         """Record a choice; returns the store that ``claim`` writes into."""
         job_id = restored.job_id if restored else claim.run_id.replace("-", "")
-        complete = self.catalog.completed_ids(job_id)
+        complete = self.catalog.completed_at_choice(claim.epoch, job_id, restored)
         choice = Choice(
             job_id=job_id,
             restored=restored.reference if restored else None,

@@ -93,7 +93,8 @@ class Start:
             self.directory.mkdir(parents=True)
         self.live.lay_out(self.directory)
         job_id = newest.job_id or self.claim.run_id
-        first_id, complete = next_id(self.catalog, job_id, newest.metadata), self.catalog.completed_ids(job_id)
+        first_id = next_id(self.catalog, job_id, newest.metadata)
+        complete = self.catalog.completed_at_choice(self.claim.epoch, job_id, newest.metadata)
         restored = None if newest.metadata is None else newest.metadata.reference
         choice = Choice(
             job_id, restored, first_id, max(complete, default=0), self.live.url, "h", None, "", complete=complete
