@@ -7,18 +7,17 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import tempfile
 import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 from dagster_ckpt.checkpoint.metadata import FileEntry
 from dagster_ckpt.checkpoint.progress import Gauge
-from dagster_ckpt.checkpoint.snapshot import PinnedFile, vanished
+from dagster_ckpt.checkpoint.snapshot import PinnedFile, StoredSource, vanished
 from dagster_ckpt.errors import CheckpointFailure
-from dagster_ckpt.filesystem import Copy, FileSystem, ServerSide, Written
+from dagster_ckpt.filesystem import Copy, FileSystem, ServerSide, Stopped, Written
+from dagster_ckpt.filesystem.bounds import Scratch
 
 __all__ = ["DataFiles"]
 
@@ -67,10 +66,10 @@ class DataFiles:
         store = self._filesystem.copies
         copied = {} if store is None else self._copy(store, files, stop)
         left = [file for file in files if file.path not in copied]
-        if all(file.source is None for file in left):
-            return [*copied.values(), *self._write_whole(left, stop)]
-        with tempfile.TemporaryDirectory(prefix="dagster-ckpt-pinned-") as scratch:
-            return [*copied.values(), *self._write_whole(self._brought_here(left, Path(scratch)), stop)]
+        here = [file for file in left if file.source is None]
+        # First of all what may vanish.
+        carried = self._carry([(file, file.source) for file in left if file.source is not None], stop)
+        return [*copied.values(), *carried, *self._write_whole(here, stop)]
 
     def _copy(self, store: ServerSide, files: Sequence[PinnedFile], stop: Callable[[], bool]) -> dict[str, FileEntry]:
         """Have the store copy those of ``files`` that lie in it."""
@@ -90,24 +89,46 @@ class DataFiles:
             for (path, name), stored in zip(names.items(), made, strict=True)
         }
 
-    def _brought_here(self, files: Sequence[PinnedFile], scratch: Path) -> list[PinnedFile]:
-        """The same files, with the bytes of those that lie in another store in the directory ``scratch``."""
+    def _carry(self, files: Sequence[tuple[PinnedFile, StoredSource]], stop: Callable[[], bool]) -> list[FileEntry]:
+        """Store what lies in another store, by way of this machine's disk, which may not hold all of it at once."""
+        if not files:
+            return []
+        scratch, asked = Scratch("pinned"), self._looking(stop)
+        failures: list[BaseException] = []
 
-        def bring(numbered: tuple[int, PinnedFile]) -> PinnedFile:
-            number, file = numbered
-            if file.source is None:
-                return file
-            target = scratch / str(number)
-            file.source.fetch(target)
-            return replace(file, local=str(target), source=None)
+        def carry(source: StoredSource, target: str) -> Written:
+            try:
+                with scratch.file(source.of.size, given_up) as local:
+                    source.fetch(local, given_up)
+                    written = self._filesystem.write(target, local, given_up)
+                self._storing.add(written.size)
+            except BaseException as error:
+                failures.append(error)
+                raise
+            return written
 
-        with ThreadPoolExecutor(self._filesystem.concurrency, "dagster-ckpt-fetch") as pool:
-            return list(pool.map(bring, enumerate(files)))
+        def given_up() -> bool:
+            # Nobody waits for all the others to arrive before a failure is told.
+            return bool(failures) or asked()
+
+        names = [self._new_name(PurePosixPath(file.path).name) for file, _ in files]
+        targets = [f"{self._directory}/{name}" for name in names]
+        self._begun += targets
+        with ThreadPoolExecutor(min(self._filesystem.concurrency, len(files)), "dagster-ckpt-carry") as pool:
+            written = [pool.submit(carry, source, target) for (_, source), target in zip(files, targets, strict=True)]
+        if failures:
+            raise failures[0]  # the others broke off because of it
+        self._filesystem.sync_directories([self._directory])
+        return self._entries([file for file, _ in files], names, [future.result() for future in written])
 
     def _write_whole(self, files: Sequence[PinnedFile], stop: Callable[[], bool]) -> list[FileEntry]:
         names = [self._new_name(PurePosixPath(file.path).name) for file in files]
         targets = [(f"{self._directory}/{name}", Path(file.local)) for name, file in zip(names, files, strict=True)]
-        results = self._write(targets, stop)
+        return self._entries(files, names, self._write(targets, stop))
+
+    def _entries(
+        self, files: Sequence[PinnedFile], names: Sequence[str], results: Sequence[Written]
+    ) -> list[FileEntry]:
         for file, result in zip(files, results, strict=True):
             if result.size != file.size:
                 raise _changed(file, result.size)
@@ -122,7 +143,10 @@ class DataFiles:
         packs: list[tuple[str, bytes]] = []
         pack = bytearray()
         name = self._new_name("pack")
+        asked = self._looking(stop)
         for file in files:
+            if asked():  # each may be a request
+                raise Stopped
             data = file.read()
             if len(data) != file.size:
                 raise _changed(file, len(data))

@@ -33,7 +33,7 @@ from dagster_ckpt.errors import (
     InvalidConfiguration,
     PublishUnknown,
 )
-from dagster_ckpt.filesystem import FileSystem, open_filesystem
+from dagster_ckpt.filesystem import FileSystem, Stopped, open_filesystem
 from dagster_ckpt.filesystem.port import unheard
 
 __all__ = ["claimed_savepoint", "copy_to_savepoint", "dispose_claimed", "dispose_savepoint", "write_savepoint"]
@@ -247,6 +247,8 @@ def _store(
     packed: list[PinnedFile] = []
     inline_bytes = 0
     for file in snapshot.files:
+        if stop():  # each of the small ones may be a request
+            raise Stopped
         if file.size > inline_threshold:
             whole.append(file)
         elif inline_bytes + file.size > MAX_INLINE_BYTES:

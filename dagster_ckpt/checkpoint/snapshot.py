@@ -51,10 +51,14 @@ class StoredSource:
             raise self._misread()
         return data
 
-    def fetch(self, target: Path) -> None:
-        """Bring its bytes into the new local file ``target``; raises as :meth:`read`."""
+    def fetch(self, target: Path, stop: Callable[[], bool] = lambda: False) -> None:
+        """Bring its bytes into the new local file ``target``; raises as :meth:`read`.
+
+        Raises:
+            Stopped: ``stop()`` became true.
+        """
         try:
-            whole = self.copies.fetch_stored(self.path, self.of, target)
+            whole = self.copies.fetch_stored(self.path, self.of, target, stop)
         except FileNotFoundError as error:
             raise vanished(self.path) from error
         if not whole:

@@ -14,14 +14,16 @@ import os
 import threading
 from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
 from fsspec.asyn import AsyncFileSystem
 
 from dagster_ckpt.errors import InvalidConfiguration, PublishConflict, PublishUnknown, StorageError
+from dagster_ckpt.filesystem.bounds import Budget
 from dagster_ckpt.filesystem.port import Entry, FileSystem, Part, Stopped, Written
-from dagster_ckpt.filesystem.transfers import Budget, StopBetweenChunks
+from dagster_ckpt.filesystem.transfers import StopBetweenChunks
 
 __all__ = ["SET_THE_CLOCK", "ObjectFileSystem", "check_options", "first_line"]
 
@@ -82,6 +84,14 @@ class ObjectFileSystem(FileSystem):
     def bucket(self) -> str:
         """The bucket's name."""
         return self._root.partition("/")[0]
+
+    def held_in_memory(self, size: int, stop: Callable[[], bool]) -> AbstractContextManager[None]:
+        """Wait until a transfer may hold so many bytes; for as long as it does.
+
+        Raises:
+            Stopped: ``stop()`` became true before.
+        """
+        return self._in_flight.taken(size, stop)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._url!r})"

@@ -1,9 +1,7 @@
-"""How bytes go to an object store: piece by piece, within a bound on memory, and broken off between two requests."""
+"""How bytes go to an object store: piece by piece, and broken off between two requests."""
 
 from __future__ import annotations
 
-import contextlib
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -11,7 +9,7 @@ from fsspec.callbacks import Callback
 
 from dagster_ckpt.filesystem.port import Stopped
 
-__all__ = ["Budget", "StopBetweenChunks", "in_chunks"]
+__all__ = ["StopBetweenChunks", "in_chunks"]
 
 
 def in_chunks(source: str, least: int, most: int, unit: int = 1) -> Iterator[bytes]:
@@ -25,41 +23,6 @@ def in_chunks(source: str, least: int, most: int, unit: int = 1) -> Iterator[byt
     with path.open("rb") as reader:
         while chunk := reader.read(size):
             yield chunk
-
-
-def _never() -> bool:
-    return False
-
-
-class Budget:
-    """Bytes that transfers may hold at once. One that needs more than there is goes alone."""
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._taken = 0
-        self._changed = threading.Condition()
-
-    @contextlib.contextmanager
-    def taken(self, size: int, stop: Callable[[], bool] = _never) -> Iterator[None]:
-        """Wait until ``size`` bytes are free, and hold them.
-
-        Raises:
-            Stopped: ``stop()`` became true before.
-        """
-        with self._changed:
-            while self._taken and self._taken + size > self._most:
-                if stop():
-                    raise Stopped
-                self._changed.wait(0.1)
-            if stop():
-                raise Stopped
-            self._taken += size
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._taken -= size
-                self._changed.notify_all()
 
 
 class StopBetweenChunks(Callback):  # type: ignore[misc]  # fsspec publishes no types

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from dagster_ckpt.checkpoint.clock import SystemClock
 from dagster_ckpt.checkpoint.layout import METADATA_FILE_NAME
 from dagster_ckpt.checkpoint.metadata import CheckpointMetadata, FileEntry
 from dagster_ckpt.checkpoint.progress import Gauge
+from dagster_ckpt.checkpoint.snapshot import PinnedFile, Snapshot, StoredSource
 from dagster_ckpt.filesystem import FileSystem
 from tests.checkpoint.driver import JOB
 from tests.checkpoint.manifests import MANIFEST
+from tests.checkpoint.memory import CopyingMemory
 
 
 def saved(target: FileSystem, metadata: CheckpointMetadata) -> dict[str, bytes]:
@@ -29,6 +32,18 @@ def saved(target: FileSystem, metadata: CheckpointMetadata) -> dict[str, bytes]:
                 data = data[file.offset : file.offset + file.size]
         found[file.path] = data
     return found
+
+
+def stored_snapshot(bucket: CopyingMemory, contents: Mapping[str, bytes], seen: FileSystem | None = None) -> Snapshot:
+    """A snapshot whose files lie in a store, as far as it is seen through ``seen``, and were pinned there only."""
+    store = (seen or bucket).copies
+    assert store is not None
+    files = []
+    for path, data in contents.items():
+        bucket.replace(f"live/{path}", data)
+        source = StoredSource(store, f"live/{path}", bucket.stored(f"live/{path}"))
+        files.append(PinnedFile(path, "", len(data), source=source))
+    return Snapshot(1, tuple(files), {}, None, lambda: None)
 
 
 def savepoints(target: FileSystem) -> list[str]:

@@ -22,15 +22,21 @@ from dagster_ckpt.errors import (
 from dagster_ckpt.filesystem import FileSystem
 from dagster_ckpt.testing import Fail, FailAfter, FaultInjectingFileSystem, enumerate_crash_points
 from tests.checkpoint.driver import INLINE, Ledger, Pins, Run, state
-from tests.checkpoint.memory import MemoryFileSystem
-from tests.checkpoint.savepoints import described, quiet, saved, savepoints
+from tests.checkpoint.memory import CopyingMemory, MemoryFileSystem
+from tests.checkpoint.savepoints import described, quiet, saved, savepoints, stored_snapshot
 
 
 class Crashes:
-    """The user's storage, with everything else of the job on a storage that always works."""
+    """The user's storage, with everything else of the job on a storage that always works.
 
-    def __init__(self, pins: Pins) -> None:
+    Args:
+        pins: of the job.
+        stored: whether its live location lies in a store.
+    """
+
+    def __init__(self, pins: Pins, *, stored: bool) -> None:
         self.pins = pins
+        self.stored = stored
         self.run: Run
 
     def fresh(self) -> tuple[FileSystem, dict[str, CheckpointMetadata]]:
@@ -45,7 +51,7 @@ class Crashes:
         promised["written"] = write_savepoint(
             target,
             "a" * 32,
-            self.pins.snapshot(2, state(2)),
+            stored_snapshot(CopyingMemory(), state(2)) if self.stored else self.pins.snapshot(2, state(2)),
             self._describe(2),
             quiet(),
             inline_threshold=INLINE,
@@ -59,9 +65,9 @@ class Crashes:
         return lambda entries: replace(described(entries), batch=batch)
 
 
-@pytest.fixture
-def crashes(pins: Pins) -> Crashes:
-    return Crashes(pins)
+@pytest.fixture(params=[False, True], ids=["local", "stored"])
+def crashes(request: pytest.FixtureRequest, pins: Pins) -> Crashes:
+    return Crashes(pins, stored=request.param)
 
 
 def test_a_write_that_crashes_fails_or_loses_its_reply_is_whole_or_invisible(crashes: Crashes) -> None:
