@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import tempfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from pathlib import Path
 from dagster_ckpt.checkpoint.metadata import FileEntry
 from dagster_ckpt.errors import CheckpointFileChanged, CheckpointFileMissing, CorruptCheckpoint
 from dagster_ckpt.filesystem import FileSystem, Part, ServerSide, Stored, Written
+from dagster_ckpt.filesystem.bounds import Scratch
 from dagster_ckpt.filesystem.port import unheard
 from dagster_ckpt.filesystem.server_side import crc32c_of, md5_of
 
@@ -61,6 +61,7 @@ def read_files(
         if file.reference is not None and file.offset is not None:
             packs.setdefault(file.reference, []).append(file)
     broken: dict[str, BrokenFile | None] = {}
+    scratch = Scratch("verify")
 
     def read_one(file: FileEntry) -> None:
         path = stored_path(file.reference or "")
@@ -83,9 +84,7 @@ def read_files(
             broken[file.path] = _brought_as_pinned(storage, file, stored, path, target)
             return
         with contextlib.ExitStack() as stack:
-            local = None if target is None else target / file.path
-            if local is None:
-                local = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dagster-ckpt-verify-"))) / "file"
+            local = stack.enter_context(scratch.file(file.size)) if target is None else target / file.path
             storage.fetch(path, local)
             # One checksum is enough, and each reads the file once more.
             md5 = md5_of(local) if stored.crc32c is None else None

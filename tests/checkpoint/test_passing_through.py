@@ -13,8 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dagster_ckpt.checkpoint import savepoints as writing
-from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
+from dagster_ckpt.checkpoint.metadata import CheckpointMetadata, FileEntry
 from dagster_ckpt.checkpoint.progress import Gauge
+from dagster_ckpt.checkpoint.reading import read_files
 from dagster_ckpt.checkpoint.savepoints import write_savepoint
 from dagster_ckpt.errors import CaptureIncomplete, StorageError
 from dagster_ckpt.filesystem import FileSystem, Part, PosixFileSystem, Stopped, Written, bounds, server_side
@@ -281,4 +282,28 @@ def test_to_a_directory(bucket: Bucket, disk: Disk, tmp_path: Path) -> None:
     contents = _files([SIZE] * 40)
     assert saved(target, _save(bucket, target, contents)) == contents
     assert 0 < disk.most <= ROOM
+    assert disk.look() == 0
+
+
+def test_a_verification_has_a_few_on_the_disk_at_a_time(disk: Disk) -> None:
+    class Read(MemoryFileSystem):
+        concurrency = 8
+        together = threading.Barrier(3, timeout=60)
+
+        def fetch(self, path: str, target: Path, part: Part | None = None) -> Written:
+            written = super().fetch(path, target, part)
+            self.together.wait()
+            disk.look()
+            self.together.wait()
+            return written
+
+    storage, bucket = Read(), CopyingMemory()
+    contents = _files([SIZE] * 12)
+    entries = []
+    for path, data in contents.items():
+        storage.replace(path, data)
+        bucket.replace(path, data)
+        entries.append(FileEntry(path, len(data), None, reference=path, stored=bucket.stored(path)))
+    assert read_files(storage, entries, lambda reference: reference, None) == []
+    assert disk.most == 3 * SIZE
     assert disk.look() == 0
