@@ -169,7 +169,8 @@ class ListedLocation(StoredCheckpointLocation):
                     return parse(head)
                 except (FileNotFoundError, UnreadableStateFile):
                     pass  # the whole of it decides
-            head.write_bytes(source.read())
+            head.unlink(missing_ok=True)
+            source.fetch(head)
             return parse(head)
 
 

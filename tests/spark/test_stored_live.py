@@ -21,7 +21,7 @@ from dagster_ckpt.checkpoint.live_orphans import stored_before
 from dagster_ckpt.checkpoint.savepoints import copy_to_savepoint
 from dagster_ckpt.config.checkpoint_config import JobStatus
 from dagster_ckpt.errors import CaptureIncomplete, CheckpointFileChanged, CheckpointFileMissing, CorruptCheckpoint
-from dagster_ckpt.filesystem import FileSystem, PosixFileSystem
+from dagster_ckpt.filesystem import FileSystem, Part, PosixFileSystem, server_side
 from dagster_ckpt.filesystem.port import unheard
 from dagster_ckpt.spark.dead_locations import forget_attempts
 from dagster_ckpt.spark.live import recorded_live
@@ -93,6 +93,26 @@ def test_state_is_captured_by_copies_and_only_what_names_other_files_is_read(
     assert read == metadata
     assert b'"version": 2' in metadata.encode()
     CheckpointCatalog(storage, JOB).verify(read)
+
+
+def test_what_names_other_files_is_read_piece_by_piece(
+    storage: CopyingMemory, start: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_side, "_CHUNK", 100)
+    pieces: list[int] = []
+    read_stored = storage.read_stored
+
+    def read(path: str, version: str, part: Part | None = None) -> bytes:
+        data = read_stored(path, version, part)
+        if path.endswith(".zip"):
+            pieces.append(len(data))
+        return data
+
+    monkeypatch.setattr(storage, "read_stored", read)
+    first = start()
+    first.query.run(3)
+    CheckpointCatalog(storage, JOB).verify(first.checkpoint())
+    assert max(pieces) == 100
 
 
 def test_what_a_retained_checkpoint_has_is_not_copied_again(start: Make) -> None:
