@@ -4,7 +4,7 @@ import pytest
 
 from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
 from dagster_ckpt.checkpoint.deletions import DeletionLog
-from dagster_ckpt.checkpoint.ending import end_dead_epoch
+from dagster_ckpt.checkpoint.ending import end_dead_epoch, finish_end, is_unfinished
 from dagster_ckpt.checkpoint.epochs import Claim, End
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig, ExternalizedCheckpointCleanup, JobStatus
 from dagster_ckpt.errors import CheckpointError, Fenced
@@ -102,3 +102,63 @@ def test_a_crash_anywhere_leaves_all_or_is_finished_by_the_next(pins: Pins) -> N
     result = enumerate_crash_points(fresh, end, examine, expected=(OSError, CheckpointError))
     assert result.runs > 60
     result.require_none()
+
+
+def look_after(storage: FileSystem) -> None:
+    """What whoever looks after a dead run does next: end the job, or carry out what its end asks for."""
+    catalog, clock = CheckpointCatalog(storage, JOB), ManualClock()
+    highest = catalog.epochs.highest()
+    dead, end = catalog.epochs.read_claim(highest), catalog.epochs.read_end(highest)
+    assert dead is not None
+    if end is None:
+        end_dead_epoch(catalog, dead, DELETING, JobStatus.CANCELED, "terminated", clock)
+    elif is_unfinished(catalog):
+        assert finish_end(catalog, dead, end, clock).epoch == highest + 1
+
+
+@pytest.mark.parametrize("is_on_record", [False, True], ids=["the whole end", "the rest of it"])
+def test_a_crash_anywhere_is_made_up_for_without_another_start(pins: Pins, *, is_on_record: bool) -> None:
+    """An ended job may never be started again, and its checkpoints are to go all the same."""
+
+    def fresh() -> tuple[FileSystem, Ledger]:
+        storage, ledger = MemoryFileSystem(), Ledger()
+        run = Run(storage, ledger, pins).start()
+        for step in range(3):
+            run.checkpoint(state(step))
+        if is_on_record:
+            run.catalog.epochs.record_end(1, End("CANCELED", "terminated", discarded=True, ended_at="now"))
+        return storage, ledger
+
+    def examine(storage: FileSystem, _: Ledger) -> None:
+        for _again in range(2):
+            look_after(storage)
+        catalog = CheckpointCatalog(storage, JOB)
+        assert not is_unfinished(catalog)
+        assert isinstance(storage, MemoryFileSystem)
+        assert [name for name in storage.files if "/chk-" in name or "/shared/" in name] == []
+        assert catalog.given_up() is not None
+        highest = catalog.epochs.highest()
+        look_after(storage)
+        assert catalog.epochs.highest() == highest, "what is done is not done again"
+
+    result = enumerate_crash_points(
+        fresh, lambda storage, _: look_after(storage), examine, expected=(OSError, CheckpointError)
+    )
+    assert result.runs > 30
+    result.require_none()
+
+
+def test_nobody_but_the_dead_run_is_fenced(
+    memory: MemoryFileSystem, ledger: Ledger, pins: Pins, clock: ManualClock
+) -> None:
+    dead = Run(memory, ledger, pins).start()
+    dead.checkpoint(state(1))
+    new = Run(memory, ledger, pins).start()
+    catalog = CheckpointCatalog(memory, JOB)
+    end = End("CANCELED", "terminated", discarded=True, ended_at="now")
+    with pytest.raises(Fenced):
+        end_dead_epoch(catalog, dead.claim, DELETING, JobStatus.CANCELED, "terminated", clock)
+    with pytest.raises(Fenced):
+        finish_end(catalog, dead.claim, end, clock)
+    assert new.checkpoint(state(2)).name == "chk-2"
+    assert catalog.epochs.highest() == new.claim.epoch
