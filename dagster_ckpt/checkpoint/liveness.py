@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -263,9 +263,11 @@ class Heart:
             self._begun += 1
             beat: Future[None] = Future()
             self._under_way.append(beat)
-            threading.Thread(
-                target=self._carry_out, args=(beat, self._begun), name="dagster-ckpt-beat", daemon=True
-            ).start()
+            work = partial(self._carry_out, beat, self._begun)
+            try:
+                threading.Thread(target=work, name="dagster-ckpt-beat", daemon=True).start()
+            except RuntimeError:  # there are no more threads
+                work()
             with contextlib.suppress(OSError):  # to have waited in vain is an OSError, too
                 beat.result(timeout=_PATIENCE)
 

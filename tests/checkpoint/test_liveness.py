@@ -416,6 +416,19 @@ class TestHangingRequests:
         hanging.let_go()
         assert hanging.seen().stopped
 
+    def test_where_no_thread_can_be_started_it_beats_all_the_same(
+        self, hanging: Hanging, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def refuse(thread: threading.Thread) -> None:
+            raise RuntimeError("can't start new thread")
+
+        hanging.heart.start()
+        before = hanging.seen().sequence
+        with monkeypatch.context() as none_left:
+            none_left.setattr(threading.Thread, "start", refuse)
+            hanging.heart._once()
+        assert hanging.seen().sequence == before + 1
+
     def test_there_are_others_when_they_have_come_back(self, hanging: Hanging) -> None:
         for _ in range(6):
             hanging.hangs("read")
