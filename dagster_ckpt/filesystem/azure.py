@@ -28,7 +28,7 @@ from fsspec.callbacks import Callback
 from dagster_ckpt.errors import InvalidConfiguration, StorageError, StorageUnusable
 from dagster_ckpt.filesystem.azure_answers import error_code, is_marker, status_of
 from dagster_ckpt.filesystem.azure_copies import AzureServerSide
-from dagster_ckpt.filesystem.object_store import SET_THE_CLOCK, check_options, first_line
+from dagster_ckpt.filesystem.object_store import PASSING, REPEATED, SET_THE_CLOCK, check_options, first_line
 from dagster_ckpt.filesystem.transfers import in_chunks
 
 __all__ = ["AzureBlobFileSystem"]
@@ -149,7 +149,9 @@ class AzureBlobFileSystem(AzureServerSide):
 
     def _was_refused(self, error: BaseException) -> bool:
         status = status_of(error)
-        return isinstance(error, FileNotFoundError | ClientAuthenticationError) or 400 <= status < 500
+        if isinstance(error, FileNotFoundError | ClientAuthenticationError):
+            return True
+        return 400 <= status < 500 and status not in PASSING
 
     def _explained(self, what: str, error: BaseException) -> StorageError:
         if isinstance(error, FileNotFoundError):
@@ -204,13 +206,22 @@ class _Client(adlfs.AzureBlobFileSystem):  # type: ignore[misc]  # adlfs publish
     """adlfs, with what arrives compared, uploads of bounded memory, and one request a page of a listing."""
 
     async def _pipe_file(self, path: str, value: bytes, *, mode: str) -> None:
+        repeated: list[Mapping[str, Any]] = []
         try:
-            await super()._pipe_file(path, value, mode=mode, validate_content=True)
+            await super()._pipe_file(
+                path,
+                value,
+                mode=mode,
+                validate_content=True,
+                retry_hook=lambda **request: repeated.append(request),
+            )
         except ResourceNotFoundError as error:
             raise FileNotFoundError(path) from error
         except HttpResponseError as error:
             if mode == "create" and error_code(error) in _TAKEN:
                 raise FileExistsError(path) from error
+            if repeated:
+                error.add_note(REPEATED)
             raise
 
     async def _put_file(self, lpath: str, rpath: str, *, callback: Callback, chunksize: int, mode: str) -> None:

@@ -20,11 +20,11 @@ import requests.exceptions
 from fsspec.asyn import AsyncFileSystem
 from fsspec.callbacks import Callback
 from gcsfs.core import GCSFileSystem
-from gcsfs.retry import ChecksumError, HttpError
+from gcsfs.retry import ChecksumError, HttpError, retry_request
 
 from dagster_ckpt.errors import InvalidConfiguration, StorageError, StorageUnusable
 from dagster_ckpt.filesystem.gcs_copies import GcsServerSide
-from dagster_ckpt.filesystem.object_store import SET_THE_CLOCK, check_options, first_line
+from dagster_ckpt.filesystem.object_store import REPEATED, SET_THE_CLOCK, check_options, first_line
 from dagster_ckpt.filesystem.transfers import in_chunks
 
 __all__ = ["GcsFileSystem"]
@@ -106,11 +106,7 @@ class GcsFileSystem(GcsServerSide):
         return int(self._await(lambda client: client._get_object(target))["size"])  # noqa: SLF001
 
     def _was_refused(self, error: BaseException) -> bool:
-        return (
-            isinstance(error, FileNotFoundError | google.auth.exceptions.GoogleAuthError)
-            or _is_forbidden(error)
-            or (isinstance(error, HttpError) and _code(error) in {400, 401, 403, 404, 429})
-        )
+        return _is_refusal(error)
 
     def _explained(self, what: str, error: BaseException) -> StorageError:
         if isinstance(error, FileNotFoundError):
@@ -150,6 +146,10 @@ class GcsFileSystem(GcsServerSide):
         return StorageError(f"Could not {what}: {type(error).__name__}: {first_line(error)}")
 
 
+#: A request of gcsfs, which it makes once.
+_once = GCSFileSystem._request.__wrapped__  # noqa: SLF001
+
+
 class _UploadGone(OSError):
     """An upload of several requests is not there: an earlier request completed it, or it has expired."""
 
@@ -161,6 +161,22 @@ class _Client(GCSFileSystem):  # type: ignore[misc]  # gcsfs publishes no types
     CR of the content for the form's. And where an upload of several requests fails, it reports what became of
     cancelling it: of one that was completed, and only its last answer lost, that it is not there.
     """
+
+    async def _request(self, *given: Any, **parameters: Any) -> Any:
+        """As often as gcsfs asks, with a note of a refusal that answers a repeated request."""
+        in_doubt = False
+
+        async def asked() -> Any:
+            nonlocal in_doubt
+            try:
+                return await _once(self, *given, **parameters)
+            except Exception as error:
+                if in_doubt:
+                    error.add_note(REPEATED)
+                in_doubt = in_doubt or not _is_refusal(error)
+                raise
+
+        return await retry_request(asked, retries=self.retries)()
 
     async def _pipe_file(self, path: str, value: bytes, *, mode: str) -> None:
         bucket, key, _ = self.split_path(path)
@@ -261,6 +277,14 @@ async def _about_bucket(client: AsyncFileSystem, bucket: str) -> dict[str, Any]:
 def _code(error: BaseException) -> int | None:
     code = getattr(error, "code", None)
     return int(code) if isinstance(error, HttpError) and code is not None else None
+
+
+def _is_refusal(error: BaseException) -> bool:
+    return (
+        isinstance(error, FileNotFoundError | google.auth.exceptions.GoogleAuthError)
+        or _is_forbidden(error)
+        or _code(error) in {400, 401, 403, 404}
+    )
 
 
 def _of_credentials(error: BaseException) -> BaseException | None:

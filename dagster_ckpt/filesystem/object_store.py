@@ -25,7 +25,13 @@ from dagster_ckpt.filesystem.bounds import Budget
 from dagster_ckpt.filesystem.port import Entry, FileSystem, Part, Stopped, Written
 from dagster_ckpt.filesystem.transfers import StopBetweenChunks
 
-__all__ = ["SET_THE_CLOCK", "ObjectFileSystem", "check_options", "first_line"]
+__all__ = ["PASSING", "REPEATED", "SET_THE_CLOCK", "ObjectFileSystem", "check_options", "first_line"]
+
+#: Statuses under 500 that are no refusal: the next request may be answered otherwise, and so may one before have been.
+PASSING = frozenset({408, 409, 429})
+#: A note of an error that says nothing of the requests before the last one.
+REPEATED = "The request had been sent before. Nobody knows what became of that; it may still be carried out."
+
 
 #: What to do where a store does not believe the time that a request was signed at.
 SET_THE_CLOCK = (
@@ -112,7 +118,7 @@ class ObjectFileSystem(FileSystem):
                 raise PublishConflict(
                     f"{self._shown(path)} was created by somebody else, and is gone again."
                 ) from error
-            if self._was_refused(error):
+            if self._is_settled(error):
                 raise explained from error
             # It is not there now. A request that nobody waits for any more may still arrive.
             raise PublishUnknown(explained.message, hint=explained.hint) from error
@@ -247,7 +253,7 @@ class ObjectFileSystem(FileSystem):
             if held != written:
                 raise StorageError(f"{self._shown(path)} exists already and holds something else.") from error
         except Exception as error:
-            if self._was_refused(error) or not self._is_stored(path, written):
+            if self._is_settled(error) or not self._is_stored(path, written):
                 raise self._explained(what, error) from error
 
     def _is_stored(self, path: str, written: Written) -> bool:
@@ -281,8 +287,12 @@ class ObjectFileSystem(FileSystem):
                 hint=f"It is complete if it can be read; nothing that belongs to it was deleted. {cause.hint}".rstrip(),
             ) from error
 
+    def _is_settled(self, error: BaseException) -> bool:
+        """Whether a request was refused, and it was the only one, so that nothing can come of it later."""
+        return self._was_refused(error) and REPEATED not in getattr(error, "__notes__", ())
+
     def _was_refused(self, error: BaseException) -> bool:
-        """Whether the store said that it will not do it, so that nothing can come of it later."""
+        """Whether the store said that it will not do it."""
         del error
         return False
 

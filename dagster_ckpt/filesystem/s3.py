@@ -28,9 +28,10 @@ from botocore.exceptions import (
 )
 from fsspec.asyn import AsyncFileSystem
 from fsspec.callbacks import Callback
+from s3fs.core import _error_wrapper
 
 from dagster_ckpt.errors import InvalidConfiguration, StorageError, StorageUnusable
-from dagster_ckpt.filesystem.object_store import SET_THE_CLOCK, ObjectFileSystem, check_options
+from dagster_ckpt.filesystem.object_store import PASSING, REPEATED, SET_THE_CLOCK, ObjectFileSystem, check_options
 from dagster_ckpt.filesystem.s3_copies import NotAsPinned, S3ServerSide
 from dagster_ckpt.filesystem.transfers import in_chunks
 
@@ -146,7 +147,7 @@ class S3FileSystem(S3ServerSide):
     def _was_refused(self, error: BaseException) -> bool:
         status = _answer(error).get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
         # 501: the store does not know the header that makes a create exclusive.
-        return isinstance(error, _NO_CREDENTIALS) or 400 <= status < 500 or status == 501
+        return isinstance(error, _NO_CREDENTIALS) or (400 <= status < 500 and status not in PASSING) or status == 501
 
     def _explained(self, what: str, error: BaseException) -> StorageError:
         code = _code(error)
@@ -211,7 +212,7 @@ class _Client(s3fs.S3FileSystem):  # type: ignore[misc]  # s3fs publishes no typ
     async def _call_s3(self, method: str, *given: Any, **parameters: Any) -> Any:
         for attempt in range(1, _CONFLICTS + 1):
             try:
-                return await super()._call_s3(method, *given, **parameters)
+                return await self._ask(method, *given, **parameters)
             except OSError as error:
                 code = _code(error)
                 # Only Amazon's own answer says which condition was not met; no request here has two.
@@ -226,6 +227,26 @@ class _Client(s3fs.S3FileSystem):  # type: ignore[misc]  # s3fs publishes no typ
                     raise
             await asyncio.sleep(_PAUSE * 2**attempt)
         raise AssertionError("unreachable")
+
+    async def _ask(self, method: str, *given: Any, **parameters: Any) -> Any:
+        """What s3fs does with a call, with a note of an error that answers a repeated request."""
+        await self.set_session()
+        call = getattr(await self.get_s3(parameters.get("Bucket")), method)
+        attempts = 0
+
+        async def attempted(**asked: Any) -> Any:
+            nonlocal attempts
+            attempts += 1
+            return await call(**asked)
+
+        try:
+            return await _error_wrapper(
+                attempted, kwargs=self._get_s3_method_kwargs(call, *given, **parameters), retries=self.retries
+            )
+        except Exception as error:
+            if attempts > 1 or _answer(error).get("ResponseMetadata", {}).get("RetryAttempts"):
+                error.add_note(REPEATED)
+            raise
 
     async def _ls(self, path: str, *, detail: bool) -> list[dict[str, Any]]:
         """One directory. Where there is nothing, s3fs lists the one above, too."""

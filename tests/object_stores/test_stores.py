@@ -127,6 +127,30 @@ class TestCreate:
             disturbed.storage().create("f", b"mine")
         assert not isinstance(raised.value, PublishUnknown)
 
+    def test_one_that_is_put_off_may_still_come(self, hurried: DisturbedStore) -> None:
+        hurried.plan(always("put", Trouble.LIMITED))
+        with pytest.raises(PublishUnknown, match="takes no more requests"):
+            hurried.storage().create("f", b"mine")
+
+    @pytest.mark.parametrize(
+        ("disturbed", "unanswered"),
+        [
+            ("gs", 1),
+            ("gs", 5),
+            # Where a connection breaks before an answer, aiohttp repeats a PUT once by itself, and tells nobody.
+            ("s3", 3),
+            ("s3", 11),  # botocore has given up before, and s3fs has begun anew
+            pytest.param("disturbed-azurite", 3, marks=pytest.mark.integration),
+        ],
+        indirect=["disturbed"],
+    )
+    def test_a_refusal_says_nothing_of_the_requests_before_it(self, hurried: DisturbedStore, unanswered: int) -> None:
+        """The network may hold those back, and they were signed while it was allowed."""
+        lost = times(unanswered, "put", Trouble.RESET)
+        hurried.plan(lambda asked: lost(asked) or always("put", Trouble.REFUSED)(asked))
+        with pytest.raises(PublishUnknown, match="permission denied"):
+            hurried.storage().create("f", b"mine")
+
     def test_a_store_that_ignores_the_condition_is_refused(self, disturbed: DisturbedStore) -> None:
         def forget(asked: Asked) -> None:
             if asked.kind == "put":
