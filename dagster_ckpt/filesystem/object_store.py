@@ -14,7 +14,7 @@ import os
 import threading
 from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
@@ -165,11 +165,11 @@ class ObjectFileSystem(FileSystem):
 
     def fetch(self, path: str, target: Path, part: Part | None = None) -> Written:
         with self._errors(f"read {self._shown(path)}"), target.open("xb") as writer:
-            return self._digest(path, part, writer.write)
+            return self._digest(path, part, writer.write, self._in_flight.taken)
 
     def checksum(self, path: str, part: Part | None = None) -> Written:
         with self._errors(f"read {self._shown(path)}"):
-            return self._digest(path, part, _ignore)
+            return self._digest(path, part, _ignore, self._in_flight.taken)
 
     def size(self, path: str) -> int:
         with self._errors(f"read {self._shown(path)}"):
@@ -206,14 +206,21 @@ class ObjectFileSystem(FileSystem):
     def _shown(self, path: str) -> str:
         return f"{self._url}/{path}" if path else self._url
 
-    def _digest(self, path: str, part: Part | None, use: Callable[[bytes], object]) -> Written:
+    def _digest(
+        self,
+        path: str,
+        part: Part | None,
+        use: Callable[[bytes], object],
+        taking: Callable[[int], AbstractContextManager[object]],
+    ) -> Written:
+        """Read an object, or a part of it, piece by piece, ``taking`` the memory for each."""
         target = self._object(path)
         wanted = part or Part(0, self._size(path))
         digest, size, most = hashlib.sha256(), 0, _chunk_of(wanted.size)
         while size < wanted.size:
             begin = wanted.offset + size
             end = min(begin + most, wanted.offset + wanted.size)
-            with self._in_flight.taken(end - begin):
+            with taking(end - begin):
                 chunk = self._cat(target, begin, end)
                 if not chunk:
                     break  # the object is shorter than it should be: whoever asked compares
@@ -247,10 +254,10 @@ class ObjectFileSystem(FileSystem):
             raise
         except FileExistsError as error:
             try:
-                held = self._digest(path, None, _ignore)
+                is_ours = self._holds(path, written)
             except FileNotFoundError:
                 raise StorageError(f"{self._shown(path)} was taken, and is gone again.") from error
-            if held != written:
+            if not is_ours:
                 raise StorageError(f"{self._shown(path)} exists already and holds something else.") from error
         except Exception as error:
             if self._is_settled(error) or not self._is_stored(path, written):
@@ -259,9 +266,17 @@ class ObjectFileSystem(FileSystem):
     def _is_stored(self, path: str, written: Written) -> bool:
         """Whether an object is there and holds what was to be written; ``False`` also when it cannot be read."""
         try:
-            return self._size(path) == written.size and self._digest(path, None, _ignore) == written
+            return self._holds(path, written)
         except Exception:  # the error of the write is what there is to tell
             return False
+
+    def _holds(self, path: str, written: Written) -> bool:
+        """Whether an object holds what was to be written.
+
+        It is read within the memory that its upload still holds. Uploads that lose their replies at once, and hold all
+        there is, would wait for each other.
+        """
+        return self._size(path) == written.size and self._digest(path, None, _ignore, nullcontext) == written
 
     @contextlib.contextmanager
     def _bucket_is_there(self, what: str) -> Iterator[None]:

@@ -10,12 +10,13 @@ import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from threading import Barrier
+from queue import Queue
+from threading import Barrier, Thread
 
 import pytest
 
 from dagster_ckpt.errors import PublishConflict, PublishUnknown, StorageError, StorageUnusable
-from dagster_ckpt.filesystem import Entry, FileSystem, Stopped, object_store, open_filesystem
+from dagster_ckpt.filesystem import Entry, FileSystem, Stopped, Written, object_store, open_filesystem
 from dagster_ckpt.filesystem.object_store import ObjectFileSystem
 from dagster_ckpt.testing.filesystem_contract import FileSystemContract
 from dagster_ckpt.testing.gcs_server import GcsServer
@@ -38,6 +39,8 @@ LARGE = 2 * PART + 1
 #: A request that stores something is not heard of.
 UNHEARD = (Trouble.BUSY_AFTER, Trouble.LOST)
 PASSING = (*UNHEARD, Trouble.BUSY, Trouble.RESET)
+#: Seconds after which what waits for something waits for ever.
+_DEADLINE = 30.0
 
 
 def never() -> bool:
@@ -227,6 +230,55 @@ class TestDataFiles:
         sources: dict[str, Path | bytes] = {"large": large, "small": b"content"}
         for name, source in sources.items():
             assert storage.write(f"shared/{name}", source, never) == storage.checksum(f"shared/{name}")
+
+    @pytest.mark.timeout(120)
+    @pytest.mark.parametrize("answers", ["lost once", "never heard"])
+    def test_one_that_takes_all_memory_is_settled_within_it(
+        self, hurried: DisturbedStore, large: Path, monkeypatch: pytest.MonkeyPatch, answers: str
+    ) -> None:
+        monkeypatch.setattr(object_store, "_MOST_IN_FLIGHT", 2 * PART)
+        storage = hurried.storage()
+        lost: set[str] = set()
+
+        def plan(asked: Asked) -> Trouble | None:
+            if asked.kind != "put" and not _last(hurried, asked):
+                return None
+            again = asked.name in lost
+            lost.add(asked.name)
+            return None if again and answers == "lost once" else Trouble.LOST
+
+        hurried.plan(plan)
+        sources: dict[str, Path | bytes] = {"large": large, "small": bytes(PART)}
+        for name, source in sources.items():
+            assert storage.write(f"shared/{name}", source, never) == storage.checksum(f"shared/{name}")
+        assert {f"base/shared/{name}" for name in sources} <= lost
+
+    @pytest.mark.parametrize("disturbed", ["s3"], indirect=True)  # whose server here has a thread for each request
+    def test_all_in_flight_lose_their_answers_at_once(
+        self, hurried: DisturbedStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        count = 12
+        monkeypatch.setattr(object_store, "_MOST_IN_FLIGHT", count * 2 * PART)
+        storage, under_way, lost = hurried.storage(), Barrier(count), set[str]()
+
+        def plan(asked: Asked) -> Trouble | None:
+            if asked.kind != "put" or asked.name in lost:
+                return None
+            lost.add(asked.name)
+            under_way.wait(_DEADLINE)
+            return Trouble.LOST
+
+        hurried.plan(plan)
+        written: Queue[tuple[str, Written]] = Queue()
+
+        def write(path: str) -> None:
+            written.put((path, storage.write(path, bytes(PART), never)))
+
+        for number in range(count):
+            Thread(target=write, args=(f"shared/{number}",), daemon=True).start()
+        found = dict(written.get(timeout=_DEADLINE) for _ in range(count))
+        assert {f"base/{path}" for path in found} == lost
+        assert all(storage.checksum(path) == told for path, told in found.items())
 
     @pytest.mark.parametrize("trouble", [Trouble.BUSY, Trouble.RESET, Trouble.REFUSED])
     def test_one_that_fails_leaves_nothing(self, hurried: DisturbedStore, large: Path, trouble: Trouble) -> None:
