@@ -23,6 +23,7 @@ from gcsfs.core import GCSFileSystem
 from gcsfs.retry import ChecksumError, HttpError, retry_request
 
 from dagster_ckpt.errors import InvalidConfiguration, StorageError, StorageUnusable
+from dagster_ckpt.filesystem import transfers
 from dagster_ckpt.filesystem.gcs_copies import GcsServerSide
 from dagster_ckpt.filesystem.object_store import REPEATED, SET_THE_CLOCK, check_options, first_line
 from dagster_ckpt.filesystem.transfers import in_chunks
@@ -34,7 +35,7 @@ _BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
 _OPTIONS = frozenset({"access", "endpoint_url", "project", "requester_pays", "session_kwargs", "token"})
 #: What a refusal of a key's signature says that was made before it began to count, or long after it has ceased to.
 _CLOCK = re.compile(r"reasonable timeframe|Token used too early|Invalid JWT.*\b(?:iat|exp)\b", re.IGNORECASE)
-#: Seconds without a byte after which a request is given up and repeated.
+#: Seconds without a byte of the answer after which a request is given up and repeated.
 _SILENCE = 60.0
 #: How often in a row a part of an upload may be sent of which the store takes nothing.
 _ATTEMPTS = 3
@@ -146,8 +147,14 @@ class GcsFileSystem(GcsServerSide):
         return StorageError(f"Could not {what}: {type(error).__name__}: {first_line(error)}")
 
 
-#: A request of gcsfs, which it makes once.
-_once = GCSFileSystem._request.__wrapped__  # noqa: SLF001
+async def _in_time(client: GCSFileSystem, *given: Any, **parameters: Any) -> Any:
+    """A request of gcsfs, which is made once; the error of one that takes too long is one that gcsfs repeats."""
+    try:
+        return await GCSFileSystem._request.__wrapped__(client, *given, **parameters)  # noqa: SLF001
+    except TimeoutError as error:
+        if isinstance(error, aiohttp.ClientError):
+            raise
+        raise aiohttp.ServerTimeoutError(f"Not done after {transfers.LONGEST_REQUEST:.0f} seconds") from error
 
 
 class _UploadGone(OSError):
@@ -169,7 +176,7 @@ class _Client(GCSFileSystem):  # type: ignore[misc]  # gcsfs publishes no types
         async def asked() -> Any:
             nonlocal in_doubt
             try:
-                return await _once(self, *given, **parameters)
+                return await _in_time(self, *given, **parameters)
             except Exception as error:
                 if in_doubt:
                     error.add_note(REPEATED)
@@ -263,7 +270,9 @@ def _client(process: int, options: str) -> AsyncFileSystem:
         **{"token": None, **json.loads(options)},
         use_listings_cache=False,
         skip_instance_cache=True,
-        requests_timeout=aiohttp.ClientTimeout(total=None, sock_connect=_SILENCE, sock_read=_SILENCE),
+        requests_timeout=aiohttp.ClientTimeout(
+            total=transfers.LONGEST_REQUEST, sock_connect=_SILENCE, sock_read=_SILENCE
+        ),
     )
 
 

@@ -15,6 +15,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import s3fs
+from aiobotocore.httpsession import AIOHTTPSession
 from botocore.exceptions import (
     BotoCoreError,
     ClientError,
@@ -23,6 +24,7 @@ from botocore.exceptions import (
     NoCredentialsError,
     PartialCredentialsError,
     ProfileNotFound,
+    ReadTimeoutError,
     SSOError,
     TokenRetrievalError,
 )
@@ -31,6 +33,7 @@ from fsspec.callbacks import Callback
 from s3fs.core import _error_wrapper
 
 from dagster_ckpt.errors import InvalidConfiguration, StorageError, StorageUnusable
+from dagster_ckpt.filesystem import transfers
 from dagster_ckpt.filesystem.object_store import PASSING, REPEATED, SET_THE_CLOCK, ObjectFileSystem, check_options
 from dagster_ckpt.filesystem.s3_copies import NotAsPinned, S3ServerSide
 from dagster_ckpt.filesystem.transfers import in_chunks
@@ -53,7 +56,7 @@ _OPTIONS = frozenset(
         "token",
     }
 )
-#: Seconds without a byte after which a request is given up and repeated.
+#: Seconds without a byte of the answer after which a request is given up and repeated.
 _SILENCE = 60.0
 #: The most parts that an upload may have.
 _MOST_PARTS = 10_000
@@ -203,6 +206,17 @@ class _UploadGone(OSError):
     """An upload in parts is not there: it was completed before, or aborted by somebody else."""
 
 
+class _Session(AIOHTTPSession):  # type: ignore[misc]  # aiobotocore publishes no types
+    """What sends requests, each of which has so much time."""
+
+    async def send(self, request: Any) -> Any:
+        try:
+            async with asyncio.timeout(transfers.LONGEST_REQUEST):
+                return await super().send(request)
+        except TimeoutError as error:
+            raise ReadTimeoutError(endpoint_url=request.url, error=error) from error
+
+
 class _Client(s3fs.S3FileSystem):  # type: ignore[misc]  # s3fs publishes no types
     """s3fs, with names that are taken told as such by every store, and uploads that are aborted when cancelled."""
 
@@ -301,7 +315,12 @@ def _client(process: int, options: str) -> AsyncFileSystem:
     """The client of a process for these options: connections and tokens are used again."""
     del process
     given = json.loads(options)
-    network = {"connect_timeout": 10, "read_timeout": _SILENCE, "max_pool_connections": ObjectFileSystem.concurrency}
+    network = {
+        "connect_timeout": 10,
+        "read_timeout": _SILENCE,
+        "max_pool_connections": ObjectFileSystem.concurrency,
+        "http_session_cls": _Session,
+    }
     return _Client(
         **{**given, "config_kwargs": {**network, **given.get("config_kwargs", {})}},
         use_listings_cache=False,

@@ -9,7 +9,11 @@ from fsspec.callbacks import Callback
 
 from dagster_ckpt.filesystem.port import Stopped
 
-__all__ = ["StopBetweenChunks", "in_chunks"]
+__all__ = ["LONGEST_REQUEST", "StopBetweenChunks", "in_chunks"]
+
+#: Seconds after which a request is given up and repeated: no library looks whether the bytes of its body go on. All
+#: bodies that can be under way at once, 48 MiB, take that long over a line of half a megabit a second.
+LONGEST_REQUEST = 900.0
 
 
 def in_chunks(source: str, least: int, most: int, unit: int = 1) -> Iterator[bytes]:
