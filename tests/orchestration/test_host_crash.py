@@ -1,7 +1,9 @@
-"""Everything dies at once: Dagster, its daemon and code server, the run, its JVM."""
+"""Everything ends at once: Dagster, its daemon and code server, the run, its JVM; by a crash, or by Ctrl-C."""
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 
 import dagster as dg
@@ -56,3 +58,31 @@ def test_a_crashed_host_is_gone_on_from_by_the_same_and_by_a_fresh_dagster(tmp_p
             told = instance.fetch_materializations(dg.AssetKey(["host_crash", "checkpoints"]), limit=200).records
         assert {names.partition_key(metadata) for metadata in retained} <= {record.partition_key for record in told}
         assert [run.run_id for run in fresh.runs("host_crash")] == [third.run_id]
+
+
+def test_ctrl_c_on_dagster_cancels_no_job(tmp_path: Path) -> None:
+    """The run is in Dagster's process group, and is interrupted as well; its policy deletes what is canceled."""
+    pipeline = Pipeline(tmp_path / "pipelines", "interrupted")
+    pipeline.land(2)
+    dev = dagster_dev(pipeline.root, tmp_path / "home")
+    try:
+        dev.start()
+        job = JobWatch(dev, pipeline)
+        first = job.launch()
+        job.hold_mid_batch(first)
+        completed, processes = job.completed(), job.heartbeat().processes
+        os.killpg(os.getpgid(processes[0].pid), signal.SIGINT)
+        job.wait_gone(processes)
+        dev.kill()  # what is left of the servers
+        assert job.completed() == completed
+        assert job.catalog.epochs.read_end(job.epoch()) is None
+
+        pipeline.release()
+        pipeline.until_caught_up.touch()
+        dev.start()
+        second = job.wait_resumed(first)
+        job.assert_succeeds(second.run_id)
+        assert job.choice().restored == completed[-1].reference
+        pipeline.assert_exact()
+    finally:
+        dev.kill()
