@@ -184,9 +184,9 @@ class Epochs:
         """
         tried = unlisted = 0
         while unlisted < _UNLISTED:
-            epoch = self.highest() + 1
-            if after is not None and epoch > after + 1:
+            if after is not None:
                 self.check(after)
+            epoch = (self.highest() if after is None else after) + 1
             unlisted = unlisted + 1 if epoch <= tried else 0
             tried = epoch
             claim = Claim(epoch, token, epoch if series is None else series, run_id, host, pid, now)

@@ -133,10 +133,8 @@ def gone(file: FileEntry, where: str) -> BrokenFile:
 
 def compared_copy(file: FileEntry, found: Stored, where: str) -> BrokenFile | None:
     """What is wrong with a file that its store had copied."""
-    if file.stored is None or found.is_same_content(file.stored):
+    if file.stored is None or found.is_copy_of(file.stored):
         return None
-    if not file.stored.has_checksum and found.size == file.size:
-        return None  # made of the very version that was pinned
     what = f"has {found.size} bytes instead of {file.size}" if found.size != file.size else "was changed"
     return BrokenFile(CheckpointFileChanged, where, file.path, what)
 

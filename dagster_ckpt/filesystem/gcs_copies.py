@@ -60,7 +60,7 @@ class GcsServerSide(ObjectFileSystem, ServerSide):
                 # The target is there, or the source is another one, or gone: also when a request was carried out, its
                 # reply was lost, and the client has repeated it. What is there decides.
                 made = self._settled(copy, error)
-            if copy.of is not None and not _is_same(made, copy.of):
+            if copy.of is not None and not made.is_copy_of(copy.of):
                 raise StorageError(f"Could not {what}: it came out with other bytes than it was copied from.")
             return made
 
@@ -154,11 +154,6 @@ class GcsServerSide(ObjectFileSystem, ServerSide):
 
     def _key(self, path: str) -> str:
         return self._object(path).partition("/")[2]
-
-
-def _is_same(made: Stored, of: Stored) -> bool:
-    """Whether a copy of what was pinned is that, as far as the store told of both."""
-    return made.is_same_content(of) if of.has_checksum else made.size == of.size
 
 
 def _stored(about: Mapping[str, Any]) -> Stored:

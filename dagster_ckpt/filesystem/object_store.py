@@ -32,7 +32,6 @@ PASSING = frozenset({408, 409, 429})
 #: A note of an error that says nothing of the requests before the last one.
 REPEATED = "The request had been sent before. Nobody knows what became of that; it may still be carried out."
 
-
 #: What to do where a store does not believe the time that a request was signed at.
 SET_THE_CLOCK = (
     "Set this machine's clock, for example with `timedatectl set-ntp true`, and compare it with `date -u`. Nothing was "

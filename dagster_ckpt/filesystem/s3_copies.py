@@ -104,7 +104,7 @@ class S3ServerSide(ObjectFileSystem, ServerSide):
                 "which nobody can prove it.",
                 hint=f"It must honour x-amz-checksum-algorithm: CRC32C for CopyObject. {_LOCAL}",
             )
-        if copy.of is not None and not _is_same(made, copy.of):
+        if copy.of is not None and not made.is_copy_of(copy.of):
             raise StorageError(f"Could not {what}: it came out with other bytes than it was copied from.")
         return made
 
@@ -176,7 +176,7 @@ class S3ServerSide(ObjectFileSystem, ServerSide):
             made = self._look(copy.target)
         except FileNotFoundError:
             raise gone from error
-        if not _is_same(made, copy.of):
+        if not made.is_copy_of(copy.of):
             raise StorageError(f"{self._shown(copy.target)} exists already and holds something else.") from error
         return made
 
@@ -189,11 +189,6 @@ class S3ServerSide(ObjectFileSystem, ServerSide):
 
     def _key(self, path: str) -> str:
         return self._object(path).partition("/")[2]
-
-
-def _is_same(made: Stored, of: Stored) -> bool:
-    """Whether a copy of what was pinned is that, as far as the store tells: a listing has no checksums."""
-    return made.size == of.size and (of.crc32c is None or made.crc32c == of.crc32c)
 
 
 def _etag(answer: Mapping[str, Any]) -> str:

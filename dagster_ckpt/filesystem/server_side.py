@@ -53,6 +53,10 @@ class Stored:
         known = [mine == its for mine, its in pairs if mine is not None and its is not None]
         return self.size == other.size and bool(known) and all(known)
 
+    def is_copy_of(self, pinned: Stored) -> bool:
+        """Whether a copy of what was pinned is that, as far as the store tells: a listing may have no checksums."""
+        return self.is_same_content(pinned) if pinned.has_checksum else self.size == pinned.size
+
     def is_still(self, pinned: Stored) -> bool:
         """Whether an object is what it was: by its checksums or, where there were none, as nobody wrote to it since."""
         if pinned.has_checksum:

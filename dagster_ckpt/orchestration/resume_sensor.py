@@ -172,6 +172,7 @@ class _JobWatch:
 
     def step(self) -> dg.RunRequest | str:
         """Do what is to be done; a run to request, or why there is none."""
+        dropped: Sequence[Dropped] = ()
         for _ in range(_STEPS):
             facts = self._facts()
             claim = facts.claim
@@ -181,7 +182,7 @@ class _JobWatch:
                 case Wait(reason):
                     return f"{reason}{self._fell_back(claim)}"
                 case Ended(reason):
-                    self._finish(claim, facts.end)
+                    self._finish(claim, facts.end, dropped)
                     return f"{reason}{self._fell_back(claim)}"
                 case MarkDead(run_id, canceled, reason):
                     self._mark(run_id, canceled=canceled, reason=reason)
@@ -194,7 +195,6 @@ class _JobWatch:
                     config = self._settings(self._instance.get_run_by_id(claim.run_id)).config
                     with contextlib.suppress(Fenced):  # a run has begun meanwhile: it is decided anew
                         dropped = end_dead_epoch(self._catalog, claim, config, status, reason, self._clock)
-                        self._show_retained(dropped)
                 case Resume(attempt, run_key, reason):
                     return self._request(claim, attempt, run_key, reason)
         return "more is to be done; the next tick goes on"
@@ -355,17 +355,23 @@ class _JobWatch:
                 return True
         return False
 
-    def _finish(self, claim: Claim, end: End | None) -> None:
-        """Do what the end of the job asks for and its run has not come to: once for each end, if it goes well."""
+    def _finish(self, claim: Claim, end: End | None, dropped: Sequence[Dropped]) -> None:
+        """Do what the end of the job asks for and its run has not come to: once for each end, if it goes well.
+
+        Args:
+            claim: the highest.
+            end: of its epoch.
+            dropped: what was deleted in this tick, with the reasons that are to be shown.
+        """
         if end is None or self.finished == claim.token:
             return
         with contextlib.suppress(Fenced):  # a run has begun meanwhile, which sees to it
             if is_unfinished(self._catalog):
                 claim = finish_end(self._catalog, claim, end, self._clock)
-            self._show_retained(())
+            self._show_retained(claim, dropped)
             self.finished = claim.token
 
-    def _show_retained(self, dropped: Sequence[Dropped]) -> None:
+    def _show_retained(self, claim: Claim, dropped: Sequence[Dropped]) -> None:
         report: Callable[[Any], object] = self._instance.report_runless_asset_event
         reporter = CheckpointReporter(
             self._instance,
@@ -376,7 +382,7 @@ class _JobWatch:
             self._clock,
             0,
         )
-        reporter.holds(self._catalog.epochs.highest())
+        reporter.holds(claim.epoch)
         chosen = self._catalog.choice()
         completed = self._catalog.completed(chosen[1].job_id)[0] if chosen is not None else []
         quarantined = self._catalog.quarantine.names()

@@ -10,6 +10,7 @@ import dagster as dg
 import pytest
 
 from dagster_ckpt.orchestration import names
+from dagster_ckpt.testing.dagster_dev import DagsterDev
 from tests.orchestration.pipeline import Pipeline
 from tests.orchestration.watch import JobWatch, dagster_dev
 
@@ -22,10 +23,7 @@ def test_a_crashed_host_is_gone_on_from_by_the_same_and_by_a_fresh_dagster(tmp_p
     pipeline.land(2)
     dev = dagster_dev(pipeline.root, tmp_path / "home")
     try:
-        dev.start()
-        job = JobWatch(dev, pipeline)
-        first = job.launch()
-        job.hold_mid_batch(first)
+        job, first = _held_mid_batch(dev, pipeline)
         lineage = job.choice().job_id
         dev.kill()
         assert dev.status(first) == "STARTED", "nobody was left to tell Dagster"
@@ -66,10 +64,7 @@ def test_ctrl_c_on_dagster_cancels_no_job(tmp_path: Path) -> None:
     pipeline.land(2)
     dev = dagster_dev(pipeline.root, tmp_path / "home")
     try:
-        dev.start()
-        job = JobWatch(dev, pipeline)
-        first = job.launch()
-        job.hold_mid_batch(first)
+        job, first = _held_mid_batch(dev, pipeline)
         completed, processes = job.completed(), job.heartbeat().processes
         os.killpg(os.getpgid(processes[0].pid), signal.SIGINT)
         job.wait_gone(processes)
@@ -86,3 +81,12 @@ def test_ctrl_c_on_dagster_cancels_no_job(tmp_path: Path) -> None:
         pipeline.assert_exact()
     finally:
         dev.kill()
+
+
+def _held_mid_batch(dev: DagsterDev, pipeline: Pipeline) -> tuple[JobWatch, str]:
+    """Start Dagster and the job, and hold it in the middle of a batch; the job and its run."""
+    dev.start()
+    job = JobWatch(dev, pipeline)
+    run = job.launch()
+    job.hold_mid_batch(run)
+    return job, run
