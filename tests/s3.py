@@ -104,6 +104,7 @@ class S3Server:
         self._thread = threading.Thread(target=self._server.serve_forever, name="s3 server", daemon=True)
 
     def __enter__(self) -> Self:
+        self.reset()  # moto has one state for the process: another server may have left buckets in it
         self._thread.start()
         return self
 
