@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -174,7 +174,7 @@ class HeartbeatFile:
 
     def write(self, heartbeat: Heartbeat) -> None:
         """Replace the heartbeat."""
-        self._filesystem.replace(self._path, encode_record(asdict(heartbeat)))
+        self._filesystem.replace(self._path, encode_record(heartbeat, self._path))
 
     def read(self) -> Heartbeat | None:
         """The heartbeat, ``None`` when there never was one."""

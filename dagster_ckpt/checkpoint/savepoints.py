@@ -12,7 +12,7 @@ import logging
 import re
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
@@ -21,7 +21,7 @@ from dagster_ckpt.checkpoint.data_files import DataFiles
 from dagster_ckpt.checkpoint.layout import METADATA_FILE_NAME, SAVEPOINT_DIR_PREFIX
 from dagster_ckpt.checkpoint.metadata import SAVEPOINT, CheckpointMetadata, FileEntry
 from dagster_ckpt.checkpoint.progress import CheckpointInProgress, Gauge
-from dagster_ckpt.checkpoint.records import encode_record, read_record
+from dagster_ckpt.checkpoint.records import FileName, encode_record, read_record
 from dagster_ckpt.checkpoint.shared_state import DEFAULT_INLINE_THRESHOLD, MAX_INLINE_BYTES, inline_entry
 from dagster_ckpt.checkpoint.snapshot import PinnedFile, Snapshot
 from dagster_ckpt.checkpoint.storage_access import new_savepoint_directory, savepoint_token
@@ -47,7 +47,7 @@ _DISPOSING = "_disposing"
 class _Disposal:
     """What a disposal is going to delete beside ``_metadata``: names in the savepoint's directory."""
 
-    files: Sequence[str]
+    files: tuple[FileName, ...]
 
 
 def write_savepoint(
@@ -164,10 +164,10 @@ def dispose_savepoint(storage: FileSystem, directory: str) -> Sequence[str]:
         StorageError: the storage failed; dispose of it again.
     """
     record = f"{directory}/{_DISPOSING}"
-    disposal = read_record(storage, record, _Disposal)
+    disposal = read_record(storage, record, _Disposal, place=_DISPOSING)
     if disposal is None and not _is_left_over(storage, directory):
-        disposal = _Disposal(_names_of_savepoint(storage, directory))
-        storage.create(record, encode_record(asdict(disposal)))
+        disposal = _Disposal(tuple(_names_of_savepoint(storage, directory)))
+        storage.create(record, encode_record(disposal, _DISPOSING))
     if disposal is not None:
         # As with a checkpoint: first of all what makes it one, so that nothing half deleted can be restored.
         storage.remove(f"{directory}/{METADATA_FILE_NAME}")

@@ -10,6 +10,7 @@ import pytest
 from dagster_ckpt.checkpoint import savepoint_server
 from dagster_ckpt.checkpoint.coordinator import Progress
 from dagster_ckpt.errors import Fenced, SavepointFailed, StorageError
+from dagster_ckpt.testing import Fail
 from tests.checkpoint.driver import JOB, Ledger, Pins, Run
 from tests.checkpoint.serving import Served
 
@@ -204,7 +205,7 @@ class TestFailing:
         served = make()
         served.job.stream.committed = 1
         token = served.ask()
-        served.job.refuse("create")
+        served.job.disk.plan = lambda operation: Fail() if operation.path.endswith(".answer") else None
         served.pass_time(5)
         assert served.requests.answer_to(token) is None
         served.job.refuse()
