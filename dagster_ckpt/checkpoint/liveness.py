@@ -26,7 +26,7 @@ import psutil
 from dagster_ckpt.checkpoint.clock import Clock
 from dagster_ckpt.checkpoint.epochs import Choice
 from dagster_ckpt.checkpoint.layout import CONTROL_DIR
-from dagster_ckpt.checkpoint.records import encode_record, read_record
+from dagster_ckpt.checkpoint.records import Seconds, encode_record, read_record
 from dagster_ckpt.errors import JobAlreadyRunning
 from dagster_ckpt.filesystem import FileSystem
 
@@ -88,7 +88,7 @@ class ProcessIdentity:
 
     host: str
     pid: int
-    created: float
+    created: Seconds
 
     @classmethod
     def of(cls, pid: int) -> ProcessIdentity:

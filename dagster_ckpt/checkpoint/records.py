@@ -184,7 +184,7 @@ def _check_head(data: bytes, place: str) -> None:
     except ValidationError:
         raise ValueError("it does not say of which version it is and which place it is for") from None
     if head.version != VERSION:
-        raise ValueError(f"it is of version {head['version']}, and this release reads versions 1 and {VERSION}")
+        raise ValueError(f"it is of version {head.version}, and this release reads versions 1 and {VERSION}")
     if head.place != place:
         raise ValueError(f"it was written for {head.place!r}")
 

@@ -25,7 +25,7 @@ from dagster_ckpt.checkpoint.preference import fallback_of
 from dagster_ckpt.checkpoint.store import CompletedCheckpointStore
 from dagster_ckpt.checkpoint.write_ahead_archive import ArchiveWriter
 from dagster_ckpt.config.recovery import LATEST, RestoreRequest
-from dagster_ckpt.errors import QueryMismatch, StorageError
+from dagster_ckpt.errors import CorruptRecord, QueryMismatch, StorageError
 from dagster_ckpt.spark.choosing import Choosing, claimed_by
 from dagster_ckpt.spark.dead_locations import forget_attempts
 from dagster_ckpt.spark.fallback import cost_of
@@ -113,7 +113,7 @@ class Attempt:
             raise
 
     def _prepared(self, request: RestoreRequest, cancel: Flag, prepare_from: float) -> Prepared:
-        previous = self._catalog.choice()
+        previous = self._previous(request)
         point = None if request.fork_from is None else fork_point(self._catalog, request.fork_from)
         target = (
             self._choosing().target(request, previous)
@@ -229,6 +229,16 @@ class Attempt:
             replay,
             self._live,
         )
+
+    def _previous(self, request: RestoreRequest) -> tuple[int, Choice] | None:
+        """The newest choice before this start's; a damaged one keeps nobody from naming what to go on from."""
+        try:
+            return self._catalog.choice()
+        except CorruptRecord as error:
+            if request.restore_from == LATEST:
+                raise
+            _log.warning("What the start before chose is not known: %s", error.message)
+            return None
 
     def _sweep(self, store: CompletedCheckpointStore) -> None:
         try:
