@@ -68,7 +68,7 @@ def finish_giving_up(catalog: CheckpointCatalog, epoch: int, in_use: Callable[[s
     if chosen is None or end is None:
         return
     # The end was recorded, and the run died before it wrote the deletion down; or what it kept was unpinned since.
-    if (claimed := claimed_savepoint(catalog, chosen[1].claimed)) is not None:
+    if (claimed := claimed_savepoint(catalog, chosen[1])) is not None:
         dispose_claimed(claimed.reference, like=catalog.filesystem)
     job_id = chosen[1].job_id
     log = DeletionLog(catalog.filesystem, catalog.job_name)
@@ -164,7 +164,7 @@ def end_dead_epoch(
         restored_from=None,
         mode=config.mode.value,
         clock=clock,
-        claimed=claimed_savepoint(catalog, chosen[1].claimed),
+        claimed=claimed_savepoint(catalog, chosen[1]),
     )
     return store.discard_all(f"{status.value}: {reason}, and the cleanup policy deletes")
 

@@ -22,6 +22,7 @@ from dagster_ckpt.checkpoint.issuing import next_id
 from dagster_ckpt.checkpoint.liveness import this_host
 from dagster_ckpt.checkpoint.metadata import FORK, CheckpointMetadata
 from dagster_ckpt.checkpoint.preference import fallback_of
+from dagster_ckpt.checkpoint.savepoints import claim_savepoint
 from dagster_ckpt.checkpoint.store import CompletedCheckpointStore
 from dagster_ckpt.checkpoint.write_ahead_archive import ArchiveWriter
 from dagster_ckpt.config.recovery import LATEST, RestoreRequest
@@ -188,6 +189,8 @@ class Attempt:
             forked_from=restored.restored_from if restored is not None and restored.kind == FORK else None,
             complete=complete,
         )
+        if claimed is not None and claimed is restored:
+            claim_savepoint(claimed, job_id, like=self._job.filesystem)
         self._is_recorded = True  # or may be, when the storage fails
         self._catalog.epochs.record_choice(self._claim.epoch, choice)
         if restored is not None and self._catalog.quarantine.lift(restored.reference):
