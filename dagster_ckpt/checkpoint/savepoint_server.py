@@ -187,6 +187,8 @@ class SavepointServer:
         """Begin with a request; ``False`` when it is answered already."""
         try:
             storage = self._storage_for(request)
+            if request.stop:
+                storage.probe()  # the query is stopped for a savepoint that can be written only
         except Exception as error:  # whatever a request says, it is answered, and the job goes on
             self._failed(request, error)
             return False
