@@ -170,11 +170,12 @@ def _decode(data: bytes, place: str, make: type[_R]) -> _R:
     elif data.startswith(_BEGIN) or b'"digest": "sha256:' in data[-100:]:
         raise ValueError("it is truncated or was changed, for its checksum does not match its content")
     try:
-        return _adapter(make).validate_json(data, strict=True)
+        record: _R = _adapter(make).validate_json(data, strict=True)
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         where = ".".join(map(str, first["loc"]))
         raise ValueError(f"{where}: {first['msg']}" if where else first["msg"]) from None
+    return record
 
 
 def _check_head(data: bytes, place: str) -> None:

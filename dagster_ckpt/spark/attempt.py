@@ -9,14 +9,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import datetime
 from functools import cache, partial
 from pathlib import Path
 from threading import Event as Flag
 from typing import TYPE_CHECKING
 
 from dagster_ckpt.checkpoint.catalog import CheckpointCatalog, Newest
-from dagster_ckpt.checkpoint.clock import Clock
+from dagster_ckpt.checkpoint.clock import Clock, seconds_of
 from dagster_ckpt.checkpoint.epochs import Choice, Claim
 from dagster_ckpt.checkpoint.issuing import next_id
 from dagster_ckpt.checkpoint.liveness import this_host
@@ -317,7 +316,7 @@ class Attempt:
             choice, claim = self._catalog.epochs.read_choice(epoch), self._catalog.epochs.read_claim(epoch)
             if choice is not None and claim is not None and choice.job_id == target.job_id:
                 same = choice.restored is None and (choice.sink, choice.sink_kind) == (sink.path, sink.kind)
-                return datetime.fromisoformat(claim.claimed_at).timestamp() if same else None
+                return seconds_of(claim.claimed_at) if same else None
         return None
 
     @property
