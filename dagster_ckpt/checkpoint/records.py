@@ -17,7 +17,7 @@ from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 
 from dagster_ckpt.checkpoint.layout import METADATA_FILE_NAME
 from dagster_ckpt.checkpoint.seal import is_sealed, seal
-from dagster_ckpt.errors import CorruptRecord
+from dagster_ckpt.errors import CorruptRecord, InvalidConfiguration
 from dagster_ckpt.filesystem import FileSystem
 from dagster_ckpt.filesystem.names import inside
 
@@ -88,9 +88,22 @@ def encode_record(record: DataclassInstance, place: str) -> bytes:
     Args:
         record: what it says.
         place: the path it is written to; the record is believed at that place only.
+
+    Raises:
+        InvalidConfiguration: nobody could read the record back, because a member is not what its type says.
     """
     fields = {"version": VERSION, "place": place, **asdict(record)}
-    return seal(json.dumps(fields, indent=1).removesuffix("\n}").encode())
+    # An error may quote the name of a file that is not UTF-8.
+    text = json.dumps(fields, indent=1, ensure_ascii=False).encode("utf-8", "replace")
+    data = seal(text.removesuffix(b"\n}"))
+    try:
+        _decode(data, place, type(record))
+    except ValueError as error:
+        raise InvalidConfiguration(
+            f"{place} cannot be put on record: {error}.",
+            hint="Change what the record was to say: a name, a path or an id that was chosen.",
+        ) from None
+    return data
 
 
 def read_record(

@@ -22,7 +22,7 @@ from dagster_ckpt.checkpoint.recorded_savepoints import RecordedSavepoint
 from dagster_ckpt.checkpoint.records import encode_record, read_record
 from dagster_ckpt.checkpoint.requests import Answer, SavepointRequest, TakenSavepoint
 from dagster_ckpt.checkpoint.savepoints import _Disposal
-from dagster_ckpt.errors import CorruptRecord
+from dagster_ckpt.errors import CorruptRecord, InvalidConfiguration
 from tests.checkpoint.memory import MemoryFileSystem
 from tests.checkpoint.record_files import as_version_1, fields_of, resealed
 
@@ -190,6 +190,17 @@ def test_a_hostile_record_is_refused_or_is_what_its_type_says(case: tuple[Any, b
 @given(st.composite(a_hostile_record)())
 def test_many_hostile_records(case: tuple[Any, bytes]) -> None:
     check_hostile(*case)
+
+
+@pytest.mark.parametrize("run_id", ["", "a/b", "a\nb", "x" * 200])
+def test_what_nobody_could_read_back_is_not_written(run_id: str) -> None:
+    with pytest.raises(InvalidConfiguration, match="run_id"):
+        encode_record(Failure(run_id, 1, 1.0, 4, "it broke"), PLACE)
+
+
+def test_an_error_may_quote_a_name_that_is_not_utf_8() -> None:
+    failure = Failure("run-1", 1, 1.5, 4, "no such file: caf\udce9 \u2028 \x1b")
+    assert read(failure, encode_record(failure, PLACE)).reason == "no such file: caf? \u2028 \x1b"
 
 
 def test_a_heartbeat_without_a_finite_start_is_refused() -> None:
