@@ -17,6 +17,7 @@ next thing to do; both are in ``str(error)``.
     ├── CorruptCheckpoint                      what is stored is not what was written
     │   ├── CorruptMetadata                    `_metadata` is truncated, changed or not ours
     │   ├── UnknownMetadataVersion             `_metadata` is of a version this release cannot read
+    │   ├── CorruptRecord                      a record in `control/` is not what was written
     │   ├── CheckpointFileMissing              a file named by `_metadata` is gone
     │   └── CheckpointFileChanged              a file named by `_metadata` has another size or checksum
     ├── CaptureIncomplete                      the live location did not hold a whole batch (taken again)
@@ -53,6 +54,7 @@ __all__ = [
     "CheckpointsLost",
     "CorruptCheckpoint",
     "CorruptMetadata",
+    "CorruptRecord",
     "DriverLost",
     "Fenced",
     "ForeignCheckpoint",
@@ -154,6 +156,10 @@ class CorruptMetadata(CorruptCheckpoint):
 
 class UnknownMetadataVersion(CorruptCheckpoint):
     """A ``_metadata`` file is of a version that this release cannot read."""
+
+
+class CorruptRecord(CorruptCheckpoint):
+    """A record in ``control/`` is truncated, was changed, lies in another's place, or says what cannot be."""
 
 
 class CheckpointFileMissing(CorruptCheckpoint):

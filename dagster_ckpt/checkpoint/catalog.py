@@ -28,6 +28,7 @@ from dagster_ckpt.errors import (
     CheckpointNotFound,
     CorruptCheckpoint,
     CorruptMetadata,
+    CorruptRecord,
     ForeignCheckpoint,
     StorageError,
 )
@@ -152,7 +153,12 @@ class CheckpointCatalog:
         except CorruptCheckpoint as error:
             error.checkpoint = f"{job_id}/chk-{number}"
             raise
-        if (epoch := self._voided_by(metadata, epochs())) is not None:
+        try:
+            epoch = self._voided_by(metadata, epochs())
+        except CorruptRecord as error:
+            error.checkpoint = f"{job_id}/chk-{number}"
+            raise
+        if epoch is not None:
             when = f"epoch {epoch} had taken the job over" if epoch > metadata.epoch else "the job was over and swept"
             raise CheckpointNotFound(
                 f"{where} is void: epoch {metadata.epoch} published it after {when}.",
@@ -179,7 +185,7 @@ class CheckpointCatalog:
     def completed_ids(self, job_id: str) -> tuple[int, ...]:
         """The ids of a lineage that are complete now, ascending."""
         completed, broken = self.completed(job_id)
-        # An unreadable manifest was published by now, too.
+        # An unreadable manifest was published by now, too, and so was one of which damaged records do not decide.
         unreadable = set(map(unreadable_id, broken)) - {0}
         return tuple(sorted({item.checkpoint_id for item in completed} | unreadable))
 
@@ -219,26 +225,41 @@ class CheckpointCatalog:
 
         Such a publish, by a fenced writer or held back by the network, can refer to files that have been deleted or
         swept since.
+
+        Each later choice of the lineage lists what was complete by then, and what an earlier one had voided is not
+        among that. So the newest that can be read decides, and a damaged record matters only where none decides.
+
+        Raises:
+            CorruptRecord: the records that can be read do not decide.
         """
-        for epoch, kinds in names.items():
-            if epoch >= metadata.epoch and "settled" in kinds:
-                if epoch not in self._settled:
-                    settled = self.epochs.read_settled(epoch)
-                    if settled is None:
-                        continue
-                    self._settled[epoch] = settled
-                if self._settled[epoch].voids(metadata.job_id, metadata.checkpoint_id):
+        damaged: CorruptRecord | None = None
+        for epoch in sorted((epoch for epoch in names if epoch >= metadata.epoch), reverse=True):
+            try:
+                settled = self._settled_after(epoch) if "settled" in names[epoch] else None
+                then = self._choice_of(epoch) if "choice" in names[epoch] and epoch > metadata.epoch else None
+            except CorruptRecord as error:
+                damaged = damaged or error
+                continue
+            if settled is not None and settled.voids(metadata.job_id, metadata.checkpoint_id):
+                return epoch
+            if then is not None and then.job_id == metadata.job_id:
+                if not then.counts(metadata.checkpoint_id):
                     return epoch
-            if epoch > metadata.epoch and "choice" in kinds:
-                if epoch not in self._at_choice:
-                    choice = self.epochs.read_choice(epoch)
-                    if choice is None:
-                        continue
-                    self._at_choice[epoch] = _AtChoice.by(choice)
-                then = self._at_choice[epoch]
-                if then.job_id == metadata.job_id and not then.counts(metadata.checkpoint_id):
-                    return epoch
+                if then.complete is not None:
+                    return None
+        if damaged is not None:
+            raise damaged
         return None
+
+    def _settled_after(self, epoch: int) -> Settled | None:
+        if epoch not in self._settled and (settled := self.epochs.read_settled(epoch)) is not None:
+            self._settled[epoch] = settled
+        return self._settled.get(epoch)
+
+    def _choice_of(self, epoch: int) -> _AtChoice | None:
+        if epoch not in self._at_choice and (choice := self.epochs.read_choice(epoch)) is not None:
+            self._at_choice[epoch] = _AtChoice.by(choice)
+        return self._at_choice.get(epoch)
 
     def choice(self) -> tuple[int, Choice] | None:
         """The newest recorded choice and its epoch."""

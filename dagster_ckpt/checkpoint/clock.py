@@ -6,7 +6,9 @@ import time
 from datetime import UTC, datetime
 from typing import Protocol
 
-__all__ = ["Clock", "SystemClock"]
+from dagster_ckpt.errors import CorruptRecord
+
+__all__ = ["Clock", "SystemClock", "iso", "seconds_of"]
 
 
 class Clock(Protocol):
@@ -32,3 +34,18 @@ class SystemClock:
 def iso(seconds: float) -> str:
     """ISO 8601 in UTC with milliseconds."""
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
+
+
+def seconds_of(text: str) -> float:
+    """Seconds since the epoch of what :func:`iso` wrote.
+
+    Raises:
+        CorruptRecord: it is no time.
+    """
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except (ValueError, OverflowError) as error:
+        raise CorruptRecord(
+            f"A record of the job says {text[:80]!r} where a time must be.",
+            hint="Something else has changed the records of the job's epochs: put them back from a backup.",
+        ) from error

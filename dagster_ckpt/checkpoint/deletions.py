@@ -10,7 +10,7 @@ import logging
 import re
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from dagster_ckpt.checkpoint.epochs import Epochs
 from dagster_ckpt.checkpoint.layout import (
@@ -21,13 +21,23 @@ from dagster_ckpt.checkpoint.layout import (
 )
 from dagster_ckpt.checkpoint.ownership import foreign, is_checkpoint_file, left_alone, written_by
 from dagster_ckpt.checkpoint.pins import Pins
-from dagster_ckpt.checkpoint.records import encode_record, read_record
+from dagster_ckpt.checkpoint.records import (
+    CheckpointId,
+    Epoch,
+    FileName,
+    JobId,
+    Text,
+    Token,
+    encode_record,
+    read_record,
+)
+from dagster_ckpt.errors import CorruptRecord
 from dagster_ckpt.filesystem import FileSystem
 
 __all__ = ["ROUNDS", "Deletion", "DeletionLog"]
 
 _log = logging.getLogger(__name__)
-_NAME = re.compile(r"d-\d{10}-[0-9a-f]{32}")
+_NAME = re.compile(r"d-(\d{10})-([0-9a-f]{32})")
 #: How often at most a deletion is decided on, when each time it turns out that something was pinned meanwhile. No user
 #: pins that often in that moment: the pins are not read as they are, and nothing is deleted this time.
 ROUNDS = 5
@@ -46,17 +56,12 @@ class Deletion:
         token: unique.
     """
 
-    epoch: int
-    job_id: str
-    checkpoints: tuple[int, ...]
-    shared: tuple[str, ...]
-    reason: str
-    token: str
-
-    def __post_init__(self) -> None:
-        """Make tuples of the lists that JSON has for them."""
-        object.__setattr__(self, "checkpoints", tuple(self.checkpoints))
-        object.__setattr__(self, "shared", tuple(self.shared))
+    epoch: Epoch
+    job_id: JobId
+    checkpoints: tuple[CheckpointId, ...]
+    shared: tuple[FileName, ...]
+    reason: Text
+    token: Token
 
 
 class DeletionLog:
@@ -96,7 +101,8 @@ class DeletionLog:
             Fenced: a newer run has taken the job over; the deletion is void.
         """
         deletion = Deletion(epoch, job_id, tuple(checkpoints), tuple(shared), reason, uuid.uuid4().hex)
-        self._filesystem.create(self._path(deletion), encode_record(asdict(deletion)))
+        path = self._path(deletion)
+        self._filesystem.create(path, encode_record(deletion, path))
         # Written first and checked after: a run that claims from now on sees the record and treats these
         # checkpoints as gone; one that claimed before makes this check fail, and nothing has happened yet. Likewise
         # a user who pins one of them from now on sees the record, and a pin that was there before is seen here.
@@ -113,12 +119,20 @@ class DeletionLog:
         return True
 
     def pending(self) -> list[Deletion]:
-        """Deletions written down and not yet struck, oldest epoch first."""
+        """Deletions written down and not yet struck, oldest epoch first; one that cannot be read is left alone."""
         found = []
         for entry in self._filesystem.list(self._directory):
-            if entry.is_directory or not _NAME.fullmatch(entry.name):
+            match = _NAME.fullmatch(entry.name)
+            if entry.is_directory or match is None:
                 continue
-            deletion = read_record(self._filesystem, f"{self._directory}/{entry.name}", Deletion)
+            path = f"{self._directory}/{entry.name}"
+            try:
+                deletion = read_record(self._filesystem, path, Deletion, epoch=int(match[1]), token=match[2])
+            except (
+                CorruptRecord
+            ) as error:  # a checkpoint that was not deleted is subsumed again, or verified and refused
+                _log.warning("A deletion is left alone: %s", error)
+                continue
             if deletion is not None:
                 found.append(deletion)
         return sorted(found, key=lambda deletion: (deletion.epoch, deletion.token))
@@ -130,7 +144,8 @@ class DeletionLog:
             Fenced: ``epoch`` is not the newest any more; nothing was asked for.
         """
         deletion = Deletion(epoch, job_id, tuple(checkpoints), tuple(shared), reason, uuid.uuid4().hex)
-        self._filesystem.create(self._path(deletion), encode_record(asdict(deletion)))
+        path = self._path(deletion)
+        self._filesystem.create(path, encode_record(deletion, path))
         try:
             self._epochs.check(epoch)
         except BaseException:

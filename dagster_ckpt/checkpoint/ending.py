@@ -19,6 +19,7 @@ from dagster_ckpt.checkpoint.pins import Pins
 from dagster_ckpt.checkpoint.savepoints import claimed_savepoint, dispose_claimed
 from dagster_ckpt.checkpoint.store import CompletedCheckpointStore, Dropped
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig, JobStatus
+from dagster_ckpt.errors import CorruptRecord
 
 __all__ = [
     "end_dead_epoch",
@@ -59,11 +60,15 @@ def finish_recorded_deletions(
 
 def finish_giving_up(catalog: CheckpointCatalog, epoch: int, in_use: Callable[[str], frozenset[str] | None]) -> None:
     """Delete, as the holder of ``epoch``, what is left of a lineage that was given up; arguments as above."""
-    chosen, end = catalog.choice(), catalog.given_up()
+    try:
+        chosen, end = catalog.choice(), catalog.given_up()
+    except CorruptRecord as error:  # whoever names a checkpoint goes on from it; whoever asks for the newest is refused
+        _log.warning("Nobody can tell whether the job was given up, so nothing of it is deleted: %s", error.message)
+        return
     if chosen is None or end is None:
         return
     # The end was recorded, and the run died before it wrote the deletion down; or what it kept was unpinned since.
-    if (claimed := claimed_savepoint(catalog, chosen[1].claimed)) is not None:
+    if (claimed := claimed_savepoint(catalog, chosen[1])) is not None:
         dispose_claimed(claimed.reference, like=catalog.filesystem)
     job_id = chosen[1].job_id
     log = DeletionLog(catalog.filesystem, catalog.job_name)
@@ -159,7 +164,7 @@ def end_dead_epoch(
         restored_from=None,
         mode=config.mode.value,
         clock=clock,
-        claimed=claimed_savepoint(catalog, chosen[1].claimed),
+        claimed=claimed_savepoint(catalog, chosen[1]),
     )
     return store.discard_all(f"{status.value}: {reason}, and the cleanup policy deletes")
 

@@ -13,11 +13,11 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from dagster_ckpt.checkpoint.layout import CONTROL_DIR
-from dagster_ckpt.checkpoint.records import encode_record, read_record
-from dagster_ckpt.errors import Fenced, PublishConflict, StorageUnusable
+from dagster_ckpt.checkpoint.records import CheckpointId, Epoch, JobId, Line, RunId, Text, encode_record, read_record
+from dagster_ckpt.errors import CorruptRecord, Fenced, PublishConflict, StorageUnusable
 from dagster_ckpt.filesystem import FileSystem
 
 __all__ = ["FAILING", "NOTHING", "Choice", "Claim", "End", "Epochs", "Settled"]
@@ -49,13 +49,13 @@ class Claim:
         claimed_at: ISO 8601 in UTC.
     """
 
-    epoch: int
-    token: str
-    series: int
-    run_id: str
-    host: str
+    epoch: Epoch
+    token: Line
+    series: Epoch
+    run_id: RunId
+    host: Line
     pid: int
-    claimed_at: str
+    claimed_at: Line
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,26 +84,21 @@ class Choice:
             then those above ``last_id`` are.
     """
 
-    job_id: str
-    restored: str | None
-    first_id: int
-    last_id: int
-    live: str
-    host: str
-    sink: str | None
-    reason: str
-    claimed: str | None = None
-    sink_kind: str | None = None
-    fallback: str | None = None
-    accepted_loss: tuple[str, ...] = ()
-    fell_back: str = ""
-    forked_from: str | None = None
-    complete: tuple[int, ...] | None = None
-
-    def __post_init__(self) -> None:
-        """Make tuples of what JSON has for them."""
-        object.__setattr__(self, "accepted_loss", tuple(self.accepted_loss))
-        object.__setattr__(self, "complete", None if self.complete is None else tuple(self.complete))
+    job_id: JobId
+    restored: Line | None
+    first_id: CheckpointId
+    last_id: CheckpointId
+    live: Line
+    host: Line
+    sink: Line | None
+    reason: Text
+    claimed: Line | None = None
+    sink_kind: Line | None = None
+    fallback: Line | None = None
+    accepted_loss: tuple[Text, ...] = ()
+    fell_back: Text = ""
+    forked_from: Line | None = None
+    complete: tuple[CheckpointId, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,10 +113,10 @@ class End:
         ended_at: ISO 8601 in UTC.
     """
 
-    status: str
-    reason: str
+    status: Line
+    reason: Text
     discarded: bool
-    ended_at: str
+    ended_at: Line
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +127,7 @@ class Settled:
         complete: by lineage the ids of its checkpoints, those included that could not be read.
     """
 
-    complete: Mapping[str, Sequence[int]]
+    complete: Mapping[JobId, Sequence[CheckpointId]]
 
     def voids(self, job_id: str, number: int) -> bool:
         """Whether a checkpoint of this epoch or an earlier one was published too late."""
@@ -191,7 +186,8 @@ class Epochs:
             tried = epoch
             claim = Claim(epoch, token, epoch if series is None else series, run_id, host, pid, now)
             try:
-                self._filesystem.create(self._path(epoch), encode_record(asdict(claim)))
+                path = self._path(epoch)
+                self._filesystem.create(path, encode_record(claim, path))
             except PublishConflict:
                 continue  # another run was faster: it holds a lower epoch than the one tried next
             self._forget_old(epoch)
@@ -212,7 +208,10 @@ class Epochs:
         """
         highest = self.highest()
         if highest > epoch:
-            newer = self.read_claim(highest)
+            try:
+                newer = self.read_claim(highest)
+            except CorruptRecord:
+                newer = None  # its name alone fences
             raise Fenced(
                 f"Epoch {epoch} is fenced: run {newer.run_id if newer else '?'} on "
                 f"{newer.host if newer else '?'} has claimed epoch {highest} of this job.",
@@ -226,13 +225,15 @@ class Epochs:
             Fenced: a newer run has taken the job over meanwhile.
         """
         self.check(epoch)
-        self._filesystem.create(self._path(epoch, ".choice"), encode_record(asdict(choice)))
+        path = self._path(epoch, ".choice")
+        self._filesystem.create(path, encode_record(choice, path))
         self.check(epoch)
 
     def record_end(self, epoch: int, end: End) -> bool:
         """Record how ``epoch`` ended; ``False`` when an end was already recorded."""
+        path = self._path(epoch, ".end")
         try:
-            self._filesystem.create(self._path(epoch, ".end"), encode_record(asdict(end)))
+            self._filesystem.create(path, encode_record(end, path))
         except PublishConflict:
             return False
         return True
@@ -243,15 +244,16 @@ class Epochs:
         Raises:
             Fenced: the job was started meanwhile.
         """
+        path = self._path(epoch, ".settled")
         with contextlib.suppress(PublishConflict):
-            self._filesystem.create(self._path(epoch, ".settled"), encode_record(asdict(settled)))
+            self._filesystem.create(path, encode_record(settled, path))
         self.check(epoch)
 
     def read_settled(self, epoch: int) -> Settled | None:
         return read_record(self._filesystem, self._path(epoch, ".settled"), Settled)
 
     def read_claim(self, epoch: int) -> Claim | None:
-        return read_record(self._filesystem, self._path(epoch), Claim)
+        return read_record(self._filesystem, self._path(epoch), Claim, epoch=epoch)
 
     def read_choice(self, epoch: int) -> Choice | None:
         return read_record(self._filesystem, self._path(epoch, ".choice"), Choice)

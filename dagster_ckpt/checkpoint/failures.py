@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from dagster_ckpt.checkpoint.layout import CONTROL_DIR
 from dagster_ckpt.checkpoint.ownership import is_record
-from dagster_ckpt.checkpoint.records import encode_record, read_record
+from dagster_ckpt.checkpoint.records import Batch, Line, RunId, Seconds, Text, encode_record, read_record
 from dagster_ckpt.errors import PublishConflict
 from dagster_ckpt.filesystem import Entry, FileSystem
 
@@ -39,14 +39,14 @@ class Failure:
         plan: fingerprint of what ``batch`` was to read, ``None`` when not known.
     """
 
-    run_id: str
+    run_id: RunId
     sequence: int
-    at: float
-    batch: int | None
-    reason: str
+    at: Seconds
+    batch: Batch | None
+    reason: Text
     recoverable: bool = True
-    kind: str = ""
-    plan: str | None = None
+    kind: Line = ""
+    plan: Line | None = None
 
 
 def in_order(failures: Iterable[Failure]) -> list[Failure]:
@@ -65,7 +65,7 @@ class FailureLog:
         """Record a failure; a second record of the same one changes nothing."""
         path = f"{self._directory}/s-{series:010}/{failure.run_id}-{failure.sequence:06}"
         try:
-            self._filesystem.create(path, encode_record(asdict(failure)))
+            self._filesystem.create(path, encode_record(failure, path))
         except PublishConflict:
             return
 

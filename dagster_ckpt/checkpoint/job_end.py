@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from datetime import datetime, timedelta
+from datetime import timedelta
 
 from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
-from dagster_ckpt.checkpoint.clock import Clock
+from dagster_ckpt.checkpoint.clock import Clock, seconds_of
 from dagster_ckpt.checkpoint.deletions import DeletionLog
 from dagster_ckpt.checkpoint.ending import end_dead_epoch
 from dagster_ckpt.checkpoint.epochs import FAILING
@@ -35,7 +35,7 @@ from dagster_ckpt.checkpoint.pins import Pins
 from dagster_ckpt.checkpoint.sweeping import left_in
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig, JobStatus
 from dagster_ckpt.config.durations import format_duration
-from dagster_ckpt.errors import CorruptCheckpoint, Fenced, InvalidConfiguration, JobAlreadyRunning
+from dagster_ckpt.errors import Fenced, InvalidConfiguration, JobAlreadyRunning
 from dagster_ckpt.filesystem import FileSystem
 
 __all__ = ["last_epoch", "records_of", "remove_records"]
@@ -76,7 +76,7 @@ def last_epoch(
         return epoch
     claim = epochs.read_claim(epoch)
     if claim is not None and older_than is not None:
-        last = max(_seconds(claim.claimed_at), 0.0 if heartbeat is None else heartbeat.beat_at)
+        last = max(seconds_of(claim.claimed_at), 0.0 if heartbeat is None else heartbeat.beat_at)
         if clock.time() - last > older_than.total_seconds():
             if dry_run:
                 return epoch
@@ -115,7 +115,7 @@ def records_of(
     gone = {orphan.path for orphan in orphans}
     stored = [path for job_id in catalog.job_ids() for path in _stored(catalog, job_id)]
     heartbeat = HeartbeatFile(storage, name).read()
-    last = max(_seconds(end.ended_at), 0.0 if heartbeat is None else heartbeat.beat_at)
+    last = max(seconds_of(end.ended_at), 0.0 if heartbeat is None else heartbeat.beat_at)
     stays = None
     if any(path not in gone for path in stored):
         return [], []
@@ -199,14 +199,3 @@ def _directories(storage: FileSystem, control: str, below: str = "") -> Iterator
         if entry.is_directory and is_records_directory(path):
             yield from _directories(storage, control, path)
     yield directory
-
-
-def _seconds(text: str) -> float:
-    """Seconds since the epoch."""
-    try:
-        return datetime.fromisoformat(text).timestamp()
-    except ValueError as error:
-        raise CorruptCheckpoint(
-            f"A record says {text!r} where a time must be.",
-            hint="Something else has changed the records of the job's epochs: put them back from a backup.",
-        ) from error

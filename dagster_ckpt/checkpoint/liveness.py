@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ import psutil
 from dagster_ckpt.checkpoint.clock import Clock
 from dagster_ckpt.checkpoint.epochs import Choice
 from dagster_ckpt.checkpoint.layout import CONTROL_DIR
-from dagster_ckpt.checkpoint.records import encode_record, read_record
+from dagster_ckpt.checkpoint.records import Seconds, encode_record, read_record
 from dagster_ckpt.errors import JobAlreadyRunning
 from dagster_ckpt.filesystem import FileSystem
 
@@ -88,7 +88,7 @@ class ProcessIdentity:
 
     host: str
     pid: int
-    created: float
+    created: Seconds
 
     @classmethod
     def of(cls, pid: int) -> ProcessIdentity:
@@ -174,7 +174,7 @@ class HeartbeatFile:
 
     def write(self, heartbeat: Heartbeat) -> None:
         """Replace the heartbeat."""
-        self._filesystem.replace(self._path, encode_record(asdict(heartbeat)))
+        self._filesystem.replace(self._path, encode_record(heartbeat, self._path))
 
     def read(self) -> Heartbeat | None:
         """The heartbeat, ``None`` when there never was one."""

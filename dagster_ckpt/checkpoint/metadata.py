@@ -8,13 +8,13 @@ or flipped file is found before anything in it is believed. References to files 
 from __future__ import annotations
 
 import base64
-import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import Any
 
+from dagster_ckpt.checkpoint.seal import is_sealed, seal
 from dagster_ckpt.checkpoint.snapshot import Json
 from dagster_ckpt.errors import CorruptMetadata, UnknownMetadataVersion
 from dagster_ckpt.filesystem import Stored
@@ -30,8 +30,6 @@ VERSION = 1
 #: Of a manifest with files that their store has copied.
 VERSION_WITH_COPIES = 2
 _VERSIONS = (VERSION, VERSION_WITH_COPIES)
-_DIGEST = b',\n "digest": "sha256:'
-_END = b'"\n}\n'
 _GO_ON = "List what can be restored with `dagster-ckpt list --path ...`, and name another checkpoint in restore_from."
 
 
@@ -208,7 +206,7 @@ class CheckpointMetadata:
         files = ",\n  ".join(json.dumps(file.to_json(), ensure_ascii=False) for file in self.files)
         head = json.dumps(document, indent=1, ensure_ascii=False).removesuffix("\n}")
         body = f'{head},\n "files": [\n  {files}\n ]'.encode()
-        return body + _DIGEST + hashlib.sha256(body).hexdigest().encode("ascii") + _END
+        return seal(body)
 
     @classmethod
     def decode(cls, data: bytes, where: str) -> CheckpointMetadata:
@@ -218,8 +216,7 @@ class CheckpointMetadata:
             CorruptMetadata: it is truncated, was changed, or is something else.
             UnknownMetadataVersion: a release newer than this one wrote it.
         """
-        body, mark, tail = data.rpartition(_DIGEST)
-        if not mark or tail != hashlib.sha256(body).hexdigest().encode("ascii") + _END:
+        if not is_sealed(data):
             _raise_for_version(data, where)
             raise CorruptMetadata(
                 f"{where} is truncated or was changed: its checksum does not match its content.", hint=_GO_ON

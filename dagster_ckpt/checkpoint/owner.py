@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from dagster_ckpt.checkpoint.layout import CONTROL_DIR
-from dagster_ckpt.checkpoint.records import encode_record, read_record
+from dagster_ckpt.checkpoint.records import Line, encode_record, read_record
 from dagster_ckpt.errors import ForeignCheckpoint, PublishConflict
 from dagster_ckpt.filesystem import FileSystem
 
@@ -14,7 +14,7 @@ __all__ = ["claim_ownership"]
 
 @dataclass(frozen=True, slots=True)
 class _Owner:
-    deployment: str
+    deployment: Line
 
 
 def claim_ownership(filesystem: FileSystem, job_name: str, deployment: str) -> None:
@@ -25,7 +25,7 @@ def claim_ownership(filesystem: FileSystem, job_name: str, deployment: str) -> N
     """
     path = f"{job_name}/{CONTROL_DIR}/owner"
     try:
-        filesystem.create(path, encode_record(asdict(_Owner(deployment))))
+        filesystem.create(path, encode_record(_Owner(deployment), path))
     except PublishConflict:
         owner = read_record(filesystem, path, _Owner)
         if owner is not None and owner.deployment != deployment:

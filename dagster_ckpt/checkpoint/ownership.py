@@ -28,7 +28,7 @@ _RECORDS = {
         "": "owner|heartbeat",
         "epochs": rf"{_EPOCH}(\.(choice|end|settled))?",
         "issued": "",
-        rf"issued/{_LINEAGE}": _EPOCH,
+        rf"issued/{_LINEAGE}": rf"{_EPOCH}(-\d{{15}})?",
         "deletions": r"d-\d{10}-[0-9a-f]{32}",
         "failures": "",
         r"failures/s-\d{10}": r".+-\d{6}",

@@ -7,10 +7,10 @@ which checkpoints are pinned, so that one listing is enough to know. A checkpoin
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from dagster_ckpt.checkpoint.layout import CONTROL_DIR
-from dagster_ckpt.checkpoint.records import encode_record, read_record
+from dagster_ckpt.checkpoint.records import CheckpointName, Line, Text, Token, encode_record, read_record
 from dagster_ckpt.filesystem import FileSystem
 
 __all__ = ["Pin", "Pins"]
@@ -29,10 +29,10 @@ class Pin:
         token: 32 hex digits, unique: who takes back a pin of his own must not take off another's.
     """
 
-    checkpoint: str
-    reason: str
-    pinned_at: str
-    token: str
+    checkpoint: CheckpointName
+    reason: Text
+    pinned_at: Line
+    token: Token
 
 
 class Pins:
@@ -49,7 +49,8 @@ class Pins:
 
     def add(self, pin: Pin) -> None:
         """Put a pin on record."""
-        self._filesystem.create(f"{self._directory}/{_name(pin)}", encode_record(asdict(pin)))
+        path = f"{self._directory}/{_name(pin)}"
+        self._filesystem.create(path, encode_record(pin, path))
 
     def remove(self, pin: Pin) -> None:
         """Take one pin off; no error when it is not there."""
@@ -72,7 +73,9 @@ class Pins:
         """Why each pinned checkpoint is, the oldest reason first, by ``{job id}/chk-N``; reads every record."""
         found: dict[str, list[Pin]] = {}
         for name, checkpoint in self._names().items():
-            pin = read_record(self._filesystem, f"{self._directory}/{name}", Pin)
+            pin = read_record(
+                self._filesystem, f"{self._directory}/{name}", Pin, checkpoint=checkpoint, token=name[-32:]
+            )
             if pin is not None:
                 found.setdefault(checkpoint, []).append(pin)
         return {

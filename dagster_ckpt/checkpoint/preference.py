@@ -30,14 +30,15 @@ def newest_preferred(catalog: CheckpointCatalog, *, prefer_checkpoint: bool) -> 
 
     Raises:
         CorruptMetadata: what must be the newest cannot be read; an older one is never taken silently.
+        CorruptRecord: a record that tells what is the newest cannot be read.
         CheckpointNotFound: the recorded choice is gone although nothing gave it up.
     """
     chosen = catalog.choice()
     if prefer_checkpoint or chosen is None or catalog.given_up() is not None:
         return catalog.newest()
     epoch, choice = chosen
-    known = RecordedSavepoints(catalog.filesystem, catalog.job_name).known()
-    taken = [savepoint for savepoint in known if (savepoint.epoch, savepoint.job_id) == (epoch, choice.job_id)]
+    known = RecordedSavepoints(catalog.filesystem, catalog.job_name).taken_in(epoch)
+    taken = [savepoint for savepoint in known if savepoint.job_id == choice.job_id]
     last = catalog.last_completed(choice.job_id) if taken else 0
     return _newest_of(catalog, [savepoint for savepoint in taken if savepoint.checkpoint_id > last])
 

@@ -7,10 +7,10 @@ evidence, and perhaps can be mended. The names of the records tell which ones th
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from dagster_ckpt.checkpoint.layout import CONTROL_DIR
-from dagster_ckpt.checkpoint.records import encode_record, read_record
+from dagster_ckpt.checkpoint.records import CheckpointName, Epoch, Line, RunId, Text, encode_record, read_record
 from dagster_ckpt.errors import PublishConflict
 from dagster_ckpt.filesystem import FileSystem
 
@@ -32,12 +32,12 @@ class Quarantined:
         quarantined_at: ISO 8601 in UTC.
     """
 
-    checkpoint: str
-    reason: str
-    epoch: int
-    run_id: str
-    host: str
-    quarantined_at: str
+    checkpoint: CheckpointName
+    reason: Text
+    epoch: Epoch
+    run_id: RunId
+    host: Line
+    quarantined_at: Line
 
 
 class Quarantine:
@@ -58,8 +58,9 @@ class Quarantine:
         Raises:
             StorageError: the storage failed.
         """
+        path = self._path(record.checkpoint)
         try:
-            self._filesystem.create(self._path(record.checkpoint), encode_record(asdict(record)))
+            self._filesystem.create(path, encode_record(record, path))
         except PublishConflict:
             return
 
@@ -87,7 +88,10 @@ class Quarantine:
         Raises:
             CorruptCheckpoint: a record cannot be read.
         """
-        found = {name: read_record(self._filesystem, self._path(name), Quarantined) for name in sorted(self.names())}
+        found = {
+            name: read_record(self._filesystem, self._path(name), Quarantined, checkpoint=name)
+            for name in sorted(self.names())
+        }
         return {name: record for name, record in found.items() if record is not None}
 
     def _path(self, checkpoint: str) -> str:

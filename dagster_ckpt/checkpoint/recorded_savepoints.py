@@ -9,12 +9,12 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from dagster_ckpt.checkpoint.layout import CONTROL_DIR
 from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
-from dagster_ckpt.checkpoint.records import encode_record, read_record
-from dagster_ckpt.errors import CorruptCheckpoint
+from dagster_ckpt.checkpoint.records import CheckpointId, Epoch, JobId, Line, encode_record, read_record
+from dagster_ckpt.errors import CorruptRecord
 from dagster_ckpt.filesystem import FileSystem
 
 __all__ = ["RecordedSavepoint", "RecordedSavepoints"]
@@ -38,11 +38,11 @@ class RecordedSavepoint:
         reference: the directory of the savepoint, by which what is restored from it refers to it.
     """
 
-    job_id: str
-    epoch: int
-    checkpoint_id: int
-    restored_from: str | None
-    reference: str
+    job_id: JobId
+    epoch: Epoch
+    checkpoint_id: CheckpointId
+    restored_from: Line | None
+    reference: Line
 
     @classmethod
     def of(cls, metadata: CheckpointMetadata) -> RecordedSavepoint:
@@ -70,7 +70,8 @@ class RecordedSavepoints:
     def add(self, savepoint: RecordedSavepoint) -> None:
         """Put a savepoint on record, and forget the oldest that are."""
         name = f"s-{savepoint.epoch:010}-{savepoint.checkpoint_id:010}"
-        self._filesystem.create(f"{self._directory}/{name}", encode_record(asdict(savepoint)))
+        path = f"{self._directory}/{name}"
+        self._filesystem.create(path, encode_record(savepoint, path))
         old = self._names()[_KEPT:]
         for oldest in old:
             self._filesystem.remove(f"{self._directory}/{oldest}")
@@ -82,13 +83,27 @@ class RecordedSavepoints:
         found = []
         for name in self._names():
             try:
-                savepoint = read_record(self._filesystem, f"{self._directory}/{name}", RecordedSavepoint)
-            except CorruptCheckpoint as error:
+                savepoint = self._read(name)
+            except CorruptRecord as error:
                 _log.warning("The record of a savepoint is passed over: %s", error.message)
                 continue
             if savepoint is not None:
                 found.append(savepoint)
         return found
+
+    def taken_in(self, epoch: int) -> Sequence[RecordedSavepoint]:
+        """What one epoch took, the newest first.
+
+        Raises:
+            CorruptRecord: a record cannot be read, and who passed it over might go on from something older.
+        """
+        names = [name for name in self._names() if name.startswith(f"s-{epoch:010}-")]
+        return [savepoint for name in names if (savepoint := self._read(name)) is not None]
+
+    def _read(self, name: str) -> RecordedSavepoint | None:
+        epoch, number = map(int, name.split("-")[1:])
+        path = f"{self._directory}/{name}"
+        return read_record(self._filesystem, path, RecordedSavepoint, epoch=epoch, checkpoint_id=number)
 
     def _names(self) -> list[str]:
         names = [entry.name for entry in self._filesystem.list(self._directory)]

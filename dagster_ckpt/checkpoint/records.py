@@ -1,43 +1,208 @@
-"""Control records: small JSON files that one writer creates or replaces and others read."""
+"""Control records: small JSON documents that one writer creates or replaces and others read.
+
+All of them pass this one door. A record is sealed with a digest and says which place it is for, so that a flipped bit,
+a truncation, and another record in its place are found. Then its members must be what the record's dataclass says:
+strict types, finite numbers, bounded lengths. A record of version 1 has neither digest nor place; the dataclass holds
+for such a record too.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from typing import Any, TypeVar
+from dataclasses import asdict, dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
-from dagster_ckpt.errors import CorruptCheckpoint
+from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
+
+from dagster_ckpt.checkpoint.layout import METADATA_FILE_NAME
+from dagster_ckpt.checkpoint.seal import is_sealed, seal
+from dagster_ckpt.errors import CorruptRecord, InvalidConfiguration
 from dagster_ckpt.filesystem import FileSystem
+from dagster_ckpt.filesystem.names import inside
 
-__all__ = ["encode_record", "read_record"]
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
-_T = TypeVar("_T")
+__all__ = [
+    "Batch",
+    "CheckpointId",
+    "CheckpointName",
+    "Count",
+    "Epoch",
+    "FileName",
+    "JobId",
+    "Line",
+    "RunId",
+    "Seconds",
+    "Text",
+    "Token",
+    "corrupt",
+    "encode_record",
+    "read_record",
+]
+
+VERSION = 2
+#: Bytes of a record. The longest ones list the checkpoints or shared files of a job: a million names fit.
+_LARGEST = 256 * 1024 * 1024
+#: How a record of this version or a later one begins, whatever else was changed in it.
+_BEGIN = b'{\n "version": '
+
+#: A number of an epoch: ten digits in the name of its record.
+Epoch = Annotated[int, Field(ge=1, lt=10**10)]
+#: A number of a checkpoint, 0 where none was issued.
+CheckpointId = Annotated[int, Field(ge=0, lt=10**15)]
+#: A number of a micro-batch, -1 for "before the first".
+Batch = Annotated[int, Field(ge=-1, lt=2**63)]
+#: How many, or how many bytes.
+Count = Annotated[int, Field(ge=0, lt=2**63)]
+#: Seconds since an epoch or on a monotonic clock, or between two moments.
+Seconds = Annotated[float, Field(allow_inf_nan=False, ge=-1e12, le=1e12)]
+#: Text for people, as long as an error of Spark may be.
+Text = Annotated[str, Field(max_length=1_000_000)]
+#: A name, a path or a URL.
+Line = Annotated[str, Field(max_length=8192, pattern=r"^[^\x00]*$")]
+#: Who drives a job; part of the names of records.
+RunId = Annotated[str, Field(pattern=r"^[^/\x00-\x1f\x7f]{1,128}$")]
+#: 32 hex digits: a lineage of state.
+JobId = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
+#: 32 hex digits: unique.
+Token = JobId
+#: ``{job id}/chk-N``.
+CheckpointName = Annotated[str, Field(pattern=r"^[0-9a-f]{32}/chk-[1-9][0-9]{0,14}$")]
+#: A file in a directory that the record is about.
+FileName = Annotated[str, AfterValidator(inside)]
+
+_R = TypeVar("_R", bound="DataclassInstance")
 
 
-def encode_record(fields: Mapping[str, Any]) -> bytes:
-    """The bytes of a record."""
-    return (json.dumps(fields, indent=1) + "\n").encode()
+@dataclass(frozen=True, slots=True)
+class _Head:
+    version: int
+    place: str
 
 
-def read_record(filesystem: FileSystem, path: str, make: type[_T]) -> _T | None:
-    """The record at ``path`` as ``make(**fields)``; ``None`` when there is none.
+def encode_record(record: DataclassInstance, place: str) -> bytes:
+    """The bytes of a record.
 
-    Fields that this release does not know are ignored: a newer one may have written the record.
+    Args:
+        record: what it says.
+        place: the path it is written to; the record is believed at that place only.
 
     Raises:
-        CorruptCheckpoint: it cannot be read as such.
+        InvalidConfiguration: nobody could read the record back, because a member is not what its type says.
+    """
+    fields = {"version": VERSION, "place": place, **asdict(record)}
+    # An error may quote the name of a file that is not UTF-8.
+    text = json.dumps(fields, indent=1, ensure_ascii=False).encode("utf-8", "replace")
+    data = seal(text.removesuffix(b"\n}"))
+    try:
+        _decode(data, place, type(record))
+    except ValueError as error:
+        raise InvalidConfiguration(
+            f"{place} cannot be put on record: {error}.",
+            hint="Change what the record was to say: a name, a path or an id that was chosen.",
+        ) from None
+    return data
+
+
+def read_record(
+    filesystem: FileSystem, path: str, make: type[_R], *, place: str | None = None, **named: object
+) -> _R | None:
+    """The record at ``path``; ``None`` when there is none.
+
+    Members that this release does not know are ignored: a newer one may have written the record.
+
+    Args:
+        filesystem: the storage.
+        path: of the record.
+        make: its dataclass, whose annotations say what each member may be.
+        place: the place that it was written for, where that is not ``path``.
+        named: members that the name of the record tells, too.
+
+    Raises:
+        CorruptRecord: it was changed, or is not such a record.
     """
     try:
         data = filesystem.read(path)
     except FileNotFoundError:
         return None
     try:
-        fields = json.loads(data)
-        known = make.__dataclass_fields__  # type: ignore[attr-defined]
-        return make(**{name: value for name, value in fields.items() if name in known})
-    except (AttributeError, TypeError, ValueError) as error:
-        raise CorruptCheckpoint(
-            f"{filesystem.url}/{path} cannot be read: {error}.",
-            hint="Something else has changed it. Make sure that no run of the job is alive, and put the file back "
-            "from a backup; a file called heartbeat may simply be deleted.",
-        ) from error
+        record = _decode(data, path if place is None else place, make)
+        for name, told in named.items():
+            if (value := getattr(record, name)) != told:
+                raise ValueError(f"{name} is {value!r}, and by its name it is {told!r}")
+        return record
+    except ValueError as error:
+        raise corrupt(filesystem, path, str(error)) from None
+
+
+def corrupt(filesystem: FileSystem, path: str, why: str) -> CorruptRecord:
+    """That the record at ``path`` cannot be believed, and what to do."""
+    return CorruptRecord(
+        f"{filesystem.url}/{path} cannot be believed: {why}.",
+        hint="Something else has changed it. Make sure that no run of the job is alive, and put the file back from a "
+        f"backup. Without a backup: {_way_on(path)}",
+    )
+
+
+def _way_on(path: str) -> str:
+    name = path.rpartition("/")[2]
+    if name.endswith(".choice"):
+        return (
+            "see what there is with `dagster-ckpt list`, and launch the job with restore_from: {job id}/chk-N, which "
+            "does not ask this record. Deleting it would forget which checkpoints a rollback had abandoned."
+        )
+    if "/epochs/" in path:
+        return "launch the job with restore_from: {job id}/chk-N, which claims an epoch of its own."
+    if name == "heartbeat" or "/requests/" in path or "/failures/" in path:
+        return "delete the file. It is about the runs of the job, and no checkpoint hangs on it."
+    if "/pins/" in path:
+        return "its name tells which checkpoint is pinned, and the pin holds. `dagster-ckpt unpin` removes it."
+    if "/quarantine/" in path:
+        return (
+            "its name tells which checkpoint is in quarantine, and it stays there. Launch the job with restore_from "
+            "that checkpoint, or `dagster-ckpt dispose` it."
+        )
+    if "/deletions/" in path:
+        return (
+            "delete the file. What it says is deleted stays, and `dagster-ckpt sweep` finds what nothing refers to; "
+            f"a checkpoint without {METADATA_FILE_NAME} is none."
+        )
+    if "/savepoints/" in path:
+        return "delete the file. The savepoint itself stays, and restore_from can name its directory."
+    return "delete the file."
+
+
+def _decode(data: bytes, place: str, make: type[_R]) -> _R:
+    """The record; raises ValueError with the reason."""
+    if len(data) > _LARGEST:
+        raise ValueError(f"it has {len(data)} bytes, and no record is that long")
+    if is_sealed(data):
+        _check_head(data, place)
+    elif data.startswith(_BEGIN) or b'"digest": "sha256:' in data[-100:]:
+        raise ValueError("it is truncated or was changed, for its checksum does not match its content")
+    try:
+        record: _R = _adapter(make).validate_json(data, strict=True)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        raise ValueError(f"{where}: {first['msg']}" if where else first["msg"]) from None
+    return record
+
+
+def _check_head(data: bytes, place: str) -> None:
+    """Check the version and the place of a sealed record."""
+    try:
+        head = _adapter(_Head).validate_json(data, strict=True)
+    except ValidationError:
+        raise ValueError("it does not say of which version it is and which place it is for") from None
+    if head.version != VERSION:
+        raise ValueError(f"it is of version {head.version}, and this release reads versions 1 and {VERSION}")
+    if head.place != place:
+        raise ValueError(f"it was written for {head.place!r}")
+
+
+@cache
+def _adapter(make: type[_R]) -> TypeAdapter[_R]:
+    return TypeAdapter(make)

@@ -10,14 +10,23 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from dagster_ckpt.checkpoint.epochs import Epochs
 from dagster_ckpt.checkpoint.layout import CONTROL_DIR
 from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
-from dagster_ckpt.checkpoint.records import encode_record, read_record
-from dagster_ckpt.errors import CorruptCheckpoint, PublishConflict
+from dagster_ckpt.checkpoint.records import (
+    Batch,
+    CheckpointId,
+    Count,
+    Line,
+    Seconds,
+    Text,
+    Token,
+    encode_record,
+    read_record,
+)
+from dagster_ckpt.errors import CorruptRecord, PublishConflict
 from dagster_ckpt.filesystem import FileSystem
 
 __all__ = ["Answer", "SavepointRequest", "SavepointRequests", "TakenSavepoint"]
@@ -41,11 +50,11 @@ class SavepointRequest:
         until: when the asker stops waiting, seconds since the epoch; nobody wants it later.
     """
 
-    token: str
-    target: str | None
+    token: Token
+    target: Line | None
     stop: bool
-    asked_at: float
-    until: float
+    asked_at: Seconds
+    until: Seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +70,12 @@ class TakenSavepoint:
         seconds: from the capture, or the first byte copied, to its completion.
     """
 
-    pointer: str
-    checkpoint_id: int
-    batch: int
-    files: int
-    size: int
-    seconds: float
+    pointer: Line
+    checkpoint_id: CheckpointId
+    batch: Batch
+    files: Count
+    size: Count
+    seconds: Seconds
 
     @classmethod
     def of(cls, metadata: CheckpointMetadata) -> TakenSavepoint:
@@ -93,16 +102,10 @@ class Answer:
         hint: what to do then.
     """
 
-    answered_at: float
+    answered_at: Seconds
     savepoint: TakenSavepoint | None = None
-    error: str = ""
-    hint: str = ""
-
-    def __post_init__(self) -> None:
-        """Make a savepoint of what JSON has for it."""
-        given: Any = self.savepoint
-        if isinstance(given, dict):
-            object.__setattr__(self, "savepoint", TakenSavepoint(**given))
+    error: Text = ""
+    hint: Text = ""
 
 
 class SavepointRequests:
@@ -120,19 +123,27 @@ class SavepointRequests:
 
     def ask(self, request: SavepointRequest) -> None:
         """Put a request on record."""
-        self._filesystem.create(self._path(request.token), encode_record(asdict(request)))
+        path = self._path(request.token)
+        self._filesystem.create(path, encode_record(request, path))
 
-    def open(self) -> Sequence[SavepointRequest]:
-        """The requests that have no answer, the oldest first."""
+    def open(self, now: float | None = None) -> Sequence[SavepointRequest]:
+        """The requests that have no answer, the oldest first.
+
+        Args:
+            now: seconds since the epoch, given by the driver: it refuses a request that cannot be read. Others pass
+                over such a request.
+        """
         names = self._names()
         found = []
         for token, kinds in names.items():
             if kinds != {"request"}:
                 continue
             try:
-                request = read_record(self._filesystem, self._path(token), SavepointRequest)
-            except CorruptCheckpoint as error:
-                _log.warning("A request is left alone: %s", error.message)
+                request = read_record(self._filesystem, self._path(token), SavepointRequest, token=token)
+            except CorruptRecord as error:
+                _log.warning("A request for a savepoint cannot be carried out: %s", error.message)
+                if now is not None:
+                    self._settle(token, Answer(now, error=error.message, hint="Ask again."))
                 continue
             if request is not None:
                 found.append(request)
@@ -172,8 +183,13 @@ class SavepointRequests:
     def forget_old(self, now: float) -> None:
         """Remove what askers left that never came back for the answer; ``now`` in seconds since the epoch."""
         for token, kinds in self._names().items():
-            answer = self.answer_to(token) if "answer" in kinds else None
-            if answer is not None and now - answer.answered_at > _KEPT:
+            try:
+                answer = self.answer_to(token) if "answer" in kinds else None
+            except CorruptRecord as error:
+                _log.warning("The answer to a request is removed, and the request with it: %s", error.message)
+                self.forget(token)
+                continue
+            if answer is not None and not 0 <= now - answer.answered_at <= _KEPT:
                 self.forget(token)
 
     def _names(self) -> dict[str, set[str]]:
@@ -184,8 +200,9 @@ class SavepointRequests:
         return found
 
     def _settle(self, token: str, answer: Answer) -> bool:
+        path = self._path(token, ".answer")
         try:
-            self._filesystem.create(self._path(token, ".answer"), encode_record(asdict(answer)))
+            self._filesystem.create(path, encode_record(answer, path))
         except PublishConflict:
             return False
         return True

@@ -20,7 +20,7 @@ from dagster_ckpt.checkpoint.snapshot import Snapshot
 from dagster_ckpt.checkpoint.storage_access import savepoint_storage
 from dagster_ckpt.checkpoint.store import CompletedCheckpointStore, PendingCheckpoint
 from dagster_ckpt.errors import CaptureIncomplete, CheckpointError, CheckpointExpired, MustStop, SavepointFailed
-from dagster_ckpt.filesystem import FileSystem, Stopped
+from dagster_ckpt.filesystem import FileSystem
 
 __all__ = ["SavepointServer"]
 
@@ -140,7 +140,7 @@ class SavepointServer:
                     hint="The job goes on from its newest checkpoint. Mend what the error names, and ask again.",
                 ) from error
         with contextlib.suppress(OSError):  # who asked waits in vain, and the checkpoints of the job are complete
-            for request in self._requests.open():
+            for request in self._requests.open(self._clock.time()):
                 if request.token not in self._owed:
                     self._take_now(request)
             self._pay()
@@ -175,7 +175,7 @@ class SavepointServer:
     def _look(self) -> None:
         try:
             self._pay()
-            for request in self._requests.open():
+            for request in self._requests.open(self._clock.time()):
                 if request.token not in self._owed and self._accept(request):
                     return
         except MustStop:
@@ -187,7 +187,9 @@ class SavepointServer:
         """Begin with a request; ``False`` when it is answered already."""
         try:
             storage = self._storage_for(request)
-        except CheckpointError as error:
+            if request.stop:
+                storage.probe()  # the query is stopped for a savepoint that can be written only
+        except Exception as error:  # whatever a request says, it is answered, and the job goes on
             self._failed(request, error)
             return False
         _log.info("A savepoint%s is asked for in %s", " to stop with" if request.stop else "", storage.url)
@@ -210,7 +212,7 @@ class SavepointServer:
             batch = self._batch_to_save(current, now)
         except MustStop:
             raise
-        except (CheckpointError, OSError) as error:
+        except Exception as error:  # the same
             self._current = None
             self._failed(current.request, error)
             return
@@ -246,7 +248,7 @@ class SavepointServer:
                 self._current = None
                 self._failed(current.request, error)
             return
-        except (CheckpointError, OSError) as error:
+        except Exception as error:  # the same
             self._current = None
             self._failed(current.request, error)
             return
@@ -266,7 +268,7 @@ class SavepointServer:
         error = future.exception()
         if error is None:
             self._taken(current.request, future.result())
-        elif isinstance(error, (CheckpointError, OSError)) and not isinstance(error, MustStop):
+        elif isinstance(error, Exception) and not isinstance(error, MustStop):
             self._failed(current.request, error)
         else:
             raise error
@@ -289,7 +291,7 @@ class SavepointServer:
             metadata = until_whole(lambda: self._pin_and_write(batch, storage))
         except MustStop:
             raise
-        except (CheckpointError, OSError, Stopped) as error:
+        except Exception as error:  # the same
             self._failed(request, error)
             return error
         self._taken(request, metadata)

@@ -12,16 +12,17 @@ import logging
 import re
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
 from dagster_ckpt.checkpoint.clock import Clock, iso
 from dagster_ckpt.checkpoint.data_files import DataFiles
+from dagster_ckpt.checkpoint.epochs import Choice
 from dagster_ckpt.checkpoint.layout import METADATA_FILE_NAME, SAVEPOINT_DIR_PREFIX
 from dagster_ckpt.checkpoint.metadata import SAVEPOINT, CheckpointMetadata, FileEntry
 from dagster_ckpt.checkpoint.progress import CheckpointInProgress, Gauge
-from dagster_ckpt.checkpoint.records import encode_record, read_record
+from dagster_ckpt.checkpoint.records import FileName, JobId, Line, encode_record, read_record
 from dagster_ckpt.checkpoint.shared_state import DEFAULT_INLINE_THRESHOLD, MAX_INLINE_BYTES, inline_entry
 from dagster_ckpt.checkpoint.snapshot import PinnedFile, Snapshot
 from dagster_ckpt.checkpoint.storage_access import new_savepoint_directory, savepoint_token
@@ -36,18 +37,37 @@ from dagster_ckpt.errors import (
 from dagster_ckpt.filesystem import FileSystem, Stopped, open_filesystem
 from dagster_ckpt.filesystem.port import unheard
 
-__all__ = ["claimed_savepoint", "copy_to_savepoint", "dispose_claimed", "dispose_savepoint", "write_savepoint"]
+__all__ = [
+    "claim_savepoint",
+    "claimed_savepoint",
+    "copy_to_savepoint",
+    "dispose_claimed",
+    "dispose_savepoint",
+    "write_savepoint",
+]
 
 _log = logging.getLogger(__name__)
 _NAME = re.compile(rf"{SAVEPOINT_DIR_PREFIX}[0-9a-f]{{6}}-[0-9a-f]{{12}}")
 _DISPOSING = "_disposing"
+_CLAIMED = "_claimed"
+
+
+@dataclass(frozen=True, slots=True)
+class _Claimed:
+    """Which lineage may delete the savepoint: written into the savepoint's directory when a user has it claimed.
+
+    A record in the job's storage alone does not permit that, for a savepoint can be anywhere.
+    """
+
+    job_name: Line
+    job_id: JobId
 
 
 @dataclass(frozen=True, slots=True)
 class _Disposal:
     """What a disposal is going to delete beside ``_metadata``: names in the savepoint's directory."""
 
-    files: Sequence[str]
+    files: tuple[FileName, ...]
 
 
 def write_savepoint(
@@ -164,10 +184,10 @@ def dispose_savepoint(storage: FileSystem, directory: str) -> Sequence[str]:
         StorageError: the storage failed; dispose of it again.
     """
     record = f"{directory}/{_DISPOSING}"
-    disposal = read_record(storage, record, _Disposal)
+    disposal = read_record(storage, record, _Disposal, place=_DISPOSING)
     if disposal is None and not _is_left_over(storage, directory):
-        disposal = _Disposal(_names_of_savepoint(storage, directory))
-        storage.create(record, encode_record(asdict(disposal)))
+        disposal = _Disposal(tuple(_names_of_savepoint(storage, directory)))
+        storage.create(record, encode_record(disposal, _DISPOSING))
     if disposal is not None:
         # As with a checkpoint: first of all what makes it one, so that nothing half deleted can be restored.
         storage.remove(f"{directory}/{METADATA_FILE_NAME}")
@@ -182,12 +202,35 @@ def dispose_savepoint(storage: FileSystem, directory: str) -> Sequence[str]:
     return unknown
 
 
-def claimed_savepoint(catalog: CheckpointCatalog, location: str | None) -> CheckpointMetadata | None:
-    """The savepoint that a lineage has claimed, if it is still there. A disposal that was broken off is finished."""
+def claim_savepoint(savepoint: CheckpointMetadata, job_id: str, *, like: FileSystem) -> None:
+    """Permit a lineage of the savepoint's job to delete the savepoint; durable on return.
+
+    Raises:
+        StorageError: the savepoint's directory cannot be written to.
+    """
+    storage, name = _place_of(savepoint.reference, like)
+    storage.replace(f"{name}/{_CLAIMED}", encode_record(_Claimed(savepoint.job_name, job_id), _CLAIMED))
+    storage.sync_directories([name])
+
+
+def claimed_savepoint(catalog: CheckpointCatalog, choice: Choice) -> CheckpointMetadata | None:
+    """The savepoint that a lineage may delete, if it is still there. A disposal that was broken off is finished."""
+    location = choice.claimed
     if location is None:
         return None
     try:
-        return catalog.resolve(location)
+        savepoint = catalog.resolve(location)
+        storage, name = _place_of(location, catalog.filesystem)
+        claimed = read_record(storage, f"{name}/{_CLAIMED}", _Claimed, place=_CLAIMED)
+        if claimed == _Claimed(catalog.job_name, choice.job_id):
+            return savepoint
+        _log.warning(
+            "Savepoint %s is left alone: nothing in its directory says that lineage %s of %s may delete it. "
+            "`dagster-ckpt dispose` deletes it.",
+            location,
+            choice.job_id,
+            catalog.job_name,
+        )
     except CheckpointNotFound:
         dispose_claimed(location, like=catalog.filesystem)
     except CorruptCheckpoint as error:
@@ -197,15 +240,20 @@ def claimed_savepoint(catalog: CheckpointCatalog, location: str | None) -> Check
 
 def dispose_claimed(location: str, *, like: FileSystem) -> bool:
     """Delete a savepoint that its lineage does not need any more; ``False`` when it must be tried again."""
-    parent, _, name = location.rstrip("/").rpartition("/")
     try:
-        dispose_savepoint(open_filesystem(parent, like=like), name)
+        dispose_savepoint(*_place_of(location, like))
     except CheckpointNotFound:
         return True
     except (CheckpointError, OSError) as error:
         _log.warning("The claimed savepoint %s could not be deleted and will be tried again: %s", location, error)
         return False
     return True
+
+
+def _place_of(location: str, like: FileSystem) -> tuple[FileSystem, str]:
+    """The file system above a savepoint's directory, and the directory's name."""
+    parent, _, name = location.rstrip("/").rpartition("/")
+    return open_filesystem(parent, like=like), name
 
 
 def _names_of_savepoint(storage: FileSystem, directory: str) -> list[str]:
@@ -226,7 +274,7 @@ def _names_of_savepoint(storage: FileSystem, directory: str) -> list[str]:
             hint="Checkpoints are deleted by their job's retention; see what it would delete with "
             f"`dagster-ckpt retention {metadata.job_name} --path ...`.",
         )
-    return sorted(metadata.references)
+    return sorted({*metadata.references, _CLAIMED})
 
 
 def _is_left_over(storage: FileSystem, directory: str) -> bool:

@@ -12,13 +12,12 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from datetime import datetime
 from typing import Any
 
 import dagster as dg
 
 from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
-from dagster_ckpt.checkpoint.clock import Clock, SystemClock
+from dagster_ckpt.checkpoint.clock import Clock, SystemClock, seconds_of
 from dagster_ckpt.checkpoint.ending import end_dead_epoch, finish_end, is_unfinished
 from dagster_ckpt.checkpoint.epochs import FAILING, Claim, End
 from dagster_ckpt.checkpoint.failures import DIED, Failure, FailureLog
@@ -390,7 +389,7 @@ class _JobWatch:
 
 
 def _claimed_at(claim: Claim | None, now: float) -> float:
-    return now if claim is None else datetime.fromisoformat(claim.claimed_at).timestamp()
+    return now if claim is None else seconds_of(claim.claimed_at)
 
 
 def _run_facts(record: dg.RunRecord) -> RunFacts:

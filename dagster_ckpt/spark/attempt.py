@@ -9,23 +9,23 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import datetime
 from functools import cache, partial
 from pathlib import Path
 from threading import Event as Flag
 from typing import TYPE_CHECKING
 
 from dagster_ckpt.checkpoint.catalog import CheckpointCatalog, Newest
-from dagster_ckpt.checkpoint.clock import Clock
+from dagster_ckpt.checkpoint.clock import Clock, seconds_of
 from dagster_ckpt.checkpoint.epochs import Choice, Claim
 from dagster_ckpt.checkpoint.issuing import next_id
 from dagster_ckpt.checkpoint.liveness import this_host
 from dagster_ckpt.checkpoint.metadata import FORK, CheckpointMetadata
 from dagster_ckpt.checkpoint.preference import fallback_of
+from dagster_ckpt.checkpoint.savepoints import claim_savepoint
 from dagster_ckpt.checkpoint.store import CompletedCheckpointStore
 from dagster_ckpt.checkpoint.write_ahead_archive import ArchiveWriter
 from dagster_ckpt.config.recovery import LATEST, RestoreRequest
-from dagster_ckpt.errors import QueryMismatch, StorageError
+from dagster_ckpt.errors import CorruptRecord, QueryMismatch, StorageError
 from dagster_ckpt.spark.choosing import Choosing, claimed_by
 from dagster_ckpt.spark.dead_locations import forget_attempts
 from dagster_ckpt.spark.fallback import cost_of
@@ -113,7 +113,7 @@ class Attempt:
             raise
 
     def _prepared(self, request: RestoreRequest, cancel: Flag, prepare_from: float) -> Prepared:
-        previous = self._catalog.choice()
+        previous = self._previous(request)
         point = None if request.fork_from is None else fork_point(self._catalog, request.fork_from)
         target = (
             self._choosing().target(request, previous)
@@ -188,6 +188,8 @@ class Attempt:
             forked_from=restored.restored_from if restored is not None and restored.kind == FORK else None,
             complete=complete,
         )
+        if claimed is not None and claimed is restored:
+            claim_savepoint(claimed, job_id, like=self._job.filesystem)
         self._is_recorded = True  # or may be, when the storage fails
         self._catalog.epochs.record_choice(self._claim.epoch, choice)
         if restored is not None and self._catalog.quarantine.lift(restored.reference):
@@ -229,6 +231,16 @@ class Attempt:
             replay,
             self._live,
         )
+
+    def _previous(self, request: RestoreRequest) -> tuple[int, Choice] | None:
+        """The newest choice before this start's; a damaged one keeps nobody from naming what to go on from."""
+        try:
+            return self._catalog.choice()
+        except CorruptRecord as error:
+            if request.restore_from == LATEST:
+                raise
+            _log.warning("What the start before chose is not known: %s", error.message)
+            return None
 
     def _sweep(self, store: CompletedCheckpointStore) -> None:
         try:
@@ -304,7 +316,7 @@ class Attempt:
             choice, claim = self._catalog.epochs.read_choice(epoch), self._catalog.epochs.read_claim(epoch)
             if choice is not None and claim is not None and choice.job_id == target.job_id:
                 same = choice.restored is None and (choice.sink, choice.sink_kind) == (sink.path, sink.kind)
-                return datetime.fromisoformat(claim.claimed_at).timestamp() if same else None
+                return seconds_of(claim.claimed_at) if same else None
         return None
 
     @property

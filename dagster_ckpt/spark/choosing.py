@@ -144,7 +144,7 @@ def claimed_by(
     """The savepoint that is the lineage's own to delete: the one that is claimed now, or was before."""
     restored = target.metadata
     if previous is not None and previous.claimed is not None and previous.job_id == target.job_id:
-        before = claimed_savepoint(catalog, previous.claimed)
+        before = claimed_savepoint(catalog, previous)
     else:
         before = None
     if not asked or restored is None or restored.location is None or restored.job_id != target.job_id:

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from dagster_ckpt.checkpoint import savepoints
 from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.ending import finish_giving_up
+from dagster_ckpt.checkpoint.epochs import Choice, End, Epochs
 from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
-from dagster_ckpt.checkpoint.savepoints import claimed_savepoint, dispose_claimed, dispose_savepoint
+from dagster_ckpt.checkpoint.savepoints import claim_savepoint, claimed_savepoint, dispose_claimed, dispose_savepoint
 from dagster_ckpt.config.retention import KeepNewest
 from dagster_ckpt.errors import Fenced
 from dagster_ckpt.filesystem import FileSystem, PosixFileSystem
 from dagster_ckpt.testing import Crash, CrashAfter, FaultInjectingFileSystem, ProcessDied, at_operation
 from tests.checkpoint.driver import JOB, Ledger, Pins, Run, state
 from tests.checkpoint.memory import MemoryFileSystem
+
+LINEAGE = f"{1:032x}"
 
 
 @pytest.fixture
@@ -71,6 +76,10 @@ def test_what_the_storage_refuses_to_delete_is_tried_again(
     assert not Path(savepoint.reference).exists()
 
 
+def claims(reference: str | None) -> Choice:
+    return Choice(LINEAGE, reference, 2, 1, "/live", "h", None, "of the test", claimed=reference)
+
+
 def _refuses(self: PosixFileSystem, path: str) -> None:
     raise OSError(f"{path} cannot be deleted now")
 
@@ -85,11 +94,12 @@ def test_a_disposal_that_was_broken_off_is_finished_by_the_next_start(
     catalog = CheckpointCatalog(memory, JOB)
     for number in range(100):
         savepoint = saved(run, directory, 1)
+        claim_savepoint(savepoint, LINEAGE, like=memory)
         disturbed = FaultInjectingFileSystem(directory, at_operation(number, action))
         try:
             dispose_savepoint(disturbed, savepoint.name)
         except ProcessDied:
-            found = claimed_savepoint(catalog, savepoint.reference)
+            found = claimed_savepoint(catalog, claims(savepoint.reference))
             if found is not None:
                 catalog.verify(found)
                 assert dispose_claimed(savepoint.reference, like=memory)
@@ -99,10 +109,31 @@ def test_a_disposal_that_was_broken_off_is_finished_by_the_next_start(
     assert number > 5, "there were as many places to break off"
 
 
+def test_a_record_in_the_storage_alone_claims_no_savepoint(
+    run: Run, memory: MemoryFileSystem, directory: PosixFileSystem
+) -> None:
+    """Whoever can write to the storage could have had any savepoint of the job deleted."""
+    savepoint = saved(run, directory, 1)
+    choice = replace(claims(savepoint.reference), complete=())
+    epochs = Epochs(memory, JOB)
+    epochs.claim(token="t", series=None, run_id="r", host="h", pid=1, now="now")
+    epochs.record_choice(2, choice)
+    epochs.record_end(2, End("CANCELED", "of the test", discarded=True, ended_at="2026-11-23T10:00:00+00:00"))
+    assert claimed_savepoint(CheckpointCatalog(memory, JOB), choice) is None
+    finish_giving_up(CheckpointCatalog(memory, JOB), 3, lambda _: frozenset())
+    assert is_there(savepoint)
+    claim_savepoint(savepoint, "f" * 32, like=memory)  # another lineage of the job
+    finish_giving_up(CheckpointCatalog(memory, JOB), 3, lambda _: frozenset())
+    assert is_there(savepoint)
+    claim_savepoint(savepoint, LINEAGE, like=memory)
+    finish_giving_up(CheckpointCatalog(memory, JOB), 3, lambda _: frozenset())
+    assert not Path(savepoint.reference).exists()
+
+
 def test_a_savepoint_that_is_gone_is_not_claimed_any_more(memory: MemoryFileSystem, tmp_path: Path) -> None:
     catalog = CheckpointCatalog(memory, JOB)
-    assert claimed_savepoint(catalog, None) is None
-    assert claimed_savepoint(catalog, str(tmp_path / "gone" / "savepoint-aaaaaa-0123456789ab")) is None
+    assert claimed_savepoint(catalog, claims(None)) is None
+    assert claimed_savepoint(catalog, claims(str(tmp_path / "gone" / "savepoint-aaaaaa-0123456789ab"))) is None
 
 
 def test_a_claimed_savepoint_that_cannot_be_read_is_left_alone(
@@ -111,7 +142,7 @@ def test_a_claimed_savepoint_that_cannot_be_read_is_left_alone(
     savepoint = saved(run, directory, 1)
     manifest = Path(savepoint.reference, "_metadata")
     manifest.write_bytes(manifest.read_bytes()[:-5])
-    assert claimed_savepoint(CheckpointCatalog(memory, JOB), savepoint.reference) is None
+    assert claimed_savepoint(CheckpointCatalog(memory, JOB), claims(savepoint.reference)) is None
     assert manifest.exists()
 
 

@@ -116,7 +116,7 @@ class TestTolerance:
         assert [consecutive for *_, consecutive in job.listener.failures] == [1, 2] * 5
         assert len(job.listener.done) == 5
 
-    @pytest.mark.parametrize("operation", ["replace", "list", "write", "sync_directories", "create"])
+    @pytest.mark.parametrize("operation", ["list", "write", "sync_directories", "create"])
     def test_whatever_the_storage_refuses_counts_and_the_job_goes_on(
         self, memory: MemoryFileSystem, pins: Pins, operation: str
     ) -> None:
@@ -312,7 +312,7 @@ class TestEnding:
         job.coordinator.finish()
         assert len(job.listener.done) == 1
 
-    @pytest.mark.parametrize("refused", ["write", "create", "replace", "pin", "incomplete"])
+    @pytest.mark.parametrize("refused", ["write", "create", "pin", "incomplete"])
     def test_finish_says_when_the_last_batch_is_not_covered(
         self, memory: MemoryFileSystem, pins: Pins, refused: str
     ) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -36,6 +35,7 @@ from tests.checkpoint.driver import (
     unpin,
 )
 from tests.checkpoint.memory import MemoryFileSystem
+from tests.checkpoint.record_files import fields_of
 
 LINEAGE = f"{1:032x}"
 
@@ -188,7 +188,7 @@ class TestRecords:
         run.checkpoint(state(1))
         pin(memory, ledger, "chk-1")
         (name,) = [name for name in memory.files if "/control/pins/" in name]
-        record = json.loads(memory.files[name])
+        record = fields_of(memory.files[name])
         assert name == f"{JOB}/control/pins/p-{LINEAGE}-chk-1-{record.pop('token')}"
         assert record == {
             "checkpoint": f"{LINEAGE}/chk-1",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from contextlib import suppress
 from pathlib import Path
@@ -14,7 +13,7 @@ from dagster_ckpt.checkpoint.layout import METADATA_FILE_NAME
 from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
 from dagster_ckpt.checkpoint.preference import newest_preferred
 from dagster_ckpt.checkpoint.recorded_savepoints import RecordedSavepoint, RecordedSavepoints
-from dagster_ckpt.errors import CheckpointNotFound, CorruptMetadata, Fenced, StorageError
+from dagster_ckpt.errors import CheckpointNotFound, CorruptMetadata, CorruptRecord, Fenced, StorageError
 from dagster_ckpt.filesystem import FileSystem, PosixFileSystem, Stopped
 from dagster_ckpt.testing import (
     Action,
@@ -29,6 +28,7 @@ from dagster_ckpt.testing import (
 )
 from tests.checkpoint.driver import JOB, Ledger, Pins, Run, directories, once, state
 from tests.checkpoint.memory import MemoryFileSystem
+from tests.checkpoint.record_files import as_version_1, fields_of
 
 LINEAGE = f"{1:032x}"
 
@@ -67,7 +67,7 @@ class TestRecords:
         run.checkpoint(state(1), 1)
         taken = save(run, target, 2)
         assert records(memory) == [f"{JOB}/control/savepoints/s-0000000001-0000000002"]
-        assert json.loads(memory.files[records(memory)[0]]) == {
+        assert fields_of(memory.files[records(memory)[0]]) == {
             "job_id": LINEAGE,
             "epoch": 1,
             "checkpoint_id": 2,
@@ -235,15 +235,15 @@ class TestPassingOver:
         assert newest(memory).metadata == checkpoint
         assert f"{taken.reference} lies there now" in caplog.text
 
-    def test_a_record_that_cannot_be_read(
-        self, run: Run, memory: MemoryFileSystem, target: PosixFileSystem, caplog: pytest.LogCaptureFixture
+    def test_a_record_that_cannot_be_read_is_not(
+        self, run: Run, memory: MemoryFileSystem, target: PosixFileSystem
     ) -> None:
         run.checkpoint(state(1), 1)
-        older = save(run, target, 2)
+        save(run, target, 2)
         save(run, target, 3)
         memory.files[records(memory)[-1]] = b"{"
-        assert newest(memory).metadata == older
-        assert records(memory)[-1] in caplog.text
+        with pytest.raises(CorruptRecord, match=records(memory)[-1]):
+            newest(memory)
 
     def test_a_checkpoint_that_cannot_be_read_is_passed_over_if_it_is_older_alone(
         self, run: Run, memory: MemoryFileSystem, target: PosixFileSystem
@@ -361,9 +361,7 @@ class TestFallingBack:
 
     def test_a_choice_of_an_earlier_release_has_none(self, run: Run, memory: MemoryFileSystem) -> None:
         (name,) = [name for name in memory.files if name.endswith(".choice")]
-        fields = json.loads(memory.files[name])
-        del fields["fallback"]
-        memory.files[name] = json.dumps(fields).encode()
+        memory.files[name] = as_version_1(memory.files[name], "fallback")
         chosen = run.catalog.choice()
         assert chosen is not None
         assert chosen[1].fallback is None

@@ -9,8 +9,12 @@ import pytest
 
 from dagster_ckpt.checkpoint import savepoint_server
 from dagster_ckpt.checkpoint.coordinator import Progress
+from dagster_ckpt.checkpoint.records import encode_record
+from dagster_ckpt.checkpoint.requests import Answer, SavepointRequest
 from dagster_ckpt.errors import Fenced, SavepointFailed, StorageError
+from dagster_ckpt.testing import Fail
 from tests.checkpoint.driver import JOB, Ledger, Pins, Run
+from tests.checkpoint.record_files import resealed
 from tests.checkpoint.serving import Served
 
 
@@ -204,13 +208,90 @@ class TestFailing:
         served = make()
         served.job.stream.committed = 1
         token = served.ask()
-        served.job.refuse("create")
+        served.job.disk.plan = lambda operation: Fail() if operation.path.endswith(".answer") else None
         served.pass_time(5)
         assert served.requests.answer_to(token) is None
         served.job.refuse()
         served.pass_time(1.1)
         assert served.holds(token) == 1
         assert len(served.completed) == 1
+
+
+class TestDamagedAndHostile:
+    """Whoever can write to the storage can put any bytes there: the job goes on, and takes the next savepoint."""
+
+    def put(self, served: Served, data: bytes) -> str:
+        token = "d" * 32
+        served.job.memory.files[f"{JOB}/control/requests/r-{token}"] = data
+        return token
+
+    def whole(self, served: Served, **members: object) -> bytes:
+        now = served.job.clock.time()
+        request = SavepointRequest("d" * 32, str(served.directory), stop=False, asked_at=now, until=now + 3600)
+        return resealed(encode_record(request, f"{JOB}/control/requests/r-{'d' * 32}"), **members)
+
+    def refused(self, served: Served, token: str) -> Answer:
+        served.job.stream.committed = 1
+        served.pass_time(5)
+        answer = served.answer(token)
+        assert answer.savepoint is None
+        assert served.completed == []
+        assert not served.server.stop_asked
+        asked = served.ask()
+        served.pass_time(5)
+        assert served.holds(asked) == 1
+        return answer
+
+    def test_as_it_is_the_request_would_be_carried_out(self, make: Callable[..., Served]) -> None:
+        served = make()
+        token = self.put(served, self.whole(served))
+        served.job.stream.committed = 1
+        served.pass_time(5)
+        assert served.holds(token) == 1
+
+    @pytest.mark.parametrize(
+        "members",
+        [
+            {"until": None},
+            {"until": "later"},
+            {"asked_at": float("nan")},
+            {"until": float("inf")},
+            {"stop": "yes"},
+            {"stop": 1},
+            {"target": ["x"]},
+            {"target": "x\0y"},
+            {"token": "e" * 32},
+            {"token": None},
+            {"place": "delays/control/requests/r-" + "d" * 32},
+        ],
+        ids=str,
+    )
+    def test_a_member_that_cannot_be(self, make: Callable[..., Served], members: dict[str, object]) -> None:
+        served = make()
+        answer = self.refused(served, self.put(served, self.whole(served, **members)))
+        assert "cannot be believed" in answer.error
+        assert answer.hint == "Ask again."
+
+    @pytest.mark.parametrize("data", [b"", b"{", b"[]", b"\xff", b"[" * 100_000], ids=["0", "1", "2", "3", "4"])
+    def test_bytes_that_are_no_request(self, make: Callable[..., Served], data: bytes) -> None:
+        served = make()
+        assert "cannot be believed" in self.refused(served, self.put(served, data)).error
+
+    def test_a_flipped_bit_in_the_token_is_answered_once(self, make: Callable[..., Served]) -> None:
+        """A savepoint was taken each second, because none of them answered the request."""
+        served = make()
+        data = self.whole(served)
+        at = data.index(b"d" * 32, data.index(b'"token"'))
+        self.refused(served, self.put(served, data[:at] + b"e" + data[at + 1 :]))
+        assert len(served.completed) == 1
+
+    @pytest.mark.parametrize("target", ["s3://[x", "nosuch://x/y", "/dev/null/x", "~nosuchuser/x", "a" * 5000])
+    @pytest.mark.parametrize("stop", [False, True])
+    def test_a_target_that_cannot_be_is_answered_and_stops_nothing(
+        self, make: Callable[..., Served], target: str, *, stop: bool
+    ) -> None:
+        served = make()
+        assert self.refused(served, self.put(served, self.whole(served, target=target, stop=stop))).error
 
 
 class TestStopping:

@@ -609,6 +609,6 @@ def test_past_a_newest_checkpoint_that_is_broken_the_run_finds_its_way(
 def test_a_run_that_fell_back_is_said_to_have(sensor: Sensor, job: StoredJob) -> None:
     claim = job.claim(sensor.add_run(run_id(), Status.STARTED))
     cost = "chk-9 is broken, and it fell back to chk-7 (batch 12): batch 13 is run again (1 batch)"
-    job.catalog.epochs.record_choice(claim.epoch, Choice("j" * 32, None, 1, 0, "/l", "h", None, "", fell_back=cost))
+    job.catalog.epochs.record_choice(claim.epoch, Choice("a" * 32, None, 1, 0, "/l", "h", None, "", fell_back=cost))
     job.beat(claim, alive=True)
     assert sensor.tick() == ([], f"orders: run {claim.run_id} is alive; {cost}")

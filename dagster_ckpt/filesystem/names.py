@@ -1,0 +1,35 @@
+"""Names that were read from a storage and become paths: every one goes through :func:`inside` first.
+
+A manifest, a record and a plan name files relative to a directory. Whoever can write to the storage can write any text
+there; a name that left its directory would let such a text overwrite or delete a file of the reader's.
+"""
+
+from __future__ import annotations
+
+__all__ = ["inside"]
+
+#: Bytes of one component of a path, and of a path: the limits of Linux.
+_LONGEST_COMPONENT = 255
+_LONGEST = 4096
+
+
+def inside(name: object) -> str:
+    """``name``, if joined to any directory it names a file below that directory on every storage.
+
+    Such a name has one or more components between single slashes, none of them ``.`` or ``..``, and can be a path of
+    the operating system: no NUL, valid UTF-8, not too long.
+
+    Raises:
+        ValueError: it may lead elsewhere, or cannot be a path.
+    """
+    if not isinstance(name, str):
+        raise ValueError(f"a name must be text, not {type(name).__name__}")
+    try:
+        components = name.encode("utf-8").split(b"/")
+    except UnicodeEncodeError:
+        raise ValueError(f"{name[:80]!r} is no name of a file: it is not valid UTF-8") from None
+    if len(name) > _LONGEST or any(len(component) > _LONGEST_COMPONENT for component in components):
+        raise ValueError(f"{name[:80]!r}... is too long for the name of a file")
+    if any(component in {b"", b".", b".."} or b"\0" in component for component in components):
+        raise ValueError(f"{name!r} does not name a file inside its directory")
+    return name

@@ -1,0 +1,217 @@
+"""Damage to a control record never makes an older start or a loss: it is found, or it changes nothing."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.epochs import Epochs
+from dagster_ckpt.checkpoint.failures import Failure, FailureLog
+from dagster_ckpt.checkpoint.liveness import Heartbeat, HeartbeatFile, ProcessIdentity
+from dagster_ckpt.checkpoint.quarantine import Quarantine, Quarantined
+from dagster_ckpt.errors import CheckpointError, CheckpointNotFound, CorruptCheckpoint, CorruptRecord
+from tests.checkpoint.driver import JOB, Ledger, Pins, Run, pin, state
+from tests.checkpoint.memory import MemoryFileSystem
+from tests.checkpoint.record_files import as_version_1, resealed
+
+CONTROL = f"{JOB}/control/"
+LINEAGE = f"{1:032x}"
+
+
+@dataclass(frozen=True)
+class Story:
+    """A job with a past.
+
+    Attributes:
+        storage: what it has stored.
+        ledger: what it was promised.
+        newest: the checkpoint that it goes on from.
+    """
+
+    storage: MemoryFileSystem
+    ledger: Ledger
+    newest: str
+
+    def records(self) -> list[str]:
+        return sorted(name for name in self.storage.files if name.startswith(CONTROL) and "/wal/" not in name)
+
+
+@pytest.fixture(scope="module")
+def story(tmp_path_factory: pytest.TempPathFactory) -> Story:
+    """Three starts, the second after a rollback; pins, a quarantine, a failure, a heartbeat, a retention at work."""
+    memory, ledger, pins = MemoryFileSystem(), Ledger(), Pins(tmp_path_factory.mktemp("pins"))
+    first = Run(memory, ledger, pins).start()
+    for step in range(3):
+        first.checkpoint(state(step), step)
+    pin(memory, ledger, f"{LINEAGE}/chk-1")
+    first.finish("FAILING")
+    second = Run(memory, ledger, pins).start(f"{LINEAGE}/chk-2")
+    for step in range(2, 5):
+        second.checkpoint(state(step), step)
+    FailureLog(memory, JOB).record(1, Failure("run", 1, 1.0, 4, "it broke"))
+    Quarantine(memory, JOB).add(Quarantined(f"{LINEAGE}/chk-3", "a bit", 2, "run", "h", "2026-11-23T10:00:00+00:00"))
+    third = Run(memory, ledger, pins).start()
+    for step in range(5, 8):
+        newest = third.checkpoint(state(step), step)
+    third.subsume(4)
+    HeartbeatFile(memory, JOB).write(Heartbeat(3, "run", (ProcessIdentity("h", 1, 1.0),), 4, 1.0, stopped=True))
+    ledger.examine(memory)
+    return Story(memory, ledger, newest.reference)
+
+
+def after_damage(story: Story, name: str, data: bytes | None, pins: Pins) -> str:
+    """Look at the job, launch it, put the record back, launch it again; what became of the first launch."""
+    storage, ledger = story.storage.backup(), copy.deepcopy(story.ledger)
+    before = storage.files[name]
+    if data is None:
+        storage.remove(name)
+    else:
+        storage.files[name] = data
+    try:
+        newest = CheckpointCatalog(storage, JOB).newest().metadata
+        assert newest is not None
+        assert newest.reference == story.newest, "an older start without a word"
+    except CorruptCheckpoint:
+        pass
+    outcome = "refused"
+    try:
+        run = Run(storage, ledger, pins).start()
+        number = run.begin().number
+        assert number > max(issued for _, issued, epoch in story.ledger.issued), "an id was issued twice"
+        outcome = "went on"
+    except CheckpointError:
+        pass
+    storage.files[name] = before
+    again = Run(storage, ledger, pins).start()
+    assert again.store.restored_from == story.newest
+    assert again.begin().number > max(issued for _, issued, _ in story.ledger.issued)
+    ledger.examine(storage)
+    return outcome
+
+
+def every_flip(data: bytes) -> Iterator[bytes]:
+    for at in range(len(data)):
+        for bit in range(8):
+            yield data[:at] + bytes([data[at] ^ (1 << bit)]) + data[at + 1 :]
+
+
+def every_truncation(data: bytes) -> Iterator[bytes]:
+    for end in range(len(data)):
+        yield data[:end]
+
+
+def every_other(story: Story, name: str) -> Iterator[bytes]:
+    """The other records in the place of this one."""
+    for other in story.records():
+        if other != name:
+            yield story.storage.files[other]
+
+
+def damages(story: Story) -> Iterator[tuple[str, bytes]]:
+    for name in story.records():
+        data = story.storage.files[name]
+        for damaged in (*every_flip(data), *every_truncation(data), *every_other(story, name)):
+            yield name, damaged
+
+
+def test_damage_is_found_or_changes_nothing(story: Story, pins: Pins) -> None:
+    chosen = random.Random(7).sample(list(damages(story)), 400)
+    outcomes = {after_damage(story, name, data, pins) for name, data in chosen}
+    assert outcomes == {"refused", "went on"}
+
+
+@pytest.mark.exhaustive
+@pytest.mark.timeout(7200)
+def test_all_damage_is_found_or_changes_nothing(story: Story, pins: Pins) -> None:
+    for name, data in damages(story):
+        after_damage(story, name, data, pins)
+
+
+def test_another_record_in_the_place_of_one(story: Story, pins: Pins) -> None:
+    for name in story.records():
+        for data in every_other(story, name):
+            after_damage(story, name, data, pins)
+
+
+class TestChoices:
+    def test_a_damaged_old_one_hides_no_checkpoint(self, story: Story, pins: Pins) -> None:
+        """It had the next start take checkpoints before it for void, and delete them although they were pinned."""
+        name = f"{CONTROL}epochs/e-0000000002.choice"
+        assert after_damage(story, name, story.storage.files[name][:-5], pins) == "went on"
+
+    def test_the_newest_damaged_is_never_an_older_start(self, story: Story, pins: Pins) -> None:
+        name = f"{CONTROL}epochs/e-0000000003.choice"
+        assert after_damage(story, name, story.storage.files[name][:-5], pins) == "refused"
+        storage = story.storage.backup()
+        storage.files[name] = story.storage.files[f"{CONTROL}epochs/e-0000000002.choice"]
+        with pytest.raises(CorruptRecord, match=r"e-0000000003\.choice") as refusal:
+            CheckpointCatalog(storage, JOB).newest()
+        assert "restore_from" in refusal.value.hint
+
+    def test_where_damaged_ones_alone_could_tell_a_checkpoint_is_named_and_stays(
+        self, story: Story, pins: Pins
+    ) -> None:
+        storage, ledger = story.storage.backup(), copy.deepcopy(story.ledger)
+        for epoch in (2, 3):
+            storage.files[f"{CONTROL}epochs/e-{epoch:010}.choice"] = b"{"
+        completed, broken = CheckpointCatalog(storage, JOB).completed(LINEAGE)
+        assert {item.checkpoint_id for item in completed} | {
+            int(str(error.checkpoint).rpartition("-")[2]) for error in broken
+        } == set(CheckpointCatalog(story.storage, JOB).completed_ids(LINEAGE))
+        assert all(isinstance(error, CorruptRecord) for error in broken)
+        assert broken
+        again = Run(storage, ledger, pins).start(story.newest)
+        assert set(CheckpointCatalog(story.storage, JOB).completed_ids(LINEAGE)) <= set(
+            CheckpointCatalog(storage, JOB).completed_ids(LINEAGE)
+        )
+        again.checkpoint(state(9), 9)
+        Run(storage, ledger, pins).start()
+        ledger.examine(storage)
+
+    def test_one_that_voids_still_voids_beside_a_damaged_one(self, story: Story) -> None:
+        """A checkpoint that appears later than the newest choice is void, whatever became of the choice between."""
+        storage = story.storage.backup()
+        manifest = storage.files[f"{JOB}/{LINEAGE}/chk-1/_metadata"]
+        del storage.files[f"{JOB}/{LINEAGE}/chk-1/_metadata"]
+        name = f"{CONTROL}epochs/e-0000000003.choice"
+        storage.files[name] = resealed(storage.files[name], complete=[2, 4, 5, 6])
+        storage.files[f"{CONTROL}epochs/e-0000000002.choice"] = b"{"
+        storage.files[f"{JOB}/{LINEAGE}/chk-1/_metadata"] = manifest
+        with pytest.raises(CheckpointNotFound, match="void"):
+            CheckpointCatalog(storage, JOB).load(LINEAGE, 1)
+
+
+def test_a_damaged_claim_of_a_newer_run_fences(story: Story) -> None:
+    storage = story.storage.backup()
+    storage.files[f"{CONTROL}epochs/e-0000000003"] = b"\xff"
+    with pytest.raises(CheckpointError, match="epoch 3"):
+        Epochs(storage, JOB).check(2)
+
+
+def test_ids_that_an_earlier_release_issued_are_not_issued_again(story: Story, pins: Pins) -> None:
+    storage, ledger = story.storage.backup(), copy.deepcopy(story.ledger)
+    for name in [name for name in storage.files if "/issued/" in name]:
+        epoch, number = name.rpartition("/")[2].split("-")[1:]
+        del storage.files[name]
+        storage.files[f"{CONTROL}issued/{LINEAGE}/e-{epoch}"] = f"{int(number) + 20}\n".encode()
+    assert Run(storage, ledger, pins).start().begin().number == 30
+    storage.files[f"{CONTROL}issued/{LINEAGE}/e-0000000003"] = b"4\x81\n"
+    with pytest.raises(CorruptRecord, match="issued"):
+        Run(storage, ledger, pins).start()
+
+
+def test_a_job_of_an_earlier_release_goes_on(story: Story, pins: Pins) -> None:
+    """Every record as the releases before version 2 wrote it."""
+    storage, ledger = story.storage.backup(), copy.deepcopy(story.ledger)
+    for name in story.records():
+        if "/issued/" not in name:
+            storage.files[name] = as_version_1(storage.files[name])
+    again = Run(storage, ledger, pins).start()
+    assert again.store.restored_from == story.newest
+    again.checkpoint(state(9), 9)
+    ledger.examine(storage)
