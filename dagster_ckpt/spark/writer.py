@@ -186,8 +186,9 @@ def plan_of(writer: DataStreamWriter) -> WriterPlan:
 
 
 def _provider(writer: DataStreamWriter, source: str) -> Any:
-    """The Java class that a format names; ``None`` for ``foreachBatch`` and the like, for a format of Python's, and
-    for one whose jar is missing.
+    """The Java class that a format names.
+
+    ``None`` for ``foreachBatch`` and the like, and for a format that no class here has: its jar is missing.
     """
     session = writer._spark  # noqa: SLF001 - PySpark's writer has no getter for it
     conf = session._jsparkSession.sessionState().conf()  # noqa: SLF001

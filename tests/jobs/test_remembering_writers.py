@@ -124,7 +124,7 @@ def test_a_format_that_takes_the_place_of_foreach_batch_is_refused(bench: Bench,
     bench.land(1)
     sink = ForeachBatchSink("delays", lambda *_: None, rollback_to=lambda *_: None)
     writer = sink_to(bench.read(spark), sink).format("noop")
-    with pytest.raises(InvalidConfiguration, match="'delays'.*noop"):
+    with pytest.raises(InvalidConfiguration, match=r"'delays'.*noop"):
         plan_of(writer).check("tiny", CheckpointingMode.EXACTLY_ONCE)
 
 
