@@ -39,7 +39,7 @@ from dagster_ckpt.spark.preflight import Start, pass_preflight
 from dagster_ckpt.spark.query_errors import failure_of
 from dagster_ckpt.spark.restore import prepare_new_location
 from dagster_ckpt.spark.running import Ended, Prepared, RunningQuery
-from dagster_ckpt.spark.session import streaming_session
+from dagster_ckpt.spark.session import make_active, streaming_session
 from dagster_ckpt.spark.sinks.sink import Sink
 from dagster_ckpt.spark.state_backend import ignored_settings
 from dagster_ckpt.spark.trial import try_query
@@ -303,6 +303,7 @@ class Attempt:
         facts = None if restored is None else restored.facts
         session = streaming_session(self._spark, facts, self._job.state_backend)
         set_partitions(session, self._job.partitions)
+        make_active(session)  # the query is built and started on this thread
         return session
 
     def _sink_began(self, sink: Sink | None, target: Newest) -> float | None:

@@ -1,4 +1,4 @@
-"""Spark's file sink (parquet, orc, json, csv, text) at a local directory, and putting it back.
+"""Spark's file sink (parquet, orc, json, csv, text, xml) at a local directory, and putting it back.
 
 The sink keeps a log, ``_spark_metadata``: ``N`` lists the files of batch ``N``, every so often ``N.compact``
 lists all files up to batch ``N``. A reader sees exactly the files of the log, and a batch whose id is in the

@@ -26,7 +26,7 @@ from dagster_ckpt.errors import JavaNotFound
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["driver_jvm_pid", "find_java", "is_jvm_alive", "start_session", "streaming_session"]
+__all__ = ["driver_jvm_pid", "find_java", "is_jvm_alive", "make_active", "start_session", "streaming_session"]
 
 _MINIMUM_JAVA = 17
 _MODULE = "jdk.incubator.vector"
@@ -119,6 +119,12 @@ def streaming_session(
     elif session.conf.get(STATE_FORMAT_CONF, None) is None and session.conf.get(PROVIDER_CONF) == ROCKSDB_PROVIDER:
         session.conf.set(STATE_FORMAT_CONF, "2")
     return session
+
+
+def make_active(session: SparkSession) -> None:
+    """Make a session the active one of the calling thread: where Spark looks for data sources in Python."""
+    java_sessions = session._get_j_spark_session_class(session._jvm)  # noqa: SLF001 - PySpark has no public name for it
+    java_sessions.setActiveSession(session._jsparkSession)  # noqa: SLF001
 
 
 def driver_jvm_pid(spark: SparkSession) -> int | None:

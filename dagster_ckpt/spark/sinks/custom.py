@@ -98,17 +98,22 @@ class _UserSink(Sink):
 
 
 class CustomSink(_UserSink):
-    """The sink of any writer (``writeStream.format(...)``), with two callables that tell its position and set it back.
+    """The sink of a writer that remembers no batch, with two callables that tell its position and set it back.
+
+    The writer is one of ``writeStream.format(...)``, ``foreach`` or ``foreachBatch``. It must not keep by itself which
+    batches of a query it has seen, unless ``rollback_to`` takes that back, too: batches that run again after a rollback
+    have the numbers of those before, and the writer would skip them. So Delta, Iceberg, Hudi and Spark's file sink are
+    refused.
 
     .. code-block:: python
 
-        sink = CustomSink("orders", position=version_after_batch, rollback_to=restore_version)
-        return sink_to(rows.writeStream.format("delta").option("path", path), sink)
+        sink = CustomSink("orders", position=lambda batch: f"{batch}.jsonl", rollback_to=remove_files_of_later_batches)
+        return sink_to(rows.writeStream.format("orders").option("path", path), sink)
 
     Args:
         name: where it writes to; a restore refuses another name.
         position: given a committed batch, tells in JSON values where the sink was after it. The batch after that may
-            be under way.
+            be under way. It must read past caches.
         rollback_to: given a batch and what ``position`` said of it, removes everything that later batches wrote; given
             -1 and ``None``, everything. Called again after a crash, it must end the same.
         newest_batch: tells the newest batch the sink holds something of, ``None`` for an empty one. With it a start
@@ -169,7 +174,8 @@ class ForeachBatchSink(_UserSink, BatchSink):
         write: given the rows and the id of a batch. It must read all rows: Spark commits no state otherwise.
         rollback_to: given a batch and what ``position`` said of it, removes everything that later batches wrote; given
             -1 and ``None``, everything. Called again after a crash, it must end the same.
-        position: given a batch that was just written, tells in JSON values where the sink is now.
+        position: given a batch that was just written, tells in JSON values where the sink is now. It must read past
+            caches: ``write`` runs in a copy of the session, which has a catalog of its own.
         newest_batch: tells the newest batch the sink holds something of, ``None`` for an empty one. With it a start
             from nothing into a sink with data is refused.
     """

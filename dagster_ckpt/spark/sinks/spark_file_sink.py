@@ -23,7 +23,7 @@ _COMPACT_INTERVAL = "spark.sql.streaming.fileSink.log.compactInterval"
 
 
 class SparkFileSink(Sink):
-    """A parquet, orc, json, csv or text sink at a local path; its position is its log.
+    """A parquet, orc, json, csv, text or xml sink at a local path; its position is its log.
 
     Args:
         path: the query's output path as given to Spark.
