@@ -293,6 +293,12 @@ _NUMBERS = st.one_of(
 )
 
 
+_FORGED_PROCESS = st.dictionaries(st.sampled_from(["host", "pid", "created", "ticks", "more"]), _NUMBERS, max_size=2)
+_FORGED_HEARTBEAT = st.dictionaries(
+    st.sampled_from(["epoch", "sequence", "stopped", "beat_at", "worker"]), _NUMBERS, max_size=1
+)
+
+
 @pytest.fixture(scope="module")
 def storage() -> MemoryFileSystem:
     return MemoryFileSystem()
@@ -316,18 +322,13 @@ class TestWhateverARecordSays:
         clock, file, killed = ManualClock(), HeartbeatFile(storage, JOB), set()
         living = [*named, ProcessIdentity.current(), ProcessIdentity.of(os.getppid()), ProcessIdentity.of(1)]
 
-        def forged(each: dict[str, Any]) -> dict[str, Any]:
-            return each | data.draw(
-                st.dictionaries(st.sampled_from(["host", "pid", "created", "ticks", "more"]), _NUMBERS, max_size=2)
-            )
-
-        listed = data.draw(st.lists(st.sampled_from(living), max_size=3))
-        record = asdict(beat(clock, named[0])) | {"processes": [forged(asdict(each)) for each in listed]}
-        record |= data.draw(
-            st.dictionaries(
-                st.sampled_from(["epoch", "sequence", "stopped", "beat_at", "worker"]), _NUMBERS, max_size=2
-            )
-        )
+        listed = data.draw(st.lists(st.sampled_from(living), max_size=2))
+        if data.draw(st.booleans()):
+            listed = [named[0], *listed]  # the driver, which may lend its proof to others
+        told = [asdict(each) for each in listed]
+        if told and data.draw(st.booleans()):
+            told[data.draw(st.integers(0, len(told) - 1))] |= data.draw(_FORGED_PROCESS)
+        record = asdict(beat(clock, named[0])) | {"processes": told} | data.draw(_FORGED_HEARTBEAT)
         storage.replace(_RECORD, json.dumps(record).encode())
         clock.advance(LEASE + 1)
 
