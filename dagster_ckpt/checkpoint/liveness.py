@@ -11,28 +11,26 @@ from __future__ import annotations
 
 import contextlib
 import os
-import platform
 import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
-from typing import Any
-
-import psutil
 
 from dagster_ckpt.checkpoint.clock import Clock
-from dagster_ckpt.checkpoint.epochs import Choice
+from dagster_ckpt.checkpoint.epochs import Choice, Epochs
 from dagster_ckpt.checkpoint.layout import CONTROL_DIR
-from dagster_ckpt.checkpoint.records import Seconds, encode_record, read_record
-from dagster_ckpt.errors import JobAlreadyRunning
+from dagster_ckpt.checkpoint.processes import ProcessIdentity, is_proven, mark_driver, this_host
+from dagster_ckpt.checkpoint.records import CheckpointName, Count, Epoch, RunId, Seconds, encode_record, read_record
+from dagster_ckpt.errors import CheckpointError, CorruptCheckpoint, Fenced, JobAlreadyRunning
 from dagster_ckpt.filesystem import FileSystem
 
 __all__ = [
     "LEASE",
     "SETTLED",
+    "Completed",
     "Heart",
     "Heartbeat",
     "HeartbeatFile",
@@ -62,14 +60,6 @@ _beating_here: set[tuple[str, str]] = set()
 _seen: dict[tuple[str, ...], tuple[object, float]] = {}
 
 
-@cache
-def this_host() -> str:
-    """This host and boot: process ids mean nothing across either."""
-    boot = Path("/proc/sys/kernel/random/boot_id")
-    # The boot time is derived from the wall clock and moves with it; Linux has something better.
-    return f"{platform.node()}/{boot.read_text().strip() if boot.exists() else round(psutil.boot_time())}"
-
-
 def live_here(choice: Choice) -> Path | None:
     """The live checkpointLocation that a start began with, if it is on this host and still there."""
     live = Path(choice.live)
@@ -77,56 +67,16 @@ def live_here(choice: Choice) -> Path | None:
 
 
 @dataclass(frozen=True, slots=True)
-class ProcessIdentity:
-    """One process for good: a pid alone is used again by others.
+class Completed:
+    """A checkpoint that was complete.
 
     Attributes:
-        host: :func:`this_host` where it runs.
-        pid: its process id.
-        created: when it started, seconds since the epoch as the operating system tells it.
+        checkpoint: ``{job id}/chk-N``.
+        epoch: that completed it.
     """
 
-    host: str
-    pid: int
-    created: Seconds
-
-    @classmethod
-    def of(cls, pid: int) -> ProcessIdentity:
-        """The identity of a live process of this host."""
-        return cls(this_host(), pid, psutil.Process(pid).create_time())
-
-    @classmethod
-    def current(cls) -> ProcessIdentity:
-        """The identity of this process."""
-        return cls.of(os.getpid())
-
-    @property
-    def is_here(self) -> bool:
-        """Whether it runs, or ran, on this host since its last boot."""
-        return self.host == this_host()
-
-    def is_alive(self) -> bool:
-        """Whether it exists (stopped counts, a zombie entry does not); only meaningful when :attr:`is_here`."""
-        return self._process() is not None
-
-    def kill(self) -> bool:
-        """SIGKILL it and wait until it is gone; ``False`` when it was gone already."""
-        process = self._process()
-        if process is None:
-            return False
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.kill()
-            process.wait(timeout=10)
-        return True
-
-    def _process(self) -> psutil.Process | None:
-        try:
-            process = psutil.Process(self.pid)
-            if abs(process.create_time() - self.created) > 1 or process.status() == psutil.STATUS_ZOMBIE:
-                return None
-        except psutil.NoSuchProcess:
-            return None
-        return process
+    checkpoint: CheckpointName
+    epoch: Epoch
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,25 +93,23 @@ class Heartbeat:
         worker: the process of the Dagster run, where the driver is a step process of its own below it.
         uptime: seconds on the monotonic clock of the holder's host, which all its processes share; ``None`` in a record
             of a release that did not tell.
+        completed: the newest checkpoint that is known to be complete, ``None`` before the first.
     """
 
-    epoch: int
-    run_id: str
+    epoch: Epoch
+    run_id: RunId
     processes: tuple[ProcessIdentity, ...]
-    sequence: int
-    beat_at: float
+    sequence: Count
+    beat_at: Seconds
     stopped: bool = False
     worker: ProcessIdentity | None = None
-    uptime: float | None = None
+    uptime: Seconds | None = None
+    completed: Completed | None = None
 
     def __post_init__(self) -> None:
-        """Make processes of what JSON has for them."""
-        object.__setattr__(self, "processes", tuple(_process(process) for process in self.processes))
-        object.__setattr__(self, "worker", None if self.worker is None else _process(self.worker))
-
-
-def _process(value: ProcessIdentity | dict[str, Any]) -> ProcessIdentity:
-    return ProcessIdentity(**value) if isinstance(value, dict) else value
+        """A heartbeat of no process says nothing."""
+        if not self.processes:
+            raise ValueError("a heartbeat without a process")
 
 
 class HeartbeatFile:
@@ -170,15 +118,33 @@ class HeartbeatFile:
     def __init__(self, filesystem: FileSystem, job_name: str) -> None:
         self.key = (filesystem.url, job_name)
         self._filesystem = filesystem
+        self._epochs = Epochs(filesystem, job_name)
         self._path = f"{job_name}/{CONTROL_DIR}/heartbeat"
+        self.url = f"{filesystem.url}/{self._path}"
 
     def write(self, heartbeat: Heartbeat) -> None:
         """Replace the heartbeat."""
         self._filesystem.replace(self._path, encode_record(heartbeat, self._path))
 
     def read(self) -> Heartbeat | None:
-        """The heartbeat, ``None`` when there never was one."""
+        """The heartbeat, ``None`` when there never was one.
+
+        Raises:
+            CorruptCheckpoint: it cannot be read.
+        """
         return read_record(self._filesystem, self._path, Heartbeat)
+
+    def read_by_holder(self, epoch: int) -> Heartbeat | None:
+        """The heartbeat for a run that holds ``epoch``; one that cannot be read is for the holder to write over.
+
+        Raises:
+            Fenced: it cannot be read, and a newer run has taken the job over.
+        """
+        try:
+            return self.read()
+        except CorruptCheckpoint:
+            self._epochs.check(epoch)
+            return None
 
 
 class Heart:
@@ -217,11 +183,14 @@ class Heart:
         self._begun = 0
         self._written = 0
         self._under_way: list[Future[None]] = []
+        #: What proves that this process drives the job.
+        self._mark: int | None = None
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="dagster-ckpt-heart", daemon=True)
 
     def start(self) -> None:
         """Beat once, then every :data:`INTERVAL` seconds."""
+        self._mark = mark_driver(self._file.key)
         _beating_here.add(self._file.key)
         self._once()
         self._thread.start()
@@ -230,9 +199,14 @@ class Heart:
         """Add a process that must be gone before anybody else may start, the JVM for example."""
         with self._lock:
             identity = ProcessIdentity.of(pid)
-            if identity not in self._beat.processes:
+            if identity.mark not in {process.mark for process in self._beat.processes}:
                 self._beat = replace(self._beat, processes=(*self._beat.processes, identity))
         self._once()
+
+    def completed(self, checkpoint: str, epoch: int) -> None:
+        """Say from the next beat on that ``{job id}/chk-N`` is complete, so that its loss would be noticed."""
+        with self._lock:
+            self._beat = replace(self._beat, completed=Completed(checkpoint, epoch))
 
     def hold(self, epoch: int) -> None:
         """Go on beating for a newer epoch of the same run."""
@@ -268,7 +242,7 @@ class Heart:
                 threading.Thread(target=work, name="dagster-ckpt-beat", daemon=True).start()
             except RuntimeError:  # there are no more threads
                 work()
-            with contextlib.suppress(OSError):  # to have waited in vain is an OSError, too
+            with contextlib.suppress(OSError, CheckpointError):  # to have waited in vain is an OSError, too
                 beat.result(timeout=_PATIENCE)
 
     def _carry_out(self, beat: Future[None], number: int) -> None:
@@ -280,10 +254,15 @@ class Heart:
             beat.set_result(None)
 
     def _make(self, number: int) -> None:
-        current = self._file.read()
+        try:
+            current = self._file.read_by_holder(self._beat.epoch)
+        except Fenced:
+            self._let_go()
+            return
+        if current is not None and current.epoch > self._beat.epoch:
+            self._let_go()
+            return  # somebody took over: their sign of life must not be overwritten
         with self._lock:
-            if current is not None and current.epoch > self._beat.epoch:
-                return  # somebody took over: their sign of life must not be overwritten
             if self._written > number:
                 return
             beat = self._beat = replace(
@@ -291,11 +270,15 @@ class Heart:
                 sequence=self._beat.sequence + 1,
                 beat_at=self._clock.time(),
                 uptime=self._clock.monotonic(),
+                # What the run before knew to be complete stays known until this run completes something.
+                completed=self._beat.completed or (None if current is None else current.completed),
             )
         try:
             self._file.write(beat)
             with self._lock:
                 self._written = max(self._written, number)
+            if beat.stopped:
+                self._let_go()
         finally:
             if self._beat.stopped and not beat.stopped:
                 self._say_again()
@@ -303,9 +286,19 @@ class Heart:
     def _say_again(self) -> None:
         """What may lie over the last beat is not to stay there; but a run that has taken over beats by itself."""
         time.sleep(SETTLED)
-        current = self._file.read()
-        if current is not None and current.epoch <= self._beat.epoch and not current.stopped:
+        try:
+            current = self._file.read_by_holder(self._beat.epoch)
+        except Fenced:
+            return
+        if current is None or (current.epoch <= self._beat.epoch and not current.stopped):
             self._file.write(self._beat)
+
+    def _let_go(self) -> None:
+        """A run that has ended, and could say so, drives the job no more; until then, it is what may be killed."""
+        with self._lock:
+            if self._beat.stopped and self._mark is not None:
+                os.close(self._mark)
+                self._mark = None
 
 
 def is_dead(heartbeat: Heartbeat, clock: Clock, *, lease: float = LEASE, unchanged: float | None = None) -> str | None:
@@ -396,6 +389,9 @@ def free_job(
 ) -> Sequence[ProcessIdentity]:
     """Make sure that nobody else drives the job: refuse if somebody does, kill what is left of the dead.
 
+    A heartbeat alone kills nobody: a process is killed only if :func:`~dagster_ckpt.checkpoint.processes.is_proven`.
+    If one is alive and not proven, none is killed.
+
     Args:
         file: the job's heartbeat.
         job_name: for the error.
@@ -407,12 +403,14 @@ def free_job(
         the processes that had to be killed.
 
     Raises:
-        JobAlreadyRunning: another run of the job is alive.
+        JobAlreadyRunning: another run of the job is alive, or what is left of a dead one can neither be proven to be
+            of this job nor be ruled out.
+        CorruptCheckpoint: the heartbeat cannot be read.
     """
     heartbeat = file.read()
     if heartbeat is None or heartbeat.stopped:
         return ()
-    if heartbeat.processes[0] == ProcessIdentity.current():
+    if heartbeat.processes[0].is_this_one:
         if file.key in _beating_here:
             raise _already_running(job_name, heartbeat)
         return ()  # an earlier run of this process, which could not write its last beat
@@ -421,7 +419,19 @@ def free_job(
         return ()
     if dead is None:
         raise _already_running(job_name, heartbeat)
-    return tuple(process for process in heartbeat.processes if process.is_here and process.kill())
+    driver = heartbeat.processes[0]
+    left = [process for process in heartbeat.processes if process.is_here and process.is_alive()]
+    for process in left:
+        if not is_proven(process, driver, file.key):
+            raise _unproven(job_name, heartbeat, dead, process, file.url)
+    killed = []
+    for process in left:
+        try:
+            if process.kill():
+                killed.append(process)
+        except OSError as error:
+            raise _cannot_kill(job_name, heartbeat, process) from error
+    return tuple(killed)
 
 
 def _already_running(job_name: str, heartbeat: Heartbeat) -> JobAlreadyRunning:
@@ -430,4 +440,23 @@ def _already_running(job_name: str, heartbeat: Heartbeat) -> JobAlreadyRunning:
         f"Job {job_name!r} is already being run by run {heartbeat.run_id} "
         f"(process {driver.pid} on {driver.host.partition('/')[0]}, epoch {heartbeat.epoch}).",
         hint=f"Terminate run {heartbeat.run_id} first, or wait until it has ended. This run changed nothing.",
+    )
+
+
+def _unproven(
+    job_name: str, heartbeat: Heartbeat, dead: str, process: ProcessIdentity, heartbeat_url: str
+) -> JobAlreadyRunning:
+    return JobAlreadyRunning(
+        f"Run {heartbeat.run_id} of job {job_name!r} is dead ({dead}), but process {process.pid}, which its heartbeat "
+        "names, is alive and may still write. Nothing proves that the process is of this job, so it was not killed.",
+        hint=f"Look at it with `ps -f -p {process.pid}`. If it is of job {job_name!r}, end it with `kill -9 "
+        f"{process.pid}`; if it is not, delete {heartbeat_url}. Then launch the job again. This run changed nothing.",
+    )
+
+
+def _cannot_kill(job_name: str, heartbeat: Heartbeat, process: ProcessIdentity) -> JobAlreadyRunning:
+    return JobAlreadyRunning(
+        f"Process {process.pid} is left of the dead run {heartbeat.run_id} of job {job_name!r}, may still write, and "
+        "could not be killed.",
+        hint=f"End process {process.pid}, or restart the host, and launch the job again.",
     )

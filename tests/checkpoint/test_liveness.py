@@ -27,6 +27,7 @@ from dagster_ckpt.checkpoint.liveness import (
 )
 from dagster_ckpt.errors import JobAlreadyRunning, StorageError
 from dagster_ckpt.testing import Action, Fail, FaultInjectingFileSystem, Hang, Operation
+from tests.checkpoint.bystanders import driving, jvm
 from tests.checkpoint.driver import JOB, ManualClock
 from tests.checkpoint.memory import MemoryFileSystem
 
@@ -73,7 +74,9 @@ class TestProcessIdentity:
         assert not identity.kill()
 
     def test_a_pid_used_again_is_another_process(self, other: subprocess.Popen[str]) -> None:
-        before = replace(ProcessIdentity.of(other.pid), created=psutil.Process(other.pid).create_time() - 60)
+        identity = ProcessIdentity.of(other.pid)
+        assert identity.ticks is not None
+        before = replace(identity, ticks=identity.ticks - 6000)
         assert not before.is_alive()
         assert not before.kill()
         assert other.poll() is None
@@ -174,37 +177,35 @@ class TestFreeJob:
         assert "Terminate run run-a first" in raised.value.hint
         assert other.poll() is None
 
-    def test_what_is_left_of_a_dead_run_is_killed(
-        self, file: HeartbeatFile, clock: ManualClock, other: subprocess.Popen[str]
-    ) -> None:
+    def test_what_is_left_of_a_dead_run_is_killed(self, file: HeartbeatFile, clock: ManualClock) -> None:
         """The driver is gone, its JVM still writes."""
         with subprocess.Popen(["true"]) as driver:
-            dead = ProcessIdentity(this_host(), driver.pid, 1.0)
-        jvm = ProcessIdentity.of(other.pid)
-        file.write(beat(clock, dead, jvm))
-        assert list(free_job(file, JOB, clock, no_wait)) == [jvm]
-        assert not jvm.is_alive()
+            dead = ProcessIdentity(this_host(), driver.pid, 1.0, 1)
+        with jvm(dead.mark) as left:
+            identity = ProcessIdentity.of(left.pid)
+            file.write(beat(clock, dead, identity))
+            assert list(free_job(file, JOB, clock, no_wait)) == [identity]
+            assert not identity.is_alive()
 
     def test_a_reused_pid_is_not_killed(
         self, file: HeartbeatFile, clock: ManualClock, other: subprocess.Popen[str]
     ) -> None:
-        file.write(beat(clock, replace(ProcessIdentity.of(other.pid), created=1.0)))
+        file.write(beat(clock, replace(ProcessIdentity.of(other.pid), ticks=1)))
         assert list(free_job(file, JOB, clock, no_wait)) == []
         assert other.poll() is None
 
-    def test_a_stopped_process_is_killed_when_its_lease_is_over(
-        self, file: HeartbeatFile, clock: ManualClock, other: subprocess.Popen[str]
-    ) -> None:
-        identity = ProcessIdentity.of(other.pid)
-        other.send_signal(signal.SIGSTOP)
-        file.write(beat(clock, identity))
-        with pytest.raises(JobAlreadyRunning):
-            free_job(file, JOB, clock, no_wait)
-        clock.advance(LEASE + 1)
-        started = clock.now
-        assert list(free_job(file, JOB, clock, clock.advance)) == [identity]
-        assert SETTLED <= clock.now - started <= SETTLED + INTERVAL
-        assert not identity.is_alive()
+    def test_a_stopped_process_is_killed_when_its_lease_is_over(self, file: HeartbeatFile, clock: ManualClock) -> None:
+        with driving(file.key) as driver:
+            identity = ProcessIdentity.of(driver.pid)
+            driver.send_signal(signal.SIGSTOP)
+            file.write(beat(clock, identity))
+            with pytest.raises(JobAlreadyRunning):
+                free_job(file, JOB, clock, no_wait)
+            clock.advance(LEASE + 1)
+            started = clock.now
+            assert list(free_job(file, JOB, clock, clock.advance)) == [identity]
+            assert SETTLED <= clock.now - started <= SETTLED + INTERVAL
+            assert not identity.is_alive()
 
     @pytest.mark.parametrize("epoch", [1, 2], ids=["its own", "of a later epoch"])
     def test_a_beat_that_came_late_kills_nobody(
@@ -230,20 +231,19 @@ class TestFreeJob:
             free_job(file, JOB, clock, no_wait)
         assert other.poll() is None
 
-    def test_of_a_record_that_tells_no_uptime_it_is_watched(
-        self, file: HeartbeatFile, clock: ManualClock, other: subprocess.Popen[str]
-    ) -> None:
-        identity = ProcessIdentity.of(other.pid)
-        silent = replace(beat(clock, identity), uptime=None)
-        file.write(silent)
+    def test_of_a_record_that_tells_no_uptime_it_is_watched(self, file: HeartbeatFile, clock: ManualClock) -> None:
+        with driving(file.key) as driver:
+            identity = ProcessIdentity.of(driver.pid)
+            silent = replace(beat(clock, identity), uptime=None)
+            file.write(silent)
 
-        def it_beats(seconds: float) -> None:
-            clock.advance(seconds)
-            file.write(replace(silent, sequence=silent.sequence + 1))
+            def it_beats(seconds: float) -> None:
+                clock.advance(seconds)
+                file.write(replace(silent, sequence=silent.sequence + 1))
 
-        with pytest.raises(JobAlreadyRunning):
-            free_job(file, JOB, clock, it_beats)
-        assert list(free_job(file, JOB, clock, clock.advance)) == [identity]
+            with pytest.raises(JobAlreadyRunning):
+                free_job(file, JOB, clock, it_beats)
+            assert list(free_job(file, JOB, clock, clock.advance)) == [identity]
 
     def test_another_host_is_watched_for_a_lease(self, file: HeartbeatFile, clock: ManualClock) -> None:
         file.write(beat(clock, ProcessIdentity("elsewhere/1", 1, 1.0)))
