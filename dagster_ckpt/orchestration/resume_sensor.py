@@ -216,7 +216,6 @@ class _JobWatch:
         return Facts(
             now=now,
             claim=claim,
-            claimed_at=_claimed_at(claim, now),
             end=end,
             dead=dead,
             died_at=died_at,
@@ -228,7 +227,13 @@ class _JobWatch:
             is_durable=self._catalog.filesystem.is_durable,
             in_flight=None if claim is None or dead is None or end is not None else self._in_flight(claim, failures),
             poison_batch_attempts=settings.poison_batch_attempts,
+            waited=0 if claim is None else self._waited(claim, failures),
         )
+
+    def _waited(self, claim: Claim, failures: Sequence[Failure]) -> float:
+        """Seconds for which this process has seen these failures and no other, by a clock that nobody sets."""
+        seen = (claim.token, frozenset((failure.run_id, failure.sequence) for failure in failures))
+        return unchanged_for((self._catalog.filesystem.url, self._asset.name, "failures"), seen, self._clock)
 
     def _in_flight(self, claim: Claim, failures: Sequence[Failure]) -> BatchInFlight | None:
         """What a dead run was doing, from what it left within reach; asked once, until its death is on record."""
@@ -403,4 +408,5 @@ def _run_facts(record: dg.RunRecord) -> RunFacts:
         since=since,
         is_resume=names.ATTEMPT_TAG in run.tags,
         series=None if series is None else int(series),
+        parent=run.tags.get(names.PARENT_RUN_TAG),
     )
