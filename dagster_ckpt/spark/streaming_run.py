@@ -296,7 +296,8 @@ class StreamingRun:
             raise poison from error
         if not decision.allowed:
             if isinstance(error, QueryNotBuilt):
-                error.hint = f"It is not tried again: {decision.reason}. Mend the function, and launch again."
+                why = decision.reason.removesuffix(".")
+                error.hint = f"It is not tried again: {why}. Mend the job's function, and launch again."
             with contextlib.suppress(OSError):
                 refused = isinstance(error, (RestoreRefused, SinkOverlap))
                 self._end(claim, JobStatus.FAILED, f"{reason} ({decision.reason})", refused=refused)
