@@ -25,9 +25,11 @@ from dagster_ckpt.errors import (
     InvalidConfiguration,
     JobAlreadyRunning,
     QueryNotBuilt,
+    StorageError,
     StorageUnusable,
 )
 from dagster_ckpt.spark.job import Started
+from dagster_ckpt.testing import Action, Fail, FaultInjectingFileSystem, Operation
 from tests.jobs.harness import OFTEN, Bench, Launch, eventually
 from tests.jobs.mounts import fill, mounted
 
@@ -208,6 +210,23 @@ def test_a_clock_that_was_set_back_makes_no_restart_wait(bench: Bench) -> None:
     (restart,) = launch.restarts
     assert restart.delay <= _AT_ONCE.total_seconds()
     assert "restart 2 of 3" in restart.reason
+
+
+def test_a_storage_that_fails_right_after_the_first_claim_is_waited_for(bench: Bench) -> None:
+    """The run has the job, and clears up after those before it."""
+    bench.land(1)
+    trouble = [StorageError("the bucket is away")]
+
+    def once(operation: Operation) -> Action | None:
+        here = operation.name == "list" and operation.path == f"{bench.name}/control/failures"
+        return Fail(trouble.pop()) if here and trouble else None
+
+    filesystem = FaultInjectingFileSystem(bench.filesystem, once)
+    launch = bench.launch(bench.job(filesystem=filesystem, restart=FixedDelayRestart(1, _AT_ONCE)))
+    assert launch.result().status is JobStatus.FINISHED
+    assert [restart.error for restart in launch.restarts] == ["the bucket is away"]
+    assert [(item.run_id, item.sequence) for item in failures(bench)] == [(launch.run_id, 1)]
+    bench.assert_exact()
 
 
 class TestBeforeTheClaim:
