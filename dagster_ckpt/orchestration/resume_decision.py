@@ -68,6 +68,7 @@ class Facts:
         in_flight: the batch under way when the holder died, as far as it is known and not on record yet.
         poison_batch_attempts: how often one batch may fail with one error, ``None`` for without end.
         waited: seconds for which whoever decides has known ``failures``, by a clock that nobody sets.
+        starting_for: seconds for which whoever decides has seen the same of ``others`` active, by that clock.
     """
 
     now: float
@@ -84,6 +85,7 @@ class Facts:
     in_flight: BatchInFlight | None = None
     poison_batch_attempts: int | None = None
     waited: float = 0
+    starting_for: float = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,13 +157,18 @@ def decide(facts: Facts) -> Action:
         return EndJob(JobStatus.CANCELED, f"run {claim.run_id} was canceled")
     if canceled := [run for run in _resumes(facts, claim) if run.status == "CANCELED"]:
         return EndJob(JobStatus.CANCELED, f"run {canceled[0].run_id} was canceled before it took the job over")
-    if starting := [run for run in facts.others if run.is_active and facts.now - run.since < STARTUP_LIMIT]:
+    if starting := [run for run in facts.others if run.is_active and _may_begin(run, facts)]:
         return Wait(f"run {starting[0].run_id} is starting")
     if stuck := [run for run in facts.others if run.is_active and run.is_resume and run.status != "QUEUED"]:
         return MarkDead(stuck[0].run_id, False, f"it did not begin within {STARTUP_LIMIT:.0f} s")
     if unrecorded := _unrecorded(facts, claim):
         return RecordFailures(unrecorded)
     return _restart(facts, claim)
+
+
+def _may_begin(run: RunFacts, facts: Facts) -> bool:
+    """Whether others wait for a run that is starting: not for ever if the clock was set back since it was launched."""
+    return facts.now - run.since < STARTUP_LIMIT and facts.starting_for < STARTUP_LIMIT
 
 
 def _unrecorded(facts: Facts, claim: Claim) -> list[Failure]:
