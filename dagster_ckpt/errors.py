@@ -10,6 +10,7 @@ next thing to do; both are in ``str(error)``.
     │   └── JavaNotFound                       no usable Java for PySpark
     ├── StorageError (OSError)                 the storage did not do what was asked
     │   ├── StorageUnusable                    it cannot hold checkpoints at all (probe failed, read-only)
+    │   ├── WorkingDirectoryFailed             a disk of this machine did not take what a start needs there
     │   ├── PublishConflict (FileExistsError)  the name is taken by somebody else's bytes
     │   └── PublishUnknown                     nobody can say whether the write happened
     ├── CheckpointNotFound (FileNotFoundError) the pointer names nothing
@@ -37,7 +38,9 @@ next thing to do; both are in ``str(error)``.
     │   ├── SinkMismatch                       the sink does not hold what the checkpoint says it holds
     │   └── StateBackendMismatch               the state backend cannot read the checkpoint's state
     ├── QueryFailed                            the streaming query ended with an error
+    │   ├── QueryNotBuilt                      it never began: the job's function failed, or Spark could not plan it
     │   └── PoisonBatch                        the same batch did, with the same error, each time it was tried
+    ├── SparkNotStarted                        Spark's JVM, or Spark in it, did not start
     └── DriverLost                             the JVM of the Spark driver is gone
 """
 
@@ -67,17 +70,20 @@ __all__ = [
     "PublishUnknown",
     "QueryFailed",
     "QueryMismatch",
+    "QueryNotBuilt",
     "RestoreRefused",
     "RestoreWithLoss",
     "SavepointFailed",
     "SinkMismatch",
     "SinkNotEmpty",
     "SinkOverlap",
+    "SparkNotStarted",
     "StateBackendMismatch",
     "StorageError",
     "StorageUnusable",
     "ToleranceExceeded",
     "UnknownMetadataVersion",
+    "WorkingDirectoryFailed",
 ]
 
 
@@ -89,10 +95,11 @@ class CheckpointError(Exception):
         hint: what to do next, as a sentence or a command to copy.
 
     Attributes:
-        recoverable: whether starting the job again can help, so that the restart strategy is asked.
+        recoverable: whether starting the job again can help, so that the restart strategy is asked. It can, unless a
+            person has to do something first: only those errors say ``False``.
     """
 
-    recoverable: bool = False
+    recoverable: bool = True
 
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message)
@@ -106,6 +113,8 @@ class CheckpointError(Exception):
 class InvalidConfiguration(CheckpointError, ValueError):
     """A value the user chose cannot be used."""
 
+    recoverable = False
+
 
 class JavaNotFound(InvalidConfiguration):
     """No Java that PySpark can run on was found."""
@@ -114,11 +123,13 @@ class JavaNotFound(InvalidConfiguration):
 class StorageError(CheckpointError, OSError):
     """The storage did not do what was asked; the cause is in ``__cause__``."""
 
-    recoverable = True
-
 
 class StorageUnusable(StorageError):
     """The storage cannot hold checkpoints at all, for example because it cannot be written."""
+
+
+class WorkingDirectoryFailed(StorageError):
+    """A disk of this machine did not take, or give back, a file that a start needs in the working directory."""
 
 
 class PublishConflict(StorageError, FileExistsError):
@@ -135,9 +146,13 @@ class PublishUnknown(StorageError):
 class CheckpointNotFound(CheckpointError, FileNotFoundError):
     """The pointer does not name a completed checkpoint."""
 
+    recoverable = False
+
 
 class ForeignCheckpoint(CheckpointError):
     """The checkpoint or directory belongs to another job or another deployment."""
+
+    recoverable = False
 
 
 class CorruptCheckpoint(CheckpointError):
@@ -147,6 +162,7 @@ class CorruptCheckpoint(CheckpointError):
         checkpoint: ``{job id}/chk-N`` where it is known which checkpoint is broken, or the directory of a savepoint.
     """
 
+    recoverable = False
     checkpoint: str | None = None
 
 
@@ -173,13 +189,9 @@ class CheckpointFileChanged(CorruptCheckpoint):
 class CaptureIncomplete(CheckpointError):
     """The live location did not hold everything one batch needs; a later batch may."""
 
-    recoverable = True
-
 
 class CheckpointFailure(CheckpointError):
     """One checkpoint attempt failed; it counts against the tolerance."""
-
-    recoverable = True
 
 
 class CheckpointExpired(CheckpointFailure):
@@ -189,17 +201,15 @@ class CheckpointExpired(CheckpointFailure):
 class SavepointFailed(CheckpointError):
     """A savepoint that was asked for was not taken. It never counts against the tolerance."""
 
-    recoverable = True
-
 
 class ToleranceExceeded(CheckpointError):
     """More consecutive checkpoint failures than ``tolerable_failed_checkpoints``."""
 
-    recoverable = True
-
 
 class MustStop(CheckpointError):
     """Nothing this run does from here on could be right: it is never counted, tolerated or tried again."""
+
+    recoverable = False
 
 
 class Fenced(MustStop):
@@ -213,9 +223,13 @@ class SinkOverlap(MustStop):
 class JobAlreadyRunning(CheckpointError):
     """Another run of the same job is alive."""
 
+    recoverable = False
+
 
 class RestoreRefused(CheckpointError):
     """The restore would lose or double data, or cannot work. Nothing was touched."""
+
+    recoverable = False
 
 
 class CheckpointsLost(RestoreRefused):
@@ -245,7 +259,13 @@ class StateBackendMismatch(RestoreRefused):
 class QueryFailed(CheckpointError):
     """The streaming query ended with an error; Spark's own error is in ``__cause__``."""
 
-    recoverable = True
+
+class QueryNotBuilt(QueryFailed):
+    """The query never began: the job's function raised, or Spark could not plan it; that error is in ``__cause__``.
+
+    The first time it may be something that passes, such as a catalog that is away. The same error in the very next
+    attempt is a mistake.
+    """
 
 
 class PoisonBatch(QueryFailed):
@@ -259,7 +279,9 @@ class PoisonBatch(QueryFailed):
         return f"{self.message} {self.hint}"
 
 
+class SparkNotStarted(CheckpointError):
+    """Spark's JVM, or Spark in it, did not start; what PySpark says is in ``__cause__``."""
+
+
 class DriverLost(CheckpointError):
     """The JVM of the Spark driver is gone; only a new process can go on."""
-
-    recoverable = True

@@ -59,3 +59,53 @@ def test_message_and_hint(error: type[CheckpointError]) -> None:
     assert (raised.message, raised.hint) == ("What happened to /path.", "Do this next.")
     assert str(error("What happened.")) == "What happened."
     assert error.__doc__
+
+
+#: What a restart cannot help, because a person has to do something first. A new error has to be put here or below.
+_BEYOND_A_RESTART = {
+    "InvalidConfiguration": "another value",
+    "JavaNotFound": "a Java",
+    "CheckpointNotFound": "another pointer, or what it names back in its place",
+    "ForeignCheckpoint": "another checkpoint, or another path",
+    "CorruptCheckpoint": "the file from a backup, or another checkpoint",
+    "CorruptMetadata": "as above",
+    "CorruptRecord": "as above",
+    "UnknownMetadataVersion": "another release",
+    "CheckpointFileMissing": "as above",
+    "CheckpointFileChanged": "as above",
+    "MustStop": "to see what else runs",
+    "Fenced": "nothing: a newer run goes on",
+    "SinkOverlap": "the other query to end",
+    "JobAlreadyRunning": "the other run to end",
+    "RestoreRefused": "a decision",
+    "CheckpointsLost": "a decision",
+    "QueryMismatch": "another query, or another checkpoint",
+    "RestoreWithLoss": "a decision",
+    "SinkNotEmpty": "a decision",
+    "SinkMismatch": "the files back in their place",
+    "StateBackendMismatch": "another state backend",
+    "PoisonBatch": "other code, or other data",
+}
+#: What may be over at the next attempt.
+_MAY_PASS = {
+    "CheckpointError",
+    "StorageError",
+    "StorageUnusable",
+    "WorkingDirectoryFailed",
+    "PublishConflict",
+    "PublishUnknown",
+    "CaptureIncomplete",
+    "CheckpointFailure",
+    "CheckpointExpired",
+    "SavepointFailed",
+    "ToleranceExceeded",
+    "QueryFailed",
+    "QueryNotBuilt",
+    "SparkNotStarted",
+    "DriverLost",
+}
+
+
+def test_of_each_error_it_is_decided_whether_a_restart_can_help() -> None:
+    recoverable = {found.__name__: found.recoverable for found in real_classes()}
+    assert recoverable == {**dict.fromkeys(_BEYOND_A_RESTART, False), **dict.fromkeys(_MAY_PASS, True)}

@@ -6,6 +6,7 @@ sensor and a second tick of the sensor that all see the same failure record it o
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -13,10 +14,12 @@ from dataclasses import dataclass
 from dagster_ckpt.checkpoint.layout import CONTROL_DIR
 from dagster_ckpt.checkpoint.ownership import is_record
 from dagster_ckpt.checkpoint.records import Batch, Line, RunId, Seconds, Text, encode_record, read_record
-from dagster_ckpt.errors import PublishConflict
+from dagster_ckpt.errors import CorruptRecord, PublishConflict
 from dagster_ckpt.filesystem import Entry, FileSystem
 
 __all__ = ["DIED", "Failure", "FailureLog", "in_order"]
+
+_log = logging.getLogger(__name__)
 
 #: Sequence number of "the run itself died", after any failure the run recorded by itself.
 DIED = 999_999
@@ -70,13 +73,19 @@ class FailureLog:
             return
 
     def of(self, series: int) -> list[Failure]:
-        """The failures of one series, oldest first."""
+        """The failures of one series, oldest first; one that cannot be read is told and left out."""
         directory = f"{self._directory}/s-{series:010}"
         found = []
         for entry in self._filesystem.list(directory):
             if entry.name.startswith(".") or not self._is_failure(series, entry):
                 continue
-            failure = read_record(self._filesystem, f"{directory}/{entry.name}", Failure)
+            run_id, _, sequence = entry.name.rpartition("-")
+            path = f"{directory}/{entry.name}"
+            try:
+                failure = read_record(self._filesystem, path, Failure, run_id=run_id, sequence=int(sequence))
+            except CorruptRecord as error:  # the job is tried once more than its strategy says
+                _log.warning("A failure is not counted: %s", error.message)
+                continue
             if failure is not None:
                 found.append(failure)
         return in_order(found)

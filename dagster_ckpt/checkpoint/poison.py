@@ -1,7 +1,8 @@
-"""Poison: a batch that fails each time it is tried, so that trying again only uses the restarts up.
+"""What fails each time it is tried, so that trying again only uses the restarts up: a batch, or a query's function.
 
-A pure decision over the failures of a series, which the run and the sensor take alike. After a restart the batch in
-flight is run again with the boundaries it had, so it is the same batch if its number and its plan are.
+Pure decisions over the failures of a series, which the run and the sensor take alike. After a restart the batch in
+flight is run again with the boundaries it had, so it is the same batch if its number and its plan are. A batch that
+fails so is called poison.
 """
 
 from __future__ import annotations
@@ -11,9 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dagster_ckpt.checkpoint.failures import DIED, Failure
-from dagster_ckpt.errors import DriverLost, PoisonBatch, QueryFailed
+from dagster_ckpt.errors import DriverLost, PoisonBatch, QueryFailed, QueryNotBuilt
 
-__all__ = ["Streak", "is_outage", "poison_batch", "so_far", "streak", "symptom"]
+__all__ = ["Streak", "beyond_restart", "is_outage", "poison_batch", "so_far", "streak", "symptom"]
 
 #: What differs from one time to the next of the same error, and what stands for it.
 _VARYING = (
@@ -87,6 +88,27 @@ def streak(failures: Sequence[Failure]) -> Streak | None:
     if last is None or last.batch is None or not times:
         return None
     return Streak(last.batch, times, last.reason)
+
+
+def beyond_restart(failures: Sequence[Failure]) -> str | None:
+    """Why a restart cannot help after the failures of a series; ``None`` when it can.
+
+    It cannot after an error that says so, and after a query that twice in a row was not built, for the same reason:
+    that is a mistake in the job's function. An outage is none, however often it is met.
+
+    Args:
+        failures: of one series, oldest first, at least one.
+    """
+    last = failures[-1]
+    if not last.recoverable:
+        return "a restart cannot help"
+    if len(failures) < 2 or is_outage(last.reason):
+        return None
+    before = failures[-2]
+    kinds, symptoms = {before.kind, last.kind}, {symptom(before.reason), symptom(last.reason)}
+    if kinds == {QueryNotBuilt.__name__} and len(symptoms) == 1:
+        return "the query was not built twice in a row, for the same reason: a restart cannot help"
+    return None
 
 
 def symptom(error: str) -> str:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from dagster_ckpt.checkpoint.local_disk import refused_write
 from dagster_ckpt.checkpoint.metadata import FileEntry
 from dagster_ckpt.errors import CheckpointFileChanged, CheckpointFileMissing, CorruptCheckpoint
 from dagster_ckpt.filesystem import FileSystem, Part, ServerSide, Stored, Written
@@ -54,6 +55,7 @@ def read_files(
 
     Raises:
         StorageError: the storage failed.
+        WorkingDirectoryFailed: the disk of ``target`` did not take what was read.
     """
     alone = [file for file in files if file.reference is not None and file.offset is None]
     packs: dict[str, list[FileEntry]] = {}
@@ -73,6 +75,8 @@ def read_files(
                 return
             found = storage.checksum(path, part) if target is None else storage.fetch(path, target / file.path, part)
         except FileNotFoundError:
+            if target is not None and not (target / file.path).parent.is_dir():
+                raise  # not the stored file is gone, but the directory that it was to be written to
             broken[file.path] = gone(file, f"{storage.url}/{path}")
         else:
             broken[file.path] = _compared(file, found, f"{storage.url}/{path}")
@@ -115,15 +119,28 @@ def read_files(
         else:
             read_pack(item)
 
-    for file in files:
-        if file.inline is not None:
-            broken[file.path] = _compared(file, _written(file.inline), "_metadata")
-            if target is not None:
-                (target / file.path).write_bytes(file.inline)
-            told(file.size)
-    with ThreadPoolExecutor(storage.concurrency, "dagster-ckpt-read") as pool:
-        list(pool.map(read, [*alone, *packs]))
+    with _named_if_local(files, target):
+        for file in files:
+            if file.inline is not None:
+                broken[file.path] = _compared(file, _written(file.inline), "_metadata")
+                if target is not None:
+                    (target / file.path).write_bytes(file.inline)
+                told(file.size)
+        with ThreadPoolExecutor(storage.concurrency, "dagster-ckpt-read") as pool:
+            list(pool.map(read, [*alone, *packs]))
     return [item for file in files if (item := broken.get(file.path)) is not None]
+
+
+@contextlib.contextmanager
+def _named_if_local(files: Sequence[FileEntry], target: Path | None) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        size = sum(file.size for file in files)
+        failure = None if target is None else refused_write(error, target, size)
+        if failure is None:
+            raise
+        raise failure from error
 
 
 def gone(file: FileEntry, where: str) -> BrokenFile:

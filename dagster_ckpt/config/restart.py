@@ -59,6 +59,24 @@ class RestartStrategy(ABC):
         ``key`` seeds the jitter, so that every tick of a sensor decides alike for one job, and two jobs differ.
         """
 
+    @property
+    @abstractmethod
+    def longest_delay(self) -> float:
+        """Seconds: no restart has to wait for longer than this after the failure it answers."""
+
+    def seconds_left(self, decision: RestartDecision, now: float, waited: float = 0) -> float:
+        """How much longer a restart that is allowed waits, never negative.
+
+        The clock that recorded the failures may have been set back since, or be another one. So the restart waits
+        until the moment that was decided, or until it has waited for the longest delay there is, whichever is sooner.
+
+        Args:
+            decision: what was decided.
+            now: seconds, of the clock of the failures.
+            waited: seconds for which the caller knows that the failure is over, by a clock that nobody sets.
+        """
+        return max(min(decision.at - now, self.longest_delay - waited), 0)
+
     def resolve(self, configured: RestartStrategy | None) -> RestartStrategy:
         """What decides for a job: this strategy, unless it falls back to the ``configured`` one."""
         del configured
@@ -73,6 +91,10 @@ class NoRestart(RestartStrategy):
         del key
         return RestartDecision(allowed=False, at=failures[-1], attempt=len(failures), reason="Restart deactivated.")
 
+    @property
+    def longest_delay(self) -> float:
+        return 0
+
 
 @dataclass(frozen=True, slots=True)
 class FixedDelayRestart(RestartStrategy):
@@ -84,6 +106,10 @@ class FixedDelayRestart(RestartStrategy):
     def __post_init__(self) -> None:
         _require(self.attempts >= 0, "restart attempts must be zero or positive")
         _require(self.delay >= timedelta(), "delay between attempts must be zero or positive")
+
+    @property
+    def longest_delay(self) -> float:
+        return self.delay.total_seconds()
 
     def decide(self, failures: Sequence[float], *, key: str = "") -> RestartDecision:
         del key
@@ -116,6 +142,10 @@ class FailureRateRestart(RestartStrategy):
         _require(self.max_failures_per_interval >= 1, "failures per interval must be at least 1")
         _require(self.interval > timedelta(), "failure interval must be positive")
         _require(self.delay >= timedelta(), "delay between attempts must be zero or positive")
+
+    @property
+    def longest_delay(self) -> float:
+        return self.delay.total_seconds()
 
     def decide(self, failures: Sequence[float], *, key: str = "") -> RestartDecision:
         del key
@@ -162,6 +192,10 @@ class ExponentialDelayRestart(RestartStrategy):
         attempts = self.attempts_before_reset_backoff
         _require(attempts is None or attempts >= 1, "attempts before reset must be at least 1")
 
+    @property
+    def longest_delay(self) -> float:
+        return self.max_backoff.total_seconds() * (1 + self.jitter_factor)
+
     def decide(self, failures: Sequence[float], *, key: str = "") -> RestartDecision:
         attempt, restart_at = 0, float("-inf")
         for failed_at in failures:
@@ -206,7 +240,15 @@ class FallbackRestart(RestartStrategy):
 
     def decide(self, failures: Sequence[float], *, key: str = "") -> RestartDecision:
         del failures, key
-        raise InvalidConfiguration(
+        raise self._unresolved()
+
+    @property
+    def longest_delay(self) -> float:
+        raise self._unresolved()
+
+    @staticmethod
+    def _unresolved() -> InvalidConfiguration:
+        return InvalidConfiguration(
             "A restart strategy that falls back to what is configured was asked for a decision.",
             hint="Call resolve(configuration.restart_strategy()) first, and ask what that gives.",
         )

@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from dagster_ckpt.checkpoint.epochs import FAILING, Claim, End
 from dagster_ckpt.checkpoint.failures import DIED, Failure, in_order
-from dagster_ckpt.checkpoint.poison import Streak, so_far, streak
+from dagster_ckpt.checkpoint.poison import Streak, beyond_restart, so_far, streak
 from dagster_ckpt.config.checkpoint_config import JobStatus
 from dagster_ckpt.config.restart import RestartStrategy
 from dagster_ckpt.spark.batch_in_flight import BatchInFlight
@@ -34,6 +34,7 @@ class RunFacts:
         since: when it was created, started or ended (the latest known), seconds since the epoch.
         is_resume: the sensor launched it.
         series: the series it was launched for.
+        parent: the run that it goes on after.
     """
 
     run_id: str
@@ -41,6 +42,7 @@ class RunFacts:
     since: float
     is_resume: bool
     series: int | None
+    parent: str | None = None
 
     @property
     def is_active(self) -> bool:
@@ -54,7 +56,6 @@ class Facts:
     Attributes:
         now: seconds since the epoch.
         claim: the highest epoch's claim, ``None`` when the job never ran.
-        claimed_at: when it was claimed, seconds since the epoch.
         end: how that epoch ended, ``None`` while it has not.
         dead: why its holder counts as dead, ``None`` while it may live.
         died_at: the holder's last sign of life, seconds since the epoch.
@@ -66,11 +67,12 @@ class Facts:
         is_durable: the checkpoints outlive the driver that took them.
         in_flight: the batch under way when the holder died, as far as it is known and not on record yet.
         poison_batch_attempts: how often one batch may fail with one error, ``None`` for without end.
+        waited: seconds for which whoever decides has known ``failures``, by a clock that nobody sets.
+        starting_for: seconds for which whoever decides has seen the same of ``others`` active, by that clock.
     """
 
     now: float
     claim: Claim | None
-    claimed_at: float
     end: End | None
     dead: str | None
     died_at: float
@@ -82,6 +84,8 @@ class Facts:
     is_durable: bool = True
     in_flight: BatchInFlight | None = None
     poison_batch_attempts: int | None = None
+    waited: float = 0
+    starting_for: float = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,13 +157,18 @@ def decide(facts: Facts) -> Action:
         return EndJob(JobStatus.CANCELED, f"run {claim.run_id} was canceled")
     if canceled := [run for run in _resumes(facts, claim) if run.status == "CANCELED"]:
         return EndJob(JobStatus.CANCELED, f"run {canceled[0].run_id} was canceled before it took the job over")
-    if starting := [run for run in facts.others if run.is_active and facts.now - run.since < STARTUP_LIMIT]:
+    if starting := [run for run in facts.others if run.is_active and _may_begin(run, facts)]:
         return Wait(f"run {starting[0].run_id} is starting")
     if stuck := [run for run in facts.others if run.is_active and run.is_resume and run.status != "QUEUED"]:
         return MarkDead(stuck[0].run_id, False, f"it did not begin within {STARTUP_LIMIT:.0f} s")
     if unrecorded := _unrecorded(facts, claim):
         return RecordFailures(unrecorded)
     return _restart(facts, claim)
+
+
+def _may_begin(run: RunFacts, facts: Facts) -> bool:
+    """Whether others wait for a run that is starting: not for ever if the clock was set back since it was launched."""
+    return facts.now - run.since < STARTUP_LIMIT and facts.starting_for < STARTUP_LIMIT
 
 
 def _unrecorded(facts: Facts, claim: Claim) -> list[Failure]:
@@ -181,18 +190,19 @@ def _unrecorded(facts: Facts, claim: Claim) -> list[Failure]:
 
 
 def _resumes(facts: Facts, claim: Claim) -> list[RunFacts]:
-    """The runs the sensor has launched since the claim, none of which has taken the job over."""
-    return [
-        run for run in facts.others if run.is_resume and run.series == claim.series and run.since > facts.claimed_at
-    ]
+    """The runs the sensor has launched to go on after that of the claim, none of which has taken the job over.
+
+    Whose turn it was is told by the run they go on after, and by no clock.
+    """
+    return [run for run in facts.others if run.is_resume and run.series == claim.series and run.parent == claim.run_id]
 
 
 def _restart(facts: Facts, claim: Claim) -> Action:
     failures = in_order(facts.failures)
     if not failures:
         return Wait("no failure is on record")  # another tick is recording it
-    if not failures[-1].recoverable:
-        return EndJob(JobStatus.FAILED, f"{failures[-1].reason} (a restart cannot help)")
+    if (why := beyond_restart(failures)) is not None:
+        return EndJob(JobStatus.FAILED, f"{failures[-1].reason} ({why})")
     found = streak(failures)
     if found is not None and found.ends_loop(facts.poison_batch_attempts):
         return EndJob(JobStatus.FAILED, f"{found.reason} (batch {found.batch} is poison)", found)
@@ -202,7 +212,7 @@ def _restart(facts: Facts, claim: Claim) -> Action:
     if not facts.is_durable:
         return EndJob(JobStatus.FAILED, f"{failures[-1].reason} (its checkpoints were in the memory of its driver)")
     reason = f"{decision.reason}{so_far(found, facts.poison_batch_attempts)}"
-    if facts.now < decision.at:
-        return Wait(f"{reason}, in {decision.at - facts.now:.0f} s")
+    if (left := facts.restart.seconds_left(decision, facts.now, facts.waited)) > 0:
+        return Wait(f"{reason}, in {left:.0f} s")
     # Dagster never launches a run key twice, so it must differ even from that of a storage wiped since.
     return Resume(decision.attempt, f"{facts.job_name}:{claim.token[:12]}:{len(failures)}", reason)

@@ -212,22 +212,29 @@ class _JobWatch:
             holder = self._instance.get_run_record_by_id(claim.run_id)
         failures = self._failures.of(claim.series) if claim else []
         settings = self._settings(None if holder is None else holder.dagster_run)
+        others = [_run_facts(item) for item in records if claim is None or item.dagster_run.run_id != claim.run_id]
+        active = frozenset((run.run_id, run.status) for run in others if run.is_active)
         return Facts(
             now=now,
             claim=claim,
-            claimed_at=_claimed_at(claim, now),
             end=end,
             dead=dead,
             died_at=died_at,
             holder=None if holder is None else _run_facts(holder),
-            others=[_run_facts(item) for item in records if claim is None or item.dagster_run.run_id != claim.run_id],
+            others=others,
             failures=failures,
             restart=settings.restart,
             job_name=self._asset.name,
             is_durable=self._catalog.filesystem.is_durable,
             in_flight=None if claim is None or dead is None or end is not None else self._in_flight(claim, failures),
             poison_batch_attempts=settings.poison_batch_attempts,
+            waited=self._unchanged_for("failures", frozenset((item.run_id, item.sequence) for item in failures)),
+            starting_for=self._unchanged_for("active", active),
         )
+
+    def _unchanged_for(self, what: str, state: frozenset[tuple[str, object]]) -> float:
+        """Seconds for which this process has seen the same of something of the job, by a clock that nobody sets."""
+        return unchanged_for((self._catalog.filesystem.url, self._asset.name, what), state, self._clock)
 
     def _in_flight(self, claim: Claim, failures: Sequence[Failure]) -> BatchInFlight | None:
         """What a dead run was doing, from what it left within reach; asked once, until its death is on record."""
@@ -402,4 +409,5 @@ def _run_facts(record: dg.RunRecord) -> RunFacts:
         since=since,
         is_resume=names.ATTEMPT_TAG in run.tags,
         series=None if series is None else int(series),
+        parent=run.tags.get(names.PARENT_RUN_TAG),
     )

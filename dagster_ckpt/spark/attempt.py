@@ -7,6 +7,7 @@ verified whole, the sink has been found to fit it, and the choice is on record.
 from __future__ import annotations
 
 import logging
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, partial
@@ -25,7 +26,7 @@ from dagster_ckpt.checkpoint.savepoints import claim_savepoint
 from dagster_ckpt.checkpoint.store import CompletedCheckpointStore
 from dagster_ckpt.checkpoint.write_ahead_archive import ArchiveWriter
 from dagster_ckpt.config.recovery import LATEST, RestoreRequest
-from dagster_ckpt.errors import CorruptRecord, QueryMismatch, StorageError
+from dagster_ckpt.errors import CheckpointError, CorruptRecord, QueryMismatch, StorageError
 from dagster_ckpt.spark.choosing import Choosing, claimed_by
 from dagster_ckpt.spark.dead_locations import forget_attempts
 from dagster_ckpt.spark.fallback import cost_of
@@ -36,7 +37,7 @@ from dagster_ckpt.spark.live import LOCATION
 from dagster_ckpt.spark.live_choice import choose_live
 from dagster_ckpt.spark.partitions import set_partitions
 from dagster_ckpt.spark.preflight import Start, pass_preflight
-from dagster_ckpt.spark.query_errors import failure_of
+from dagster_ckpt.spark.query_errors import failure_of, not_built
 from dagster_ckpt.spark.restore import prepare_new_location
 from dagster_ckpt.spark.running import Ended, Prepared, RunningQuery
 from dagster_ckpt.spark.session import make_active, streaming_session
@@ -47,6 +48,7 @@ from dagster_ckpt.spark.writer import plan_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 __all__ = ["Attempt"]
 
@@ -95,6 +97,7 @@ class Attempt:
             CheckpointsLost: they were in the memory of a driver that is gone.
             StateBackendMismatch: its state is of another state backend.
             QueryMismatch: the query is not the one the checkpoint was taken of.
+            QueryNotBuilt: the job's function raised.
             SinkMismatch: the sink does not hold what the checkpoint says.
             SinkNotEmpty: a start from nothing would write to a sink with data.
             RestoreWithLoss: rows would be lost or doubled, and nobody has accepted that.
@@ -124,7 +127,7 @@ class Attempt:
         restored = target.metadata
         session = self._session(restored)
         ignored = ignored_settings(self._job.state_backend, self._spark, restored)
-        writer = self._job.query(session)
+        writer = self._query(session)
         plan = plan_of(writer)
         plan.check(self._job.name, self._job.config.mode)
         sink = plan.sink()
@@ -251,6 +254,11 @@ class Attempt:
             if swept:
                 _log.info("Swept %d files that earlier attempts had left unfinished: %s", len(swept), ", ".join(swept))
 
+    def forget(self) -> None:
+        """Delete what a start has laid out that failed before it was on record: the next one lays out its own."""
+        if not self._is_recorded:
+            shutil.rmtree(self._directory, ignore_errors=True)
+
     def run(self, prepared: Prepared, cancel: Flag) -> Ended | None:
         """Start the query and checkpoint it until it ends; see :meth:`RunningQuery.run`."""
         query = RunningQuery(self._job, prepared, self._spark, self._clock, self._emit, self._forget_other_attempts)
@@ -293,11 +301,24 @@ class Attempt:
         """
         _log.info("Trying the query on a copy of %s before the sink is rolled back", restored.name)
         with self._live.trial(self._directory) as scratch:
-            writer = self._job.query(self._session(restored))
+            writer = self._query(self._session(restored))
             failure = try_query(writer, scratch, cancel)
         error = None if failure is None else failure_of(failure, self._job.name, restored)
         if isinstance(error, QueryMismatch):
             raise error from failure
+
+    def _query(self, session: SparkSession) -> DataStreamWriter:
+        """The query as the job's own function builds it.
+
+        Raises:
+            QueryNotBuilt: the function raised; its exception is the cause.
+        """
+        try:
+            return self._job.query(session)
+        except CheckpointError:  # which names itself: a sink, for example, or a storage that the function reads
+            raise
+        except Exception as error:
+            raise not_built(error, self._job.name) from error
 
     def _session(self, restored: CheckpointMetadata | None) -> SparkSession:
         facts = None if restored is None else restored.facts

@@ -24,6 +24,7 @@ from dagster_ckpt.errors import (
     CheckpointFileMissing,
     CorruptCheckpoint,
     CorruptMetadata,
+    StorageError,
 )
 from dagster_ckpt.spark.job import CheckpointQuarantined, Event
 from dagster_ckpt.spark.planned_batches import planned_files
@@ -120,6 +121,8 @@ class FallbackChain:
             return None
         try:
             self._unpack(target.metadata)
+        except StorageError:
+            raise  # a storage that is down, or a full disk here, says nothing about the savepoint
         except (CorruptCheckpoint, OSError) as error:
             if target.otherwise is None:
                 raise

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pyspark.errors import AnalysisException, StreamingQueryException
 
 from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
-from dagster_ckpt.errors import CheckpointError, QueryFailed, QueryMismatch
+from dagster_ckpt.errors import CheckpointError, QueryFailed, QueryMismatch, QueryNotBuilt
 
-__all__ = ["another_query", "failed_in_batch", "failure_of"]
+__all__ = ["another_query", "failed_in_batch", "failure_of", "not_built"]
 
 #: Spark's error conditions that mean: this state belongs to another query.
 _MISMATCHES = (
@@ -18,6 +18,11 @@ _MISMATCHES = (
     "UNEXPECTED_STREAMING_SOURCE",
     "in the checkpoint offsets and now there are",
     "Wrong basePath",
+)
+
+_MEND = (
+    "If it passes by itself, the job goes on by its restart strategy. The same error in the next attempt ends the job: "
+    "mend the function, and launch again."
 )
 
 #: In Spark's report of a query that has not come to a batch yet.
@@ -33,16 +38,24 @@ def failure_of(error: Exception, job_name: str, restored: CheckpointMetadata | N
         restored: the checkpoint the query went on from.
 
     Returns:
-        :class:`QueryMismatch` when the state is not the query's, else :class:`QueryFailed`, which is not recoverable
-        when Spark cannot even plan the query.
+        :class:`QueryMismatch` when the state is not the query's, :class:`QueryNotBuilt` when Spark cannot even plan the
+        query, else :class:`QueryFailed`.
     """
     text = str(error)
     if restored is not None and any(mark in text for mark in _MISMATCHES):
         return another_query(job_name, restored, f"Spark says: {_first_line(text)}")
-    failure = QueryFailed(f"The query of job {job_name!r} failed: {_first_line(text)}")
-    # A query that Spark cannot even plan fails the same way every time.
-    failure.recoverable = not isinstance(error, AnalysisException)
-    return failure
+    if isinstance(error, AnalysisException):
+        return QueryNotBuilt(f"Spark cannot plan the query of job {job_name!r}: {_first_line(text)}", hint=_MEND)
+    return QueryFailed(f"The query of job {job_name!r} failed: {_first_line(text)}")
+
+
+def not_built(error: Exception, job_name: str) -> QueryNotBuilt:
+    """The error for an exception of the job's own function, which is to be its cause."""
+    said = _first_line(str(error))
+    return QueryNotBuilt(
+        f"The function of job {job_name!r} did not build its query: {type(error).__name__}{said and f': {said}'}",
+        hint=_MEND,
+    )
 
 
 def failed_in_batch(error: CheckpointError) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import shutil
@@ -21,7 +22,7 @@ from dagster_ckpt.config.state_backend import (
     STATE_FORMAT_CONF,
     StateBackend,
 )
-from dagster_ckpt.errors import JavaNotFound
+from dagster_ckpt.errors import CheckpointError, DriverLost, JavaNotFound, SparkNotStarted
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -40,6 +41,8 @@ _DEFAULTS = {
     CHANGELOG_CONF: "true",
     "spark.sql.streaming.minBatchesToRetain": "100",
 }
+#: Of files that are no program of this machine.
+_NO_PROGRAM = frozenset({errno.ENOENT, errno.EACCES, errno.EPERM, errno.ENOEXEC})
 #: Seconds a dying JVM may take to be gone.
 _TEAR_DOWN = 5.0
 
@@ -49,6 +52,7 @@ def find_java() -> Path:
 
     Raises:
         JavaNotFound: there is none, it is older than 17, or it lacks the module PySpark needs.
+        SparkNotStarted: it does not run now, so that nobody knows which Java it is.
     """
     home = os.environ.get("JAVA_HOME")
     found = str(Path(home) / "bin" / "java") if home else shutil.which("java")
@@ -74,7 +78,28 @@ def start_session(app_name: str, master: str, conf: Mapping[str, str]) -> SparkS
 
     Raises:
         JavaNotFound: no usable Java.
+        SparkNotStarted: Spark did not start; it may at the next attempt.
+        DriverLost: the JVM that this process has started before is gone, so that only a new process can start Spark.
     """
+    try:
+        return _session(app_name, master, conf)
+    except CheckpointError:
+        raise
+    except Exception as error:
+        from pyspark import SparkContext  # noqa: PLC0415 - as below
+
+        # PySpark keeps the gateway to the first JVM of a process for good.
+        process = getattr(SparkContext._gateway, "proc", None)  # noqa: SLF001
+        said = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+        if process is not None and _is_gone(process, error):
+            raise DriverLost(
+                f"The JVM of Spark for {app_name!r} is gone: {said}",
+                hint="The sensor resumes the job in a new process.",
+            ) from error
+        raise SparkNotStarted(f"Spark for {app_name!r} did not start: {said}", hint=_look_at(conf)) from error
+
+
+def _session(app_name: str, master: str, conf: Mapping[str, str]) -> SparkSession:
     from pyspark.sql import SparkSession  # noqa: PLC0415 - half a second that only a driver has to pay
 
     if SparkSession.getActiveSession() is None:
@@ -141,12 +166,24 @@ def is_jvm_alive(spark: SparkSession, *, after: Exception | None = None) -> bool
         after: the error that makes one ask. A JVM that is just being torn down refuses connections before it is gone.
     """
     process = getattr(spark.sparkContext._gateway, "proc", None)  # noqa: SLF001
-    if process is None:
-        return True
+    return process is None or not _is_gone(process, after)
+
+
+def _is_gone(process: subprocess.Popen[bytes], after: Exception | None) -> bool:
     if isinstance(after, (Py4JNetworkError, OSError)):
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(timeout=_TEAR_DOWN)
-    return bool(process.poll() is None)
+    return process.poll() is not None
+
+
+def _look_at(conf: Mapping[str, str]) -> str:
+    """What a person does when Spark does not start."""
+    memory = conf.get("spark.driver.memory", "not set: 1g")
+    return (
+        "The JVM has written why to the error output of this process (in Dagster: stderr of the run). Look there, at "
+        f"the memory that this machine has left (spark.driver.memory is {memory}), and at JAVA_HOME "
+        f"({os.environ.get('JAVA_HOME', 'not set')}). The job is started again by its restart strategy."
+    )
 
 
 def _explicit_sql_conf(spark: SparkSession) -> dict[str, str]:
@@ -159,8 +196,22 @@ def _explicit_sql_conf(spark: SparkSession) -> dict[str, str]:
 
 
 def _output(command: list[str]) -> str:
+    """What a command of Java prints.
+
+    Raises:
+        JavaNotFound: the file cannot be executed here.
+        SparkNotStarted: it did not come to its end as it should, which says nothing about the next time.
+    """
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)  # noqa: S603
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout + done.stderr
+    except OSError as error:
+        if error.errno in _NO_PROGRAM:
+            raise JavaNotFound(f"{command[0]} is not a working Java: {error.strerror}.", hint=_HOW) from error
+        raise SparkNotStarted(f"{' '.join(command)} was not started: {error.strerror}.", hint=_look_at({})) from error
+    except subprocess.TimeoutExpired as error:
+        raise SparkNotStarted(f"{' '.join(command)} did not end within 60 s.", hint=_look_at({})) from error
+    said = done.stdout + done.stderr
+    if done.returncode:
+        first = said.strip().partition("\n")[0] or "it said nothing"
+        raise SparkNotStarted(f"{' '.join(command)} ended with {done.returncode}: {first}.", hint=_look_at({}))
+    return said

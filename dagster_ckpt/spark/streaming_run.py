@@ -17,22 +17,26 @@ from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
 from dagster_ckpt.checkpoint.clock import Clock, iso
 from dagster_ckpt.checkpoint.ending import finish_deletions
 from dagster_ckpt.checkpoint.epochs import FAILING, Claim, End
-from dagster_ckpt.checkpoint.failures import Failure, FailureLog, in_order
+from dagster_ckpt.checkpoint.failures import Failure, FailureLog
 from dagster_ckpt.checkpoint.liveness import Heart, HeartbeatFile, ProcessIdentity, free_job, this_host
+from dagster_ckpt.checkpoint.local_disk import local_failure
 from dagster_ckpt.checkpoint.owner import claim_ownership
-from dagster_ckpt.checkpoint.poison import Streak, poison_batch, so_far, streak
+from dagster_ckpt.checkpoint.poison import Streak, beyond_restart, poison_batch, so_far, streak
 from dagster_ckpt.config.checkpoint_config import JobStatus
 from dagster_ckpt.config.recovery import RestoreRequest
 from dagster_ckpt.config.restart import RestartDecision
 from dagster_ckpt.errors import (
     CheckpointError,
+    CorruptCheckpoint,
     DriverLost,
     Fenced,
+    ForeignCheckpoint,
+    JobAlreadyRunning,
     PoisonBatch,
     QueryFailed,
+    QueryNotBuilt,
     RestoreRefused,
     SinkOverlap,
-    StorageError,
     StorageUnusable,
 )
 from dagster_ckpt.spark.attempt import Attempt
@@ -58,6 +62,9 @@ if TYPE_CHECKING:
 __all__ = ["StreamingRun"]
 
 _log = logging.getLogger(__name__)
+
+#: Characters of an error that are put on record.
+_LONGEST_REASON = 10_000
 
 
 @dataclass(slots=True)
@@ -132,14 +139,12 @@ class StreamingRun:
             Fenced: a newer run has taken the job over.
             CheckpointError: the job failed and is not restarted within this run.
         """
-        refuse_impossible(self._job)
-        self._job.filesystem.probe()
-        _probe_working_directory(self._job.working_directory)
-        claim_ownership(self._job.filesystem, self._job.name, self._job.deployment)
         heartbeats = HeartbeatFile(self._job.filesystem, self._job.name)
-        for process in free_job(heartbeats, self._job.name, self._clock, self._cancel.wait):
-            _log.warning("Killed process %d, which a run declared dead had left behind", process.pid)
-        claim = self._claim()
+        try:
+            claim = self._take_over(heartbeats)
+        except Exception as error:
+            self._note_before_claim(error)
+            raise
         heart = Heart(heartbeats, self._clock, epoch=claim.epoch, run_id=self._run_id, worker=self._worker)
         heart.start()
         try:
@@ -150,12 +155,34 @@ class StreamingRun:
                         claim = self._claim()
                         heart.hold(claim.epoch)
                         break
-                    except StorageError as error:  # a restart while the storage is full or down
+                    except Fenced:
+                        raise
+                    except Exception as error:  # a restart while the storage is full or down
                         result = self._fail(claim, error)
                 if result is not None:
                     return result
         finally:
             heart.stop()
+
+    def _take_over(self, heartbeats: HeartbeatFile) -> Claim:
+        """The first claim of the run, once the job can be run here and nobody else runs it."""
+        refuse_impossible(self._job)
+        self._job.filesystem.probe()
+        _probe_working_directory(self._job.working_directory)
+        claim_ownership(self._job.filesystem, self._job.name, self._job.deployment)
+        for process in free_job(heartbeats, self._job.name, self._clock, self._cancel.wait):
+            _log.warning("Killed process %d, which a run declared dead had left behind", process.pid)
+        return self._claim()
+
+    def _note_before_claim(self, error: Exception) -> None:
+        """Let the sensor know why this run, which was to go on with the job, could not take it over.
+
+        Of a run that leaves no record the sensor knows as much as that it failed, and counts that. So none is left
+        where another run or another deployment has the job, of which this failure says nothing.
+        """
+        series = self._state.series
+        if series is not None and not isinstance(error, (Fenced, ForeignCheckpoint, JobAlreadyRunning)):
+            self._record(series, error)
 
     def _claim(self) -> Claim:
         claim = self._catalog.epochs.claim(
@@ -168,14 +195,15 @@ class StreamingRun:
         )
         self._emit(EpochClaimed(claim.epoch))
         self._state.series = claim.series
-        self._failures.forget_before(claim.series)
-        finish_deletions(self._catalog, claim.epoch)
         return claim
 
     def _attempt(self, claim: Claim, heart: Heart) -> RunResult | None:
         """One attempt; ``None`` when it failed and the next one is due."""
         self._state.prepared = None
+        attempt: Attempt | None = None
         try:
+            self._failures.forget_before(claim.series)
+            finish_deletions(self._catalog, claim.epoch)
             spark = self._start_spark()
             if self._cancel.is_set():
                 return self._end(claim, JobStatus.CANCELED, "canceled before the query started")
@@ -195,7 +223,12 @@ class StreamingRun:
             if self._cancel.is_set():
                 _log.info("The job was canceled while it failed: %s", error)
                 return self._end(claim, JobStatus.CANCELED, "canceled while it failed")
-            return self._fail(claim, error)
+            if (named := local_failure(error, self._job.working_directory)) is not None:
+                named.__cause__ = error
+            result = self._fail(claim, named or error)
+            if result is None and attempt is not None:
+                attempt.forget()
+            return result
         if ended is None:
             return self._end(claim, JobStatus.CANCELED, "canceled")
         return self._end(claim, JobStatus.FINISHED, ended.reason, on_record=ended.on_record)
@@ -244,26 +277,32 @@ class StreamingRun:
 
     def _fail(self, claim: Claim, error: Exception) -> RunResult | None:
         """Record a failure, and wait for the restart if it is to happen within this run; else raise."""
-        if not isinstance(error, DriverLost) and self._spark is not None and not is_jvm_alive(self._spark, after=error):
+        # The job's own function speaks with the JVM, too.
+        seen = error.__cause__ if isinstance(error, QueryNotBuilt) else error
+        after = seen if isinstance(seen, Exception) else error
+        if not isinstance(error, DriverLost) and self._spark is not None and not is_jvm_alive(self._spark, after=after):
             lost = DriverLost(
                 f"The JVM of job {self._job.name!r} is gone: {error}",
                 hint="The sensor resumes the job in a new process.",
             )
             lost.__cause__ = error
             error = lost
-        failures = self._record(claim, error)
+        failures = self._record(claim.series, error)
         found = streak(failures)
         decision = self._decide(failures)
         now = self._clock.time()
-        reason = str(error).partition("\n")[0]
+        reason = _told(error)
         if found is not None and found.ends_loop(self._job.poison_batch_attempts):
             poison = self._poison(found)
             with contextlib.suppress(OSError):
                 self._end(claim, JobStatus.FAILED, poison.in_one_line)
             raise poison from error
         if not decision.allowed:
+            if isinstance(error, QueryNotBuilt):
+                why = decision.reason.removesuffix(".")
+                error.hint = f"It is not tried again: {why}. Mend the job's function, and launch again."
             with contextlib.suppress(OSError):
-                refused = isinstance(error, (RestoreRefused, SinkOverlap))
+                refused = isinstance(error, (RestoreRefused, SinkOverlap, CorruptCheckpoint))
                 self._end(claim, JobStatus.FAILED, f"{reason} ({decision.reason})", refused=refused)
             raise error
         failing = End(FAILING, reason, discarded=False, ended_at=iso(now))
@@ -271,7 +310,7 @@ class StreamingRun:
             with contextlib.suppress(OSError):
                 self._catalog.epochs.record_end(claim.epoch, failing)
             raise error
-        delay = max(decision.at - now, 0)
+        delay = self._job.restart.seconds_left(decision, now)
         self._emit(Restarting(reason, f"{decision.reason}{so_far(found, self._job.poison_batch_attempts)}", delay))
         if self._cancel.wait(delay) and not self._is_interrupted:
             return self._end(claim, JobStatus.CANCELED, "canceled while it waited for its restart")
@@ -279,31 +318,35 @@ class StreamingRun:
             self._catalog.epochs.record_end(claim.epoch, failing)
         return RunResult(JobStatus.CANCELED, None) if self._is_interrupted else None
 
-    def _record(self, claim: Claim, error: Exception) -> list[Failure]:
-        """Put a failure on record; all of the series so far, in order."""
+    def _record(self, series: int, error: Exception) -> list[Failure]:
+        """Put a failure on record; all of the series so far, those of this run last, in order.
+
+        They are the latest whatever a clock says: nobody else runs the job.
+        """
         in_flight = self._in_flight(error)
         failure = Failure(
             run_id=self._run_id,
             sequence=len(self._state.history) + 1,
             at=self._clock.time(),
             batch=None if in_flight is None else in_flight.batch,
-            reason=str(error).partition("\n")[0],
-            recoverable=isinstance(error, CheckpointError) and error.recoverable,
+            reason=_told(error),
+            recoverable=not isinstance(error, CheckpointError) or error.recoverable,
             kind=type(error).__name__,
             plan=None if in_flight is None else in_flight.plan,
         )
         self._state.history.append(failure)
-        failures = {(item.run_id, item.sequence): item for item in self._state.history}
-        with contextlib.suppress(OSError):  # a storage that refuses writes must neither hide a failure nor forget it
-            self._failures.record(claim.series, failure)
-            failures |= {(item.run_id, item.sequence): item for item in self._failures.of(claim.series)}
-        return in_order(failures.values())
+        own = {(item.run_id, item.sequence) for item in self._state.history}
+        before: list[Failure] = []
+        # A storage that refuses writes, or a damaged record, must neither hide a failure nor forget it.
+        with contextlib.suppress(OSError, CorruptCheckpoint):
+            self._failures.record(series, failure)
+            before = [item for item in self._failures.of(series) if (item.run_id, item.sequence) not in own]
+        return [*before, *self._state.history]
 
     def _decide(self, failures: Sequence[Failure]) -> RestartDecision:
-        latest = self._state.history[-1]
-        if not latest.recoverable:
-            return RestartDecision(allowed=False, at=latest.at, attempt=0, reason="a restart cannot help")
-        return self._job.restart.decide([item.at for item in failures], key=self._job.name)
+        if (why := beyond_restart(failures)) is not None:
+            return RestartDecision(allowed=False, at=failures[-1].at, attempt=0, reason=why)
+        return self._job.restart.decide(sorted(item.at for item in failures), key=self._job.name)
 
     def _in_flight(self, error: Exception) -> BatchInFlight | None:
         """The batch that was under way, ``None`` when the query had not come to one."""
@@ -322,6 +365,12 @@ class StreamingRun:
             storage=filesystem.url if filesystem.is_durable else None,
             before=None if before is None else before.reference,
         )
+
+
+def _told(error: Exception) -> str:
+    """An error in one line. One of this package says all there is to say; of any other, its name is half of it."""
+    first = str(error).partition("\n")[0][:_LONGEST_REASON]
+    return first if isinstance(error, CheckpointError) else f"{type(error).__name__}{first and f': {first}'}"
 
 
 def _probe_working_directory(directory: Path) -> None:

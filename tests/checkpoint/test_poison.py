@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dagster_ckpt.checkpoint.failures import DIED, Failure
-from dagster_ckpt.checkpoint.poison import Streak, is_outage, poison_batch, so_far, streak, symptom
+from dagster_ckpt.checkpoint.poison import Streak, beyond_restart, is_outage, poison_batch, so_far, streak, symptom
 from dagster_ckpt.config.restart import check_poison_batch_attempts
 from dagster_ckpt.errors import InvalidConfiguration, PoisonBatch
 
@@ -203,3 +203,32 @@ def test_one_failure_is_no_poison(attempts: int) -> None:
         check_poison_batch_attempts(attempts)
     check_poison_batch_attempts(2)
     check_poison_batch_attempts(None)
+
+
+NOT_BUILT = Failure(
+    "run", 1, 1.0, None, "The function of job 'a' did not build it: KeyError: 'x'", kind="QueryNotBuilt"
+)
+
+
+@pytest.mark.parametrize(
+    ("failures", "ends"),
+    [
+        ([replace(ONE, recoverable=False)], True),
+        ([ONE], False),
+        ([ONE, ONE], False),  # whether a batch is poison is told elsewhere
+        ([NOT_BUILT], False),
+        ([NOT_BUILT, NOT_BUILT], True),
+        ([NOT_BUILT, replace(NOT_BUILT, run_id="another", reason=NOT_BUILT.reason)], True),
+        ([replace(NOT_BUILT, reason="no file /a/1"), replace(NOT_BUILT, reason="no file /a/2")], True),
+        ([NOT_BUILT, replace(NOT_BUILT, reason="KeyError: 'y'")], False),
+        ([NOT_BUILT, ONE, NOT_BUILT], False),
+        ([NOT_BUILT, NOT_BUILT, ONE], False),
+        ([NOT_BUILT, replace(NOT_BUILT, sequence=DIED, kind=""), NOT_BUILT], False),
+        ([replace(NOT_BUILT, reason="ConnectionRefusedError: [Errno 111] Connection refused")] * 9, False),
+        ([replace(NOT_BUILT, reason="OSError: [Errno 28] No space left on device")] * 9, False),
+    ],
+)
+def test_what_a_restart_cannot_help(failures: list[Failure], ends: bool) -> None:
+    why = beyond_restart(failures)
+    assert (why is not None) is ends
+    assert why is None or "a restart cannot help" in why

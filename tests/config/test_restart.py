@@ -213,6 +213,39 @@ class TestExponentialDelay:
         )
 
 
+class TestClocksThatAreSet:
+    """What was recorded by a clock that has been set back since, or that is ahead of this one."""
+
+    @pytest.mark.parametrize(
+        ("strategy", "longest"),
+        [
+            (FixedDelayRestart(9, timedelta(seconds=7)), 7),
+            (FailureRateRestart(9, timedelta(hours=1), timedelta(seconds=8)), 8),
+            (ExponentialDelayRestart(max_backoff=timedelta(seconds=40), jitter_factor=0.25), 50),
+        ],
+    )
+    @given(distances=gaps, ahead=st.floats(-1e6, 1e6), waited=st.floats(0, 100))
+    def test_no_restart_waits_for_longer_than_the_longest_delay(
+        self, strategy: RestartStrategy, longest: float, distances: list[float], ahead: float, waited: float
+    ) -> None:
+        assert strategy.longest_delay == longest
+        decision = strategy.decide(moments(distances)[:9])
+        now = moments(distances)[:9][-1] - ahead
+        left = strategy.seconds_left(decision, now, waited)
+        assert 0 <= left <= max(longest - waited, 0)
+        if now >= decision.at:
+            assert left == 0
+        elif waited == 0 and decision.at - now <= longest:
+            assert left == decision.at - now, "clocks that were not set are gone by"
+
+    def test_what_is_not_allowed_has_no_delay(self) -> None:
+        assert NoRestart().longest_delay == 0
+
+    def test_what_falls_back_has_to_be_resolved(self) -> None:
+        with pytest.raises(InvalidConfiguration, match="was asked for a decision"):
+            _ = FallbackRestart().longest_delay
+
+
 @pytest.mark.parametrize("strategy", [NoRestart(), FixedDelayRestart(1, SECOND), ExponentialDelayRestart()])
 def test_strategies_are_values(strategy: RestartStrategy) -> None:
     assert {strategy: 1}[strategy] == 1

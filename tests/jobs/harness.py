@@ -320,6 +320,7 @@ class Launch:
         self,
         job: StreamingJob,
         request: RestoreRequest,
+        series: int | None = None,
     ) -> None:
         self.events: list[Event] = []
         self.run_id = new_run_id()
@@ -327,7 +328,7 @@ class Launch:
             job,
             run_id=self.run_id,
             request=request,
-            series=None,
+            series=series,
             clock=SystemClock(),
             emit=self.events.append,
         )

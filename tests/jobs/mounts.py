@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -22,3 +25,13 @@ def mounted(*arguments: str) -> Iterator[None]:
         yield
     finally:
         subprocess.run(["umount", arguments[-1]], check=True)
+
+
+def fill(ballast: Path) -> None:
+    """Fill a small disk to its last byte, with this file."""
+    with ballast.open("wb", buffering=0) as file:
+        for size in (1 << 16, 1 << 12, 1):
+            with contextlib.suppress(OSError):
+                while True:
+                    file.write(b"x" * size)
+    assert shutil.disk_usage(ballast.parent).free < 1 << 14  # what else writes there may just have freed a page

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -19,7 +18,7 @@ from dagster_ckpt.errors import StorageError, StorageUnusable, ToleranceExceeded
 from dagster_ckpt.spark.job import Started
 from dagster_ckpt.testing import Action, Fail, FaultInjectingFileSystem, Operation
 from tests.jobs.harness import OFTEN, Bench, eventually
-from tests.jobs.mounts import mounted
+from tests.jobs.mounts import fill, mounted
 
 if TYPE_CHECKING:
     from dagster_ckpt.filesystem import FileSystem
@@ -45,12 +44,7 @@ class SmallDisk:
     ballast: Path
 
     def fill(self) -> None:
-        with self.ballast.open("wb", buffering=0) as file:
-            for size in (1 << 16, 1 << 12, 1):
-                with contextlib.suppress(OSError):
-                    while True:
-                        file.write(b"x" * size)
-        assert shutil.disk_usage(self.ballast.parent).free < 1 << 14  # a heartbeat may just have freed a page
+        fill(self.ballast)
 
     def free(self) -> None:
         self.ballast.unlink(missing_ok=True)

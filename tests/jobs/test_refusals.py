@@ -18,7 +18,7 @@ from dagster_ckpt.errors import (
     ForeignCheckpoint,
     InvalidConfiguration,
     JobAlreadyRunning,
-    QueryFailed,
+    QueryNotBuilt,
     RestoreRefused,
     SinkMismatch,
     SinkNotEmpty,
@@ -375,8 +375,9 @@ def test_a_function_that_raises(ticked: Bench) -> None:
 
     before = ticked.photograph()
     launch = ticked.launch(ticked.job(query=build))
-    with pytest.raises(Mistake, match="no such column"):
+    with pytest.raises(QueryNotBuilt, match="Mistake: no such column") as raised:
         launch.result()
+    assert isinstance(raised.value.__cause__, Mistake)
     assert not launch.of(Started)
     assert launch.of(SparkStarted)
     before.assert_untouched(ticked)
@@ -384,14 +385,13 @@ def test_a_function_that_raises(ticked: Bench) -> None:
 
 
 def test_a_query_that_spark_cannot_plan(bench: Bench) -> None:
-    """Named as the query's failure, and not tried again."""
+    """Named as what was never a query; how often that is tried again is told in another test."""
 
     def complete(bench: Bench, session: SparkSession) -> DataStreamWriter:
         return copied(bench, session).outputMode("complete")
 
     bench.land(1)
-    refusal = bench.refused(QueryFailed, bench.job(query=complete))
+    refusal = bench.refused(QueryNotBuilt, bench.job(query=complete))
     assert "'tiny'" in refusal.message
-    assert not refusal.recoverable
     bench.tick()
     bench.assert_exact()

@@ -238,24 +238,6 @@ def test_cancel_while_spark_starts(bench: Bench) -> None:
     bench.assert_exact()
 
 
-def test_what_a_function_raises_is_not_retried(bench: Bench) -> None:
-    """A mistake in the job's own code is the same the second time."""
-    calls: list[int] = []
-
-    def build(bench: Bench, session: SparkSession) -> DataStreamWriter:
-        calls.append(1)
-        raise KeyError("no such setting")
-
-    launch = bench.launch(bench.job(query=build, restart=FixedDelayRestart(3, _AT_ONCE)))
-    with pytest.raises(KeyError):
-        launch.result()
-    assert len(calls) == 1
-    end = bench.catalog.epochs.read_end(1)
-    assert end is not None
-    assert end.status == "FAILED"
-    assert [item["recoverable"] for item in _failures(bench)] == [False]
-
-
 def _failures(bench: Bench) -> list[dict[str, Any]]:
     """The failure records of all series, as another process reads them."""
     files = sorted((bench.storage / "tiny" / "control" / "failures").glob("s-*/*"))

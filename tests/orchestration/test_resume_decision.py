@@ -42,7 +42,7 @@ OVER = ("SUCCESS", "FAILURE", "CANCELED")
 
 
 def run(status: str = "FAILURE", run_id: str = "holder", *, age: float = 10, resume: bool = False) -> RunFacts:
-    return RunFacts(run_id, status, NOW - age, resume, 2 if resume else None)
+    return RunFacts(run_id, status, NOW - age, resume, 2 if resume else None, "holder" if resume else None)
 
 
 def died(*, at: float = NOW - 10, recoverable: bool = True, run_id: str = "holder", sequence: int = DIED) -> Failure:
@@ -60,11 +60,12 @@ def facts(
     restart: RestartStrategy | None = None,
     in_flight: BatchInFlight | None = None,
     poison_batch_attempts: int | None = None,
+    waited: float = 0,
+    starting_for: float = 0,
 ) -> Facts:
     return Facts(
         now=NOW,
         claim=claim,
-        claimed_at=NOW - 2000,
         end=None if end is None else End(end, "it said so", False, "2026-01-01T00:00:00.000+00:00"),
         dead=dead,
         died_at=NOW - 10,
@@ -75,7 +76,13 @@ def facts(
         job_name="orders",
         in_flight=in_flight,
         poison_batch_attempts=poison_batch_attempts,
+        waited=waited,
+        starting_for=starting_for,
     )
+
+
+def not_built(reason: str, *, at: float, run_id: str = "holder", sequence: int = 1) -> Failure:
+    return Failure(run_id, sequence, at, None, reason, kind="QueryNotBuilt")
 
 
 TABLE: list[tuple[str, Facts, Action]] = [
@@ -133,13 +140,68 @@ TABLE: list[tuple[str, Facts, Action]] = [
     ),
     (
         "a resume that failed before this claim was counted then",
-        facts(holder=run(), failures=[died()], others=[run("FAILURE", "second", age=2001, resume=True)]),
+        facts(
+            holder=run(), failures=[died()], others=[replace(run("FAILURE", "second", resume=True), parent="earlier")]
+        ),
         Resume(1, "orders:token:1", "restart 1 of 3 (fixed delay 5 s, 3 attempts)"),
     ),
     (
         "a resume of another series that failed is no failure of this one",
         facts(holder=run(), failures=[died()], others=[replace(run("FAILURE", "second", resume=True), series=1)]),
         Resume(1, "orders:token:1", "restart 1 of 3 (fixed delay 5 s, 3 attempts)"),
+    ),
+    (
+        "a resume that failed before it claimed, by a clock that was set back since the claim",
+        facts(holder=run(), failures=[died()], others=[run("FAILURE", "second", age=100_000, resume=True)]),
+        RecordFailures([Failure("second", DIED, NOW - 100_000, None, "run second failed before it took the job over")]),
+    ),
+    (
+        "a resume that told why it could not claim",
+        facts(
+            holder=run(),
+            failures=[died(), replace(died(run_id="second", sequence=1), reason="no space left", at=NOW - 9)],
+            others=[run("FAILURE", "second", age=8, resume=True)],
+        ),
+        Resume(2, "orders:token:2", "restart 2 of 3 (fixed delay 5 s, 3 attempts)"),
+    ),
+    (
+        "a resume that found that it can never claim",
+        facts(
+            holder=run(),
+            failures=[
+                died(),
+                replace(died(run_id="second", sequence=1, recoverable=False), reason="wrong value", at=NOW - 9),
+            ],
+            others=[run("FAILURE", "second", age=8, resume=True)],
+        ),
+        EndJob(JobStatus.FAILED, "wrong value (a restart cannot help)"),
+    ),
+    (
+        "a query that was not built",
+        facts(end="FAILING", holder=run(), failures=[not_built("KeyError: 'a'", at=NOW - 10)]),
+        Resume(1, "orders:token:1", "restart 1 of 3 (fixed delay 5 s, 3 attempts)"),
+    ),
+    (
+        "a query that was not built twice in a row, in two runs",
+        facts(
+            end="FAILING",
+            holder=run(),
+            failures=[not_built("KeyError: 'a'", at=NOW - 99, run_id="a"), not_built("KeyError: 'a'", at=NOW - 10)],
+        ),
+        EndJob(
+            JobStatus.FAILED,
+            "KeyError: 'a' (the query was not built twice in a row, for the same reason: a restart cannot help)",
+        ),
+    ),
+    (
+        "a restart that a clock, set back since, would let wait for a day, has waited as long as any",
+        facts(holder=run(), failures=[died(at=NOW + 86_400)], waited=5),
+        Resume(1, "orders:token:1", "restart 1 of 3 (fixed delay 5 s, 3 attempts)"),
+    ),
+    (
+        "a restart that a clock, set back since, would let wait for a day, waits as long as any",
+        facts(holder=run(), failures=[died(at=NOW + 86_400)], waited=2),
+        Wait("restart 1 of 3 (fixed delay 5 s, 3 attempts), in 3 s"),
     ),
     (
         "another is starting",
@@ -154,6 +216,15 @@ TABLE: list[tuple[str, Facts, Action]] = [
     (
         "a resumed run that never began",
         facts(failures=[died()], others=[run("STARTED", "second", age=STARTUP_LIMIT, resume=True)]),
+        MarkDead("second", False, "it did not begin within 120 s"),
+    ),
+    (
+        "a resumed run that never began, by a clock that was set back since",
+        facts(
+            failures=[died()],
+            others=[run("STARTED", "second", age=-86_400, resume=True)],
+            starting_for=STARTUP_LIMIT,
+        ),
         MarkDead("second", False, "it did not begin within 120 s"),
     ),
     (
@@ -237,6 +308,7 @@ _runs = st.builds(
     since=st.floats(NOW - 1000, NOW),
     is_resume=st.booleans(),
     series=st.sampled_from([None, 1, 2]),
+    parent=st.sampled_from([None, "holder", "earlier"]),
 )
 _failures = st.builds(
     Failure,
@@ -246,7 +318,7 @@ _failures = st.builds(
     batch=st.sampled_from([None, 3]),
     reason=st.just("it failed"),
     recoverable=st.booleans(),
-    kind=st.sampled_from(["QueryFailed", "StorageError"]),
+    kind=st.sampled_from(["QueryFailed", "StorageError", "QueryNotBuilt"]),
 )
 _strategies: st.SearchStrategy[RestartStrategy] = st.one_of(
     st.just(NoRestart()),
@@ -264,6 +336,8 @@ _facts = st.builds(
     restart=_strategies,
     in_flight=st.sampled_from([None, BatchInFlight(3, "plan")]),
     poison_batch_attempts=st.sampled_from([None, 2, 3]),
+    waited=st.sampled_from([0.0, 1.0, 1e6]),
+    starting_for=st.sampled_from([0.0, 1.0, 1e6]),
 )
 
 
@@ -288,12 +362,14 @@ def test_nothing_is_resumed_that_lives_ended_or_may_not(given_facts: Facts) -> N
     assert given_facts.claim is not None
     assert given_facts.end is None or given_facts.end.status == "FAILING"
     assert given_facts.holder is None or given_facts.holder.status in ("SUCCESS", "FAILURE")
-    assert not [other for other in given_facts.others if other.is_active and NOW - other.since < STARTUP_LIMIT]
+    if given_facts.starting_for < STARTUP_LIMIT:
+        assert not [other for other in given_facts.others if other.is_active and NOW - other.since < STARTUP_LIMIT]
     newest = max(given_facts.failures, key=lambda failure: failure.at)
     assert newest.recoverable
     if isinstance(given_facts.restart, FixedDelayRestart):
         assert action.attempt == len(given_facts.failures) <= given_facts.restart.attempts
-        assert newest.at + given_facts.restart.delay.total_seconds() <= NOW
+        delay = given_facts.restart.delay.total_seconds()
+        assert newest.at + delay <= NOW or given_facts.waited >= delay
     assert not isinstance(given_facts.restart, NoRestart)
     found = streak(in_order(given_facts.failures))
     assert found is None or not found.ends_loop(given_facts.poison_batch_attempts)
@@ -312,7 +388,7 @@ def test_doing_what_is_decided_comes_to_rest(given_facts: Facts) -> None:
         assert isinstance(action, Ended)
     if isinstance(action, Resume):
         launched = run("QUEUED", "launched", age=0, resume=True)
-        given_facts = replace(given_facts, others=[launched, *given_facts.others])
+        given_facts = replace(given_facts, others=[launched, *given_facts.others], starting_for=0)
         assert decide(given_facts) == Wait("run launched is starting")
 
 

@@ -22,11 +22,13 @@ from dagster_ckpt import (
 )
 from dagster_ckpt.checkpoint.clock import SystemClock
 from dagster_ckpt.checkpoint.epochs import Choice, Claim
+from dagster_ckpt.checkpoint.failures import Failure
 from dagster_ckpt.checkpoint.liveness import SETTLED, Heartbeat, HeartbeatFile, ProcessIdentity
 from dagster_ckpt.checkpoint.pinning import pin_checkpoint
 from dagster_ckpt.checkpoint.store import CompletedCheckpointStore
 from dagster_ckpt.orchestration import names, resume_sensor
 from dagster_ckpt.orchestration.resume_decision import Action, Facts, decide
+from tests.jobs.mounts import fill, mounted
 from tests.orchestration.stored_job import StoredJob, make_asset, run_id
 
 _DELETES = CheckpointConfig(cleanup=ExternalizedCheckpointCleanup.DELETE_ON_CANCELLATION)
@@ -405,6 +407,48 @@ def test_the_budget_is_counted_over_runs_and_then_the_sensor_says_why_it_stopped
     assert "it ended FAILED: " in said
     assert "all 2 restarts are used up (fixed delay 0 ms, 2 attempts)" in said
     assert job.catalog.newest().metadata is not None, "nothing was deleted"
+
+
+def test_a_storage_that_is_full_delays_the_restart_and_forgets_nothing(sensor: Sensor, job: StoredJob) -> None:
+    """The run could record neither its failure nor its end, and the sensor can write down nothing either."""
+    job.root.mkdir(parents=True)
+    with mounted("-t", "tmpfs", "-o", "size=2m", "tmpfs", str(job.root)):
+        dead = job.die(sensor.add_run(run_id(), Status.FAILURE))
+        fill(job.root / "ballast")
+        for _ in range(2):
+            requests, said = sensor.tick()
+            assert requests == []
+            assert "No space left on device" in said
+        (job.root / "ballast").unlink()
+        assert sensor.request().tags[names.PARENT_RUN_TAG] == dead.run_id
+        assert [failure.run_id for failure in job.failures.of(dead.series)] == [dead.run_id]
+
+
+def test_a_resume_that_failed_counts_whatever_the_clock_says(sensor: Sensor, job: StoredJob) -> None:
+    """The clock has been set back by a day since the claim. Dagster never launches a run key twice."""
+    claim = job.claim(sensor.add_run(run_id(), Status.FAILURE), ago=-86_400)
+    job.checkpoint(job.choose(claim), 0)
+    job.beat(claim, alive=False)
+    first = sensor.request()
+    failed = sensor.launch(first, Status.FAILURE)
+    second = sensor.request()
+    assert second.run_key != first.run_key
+    assert second.tags[names.ATTEMPT_TAG] == "2"
+    assert {failure.run_id for failure in job.failures.of(claim.series)} == {claim.run_id, failed}
+
+
+def test_a_restart_does_not_wait_for_a_clock_that_was_set_back(
+    instance: dg.DagsterInstance, job: StoredJob, pass_time: Callable[[float], None]
+) -> None:
+    sensor = Sensor(instance, job, [make_asset(restart=RestartStrategies.fixed_delay_restart(3, "10 s"))])
+    dead = job.die(sensor.add_run(run_id(), Status.FAILURE))
+    job.failures.record(dead.series, Failure(dead.run_id, 1, time.time() + 86_400, None, "it failed"))
+    job.end(dead, "FAILING")
+    assert sensor.tick()[1].endswith("in 10 s")
+    pass_time(6)
+    assert sensor.tick()[1].endswith("in 4 s")
+    pass_time(4)
+    sensor.request()
 
 
 def test_a_failure_that_a_restart_cannot_help_ends_the_job(sensor: Sensor, job: StoredJob) -> None:

@@ -1,0 +1,89 @@
+"""Naming what a disk of this machine refuses, apart from what the storage of the checkpoints refuses."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from dagster_ckpt.errors import WorkingDirectoryFailed
+
+__all__ = ["local_failure", "refused_write"]
+
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_FORBIDDEN = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
+_TOO_MANY = frozenset({errno.EMFILE, errno.ENFILE})
+_MIB = 1 << 20
+
+
+def local_failure(error: Exception, directory: Path) -> WorkingDirectoryFailed | None:
+    """The error of this package for one of the operating system that concerns files below ``directory``, if it does.
+
+    What names no path (a write to an open file) counts as such when it is an error of a disk, and not of a network.
+    """
+    if not isinstance(error, OSError):
+        return None
+    paths = _paths(error)
+    is_here = any(Path(path).is_relative_to(directory) for path in paths)
+    if not is_here and (paths or error.errno not in _FULL | _FORBIDDEN | _TOO_MANY | {errno.EIO}):
+        return None
+    return _failed(f"What a start needs could not be laid out in {directory}", error, directory)
+
+
+def refused_write(error: OSError, target: Path, size: int) -> WorkingDirectoryFailed | None:
+    """That the disk of ``target`` did not take a file from the storage; ``None`` when it was the storage that failed.
+
+    Args:
+        error: of the storage, or of the operating system; it, or one of its causes, has the system's number.
+        target: the directory that a checkpoint is written to.
+        size: bytes of the checkpoint.
+    """
+    for cause in _causes(error):
+        if cause.errno in _FULL | {errno.EROFS} or any(Path(path).is_relative_to(target) for path in _paths(cause)):
+            return _failed(f"A checkpoint of {size / _MIB:,.1f} MiB could not be unpacked to {target}", cause, target)
+    return None
+
+
+def _failed(what: str, error: OSError, directory: Path) -> WorkingDirectoryFailed:
+    reason = error.strerror or str(error).partition("\n")[0]
+    where = "".join(f" ({path})" for path in _paths(error)[-1:])
+    if error.errno in _TOO_MANY:
+        remedy = "Raise the limit of open files of this process (`ulimit -n`)"
+    elif error.errno in _FORBIDDEN:
+        remedy = "Make that directory writable for the user of the run, or set working_directory to one that is"
+    else:
+        remedy = (
+            "Free space on that disk, or set working_directory of the checkpoint storage to a directory on one that "
+            "has room for a checkpoint"
+        )
+    return WorkingDirectoryFailed(
+        f"{what}: {reason}{where}{_free(directory)}.",
+        hint=f"{remedy}. The job is started again by its restart strategy.",
+    )
+
+
+def _causes(error: BaseException | None) -> Iterator[OSError]:
+    while error is not None:
+        if isinstance(error, OSError):
+            yield error
+        error = error.__cause__
+
+
+def _paths(error: OSError) -> Sequence[str]:
+    if isinstance(error, shutil.Error):  # of `copytree`: what it copied from, to, and why not
+        return [str(item[1]) for item in error.args[0]][:1] if isinstance(error.args[0], list) else []
+    return [os.fsdecode(path) for path in (error.filename, error.filename2) if isinstance(path, (str, bytes, Path))]
+
+
+def _free(directory: Path) -> str:
+    """What the disk of a directory, which may be gone, has left."""
+    known = next((path for path in (directory, *directory.parents) if path.is_dir()), None)
+    if known is None:
+        return ""
+    with contextlib.suppress(OSError):
+        disk = os.statvfs(known)
+        return f"; {disk.f_bavail * disk.f_frsize / _MIB:,.1f} MiB and {disk.f_favail:,} files are free there"
+    return ""
