@@ -11,9 +11,16 @@ from dagster_ckpt.checkpoint.ancestry import Unreadable, line_of_descent, unread
 from dagster_ckpt.checkpoint.epochs import NOTHING, Choice
 from dagster_ckpt.checkpoint.issuing import issuing_epochs
 from dagster_ckpt.checkpoint.layout import checkpoint_id, is_job_id
+from dagster_ckpt.checkpoint.liveness import Completed, HeartbeatFile
 from dagster_ckpt.checkpoint.metadata import FORK, CheckpointMetadata
 from dagster_ckpt.checkpoint.recorded_savepoints import RecordedSavepoints
-from dagster_ckpt.errors import CheckpointError, CheckpointNotFound, CorruptCheckpoint
+from dagster_ckpt.errors import (
+    CheckpointError,
+    CheckpointFileMissing,
+    CheckpointNotFound,
+    CorruptCheckpoint,
+    CorruptRecord,
+)
 
 if TYPE_CHECKING:
     from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
@@ -52,6 +59,7 @@ def select(catalog: CheckpointCatalog) -> Newest:
         CorruptCheckpoint: what must be the newest cannot be read, or every one there is is in quarantine.
         CheckpointNotFound: the recorded choice is gone although nothing gave it up.
     """
+    known = _known_complete(catalog)  # before the checkpoints are listed, so that none is taken for gone that is new
     # One listing for all that is asked of the epochs here: in a bucket each costs what a read costs.
     epochs = catalog.epochs.names()
     chosen = catalog.choice_among(epochs)
@@ -62,6 +70,10 @@ def select(catalog: CheckpointCatalog) -> Newest:
         return Newest(None, None, f"the last run ended {end.status} and gave its checkpoints up: {end.reason}")
     quarantined = catalog.quarantine.names()
     best, passed = _own(catalog, epoch, max(epochs), choice, quarantined)
+    if known is not None and known.epoch >= epoch and _is_gone(known.checkpoint, choice, best):
+        if known.checkpoint not in quarantined:
+            raise _gone(catalog, known, choice.restored if best is None else best.reference)
+        passed = [known.checkpoint, *(name for name in passed if name != known.checkpoint)]
     if best is not None:
         reason = f"{best.name} is the newest complete checkpoint (epoch {best.epoch})"
         return Newest(best, choice.job_id, f"{reason}{_past(passed)}", passed_over=tuple(passed))
@@ -89,6 +101,34 @@ def select(catalog: CheckpointCatalog) -> Newest:
             tuple(passed),
         )
     return _on_line(catalog, choice.job_id, restored, passed)
+
+
+def _known_complete(catalog: CheckpointCatalog) -> Completed | None:
+    """The newest checkpoint that a run has said to be complete; where its heartbeat cannot be read nobody can tell."""
+    try:
+        heartbeat = HeartbeatFile(catalog.filesystem, catalog.job_name).read()
+    except CorruptRecord:
+        return None
+    return None if heartbeat is None else heartbeat.completed
+
+
+def _is_gone(checkpoint: str, choice: Choice, newest: CheckpointMetadata | None) -> bool:
+    """Whether a checkpoint that was complete is not there, nor any newer one: retention never does that."""
+    job_id, _, name = checkpoint.partition("/")
+    number = checkpoint_id(name) or 0
+    return job_id == choice.job_id and (newest is None or newest.checkpoint_id < number)
+
+
+def _gone(catalog: CheckpointCatalog, known: Completed, older: str | None) -> CheckpointFileMissing:
+    where = f"{catalog.filesystem.url}/{catalog.job_name}"
+    back = "" if older is None else f" Or go back: launch the job with restore_from: {older}."
+    error = CheckpointFileMissing(
+        f"{known.checkpoint} is gone: epoch {known.epoch} completed it, nothing on record has deleted it, and "
+        f"{where}/{known.checkpoint} has no _metadata.",
+        hint=f"Put the directory back from a backup, and launch the job again.{back}",
+    )
+    error.checkpoint = known.checkpoint
+    return error
 
 
 def _without_savepoint(catalog: CheckpointCatalog, choice: Choice, fallback: str, passed: list[str]) -> Newest:

@@ -9,6 +9,7 @@ import tempfile
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from threading import Event as Flag
 from typing import TYPE_CHECKING
@@ -42,6 +43,7 @@ from dagster_ckpt.errors import (
 from dagster_ckpt.spark.attempt import Attempt
 from dagster_ckpt.spark.batch_in_flight import BatchInFlight, batch_in_flight
 from dagster_ckpt.spark.job import (
+    CheckpointCompleted,
     CheckpointsDropped,
     EpochClaimed,
     Event,
@@ -209,7 +211,7 @@ class StreamingRun:
                 return self._end(claim, JobStatus.CANCELED, "canceled before the query started")
             if (pid := driver_jvm_pid(spark)) is not None:
                 heart.add_process(pid)
-            attempt = Attempt(self._job, claim, spark, self._clock, self._emit)
+            attempt = Attempt(self._job, claim, spark, self._clock, partial(self._tell, heart))
             prepared = self._state.prepared = attempt.prepare(self._state.request, self._cancel)
             # From here on the choice is on record: going on means going on from it.
             self._state.request = RestoreRequest()
@@ -232,6 +234,11 @@ class StreamingRun:
         if ended is None:
             return self._end(claim, JobStatus.CANCELED, "canceled")
         return self._end(claim, JobStatus.FINISHED, ended.reason, on_record=ended.on_record)
+
+    def _tell(self, heart: Heart, event: Event) -> None:
+        if isinstance(event, CheckpointCompleted):
+            heart.completed(event.metadata.reference, event.metadata.epoch)
+        self._emit(event)
 
     def _start_spark(self) -> SparkSession:
         began = self._clock.monotonic()

@@ -12,10 +12,16 @@ import pytest
 from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
 from dagster_ckpt.checkpoint.epochs import Epochs
 from dagster_ckpt.checkpoint.failures import Failure, FailureLog
-from dagster_ckpt.checkpoint.liveness import Heartbeat, HeartbeatFile, ProcessIdentity
+from dagster_ckpt.checkpoint.liveness import Completed, Heart, Heartbeat, HeartbeatFile, ProcessIdentity
 from dagster_ckpt.checkpoint.quarantine import Quarantine, Quarantined
-from dagster_ckpt.errors import CheckpointError, CheckpointNotFound, CorruptCheckpoint, CorruptRecord
-from tests.checkpoint.driver import JOB, Ledger, Pins, Run, pin, state
+from dagster_ckpt.errors import (
+    CheckpointError,
+    CheckpointFileMissing,
+    CheckpointNotFound,
+    CorruptCheckpoint,
+    CorruptRecord,
+)
+from tests.checkpoint.driver import JOB, Ledger, ManualClock, Pins, Run, pin, state
 from tests.checkpoint.memory import MemoryFileSystem
 from tests.checkpoint.record_files import as_version_1, resealed
 
@@ -59,7 +65,8 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Story:
     for step in range(5, 8):
         newest = third.checkpoint(state(step), step)
     third.subsume(4)
-    HeartbeatFile(memory, JOB).write(Heartbeat(3, "run", (ProcessIdentity("h", 1, 1.0),), 4, 1.0, stopped=True))
+    process, known = ProcessIdentity("h", 1, 1.0), Completed(newest.reference, 3)
+    HeartbeatFile(memory, JOB).write(Heartbeat(3, "run", (process,), 4, 1.0, stopped=True, completed=known))
     ledger.examine(memory)
     return Story(memory, ledger, newest.reference)
 
@@ -184,6 +191,53 @@ class TestChoices:
         storage.files[f"{JOB}/{LINEAGE}/chk-1/_metadata"] = manifest
         with pytest.raises(CheckpointNotFound, match="void"):
             CheckpointCatalog(storage, JOB).load(LINEAGE, 1)
+
+
+class TestANewestManifestThatIsDeleted:
+    def test_it_is_missed(self, story: Story, pins: Pins) -> None:
+        storage = story.storage.backup()
+        manifest = storage.files.pop(f"{JOB}/{story.newest}/_metadata")
+        with pytest.raises(CheckpointFileMissing, match="is gone: epoch 3 completed it") as refusal:
+            CheckpointCatalog(storage, JOB).newest()
+        assert refusal.value.checkpoint == story.newest
+        older = refusal.value.hint.partition("restore_from: ")[2].removesuffix(".")
+        assert older == f"{LINEAGE}/chk-8"
+        storage.files[f"{JOB}/{story.newest}/_metadata"] = manifest
+        newest = CheckpointCatalog(storage, JOB).newest().metadata
+        assert newest is not None
+        assert newest.reference == story.newest
+
+    def test_who_goes_back_is_not_asked_again(self, story: Story, pins: Pins) -> None:
+        storage, ledger = story.storage.backup(), copy.deepcopy(story.ledger)
+        del storage.files[f"{JOB}/{story.newest}/_metadata"]
+        del ledger.acknowledged[story.newest]
+        again = Run(storage, ledger, pins).start(f"{LINEAGE}/chk-8")
+        assert again.begin().number > 9
+        newest = CheckpointCatalog(storage, JOB).newest().metadata
+        assert newest is not None
+        assert newest.reference == f"{LINEAGE}/chk-8"
+
+    def test_one_in_quarantine_is_passed_over_by_name(self, story: Story) -> None:
+        storage = story.storage.backup()
+        del storage.files[f"{JOB}/{story.newest}/_metadata"]
+        Quarantine(storage, JOB).add(Quarantined(story.newest, "gone", 4, "run", "h", "2026-11-23T10:00:00+00:00"))
+        newest = CheckpointCatalog(storage, JOB).newest()
+        assert newest.metadata is not None
+        assert newest.metadata.reference == f"{LINEAGE}/chk-8"
+        assert newest.passed_over[0] == story.newest
+
+    def test_the_next_run_knows_it_before_it_has_a_checkpoint_of_its_own(self, story: Story) -> None:
+        storage = story.storage.backup()
+        heart = Heart(HeartbeatFile(storage, JOB), ManualClock(), epoch=4, run_id="next")
+        heart._once()
+        beat = HeartbeatFile(storage, JOB).read()
+        assert beat is not None
+        assert (beat.epoch, beat.completed) == (4, Completed(story.newest, 3))
+        heart.completed(f"{LINEAGE}/chk-12", 4)
+        heart._once()
+        beat = HeartbeatFile(storage, JOB).read()
+        assert beat is not None
+        assert beat.completed == Completed(f"{LINEAGE}/chk-12", 4)
 
 
 def test_a_damaged_claim_of_a_newer_run_fences(story: Story) -> None:

@@ -14,6 +14,7 @@ from dagster_ckpt.errors import (
     CheckpointFileChanged,
     CheckpointFileMissing,
     CorruptMetadata,
+    CorruptRecord,
     UnknownMetadataVersion,
 )
 
@@ -50,6 +51,30 @@ def _next_version(path: Path) -> None:
     document = json.loads(path.read_bytes())
     document["version"] = 3
     path.write_text(json.dumps(document), encoding="utf-8")
+
+
+def test_a_newest_metadata_that_is_deleted_is_missed(ticked: Bench) -> None:
+    """Without a word an older checkpoint was the newest then."""
+    _, older, newest = ticked.checkpoints()
+    (Path(ticked.catalog.pointer(newest)) / "_metadata").unlink()
+    refusal = ticked.refused(CheckpointFileMissing, restore_from="latest")
+    assert newest.reference in refusal.message
+    assert f"restore_from: {older.reference}" in refusal.hint
+    _goes_on_from(ticked, older)
+
+
+def test_a_damaged_choice_refuses_latest_and_lets_a_checkpoint_be_named(ticked: Bench) -> None:
+    newest = ticked.checkpoints()[-1]
+    choices = sorted(Path(ticked.catalog.filesystem.url, ticked.catalog.job_name, "control/epochs").glob("*.choice"))
+    _flip_in_the_middle(choices[-1])
+    refusal = ticked.refused(CorruptRecord, restore_from="latest")
+    assert choices[-1].name in refusal.message
+    assert "restore_from: {job id}/chk-N" in refusal.hint
+    again = ticked.tick(1, restore_from=newest.reference)
+    assert again.started.restored == newest
+    assert again.completed[-1].checkpoint_id > newest.checkpoint_id
+    assert ticked.catalog.newest().metadata == again.completed[-1]
+    ticked.assert_exact()
 
 
 @pytest.mark.parametrize(
