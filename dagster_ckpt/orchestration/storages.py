@@ -47,7 +47,7 @@ class CheckpointStorage(dg.ConfigurableResource["CheckpointStorage"]):
     working_directory: str | None = Field(
         default=None,
         description="Where live checkpointLocations lie while a query runs. Every executor must reach it. Default: "
-        "the local temporary directory; 'taskowned' puts them into the storage.",
+        "a directory of the user in the local temporary directory; 'taskowned' puts them into the storage.",
     )
     savepoint_path: str | None = Field(
         default=None,
