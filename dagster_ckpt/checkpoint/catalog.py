@@ -391,7 +391,7 @@ class CheckpointCatalog:
         self._read(metadata, None)
 
     def materialize(self, metadata: CheckpointMetadata, target: Path, told: Callable[[int], object] = unheard) -> None:
-        """Write every file of a checkpoint below the new directory ``target``, verifying it on the way.
+        """Write every file of a checkpoint below the new directory ``target`` (0700), verifying it on the way.
 
         ``told`` is told the size of each, on several threads.
 
@@ -399,7 +399,7 @@ class CheckpointCatalog:
             CheckpointFileMissing: a file is gone; every broken file is named.
             CheckpointFileChanged: a file is not what was written; every broken file is named.
         """
-        target.mkdir(parents=True)
+        target.mkdir(mode=0o700, parents=True)
         for directory in {(target / file.path).parent for file in metadata.files}:
             directory.mkdir(parents=True, exist_ok=True)
         self._read(metadata, target, told)

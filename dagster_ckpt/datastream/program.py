@@ -136,6 +136,7 @@ class Program:
                 poison_batch_attempts=None,  # as in Flink, the restart strategy alone decides
                 live_location=storage.live_place,
                 shares_disk=storage.working_directory is not None,
+                private_from=storage.private_from,
             )
             for name, query in ((names[function], query) for function, query in self.queries.items())
         ]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import tempfile
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -26,6 +25,7 @@ from dagster_ckpt.config.import_path import load
 from dagster_ckpt.config.live_location import LiveLocationPlace
 from dagster_ckpt.errors import InvalidConfiguration
 from dagster_ckpt.filesystem import FileSystem, PosixFileSystem, open_filesystem
+from dagster_ckpt.spark.private_directories import default_root
 
 __all__ = [
     "CheckpointStorage",
@@ -47,7 +47,7 @@ class CheckpointStorage(dg.ConfigurableResource["CheckpointStorage"]):
     working_directory: str | None = Field(
         default=None,
         description="Where live checkpointLocations lie while a query runs. Every executor must reach it. Default: "
-        "the local temporary directory; 'taskowned' puts them into the storage.",
+        "a directory of the user in the local temporary directory; 'taskowned' puts them into the storage.",
     )
     savepoint_path: str | None = Field(
         default=None,
@@ -106,12 +106,27 @@ class CheckpointStorage(dg.ConfigurableResource["CheckpointStorage"]):
                     "s3:// or abfs:// set live_location to storage.",
                 )
             return filesystem.local(f"{job_name}/{CHECKPOINT_TASK_OWNED_STATE_DIR}")
-        # Two storages may share a working directory, and have jobs of the same name.
-        return self._working_root() / hashlib.sha256(filesystem.url.encode()).hexdigest()[:12] / job_name
+        return self._working_root() / self._place() / job_name
+
+    @property
+    def private_from(self) -> Path | None:
+        """The first directory on the way to :meth:`live_directory` that is the library's own to make.
+
+        ``None`` for that directory itself: with ``taskowned`` those above it are the storage's.
+        """
+        if self.working_directory is None:
+            return self._working_root()
+        if self.working_directory == CHECKPOINT_TASK_OWNED_STATE_DIR:
+            return None
+        return self._working_root() / self._place()
+
+    def _place(self) -> str:
+        """The directory in the working directory that is this storage's: two storages may share a working directory."""
+        return hashlib.sha256(self.filesystem().url.encode()).hexdigest()[:12]
 
     def _working_root(self) -> Path:
         if self.working_directory is None:
-            return Path(tempfile.gettempdir()) / "dagster_ckpt"
+            return default_root()
         return Path(self.working_directory).expanduser().absolute()
 
 
@@ -262,17 +277,26 @@ class JobManagerCheckpointStorage(CheckpointStorage):
     def filesystem(self) -> FileSystem:
         if self.checkpoint_path is not None:
             return open_filesystem(self.checkpoint_path)
-        return DriverMemory(PosixFileSystem(self._working_root() / "jobmanager"))
+        return DriverMemory(PosixFileSystem(self._working_root() / self._place()))
 
     def live_directory(self, job_name: str) -> Path:
         if self.checkpoint_path is not None:
             return super().live_directory(job_name)
-        return self._working_root() / "jobmanager" / job_name / CHECKPOINT_TASK_OWNED_STATE_DIR
+        return self._working_root() / self._place() / job_name / CHECKPOINT_TASK_OWNED_STATE_DIR
+
+    @property
+    def private_from(self) -> Path | None:
+        if self.checkpoint_path is None and self.working_directory == CHECKPOINT_TASK_OWNED_STATE_DIR:
+            return self._working_root()
+        return super().private_from
+
+    def _place(self) -> str:
+        return super()._place() if self.checkpoint_path is not None else "jobmanager"
 
     def _working_root(self) -> Path:
         # There is no storage outside the driver that 'taskowned' could name.
         if self.checkpoint_path is None and self.working_directory == CHECKPOINT_TASK_OWNED_STATE_DIR:
-            return Path(tempfile.gettempdir()) / "dagster_ckpt"
+            return default_root()
         return super()._working_root()
 
 

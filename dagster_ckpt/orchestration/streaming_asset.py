@@ -312,6 +312,7 @@ def _execute(
         poison_batch_attempts=run.poison_batch_attempts,
         live_location=storage.live_place,
         shares_disk=storage.working_directory is not None,
+        private_from=storage.private_from,
     )
     series = context.run.tags.get(names.SERIES_TAG)
 

@@ -37,6 +37,7 @@ from dagster_ckpt.spark.live import LOCATION
 from dagster_ckpt.spark.live_choice import choose_live
 from dagster_ckpt.spark.partitions import set_partitions
 from dagster_ckpt.spark.preflight import Start, pass_preflight
+from dagster_ckpt.spark.private_directories import share_start
 from dagster_ckpt.spark.query_errors import failure_of, not_built
 from dagster_ckpt.spark.restore import prepare_new_location
 from dagster_ckpt.spark.running import Ended, Prepared, RunningQuery
@@ -137,7 +138,8 @@ class Attempt:
             restored = self._lay_out(point, job_id, sink, session)
             target = replace(target, metadata=restored, job_id=job_id)
         elif restored is None:
-            self._directory.mkdir(parents=True)
+            self._directory.mkdir(mode=0o700, parents=True)
+        share_start(self._directory)
         asked = request.restore_from != LATEST
         claimed = claimed_by(self._catalog, target, None if previous is None else previous[1], asked=asked)
         began = self._sink_began(sink, target)

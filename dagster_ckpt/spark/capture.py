@@ -70,7 +70,7 @@ def capture(location: CheckpointLocation, batch: int, pins: Path, *, sink: Posit
             state store provider, a newer log format); ``pins`` is gone again.
         FileExistsError: ``pins`` exists.
     """
-    pins.mkdir(parents=True)
+    pins.mkdir(mode=0o700, parents=True)
     return Capture(location, batch, pins).take(sink)
 
 

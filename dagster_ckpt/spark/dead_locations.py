@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-import shutil
 import threading
 from pathlib import Path
 
 from dagster_ckpt.checkpoint.live_orphans import epoch_of_start, stored_before
 from dagster_ckpt.filesystem import FileSystem
+from dagster_ckpt.spark.private_directories import remove_entries
 
 __all__ = ["forget_attempts", "forget_stored"]
 
@@ -20,11 +20,13 @@ def forget_attempts(working_directory: Path, filesystem: FileSystem, job_name: s
 
     A start that was declared dead and still runs loses its live location with it, and so ends.
     """
+
+    def is_old(name: str) -> bool:
+        start = epoch_of_start(name)
+        return start is not None and start < epoch
+
     try:
-        for directory in working_directory.iterdir():
-            start = epoch_of_start(directory.name)
-            if start is not None and start < epoch:
-                shutil.rmtree(directory, ignore_errors=True)
+        remove_entries(working_directory, is_old)
     except OSError as error:
         _log.info("Old live locations in %s are still there: %s", working_directory, error)
     if filesystem.copies is not None:

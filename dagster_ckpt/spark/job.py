@@ -67,6 +67,8 @@ class StreamingJob:
             whatever ``restart`` still allows; ``None`` for as often as that allows.
         live_location: where Spark's live checkpointLocations lie.
         shares_disk: whether ``working_directory`` was named by somebody, who knows that executors reach it.
+        private_from: the first directory on the way to ``working_directory`` that is the library's own to make, for
+            the user of the job alone; ``None`` for ``working_directory`` itself.
     """
 
     name: str
@@ -85,6 +87,7 @@ class StreamingJob:
     poison_batch_attempts: int | None = POISON_BATCH_ATTEMPTS
     live_location: LiveLocationPlace = LiveLocationPlace.LOCAL
     shares_disk: bool = True
+    private_from: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)

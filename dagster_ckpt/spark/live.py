@@ -8,6 +8,7 @@ itself is copied there meanwhile, and the small files follow when all has been f
 from __future__ import annotations
 
 import contextlib
+import logging
 import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from dagster_ckpt.checkpoint.liveness import live_here
 from dagster_ckpt.spark.checkpoint_location import CheckpointLocation
+from dagster_ckpt.spark.private_directories import is_own
 from dagster_ckpt.spark.restore import prepare_location
 from dagster_ckpt.spark.state_files import PROVIDERS, Provider
 
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
     from dagster_ckpt.filesystem import FileSystem
 
 __all__ = ["LiveLocation", "LocalLive", "recorded_live"]
+
+_log = logging.getLogger(__name__)
 
 #: Beside the live location, from when its query was started: before, a batch that is planned there is not under way.
 BEGUN = "begun"
@@ -180,7 +184,10 @@ def recorded_live(choice: Choice, filesystem: FileSystem) -> LiveLocation | None
         StorageError: the storage failed.
     """
     if (local := live_here(choice)) is not None:
-        return LocalLive(local)
+        if is_own(local) and is_own(local.parent):
+            return LocalLive(local)
+        _log.warning("The live location %s is left alone: it is not, or not only, this user's", local)
+        return None
     if filesystem.copies is None or not choice.live.startswith(f"{filesystem.url}/"):
         return None
     # It brings a client of its storage along, which most jobs do not need.

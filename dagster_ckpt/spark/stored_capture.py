@@ -45,7 +45,7 @@ def capture_stored(
         StorageError: the storage failed; ``pins`` is gone again.
     """
     listed = location.listed()
-    pins.mkdir(parents=True)
+    pins.mkdir(mode=0o700, parents=True)
     return _StoredCapture(listed, batch, pins, location.store.concurrency).take(sink)
 
 

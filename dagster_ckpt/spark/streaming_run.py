@@ -10,7 +10,6 @@ import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from threading import Event as Flag
 from typing import TYPE_CHECKING
 
@@ -54,6 +53,7 @@ from dagster_ckpt.spark.job import (
     StreamingJob,
 )
 from dagster_ckpt.spark.live_choice import refuse_impossible
+from dagster_ckpt.spark.private_directories import make_working_directory
 from dagster_ckpt.spark.query_errors import failed_in_batch
 from dagster_ckpt.spark.running import Prepared
 from dagster_ckpt.spark.session import driver_jvm_pid, is_jvm_alive
@@ -169,8 +169,9 @@ class StreamingRun:
     def _take_over(self, heartbeats: HeartbeatFile) -> Claim:
         """The first claim of the run, once the job can be run here and nobody else runs it."""
         refuse_impossible(self._job)
+        # First: a storage in the memory of the driver keeps its records in the working directory.
+        _probe_working_directory(self._job)
         self._job.filesystem.probe()
-        _probe_working_directory(self._job.working_directory)
         claim_ownership(self._job.filesystem, self._job.name, self._job.deployment)
         for process in free_job(heartbeats, self._job.name, self._clock, self._cancel.wait):
             _log.warning("Killed process %d, which a run declared dead had left behind", process.pid)
@@ -380,16 +381,19 @@ def _told(error: Exception) -> str:
     return first if isinstance(error, CheckpointError) else f"{type(error).__name__}{first and f': {first}'}"
 
 
-def _probe_working_directory(directory: Path) -> None:
-    """Make sure that live checkpointLocations can be written.
+def _probe_working_directory(job: StreamingJob) -> None:
+    """Make sure that live checkpointLocations can be written, and by the user of the job alone.
 
     Raises:
         StorageUnusable: they cannot.
     """
+    directory = job.working_directory
     try:
-        directory.mkdir(parents=True, exist_ok=True)
+        make_working_directory(directory, job.private_from)
         with tempfile.TemporaryFile(dir=directory) as file:
             file.write(b"probe")
+    except StorageUnusable:
+        raise
     except OSError as error:
         raise StorageUnusable(
             f"Live checkpointLocations cannot be written to {directory}: {error}",

@@ -326,7 +326,8 @@ class TestWhateverARecordSays:
         if data.draw(st.booleans()):
             listed = [named[0], *listed]  # the driver, which may lend its proof to others
         told = [asdict(each) for each in listed]
-        if told and data.draw(st.booleans()):
+        is_forged = data.draw(st.booleans())
+        if told and is_forged:
             told[data.draw(st.integers(0, len(told) - 1))] |= data.draw(_FORGED_PROCESS)
         record = asdict(beat(clock, named[0])) | {"processes": told} | data.draw(_FORGED_HEARTBEAT)
         storage.replace(_RECORD, json.dumps(record).encode())
