@@ -1,5 +1,6 @@
-"""Text from elsewhere (records, URLs, answers of client libraries) as it may be shown: no secrets, nothing that a
-terminal obeys.
+"""Text from elsewhere as it may be shown: without secrets, and without what a terminal obeys.
+
+That is text of records, of URLs, and of what client libraries say.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ _SECRET_NAME = re.compile(
     re.IGNORECASE,
 )
 #: Names that are secrets in a query, among them all of a shared access signature, and that say little elsewhere.
-_IN_A_QUERY = frozenset("key se si sig sip skoid sktid sp spr sr srt ss st sv".split())
+_IN_A_QUERY = frozenset(("key", "se", "si", "sig", "sip", "skoid", "sktid", "sp", "spr", "sr", "srt", "ss", "st", "sv"))
 #: Names that are secrets also where no query is: what stands there may be the directory of a partition.
-_ALONE = frozenset("access_token password secret sig signature token".split())
+_ALONE = frozenset(("access_token", "password", "secret", "sig", "signature", "token"))
 #: What ends a sentence or a quotation, and no secret.
 _END = re.compile(r"[\"'>)\]},.:;]*$")
 _HEADER = re.compile(
@@ -84,9 +85,13 @@ def secrets_of(options: Mapping[str, Any], above: str = "") -> Iterator[tuple[st
         full = f"{above}{name}"
         if isinstance(value, Mapping):
             yield from secrets_of(value, f"{full}.")
-        elif isinstance(value, str) and len(value) >= _SHORTEST and _SECRET_OPTION.search(name):
-            if not (_MAY_BE_A_PLACE.search(name) and _PLACE.fullmatch(value)):
-                yield full, value
+        elif isinstance(value, str) and len(value) >= _SHORTEST and _is_secret(name, value):
+            yield full, value
+
+
+def _is_secret(option: str, value: str) -> bool:
+    is_place = _MAY_BE_A_PLACE.search(option) and _PLACE.fullmatch(value)
+    return _SECRET_OPTION.search(option) is not None and not is_place
 
 
 def printable(text: str) -> str:

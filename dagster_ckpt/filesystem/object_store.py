@@ -258,9 +258,9 @@ class ObjectFileSystem(FileSystem):
             except FileNotFoundError:
                 raise StorageError(f"{self._shown(path)} was taken, and is gone again.") from self._cause(error)
             if not is_ours:
-                raise StorageError(
-                    f"{self._shown(path)} exists already and holds something else."
-                ) from self._cause(error)
+                raise StorageError(f"{self._shown(path)} exists already and holds something else.") from self._cause(
+                    error
+                )
         except Exception as error:
             if self._is_settled(error) or not self._is_stored(path, written):
                 raise self._told(what, error) from self._cause(error)

@@ -96,8 +96,8 @@ def _hdfs(authority: str, path: str, options: Mapping[str, Any] | None) -> FileS
     return HdfsFileSystem(authority, f"/{path}", options)
 
 
-# Whether the credentials of a storage go to an authority that was read. ``own`` is the storage's authority, ``None`` when
-# it is of another kind.
+# Whether the credentials of a storage go to an authority that was read. ``own`` is the storage's authority, ``None``
+# when it is of another kind.
 
 
 def _is_same_kind(authority: str, own: str | None, options: Mapping[str, Any]) -> bool:

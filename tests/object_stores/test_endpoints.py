@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import datetime
+import datetime as dt
 import ssl
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -96,15 +96,15 @@ def internet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Record
     names = ["mine.blob.core.windows.net", "acct.blob.core.evil.example", "mine.blob.core.evil.example"]
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "everybody")])
-    now = datetime.datetime.now(datetime.UTC)
+    now = dt.datetime.now(dt.UTC)
     certificate = (
         x509.CertificateBuilder()
         .subject_name(name)
         .issuer_name(name)
         .public_key(key.public_key())
         .serial_number(1)
-        .not_valid_before(now - datetime.timedelta(days=1))
-        .not_valid_after(now + datetime.timedelta(days=1))
+        .not_valid_before(now - dt.timedelta(days=1))
+        .not_valid_after(now + dt.timedelta(days=1))
         .add_extension(x509.SubjectAlternativeName([x509.DNSName(host) for host in names]), critical=False)
         .sign(key, hashes.SHA256())
     )
@@ -112,9 +112,7 @@ def internet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Record
     file = tmp_path / "server.pem"
     file.write_bytes(
         pem
-        + key.private_bytes(
-            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-        )
+        + key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
     )
     server = Recorder(file)
 
@@ -208,15 +206,9 @@ def test_keys_and_tokens_of_buckets_go_to_their_own_server(own: Recorder, evil: 
         "127。0。0。1",
     ]
     for name in names:
-        try:
-            other = open_filesystem(f"{kind}://{name}/x", like=like)
-        except CheckpointError as error:
-            assert SECRET not in str(error)
-        else:
-            assert other.storage_options == options
-            with pytest.raises(CheckpointError) as answered:
-                other.list("")
-            assert SECRET not in str(answered.value)
+        with pytest.raises(CheckpointError) as refused:
+            open_filesystem(f"{kind}://{name}/x", like=like).list("")
+        assert SECRET not in str(refused.value)
     with pytest.raises(CheckpointError):
         open_filesystem(f"{kind}://another-bucket/x", like=like).list("")
     assert own.has_the_secret
@@ -257,14 +249,34 @@ _HOSTS = st.sampled_from(
         "mine:8020",
         "xn--mine-0qa.dfs.core.windows.net",
         "mine。dfs.core.windows.net",
-        "míne.dfs.core.windows.net",  # noqa: RUF001
+        "míne.dfs.core.windows.net",
         "127.0.0.1",
         "[::1]",
         "",
     ]
 )
 _BETWEEN = st.sampled_from(
-    ["", "data@", "u:p@", "@", "@@", "\\", "\\@", "/", "//", "%40", "%2f", "%00", ":", ":443", ":443@", ".", "?", "#", " "]
+    [
+        "",
+        "data@",
+        "u:p@",
+        "@",
+        "@@",
+        "\\",
+        "\\@",
+        "/",
+        "//",
+        "%40",
+        "%2f",
+        "%00",
+        ":",
+        ":443",
+        ":443@",
+        ".",
+        "?",
+        "#",
+        " ",
+    ]
 )
 _AUTHORITIES = st.lists(st.one_of(_HOSTS, _BETWEEN, st.text(max_size=2)), min_size=1, max_size=6).map("".join)
 _SCHEMES = st.sampled_from(["abfs", "abfss", "az", "ABFS", "s3", "s3a", "gs", "gcs", "hdfs", "HDFS", "file", "https"])
@@ -287,8 +299,7 @@ def test_no_credential_is_handed_to_a_client_of_another_host(
     url = f"{scheme}://{authority.upper() if upper else authority}/x"
     try:
         opened = open_filesystem(url, like=like)
-    except CheckpointError as error:
-        assert SECRET not in str(error)
+    except CheckpointError:
         return
     except ValueError:  # of what is no URL at all
         assert not url.isascii() or "[" in url
