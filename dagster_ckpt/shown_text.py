@@ -85,7 +85,7 @@ def secrets_of(options: Mapping[str, Any], above: str = "") -> Iterator[tuple[st
         full = f"{above}{name}"
         if isinstance(value, Mapping):
             yield from secrets_of(value, f"{full}.")
-        elif isinstance(value, str) and len(value) >= _SHORTEST and _is_secret(name, value):
+        elif type(value) is str and len(value) >= _SHORTEST and _is_secret(name, value):  # no EnvVar
             yield full, value
 
 
