@@ -45,7 +45,7 @@ _SCHEME = re.compile(r"\b(?P<name>Bearer|SharedKey(?:Lite)?)\s+[A-Za-z0-9._~+/=:
 _NAMED = re.compile(
     r"(?P<name>\b(?:AccountKey|SharedAccessKey|SharedAccessSignature|account_key|sas_token|client_secret|access_token"
     r"|refresh_token|id_token|(?:aws_)?secret_access_key|(?:aws_)?session_token|private_key|connection_string|password))"
-    r"(?P<is>[\"']?\s*[:=]\s*)(?:\"(?:[^\"\\]|\\.)+\"?|'(?:[^'\\]|\\.)+'?|[^\s\"',;]+)",
+    r"(?P<is>[\"']?\s*[:=]\s*)(?!\*\*\*)(?:\"(?:[^\"\\]|\\.)+\"?|'(?:[^'\\]|\\.)+'?|[^\s\"',;]+)",
     re.IGNORECASE,
 )
 _PRIVATE_KEY = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL)
@@ -76,7 +76,7 @@ def redacted(text: str, values: Iterable[str] = ()) -> str:
     text = _HEADER.sub(rf"\g<name>\g<is>{HIDDEN}", text)
     text = _SCHEME.sub(rf"\g<name> {HIDDEN}", text)
     text = _NAMED.sub(rf"\g<name>\g<is>{HIDDEN}", text)
-    return _PARAMETER.sub(_without_value, text)
+    return _without_values(text)
 
 
 def secrets_of(options: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, str]]:
@@ -158,10 +158,20 @@ def _without_user(match: re.Match[str]) -> str:
     return f"{match['scheme']}//{HIDDEN}@"
 
 
-def _without_value(match: re.Match[str]) -> str:
-    name = unquote(match["name"]).lower()
-    is_alone = name in _ALONE or name.startswith(("x-amz-", "x-goog-"))
-    if not (is_alone or (match["lead"] and (name in _IN_A_QUERY or _SECRET_NAME.search(name)))):
-        return match[0]
-    end = _END.search(match["value"])
-    return f"{match['lead']}{match['name']}={HIDDEN}{end[0] if end else ''}"
+def _without_values(text: str) -> str:
+    done, at = [], 0
+    while (match := _PARAMETER.search(text, at)) is not None:
+        if not _is_secret_parameter(unquote(match["name"]).lower(), in_query=bool(match["lead"])):
+            # What is taken for its value may have the next parameter in it.
+            done.append(text[at : match.start("value")])
+            at = match.start("value")
+            continue
+        end = _END.search(match["value"])
+        done += [text[at : match.start("value")], HIDDEN, end[0] if end else ""]
+        at = match.end()
+    return "".join([*done, text[at:]])
+
+
+def _is_secret_parameter(name: str, *, in_query: bool) -> bool:
+    is_always = name in _ALONE or name.startswith(("x-amz-", "x-goog-"))
+    return is_always or (in_query and (name in _IN_A_QUERY or _SECRET_NAME.search(name) is not None))

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from dagster_ckpt.checkpoint.storage_access import resolve_checkpoint_pointer, savepoint_storage
 from dagster_ckpt.errors import CheckpointError, InvalidConfiguration
-from dagster_ckpt.filesystem import FileSystem, open_filesystem
+from dagster_ckpt.filesystem import FileSystem, azure, open_filesystem
 from dagster_ckpt.filesystem.azure import AzureBlobFileSystem
 
 SECRET = "c2VjcmV0LW9mLW1pbmU"
@@ -70,10 +70,13 @@ class Recorder:
 
 
 @pytest.fixture(autouse=True)
-def _nothing_around(monkeypatch: pytest.MonkeyPatch) -> None:
+def _nothing_around(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    azure._client.cache_clear()  # a client has what the environment had when it was made
     for name in ("ACCOUNT_NAME", "ACCOUNT_KEY", "CONNECTION_STRING", "SAS_TOKEN", "CLIENT_ID", "ANON"):
         monkeypatch.delenv(f"AZURE_STORAGE_{name}", raising=False)
     monkeypatch.setenv("FETCH_RAW_TOKEN_EXPIRY", "false")
+    yield
+    azure._client.cache_clear()
 
 
 @pytest.fixture
