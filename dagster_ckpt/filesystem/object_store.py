@@ -364,7 +364,7 @@ class ObjectFileSystem(FileSystem):
         """What came of a request, as the cause of an error that is shown with its causes."""
         return shown_cause(error, self._secrets())
 
-    def _secrets(self) -> list[str]:
+    def _secrets(self) -> Sequence[str]:
         return [value for _, value in secrets_of(self.storage_options)]
 
 

@@ -310,7 +310,8 @@ def test_no_credential_is_handed_to_a_client_of_another_host(
     assert SECRET not in opened.url
     if SECRET in str(dict(opened.storage_options)):
         assert type(opened) is type(like)
-        assert _endpoint(opened) == _endpoint(like)
+        # Without a host, Hadoop's configuration names it, which is the user's.
+        assert _endpoint(opened) in {_endpoint(like), ""}
     elif isinstance(opened, AzureBlobFileSystem):
         assert _endpoint(opened).endswith(".core.windows.net")
         assert SECRET not in str(opened._client().service_client.url)
