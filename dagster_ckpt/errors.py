@@ -46,6 +46,8 @@ next thing to do; both are in ``str(error)``.
 
 from __future__ import annotations
 
+from dagster_ckpt.shown_text import printable, redacted
+
 __all__ = [
     "CaptureIncomplete",
     "CheckpointError",
@@ -94,6 +96,9 @@ class CheckpointError(Exception):
         message: what happened, naming the path, job or checkpoint concerned.
         hint: what to do next, as a sentence or a command to copy.
 
+    Both may quote what was read or answered: credentials are taken out of them, and control characters are escaped, so
+    that wherever an error is shown (a terminal, a log, Dagster's events) it shows neither.
+
     Attributes:
         recoverable: whether starting the job again can help, so that the restart strategy is asked. It can, unless a
             person has to do something first: only those errors say ``False``.
@@ -102,9 +107,9 @@ class CheckpointError(Exception):
     recoverable: bool = True
 
     def __init__(self, message: str, *, hint: str = "") -> None:
-        super().__init__(message)
-        self.message = message
-        self.hint = hint
+        self.message = printable(redacted(message))
+        self.hint = printable(redacted(hint))
+        super().__init__(self.message)
 
     def __str__(self) -> str:
         return f"{self.message}\n{self.hint}" if self.hint else self.message

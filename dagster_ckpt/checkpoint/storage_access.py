@@ -154,7 +154,7 @@ class CheckpointStorageAccess:
 
     def resolve_checkpoint(self, checkpoint_pointer: str) -> CompletedCheckpointStorageLocation:
         """Where a pointer points to; raises as :func:`resolve_checkpoint_pointer`."""
-        return resolve_checkpoint_pointer(checkpoint_pointer)
+        return resolve_checkpoint_pointer(checkpoint_pointer, like=self._filesystem)
 
     def initialize_location_for_checkpoint(self, checkpoint_id: int) -> CheckpointStorageLocation:
         """The place of the checkpoint of this id. Directories come into being with the first file in them.
@@ -295,7 +295,7 @@ def resolve_checkpoint_pointer(
     except ValueError as error:
         raise CheckpointNotFound(
             f"Checkpoint/savepoint path '{checkpoint_pointer}' is not a valid file URI: {error}.", hint=hint
-        ) from error
+        ) from None  # whose text has the user and the password in it
     if parts.scheme in REMOTE_SCHEMES:
         return _in_object_store(checkpoint_pointer, hint, like)
     if "://" in checkpoint_pointer and parts.scheme != "file":

@@ -9,6 +9,7 @@ import click
 
 from dagster_ckpt.cli.changing import dispose, pin, savepoint, sweep, unpin
 from dagster_ckpt.cli.looking import batch, describe, list_checkpoints, preflight, retention, verify
+from dagster_ckpt.cli.printing import warn
 from dagster_ckpt.errors import CheckpointError
 
 __all__ = ["main"]
@@ -21,9 +22,9 @@ class _Group(click.Group):
         try:
             return super().invoke(ctx)
         except CheckpointError as error:
-            click.secho(error.message, fg="red", err=True)
+            warn(error.message, color="red")
             if error.hint:
-                click.echo(error.hint, err=True)
+                warn(error.hint)
             sys.exit(1)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from dataclasses import asdict
 
@@ -17,6 +16,7 @@ from dagster_ckpt.checkpoint.pinning import pin_checkpoint, unpin_checkpoint
 from dagster_ckpt.checkpoint.savepoint_asking import take_savepoint
 from dagster_ckpt.checkpoint.savepoints import dispose_savepoint
 from dagster_ckpt.cli.places import JSON, PATH, find_checkpoint, job_names, storage_at
+from dagster_ckpt.cli.printing import say, say_json, warn
 from dagster_ckpt.config.durations import parse_duration
 from dagster_ckpt.errors import (
     InvalidConfiguration,
@@ -38,7 +38,7 @@ def pin(job: str, checkpoint: str, path: str, reason: str) -> None:
     """
     catalog = CheckpointCatalog(storage_at(path), job)
     pinned = pin_checkpoint(catalog, find_checkpoint(catalog, checkpoint), reason, SystemClock())
-    click.echo(f"{pinned.checkpoint} is pinned{f': {pinned.reason}' if pinned.reason else ''}.")
+    say(f"{pinned.checkpoint} is pinned{f': {pinned.reason}' if pinned.reason else ''}.")
 
 
 @click.command()
@@ -48,7 +48,7 @@ def pin(job: str, checkpoint: str, path: str, reason: str) -> None:
 def unpin(job: str, checkpoint: str, path: str) -> None:
     """Take the pins off CHECKPOINT of JOB: chk-N, or a job id with /chk-N. It goes when the retention says so."""
     catalog = CheckpointCatalog(storage_at(path), job)
-    click.echo(f"{unpin_checkpoint(catalog, checkpoint)} is not pinned any more.")
+    say(f"{unpin_checkpoint(catalog, checkpoint)} is not pinned any more.")
 
 
 @click.command()
@@ -83,16 +83,13 @@ def savepoint(job: str, path: str, to: str | None, stop: bool, drain: bool, time
         timeout=timeout,
         clock=clock,
         wait=time.sleep,
-        report=lambda text: click.echo(text, err=True),
+        report=warn,
     )
     if as_json:
-        click.echo(json.dumps(asdict(taken), indent=2))
+        say_json(asdict(taken))
         return
-    click.echo(
-        f"Batch {taken.batch}, {taken.files} files, {taken.size:,} bytes, in {taken.seconds:.1f} s:",
-        err=True,
-    )
-    click.echo(taken.pointer)
+    warn(f"Batch {taken.batch}, {taken.files} files, {taken.size:,} bytes, in {taken.seconds:.1f} s:")
+    say(taken.pointer)
 
 
 @click.command()
@@ -111,12 +108,12 @@ def dispose(savepoint: str) -> None:
         if is_broken(catalog, lineage, number):
             done = dispose_broken(catalog, lineage, number)
             later = f"Job {job} is not over: its next checkpoint, or its next start, deletes {directory}."
-            click.echo(f"{directory} is deleted." if done else later)
+            say(f"{directory} is deleted." if done else later)
             return
     unknown = dispose_savepoint(storage_at(parent or "/"), name)
-    click.echo(f"{directory} is no savepoint any more.")
+    say(f"{directory} is no savepoint any more.")
     if unknown:
-        click.echo(f"Its directory stays, for what is not of the savepoint: {', '.join(unknown)}", err=True)
+        warn(f"Its directory stays, for what is not of the savepoint: {', '.join(unknown)}")
 
 
 @click.command()
@@ -152,17 +149,17 @@ def sweep(job: str | None, path: str, dry_run: bool, older_than: str | None, qua
                     dry_run=dry_run,
                     quarantined=quarantined,
                     older_than=age,
-                    report=lambda orphan: None if as_json else click.echo(str(orphan)),
+                    report=lambda orphan: None if as_json else say(orphan),
                 )
             )
         except (JobAlreadyRunning, InvalidConfiguration) as error:
             if job:
                 raise
             refused.append({"job": name, "refused": f"{error.message} {error.hint}"})
-            click.secho(f"{error.message} {error.hint}", fg="yellow", err=True)
+            warn(f"{error.message} {error.hint}", color="yellow")
     if as_json:
-        click.echo(json.dumps([*(item.to_json(dry_run=dry_run) for item in swept), *refused], indent=2))
+        say_json([*(item.to_json(dry_run=dry_run) for item in swept), *refused])
         return
     for item in swept:
         for line in item.lines(dry_run=dry_run):
-            click.echo(line)
+            say(line)

@@ -10,8 +10,6 @@ from dataclasses import asdict
 from typing import Any
 
 import click
-from rich.console import Console
-from rich.table import Table
 
 from dagster_ckpt.checkpoint.ancestry import for_retention
 from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
@@ -22,6 +20,7 @@ from dagster_ckpt.checkpoint.preflight import Finding, Preflight
 from dagster_ckpt.checkpoint.reclaiming import reclaimable_bytes
 from dagster_ckpt.checkpoint.recorded_savepoints import RecordedSavepoints
 from dagster_ckpt.cli.places import JSON, PATH, find_checkpoint, job_names, storage_at
+from dagster_ckpt.cli.printing import say, say_json, say_table, warn
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.config.recovery import LATEST
 from dagster_ckpt.config.retention import AnyOf, KeepPinned, decide
@@ -68,27 +67,29 @@ def list_checkpoints(job: str | None, path: str, as_json: bool) -> None:
                 for reference, row in found
             ]
             for error in broken:
-                click.secho(error.message, fg="red", err=True)
+                warn(error.message, color="red")
     if as_json:
-        click.echo(json.dumps(rows, indent=2))
+        say_json(rows)
         return
-    table = Table("job", "checkpoint", "batch", "epoch", "kind", "files", "bytes", "new bytes", "written", "")
-    for row in rows:
-        numbers = ["?" if row[name] is None else f"{row[name]:,}" for name in ("files", "bytes", "new_bytes")]
-        table.add_row(
-            row["job"],
-            row["checkpoint"],
-            "?" if row["batch"] is None else str(row["batch"]),
-            "?" if row["epoch"] is None else str(row["epoch"]),
-            row["kind"],
-            *numbers,
-            (row["written_at"] or "?")[:19],
-            ", ".join(mark for mark in ("newest", "pinned", "quarantined") if row[mark]),
-        )
-    _print(table)
+    say_table(
+        ("job", "checkpoint", "batch", "epoch", "kind", "files", "bytes", "new bytes", "written", ""),
+        (
+            (
+                row["job"],
+                row["checkpoint"],
+                "?" if row["batch"] is None else str(row["batch"]),
+                "?" if row["epoch"] is None else str(row["epoch"]),
+                row["kind"],
+                *("?" if row[name] is None else f"{row[name]:,}" for name in ("files", "bytes", "new_bytes")),
+                (row["written_at"] or "?")[:19],
+                ", ".join(mark for mark in ("newest", "pinned", "quarantined") if row[mark]),
+            )
+            for row in rows
+        ),
+    )
     for row in rows:
         if row["quarantined"]:
-            click.echo(f"{row['checkpoint']} is in quarantine: {row['quarantine_reason']}")
+            say(f"{row['checkpoint']} is in quarantine: {row['quarantine_reason']}")
 
 
 @click.command()
@@ -114,13 +115,13 @@ def describe(job: str, checkpoint: str, path: str, as_json: bool) -> None:
         ],
     }
     if as_json:
-        click.echo(json.dumps(document, indent=2))
+        say_json(document)
         return
     for key, value in document.items():
         if key != "stored":
-            click.echo(f"{key:<14} {json.dumps(value) if isinstance(value, dict | list) else value}")
+            say(f"{key:<14} {json.dumps(value) if isinstance(value, dict | list) else value}")
     for file in metadata.files:
-        click.echo(f"  {file.size:>12,}  {file.path}  ({file.reference or 'in _metadata'})")
+        say(f"  {file.size:>12,}  {file.path}  ({file.reference or 'in _metadata'})")
 
 
 @click.command()
@@ -147,18 +148,18 @@ def verify(job: str, checkpoint: str | None, path: str) -> None:
         raise CheckpointNotFound(f"Job {job!r} has no completed checkpoint in {catalog.filesystem.url}.")
     bad = len(errors)
     for error in errors:
-        click.secho(error.message, fg="red")
+        say(error.message, color="red")
     for metadata in found:
         try:
             catalog.verify(metadata)
         except CheckpointError as error:
             bad += 1
-            click.secho(error.message, fg="red")
-            click.echo(error.hint)
+            say(error.message, color="red")
+            say(error.hint)
         else:
             pinned = sum(file.stored is not None and not file.stored.has_checksum for file in metadata.files)
             whole = f"{metadata.reference}  {len(metadata.files)} files, {metadata.size:,} bytes  verified"
-            click.echo(f"{whole}, {pinned} without a checksum, as not written since" if pinned else whole)
+            say(f"{whole}, {pinned} without a checksum, as not written since" if pinned else whole)
     if bad:
         sys.exit(1)
 
@@ -181,7 +182,11 @@ def preflight(job: str, checkpoint: str, path: str, as_json: bool) -> None:
         )
     except CheckpointError as error:
         found = Preflight(checkpoint, (Finding.of_error("checkpoint", error),))
-    click.echo(json.dumps(found.to_json(), indent=2) if as_json else "\n".join(found.lines()))
+    if as_json:
+        say_json(found.to_json())
+    else:
+        for line in found.lines():
+            say(line)
     sys.exit(found.verdict.severity)
 
 
@@ -206,11 +211,11 @@ def retention(
         raise CheckpointNotFound(f"Job {job!r} has no checkpoint in {catalog.filesystem.url}: {newest.reason}.")
     everything, broken = catalog.completed(newest.job_id)
     for error in broken:
-        click.secho(f"{error.message} While it is there, no shared file is deleted.", fg="red", err=True)
+        warn(f"{error.message} While it is there, no shared file is deleted.", color="red")
     quarantined = catalog.quarantine.names()
     completed = [item for item in everything if item.reference not in quarantined]
     if quarantined:
-        click.echo(f"In quarantine, neither counted nor deleted: {', '.join(sorted(quarantined))}", err=True)
+        warn(f"In quarantine, neither counted nor deleted: {', '.join(sorted(quarantined))}")
     pinned = KeepPinned(Pins(catalog.filesystem, job).reasons())
     policy = AnyOf((pinned, config.retention)) if pinned.names else config.retention
     savepoints = RecordedSavepoints(catalog.filesystem, job).known()
@@ -226,20 +231,23 @@ def retention(
         for metadata, decision in zip(completed, decisions, strict=True)
     ]
     if as_json:
-        click.echo(json.dumps(rows, indent=2))
+        say_json(rows)
         return
-    table = Table("checkpoint", "written", "bytes", "", "frees", "reason")
-    for row in rows:
-        table.add_row(
-            row["checkpoint"],
-            row["written_at"][:19],
-            f"{row['bytes']:,}",
-            "keep" if row["keep"] else "delete",
-            "" if row["keep"] else f"{row['freed_bytes']:,}",
-            row["reason"],
-        )
-    _print(table)
-    click.echo(f"{len(freed)} of {len(rows)} would be deleted, which frees {sum(freed.values()):,} bytes.")
+    say_table(
+        ("checkpoint", "written", "bytes", "", "frees", "reason"),
+        (
+            (
+                row["checkpoint"],
+                row["written_at"][:19],
+                f"{row['bytes']:,}",
+                "keep" if row["keep"] else "delete",
+                "" if row["keep"] else f"{row['freed_bytes']:,}",
+                row["reason"],
+            )
+            for row in rows
+        ),
+    )
+    say(f"{len(freed)} of {len(rows)} would be deleted, which frees {sum(freed.values()):,} bytes.")
 
 
 @click.command()
@@ -254,10 +262,10 @@ def batch(job: str, batch: int | None, path: str, as_json: bool) -> None:
     """
     report = report_batch(CheckpointCatalog(storage_at(path), job), batch)
     if as_json:
-        click.echo(json.dumps(asdict(report), indent=2))
+        say_json(asdict(report))
         return
     for line in report.lines():
-        click.echo(line)
+        say(line)
 
 
 def _unreadable_row(job: str, error: CorruptCheckpoint) -> dict[str, Any]:
@@ -270,7 +278,7 @@ def _quietly(ask: Callable[[], CheckpointMetadata | None]) -> CheckpointMetadata
     try:
         return ask()
     except CheckpointError as error:
-        click.secho(error.message, fg="red", err=True)
+        warn(error.message, color="red")
         return None
 
 
@@ -288,7 +296,3 @@ def _row(metadata: CheckpointMetadata, catalog: CheckpointCatalog) -> dict[str, 
         "new_bytes": metadata.new_bytes,
         "written_at": metadata.written_at,
     }
-
-
-def _print(table: Table) -> None:
-    Console(width=None if sys.stdout.isatty() else 200).print(table)

@@ -30,8 +30,9 @@ from dagster_ckpt.filesystem.azure_answers import error_code, is_marker, status_
 from dagster_ckpt.filesystem.azure_copies import AzureServerSide
 from dagster_ckpt.filesystem.object_store import PASSING, REPEATED, SET_THE_CLOCK, check_options, first_line
 from dagster_ckpt.filesystem.transfers import in_chunks
+from dagster_ckpt.shown_text import redacted
 
-__all__ = ["AzureBlobFileSystem"]
+__all__ = ["AzureBlobFileSystem", "is_entrusted"]
 
 _CONTAINER = re.compile(r"(?=.{3,63}$)[a-z0-9]+(?:-[a-z0-9]+)*")
 _HOST = re.compile(r"(?P<account>[a-z0-9]{3,24})\.(?:dfs|blob)\.(?P<cloud>core\.[a-z0-9.-]+)")
@@ -50,6 +51,8 @@ _OPTIONS = frozenset(
         "tenant_id",
     }
 )
+#: What the environment may have that is for one account only.
+_OF_AN_ACCOUNT = ("AZURE_STORAGE_CONNECTION_STRING", "AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_SAS_TOKEN")
 #: What is told of a request that is dated otherwise than the account's clock says.
 _CLOCK = re.compile(r"date header (?:is )?(?:too old|too new|in the future)", re.IGNORECASE)
 #: The most blocks that a blob may have.
@@ -117,11 +120,6 @@ class AzureBlobFileSystem(AzureServerSide):
         container, prefix, *_ = self._made_of
         return f"abfs://{container}@{service.account_name}.dfs.{cloud}/{prefix}".rstrip("/")
 
-    def options_for(self, host: str) -> Mapping[str, Any] | None:
-        """The options for another container; ``None`` when it is in another account than this one."""
-        other = bool(host) and _parsed(host)[0] != self.storage_options.get("account_name")
-        return None if other else self.storage_options
-
     def remove_directory(self, path: str) -> None:
         """Where directories exist, with a hierarchical namespace, an empty one stays when its last blob goes."""
         target = self._object(path)
@@ -133,12 +131,12 @@ class AzureBlobFileSystem(AzureServerSide):
             client = _client(os.getpid(), json.dumps(self.storage_options, sort_keys=True))
         except ValueError as error:  # adlfs was told of no account, or of an impossible one
             raise StorageUnusable(
-                f"Could not connect to container {self.bucket!r}: {first_line(error)}",
+                f"Could not connect to container {self.bucket!r}: {redacted(first_line(error), self._secrets())}",
                 hint="Name the account in the path (abfs://container@account.dfs.core.windows.net/directory), or give "
                 "the storage option `account_name` or `connection_string`.",
-            ) from error
+            ) from self._cause(error)
         except Exception as error:
-            raise self._explained("connect", error) from error
+            raise self._told("connect", error) from self._cause(error)
         # A connection string of the environment goes before everything else that names an account.
         if named := self.storage_options.get("account_name"):
             try:
@@ -294,6 +292,51 @@ def _client(process: int, options: str) -> AsyncFileSystem:
         # Requests side by side are those of several blobs.
         max_concurrency=1,
     )
+
+
+def is_entrusted(host: str, own: str | None, options: Mapping[str, Any]) -> bool:
+    """Whether the credentials of a storage may go to this host, which a record or a request names.
+
+    Others may find those of the environment there: an identity within the same cloud, a key or a signature only for the
+    account that the environment names.
+
+    Args:
+        host: the account's host in the URL; none where the options name it.
+        own: that in the URL of the storage, ``None`` if that is no storage of Azure.
+        options: of the storage.
+
+    Raises:
+        InvalidConfiguration: the host is none, it is of another cloud, or what the environment has need not be for it.
+    """
+    if not host:
+        return True
+    account, cloud = _parsed(host)
+    own_account, own_cloud = _parsed(own) if own else _place_of(options)
+    if own is not None and (account, cloud) == (own_account, own_cloud):
+        return True
+    if cloud != own_cloud:
+        raise InvalidConfiguration(
+            f"The host {host!r} is of another cloud than {own_cloud!r}: no credentials are sent there.",
+            hint="If it can be trusted, name it in the checkpoint path itself (for a command: --path), with "
+            "storage_options; or copy what is there into the storage of the job.",
+        )
+    given = [name for name in _OF_AN_ACCOUNT if os.environ.get(name)]
+    if given and os.environ.get("AZURE_STORAGE_ACCOUNT_NAME") != account:
+        raise InvalidConfiguration(
+            f"{' and '.join(given)} of the environment need not be for the account {account!r}, which is not that of "
+            "the checkpoint path: no credentials are sent there.",
+            hint=f"If it is, set AZURE_STORAGE_ACCOUNT_NAME={account}; else give those of the checkpoint path as "
+            "storage_options instead.",
+        )
+    return False
+
+
+def _place_of(options: Mapping[str, Any]) -> tuple[str | None, str]:
+    """Account and cloud that the options name."""
+    said = dict(part.partition("=")[::2] for part in str(options.get("connection_string", "")).split(";"))
+    host = _HOST.fullmatch(str(options.get("account_host", "")))
+    cloud = said.get("EndpointSuffix", _PUBLIC_CLOUD) if host is None else host["cloud"]
+    return options.get("account_name") or said.get("AccountName"), cloud
 
 
 def _parsed(host: str) -> tuple[str, str]:

@@ -7,6 +7,7 @@ import base64
 import contextlib
 import hashlib
 import json
+import logging
 import os
 import re
 from collections.abc import Mapping
@@ -27,6 +28,7 @@ from dagster_ckpt.filesystem import transfers
 from dagster_ckpt.filesystem.gcs_copies import GcsServerSide
 from dagster_ckpt.filesystem.object_store import REPEATED, SET_THE_CLOCK, check_options, first_line
 from dagster_ckpt.filesystem.transfers import in_chunks
+from dagster_ckpt.shown_text import without_secrets
 
 __all__ = ["GcsFileSystem"]
 
@@ -42,6 +44,10 @@ _ATTEMPTS = 3
 #: The bytes that a part of an upload, but for the last, must have a multiple of; and the most parts there may be.
 _UNIT = 256 << 10
 _MOST_PARTS = 100_000
+
+# These log requests and errors with their URLs, of which that of a token has the token in it.
+for _name in ("gcsfs", "gcsfs.credentials", "urllib3.connectionpool"):
+    logging.getLogger(_name).addFilter(without_secrets)
 
 
 class GcsFileSystem(GcsServerSide):
@@ -99,7 +105,7 @@ class GcsFileSystem(GcsServerSide):
         try:
             return _client(os.getpid(), json.dumps(self._made_of[2], sort_keys=True))
         except Exception as error:
-            raise self._explained("connect", error) from error
+            raise self._told("connect", error) from self._cause(error)
 
     def _size(self, path: str) -> int:
         # Not by the client's `info`, which beside each look at an object lists what is below its name.

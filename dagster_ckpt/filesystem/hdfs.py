@@ -15,6 +15,7 @@ from dagster_ckpt.errors import InvalidConfiguration, PublishConflict, PublishUn
 from dagster_ckpt.filesystem.hadoop_jvm import THREADS, Hadoop, JavaFailure, hadoop_of_this_process
 from dagster_ckpt.filesystem.hdfs_errors import explained
 from dagster_ckpt.filesystem.port import Entry, FileSystem, Part, Stopped, Written
+from dagster_ckpt.shown_text import redacted, shown_cause
 
 __all__ = ["HdfsFileSystem"]
 
@@ -270,8 +271,8 @@ class HdfsFileSystem(FileSystem):
         except JavaFailure as failure:
             # Of a file that is written, what is missing was deleted by somebody meanwhile.
             if "FileNotFoundException" in failure.names and not a_new_file:
-                raise FileNotFoundError(failure.message) from failure
-            raise explained(what, failure) from failure
+                raise FileNotFoundError(redacted(failure.message)) from shown_cause(failure)
+            raise explained(what, failure) from shown_cause(failure)
         except (FileNotFoundError, StorageError):
             raise
         except OSError as error:  # of a local file

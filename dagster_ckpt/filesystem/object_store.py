@@ -24,6 +24,7 @@ from dagster_ckpt.errors import InvalidConfiguration, PublishConflict, PublishUn
 from dagster_ckpt.filesystem.bounds import Budget
 from dagster_ckpt.filesystem.port import Entry, FileSystem, Part, Stopped, Written
 from dagster_ckpt.filesystem.transfers import StopBetweenChunks
+from dagster_ckpt.shown_text import redacted, secrets_of, shown_cause
 
 __all__ = ["PASSING", "REPEATED", "SET_THE_CLOCK", "ObjectFileSystem", "check_options", "first_line"]
 
@@ -107,20 +108,20 @@ class ObjectFileSystem(FileSystem):
         try:
             self._await(lambda client: client._pipe_file(target, data, mode="create"))  # noqa: SLF001
         except Exception as error:  # a lost reply, too: some libraries repeat the request and call it "exists"
-            explained = self._explained(f"create {self._shown(path)}", error)
+            explained, cause = self._told(f"create {self._shown(path)}", error), self._cause(error)
             held = self._held(path, explained)
             if held == data:
                 return
             if held is not None:
-                raise PublishConflict(f"{self._shown(path)} already exists and holds something else.") from error
+                raise PublishConflict(f"{self._shown(path)} already exists and holds something else.") from cause
             if isinstance(error, FileExistsError):
                 raise PublishConflict(
                     f"{self._shown(path)} was created by somebody else, and is gone again."
-                ) from error
+                ) from cause
             if self._is_settled(error):
-                raise explained from error
+                raise explained from cause
             # It is not there now. A request that nobody waits for any more may still arrive.
-            raise PublishUnknown(explained.message, hint=explained.hint) from error
+            raise PublishUnknown(explained.message, hint=explained.hint) from cause
 
     def replace(self, path: str, data: bytes) -> None:
         target = self._object(path)
@@ -255,12 +256,14 @@ class ObjectFileSystem(FileSystem):
             try:
                 is_ours = self._holds(path, written)
             except FileNotFoundError:
-                raise StorageError(f"{self._shown(path)} was taken, and is gone again.") from error
+                raise StorageError(f"{self._shown(path)} was taken, and is gone again.") from self._cause(error)
             if not is_ours:
-                raise StorageError(f"{self._shown(path)} exists already and holds something else.") from error
+                raise StorageError(f"{self._shown(path)} exists already and holds something else.") from self._cause(
+                    error
+                )
         except Exception as error:
             if self._is_settled(error) or not self._is_stored(path, written):
-                raise self._explained(what, error) from error
+                raise self._told(what, error) from self._cause(error)
 
     def _is_stored(self, path: str, written: Written) -> bool:
         """Whether an object is there and holds what was to be written; ``False`` also when it cannot be read."""
@@ -283,7 +286,7 @@ class ObjectFileSystem(FileSystem):
         try:
             yield
         except FileNotFoundError as error:
-            raise self._explained(what, error) from error
+            raise self._told(what, error) from self._cause(error)
 
     def _held(self, path: str, cause: StorageError) -> bytes | None:
         """What an object holds, after a create of it failed; ``None`` when it is not there.
@@ -299,7 +302,7 @@ class ObjectFileSystem(FileSystem):
             raise PublishUnknown(
                 f"Nobody can say whether {self._shown(path)} was created. {cause.message}",
                 hint=f"It is complete if it can be read; nothing that belongs to it was deleted. {cause.hint}".rstrip(),
-            ) from error
+            ) from self._cause(error)
 
     def _is_settled(self, error: BaseException) -> bool:
         """Whether a request was refused, and it was the only one, so that nothing can come of it later."""
@@ -339,10 +342,30 @@ class ObjectFileSystem(FileSystem):
         """Name the operation and the way on in what the client raises; a missing object stays what it is."""
         try:
             yield
-        except (FileNotFoundError, StorageError, Stopped):
+        except Stopped:
             raise
+        except StorageError as error:
+            if error.__cause__ is not None:
+                error.__cause__ = self._cause(error.__cause__)
+            raise
+        except FileNotFoundError as error:
+            if (cause := self._cause(error)) is error:
+                raise
+            raise FileNotFoundError(redacted(str(error), self._secrets())) from cause
         except Exception as error:
-            raise self._explained(what, error) from error
+            raise self._told(what, error) from self._cause(error)
+
+    def _told(self, what: str, error: BaseException) -> StorageError:
+        """What to tell the user when ``error`` came of ``what``, without the secrets that it may quote."""
+        explained = self._explained(what, error)
+        return type(explained)(redacted(explained.message, self._secrets()), hint=explained.hint)
+
+    def _cause(self, error: BaseException) -> BaseException:
+        """What came of a request, as the cause of an error that is shown with its causes."""
+        return shown_cause(error, self._secrets())
+
+    def _secrets(self) -> Sequence[str]:
+        return [value for _, value in secrets_of(self.storage_options)]
 
 
 def check_options(scheme: str, options: Mapping[str, Any], known: frozenset[str], more: str = "") -> None:
@@ -367,7 +390,7 @@ def check_options(scheme: str, options: Mapping[str, Any], known: frozenset[str]
 def first_line(error: BaseException) -> str:
     """What an error says, in one line; its type when it says nothing."""
     text = str(error).strip() or type(error).__name__
-    return text.partition("\n")[0]
+    return text.partition("\n")[0].rstrip()
 
 
 def _chunk_of(size: int) -> int:

@@ -31,11 +31,13 @@ def open_filesystem(
             :class:`~dagster_ckpt.filesystem.gcs.GcsFileSystem`, :class:`~dagster_ckpt.filesystem.s3.S3FileSystem`,
             :class:`~dagster_ckpt.filesystem.azure.AzureBlobFileSystem` and
             :class:`~dagster_ckpt.filesystem.hdfs.HdfsFileSystem`.
-        like: a storage whose options are taken if it is of the same kind and none are given.
+        like: the storage in whose records or requests the path was found. With it the path is not believed to be the
+            user's: that storage's options are taken where the path is at the same endpoint, and no credentials go to
+            a host that only the path names. Without it the path is the user's own.
 
     Raises:
-        InvalidConfiguration: the scheme is not supported, the library for it is not installed, an option is unknown, or
-            the path is the root directory.
+        InvalidConfiguration: the scheme is not supported, the library for it is not installed, an option is unknown,
+            the path is the root directory, or it names a host that the credentials are not for.
     """
     if not location:
         raise InvalidConfiguration("The checkpoint path is empty.", hint="Set checkpoint_path, for example to ~/ckpt.")
@@ -47,8 +49,7 @@ def open_filesystem(
             hint="Name the storage itself.",
         )
     if remote := _REMOTE.get(parts.scheme):
-        same_kind = like if like is not None and _REMOTE.get(urlsplit(like.url).scheme) is remote else None
-        return _open_remote(remote, location, storage_options, same_kind)
+        return _open_remote(remote, location, storage_options, like)
     if parts.scheme and parts.scheme != "file":
         raise InvalidConfiguration(
             f"Checkpoint path {without_credentials(location)!r} has the scheme {parts.scheme!r}; this release "
@@ -70,35 +71,55 @@ def open_filesystem(
 # The libraries of each take half a second to import, which nobody pays for who keeps checkpoints elsewhere.
 
 
-def _gcs(authority: str, path: str, options: Mapping[str, Any] | None, like: FileSystem | None) -> FileSystem:
+def _gcs(authority: str, path: str, options: Mapping[str, Any] | None) -> FileSystem:
     from dagster_ckpt.filesystem.gcs import GcsFileSystem  # noqa: PLC0415
 
-    return GcsFileSystem(authority, path, _given(options, like))
+    return GcsFileSystem(authority, path, options)
 
 
-def _s3(authority: str, path: str, options: Mapping[str, Any] | None, like: FileSystem | None) -> FileSystem:
+def _s3(authority: str, path: str, options: Mapping[str, Any] | None) -> FileSystem:
     from dagster_ckpt.filesystem.s3 import S3FileSystem  # noqa: PLC0415
 
-    return S3FileSystem(authority, path, _given(options, like))
+    return S3FileSystem(authority, path, options)
 
 
-def _azure(authority: str, path: str, options: Mapping[str, Any] | None, like: FileSystem | None) -> FileSystem:
+def _azure(authority: str, path: str, options: Mapping[str, Any] | None) -> FileSystem:
     from dagster_ckpt.filesystem.azure import AzureBlobFileSystem  # noqa: PLC0415
 
     container, _, host = authority.partition("@")
-    if options is None and isinstance(like, AzureBlobFileSystem):
-        options = like.options_for(host)
     return AzureBlobFileSystem(container, path, options, host)
 
 
-def _hdfs(authority: str, path: str, options: Mapping[str, Any] | None, like: FileSystem | None) -> FileSystem:
+def _hdfs(authority: str, path: str, options: Mapping[str, Any] | None) -> FileSystem:
     from dagster_ckpt.filesystem.hdfs import HdfsFileSystem  # noqa: PLC0415
 
-    return HdfsFileSystem(authority, f"/{path}", _given(options, like))
+    return HdfsFileSystem(authority, f"/{path}", options)
 
 
-def _given(options: Mapping[str, Any] | None, like: FileSystem | None) -> Mapping[str, Any] | None:
-    return like.storage_options if options is None and like is not None else options
+# Whether the credentials of a storage go to an authority that was read. ``own`` is the storage's authority, ``None``
+# when it is of another kind.
+
+
+def _is_same_kind(authority: str, own: str | None, options: Mapping[str, Any]) -> bool:
+    """A URL of these names a bucket, and the options name the server."""
+    del authority, options
+    return own is not None
+
+
+def _is_azure(authority: str, own: str | None, options: Mapping[str, Any]) -> bool:
+    from dagster_ckpt.filesystem.azure import is_entrusted  # noqa: PLC0415
+
+    host = authority.partition("@")[2]
+    return is_entrusted(host, None if own is None else own.partition("@")[2], options) and own is not None
+
+
+def _is_same_cluster(authority: str, own: str | None, options: Mapping[str, Any]) -> bool:
+    """Another cluster is asked without the options; it learns a user's name, or a Kerberos ticket made for it."""
+    if own is None:
+        return False
+    default = str(options.get("fs.defaultFS", "")).removeprefix("hdfs://").rstrip("/")
+    known = {"", own, default, *str(options.get("dfs.nameservices", "")).replace(" ", "").split(",")}
+    return authority.lower() in {name.lower() for name in known}
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +130,8 @@ class _Kind:
         name: what people call it.
         form: how its URLs are written.
         schemes: of its URLs.
-        open: makes the file system of what follows the scheme, the path below it, the options and another storage of
-            this kind.
+        open: makes the file system of what follows the scheme, the path below it and the options.
+        is_entrusted: whether the credentials of a storage go to what follows the scheme of a URL that was read.
         extra: of this distribution, with the libraries it needs; ``None`` when they are always there.
         place: what a URL names beside a directory.
         user: whether what stands before an ``@`` is no credential but a part of the place.
@@ -119,24 +140,26 @@ class _Kind:
     name: str
     form: str
     schemes: tuple[str, ...]
-    open: Callable[[str, str, Mapping[str, Any] | None, FileSystem | None], FileSystem]
+    open: Callable[[str, str, Mapping[str, Any] | None], FileSystem]
+    is_entrusted: Callable[[str, str | None, Mapping[str, Any]], bool]
     extra: str | None = None
     place: str = "a bucket"
     user: bool = False
 
 
 _KINDS = (
-    _Kind("Google Cloud Storage", "gs://bucket/directory", ("gs", "gcs"), _gcs),
-    _Kind("Amazon S3", "s3://bucket/directory", ("s3", "s3a"), _s3, extra="s3"),
+    _Kind("Google Cloud Storage", "gs://bucket/directory", ("gs", "gcs"), _gcs, _is_same_kind),
+    _Kind("Amazon S3", "s3://bucket/directory", ("s3", "s3a"), _s3, _is_same_kind, extra="s3"),
     _Kind(
         "Azure Blob Storage",
         "abfs://container@account.dfs.core.windows.net/directory",
         ("abfs", "abfss", "az"),
         _azure,
+        _is_azure,
         extra="azure",
         user=True,
     ),
-    _Kind("HDFS", "hdfs://namenode:8020/directory", ("hdfs",), _hdfs, place="a NameNode"),
+    _Kind("HDFS", "hdfs://namenode:8020/directory", ("hdfs",), _hdfs, _is_same_cluster, place="a NameNode"),
 )
 _REMOTE = {scheme: kind for kind in _KINDS for scheme in kind.schemes}
 #: The schemes of URLs that name no directory of this machine.
@@ -161,7 +184,9 @@ def _open_remote(
             hint="Write the path as it is meant.",
         )
     try:
-        return kind.open(parts.netloc, "/".join(names), storage_options, like)
+        if storage_options is None and like is not None:
+            storage_options = _entrusted(kind, parts.netloc, like)
+        return kind.open(parts.netloc, "/".join(names), storage_options)
     except ModuleNotFoundError as error:
         if kind.extra is None:
             raise
@@ -169,6 +194,17 @@ def _open_remote(
             f"Checkpoints in {kind.name} need the module {error.name!r}, which is not installed.",
             hint=f'Run `pip install "dagster-ckpt[{kind.extra}]"`.',
         ) from error
+
+
+def _entrusted(kind: _Kind, authority: str, like: FileSystem) -> Mapping[str, Any] | None:
+    """The options of a storage, if its credentials go to what a URL names that was read; else none.
+
+    The one place that decides it. A storage that was opened without options has those of its libraries' environment.
+    """
+    own = urlsplit(like.url)
+    is_of_kind = _REMOTE.get(own.scheme) is kind
+    options = like.storage_options if is_of_kind else {}
+    return options if kind.is_entrusted(authority, own.netloc if is_of_kind else None, options) else None
 
 
 def without_credentials(location: str) -> str:

@@ -145,7 +145,7 @@ class S3FileSystem(S3ServerSide):
         try:
             return _client(os.getpid(), json.dumps(self._made_of[2], sort_keys=True))
         except Exception as error:
-            raise self._explained("connect", error) from error
+            raise self._told("connect", error) from self._cause(error)
 
     def _was_refused(self, error: BaseException) -> bool:
         status = _answer(error).get("ResponseMetadata", {}).get("HTTPStatusCode", 0)

@@ -14,6 +14,7 @@ from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
 from dagster_ckpt.checkpoint.quarantine import FellBack, Quarantined
 from dagster_ckpt.checkpoint.store import Dropped
 from dagster_ckpt.orchestration.names import partition_key, partition_of
+from dagster_ckpt.shown_text import in_one_line, redacted
 
 __all__ = ["CheckpointReporter", "checkpoint_metadata", "retained_table"]
 
@@ -30,7 +31,7 @@ def checkpoint_metadata(
     found: dict[str, Any] = {
         "pointer": dg.MetadataValue.path(catalog.pointer(metadata)),
         "checkpoint": metadata.name,
-        "kind": metadata.kind,
+        "kind": in_one_line(metadata.kind),
         "checkpoint_id": metadata.checkpoint_id,
         "epoch": metadata.epoch,
         "batch": metadata.batch,
@@ -44,7 +45,7 @@ def checkpoint_metadata(
         "state_rows": numbers.get("state_rows"),
         "rows_dropped_by_watermark": numbers.get("rows_dropped_by_watermark"),
         "written_at": dg.MetadataValue.timestamp(datetime.fromisoformat(metadata.written_at)),
-        "restored_from": metadata.restored_from or "nothing",
+        "restored_from": in_one_line(metadata.restored_from or "nothing"),
         "retained": retained_table(retained),
         "retained_bytes": _stored_bytes(retained),
     }
@@ -71,7 +72,7 @@ def retained_table(retained: Sequence[CheckpointMetadata]) -> dg.TableMetadataVa
                 "checkpoint": item.name,
                 "batch": item.batch,
                 "epoch": item.epoch,
-                "kind": item.kind,
+                "kind": in_one_line(item.kind),
                 "files": len(item.files),
                 "bytes": item.size,
                 "new_bytes": item.new_bytes,
@@ -141,14 +142,15 @@ class CheckpointReporter:
 
     def fell_back(self, fell_back: FellBack) -> None:
         """The run goes on from an older checkpoint; every checkpoint it reports says so, too."""
+        told = in_one_line(redacted(str(fell_back)))
         costs: dict[str, str | int | None] = {
-            "fell_back": str(fell_back),
+            "fell_back": told,
             "batches_run_again": fell_back.batches,
             "files_run_again": fell_back.files,
             "rows_run_again": fell_back.rows,
         }
         self._fell_back = {key: value for key, value in costs.items() if value is not None}
-        self._log_event(dg.AssetObservation(self._asset_key, description=str(fell_back), metadata=self._fell_back))
+        self._log_event(dg.AssetObservation(self._asset_key, description=told, metadata=self._fell_back))
 
     def quarantined(self, record: Quarantined) -> None:
         """A checkpoint was put into quarantine: with the next report its partition goes."""
@@ -187,6 +189,7 @@ class CheckpointReporter:
         # A partition comes or goes when Dagster has taken its event: what it refuses now is told by the next report.
         for key in sorted(present - wanted.keys()):
             reason = self._reasons.get(key, "it is not among the retained checkpoints of this lineage")
+            reason = in_one_line(redacted(reason))
             self._log_event(
                 dg.AssetObservation(
                     self._asset_key,

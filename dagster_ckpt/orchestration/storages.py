@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -25,6 +26,7 @@ from dagster_ckpt.config.import_path import load
 from dagster_ckpt.config.live_location import LiveLocationPlace
 from dagster_ckpt.errors import InvalidConfiguration
 from dagster_ckpt.filesystem import FileSystem, PosixFileSystem, open_filesystem
+from dagster_ckpt.shown_text import redacted, secrets_of, shown_cause
 from dagster_ckpt.spark.private_directories import default_root
 
 __all__ = [
@@ -42,7 +44,8 @@ DEFAULT_WRITE_BUFFER_SIZE = 4096
 class CheckpointStorage(dg.ConfigurableResource["CheckpointStorage"]):
     """Where the checkpoints of jobs are kept. One of the storages below, or a subclass of one."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
+    # A validation error that showed its input would show a secret that is in the wrong place.
+    model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True, hide_input_in_errors=True)
 
     working_directory: str | None = Field(
         default=None,
@@ -62,6 +65,18 @@ class CheckpointStorage(dg.ConfigurableResource["CheckpointStorage"]):
     def __reduce__(self) -> tuple[Callable[..., CheckpointStorage], tuple[type[CheckpointStorage], dict[str, Any]]]:
         # What Dagster keeps beside the fields of a resource cannot be pickled; it is made anew from the fields.
         return _make, (type(self), dict(self))
+
+    def get_resource_definition(self) -> Any:
+        """What Dagster makes of the storage; warns of secrets in it that Dagster would keep and show."""
+        for field, value in dict(self).items():
+            for name, _ in secrets_of({field: value} if isinstance(value, Mapping) else {}):
+                warnings.warn(
+                    f"{name} of {type(self).__name__} is written out: Dagster keeps it in its snapshots of every job "
+                    'and shows it in its UI. Give dg.EnvVar("NAME OF A VARIABLE") instead; it is looked up where the '
+                    "storage is used.",
+                    stacklevel=2,
+                )
+        return super().get_resource_definition()
 
     @abstractmethod
     def filesystem(self) -> FileSystem:
@@ -145,6 +160,8 @@ def _with_environment(options: Mapping[str, Any]) -> dict[str, Any]:
 
 def _value(option: Any) -> Any:
     match option:
+        case list() | tuple():
+            return [_value(item) for item in option]
         case dg.EnvVar():
             return _environment(option.env_var_name)
         case {"env": str(name), **others} if not others:  # what Dagster makes of an EnvVar for a run
@@ -157,7 +174,7 @@ def _value(option: Any) -> Any:
 def _environment(name: str) -> str:
     if name not in os.environ:
         raise InvalidConfiguration(
-            f"A storage option is to come from the environment variable {name}, which is not set.",
+            f"An option of the checkpoint storage is to come from the environment variable {name}, which is not set.",
             hint=f"Set {name} where the run is launched, or write the option otherwise.",
         )
     return os.environ[name]
@@ -307,21 +324,29 @@ class CustomCheckpointStorage(_StoredAsFiles):
 
     .. code-block:: python
 
-        storage = CustomCheckpointStorage(factory="my_company.storage:VaultFileSystem", options={"vault": "jobs"})
+        storage = CustomCheckpointStorage(
+            factory="my_company.storage:VaultFileSystem", options={"vault": "jobs", "token": dg.EnvVar("VAULT_TOKEN")}
+        )
     """
 
     factory: str = Field(description="Import path, 'module:name', of what makes the file system.")
-    options: dict[str, Any] = Field(default_factory=dict, description="Keyword arguments of the factory.")
+    options: dict[str, Any] = Field(
+        default_factory=dict,
+        repr=False,  # there may be secrets in it
+        description="Keyword arguments of the factory. What is an EnvVar, at any depth, is looked up for it.",
+    )
 
     def filesystem(self) -> FileSystem:
         make = load(self.factory, "the factory of a checkpoint storage")
+        options = _with_environment(self.options)
         try:
-            filesystem = make(**self.options)
+            filesystem = make(**options)
         except TypeError as error:
+            secrets = [value for _, value in secrets_of(options)]
             raise InvalidConfiguration(
-                f"The checkpoint storage {self.factory} cannot be made: {error}.",
-                hint=f"It is called with the options given: {', '.join(sorted(self.options)) or 'none'}.",
-            ) from error
+                f"The checkpoint storage {self.factory} cannot be made: {redacted(str(error), secrets)}.",
+                hint=f"It is called with the options given: {', '.join(sorted(options)) or 'none'}.",
+            ) from shown_cause(error, secrets)
         if not isinstance(filesystem, FileSystem):
             raise InvalidConfiguration(
                 f"The checkpoint storage {self.factory} made a {type(filesystem).__name__}, which is no "

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterator
 
 from dagster_ckpt.checkpoint.progress import CheckpointInProgress, RestoreInProgress
+from dagster_ckpt.shown_text import in_one_line, printable, redacted
 from dagster_ckpt.spark.job import (
     CheckpointCompleted,
     CheckpointFailed,
@@ -27,7 +28,16 @@ __all__ = ["describe"]
 
 
 def describe(event: Event) -> Iterator[tuple[int, str]]:
-    """The lines that tell of an event, each with its level (of :mod:`logging`); none where another tells it as well."""
+    """What tells of an event, each with its level (of :mod:`logging`); nothing where another tells it as well.
+
+    What was read from records is in it as text only: without secrets, and without what a terminal obeys.
+    """
+    for level, text in _described(event):
+        # An error has its hint on a line of its own; all else is one line.
+        yield level, (printable if isinstance(event, Restarting) else in_one_line)(redacted(text))
+
+
+def _described(event: Event) -> Iterator[tuple[int, str]]:
     match event:
         case EpochClaimed():
             pass

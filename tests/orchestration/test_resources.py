@@ -22,6 +22,7 @@ from dagster_ckpt import (
 from dagster_ckpt.config.live_location import LiveLocationPlace
 from dagster_ckpt.errors import InvalidConfiguration
 from dagster_ckpt.orchestration.storages import CheckpointStorage
+from tests.orchestration.vault import Vault
 
 
 class Platform(dg.ConfigurableResource["Platform"]):
@@ -186,6 +187,100 @@ def test_a_custom_storage_is_made_where_it_is_used(tmp_path: Path) -> None:
     assert filesystem.url == f"vault://{tmp_path}"
     filesystem.create("f", b"x")
     assert (tmp_path / "f").read_bytes() == b"x"
+
+
+def test_options_of_a_custom_storage_come_from_the_environment_at_any_depth(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = CustomCheckpointStorage(
+        factory="tests.orchestration.vault:Vault",
+        options={
+            "root": dg.EnvVar("VAULT_ROOT"),
+            "login": {"token": dg.EnvVar("VAULT_TOKEN"), "hosts": ["a", dg.EnvVar("VAULT_HOST")], "retries": 3},
+        },
+    )
+    with pytest.raises(InvalidConfiguration, match="VAULT_ROOT, which is not set") as caught:
+        _inside_a_run(made).filesystem()
+    assert "Set VAULT_ROOT" in caught.value.hint
+    for name, value in (("ROOT", str(tmp_path)), ("TOKEN", "hidden-token"), ("HOST", "b")):
+        monkeypatch.setenv(f"VAULT_{name}", value)
+    for storage in (made, _inside_a_run(made), pickle.loads(pickle.dumps(made))):
+        vault = storage.filesystem()
+        assert isinstance(vault, Vault)
+        assert vault.url == f"vault://{tmp_path}"
+        assert vault.login == {"token": "hidden-token", "hosts": ["a", "b"], "retries": 3}
+        assert "hidden" not in repr(storage)
+
+
+def _snapshot(storage: CheckpointStorage) -> str:
+    """What Dagster keeps of a job with this storage."""
+
+    @dg.asset(required_resource_keys={"checkpoint_storage"})
+    def looks() -> None:
+        """Nothing."""
+
+    definitions = dg.Definitions([looks], resources={"checkpoint_storage": storage})
+    job = definitions.resolve_implicit_global_asset_job_def()
+    return dg.serialize_value(job.get_job_snapshot())
+
+
+@pytest.mark.parametrize(
+    ("options", "secrets"),
+    [
+        ({"account_name": "mine", "account_key": "hidden=="}, ["account_key"]),
+        ({"sas_token": "sv=1&sig=hidden"}, ["sas_token"]),
+        ({"key": "me", "secret": "hidden", "token": "hidden-too"}, ["secret", "token"]),
+        ({"client_kwargs": {"aws_secret_access_key": "hidden"}}, ["client_kwargs.aws_secret_access_key"]),
+    ],
+)
+def test_secrets_that_are_written_out_are_warned_of_with_the_way_on(
+    options: dict[str, Any], secrets: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage = FileSystemCheckpointStorage(checkpoint_path="s3://bucket/a", storage_options=options)
+    with pytest.warns(UserWarning, match="is written out") as warned:
+        snapshot = _snapshot(storage)
+    told = "\n".join(sorted({str(warning.message) for warning in warned}))
+    assert [f"storage_options.{name} of FileSystemCheckpointStorage" in told for name in secrets] == [True] * len(
+        secrets
+    )
+    assert "dg.EnvVar(" in told
+    assert "hidden" not in f"{told}{storage!r}"
+    assert "hidden" in snapshot, "there is something to warn of"
+
+    def from_environment(given: dict[str, Any]) -> dict[str, Any]:
+        return {
+            name: from_environment(value)
+            if isinstance(value, dict)
+            else dg.EnvVar("HIDDEN")
+            if value.startswith(("hidden", "sv="))
+            else value
+            for name, value in given.items()
+        }
+
+    better = FileSystemCheckpointStorage(checkpoint_path="s3://bucket/a", storage_options=from_environment(options))
+    monkeypatch.setenv("HIDDEN", "what is not shown")
+    snapshot = _snapshot(better)  # a warning would be an error
+    assert "HIDDEN" in snapshot
+    assert "what is not shown" not in snapshot
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"token": "/path/of/a/key.json"},
+        {"token": "google_default", "project": "p"},
+        {"profile": "jobs", "endpoint_url": "https://minio.example"},
+        {"key": "me", "anon": True},
+    ],
+)
+def test_what_is_no_secret_is_not_warned_of(options: dict[str, Any]) -> None:
+    assert _snapshot(FileSystemCheckpointStorage(checkpoint_path="gs://bucket/a", storage_options=options))
+
+
+def test_a_field_of_the_wrong_kind_does_not_show_what_it_was_given() -> None:
+    with pytest.raises(ValidationError, match="storage_options") as caught:
+        FileSystemCheckpointStorage.model_validate({"checkpoint_path": "x", "storage_options": "AccountKey=hidden"})
+    assert "hidden" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from dagster_ckpt.filesystem import Entry, FileSystem, Part, PosixFileSystem, Written
 
 
 class Vault(FileSystem):
-    def __init__(self, root: str) -> None:
+    def __init__(self, root: str, login: Mapping[str, Any] | None = None) -> None:
         self._root = root
+        self.login = login
         self._inner = PosixFileSystem(Path(root))
 
     def __reduce__(self) -> tuple[type[Vault], tuple[str]]:

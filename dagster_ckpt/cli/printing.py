@@ -1,0 +1,44 @@
+"""The one place that prints: what comes from a storage is text, and neither markup nor a command for a terminal."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from dagster_ckpt.shown_text import in_one_line
+
+__all__ = ["say", "say_json", "say_table", "warn"]
+
+#: Columns of a table that is not printed to a terminal.
+_WIDTH = 200
+
+
+def say(text: object, *, color: str | None = None) -> None:
+    """Print one line to stdout, whatever is in it."""
+    click.secho(in_one_line(str(text)), fg=color)
+
+
+def warn(text: object, *, color: str | None = None) -> None:
+    """Print one line to stderr, whatever is in it."""
+    click.secho(in_one_line(str(text)), fg=color, err=True)
+
+
+def say_json(document: Any) -> None:
+    """Print a JSON document to stdout; all but ASCII is escaped."""
+    click.echo(json.dumps(document, indent=2))
+
+
+def say_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Print a table to stdout."""
+    table = Table(*columns)
+    for row in rows:
+        table.add_row(*(Text(in_one_line(str(cell))) for cell in row))
+    width = None if sys.stdout.isatty() else _WIDTH
+    Console(width=width, markup=False, highlight=False, emoji=False).print(table)

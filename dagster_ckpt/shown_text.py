@@ -1,0 +1,177 @@
+"""Text from elsewhere as it may be shown: without secrets, and without what a terminal obeys.
+
+That is text of records, of URLs, and of what client libraries say.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+from urllib.parse import unquote
+
+__all__ = ["HIDDEN", "in_one_line", "printable", "redacted", "secrets_of", "shown_cause", "without_secrets"]
+
+#: What stands where a secret was.
+HIDDEN = "***"
+
+#: What stands before the host of a URL.
+_USER = re.compile(r"(?P<scheme>(?:[A-Za-z][A-Za-z0-9+.-]*:)?)//(?P<user>[^/?#\s]*)@")
+#: What `urlsplit` says of a host that is none.
+_NETLOC = re.compile(r"(?P<is>\bnetloc ['\"])\S*@")
+#: Of these, what stands before the host is a container, and no credential.
+_CONTAINER = re.compile(r"(?:abfss?|az|wasbs?):", re.IGNORECASE)
+#: A parameter of a query, or of a fragment; also one that stands alone, as in a token that was cut off its URL.
+_PARAMETER = re.compile(r"(?P<lead>[?&;#]|(?<![^\s\"'(,]))(?P<name>[^=&?;#\s\"'(,]+)=(?P<value>[^&\s]+)")
+_SECRET_NAME = re.compile(
+    r"auth(?!or)|credential|passw|pwd|secret|signature|token|upload_id|(?:access|account|api|private|shared)[-_]?key"
+    r"|awsaccesskeyid|googleaccessid|connection_?string",
+    re.IGNORECASE,
+)
+#: Names that are secrets in a query, among them all of a shared access signature, and that say little elsewhere.
+_IN_A_QUERY = frozenset(("key", "se", "si", "sig", "sip", "skoid", "sktid", "sp", "spr", "sr", "srt", "ss", "st", "sv"))
+#: Names that are secrets also where no query is: what stands there may be the directory of a partition.
+_ALONE = frozenset(("access_token", "password", "secret", "sig", "signature", "token"))
+#: What ends a sentence or a quotation, and no secret.
+_END = re.compile(r"[\"'>)\]},.:;]*$")
+_HEADER = re.compile(
+    r"(?P<name>(?:proxy-)?authorization|x-amz-security-token|x-ms-copy-source-authorization)"
+    r"(?P<is>[\"']?\s*[:=]\s*[\"']?)[^\"'\r\n]+",
+    re.IGNORECASE,
+)
+_SCHEME = re.compile(r"\b(?P<name>Bearer|SharedKey(?:Lite)?)\s+[A-Za-z0-9._~+/=:-]{8,}")
+#: Keys of connection strings, of JSON and of what Python shows of a mapping.
+_NAMED = re.compile(
+    r"(?P<name>\b(?:AccountKey|SharedAccessKey|SharedAccessSignature|account_key|sas_token|client_secret|access_token"
+    r"|refresh_token|id_token|(?:aws_)?secret_access_key|(?:aws_)?session_token|private_key|connection_string|password))"
+    r"(?P<is>[\"']?\s*[:=]\s*)(?!\*\*\*)(?:\"(?:[^\"\\]|\\.)+\"?|'(?:[^'\\]|\\.)+'?|[^\s\"',;]+)",
+    re.IGNORECASE,
+)
+_PRIVATE_KEY = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL)
+#: Options of a connection whose values are secrets.
+_SECRET_OPTION = re.compile(
+    r"connection_?string|credential|passw|pwd|sas|secret|token|(?:access|account|api|private|shared)[-_.]?key",
+    re.IGNORECASE,
+)
+#: Of these the value may also say where the secret is.
+_MAY_BE_A_PLACE = re.compile(r"token|credential", re.IGNORECASE)
+_PLACE = re.compile(r"[/~.].*|.*\.json|[a-z]+://.*|anon|browser|cache|cloud|google_default", re.IGNORECASE)
+#: Shorter values are words, and would be taken out of every sentence.
+_SHORTEST = 6
+
+
+def redacted(text: str, values: Iterable[str] = ()) -> str:
+    """Text without credentials: users of URLs, secret parameters of queries, headers, account keys, private keys.
+
+    Args:
+        text: what is to be shown.
+        values: secrets that are known, wherever they stand.
+    """
+    for value in sorted({value for value in values if len(value) >= _SHORTEST}, key=len, reverse=True):
+        text = text.replace(value, HIDDEN)
+    text = _PRIVATE_KEY.sub(HIDDEN, text)
+    text = _USER.sub(_without_user, text)
+    text = _NETLOC.sub(rf"\g<is>{HIDDEN}@", text)
+    text = _HEADER.sub(rf"\g<name>\g<is>{HIDDEN}", text)
+    text = _SCHEME.sub(rf"\g<name> {HIDDEN}", text)
+    text = _NAMED.sub(rf"\g<name>\g<is>{HIDDEN}", text)
+    return _without_values(text)
+
+
+def secrets_of(options: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, str]]:
+    """The secrets that are written out in the options of a connection: their dotted names, and they themselves."""
+    for name, value in options.items():
+        full = f"{above}{name}"
+        if isinstance(value, Mapping):
+            yield from secrets_of(value, f"{full}.")
+        elif type(value) is str and len(value) >= _SHORTEST and _is_secret(name, value):  # no EnvVar
+            yield full, value
+
+
+def _is_secret(option: str, value: str) -> bool:
+    is_place = _MAY_BE_A_PLACE.search(option) and _PLACE.fullmatch(value)
+    return _SECRET_OPTION.search(option) is not None and not is_place
+
+
+def printable(text: str) -> str:
+    """Text with escapes for what a terminal would obey or not show; lines stay lines."""
+    return "\n".join(in_one_line(line.removesuffix("\r")) for line in text.split("\n"))
+
+
+def in_one_line(text: str) -> str:
+    r"""Text with escapes for what a terminal would obey or not show; a line feed is shown as ``\n``."""
+    if text.isprintable():
+        return text
+    return "".join(
+        char if char.isprintable() else char.encode("unicode_escape", "surrogatepass").decode() for char in text
+    )
+
+
+class _ClientError(Exception):
+    """Stands for an error of a client library whose own text has a secret in it."""
+
+
+def shown_cause(error: BaseException, values: Iterable[str] = ()) -> BaseException:
+    """The error itself as a cause to show; something in its place if its text, or that of one behind it, has secrets.
+
+    Tracebacks and Dagster's events tell the texts of all causes.
+    """
+    known = list(values)
+    told = [(link, _told(link)) for link in _chain(error)]
+    if all(redacted(text, known) == text for _, text in told):
+        return error
+    text = " <- ".join(f"{type(link).__name__}: {redacted(text, known)}" for link, text in told)
+    return _ClientError(printable(text)).with_traceback(error.__traceback__)
+
+
+def without_secrets(record: logging.LogRecord) -> bool:
+    """Take the secrets out of a log record: a filter for the loggers of client libraries."""
+    record.msg, record.args = redacted(record.getMessage()), ()
+    if record.exc_info and (error := record.exc_info[1]) is not None and (cause := shown_cause(error)) is not error:
+        record.exc_info = (type(cause), cause, cause.__traceback__)
+    return True
+
+
+def _told(error: BaseException) -> str:
+    return "\n".join([str(error), *getattr(error, "__notes__", ())])
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    left, seen = [error], set[int]()
+    while left:
+        link = left.pop()
+        if id(link) in seen:
+            continue
+        seen.add(id(link))
+        yield link
+        left += [found for found in (link.__cause__, link.__context__) if found is not None]
+        if isinstance(link, BaseExceptionGroup):
+            left += link.exceptions
+
+
+def _without_user(match: re.Match[str]) -> str:
+    user = match["user"]
+    is_name = re.fullmatch(r"[a-z0-9-]+", user) is not None
+    if (is_name and _CONTAINER.fullmatch(match["scheme"])) or not (user and (match["scheme"] or ":" in user)):
+        return match[0]
+    return f"{match['scheme']}//{HIDDEN}@"
+
+
+def _without_values(text: str) -> str:
+    done, at = [], 0
+    while (match := _PARAMETER.search(text, at)) is not None:
+        if not _is_secret_parameter(unquote(match["name"]).lower(), in_query=bool(match["lead"])):
+            # What is taken for its value may have the next parameter in it.
+            done.append(text[at : match.start("value")])
+            at = match.start("value")
+            continue
+        end = _END.search(match["value"])
+        done += [text[at : match.start("value")], HIDDEN, end[0] if end else ""]
+        at = match.end()
+    return "".join([*done, text[at:]])
+
+
+def _is_secret_parameter(name: str, *, in_query: bool) -> bool:
+    is_always = name in _ALONE or name.startswith(("x-amz-", "x-goog-"))
+    return is_always or (in_query and (name in _IN_A_QUERY or _SECRET_NAME.search(name) is not None))
