@@ -187,6 +187,7 @@ class Attempt:
             fell_back="" if fell_back is None else str(fell_back),
             forked_from=restored.restored_from if restored is not None and restored.kind == FORK else None,
             complete=complete,
+            marks=sink is not None and bool(sink.writer_options(self._claim.token)),
         )
         self._is_recorded = True  # or may be, when the storage fails
         self._catalog.epochs.record_choice(self._claim.epoch, choice)
@@ -228,6 +229,7 @@ class Attempt:
             archive,
             replay,
             self._live,
+            self._claim.token,
         )
 
     def _sweep(self, store: CompletedCheckpointStore) -> None:
