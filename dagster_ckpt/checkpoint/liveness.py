@@ -217,6 +217,8 @@ class Heart:
         self._begun = 0
         self._written = 0
         self._under_way: list[Future[None]] = []
+        #: Called with each beat that is due: this process lives, whatever the storage does. It must return at once.
+        self.on_beat: Callable[[], None] = lambda: None
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="dagster-ckpt-heart", daemon=True)
 
@@ -252,6 +254,8 @@ class Heart:
 
     def _run(self) -> None:
         while not self._stop.wait(INTERVAL):
+            with contextlib.suppress(Exception):  # whatever it is, the heart goes on
+                self.on_beat()
             self._once()
 
     def _once(self, *, last: bool = False) -> None:

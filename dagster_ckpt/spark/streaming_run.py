@@ -51,6 +51,7 @@ from dagster_ckpt.spark.live_choice import refuse_impossible
 from dagster_ckpt.spark.query_errors import failed_in_batch
 from dagster_ckpt.spark.running import Prepared
 from dagster_ckpt.spark.session import driver_jvm_pid, is_jvm_alive
+from dagster_ckpt.spark.watchdog import Watchdog
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -175,8 +176,11 @@ class StreamingRun:
     def _attempt(self, claim: Claim, heart: Heart) -> RunResult | None:
         """One attempt; ``None`` when it failed and the next one is due."""
         self._state.prepared = None
+        watchdog = Watchdog(self._job.name)
         try:
             spark = self._start_spark()
+            watchdog.arm(spark)
+            heart.on_beat = watchdog.renew
             if self._cancel.is_set():
                 return self._end(claim, JobStatus.CANCELED, "canceled before the query started")
             if (pid := driver_jvm_pid(spark)) is not None:
@@ -196,6 +200,8 @@ class StreamingRun:
                 _log.info("The job was canceled while it failed: %s", error)
                 return self._end(claim, JobStatus.CANCELED, "canceled while it failed")
             return self._fail(claim, error)
+        finally:
+            watchdog.disarm()
         if ended is None:
             return self._end(claim, JobStatus.CANCELED, "canceled")
         return self._end(claim, JobStatus.FINISHED, ended.reason, on_record=ended.on_record)
