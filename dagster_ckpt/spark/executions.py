@@ -20,6 +20,8 @@ _log = logging.getLogger(__name__)
 
 _RUN = "runId = "
 _BATCH = "batch = "
+#: How long Spark may take to deliver what has happened so far.
+_PATIENCE_MS = 2000
 #: The web UI is given HTML.
 _LINE_END = re.compile(r"<br/>|\n")
 
@@ -27,7 +29,7 @@ _LINE_END = re.compile(r"<br/>|\n")
 def has_run(session: SparkSession, runs: Collection[str], batch: int) -> bool | None:
     """Whether a batch was run with a job, ``None`` while that is not known (yet, or any more).
 
-    Spark tells its executions a moment later than it ends them, and keeps the newest thousand.
+    Spark tells its executions a moment later than it ends them, which is waited for, and keeps the newest thousand.
 
     Args:
         session: any session of the JVM that the query runs in.
@@ -35,10 +37,14 @@ def has_run(session: SparkSession, runs: Collection[str], batch: int) -> bool | 
         batch: its number.
     """
     try:
-        return _look_up(session, runs, batch)
+        if (found := _look_up(session, runs, batch)) is None:
+            session.sparkContext._jsc.sc().listenerBus().waitUntilEmpty(_PATIENCE_MS)  # noqa: SLF001
+            found = _look_up(session, runs, batch)
     except Exception as error:  # whatever the JVM raises: it is not known
         _log.debug("Whether batch %d was run is not known: %s", batch, error)
         return None
+    else:
+        return found
 
 
 def _look_up(session: SparkSession, runs: Collection[str], batch: int) -> bool | None:

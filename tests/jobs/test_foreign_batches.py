@@ -113,6 +113,13 @@ def test_a_batch_without_a_file_is_covered_if_the_query_ran_it(bench: Bench) -> 
     assert launch.result().status is JobStatus.CANCELED
 
 
+def test_a_query_may_end_with_a_batch_without_a_file(bench: Bench) -> None:
+    bench.query = split
+    launch = bench.tick(2)
+    assert [metadata.batch for metadata in launch.completed] == [1]
+    assert not launch.failed
+
+
 def test_a_salvage_does_not_cover_what_another_start_wrote(bench: Bench) -> None:
     bench.query = copied
     bench.tick(2)
