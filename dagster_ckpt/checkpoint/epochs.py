@@ -82,6 +82,7 @@ class Choice:
         complete: the ids of the lineage that were complete when this was chosen, as many as were retained. Any other
             of an older epoch is void, whenever it appears. ``None`` in a record of a release that did not list them;
             then those above ``last_id`` are.
+        marks: whether its query marks what it writes to the sink, so that it can be told from what others write.
     """
 
     job_id: JobId
@@ -99,6 +100,7 @@ class Choice:
     fell_back: Text = ""
     forked_from: Line | None = None
     complete: tuple[CheckpointId, ...] | None = None
+    marks: bool = False
 
 
 @dataclass(frozen=True, slots=True)

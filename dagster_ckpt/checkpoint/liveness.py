@@ -185,6 +185,8 @@ class Heart:
         self._under_way: list[Future[None]] = []
         #: What proves that this process drives the job.
         self._mark: int | None = None
+        #: Called with each beat that is due: this process lives, whatever the storage does. It must return at once.
+        self.on_beat: Callable[[], None] = lambda: None
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="dagster-ckpt-heart", daemon=True)
 
@@ -226,6 +228,8 @@ class Heart:
 
     def _run(self) -> None:
         while not self._stop.wait(INTERVAL):
+            with contextlib.suppress(Exception):  # whatever it is, the heart goes on
+                self.on_beat()
             self._once()
 
     def _once(self, *, last: bool = False) -> None:

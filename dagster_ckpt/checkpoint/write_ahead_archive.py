@@ -87,6 +87,15 @@ class WriteAheadArchive:
         """Whether an epoch got as far as to start its query: its sink had been put back by then."""
         return any(entry.name == _BEGIN for entry in self._filesystem.list(self.of_epoch(epoch)))
 
+    def began_after(self, epoch: int) -> int | None:
+        """The batch after which an epoch began, -1 for a start from nothing; ``None`` when it did not begin.
+
+        Raises:
+            CorruptCheckpoint: a file of the archive is not what was written.
+        """
+        begin = self._begin(epoch)
+        return None if begin is None else begin.after
+
     def line_through(self, metadata: CheckpointMetadata) -> int | None:
         """The newest epoch that a checkpoint led to, which may be its own; ``None`` when none is known.
 

@@ -192,6 +192,7 @@ class Attempt:
             fell_back="" if fell_back is None else str(fell_back),
             forked_from=restored.restored_from if restored is not None and restored.kind == FORK else None,
             complete=complete,
+            marks=sink is not None and bool(sink.writer_options(self._claim.token)),
         )
         if claimed is not None and claimed is restored:
             claim_savepoint(claimed, job_id, like=self._job.filesystem)
@@ -235,6 +236,7 @@ class Attempt:
             archive,
             replay,
             self._live,
+            self._claim.token,
         )
 
     def _previous(self, request: RestoreRequest) -> tuple[int, Choice] | None:

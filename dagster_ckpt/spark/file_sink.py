@@ -21,7 +21,7 @@ from urllib.parse import unquote, urlsplit
 from dagster_ckpt.checkpoint.snapshot import Json
 from dagster_ckpt.errors import CaptureIncomplete, InvalidConfiguration, SinkMismatch
 
-__all__ = ["FileSink", "SinkRollback", "log_files"]
+__all__ = ["FileSink", "SinkRollback", "effective_files", "log_files", "log_id"]
 
 _LOG = "_spark_metadata"
 _COMPACT = ".compact"
@@ -77,9 +77,7 @@ def log_files(names: Collection[str], batch: int, where: str) -> list[str]:
         CaptureIncomplete: an entry is missing.
     """
     compacted = sorted(
-        number
-        for name in names
-        if name.endswith(_COMPACT) and (number := _log_id(name)) is not None and number <= batch
+        number for name in names if name.endswith(_COMPACT) and (number := log_id(name)) is not None and number <= batch
     )
     newest = compacted[-1] if compacted else -1
     wanted = [f"{number}{_COMPACT}" for number in compacted[-1:]]
@@ -117,17 +115,17 @@ class FileSink:
         # Hadoop takes the text of a path as it is, so a %20 in it is no blank.
         local = "/" + rest.lstrip("/") if colon and scheme == "file" else path
         self.path = Path(local).absolute()
-        self._log = self.path / _LOG
+        self.log = self.path / _LOG
         self._totals: dict[tuple[int, ...], tuple[int, int]] = {}
 
     def last_batch(self) -> int | None:
         """The newest batch that the log has, ``None`` when there is none."""
-        return max((number for name in _names(self._log) if (number := _log_id(name)) is not None), default=None)
+        return max((number for name in _names(self.log) if (number := log_id(name)) is not None), default=None)
 
     def first_data(self) -> Path | None:
         """Any visible file of the sink, or its log; ``None`` when there is neither."""
         if self.last_batch() is not None:
-            return self._log
+            return self.log
         for directory, children, names in os.walk(self.path):
             children[:] = sorted(child for child in children if not child.startswith(("_", ".")))
             for name in sorted(names):
@@ -141,13 +139,13 @@ class FileSink:
         Raises:
             CaptureIncomplete: the log does not reach back (or forward) to ``batch``.
         """
-        names = _names(self._log)
+        names = _names(self.log)
         if not names:
             raise CaptureIncomplete(
-                f"{self._log} does not exist, so no file sink has committed batch {batch} there",
+                f"{self.log} does not exist, so no file sink has committed batch {batch} there",
                 hint="Name the output path of the query's file sink.",
             )
-        return [self._log / name for name in log_files(names, batch, str(self._log))]
+        return [self.log / name for name in log_files(names, batch, str(self.log))]
 
     def position(self, batch: int) -> dict[str, Json]:
         """The sink's position at ``batch``: ``kind``, ``path``, ``batch``, ``files`` and ``bytes``.
@@ -226,17 +224,9 @@ class FileSink:
         Args:
             began: when the job began, seconds since the epoch. The sink had no log then.
         """
-        removed = self._remove_later_entries({}) if self._log.is_dir() else 0
+        removed = self._remove_later_entries({}) if self.log.is_dir() else 0
         data = self._remove_unlisted(frozenset(), oldest_ns=int(began * 1e9)) if self.path.is_dir() else []
         return SinkRollback(0, removed, len(data), sum(data))
-
-    def written_at(self, entry: Path) -> list[int]:
-        """When the data files of one log file were written, milliseconds since the epoch.
-
-        Raises:
-            SinkMismatch: it cannot be read.
-        """
-        return [item.modified_ms for item in _read(entry)]
 
     def committed_files(self) -> list[Path]:
         """The data files that a reader of the log sees now, sorted.
@@ -271,23 +261,23 @@ class FileSink:
         return frozenset(found)
 
     def _put_back(self, wanted: dict[str, Path]) -> int:
-        self._log.mkdir(parents=True, exist_ok=True)
+        self.log.mkdir(parents=True, exist_ok=True)
         restored = 0
         for name in sorted(wanted, key=_require_id):
             content = wanted[name].read_bytes()
-            target = self._log / name
+            target = self.log / name
             if target.is_file() and target.read_bytes() == content:
                 continue
             # One fixed name, so that a crash here leaves nothing that the next attempt does not use up.
-            temporary = self._log / f".{name}.rollback.tmp"
+            temporary = self.log / f".{name}.rollback.tmp"
             with temporary.open("wb") as file:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
-            _remove(self._log / f".{name}.crc")  # it describes other bytes
+            _remove(self.log / f".{name}.crc")  # it describes other bytes
             temporary.replace(target)
             restored += 1
-        _sync(self._log)
+        _sync(self.log)
         return restored
 
     def _remove_later_entries(self, wanted: dict[str, Path]) -> int:
@@ -295,13 +285,13 @@ class FileSink:
         first = min((_require_id(file.name) for file in _effective(wanted)), default=0)
         later = [
             name
-            for name in _names(self._log)
-            if name not in wanted and (number := _log_id(name)) is not None and number >= first
+            for name in _names(self.log)
+            if name not in wanted and (number := log_id(name)) is not None and number >= first
         ]
         for name in sorted(later, key=_require_id, reverse=True):
-            _remove(self._log / f".{name}.crc")
-            _remove(self._log / name)
-        _sync(self._log)
+            _remove(self.log / f".{name}.crc")
+            _remove(self.log / name)
+        _sync(self.log)
         return len(later)
 
     def _remove_unlisted(self, keep: frozenset[tuple[int, int]], *, oldest_ns: int) -> list[int]:
@@ -329,7 +319,7 @@ def _local(path: str) -> Path:
 
 def _position(directory: Path) -> dict[str, Path]:
     """The log files of a checkpoint by name: at least one, and no gap."""
-    names = frozenset(name for name in _names(directory) if _log_id(name) is not None)
+    names = frozenset(name for name in _names(directory) if log_id(name) is not None)
     try:
         complete = log_files(names, max(map(_require_id, names), default=-1), str(directory))
     except CaptureIncomplete as error:
@@ -340,6 +330,11 @@ def _position(directory: Path) -> dict[str, Path]:
             hint="Nothing was touched. Restore another checkpoint.",
         )
     return {name: directory / name for name in sorted(names)}
+
+
+def effective_files(directory: Path) -> list[Path]:
+    """Of the log files in a directory, those that tell the content; none if it is not there."""
+    return list(_effective({name: directory / name for name in _names(directory) if log_id(name) is not None}))
 
 
 def _effective(files: Mapping[str, Path]) -> Iterator[Path]:
@@ -388,13 +383,14 @@ def _unreadable(file: Path, why: str) -> SinkMismatch:
     )
 
 
-def _log_id(name: str) -> int | None:
+def log_id(name: str) -> int | None:
+    """The batch of a log file, ``None`` for what is no log file."""
     match = _LOG_NAME.fullmatch(name)
     return int(match[1]) if match else None
 
 
 def _require_id(name: str) -> int:
-    number = _log_id(name)
+    number = log_id(name)
     if number is None:
         raise ValueError(name)
     return number

@@ -46,7 +46,7 @@ def replay(
     plans: Sequence[PlannedBatch],
     cancel: Flag,
     raise_failure: Callable[[StreamingQuery], None],
-    begun: Callable[[], None],
+    begun: Callable[[StreamingQuery], None],
     progress: Callable[[int], None],
 ) -> bool:
     """Run all of ``plans`` but the last, which is laid out and run by the next start of the query.
@@ -58,7 +58,7 @@ def replay(
         plans: batches in order, without a gap.
         cancel: set when the run is to stop.
         raise_failure: raises if the query has failed.
-        begun: is called when the query was started for a batch.
+        begun: is given each query that was started for a batch.
         progress: is told of each batch that is done.
 
     Returns:
@@ -78,7 +78,7 @@ def replay(
                 lay_out(plan, logs)
             with _whole_state(session, wanted=number % _WHOLE_STATE_EVERY == 0 and len(plans) - number > _FEW):
                 query = writer.start()
-            begun()
+            begun(query)
             try:
                 with contextlib.suppress(StreamingQueryException):  # raised in order by `raise_failure`
                     while not query.awaitTermination(_LOOK) and not cancel.is_set():

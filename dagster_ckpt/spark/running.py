@@ -23,6 +23,8 @@ from dagster_ckpt.checkpoint.store import CompletedCheckpointStore, Dropped
 from dagster_ckpt.checkpoint.write_ahead_archive import ArchiveWriter, PlannedBatch
 from dagster_ckpt.errors import CheckpointError, DriverLost
 from dagster_ckpt.spark.archiving import Archiver
+from dagster_ckpt.spark.checkpoint_location import CheckpointLocation
+from dagster_ckpt.spark.executions import has_run
 from dagster_ckpt.spark.job import (
     CheckpointCompleted,
     CheckpointFailed,
@@ -37,7 +39,7 @@ from dagster_ckpt.spark.planned_batches import PlannedBatches
 from dagster_ckpt.spark.query_errors import failure_of
 from dagster_ckpt.spark.replay import replay
 from dagster_ckpt.spark.session import is_jvm_alive
-from dagster_ckpt.spark.sinks.sink import Sink, SinkRun
+from dagster_ckpt.spark.sinks.sink import PositionReader, Sink, SinkRun, SinkStart
 from dagster_ckpt.spark.state_backend import known_providers
 from dagster_ckpt.spark.streaming_source import StreamingSource
 from dagster_ckpt.spark.tasks import await_tasks
@@ -55,6 +57,8 @@ _log = logging.getLogger(__name__)
 _LOOK = 0.25
 #: How often Spark's progress report is fetched, for the numbers of the checkpoints taken next.
 _REPORT = 1.0
+#: How often it is looked whether another query writes to the sink.
+_CHECK = 1.0
 #: Seconds between two reports of a replay.
 _TELL = 5.0
 
@@ -76,6 +80,7 @@ class Prepared:
         archive: where the plans of its batches go.
         replay: plans of the batches that are run again first, as they were.
         live: the live location, laid out.
+        token: of the claim of this start.
     """
 
     choice: Choice
@@ -90,6 +95,7 @@ class Prepared:
     archive: ArchiveWriter
     replay: Sequence[PlannedBatch]
     live: LiveLocation
+    token: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +138,8 @@ class RunningQuery:
         self._clock = clock
         self._emit = emit
         self._first_completed = first_completed
+        #: The run ids that Spark gave the query in this start, one for each batch of a replay.
+        self._runs: set[str] = set()
 
     def run(self, cancel: Flag) -> Ended | None:
         """Start the query and checkpoint it until it ends; ``None`` when it was canceled.
@@ -151,11 +159,13 @@ class RunningQuery:
             restored = None if prepared.restored is None else prepared.restored.sink
             owner = prepared.store.check_owner
             prepared.sink.begin(SinkRun(prepared.directory, prepared.store.epoch, restored, owner, archiver.archive))
+            for name, value in prepared.sink.writer_options(prepared.token).items():
+                writer = writer.option(name, value)
         try:
             if not self._replay(writer, cancel):
                 return None
             query = self._in_jvm(writer.start)
-            self._begun()
+            self._begun(query)
             if len(prepared.replay) < 2:
                 self._emit(prepared.started)
             try:
@@ -194,7 +204,8 @@ class RunningQuery:
         )
         return done
 
-    def _begun(self) -> None:
+    def _begun(self, query: StreamingQuery) -> None:
+        self._runs.add(str(query.runId))
         self._prepared.live.mark_begun()
 
     def _archiver(self) -> Archiver:
@@ -210,10 +221,11 @@ class RunningQuery:
         # Fetched beside the checkpoints, not while one is pinned: it is a call into the JVM.
         report: Mapping[str, Any] | None = None
         location = prepared.live.location(known_providers(self._job.state_backend))
+        positions = self._positions(location)
         source = StreamingSource(
             location,
             prepared.directory / "pins",
-            None if prepared.sink is None else prepared.sink.position_reader(prepared.directory, location),
+            positions,
             self._spark.version,
             lambda: report,
             self._clock,
@@ -231,7 +243,7 @@ class RunningQuery:
             coordinator.already_have(prepared.restored.batch)
         savepoints = self._savepoints(source, uploads)
         try:
-            looked = reported = float("-inf")
+            looked = reported = checked = float("-inf")
             while not cancel.is_set():
                 if time.monotonic() - reported >= (_LOOK if report is None else _REPORT):
                     reported = time.monotonic()
@@ -251,6 +263,9 @@ class RunningQuery:
                     source.look_again()
                     _finish_stopped(coordinator, savepoints)
                     return Ended("stopped with a savepoint", savepoints.job_ended)
+                if positions is not None and time.monotonic() - checked >= _CHECK:
+                    checked = time.monotonic()
+                    _look_at_sink(positions, source)
                 archiver.tick()
                 cancel.wait(min(coordinator.tick(), savepoints.tick()))
             self._stop(query)
@@ -259,6 +274,16 @@ class RunningQuery:
             savepoints.abandon()
             uploads.shutdown(wait=False)
         return None
+
+    def _positions(self, location: CheckpointLocation) -> PositionReader | None:
+        prepared = self._prepared
+        if prepared.sink is None:
+            return None
+        if not prepared.choice.marks:
+            return prepared.sink.position_reader(prepared.directory, location)
+        after = -1 if prepared.restored is None else prepared.restored.batch
+        start = SinkStart(prepared.token, after, lambda batch: has_run(self._spark, self._runs, batch))
+        return prepared.sink.position_reader(prepared.directory, location, start)
 
     def _savepoints(self, source: StreamingSource, uploads: ThreadPoolExecutor) -> SavepointServer:
         requests = SavepointRequests(self._job.filesystem, self._job.name)
@@ -325,6 +350,14 @@ class _Listener:
 
     def failed(self, number: int, reason: str, consecutive: int) -> None:
         self._emit(CheckpointFailed(number, reason, consecutive))
+
+
+def _look_at_sink(positions: PositionReader, source: StreamingSource) -> None:
+    try:
+        committed = source.progress().committed
+        positions.look(-1 if committed is None else committed)
+    except OSError as error:  # no checkpoint completes without it
+        _log.warning("What is new in the sink cannot be looked at now: %s", error)
 
 
 def _finish_stopped(coordinator: CheckpointCoordinator, savepoints: SavepointServer) -> None:

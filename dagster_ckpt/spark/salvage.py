@@ -15,9 +15,10 @@ from dagster_ckpt.checkpoint.issuing import next_id
 from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
 from dagster_ckpt.checkpoint.store import CompletedCheckpointStore
 from dagster_ckpt.checkpoint.write_ahead_archive import WriteAheadArchive
-from dagster_ckpt.errors import Fenced
+from dagster_ckpt.errors import CheckpointError, CheckpointNotFound, Fenced
 from dagster_ckpt.spark.live import LiveLocation, LocalLive
 from dagster_ckpt.spark.sinks.kinds import position_reader
+from dagster_ckpt.spark.sinks.sink import SinkStart
 from dagster_ckpt.spark.state_files import Provider
 from dagster_ckpt.spark.streaming_source import StreamingSource
 
@@ -113,11 +114,45 @@ class Salvaging:
     def _take(self, live: LiveLocation, batch: int, newest: CheckpointMetadata | None, ancestor: str | None) -> bool:
         first_id = next_id(self._catalog, self._choice.job_id, newest)
         store = self._make_store(self._choice.job_id, first_id, ancestor)
-        return salvage(store, self._choice, live, batch, self._providers, self._pins)
+        try:
+            start = self._start(newest)
+        except (CheckpointError, OSError) as error:  # whatever the dead run left, the retained checkpoints are there
+            _log.warning("What the run before wrote to its sink cannot be told from what others wrote: %s", error)
+            return False
+        return salvage(store, self._choice, live, batch, self._providers, self._pins, start)
+
+    def _start(self, newest: CheckpointMetadata | None) -> SinkStart | None:
+        """The start of the run before, by what it has marked what it wrote; ``None`` where it did not.
+
+        Up to a checkpoint that it has taken all is known to be its own.
+
+        Raises:
+            CheckpointNotFound: the records do not tell it.
+            CorruptCheckpoint: they are not what was written.
+            StorageError: the storage failed.
+        """
+        if not self._choice.marks:
+            return None
+        archive = WriteAheadArchive(self._catalog.filesystem, self._catalog.job_name, self._choice.job_id)
+        claim, after = self._catalog.epochs.read_claim(self._epoch), archive.began_after(self._epoch)
+        if claim is None or after is None:
+            raise CheckpointNotFound(
+                f"Epoch {self._epoch} of job {self._catalog.job_name!r} has no record of its claim or its beginning.",
+                hint="Nothing is to be done: the run goes on from the newest checkpoint.",
+            )
+        if newest is not None and newest.epoch == self._epoch:
+            after = max(after, newest.batch)
+        return SinkStart(claim.token, after)
 
 
 def salvage(
-    store: CompletedCheckpointStore, choice: Choice, live: LiveLocation, batch: int, providers: Providers, pins: Path
+    store: CompletedCheckpointStore,
+    choice: Choice,
+    live: LiveLocation,
+    batch: int,
+    providers: Providers,
+    pins: Path,
+    start: SinkStart | None,
 ) -> bool:
     """Take a checkpoint of ``batch`` from the live location of ``choice``, if it is whole.
 
@@ -128,6 +163,7 @@ def salvage(
         batch: the last that it committed.
         providers: the state store providers whose files are known, by class.
         pins: a directory that does not exist, for pinned files, beside the directories of starts.
+        start: of ``choice``, by what it has marked what it wrote; ``None`` if it has not.
 
     Returns:
         ``False`` when it is not whole, or could not be stored.
@@ -141,7 +177,7 @@ def salvage(
     source = StreamingSource(
         location,
         pins,
-        position_reader(choice, directory, location),
+        position_reader(choice, directory, location, start),
         None,
         lambda: None,
         SystemClock(),

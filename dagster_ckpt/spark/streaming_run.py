@@ -57,6 +57,7 @@ from dagster_ckpt.spark.private_directories import make_working_directory
 from dagster_ckpt.spark.query_errors import failed_in_batch
 from dagster_ckpt.spark.running import Prepared
 from dagster_ckpt.spark.session import driver_jvm_pid, is_jvm_alive
+from dagster_ckpt.spark.watchdog import Watchdog
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -204,10 +205,13 @@ class StreamingRun:
         """One attempt; ``None`` when it failed and the next one is due."""
         self._state.prepared = None
         attempt: Attempt | None = None
+        watchdog = Watchdog(self._job.name)
         try:
             self._failures.forget_before(claim.series)
             finish_deletions(self._catalog, claim.epoch)
             spark = self._start_spark()
+            watchdog.arm(spark)
+            heart.on_beat = watchdog.renew
             if self._cancel.is_set():
                 return self._end(claim, JobStatus.CANCELED, "canceled before the query started")
             if (pid := driver_jvm_pid(spark)) is not None:
@@ -232,6 +236,8 @@ class StreamingRun:
             if result is None and attempt is not None:
                 attempt.forget()
             return result
+        finally:
+            watchdog.disarm()
         if ended is None:
             return self._end(claim, JobStatus.CANCELED, "canceled")
         return self._end(claim, JobStatus.FINISHED, ended.reason, on_record=ended.on_record)

@@ -1,21 +1,33 @@
-"""A driver of a small stream: ``python -m tests.zombies.driver SINK ROOT [end]``.
+"""A driver of a small stream: ``python -m tests.zombies.driver SINK ROOT [word ...]``.
 
-With ``end`` it ends with the data. Every batch takes a while, so that it can be stopped in the middle.
+Every batch takes a while, so that it can be stopped in the middle. The words:
+
+* ``end``: it ends with the data.
+* ``rows``: it copies rows and keeps no state; a batch has all files that have landed.
+* ``refuse``: its storage refuses heartbeats.
+* ``lease=S``: it takes the job over when the heartbeat has been the same for so many seconds.
+* ``watchdog=S``: its JVM ends so many seconds after its last sign of life.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Collection
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dagster_ckpt.checkpoint.liveness import LEASE, free_job
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.config.restart import FixedDelayRestart
+from dagster_ckpt.errors import StorageError
 from dagster_ckpt.filesystem import PosixFileSystem
+from dagster_ckpt.spark import streaming_run
 from dagster_ckpt.spark.job import StreamingJob
 from dagster_ckpt.spark.session import start_session
 from dagster_ckpt.spark.supervisor import die_with_parent
+from dagster_ckpt.spark.watchdog import Watchdog
 from tests.matrix.streams import SCHEMA, Target
 from tests.telling import drive
 
@@ -35,16 +47,32 @@ _CONF = {
 }
 
 
-def main(sink: str, root: Path, *, to_the_end: bool) -> None:
+class Refusing(PosixFileSystem):
+    """Takes everything but heartbeats."""
+
+    def replace(self, path: str, data: bytes) -> None:
+        if path.endswith("/heartbeat"):
+            raise StorageError("no heartbeat today")
+        super().replace(path, data)
+
+
+def main(sink: str, root: Path, words: Collection[str]) -> None:
     """Drive the job."""
     die_with_parent()
+    to_the_end = "end" in words
+    told = dict(word.split("=") for word in words if "=" in word)
+    setattr(streaming_run, "free_job", partial(free_job, lease=float(told.get("lease", LEASE))))  # noqa: B010
+    setattr(streaming_run, "Watchdog", partial(Watchdog, lease=float(told.get("watchdog", LEASE))))  # noqa: B010
 
     def query(session: SparkSession) -> DataStreamWriter:
         from pyspark.sql import functions as f  # noqa: PLC0415
 
-        read = session.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).json(str(root / "in"))
+        at_once = 1000 if "rows" in words else 1
+        read = session.readStream.schema(SCHEMA).option("maxFilesPerTrigger", at_once).json(str(root / "in"))
         slow = "CAST(reflect('java.lang.Thread', 'sleep', 40L) AS string)"  # for each row, before it is written
-        unique = read.dropDuplicates(["id"]).selectExpr("id", "v", "cast(ts as long) AS at", f"{slow} AS slept")
+        unique = (read if "rows" in words else read.dropDuplicates(["id"])).selectExpr(
+            "id", "v", "cast(ts as long) AS at", f"{slow} AS slept"
+        )
         writer = Target(sink, root / "out").writer(unique.where(f.col("slept").isNotNull()).drop("slept"))
         return writer.trigger(availableNow=True) if to_the_end else writer
 
@@ -54,7 +82,7 @@ def main(sink: str, root: Path, *, to_the_end: bool) -> None:
         session=lambda: start_session(JOB, "local[1]", _CONF),
         config=CheckpointConfig(interval="300 ms", num_retained=50),
         restart=FixedDelayRestart(3, timedelta(seconds=1)),
-        filesystem=PosixFileSystem(root / "storage"),
+        filesystem=(Refusing if "refuse" in words else PosixFileSystem)(root / "storage"),
         working_directory=root / "live" / ("end" if to_the_end else "first"),
         deployment="zombies",
         inline_threshold=20 * 1024,
@@ -63,4 +91,4 @@ def main(sink: str, root: Path, *, to_the_end: bool) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]), to_the_end=sys.argv[3:] == ["end"])
+    main(sys.argv[1], Path(sys.argv[2]), sys.argv[3:])

@@ -10,7 +10,7 @@ from dagster_ckpt.checkpoint.snapshot import Json
 from dagster_ckpt.errors import CheckpointFailure, RestoreRefused
 from dagster_ckpt.spark.checkpoint_location import CheckpointLocation
 from dagster_ckpt.spark.sinks.recorded_positions import RecordedPositions
-from dagster_ckpt.spark.sinks.sink import BatchSink, Pin, PositionReader, Sink, SinkRun
+from dagster_ckpt.spark.sinks.sink import BatchSink, Pin, PositionReader, Sink, SinkRun, SinkStart
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -131,9 +131,14 @@ class CustomSink(_UserSink):
         super().__init__(name, rollback_to, newest_batch)
         self._position = position
 
-    def position_reader(self, directory: Path, location: CheckpointLocation) -> PositionReader:
-        del directory, location  # the user's system remembers
+    def position_reader(
+        self, directory: Path, location: CheckpointLocation, start: SinkStart | None = None
+    ) -> PositionReader:
+        del directory, location, start  # the user's system remembers
         return self
+
+    def look(self, committed: int) -> None:
+        """Nothing to look at: the user's system knows who writes to it."""
 
     def pin_position(self, batch: int, pin: Pin) -> dict[str, Json]:
         """The position after ``batch``.
@@ -196,8 +201,10 @@ class ForeachBatchSink(_UserSink, BatchSink):
         self._position = position
         self._run: SinkRun | None = None
 
-    def position_reader(self, directory: Path, location: CheckpointLocation) -> PositionReader:
-        del location
+    def position_reader(
+        self, directory: Path, location: CheckpointLocation, start: SinkStart | None = None
+    ) -> PositionReader:
+        del location, start
         return RecordedPositions(directory)
 
     def begin(self, run: SinkRun) -> None:

@@ -9,27 +9,30 @@ from dagster_ckpt.checkpoint.epochs import Choice
 from dagster_ckpt.checkpoint.snapshot import Json
 from dagster_ckpt.spark.checkpoint_location import CheckpointLocation
 from dagster_ckpt.spark.sinks.recorded_positions import RecordedPositions
-from dagster_ckpt.spark.sinks.sink import PositionReader, Sink
+from dagster_ckpt.spark.sinks.sink import PositionReader, Sink, SinkStart
 from dagster_ckpt.spark.sinks.spark_file_sink import SparkFileSink
 from dagster_ckpt.spark.sinks.transactional_file_sink import TransactionalFileSink
 
 __all__ = ["position_reader", "recorded_sink"]
 
 
-def position_reader(choice: Choice, directory: Path, location: CheckpointLocation) -> PositionReader | None:
+def position_reader(
+    choice: Choice, directory: Path, location: CheckpointLocation, start: SinkStart | None
+) -> PositionReader | None:
     """What tells positions of the start that is on record; ``None`` for a sink that checkpoints do not cover.
 
     Args:
         choice: of the start.
         directory: that it had on the machine it ran on.
         location: its live checkpointLocation.
+        start: as for :meth:`~dagster_ckpt.spark.sinks.sink.Sink.position_reader`.
     """
     if choice.sink is None:
         return None
     if choice.sink_kind == SparkFileSink.kind:
-        return SparkFileSink(choice.sink).position_reader(directory, location)
+        return SparkFileSink(choice.sink).position_reader(directory, location, start)
     if choice.sink_kind == TransactionalFileSink.kind:
-        return TransactionalFileSink(choice.sink).position_reader(directory, location)
+        return TransactionalFileSink(choice.sink).position_reader(directory, location, start)
     return RecordedPositions(directory)
 
 

@@ -39,6 +39,9 @@ class RecordedPositions:
         temporary.replace(self._directory / str(batch))
         (self._directory / str(batch - _KEPT)).unlink(missing_ok=True)
 
+    def look(self, committed: int) -> None:
+        """Nothing to look at: only its own start writes there."""
+
     def pin_position(self, batch: int, pin: Pin) -> dict[str, Json]:
         """The position that was recorded for ``batch``.
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-__all__ = ["BatchSink", "Pin", "PositionReader", "Sink", "SinkRun", "attached_sink", "sink_to"]
+__all__ = ["BatchSink", "Pin", "PositionReader", "Sink", "SinkRun", "SinkStart", "attached_sink", "sink_to"]
 
 #: Pins a file of the sink under a name in the checkpoint's ``sink/``; returns where its bytes stay.
 Pin: TypeAlias = Callable[[Path, str], Path]
@@ -28,12 +28,38 @@ _ATTRIBUTE = "dagster_ckpt_sink"
 class PositionReader(Protocol):
     """What can tell the position of a sink at a batch."""
 
+    def look(self, committed: int) -> None:
+        """Look, beside the running query and about once a second, whether nobody else writes to the sink.
+
+        Args:
+            committed: the newest batch that the query has committed.
+
+        Raises:
+            SinkOverlap: another query writes to it.
+        """
+
     def pin_position(self, batch: int, pin: Pin) -> dict[str, Json]:
         """The position after ``batch``: its ``kind`` and ``path``, and what else goes into ``_metadata``.
 
         Raises:
             CaptureIncomplete: the position at ``batch`` is not known (yet, or any more).
         """
+
+
+@dataclass(frozen=True, slots=True)
+class SinkStart:
+    """One start of a query, as it is known when it is dead, too: to tell what it has written from what others have.
+
+    Attributes:
+        token: of its claim.
+        after: the batch that it began after, or a later one up to which all is known to be its own; -1 for none.
+        ran: whether its query has run a batch; ``None`` where that is not known. A batch that the query has skipped,
+            because the sink had it already, was not run.
+    """
+
+    token: str
+    after: int
+    ran: Callable[[int], bool | None] = lambda _: None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,13 +99,22 @@ class Sink(ABC):
         """Where it writes to; with :attr:`kind` it tells one sink from another."""
 
     @abstractmethod
-    def position_reader(self, directory: Path, location: CheckpointLocation) -> PositionReader:
+    def position_reader(
+        self, directory: Path, location: CheckpointLocation, start: SinkStart | None = None
+    ) -> PositionReader:
         """What tells positions of the start in ``directory``, while it runs and when it is dead.
 
         Args:
             directory: of the start, on the machine it ran on.
             location: its live checkpointLocation.
+            start: tells what is of this start; ``None`` where that cannot be told, as its query was started by a
+                release that did not mark what it wrote.
         """
+
+    def writer_options(self, token: str) -> Mapping[str, str]:
+        """What options of the query's writer mark what the start with this claim's token writes."""
+        del token
+        return {}
 
     @abstractmethod
     def check(self, position: Mapping[str, Json], files: Path) -> None:

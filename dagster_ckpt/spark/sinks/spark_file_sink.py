@@ -10,7 +10,8 @@ from dagster_ckpt.checkpoint.snapshot import Json
 from dagster_ckpt.errors import SinkOverlap
 from dagster_ckpt.spark.checkpoint_location import CheckpointLocation
 from dagster_ckpt.spark.file_sink import FileSink, SinkRollback
-from dagster_ckpt.spark.sinks.sink import Pin, PositionReader, Sink
+from dagster_ckpt.spark.sinks.own_entries import NotOwn, OwnEntries, marking_options
+from dagster_ckpt.spark.sinks.sink import Pin, PositionReader, Sink, SinkStart
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -41,9 +42,16 @@ class SparkFileSink(Sink):
     def path(self) -> str:
         return str(self._sink.path)
 
-    def position_reader(self, directory: Path, location: CheckpointLocation) -> PositionReader:
-        del directory  # its log is where its data is
-        return _Positions(self._sink, location)
+    def position_reader(
+        self, directory: Path, location: CheckpointLocation, start: SinkStart | None = None
+    ) -> PositionReader:
+        if start is None:
+            return _Positions(self._sink, location, None)
+        restored = directory / "sink" / _LOG if directory.is_dir() else None
+        return _Positions(self._sink, location, OwnEntries(self._sink, start, restored))
+
+    def writer_options(self, token: str) -> Mapping[str, str]:
+        return marking_options(token)
 
     def check(self, position: Mapping[str, Json], files: Path) -> None:
         del position  # the log tells
@@ -92,26 +100,46 @@ def _describe(rollback: SinkRollback) -> str:
 class _Positions:
     """Tells the positions of one start of a query, and that no other query has written among its batches.
 
-    Spark's sink asks only whether the id of a batch is in its log, and skips the batch if so. So what a query that was
-    declared dead adds to the log would stand for batches of the one that took over.
+    Args:
+        sink: where it writes to.
+        location: its live checkpointLocation.
+        own: what of the sink's log is of this start; ``None`` where that cannot be told.
     """
 
-    def __init__(self, sink: FileSink, location: CheckpointLocation) -> None:
+    def __init__(self, sink: FileSink, location: CheckpointLocation, own: OwnEntries | None) -> None:
         self._sink = sink
         self._location = location
-        self._checked = -1
-        self._newest_ms = 0
+        self._own = own
+
+    def look(self, committed: int) -> None:
+        """Look whether what has come to the log is of this start.
+
+        Raises:
+            SinkOverlap: another query writes to the sink.
+        """
+        if self._own is not None:
+            try:
+                self._own.look(committed)
+            except NotOwn as error:
+                raise _overlap(self._sink, str(error)) from error
 
     def pin_position(self, batch: int, pin: Pin) -> dict[str, Json]:
         """The position after ``batch``: the log up to there.
 
         Raises:
-            CaptureIncomplete: the log does not reach back (or forward) to ``batch``.
+            CaptureIncomplete: the log does not reach back (or forward) to ``batch``, or it is not known yet whether
+                all of it is of this start.
             SinkOverlap: another query writes to the sink.
         """
         self._check_ahead()
+        self.look(batch)
         pinned = {source.name: pin(source, f"{_LOG}/{source.name}") for source in self._sink.position_files(batch)}
-        self._check_times(pinned)
+        if self._own is not None:
+            try:
+                # Whoever captures has looked before that the state of the batch is whole.
+                self._own.prove(batch, pinned, lambda: bool(self._location.operators(batch)))
+            except NotOwn as error:
+                raise _overlap(self._sink, str(error)) from error
         return self._sink.position_of(pinned, batch)
 
     def _check_ahead(self) -> None:
@@ -120,20 +148,6 @@ class _Positions:
         own = self._location.newest()
         if newest is not None and newest > own:
             raise _overlap(self._sink, f"its log has batch {newest}, and this query has come to batch {own}")
-
-    def _check_times(self, log: Mapping[str, Path]) -> None:
-        """A batch is planned when the one before it is done, so its files are never older than that one's.
-
-        All of these times are of the sink's own file system; no clock is compared with another's.
-        """
-        for number in sorted(int(name) for name in log if name.isdigit()):
-            if number <= self._checked:
-                continue
-            times = self._sink.written_at(log[str(number)])
-            if times and min(times) < self._newest_ms:
-                raise _overlap(self._sink, f"files of batch {number} are older than those of the batch before it")
-            self._newest_ms = max([self._newest_ms, *times])
-            self._checked = number
 
 
 def _overlap(sink: FileSink, why: str) -> SinkOverlap:

@@ -44,7 +44,7 @@ from dagster_ckpt.spark.sinks.pending_files import (
     read_list,
     size_of,
 )
-from dagster_ckpt.spark.sinks.sink import BatchSink, Pin, PositionReader, SinkRun
+from dagster_ckpt.spark.sinks.sink import BatchSink, Pin, PositionReader, SinkRun, SinkStart
 from dagster_ckpt.spark.sinks.transactions import DataFile, Line, TransactionLog
 
 if TYPE_CHECKING:
@@ -218,8 +218,10 @@ class TransactionalFileSink(BatchSink):
 
     # --- the position, and going back to it --------------------------------------------------------------------------
 
-    def position_reader(self, directory: Path, location: CheckpointLocation) -> PositionReader:
-        del location
+    def position_reader(
+        self, directory: Path, location: CheckpointLocation, start: SinkStart | None = None
+    ) -> PositionReader:
+        del location, start  # what a start writes is in a directory of its own
         return _Position(self, directory.name)
 
     def pin_position(self, attempt: str, batch: int, pin: Pin) -> dict[str, Json]:
@@ -365,6 +367,9 @@ class _Position:
 
     sink: TransactionalFileSink
     attempt: str
+
+    def look(self, committed: int) -> None:
+        """Nothing to look at: only its own start writes there."""
 
     def pin_position(self, batch: int, pin: Pin) -> dict[str, Json]:
         return self.sink.pin_position(self.attempt, batch, pin)

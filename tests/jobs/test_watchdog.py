@@ -1,0 +1,62 @@
+"""The watchdog in the JVM of the tests, which it never ends here."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from dagster_ckpt.config.checkpoint_config import JobStatus
+from dagster_ckpt.spark import watchdog
+from dagster_ckpt.spark.job import Started
+from dagster_ckpt.spark.watchdog import Watchdog
+from tests.jobs.harness import Bench, eventually
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_THREAD = "dagster-ckpt-watchdog"
+_HOUR = 3600.0
+
+
+def watching(spark: SparkSession) -> int:
+    """How many watchdogs the JVM has."""
+    jvm: Any = spark._jvm
+    threads = jvm.java.lang.Thread.getAllStackTraces().keySet().toArray()
+    return sum(thread.getName() == _THREAD for thread in threads)
+
+
+def test_it_counts_until_this_process_gives_a_sign_of_life(spark: SparkSession) -> None:
+    dog = Watchdog("job", _HOUR)
+    dog.arm(spark)
+    try:
+        field = dog._java.getClass().getDeclaredField("silent")
+        field.setAccessible(True)
+        eventually("it counts", lambda: field.get(dog._java) >= 2)
+        dog.renew()
+        eventually("it counts anew", lambda: field.get(dog._java) < 2)
+        assert watching(spark) == 1
+    finally:
+        dog.disarm()
+    eventually("it has ended", lambda: watching(spark) == 0)
+
+
+def test_it_watches_a_run_and_nothing_after_that(bench: Bench) -> None:
+    bench.until_done = False
+    launch = bench.launch()
+    eventually("the query starts", lambda: bool(launch.of(Started)), unless=launch.check)
+    assert watching(bench.spark) == 1
+    launch.run.cancel()
+    assert launch.result().status is JobStatus.CANCELED
+    eventually("it has ended", lambda: watching(bench.spark) == 0)
+
+
+def test_a_run_goes_on_where_it_cannot_be_compiled(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(watchdog, "_SOURCE", "this is not Java")
+    with caplog.at_level(logging.WARNING):
+        bench.tick(1)
+    assert "No watchdog could be started in the JVM of job 'tiny'" in caplog.text
+    bench.assert_exact()
