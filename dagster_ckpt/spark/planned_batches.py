@@ -82,7 +82,8 @@ class PlannedBatches:
             return plain, self._location.text(plain)
         except CaptureIncomplete:
             compacted = self._location.text(f"{plain}{_COMPACT}")
-        added = [line for line in compacted.split("\n")[1:] if line and parsed(line).get("batchId") == entry]
+        with _believed(f"{plain}{_COMPACT} in {self._location.shown}"):
+            added = [line for line in compacted.split("\n")[1:] if line and parsed(line).get("batchId") == entry]
         return f"{plain}{_COMPACT}", "\n".join([_HEADER, *added])
 
 
