@@ -341,7 +341,7 @@ def read_archive(place: Place, files: Mapping[str, bytes]) -> None:
         live.run(plan.batch)
         for use in (planned_files, planned_offsets, lambda found: SourceFiles.of([found])):
             with domain_errors():
-                use(plan)  # type: ignore[operator]
+                use(plan)
         with domain_errors():
             lay_out(plan, live.path)
         shutil.rmtree(here / "live")
@@ -539,7 +539,7 @@ def open_pointer(place: Place, pointer: str) -> None:
         return  # it would be asked for over the network
     for use in (open_filesystem, encode_path_as_reference, resolve_checkpoint_pointer):
         with domain_errors():
-            use(pointer)  # type: ignore[operator]
+            use(pointer)
     with domain_errors():
         decode_path_from_reference(CheckpointStorageLocationReference(pointer.encode(errors="surrogatepass")))
     with contextlib.suppress(ValueError):

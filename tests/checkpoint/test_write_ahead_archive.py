@@ -269,17 +269,22 @@ def without(member: str) -> Callable[[list[Any]], object]:
     return lambda lines: lines[1].pop(member)
 
 
+NO_BATCH: list[Any] = [-2, True, "1", 1.0, None, 2**63]
+NO_EPOCH_BEFORE: list[Any] = [2, 3, -1, True, "1", 1.0, []]
+NO_FILES: list[Any] = [[], None, {}, {"offsets/3": "v1"}, {"offsets/2": 3}]
+
+
 @pytest.mark.parametrize(
     "change",
     [
-        *[change_begin(after=value) for value in (-2, True, "1", 1.0, None, 2**63)],
-        *[change_begin(previous=value) for value in (2, 3, -1, True, "1", 1.0, [])],
+        *[change_begin(after=value) for value in NO_BATCH],
+        *[change_begin(previous=value) for value in NO_EPOCH_BEFORE],
         without("after"),
         without("previous"),
         lambda lines: lines.__setitem__(1, [1]),
         lambda lines: lines.__setitem__(1, None),
-        *[change_plan(batch=value) for value in (-1, True, "2", 3, 2.0, None, 2**63)],
-        *[change_plan(files=value) for value in ([], None, {}, {"offsets/3": "v1"}, {"offsets/2": 3})],
+        *[change_plan(batch=value) for value in (*NO_BATCH, -1, 3)],
+        *[change_plan(files=value) for value in NO_FILES],
         *[
             change_plan(files={"offsets/2": "v1", name: "x"})
             for name in ("/etc/x", "../x", "a/../../x", "", ".", "a//b", "a\0", "x" * 300, "\ud800")
