@@ -129,3 +129,28 @@ class TestOpen:
         copied = pickle.loads(pickle.dumps(disk))
         assert copied.read("f") == b"x"
         assert repr(copied) == repr(disk)
+
+
+@pytest.mark.parametrize(
+    "location",
+    [
+        "s3://[x",
+        "s3://user:secret@[x",
+        "gs://user:secret@bucket:port/x",
+        "hdfs://namenode:99999/x",
+        "file://[x",
+        "~no-such-user/x",
+        "/a\0b",
+        "file:///a%00b",
+        f"/{'x' * 256}",
+        "/x" * 5000,
+        "/\ud800",
+        "gs://bucket/\udcff",
+        "",
+    ],
+)
+def test_what_is_no_path_and_no_url_is_refused(location: str) -> None:
+    with pytest.raises(InvalidConfiguration) as caught:
+        open_filesystem(location)
+    assert caught.value.hint
+    assert "secret" not in str(caught.value)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from dagster_ckpt.checkpoint.layout import (
@@ -26,7 +25,7 @@ from dagster_ckpt.checkpoint.layout import (
 from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
 from dagster_ckpt.errors import CheckpointNotFound, InvalidConfiguration, PublishConflict, StorageError
 from dagster_ckpt.filesystem import FileSystem, open_filesystem
-from dagster_ckpt.filesystem.opening import REMOTE_SCHEMES
+from dagster_ckpt.filesystem.opening import REMOTE_SCHEMES, local_path, split_location
 
 __all__ = [
     "CheckpointStorageAccess",
@@ -291,11 +290,11 @@ def resolve_checkpoint_pointer(
     if not checkpoint_pointer:
         raise InvalidConfiguration("empty checkpoint pointer", hint=hint)
     try:
-        parts = urlsplit(checkpoint_pointer)
-    except ValueError as error:
+        parts = split_location(checkpoint_pointer)
+    except InvalidConfiguration as error:
         raise CheckpointNotFound(
-            f"Checkpoint/savepoint path '{checkpoint_pointer}' is not a valid file URI: {error}.", hint=hint
-        ) from None  # whose text has the user and the password in it
+            f"The checkpoint/savepoint path is not a valid file URI. {error.message}", hint=hint
+        ) from None
     if parts.scheme in REMOTE_SCHEMES:
         return _in_object_store(checkpoint_pointer, hint, like)
     if "://" in checkpoint_pointer and parts.scheme != "file":
@@ -304,7 +303,10 @@ def resolve_checkpoint_pointer(
             f"{parts.scheme!r}.",
             hint=f"Copy it to a local or POSIX network file system, and name it there. {hint}",
         )
-    path = Path(unquote(parts.netloc + parts.path) if parts.scheme == "file" else checkpoint_pointer).expanduser()
+    try:
+        path = local_path(unquote(parts.netloc + parts.path) if parts.scheme == "file" else checkpoint_pointer)
+    except InvalidConfiguration as error:
+        raise _nothing(checkpoint_pointer, "file", hint) from error
     if not path.exists():
         raise _nothing(checkpoint_pointer, "file", hint)
     file = path / METADATA_FILE_NAME if path.is_dir() else path
@@ -331,6 +333,8 @@ def _in_object_store(pointer: str, hint: str, like: FileSystem | None) -> Comple
 
 
 def _nothing(pointer: str, filesystem: str, hint: str) -> CheckpointNotFound:
+    # It may have what cannot be printed.
+    pointer = pointer.encode(errors="backslashreplace").decode()
     return CheckpointNotFound(
         f"Cannot find checkpoint or savepoint file/directory '{pointer}' on file system '{filesystem}'.", hint=hint
     )
@@ -348,11 +352,15 @@ def encode_path_as_reference(path: str) -> CheckpointStorageLocationReference:
     """A path as bytes: a magic number, then the path in UTF-8.
 
     Raises:
-        InvalidConfiguration: the path is empty.
+        InvalidConfiguration: the path is empty, or no text.
     """
+    hint = "Name the directory of a savepoint."
     if not path:
-        raise InvalidConfiguration("An empty path cannot be a reference.", hint="Name the directory of a savepoint.")
-    return CheckpointStorageLocationReference(REFERENCE_MAGIC_NUMBER + path.encode("utf-8"))
+        raise InvalidConfiguration("An empty path cannot be a reference.", hint=hint)
+    try:
+        return CheckpointStorageLocationReference(REFERENCE_MAGIC_NUMBER + path.encode("utf-8"))
+    except UnicodeEncodeError as error:
+        raise InvalidConfiguration(f"{path!r} cannot be a reference: it is not valid UTF-8.", hint=hint) from error
 
 
 def decode_path_from_reference(reference: CheckpointStorageLocationReference) -> str:

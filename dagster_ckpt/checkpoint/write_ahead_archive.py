@@ -11,6 +11,9 @@ the last one.
 
 An epoch's own plans are for the batches after the one it began with: those it took over to replay, and those of the
 batches it ran. Going back from the newest epoch, epoch by epoch, gives the line that leads to now.
+
+A file is lines of JSON: first its version and its place, so that a file of another epoch or lineage is not taken for
+it, then what it says, and in the last line a SHA-256 of all others. (The first release wrote no line with a place.)
 """
 
 from __future__ import annotations
@@ -23,18 +26,25 @@ import re
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from dagster_ckpt.checkpoint.layout import CONTROL_DIR
 from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
 from dagster_ckpt.checkpoint.ownership import is_record
-from dagster_ckpt.errors import CorruptCheckpoint
+from dagster_ckpt.checkpoint.values import believed, check_tree, parsed, shown, whole
+from dagster_ckpt.errors import CorruptRecord
 from dagster_ckpt.filesystem import FileSystem
+from dagster_ckpt.filesystem.names import inside
 
 __all__ = ["ArchiveWriter", "PlannedBatch", "WriteAheadArchive"]
 
 _EPOCH = re.compile(r"e-(\d{10})")
 _SEGMENT = re.compile(r"(\d{12})-(\d{12})-[0-9a-f]{8}")
 _BEGIN = "begin"
+_VERSION = 2
+#: Batches of one file, by its name: a day of ten a second without one checkpoint is a tenth of it.
+_MOST_BATCHES = 10_000_000
+_HINT = "Put it back from a backup; or launch with replay_to: none, and later batches get new boundaries."
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +110,7 @@ class WriteAheadArchive:
         """The newest epoch that a checkpoint led to, which may be its own; ``None`` when none is known.
 
         Raises:
-            CorruptCheckpoint: a file of the archive is not what was written.
+            CorruptRecord: a file of the archive is not what was written.
         """
         origin = self._origin(metadata.epoch)
         for epoch in reversed(self.epochs()):
@@ -113,7 +123,7 @@ class WriteAheadArchive:
         """The batches that were planned after a checkpoint on the newest line it is on, without a gap, in order.
 
         Raises:
-            CorruptCheckpoint: a file of the archive is not what was written.
+            CorruptRecord: a file of the archive is not what was written.
         """
         return self._after(self.line_through(metadata), metadata.batch)
 
@@ -121,7 +131,7 @@ class WriteAheadArchive:
         """The batches of the newest line after one, -1 for all, without a gap, in order.
 
         Raises:
-            CorruptCheckpoint: a file of the archive is not what was written.
+            CorruptRecord: a file of the archive is not what was written.
         """
         return self._after(self.newest(), batch)
 
@@ -129,7 +139,7 @@ class WriteAheadArchive:
         """The newest plan of one batch, ``None`` when there is none.
 
         Raises:
-            CorruptCheckpoint: a file of the archive is not what was written.
+            CorruptRecord: a file of the archive is not what was written.
         """
         for epoch in reversed(self.epochs()):
             if plan := self._of(epoch, batch - 1).get(batch):
@@ -140,25 +150,26 @@ class WriteAheadArchive:
         """The batches that have a plan, ascending.
 
         Raises:
-            CorruptCheckpoint: a file of the archive is not what was written.
+            CorruptRecord: a file of the archive is not what was written.
         """
-        return sorted({batch for epoch in self.epochs() for batch in self._numbers(epoch)})
+        return sorted({batch for epoch in self.epochs() for some in self._numbers(epoch) for batch in some})
 
     def newest_batch(self) -> int | None:
         """The last batch that was planned in the newest epoch that planned any, ``None`` when there is none.
 
         Raises:
-            CorruptCheckpoint: a file of the archive is not what was written.
+            CorruptRecord: a file of the archive is not what was written.
         """
-        found = (max(self._numbers(epoch), default=None) for epoch in reversed(self.epochs()))
+        found = (max((some[-1] for some in self._numbers(epoch)), default=None) for epoch in reversed(self.epochs()))
         return next((batch for batch in found if batch is not None), None)
 
-    def _numbers(self, epoch: int) -> set[int]:
+    def _numbers(self, epoch: int) -> list[range]:
         begin = self._begin(epoch)
-        found = set() if begin is None else set(begin.plans)
+        found = [] if begin is None else [range(batch, batch + 1) for batch in begin.plans]
         for entry in self._filesystem.list(self.of_epoch(epoch)):
             if match := _SEGMENT.fullmatch(entry.name):
-                found.update(range(int(match[1]), int(match[2]) + 1))
+                with self._believed(f"{self.of_epoch(epoch)}/{entry.name}"):
+                    found.append(_batches_of(match))
         return found
 
     def _after(self, epoch: int | None, batch: int) -> list[PlannedBatch]:
@@ -196,29 +207,47 @@ class WriteAheadArchive:
         for entry in self._filesystem.list(directory):
             match = _SEGMENT.fullmatch(entry.name)
             if match is not None and int(match[2]) > after:
-                with contextlib.suppress(FileNotFoundError):  # packed with others since it was listed
-                    lines = self._lines(f"{directory}/{entry.name}")
-                    found |= {plan.batch: plan for plan in map(_plan, lines) if plan.batch > after}
+                path = f"{directory}/{entry.name}"
+                with contextlib.suppress(FileNotFoundError), self._believed(path):
+                    # It may have been packed with others since it was listed.
+                    plans = _plans(self._lines(path))
+                    batches = _batches_of(match)
+                    if not all(batch in batches for batch in plans):
+                        raise ValueError("it has plans of other batches than its name says")
+                    found |= {batch: plan for batch, plan in plans.items() if batch > after}
         return found
 
     def _begin(self, epoch: int) -> _Begin | None:
         if epoch not in self._begun:
+            path = f"{self.of_epoch(epoch)}/{_BEGIN}"
             try:
-                head, *lines = self._lines(f"{self.of_epoch(epoch)}/{_BEGIN}")
+                with self._believed(path):
+                    head, *lines = self._lines(path)
+                    self._begun[epoch] = _begin(parsed(head), lines, epoch)
             except FileNotFoundError:
                 return None
-            fields, plans = json.loads(head), {plan.batch: plan for plan in map(_plan, lines)}
-            self._begun[epoch] = _Begin(fields["after"], fields["previous"], plans)
         return self._begun[epoch]
 
     def _lines(self, path: str) -> list[str]:
         body, mark, digest = self._filesystem.read(path).rpartition(b"sha256:")
         if not mark or digest != hashlib.sha256(body).hexdigest().encode("ascii") + b"\n":
-            raise CorruptCheckpoint(
+            raise CorruptRecord(
                 f"{self._filesystem.url}/{path}, which tells how batches are replayed, is truncated or was changed.",
-                hint="Put it back from a backup; or launch with replay_to: none, and later batches get new boundaries.",
+                hint=_HINT,
             )
-        return body.decode().splitlines()
+        first, *others = lines = body.decode().removesuffix("\n").split("\n")
+        head = parsed(first)
+        if "version" not in head:
+            return lines
+        if head["version"] != _VERSION:
+            raise ValueError(f"its version is {shown(head['version'])}; this release reads version {_VERSION}")
+        if head["place"] != path:
+            raise ValueError(f"it was written as {shown(head['place'])}")
+        return others
+
+    def _believed(self, path: str) -> contextlib.AbstractContextManager[None]:
+        what = f"{self._filesystem.url}/{path}, which tells how batches are replayed,"
+        return believed(what, _HINT, CorruptRecord)
 
     def of_epoch(self, epoch: int) -> str:
         """The directory of the plans of one epoch."""
@@ -267,7 +296,8 @@ class ArchiveWriter:
         """
         self._check_owner()
         head = json.dumps({"after": after, "previous": previous})
-        self._filesystem.create(f"{self._directory}/{_BEGIN}", _encode([head, *map(_line, pending)]))
+        path = f"{self._directory}/{_BEGIN}"
+        self._filesystem.create(path, _encode(path, [head, *map(_line, pending)]))
 
     def append(self, plans: Sequence[PlannedBatch]) -> None:
         """Make plans durable.
@@ -307,13 +337,15 @@ class ArchiveWriter:
 
     def _write(self, plans: Sequence[PlannedBatch]) -> str:
         name = f"{plans[0].batch:012}-{plans[-1].batch:012}-{uuid.uuid4().hex[:8]}"
-        self._filesystem.create(f"{self._directory}/{name}", _encode(list(map(_line, plans))))
+        path = f"{self._directory}/{name}"
+        self._filesystem.create(path, _encode(path, list(map(_line, plans))))
         return name
 
 
-def _encode(lines: Sequence[str]) -> bytes:
-    """The lines, and their checksum in the last."""
-    body = "".join(f"{line}\n" for line in lines).encode()
+def _encode(place: str, lines: Sequence[str]) -> bytes:
+    """The lines of the file at ``place``, and their checksum in the last."""
+    head = json.dumps({"version": _VERSION, "place": place})
+    body = "".join(f"{line}\n" for line in (head, *lines)).encode()
     return body + f"sha256:{hashlib.sha256(body).hexdigest()}\n".encode("ascii")
 
 
@@ -321,9 +353,35 @@ def _line(plan: PlannedBatch) -> str:
     return json.dumps({"batch": plan.batch, "files": dict(plan.files)})
 
 
+def _begin(fields: Any, lines: Iterable[str], epoch: int) -> _Begin:
+    previous = fields["previous"]
+    # It leads back, so that a line ends.
+    if previous is not None and whole(previous, "the epoch before") >= epoch:
+        raise ValueError(f"epoch {previous} was not before {epoch}")
+    return _Begin(whole(fields["after"], "the last batch", least=-1), previous, _plans(lines))
+
+
+def _plans(lines: Iterable[str]) -> dict[int, PlannedBatch]:
+    return {plan.batch: plan for plan in map(_plan, lines)}
+
+
 def _plan(line: str) -> PlannedBatch:
-    fields = json.loads(line)
-    return PlannedBatch(fields["batch"], fields["files"])
+    fields = parsed(line)
+    check_tree(fields)
+    batch, files = whole(fields["batch"], "a batch"), fields["files"]
+    if f"offsets/{batch}" not in files or not all(isinstance(text, str) for text in files.values()):
+        raise ValueError(f"it has no plan of batch {batch}")
+    for name in files:
+        inside(name)
+    return PlannedBatch(batch, files)
+
+
+def _batches_of(segment: re.Match[str]) -> range:
+    """The batches that a file has plans of, by its name."""
+    first, last = int(segment[1]), int(segment[2])
+    if not 0 <= last - first < _MOST_BATCHES:
+        raise ValueError(f"its name says that it has plans of batches {first} to {last}")
+    return range(first, last + 1)
 
 
 def _without_gap(plans: Mapping[int, PlannedBatch], after: int) -> Iterable[PlannedBatch]:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit
 
 from dagster_ckpt.errors import InvalidConfiguration
+from dagster_ckpt.filesystem.names import check_possible
 from dagster_ckpt.filesystem.port import FileSystem
 from dagster_ckpt.filesystem.posix import CHUNK, PosixFileSystem
 
-__all__ = ["REMOTE_SCHEMES", "open_filesystem"]
+__all__ = ["REMOTE_SCHEMES", "local_path", "open_filesystem", "split_location"]
+
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]{0,15}://")
 
 
 def open_filesystem(
@@ -36,12 +40,12 @@ def open_filesystem(
             a host that only the path names. Without it the path is the user's own.
 
     Raises:
-        InvalidConfiguration: the scheme is not supported, the library for it is not installed, an option is unknown,
-            the path is the root directory, or it names a host that the credentials are not for.
+        InvalidConfiguration: it is no path or URL, the scheme is not supported, the library for it is not installed, an
+            option is unknown, the path is the root directory, or it names a host that the credentials are not for.
     """
     if not location:
         raise InvalidConfiguration("The checkpoint path is empty.", hint="Set checkpoint_path, for example to ~/ckpt.")
-    parts = urlsplit(location)
+    parts = split_location(location)
     if "::" in location and "://" in location:
         raise InvalidConfiguration(
             f"Checkpoint path {without_credentials(location)!r} is a chain of file systems: a cache between a job and "
@@ -62,10 +66,48 @@ def open_filesystem(
             f"Checkpoint path {location!r} is a directory, and storage_options are for object stores.",
             hint="Leave storage_options out.",
         )
-    path = Path(unquote(parts.netloc + parts.path) if parts.scheme else location).expanduser().absolute()
+    path = local_path(unquote(parts.netloc + parts.path) if parts.scheme else location)
     if path == Path(path.anchor):
         raise InvalidConfiguration("Cannot use the root directory for checkpoints.", hint="Name a directory below it.")
     return PosixFileSystem(path, write_buffer_size)
+
+
+def split_location(location: str) -> SplitResult:
+    """The parts of a path or URL.
+
+    Raises:
+        InvalidConfiguration: it is neither. What it is is not in the error, for it may have a password in it.
+    """
+    try:
+        location.encode()
+        parts = urlsplit(location)
+        if "://" in location:
+            _ = parts.port  # looked at only when it is asked for
+    except ValueError as error:
+        kind = location.partition("://")[0] if _SCHEME.match(location) else "path"
+        raise InvalidConfiguration(
+            f"The checkpoint path, a {kind} of {len(location)} characters, cannot be read as a path or URL "
+            f"({type(error).__name__}).",
+            hint="Use an absolute path, or a URL such as s3://bucket/directory; look for brackets, colons and "
+            "characters that are no text.",
+        ) from None
+    return parts
+
+
+def local_path(path: str) -> Path:
+    """The absolute path that ``path`` means on this machine, where it may begin with ``~``.
+
+    Raises:
+        InvalidConfiguration: no file can have it, or there is no such user.
+    """
+    try:
+        found = Path(path).expanduser().absolute()
+        check_possible(str(found))
+    except (RuntimeError, ValueError) as error:
+        raise InvalidConfiguration(
+            f"No directory can have the path {path[:160]!r}: {error}.", hint="Name a directory by its absolute path."
+        ) from error
+    return found
 
 
 # The libraries of each take half a second to import, which nobody pays for who keeps checkpoints elsewhere.
@@ -170,7 +212,7 @@ def _open_remote(
     kind: _Kind, location: str, storage_options: Mapping[str, Any] | None, like: FileSystem | None
 ) -> FileSystem:
     shown = without_credentials(location)
-    parts = urlsplit(location)
+    parts = split_location(location)
     user, at, _ = parts.netloc.rpartition("@")
     if "?" in location or "#" in location or (at and (not kind.user or ":" in user or "@" in user)):
         raise InvalidConfiguration(
@@ -209,5 +251,5 @@ def _entrusted(kind: _Kind, authority: str, like: FileSystem) -> Mapping[str, An
 
 def without_credentials(location: str) -> str:
     """A URL without the user, the query and the fragment that it may have."""
-    parts = urlsplit(location)
+    parts = split_location(location)
     return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment="").geturl()

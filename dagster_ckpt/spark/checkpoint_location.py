@@ -14,7 +14,6 @@ Every file appears under its name complete (Spark renames it there), and may van
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import time
@@ -24,8 +23,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from dagster_ckpt.checkpoint.snapshot import Json
+from dagster_ckpt.checkpoint.values import SIGNED_64, component, parsed
 from dagster_ckpt.config.state_backend import HDFS_PROVIDER, PROVIDER_CONF
 from dagster_ckpt.errors import CaptureIncomplete, RestoreRefused
+from dagster_ckpt.filesystem.names import inside
 from dagster_ckpt.spark.state_files import PROVIDERS, Provider
 
 __all__ = [
@@ -33,6 +34,7 @@ __all__ = [
     "CommitEntry",
     "OffsetEntry",
     "OperatorEntry",
+    "decoded",
     "parse_commit",
     "parse_offsets",
     "parse_operator",
@@ -52,7 +54,7 @@ _WATERMARK_KEY = "batchWatermarkMs"
 _FILE_SOURCE_KEYS = frozenset({"logOffset"})
 _OFFSET_VERSIONS = frozenset({1, 2})
 _COMMIT_VERSIONS = frozenset({1, 2, 3})
-_VERSION = re.compile(r"v(\d+)")
+_VERSION = re.compile(r"v([0-9]{1,9})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,9 +98,16 @@ class OffsetEntry:
 
     @property
     def partitions(self) -> int | None:
-        """The number of partitions of the state, as Spark fixed it (or an offline repartition changed it)."""
+        """The number of partitions of the state, as Spark fixed it (or an offline repartition changed it).
+
+        Raises:
+            CaptureIncomplete: it is no number.
+        """
         text = self.conf.get(_PARTITIONS_CONF)
-        return int(text) if text is not None else None
+        try:
+            return int(text) if text is not None else None
+        except ValueError as error:
+            raise _damaged("the offset log", f"{_PARTITIONS_CONF}: {error}") from error
 
     def offset(self, source: str) -> Json:
         """The end offset of a source, as its text where that is no JSON; ``None`` while it has no data."""
@@ -106,17 +115,17 @@ class OffsetEntry:
         if text is None:
             return None
         try:
-            parsed: Json = json.loads(text)
+            value: Json = parsed(text)
         except ValueError:
             return text
-        return parsed
+        return value
 
     def file_source_offset(self, source: str) -> int | None:
         """The last entry of a file source's log that the batch reads; ``None`` if it is no file source."""
         offset = self.offset(source)
         if isinstance(offset, dict) and offset.keys() == _FILE_SOURCE_KEYS:
             entry = offset["logOffset"]
-            return entry if isinstance(entry, int) else None
+            return entry if type(entry) is int and -1 <= entry <= SIGNED_64 else None
         return None
 
 
@@ -153,6 +162,18 @@ class OperatorEntry:
     schemas: tuple[str, ...] = ()
 
 
+def decoded(data: bytes, where: str) -> str:
+    """The text of a file of a location; ``where`` names it in errors.
+
+    Raises:
+        CaptureIncomplete: it is no text.
+    """
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise _damaged(where, error) from error
+
+
 def parse_offsets(text: str, where: str) -> OffsetEntry:
     """Parse ``offsets/<batch>``; ``where`` names it in errors.
 
@@ -172,7 +193,7 @@ def parse_offsets(text: str, where: str) -> OffsetEntry:
     try:
         watermark, timestamp = int(metadata[_WATERMARK_KEY]), int(metadata["batchTimestampMs"])
         conf = {str(key): str(value) for key, value in metadata.get("conf", {}).items()}
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
         raise _damaged(where, error) from error
     sources: list[tuple[str, str | None]] = []
     for index, line in enumerate(lines[2:]):
@@ -181,6 +202,10 @@ def parse_offsets(text: str, where: str) -> OffsetEntry:
             source, colon, offset = line.partition(":")
             if not colon:
                 raise _damaged(where, f"no source id in {line!r}")
+        try:
+            component(source)  # it is the name of a directory
+        except ValueError as error:
+            raise _damaged(where, error) from error
         sources.append((source, None if offset == "-" else offset))
     return OffsetEntry(version, watermark, timestamp, conf, tuple(sources))
 
@@ -193,13 +218,13 @@ def parse_commit(text: str, where: str) -> CommitEntry:
     if not unique_ids:
         return CommitEntry(version, None)
     try:
-        parsed = {
+        ids = {
             str(operator): tuple(tuple(str(uid) for uid in stores) for stores in partitions)
             for operator, partitions in unique_ids.items()
         }
     except (TypeError, AttributeError) as error:
         raise _damaged(where, error) from error
-    return CommitEntry(version, parsed)
+    return CommitEntry(version, ids)
 
 
 def parse_query_id(text: str) -> str:
@@ -218,13 +243,13 @@ def parse_operator(text: str, where: str) -> OperatorEntry:
     try:
         info, stores = metadata["operatorInfo"], metadata["stateStoreInfo"]
         return OperatorEntry(
-            id=str(info["operatorId"]),
+            id=component(str(info["operatorId"])),
             name=str(info["operatorName"]),
             partitions=int(stores[0]["numPartitions"]),
-            stores=tuple(str(store["storeName"]) for store in stores),
+            stores=tuple(component(str(store["storeName"])) for store in stores),
             schemas=tuple(schema_path(str(path)) for store in stores for path in store.get("stateSchemaFilePaths", [])),
         )
-    except (KeyError, IndexError, TypeError, ValueError) as error:
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
         raise _damaged(where, error) from error
 
 
@@ -237,7 +262,7 @@ def schema_path(recorded: str) -> str:
     _, found, tail = recorded.rpartition(f"/{_SCHEMAS}/")
     if not found or not tail:
         raise ValueError(f"state schema at {recorded}")
-    return f"{_SCHEMAS}/{tail}"
+    return f"{_SCHEMAS}/{inside(tail)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,7 +321,7 @@ class CheckpointLocation:
     def query_id(self) -> str | None:
         """The id of the query, ``None`` before it first started."""
         try:
-            return parse_query_id((self.path / "metadata").read_text(encoding="utf-8"))
+            return parse_query_id(decoded((self.path / "metadata").read_bytes(), "metadata"))
         except FileNotFoundError:
             return None
 
@@ -367,12 +392,14 @@ class CheckpointLocation:
         """The text of a file of the location.
 
         Raises:
-            CaptureIncomplete: it is not there.
+            CaptureIncomplete: it is not there, or no text.
         """
         try:
-            return (self.path / where).read_text(encoding="utf-8")
+            return decoded((self.path / where).read_bytes(), where)
         except FileNotFoundError as error:
             raise self.purged(where) from error
+        except (IsADirectoryError, NotADirectoryError) as error:
+            raise _damaged(where, error) from error
 
     def purged(self, where: str) -> CaptureIncomplete:
         """That a file of the location is not there."""
@@ -416,7 +443,7 @@ def _version(header: str, known: frozenset[int], where: str) -> int:
 
 def _json_object(text: str, where: str) -> dict[str, Any]:
     try:
-        value = json.loads(text)
+        value = parsed(text)
     except ValueError as error:
         raise _damaged(where, error) from error
     if not isinstance(value, dict):

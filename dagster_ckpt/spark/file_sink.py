@@ -9,7 +9,7 @@ why a checkpoint holds the log files themselves.
 
 from __future__ import annotations
 
-import json
+import errno
 import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -19,6 +19,7 @@ from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from dagster_ckpt.checkpoint.snapshot import Json
+from dagster_ckpt.checkpoint.values import parsed
 from dagster_ckpt.errors import CaptureIncomplete, InvalidConfiguration, SinkMismatch
 
 __all__ = ["FileSink", "SinkRollback", "effective_files", "log_files", "log_id"]
@@ -28,7 +29,7 @@ _COMPACT = ".compact"
 _DEFAULT_COMPACT_INTERVAL = 10
 _REMEMBERED_TOTALS = 64  # the log of one position has at most one interval of files
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*")
-_LOG_NAME = re.compile(r"(\d+)(\.compact)?")
+_LOG_NAME = re.compile(r"(0|[1-9][0-9]{0,17})(\.compact)?")
 _LOG_VERSION = "v1"
 # part-<task>-<uuid><-c or .c><file>.<codec and format>
 _DATA_NAME = re.compile(r"part-\d{5,}-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}[-.]c\d{3,}(?:\.[0-9A-Za-z]+)+")
@@ -245,13 +246,20 @@ class FileSink:
         """(device, inode) of every listed data file. A path may reach the same directory in several ways."""
         found: set[tuple[int, int]] = set()
         for entry in listed.values():
-            local = _local(entry.path)
             try:
+                local = _local(entry.path)
                 status = local.stat()
             except (FileNotFoundError, NotADirectoryError):
                 raise SinkMismatch(
                     f"{local}, which the file sink had written by then, is missing", hint=_OTHER_CHECKPOINT
                 ) from None
+            except (OSError, ValueError) as error:
+                if isinstance(error, OSError) and error.errno != errno.ENAMETOOLONG:
+                    raise
+                raise SinkMismatch(
+                    f"The log of the file sink lists {entry.path[:160]!r}, which cannot be a file: {error}",
+                    hint=_OTHER_CHECKPOINT,
+                ) from error
             if status.st_size != entry.size:
                 raise SinkMismatch(
                     f"{local} has {status.st_size} bytes; the file sink had written {entry.size}",
@@ -319,7 +327,7 @@ def _local(path: str) -> Path:
 
 def _position(directory: Path) -> dict[str, Path]:
     """The log files of a checkpoint by name: at least one, and no gap."""
-    names = frozenset(name for name in _names(directory) if log_id(name) is not None)
+    names = frozenset(name for name in _names(directory) if log_id(name) is not None and (directory / name).is_file())
     try:
         complete = log_files(names, max(map(_require_id, names), default=-1), str(directory))
     except CaptureIncomplete as error:
@@ -357,7 +365,7 @@ def _listed(files: Iterable[Path]) -> dict[str, _Entry]:
 def _read(file: Path) -> list[_Entry]:
     try:
         lines = file.read_text(encoding="utf-8").split("\n")
-    except UnicodeDecodeError as error:
+    except (IsADirectoryError, UnicodeDecodeError) as error:
         raise _unreadable(file, str(error)) from error
     if lines[0] != _LOG_VERSION:
         raise _unreadable(file, f"it is of version {lines[0][:20]!r}, this release reads {_LOG_VERSION!r}")
@@ -366,12 +374,12 @@ def _read(file: Path) -> list[_Entry]:
         if not line:
             continue
         try:
-            value = json.loads(line)
+            value = parsed(line)
             action = value.get("action", "add")
             if action != "add":
                 raise ValueError(f"action {action!r}")
             entries.append(_Entry(str(value["path"]), int(value["size"]), int(value["modificationTime"])))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
             raise _unreadable(file, f"line {number}: {error}") from error
     return entries
 

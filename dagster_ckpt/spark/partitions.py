@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
+from dagster_ckpt.checkpoint.values import believed
 from dagster_ckpt.errors import QueryMismatch
 
 if TYPE_CHECKING:
@@ -29,7 +30,8 @@ def check_partitions(partitions: int | None, restored: CheckpointMetadata) -> in
     text = confs.get(_CONF) if isinstance(confs, dict) else None
     if text is None:
         return None
-    fixed = int(str(text))
+    with believed(f"The number of partitions of {restored.name}", "Restore another checkpoint.", QueryMismatch):
+        fixed = int(str(text))
     if partitions is not None and fixed != partitions:
         raise QueryMismatch(
             f"{restored.name} has {fixed} partitions, and the job is to have {partitions}. Spark fixes the number when "

@@ -7,10 +7,12 @@ such a one a plan keeps what it added, and the rest is put before it again when 
 
 from __future__ import annotations
 
-import json
+import contextlib
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from dagster_ckpt.checkpoint.values import believed, parsed, shown
 from dagster_ckpt.checkpoint.write_ahead_archive import PlannedBatch
 from dagster_ckpt.errors import CaptureIncomplete, CorruptCheckpoint
 from dagster_ckpt.spark.checkpoint_location import CheckpointLocation, OffsetEntry, parse_offsets
@@ -22,6 +24,10 @@ _COMPACT = ".compact"
 _HEADER = "v1"
 #: Entries from one compaction of a source's log to the next, where two of them do not tell.
 _INTERVAL = 10
+#: Entries that are written anew at once, at most; more are in no log that Spark compacts.
+_MOST_ENTRIES = 100_000
+_ENTRY = re.compile(r"(0|[1-9][0-9]{0,17})(\.compact)?")
+_OTHER = "Restore another checkpoint, or launch with replay_to: none."
 
 
 class PlannedBatches:
@@ -76,7 +82,8 @@ class PlannedBatches:
             return plain, self._location.text(plain)
         except CaptureIncomplete:
             compacted = self._location.text(f"{plain}{_COMPACT}")
-        added = [line for line in compacted.split("\n")[1:] if line and json.loads(line).get("batchId") == entry]
+        with _believed(f"{plain}{_COMPACT} in {self._location.shown}"):
+            added = [line for line in compacted.split("\n")[1:] if line and parsed(line).get("batchId") == entry]
         return f"{plain}{_COMPACT}", "\n".join([_HEADER, *added])
 
 
@@ -86,15 +93,19 @@ def lay_out(plan: PlannedBatch, location: Path) -> None:
     The location may hold a plan of the batch already, the same or (when it was planned anew since) another one.
 
     Raises:
-        CorruptCheckpoint: the location is not such a one.
+        CorruptCheckpoint: the location is not such a one, or the plan has a file that no plan of Spark's has. Of a
+            plan nothing was written then.
     """
+    with _believed(f"The plan of batch {plan.batch}"):
+        _check_names(plan)
     forget_plan(location, plan.batch)
     # The plan itself last: when it is there, all it refers to is.
     for name, text in sorted(plan.files.items(), key=lambda item: item[0].startswith("offsets/")):
         target = location / name
         target.parent.mkdir(parents=True, exist_ok=True)
         temporary = target.with_name(f".{target.name}.replay.tmp")
-        content = _compacted(target, text) if name.endswith(_COMPACT) else text
+        with _believed(f"The log that {name} of the plan of batch {plan.batch} continues"):
+            content = _compacted(target, text) if name.endswith(_COMPACT) else text
         temporary.write_text(content, encoding="utf-8")
         target.with_name(f".{target.name}.crc").unlink(missing_ok=True)  # it would describe other bytes
         temporary.replace(target)
@@ -109,6 +120,9 @@ def forget_plan(location: Path, batch: int) -> None:
     Args:
         location: a checkpointLocation that no query uses.
         batch: the one after the last that was committed; nothing happens when it is not planned.
+
+    Raises:
+        CorruptCheckpoint: a source's log is not as Spark writes it.
     """
     live = CheckpointLocation(location)
     before = live.previous_offsets(batch)
@@ -120,26 +134,62 @@ def forget_plan(location: Path, batch: int) -> None:
     for source, _ in planned.sources:
         if planned.file_source_offset(source) is not None:
             last = None if previous is None else previous.file_source_offset(source)
-            _cut(location / "sources" / source, -1 if last is None else last)
+            with _believed(f"sources/{source} in {location}"):
+                _cut(location / "sources" / source, -1 if last is None else last)
     for name in (str(batch), f".{batch}.crc"):
         (location / "offsets" / name).unlink(missing_ok=True)
 
 
 def planned_files(plan: PlannedBatch) -> list[str]:
-    """The URIs of the files that a batch reads from file sources, sorted."""
-    return sorted(
-        str(json.loads(line)["path"])
-        for name, text in plan.files.items()
-        if name.startswith("sources/")
-        for line in text.split("\n")[1:]
-        if line.startswith("{")
-    )
+    """The URIs of the files that a batch reads from file sources, sorted.
+
+    Raises:
+        CorruptCheckpoint: the plan does not tell.
+    """
+    with _believed(f"The plan of batch {plan.batch}"):
+        return sorted(
+            str(parsed(line)["path"])
+            for name, text in plan.files.items()
+            if name.startswith("sources/")
+            for line in text.split("\n")[1:]
+            if line.startswith("{")
+        )
 
 
 def planned_offsets(plan: PlannedBatch) -> OffsetEntry:
-    """The entry of the write-ahead log."""
+    """The entry of the write-ahead log.
+
+    Raises:
+        CorruptCheckpoint: the plan has none, or not a whole one.
+    """
     where = f"offsets/{plan.batch}"
-    return parse_offsets(plan.files[where], where)
+    with _believed(f"The plan of batch {plan.batch}"):
+        text = plan.files[where]
+    try:
+        return parse_offsets(text, where)
+    except CaptureIncomplete as error:
+        raise CorruptCheckpoint(f"The plan of batch {plan.batch}: {error.message}.", hint=_OTHER) from error
+
+
+def _check_names(plan: PlannedBatch) -> None:
+    """Make sure that a plan has the files that Spark wrote for the batch, and no other.
+
+    Raises:
+        ValueError: it has another.
+    """
+    offsets = planned_offsets(plan)
+    last = {source: offsets.file_source_offset(source) for source, _ in offsets.sources}
+    for name in plan.files.keys() - {f"offsets/{plan.batch}"}:
+        directory, _, rest = name.partition("/")
+        source, _, entry = rest.rpartition("/")
+        match = _ENTRY.fullmatch(entry)
+        newest = last.get(source)
+        if directory != "sources" or match is None or newest is None or int(match[1]) > newest:
+            raise ValueError(f"it has a file {shown(name)}, which is no entry of a log of its sources")
+
+
+def _believed(what: str) -> contextlib.AbstractContextManager[None]:
+    return believed(what, _OTHER)
 
 
 def _cut(directory: Path, last: int) -> None:
@@ -158,6 +208,8 @@ def _cut(directory: Path, last: int) -> None:
         before = [number for path, number in numbers.items() if path.name.endswith(_COMPACT) and path not in later]
         interval = numbers[first] - max(before) if before else _INTERVAL
         base = numbers[first] - interval * -(-(numbers[first] - last) // interval)
+        if last - base > _MOST_ENTRIES:
+            raise ValueError(f"{last - base} of its entries have only {first.name}") from None
         _split(first, base, last)
     for path in later:
         for name in (path.name, f".{path.name}.crc"):
@@ -169,7 +221,7 @@ def _split(compacted: Path, base: int, last: int) -> None:
     lines = [line for line in compacted.read_text(encoding="utf-8").split("\n")[1:] if line]
     by_entry: dict[int, list[str]] = {}
     for line in lines:
-        by_entry.setdefault(max(int(json.loads(line)["batchId"]), base), []).append(line)
+        by_entry.setdefault(max(int(parsed(line)["batchId"]), base), []).append(line)
     for entry in range(max(base, 0), last + 1):
         name = f"{entry}{_COMPACT if entry == base else ''}"
         compacted.with_name(f".{name}.crc").unlink(missing_ok=True)

@@ -6,7 +6,8 @@ import json
 import uuid
 from pathlib import Path
 
-from dagster_ckpt.errors import CheckpointFileMissing, CorruptCheckpoint
+from dagster_ckpt.checkpoint.values import believed, parsed
+from dagster_ckpt.errors import CheckpointFileMissing
 from dagster_ckpt.spark.checkpoint_location import schema_path
 
 __all__ = ["prepare_location", "prepare_new_location"]
@@ -29,9 +30,10 @@ def prepare_location(checkpoint_dir: Path, becomes: str | None = None) -> None:
     """
     root = Path(checkpoint_dir).absolute()
     for hidden in root.rglob(".*.crc"):
-        hidden.unlink()
+        if hidden.is_file():
+            hidden.unlink()
     for metadata in sorted(root.glob("state/*/_metadata/v2/*")):
-        if metadata.name.isdigit():
+        if metadata.name.isdigit() and metadata.is_file():
             # As Hadoop writes a path: a scheme, and nothing escaped.
             _point_schemas(metadata, root, becomes or f"file:{root}")
 
@@ -44,21 +46,17 @@ def prepare_new_location(checkpoint_dir: Path) -> None:
 
 def _point_schemas(metadata: Path, root: Path, url: str) -> None:
     operator = metadata.parents[2]
-    header, _, body = metadata.read_text(encoding="utf-8").partition("\n")
-    try:
-        content = json.loads(body)
+    hint = "Restore another checkpoint; dagster-ckpt list shows them."
+    with believed(f"{metadata}, operator metadata as Spark writes it,", hint):
+        header, _, body = metadata.read_text(encoding="utf-8").partition("\n")
+        content = parsed(body)
         for store in content["stateStoreInfo"]:
             if "stateSchemaFilePaths" in store:
                 store["stateSchemaFilePaths"] = [
                     f"{url}/{_schema(path, operator, metadata).relative_to(root)}"
                     for path in store["stateSchemaFilePaths"]
                 ]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CorruptCheckpoint(
-            f"{metadata} is not operator metadata as Spark writes it ({error})",
-            hint="Restore another checkpoint; dagster-ckpt list shows them.",
-        ) from error
-    rewritten = f"{header}\n{json.dumps(content, separators=(',', ':'))}"
+        rewritten = f"{header}\n{json.dumps(content, separators=(',', ':'))}"
     temporary = metadata.with_name(f".{metadata.name}.tmp")
     temporary.write_text(rewritten, encoding="utf-8")
     temporary.replace(metadata)

@@ -7,13 +7,14 @@ checkpointLocation.
 
 from __future__ import annotations
 
-import json
 import struct
 import zipfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
+
+from dagster_ckpt.checkpoint.values import component, parsed, whole
 
 __all__ = [
     "LineageItem",
@@ -29,6 +30,8 @@ _BLOCK_HEADER = struct.Struct("<BiiI")  # token, compressed length, original len
 _RAW = 0x10
 _LZ4 = 0x20
 _PIECE = 512
+#: Bytes of what a snapshot says of its files, of which it has thousands at most.
+_LONGEST_METADATA = 64 << 20
 _LINEAGE_VERSIONS = frozenset({"v3", "v4"})
 
 
@@ -63,16 +66,18 @@ def snapshot_members(archive: Path) -> tuple[SnapshotMember, ...]:
     """
     try:
         with zipfile.ZipFile(archive) as opened:
+            if (size := opened.getinfo("metadata").file_size) > _LONGEST_METADATA:
+                raise UnreadableStateFile(f"{archive.name}: its metadata has {size} bytes")
             header, _, body = opened.read("metadata").decode().partition("\n")
         if header != "v1":
             raise UnreadableStateFile(f"{archive.name}: snapshot metadata of version {header!r}, known is 'v1'")
-        metadata = json.loads(body)
+        metadata = parsed(body)
         ssts = [
-            SnapshotMember(f"SSTs/{entry['dfsSstFileName']}", int(entry["sizeBytes"]))
+            SnapshotMember(f"SSTs/{component(entry['dfsSstFileName'])}", whole(entry["sizeBytes"], "a size"))
             for entry in metadata.get("sstFiles") or []
         ]
         logs = [
-            SnapshotMember(f"logs/{entry['dfsLogFileName']}", int(entry["sizeBytes"]))
+            SnapshotMember(f"logs/{component(entry['dfsLogFileName'])}", whole(entry["sizeBytes"], "a size"))
             for entry in metadata.get("logFiles") or []
         ]
     except (
@@ -83,6 +88,7 @@ def snapshot_members(archive: Path) -> tuple[SnapshotMember, ...]:
         TypeError,
         ValueError,
         EOFError,
+        RuntimeError,  # it has a password, or an unknown method of compression
     ) as error:
         raise UnreadableStateFile(f"{archive.name}: not a RocksDB snapshot ({error})") from error
     return (*ssts, *logs)
@@ -100,9 +106,10 @@ def changelog_lineage(changelog: Path) -> tuple[LineageItem, ...]:
         if version not in _LINEAGE_VERSIONS:
             raise UnreadableStateFile(f"{changelog.name}: changelog of version {version!r} carries no lineage")
         return tuple(
-            LineageItem(int(item["version"]), str(item["checkpointUniqueId"])) for item in json.loads(head.utf())
+            LineageItem(whole(item["version"], "a version"), component(item["checkpointUniqueId"]))
+            for item in parsed(head.utf())
         )
-    except (KeyError, TypeError, ValueError, struct.error, IndexError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError, struct.error, IndexError) as error:
         raise UnreadableStateFile(f"{changelog.name}: unreadable changelog header ({error})") from error
 
 

@@ -50,7 +50,7 @@ class SourceFiles:
                 if file is None:
                     elsewhere.append(uri)
                     continue
-                (present if file.exists() else missing).setdefault(plan.batch, []).append(file)
+                (present if _is_there(file) else missing).setdefault(plan.batch, []).append(file)
         return cls(present, missing, elsewhere)
 
     def rows(self) -> int | None:
@@ -126,8 +126,18 @@ def _not_files(sources: Json) -> list[str]:
 
 def local_file(uri: str) -> Path | None:
     """The file of this machine that an (escaped) URI names."""
-    parts = urlsplit(uri)
+    try:
+        parts = urlsplit(uri)
+    except ValueError:
+        return None
     return Path(unquote(parts.path)) if parts.scheme in {"", "file"} else None
+
+
+def _is_there(file: Path) -> bool:
+    try:
+        return file.exists()
+    except (OSError, ValueError):  # no file can have this name, or nobody can tell
+        return False
 
 
 def _files(count: int) -> str:

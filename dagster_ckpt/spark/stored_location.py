@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from dagster_ckpt.checkpoint.snapshot import Identity, StoredSource
 from dagster_ckpt.filesystem import FileSystem, Part, ServerSide, Stored
-from dagster_ckpt.spark.checkpoint_location import CheckpointLocation, parse_query_id
+from dagster_ckpt.spark.checkpoint_location import CheckpointLocation, decoded, parse_query_id
 from dagster_ckpt.spark.rocksdb_files import UnreadableStateFile
 from dagster_ckpt.spark.state_files import PROVIDERS, Provider
 
@@ -67,7 +67,7 @@ class StoredCheckpointLocation(CheckpointLocation):
 
     def query_id(self) -> str | None:
         try:
-            return parse_query_id(self.filesystem.read(f"{self.directory}/metadata").decode("utf-8"))
+            return parse_query_id(decoded(self.filesystem.read(f"{self.directory}/metadata"), "metadata"))
         except FileNotFoundError:
             return None
 
@@ -79,7 +79,7 @@ class StoredCheckpointLocation(CheckpointLocation):
 
     def text(self, where: str) -> str:
         try:
-            return self.filesystem.read(f"{self.directory}/{where}").decode("utf-8")
+            return decoded(self.filesystem.read(f"{self.directory}/{where}"), where)
         except FileNotFoundError as error:
             raise self.purged(where) from error
 
@@ -118,7 +118,7 @@ class ListedLocation(StoredCheckpointLocation):
         return frozenset(self._names.get(directory, ()))
 
     def text(self, where: str) -> str:
-        return self.read(where).decode("utf-8")
+        return decoded(self.read(where), where)
 
     def source(self, path: str) -> StoredSource:
         """An object of the location, pinned.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 import shutil
 import tempfile
 import uuid
@@ -31,6 +32,7 @@ from dagster_ckpt.errors import (
     DriverLost,
     Fenced,
     ForeignCheckpoint,
+    InvalidConfiguration,
     JobAlreadyRunning,
     PoisonBatch,
     QueryFailed,
@@ -65,6 +67,7 @@ if TYPE_CHECKING:
 __all__ = ["StreamingRun"]
 
 _log = logging.getLogger(__name__)
+_RUN_ID = re.compile(r"[0-9a-f](?:-?[0-9a-f]){31}")
 
 #: Characters of an error that are put on record.
 _LONGEST_REASON = 10_000
@@ -95,6 +98,9 @@ class StreamingRun:
         clock: wall and monotonic time.
         emit: is given what happens.
         worker: the process of the Dagster run, where this process is a step process below it.
+
+    Raises:
+        InvalidConfiguration: the id is no such id.
     """
 
     def __init__(
@@ -110,6 +116,11 @@ class StreamingRun:
     ) -> None:
         self._worker = worker
         self._job = job
+        if _RUN_ID.fullmatch(run_id) is None:
+            raise InvalidConfiguration(
+                f"{run_id[:80]!r} cannot be the id of a run: it becomes part of the names of records.",
+                hint="Use 32 hex digits, with dashes or without, as uuid.uuid4() gives them.",
+            )
         self._run_id = run_id
         self._clock = clock
         self._emit = emit

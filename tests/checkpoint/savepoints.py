@@ -56,7 +56,7 @@ def savepoints(target: FileSystem) -> list[str]:
 
 
 def described(entries: tuple[FileEntry, ...]) -> CheckpointMetadata:
-    return replace(MANIFEST, job_name=JOB, kind="savepoint", triggered_at="now", written_at="now", files=entries)
+    return replace(MANIFEST, job_name=JOB, kind="savepoint", files=entries)
 
 
 def quiet() -> Gauge:

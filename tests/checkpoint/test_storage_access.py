@@ -154,12 +154,23 @@ class TestPointers:
             ("file://[half/chk-1", CheckpointNotFound, "is not a valid file URI"),
             ("ceph://bucket/chk-1", CheckpointNotFound, "Cannot access file system for checkpoint/savepoint path"),
             ("/no/such/chk-1", CheckpointNotFound, "Cannot find checkpoint or savepoint file/directory"),
+            ("~no-such-user/chk-1", CheckpointNotFound, "Cannot find checkpoint or savepoint file/directory"),
+            ("/no/su\0ch", CheckpointNotFound, "Cannot find checkpoint or savepoint file/directory"),
+            ("file:///no/su%00ch", CheckpointNotFound, "Cannot find checkpoint or savepoint file/directory"),
+            (f"/no/{'x' * 256}", CheckpointNotFound, "Cannot find checkpoint or savepoint file/directory"),
+            ("/x" * 5000, CheckpointNotFound, "Cannot find checkpoint or savepoint file/directory"),
+            ("/no/\ud800", CheckpointNotFound, "is not a valid file URI"),
+            ("s3://[x", CheckpointNotFound, "is not a valid file URI"),
+            ("s3://user:secret@bucket:port/x", CheckpointNotFound, "is not a valid file URI"),
+            ("hdfs://namenode:99999/x", CheckpointNotFound, "is not a valid file URI"),
         ],
     )
     def test_what_points_to_nothing(self, pointer: str, error: type[Exception], message: str) -> None:
         with pytest.raises(error, match=message) as caught:
             resolve_checkpoint_pointer(pointer, "do this")
         assert "do this" in str(caught.value)
+        assert "secret" not in str(caught.value)
+        str(caught.value).encode()
 
     @pytest.mark.parametrize("slash", ["", "/"])
     def test_the_directory_of_a_lineage_is_no_pointer(self, directory: Path, slash: str) -> None:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -11,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
 from dagster_ckpt.checkpoint.write_ahead_archive import ArchiveWriter, PlannedBatch, WriteAheadArchive
-from dagster_ckpt.errors import CorruptCheckpoint
+from dagster_ckpt.errors import CorruptCheckpoint, CorruptRecord
 from tests.checkpoint.manifests import JOB_ID, MANIFEST
 from tests.checkpoint.memory import MemoryFileSystem
 
@@ -212,3 +216,114 @@ def test_every_flipped_bit_and_every_cut_is_found(storage: MemoryFileSystem) -> 
             read += 1
         storage.files[path] = sound
     assert read > 1000
+
+
+def old_form(data: bytes) -> bytes:
+    """A file as the first release wrote it: without the line that tells its place."""
+    body = data.rpartition(b"sha256:")[0].partition(b"\n")[2]
+    return body + b"sha256:" + hashlib.sha256(body).hexdigest().encode() + b"\n"
+
+
+def test_files_of_the_first_release_are_read(storage: MemoryFileSystem) -> None:
+    expected = WriteAheadArchive(storage, JOB, JOB_ID).after(metadata(1, 0))
+    for path, data in list(storage.files.items()):
+        assert json.loads(data.partition(b"\n")[0]) == {"version": 2, "place": path}
+        storage.files[path] = old_form(data)
+        assert b"place" not in storage.files[path]
+    archive = WriteAheadArchive(storage, JOB, JOB_ID)
+    assert archive.after(metadata(1, 0)) == expected
+    assert archive.batches() == [0, 1, 2, 3]
+    assert archive.newest_batch() == 2
+
+
+def test_a_file_in_the_place_of_another_is_found(storage: MemoryFileSystem) -> None:
+    """Each is whole, and of this job; it tells of another epoch, or of another start of the line."""
+    sound = dict(storage.files)
+    for path, data in sound.items():
+        for other in sound.keys() - {path}:
+            storage.files[path] = sound[other]
+            with pytest.raises(CorruptRecord, match=f"{path}, which tells how .* written as '{other}'") as caught:
+                WriteAheadArchive(storage, JOB, JOB_ID).after(metadata(1, 0))
+            assert "replay_to: none" in caught.value.hint
+        storage.files[path] = data
+
+
+def test_plans_of_other_batches_than_the_name_says_are_found_in_the_old_form_too(storage: MemoryFileSystem) -> None:
+    name = next(path for path in storage.files if "-0000000000" in path.rpartition("/")[2])
+    storage.files[name.replace("000000000000-000000000003", "000000000004-000000000005")] = old_form(
+        storage.files.pop(name)
+    )
+    with pytest.raises(CorruptRecord, match="plans of other batches than its name says"):
+        WriteAheadArchive(storage, JOB, JOB_ID).after(metadata(1, 0))
+
+
+def change_begin(**members: Any) -> Callable[[list[Any]], object]:
+    return lambda lines: lines[1].update(members)
+
+
+def change_plan(**members: Any) -> Callable[[list[Any]], object]:
+    return lambda lines: lines[2].update(members)
+
+
+def without(member: str) -> Callable[[list[Any]], object]:
+    return lambda lines: lines[1].pop(member)
+
+
+NO_BATCH: list[Any] = [-2, True, "1", 1.0, None, 2**63]
+NO_EPOCH_BEFORE: list[Any] = [2, 3, -1, True, "1", 1.0, []]
+NO_FILES: list[Any] = [[], None, {}, {"offsets/3": "v1"}, {"offsets/2": 3}]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *[change_begin(after=value) for value in NO_BATCH],
+        *[change_begin(previous=value) for value in NO_EPOCH_BEFORE],
+        without("after"),
+        without("previous"),
+        lambda lines: lines.__setitem__(1, [1]),
+        lambda lines: lines.__setitem__(1, None),
+        *[change_plan(batch=value) for value in (*NO_BATCH, -1, 3)],
+        *[change_plan(files=value) for value in NO_FILES],
+        *[
+            change_plan(files={"offsets/2": "v1", name: "x"})
+            for name in ("/etc/x", "../x", "a/../../x", "", ".", "a//b", "a\0", "x" * 300, "\ud800")
+        ],
+        change_plan(files={"offsets/2": "\ud800"}),
+        lambda lines: lines.__setitem__(2, 7),
+        lambda lines: lines[0].update(version=3),
+        lambda lines: lines[0].pop("place"),
+        lambda lines: lines.__setitem__(0, 7),
+        lambda lines: lines.__delitem__(slice(0, None)),
+        lambda lines: lines.__delitem__(slice(1, None)),
+    ],
+)
+def test_what_says_what_cannot_be_is_refused(storage: MemoryFileSystem, change: Callable[[list[Any]], object]) -> None:
+    """Whoever writes to the storage can compute a checksum, too."""
+    path = WriteAheadArchive(storage, JOB, JOB_ID).of_epoch(2) + "/begin"
+    lines = [json.loads(line) for line in storage.files[path].splitlines()[:-1]]
+    change(lines)
+    body = "".join(f"{json.dumps(line)}\n" for line in lines).encode()
+    storage.files[path] = body + b"sha256:" + hashlib.sha256(body).hexdigest().encode() + b"\n"
+    with pytest.raises(CorruptRecord, match=path) as caught:
+        WriteAheadArchive(storage, JOB, JOB_ID).after(metadata(1, 0))
+    assert "replay_to: none" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"\n", b"\xff\n", b"{\n", b"[" * 100_000 + b"\n", b'{"after": NaN, "previous": 1}\n']
+)
+def test_what_is_no_json_is_refused(storage: MemoryFileSystem, body: bytes) -> None:
+    path = WriteAheadArchive(storage, JOB, JOB_ID).of_epoch(2) + "/begin"
+    storage.files[path] = body + b"sha256:" + hashlib.sha256(body).hexdigest().encode() + b"\n"
+    with pytest.raises(CorruptRecord, match=path):
+        WriteAheadArchive(storage, JOB, JOB_ID).newest_after(-1)
+
+
+def test_a_name_that_stands_for_a_million_million_batches_is_refused(storage: MemoryFileSystem) -> None:
+    archive = WriteAheadArchive(storage, JOB, JOB_ID)
+    for name in ("000000000000-999999999999-00000000", "000000000009-000000000008-00000000"):
+        storage.files[f"{archive.of_epoch(1)}/{name}"] = b""
+        with pytest.raises(CorruptRecord, match=f"{name}.* plans of batches"):
+            archive.batches()
+        del storage.files[f"{archive.of_epoch(1)}/{name}"]

@@ -22,7 +22,7 @@ from dagster_ckpt.checkpoint.liveness import HeartbeatFile
 from dagster_ckpt.config.checkpoint_config import ExternalizedCheckpointCleanup, JobStatus
 from dagster_ckpt.config.recovery import RestoreRequest
 from dagster_ckpt.config.restart import FixedDelayRestart
-from dagster_ckpt.errors import CheckpointNotFound, StorageError
+from dagster_ckpt.errors import CheckpointNotFound, InvalidConfiguration, StorageError
 from dagster_ckpt.spark.job import CheckpointCompleted, Event, Restarting, RunResult, Started
 from dagster_ckpt.spark.streaming_run import StreamingRun
 from dagster_ckpt.spark.supervisor import supervise
@@ -48,6 +48,18 @@ def supervised(
         )
 
     return supervise(start, on_event, **how)
+
+
+@pytest.mark.parametrize(
+    "run_id", ["", "a/b", "a\nb", "f" * 31, "f" * 33, "F" * 32, "f" * 32 + "\n", "-" + "f" * 32, "../" + "f" * 32]
+)
+def test_a_run_has_an_id_that_can_be_in_the_name_of_a_record(bench: Bench, run_id: str) -> None:
+    """A failure under another was written and never read back."""
+    request = RestoreRequest("latest")
+    with pytest.raises(InvalidConfiguration, match="cannot be the id of a run"):
+        StreamingRun(bench.job(), run_id=run_id, request=request, series=None, clock=SystemClock(), emit=lambda _: None)
+    for sound in (new_run_id(), new_run_id().replace("-", "")):
+        StreamingRun(bench.job(), run_id=sound, request=request, series=None, clock=SystemClock(), emit=lambda _: None)
 
 
 def test_an_interrupt_stops_the_query_and_is_raised_again(bench: Bench) -> None:

@@ -245,5 +245,5 @@ def test_location_that_cannot_be_prepared(live: Path) -> None:
     (metadata,) = (live / "state/0/_metadata/v2").glob("[!.]*")
     for body in ("", "{}", '{"stateStoreInfo":[{"stateSchemaFilePaths":["/elsewhere"]}]}'):
         metadata.write_text(f"v2\n{body}", encoding="utf-8")
-        with pytest.raises(CorruptCheckpoint, match="not operator metadata"):
+        with pytest.raises(CorruptCheckpoint, match="operator metadata as Spark writes it"):
             prepare_location(live)

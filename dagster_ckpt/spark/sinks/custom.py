@@ -10,7 +10,7 @@ from dagster_ckpt.checkpoint.snapshot import Json
 from dagster_ckpt.errors import CheckpointFailure, RestoreRefused
 from dagster_ckpt.spark.checkpoint_location import CheckpointLocation
 from dagster_ckpt.spark.sinks.recorded_positions import RecordedPositions
-from dagster_ckpt.spark.sinks.sink import BatchSink, Pin, PositionReader, Sink, SinkRun, SinkStart
+from dagster_ckpt.spark.sinks.sink import BatchSink, Pin, PositionReader, Sink, SinkRun, SinkStart, batch_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -52,7 +52,7 @@ class _UserSink(Sink):
 
     def rollback_to(self, position: Mapping[str, Json], files: Path, epoch: int) -> str:
         del files, epoch
-        batch = int(str(position["batch"]))
+        batch = batch_of(position)
         if position.get(_NOTHING):
             return self._roll_back(-1, None, "nothing")
         return self._roll_back(batch, position.get(_VALUE), f"batch {batch}")
@@ -210,7 +210,7 @@ class ForeachBatchSink(_UserSink, BatchSink):
     def begin(self, run: SinkRun) -> None:
         self._run = run
         if run.restored is not None:
-            RecordedPositions(run.directory).record(int(str(run.restored["batch"])), run.restored)
+            RecordedPositions(run.directory).record(batch_of(run.restored), run.restored)
 
     def write_batch(self, rows: DataFrame, batch: int) -> None:
         """Write one batch, unless a newer run has taken the job over.

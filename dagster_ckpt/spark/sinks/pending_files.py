@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
-from dagster_ckpt.errors import CaptureIncomplete
+from dagster_ckpt.errors import CaptureIncomplete, SinkMismatch
 from dagster_ckpt.filesystem import PosixFileSystem
 from dagster_ckpt.spark.sinks.transactions import DataFile, decode_files, encode_files
 
@@ -25,6 +26,7 @@ _PENDING = "pending"
 _DROPPED = "dropped"
 _LIST = ".json"
 _HIDDEN = ("_", ".")
+_BATCH = re.compile(r"0|[1-9][0-9]{0,18}")
 
 
 class PendingFiles:
@@ -152,7 +154,7 @@ def _batches(directory: Path) -> list[int]:
         stems = [path.stem for path in directory.iterdir() if path.suffix == _LIST]
     except FileNotFoundError:
         return []
-    return sorted(int(stem) for stem in stems if stem.isdecimal())
+    return sorted(int(stem) for stem in stems if _BATCH.fullmatch(stem))
 
 
 def read_list(file: Path) -> list[DataFile]:
@@ -167,6 +169,10 @@ def read_list(file: Path) -> list[DataFile]:
     except FileNotFoundError:
         raise CaptureIncomplete(
             f"{file} is not there (any more)", hint="The next committed batch can be captured."
+        ) from None
+    except IsADirectoryError:
+        raise SinkMismatch(
+            f"{file} is a directory, and no list of data files.", hint="Restore another checkpoint."
         ) from None
 
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from dagster_ckpt.checkpoint.snapshot import Json
+from dagster_ckpt.checkpoint.values import believed, parsed
 from dagster_ckpt.errors import CaptureIncomplete
 from dagster_ckpt.spark.sinks.sink import Pin
 
@@ -46,15 +46,17 @@ class RecordedPositions:
         """The position that was recorded for ``batch``.
 
         Raises:
-            CaptureIncomplete: there is none.
+            CaptureIncomplete: there is none, or not a whole one.
         """
         del pin  # it goes into `_metadata` whole
+        where = self._directory / str(batch)
+        hint = "The next committed batch can be captured."
         try:
-            text = (self._directory / str(batch)).read_text(encoding="utf-8")
+            data = where.read_bytes()
         except FileNotFoundError as error:
             raise CaptureIncomplete(
-                f"The position of the sink after batch {batch} is not recorded in {self._directory}",
-                hint="The next committed batch can be captured.",
+                f"The position of the sink after batch {batch} is not recorded in {self._directory}", hint=hint
             ) from error
-        position: dict[str, Any] = json.loads(text)
+        with believed(f"{where}, the position of the sink after batch {batch},", hint, CaptureIncomplete):
+            position: dict[str, Json] = dict(parsed(data).items())
         return position

@@ -10,19 +10,40 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
 from dagster_ckpt.checkpoint.snapshot import Json
-from dagster_ckpt.errors import InvalidConfiguration
+from dagster_ckpt.checkpoint.values import believed, whole
+from dagster_ckpt.errors import InvalidConfiguration, SinkMismatch
 from dagster_ckpt.spark.checkpoint_location import CheckpointLocation
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-__all__ = ["BatchSink", "Pin", "PositionReader", "Sink", "SinkRun", "SinkStart", "attached_sink", "sink_to"]
+__all__ = [
+    "BatchSink",
+    "Pin",
+    "PositionReader",
+    "Sink",
+    "SinkRun",
+    "SinkStart",
+    "attached_sink",
+    "batch_of",
+    "sink_to",
+]
 
 #: Pins a file of the sink under a name in the checkpoint's ``sink/``; returns where its bytes stay.
 Pin: TypeAlias = Callable[[Path, str], Path]
 
 _ATTRIBUTE = "dagster_ckpt_sink"
+
+
+def batch_of(position: Mapping[str, Json]) -> int:
+    """The batch after which a sink had a recorded position.
+
+    Raises:
+        SinkMismatch: it tells none.
+    """
+    with believed("The recorded position of the sink", "Restore another checkpoint.", SinkMismatch):
+        return whole(position["batch"], "its batch", least=-1)
 
 
 class PositionReader(Protocol):

@@ -11,7 +11,7 @@ from dagster_ckpt.errors import SinkOverlap
 from dagster_ckpt.spark.checkpoint_location import CheckpointLocation
 from dagster_ckpt.spark.file_sink import FileSink, SinkRollback
 from dagster_ckpt.spark.sinks.own_entries import NotOwn, OwnEntries, marking_options
-from dagster_ckpt.spark.sinks.sink import Pin, PositionReader, Sink, SinkStart
+from dagster_ckpt.spark.sinks.sink import Pin, PositionReader, Sink, SinkStart, batch_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -59,7 +59,7 @@ class SparkFileSink(Sink):
 
     def rollback_to(self, position: Mapping[str, Json], files: Path, epoch: int) -> str:
         del epoch  # Spark's sink knows of none
-        return _describe(self._sink.rollback_to(files / _LOG, int(str(position["batch"]))))
+        return _describe(self._sink.rollback_to(files / _LOG, batch_of(position)))
 
     def rollback_to_nothing(self, began: float, epoch: int) -> str:
         del epoch

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING
 
 from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
 from dagster_ckpt.checkpoint.snapshot import Json
+from dagster_ckpt.checkpoint.values import believed
 from dagster_ckpt.errors import (
     CaptureIncomplete,
     CheckpointFailure,
@@ -44,8 +45,8 @@ from dagster_ckpt.spark.sinks.pending_files import (
     read_list,
     size_of,
 )
-from dagster_ckpt.spark.sinks.sink import BatchSink, Pin, PositionReader, SinkRun, SinkStart
-from dagster_ckpt.spark.sinks.transactions import DataFile, Line, TransactionLog
+from dagster_ckpt.spark.sinks.sink import BatchSink, Pin, PositionReader, SinkRun, SinkStart, batch_of
+from dagster_ckpt.spark.sinks.transactions import DataFile, Line, TransactionLog, attempt_name
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -133,7 +134,7 @@ class TransactionalFileSink(BatchSink):
         """
         before, self._cut = self._cut or Line(0, 0, {}), None
         self._line = self._log.advance(before, {**before.attempts, run.directory.name: None}, run.epoch)
-        self._held = -1 if run.restored is None else int(str(run.restored["batch"]))
+        self._held = -1 if run.restored is None else batch_of(run.restored)
         self._run = run
 
     def write_batch(self, rows: DataFrame, batch: int) -> None:
@@ -255,7 +256,9 @@ class TransactionalFileSink(BatchSink):
         self._check(self._seen, position, pinned_files(files / _PINNED))
 
     def _check(self, line: Line, position: Mapping[str, Json], pinned: Sequence[DataFile]) -> None:
-        batch, attempt = int(str(position["batch"])), str(position["attempt"])
+        batch = batch_of(position)
+        with believed("The recorded position of the sink", _OTHER, SinkMismatch):
+            attempt = attempt_name(position["attempt"])
         if attempt != _FORK and not line.covers(attempt, batch):
             raise SinkMismatch(
                 f"{self.path} was rolled back to before batch {batch} of {attempt} since, so not all that the "
@@ -263,6 +266,12 @@ class TransactionalFileSink(BatchSink):
                 hint="Nothing was touched. Restore the checkpoint it was rolled back to, or a newer one.",
             )
         for file in pinned:
+            if file.attempt != attempt or file.batch > batch:
+                raise SinkMismatch(
+                    f"The checkpoint of batch {batch} of {attempt} lists {self._root / file.path} as of batch "
+                    f"{file.batch} of {file.attempt}, which the sink had not written by then.",
+                    hint=_OTHER,
+                )
             # In this order: a commit may move it meanwhile.
             if file.size not in (size_of(self._pending.staged(file)), size_of(self._root / file.path)):
                 raise SinkMismatch(
@@ -288,7 +297,7 @@ class TransactionalFileSink(BatchSink):
         seen, self._seen = self._seen or self._log.line(), None
         pinned = pinned_files(files / _PINNED)
         self._check(seen, position, pinned)
-        batch = int(str(position["batch"]))
+        batch = batch_of(position)
         known = self._attempts(seen)
         self._cut = self._log.advance(seen, seen.until(batch), epoch)
         listed = {file.path for file in self._log.listed()}

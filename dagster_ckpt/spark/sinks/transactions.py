@@ -8,6 +8,8 @@
 Only the line with the highest number counts, and it is created exclusively as the one after the line that its writer
 has seen. So a start that was declared dead and is not cannot change what counts: it is told that it was overtaken.
 
+Both are JSON with a SHA-256 over it, as ``_metadata`` is. (The first release wrote them without.)
+
 A commit adds a list. Every hundred lists of a level are merged into one of the next, so that a sink with a million
 commits is read from a few hundred files.
 """
@@ -15,21 +17,28 @@ commits is read from a few hundred files.
 from __future__ import annotations
 
 import json
+import re
 import uuid
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from dagster_ckpt.checkpoint.seal import is_sealed, seal
+from dagster_ckpt.checkpoint.values import believed, component, parsed, shown, whole
 from dagster_ckpt.errors import CheckpointFailure, PublishConflict, SinkMismatch
 from dagster_ckpt.filesystem import PosixFileSystem
+from dagster_ckpt.filesystem.names import inside
 
-__all__ = ["DataFile", "Line", "TransactionLog", "decode_files", "encode_files"]
+__all__ = ["DataFile", "Line", "TransactionLog", "attempt_name", "decode_files", "encode_files"]
 
 _LINE = "line"
 _COMMITS = "commits"
 _JSON = ".json"
-_VERSION = 1
+_VERSION = 2
+#: Of records without a checksum.
+_UNSEALED = 1
+_LINE_NAME = re.compile(r"([0-9]{10})\.json")
 _MERGED_AT = 100
 _BACKUP = "Put it back from a backup, or write elsewhere and start from nothing with restore_from: none."
 
@@ -91,20 +100,15 @@ class TransactionLog:
                 data = self._files.read(_line(number))
             except FileNotFoundError:  # overtaken by the next since
                 continue
-            try:
-                fields = json.loads(data)
-                _check_version(fields)
-                return Line(number, int(fields["epoch"]), dict(fields["attempts"]))
-            except (KeyError, TypeError, ValueError) as error:
-                raise SinkMismatch(
-                    f"{self._files.local(_line(number))}, which tells whose data counts, cannot be read: {error}",
-                    hint=_BACKUP,
-                ) from error
+            what = f"{self._files.local(_line(number))}, which tells whose data counts,"
+            with believed(what, _BACKUP, SinkMismatch):
+                fields = _unsealed(data)
+                return Line(number, whole(fields["epoch"], "an epoch"), _attempts(fields["attempts"]))
 
     def newest(self) -> int:
         """The number of the line that counts now; one listing."""
-        names = (entry.name.removesuffix(_JSON) for entry in self._files.list(_LINE))
-        return max((int(name) for name in names if name.isdecimal()), default=0)
+        names = (_LINE_NAME.fullmatch(entry.name) for entry in self._files.list(_LINE) if not entry.is_directory)
+        return max((int(match[1]) for match in names if match), default=0)
 
     def advance(self, seen: Line, attempts: Mapping[str, int | None], epoch: int) -> Line:
         """Make another line count, if ``seen`` still does.
@@ -114,12 +118,12 @@ class TransactionLog:
             StorageError: the disk does not do it.
         """
         line = Line(seen.number + 1, epoch, dict(attempts))
-        fields = {"version": _VERSION, "epoch": epoch, "attempts": line.attempts, "unique": uuid.uuid4().hex}
+        fields = {"epoch": epoch, "attempts": line.attempts, "unique": uuid.uuid4().hex}
         if self.newest() != seen.number:
             raise self._overtaken()
         left = [name for directory in (_LINE, _COMMITS) for name in self._left_by_a_crash(directory)]
         try:
-            self._files.create(_line(line.number), json.dumps(fields).encode())
+            self._files.create(_line(line.number), _sealed(fields))
         except (PublishConflict, FileNotFoundError):  # in the second case whoever was faster has tidied up already
             raise self._overtaken() from None
         # Again: the number may have been free only because who is further on has removed the older records.
@@ -200,26 +204,64 @@ class TransactionLog:
 
 def encode_files(files: Iterable[DataFile]) -> bytes:
     """A list of data files as it is stored."""
-    return json.dumps({"version": _VERSION, "files": list(files)}).encode()
+    return _sealed({"files": list(files)})
 
 
 def decode_files(data: bytes, where: str) -> list[DataFile]:
     """The reverse of :func:`encode_files`.
 
     Raises:
-        SinkMismatch: it is not such a list.
+        SinkMismatch: it is not such a list, or names files that no query writes into a sink.
     """
-    try:
-        fields = json.loads(data)
-        _check_version(fields)
-        return [DataFile(*file) for file in fields["files"]]
-    except (KeyError, TypeError, ValueError) as error:
-        raise SinkMismatch(f"{where} is not a list of data files: {error}", hint=_BACKUP) from error
+    with believed(f"{where}, a list of data files,", _BACKUP, SinkMismatch):
+        return [_data_file(*file) for file in _unsealed(data)["files"]]
 
 
-def _check_version(fields: Mapping[str, object]) -> None:
-    if fields["version"] != _VERSION:
-        raise ValueError(f"version {fields['version']} is not known to this release")
+def attempt_name(value: object) -> str:
+    """``value``, the name of a start of a query, which is that of its directory.
+
+    Raises:
+        ValueError: it may lead elsewhere.
+    """
+    name = component(value)
+    if "." in name:  # what is moved aside has something else after it
+        raise ValueError(f"{shown(name)} names no start of a query")
+    return name
+
+
+def _data_file(path: object, size: object, batch: object, attempt: object) -> DataFile:
+    name = inside(path)
+    # What Spark itself would not look at, where the records are, too.
+    if any(part.startswith(("_", ".")) for part in name.split("/")):
+        raise ValueError(f"{shown(name)} is no data file")
+    return DataFile(name, whole(size, "a size"), whole(batch, "a batch"), attempt_name(attempt))
+
+
+def _attempts(value: Any) -> dict[str, int | None]:
+    return {
+        attempt_name(attempt): None if last is None else whole(last, "a batch", least=-1)
+        for attempt, last in value.items()
+    }
+
+
+def _sealed(fields: Mapping[str, object]) -> bytes:
+    return seal(json.dumps({"version": _VERSION, **fields}).removesuffix("}").encode())
+
+
+def _unsealed(data: bytes) -> Any:
+    """What a record says, if it is what was written.
+
+    Raises:
+        ValueError: it is not.
+        KeyError: it is no record.
+        TypeError: it is no record.
+    """
+    fields = parsed(data)
+    if fields["version"] not in (_UNSEALED, _VERSION) or type(fields["version"]) is not int:
+        raise ValueError(f"version {shown(fields['version'])} is not known to this release")
+    if (fields["version"] != _UNSEALED or "digest" in fields) and not is_sealed(data):
+        raise ValueError("it is truncated or was changed: its checksum does not match its content")
+    return fields
 
 
 def _line(number: int) -> str:
