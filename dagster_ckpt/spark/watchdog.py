@@ -14,8 +14,10 @@ from __future__ import annotations
 import logging
 import math
 import threading
+import uuid
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 from dagster_ckpt.checkpoint.liveness import LEASE
 
@@ -26,10 +28,13 @@ __all__ = ["Watchdog"]
 
 _log = logging.getLogger(__name__)
 
-_CLASS = "dagster_ckpt.Watchdog"
+_PACKAGE = "dagster_ckpt"
+#: The class that was compiled in each JVM, by its gateway.
+_compiled: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+_compiling = threading.Lock()
 #: Compiled by Janino, with which Spark compiles its queries.
 _SOURCE = """
-package dagster_ckpt;
+package PACKAGE;
 
 public final class Watchdog extends Thread {
     private final int lease;
@@ -147,17 +152,27 @@ class Watchdog:
             self._due.clear()
             try:
                 self._java.renew()
-            except Exception as error:  # the JVM is gone
-                _log.debug("The watchdog in the JVM is not reached any more: %s", error)
-                return
+            except Exception as error:  # the JVM is gone; or not, and the next beat may get through
+                _log.debug("The watchdog in the JVM was not reached: %s", error)
 
 
 def _start(spark: SparkSession, lease: int, job_name: str) -> Any:
     jvm: Any = spark._jvm  # noqa: SLF001 - PySpark names it nowhere else
-    compiler = jvm.org.codehaus.janino.SimpleCompiler()
-    compiler.cook(_SOURCE)
-    arguments: Any = spark.sparkContext._gateway.new_array(jvm.java.lang.Object, 2)  # type: ignore[union-attr]  # noqa: SLF001
+    gateway: Any = spark.sparkContext._gateway  # noqa: SLF001
+    with _compiling:
+        if gateway not in _compiled:
+            _compiled[gateway] = _compile(jvm)
+        compiled = _compiled[gateway]
+    arguments = gateway.new_array(jvm.java.lang.Object, 2)
     arguments[0], arguments[1] = lease, job_name
-    watchdog = compiler.getClassLoader().loadClass(_CLASS).getConstructors()[0].newInstance(arguments)
+    watchdog = compiled.getConstructors()[0].newInstance(arguments)
     watchdog.start()
     return watchdog
+
+
+def _compile(jvm: Any) -> Any:
+    # py4j remembers methods by the name of their class: two classes of one name are taken for each other.
+    package = f"{_PACKAGE}.w{uuid.uuid4().hex}"
+    compiler = jvm.org.codehaus.janino.SimpleCompiler()
+    compiler.cook(_SOURCE.replace("PACKAGE", package))
+    return compiler.getClassLoader().loadClass(f"{package}.Watchdog")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import pytest
 
@@ -42,6 +43,24 @@ def test_it_counts_until_this_process_gives_a_sign_of_life(spark: SparkSession) 
     eventually("it has ended", lambda: watching(spark) == 0)
 
 
+def test_one_after_another_and_side_by_side_they_are_reached(spark: SparkSession) -> None:
+    """As for the attempts of a run, and for several runs in one process."""
+    dogs = [Watchdog(f"job {number}", _HOUR) for number in range(4)]
+    for dog in dogs:
+        dog.arm(spark)
+        dog._java.renew()
+    assert watching(spark) == len(dogs)
+    for dog in dogs:
+        dog.disarm()
+    eventually("they have ended", lambda: watching(spark) == 0)
+    for number in range(4):
+        dog = Watchdog(f"job {number}", _HOUR)
+        dog.arm(spark)
+        dog._java.renew()
+        dog.disarm()
+    eventually("they have ended", lambda: watching(spark) == 0)
+
+
 def test_it_watches_a_run_and_nothing_after_that(bench: Bench) -> None:
     bench.until_done = False
     launch = bench.launch()
@@ -55,6 +74,7 @@ def test_it_watches_a_run_and_nothing_after_that(bench: Bench) -> None:
 def test_a_run_goes_on_where_it_cannot_be_compiled(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    monkeypatch.setattr(watchdog, "_compiled", WeakKeyDictionary())
     monkeypatch.setattr(watchdog, "_SOURCE", "this is not Java")
     with caplog.at_level(logging.WARNING):
         bench.tick(1)

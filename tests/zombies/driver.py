@@ -5,7 +5,9 @@ Every batch takes a while, so that it can be stopped in the middle. The words:
 * ``end``: it ends with the data.
 * ``rows``: it copies rows and keeps no state; a batch has all files that have landed.
 * ``refuse``: its storage refuses heartbeats.
+* ``interval=D``: of checkpoints, none before that.
 * ``lease=S``: it takes the job over when the heartbeat has been the same for so many seconds.
+* ``live=NAME``: of its working directory.
 * ``watchdog=S``: its JVM ends so many seconds after its last sign of life.
 """
 
@@ -61,6 +63,7 @@ def main(sink: str, root: Path, words: Collection[str]) -> None:
     die_with_parent()
     to_the_end = "end" in words
     told = dict(word.split("=") for word in words if "=" in word)
+    interval = told.get("interval", "300 ms")
     setattr(streaming_run, "free_job", partial(free_job, lease=float(told.get("lease", LEASE))))  # noqa: B010
     setattr(streaming_run, "Watchdog", partial(Watchdog, lease=float(told.get("watchdog", LEASE))))  # noqa: B010
 
@@ -69,7 +72,8 @@ def main(sink: str, root: Path, words: Collection[str]) -> None:
 
         at_once = 1000 if "rows" in words else 1
         read = session.readStream.schema(SCHEMA).option("maxFilesPerTrigger", at_once).json(str(root / "in"))
-        slow = "CAST(reflect('java.lang.Thread', 'sleep', 40L) AS string)"  # for each row, before it is written
+        pause = 10 if "rows" in words else 40  # milliseconds for each row, before it is written
+        slow = f"CAST(reflect('java.lang.Thread', 'sleep', {pause}L) AS string)"
         unique = (read if "rows" in words else read.dropDuplicates(["id"])).selectExpr(
             "id", "v", "cast(ts as long) AS at", f"{slow} AS slept"
         )
@@ -80,10 +84,10 @@ def main(sink: str, root: Path, words: Collection[str]) -> None:
         name=JOB,
         query=query,
         session=lambda: start_session(JOB, "local[1]", _CONF),
-        config=CheckpointConfig(interval="300 ms", num_retained=50),
+        config=CheckpointConfig(interval=interval, min_pause=told.get("interval", 0), num_retained=50),
         restart=FixedDelayRestart(3, timedelta(seconds=1)),
         filesystem=(Refusing if "refuse" in words else PosixFileSystem)(root / "storage"),
-        working_directory=root / "live" / ("end" if to_the_end else "first"),
+        working_directory=root / "live" / told.get("live", "end" if to_the_end else "first"),
         deployment="zombies",
         inline_threshold=20 * 1024,
     )

@@ -66,23 +66,31 @@ def test_rows_are_neither_lost_nor_doubled_while_a_jvm_outlives_its_python(tmp_p
     land(tmp_path / "in", 0)
     landing.landed = 1
     elsewhere = {"environment": _ENVIRONMENT, "within": _ELSEWHERE}
-    with driving(_DRIVER, FILE, str(tmp_path), "rows", "watchdog=3600") as zombie:
-        with landing.going_on():
-            zombie.await_("two checkpoints", lambda: len(zombie.of("Completed")) >= 2)
-            os.kill(zombie.process.pid, signal.SIGSTOP)
-            with driving(_DRIVER, FILE, str(tmp_path), "rows", "lease=5", **elsewhere) as driver:  # type: ignore[arg-type]
-                driver.await_("it takes over", lambda: bool(driver.of("Started")))
-                eventually(
-                    "it has met the other, or has gone on for a while",
-                    lambda: driver.process.poll() is not None or len(driver.of("Completed")) >= 10,
-                )
-                told = driver.log()
-                if driver.process.poll() is None:
-                    driver.kill()
-                else:
-                    assert "SinkOverlap" in told
-        zombie.kill()
-    with driving(_DRIVER, FILE, str(tmp_path), "rows", "end", "lease=5", **elsewhere) as again:  # type: ignore[arg-type]
+    with driving(_DRIVER, FILE, str(tmp_path), "rows", "watchdog=3600") as zombie, landing.going_on():
+        zombie.await_("two checkpoints", lambda: len(zombie.of("Completed")) >= 2)
+        os.kill(zombie.process.pid, signal.SIGSTOP)
+        words = ("rows", "lease=5", "interval=1h", "live=elsewhere")
+        with driving(_DRIVER, FILE, str(tmp_path), *words, **elsewhere) as driver:  # type: ignore[arg-type]
+            driver.await_("it takes over", lambda: bool(driver.of("Started")))
+            (began,) = driver.of("Started")
+            batches = tmp_path / "live" / "elsewhere"
+            past = int(began["batch"]) + 6
+
+            def is_over() -> bool:
+                return driver.process.poll() is not None
+
+            def committed(batch: int) -> bool:
+                return any(batches.glob(f"{began['epoch']:06}-*/*/commits/{batch}"))
+
+            eventually("both have written for a while", lambda: is_over() or committed(past))
+            zombie.kill()
+            last = max(int(path.name) for path in (tmp_path / "live" / "first").glob("*/*/commits/[0-9]*"))
+            eventually("it is past the other", lambda: is_over() or committed(last + 2))
+            if is_over():
+                assert "SinkOverlap" in driver.log()
+            else:
+                driver.kill()
+    with driving(_DRIVER, FILE, str(tmp_path), "rows", "end", "lease=5", "live=elsewhere", **elsewhere) as again:  # type: ignore[arg-type]
         assert again.ended() == "FINISHED"
     catalog = CheckpointCatalog(PosixFileSystem(tmp_path / "storage"), JOB)
     newest = catalog.newest()
