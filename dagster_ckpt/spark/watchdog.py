@@ -166,6 +166,7 @@ def _start(spark: SparkSession, lease: int, job_name: str) -> Any:
     arguments = gateway.new_array(jvm.java.lang.Object, 2)
     arguments[0], arguments[1] = lease, job_name
     watchdog = compiled.getConstructors()[0].newInstance(arguments)
+    watchdog.renew()  # a watchdog that could not be reached would end a healthy JVM, so it is tried first
     watchdog.start()
     return watchdog
 
