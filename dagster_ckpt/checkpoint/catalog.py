@@ -208,13 +208,17 @@ class CheckpointCatalog:
         own = restored if restored is not None and (restored.location, restored.job_id) == (None, job_id) else None
         if own is not None and own.checkpoint_id not in complete:
             self.epochs.check(epoch)
-            raise StorageError(
-                f"{self.filesystem.url}/{self.job_name}/{job_id} is listed without {own.name}, which was restored "
-                "from there just now: what the storage lists cannot be believed.",
-                hint="No checkpoint was touched. See whether the storage is still mounted there, and launch the job "
-                f"again. {self._see_list}",
-            )
+            raise self.unlisted(own)
         return complete
+
+    def unlisted(self, metadata: CheckpointMetadata) -> StorageError:
+        """That a listing does not show a checkpoint which could be read."""
+        return StorageError(
+            f"{self.filesystem.url}/{self.job_name}/{metadata.job_id} is listed without {metadata.name}, which was "
+            "read from there just now: what the storage lists cannot be believed.",
+            hint="No checkpoint was touched. See whether the storage is still mounted there, and launch the job "
+            f"again. {self._see_list}",
+        )
 
     def last_completed(self, job_id: str) -> int:
         """The greatest id of a lineage that is complete now, 0 when there is none."""

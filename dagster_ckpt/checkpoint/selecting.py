@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from dagster_ckpt.errors import (
     CheckpointNotFound,
     CorruptCheckpoint,
     CorruptRecord,
+    StorageError,
 )
 
 if TYPE_CHECKING:
@@ -58,6 +60,7 @@ def select(catalog: CheckpointCatalog) -> Newest:
     Raises:
         CorruptCheckpoint: what must be the newest cannot be read, or every one there is is in quarantine.
         CheckpointNotFound: the recorded choice is gone although nothing gave it up.
+        StorageError: a listing does not show a checkpoint that is there.
     """
     known = _known_complete(catalog)  # before the checkpoints are listed, so that none is taken for gone that is new
     # One listing for all that is asked of the epochs here: in a bucket each costs what a read costs.
@@ -119,7 +122,10 @@ def _is_gone(checkpoint: str, choice: Choice, newest: CheckpointMetadata | None)
     return job_id == choice.job_id and (newest is None or newest.checkpoint_id < number)
 
 
-def _gone(catalog: CheckpointCatalog, known: Completed, older: str | None) -> CheckpointFileMissing:
+def _gone(catalog: CheckpointCatalog, known: Completed, older: str | None) -> CheckpointFileMissing | StorageError:
+    job_id, _, name = known.checkpoint.partition("/")
+    with contextlib.suppress(CheckpointNotFound):
+        return catalog.unlisted(catalog.load(job_id, checkpoint_id(name) or 0))
     where = f"{catalog.filesystem.url}/{catalog.job_name}"
     back = "" if older is None else f" Or go back: launch the job with restore_from: {older}."
     error = CheckpointFileMissing(

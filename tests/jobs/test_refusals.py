@@ -14,7 +14,7 @@ import pytest
 
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.errors import (
-    CorruptCheckpoint,
+    CorruptRecord,
     ForeignCheckpoint,
     InvalidConfiguration,
     JobAlreadyRunning,
@@ -119,7 +119,7 @@ def test_a_record_of_the_job_that_cannot_be_read(ticked: Bench, record: str) -> 
     path = ticked.storage / "tiny" / "control" / record
     whole = path.read_bytes()
     path.write_bytes(whole[: len(whole) // 2])
-    refusal = ticked.refused(CorruptCheckpoint)
+    refusal = ticked.refused(CorruptRecord)
     assert str(path) in refusal.message
     assert refusal.hint
     path.write_bytes(whole)
