@@ -150,7 +150,7 @@ class TestTheJobsFunction:
 def test_a_working_directory_without_space_is_waited_for(bench: Bench) -> None:
     """The query fails for want of space, and so does what the next start unpacks; then there is space again."""
     bench.working.mkdir(parents=True)
-    with mounted("-t", "tmpfs", "-o", "size=24m", "tmpfs", str(bench.working)):
+    with mounted("-t", "tmpfs", "-o", "size=24m,mode=700", "tmpfs", str(bench.working)):
         job = bench.job(config=OFTEN, restart=_OFTEN)
         bench.until_done = False
         launch = bench.launch(job)
