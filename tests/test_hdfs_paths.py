@@ -17,8 +17,11 @@ from dagster_ckpt.filesystem import open_filesystem
         ("hdfs:///", "names no directory"),
         ("hdfs://checkpoints", "takes 'checkpoints' for a NameNode"),
         ("hdfs://namenode:8020/", "takes 'namenode:8020' for a NameNode"),
-        ("hdfs://name node:8020/a", "neither host:port of a NameNode nor a nameservice"),
-        ("hdfs://namenode:port/a", "neither host:port of a NameNode nor a nameservice"),
+        (
+            "hdfs://name node:8020/a",
+            "neither host:port|cannot be read as a path or URL",
+        ),
+        ("hdfs://namenode:port/a", "neither host:port|cannot be read as a path or URL"),
         ("hdfs://namenode/a?b", "more in it than a NameNode"),
         ("hdfs://namenode/a#b", "more in it than a NameNode"),
         ("hdfs://user:hidden@namenode/a", "more in it than a NameNode"),

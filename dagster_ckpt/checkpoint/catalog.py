@@ -5,6 +5,7 @@ Needs no epoch and changes nothing, so the CLI, the sensor and the UI use it bes
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -36,6 +37,8 @@ from dagster_ckpt.filesystem import FileSystem, open_filesystem
 from dagster_ckpt.filesystem.port import unheard
 
 __all__ = ["CheckpointCatalog", "Newest", "references", "shared_in_use", "unreadable_id"]
+
+_log = logging.getLogger(__name__)
 
 #: What stands where the pointer of a checkpoint in a driver's memory would.
 NOT_ADDRESSABLE = "<checkpoint-not-externally-addressable>"
@@ -114,25 +117,37 @@ class CheckpointCatalog:
         inside = reference.removeprefix("../")
         return f"{directory}/{inside}" if inside != reference else f"{directory}/{metadata.name}/{inside}"
 
-    def load(self, job_id: str, number: int) -> CheckpointMetadata:
+    def load(self, job_id: str, number: int, *, named: bool = False) -> CheckpointMetadata:
         """The manifest of one checkpoint.
+
+        Args:
+            job_id: the lineage.
+            number: of the checkpoint.
+            named: a user has named it, and goes on from it although damaged records do not tell whether it is void.
 
         Raises:
             CheckpointNotFound: there is no completed checkpoint of that number.
             CorruptMetadata: its ``_metadata`` cannot be believed.
+            CorruptRecord: damaged records do not tell whether it is void.
             ForeignCheckpoint: its ``_metadata`` is another job's.
         """
         try:
             data = self.filesystem.read(self._manifest(job_id, number))
         except FileNotFoundError:
             data = None
-        return self._believed(job_id, number, data, self.epochs.names)
+        return self._believed(job_id, number, data, self.epochs.names, named=named)
 
     def _manifest(self, job_id: str, number: int) -> str:
         return f"{checkpoint_directory(self.job_name, job_id, number)}/{METADATA_FILE_NAME}"
 
     def _believed(
-        self, job_id: str, number: int, data: bytes | None, epochs: Callable[[], Mapping[int, set[str]]]
+        self,
+        job_id: str,
+        number: int,
+        data: bytes | None,
+        epochs: Callable[[], Mapping[int, set[str]]],
+        *,
+        named: bool = False,
     ) -> CheckpointMetadata:
         """The manifest that was read, if it can be believed; raises as :meth:`load`."""
         where = f"{self.filesystem.url}/{self._manifest(job_id, number)}"
@@ -156,6 +171,9 @@ class CheckpointCatalog:
         try:
             epoch = self._voided_by(metadata, epochs())
         except CorruptRecord as error:
+            if named:
+                _log.warning("Nobody can tell whether %s is void: %s", where, error.message)
+                return metadata
             error.checkpoint = f"{job_id}/chk-{number}"
             raise
         if epoch is not None:
@@ -230,8 +248,9 @@ class CheckpointCatalog:
         Such a publish, by a fenced writer or held back by the network, can refer to files that have been deleted or
         swept since.
 
-        Each later choice of the lineage lists what was complete by then, and what an earlier one had voided is not
-        among that. So the newest that can be read decides, and a damaged record matters only where none decides.
+        Each later choice of the lineage lists what was complete by then: nothing that an earlier one had voided, and
+        all of which damaged records did not tell. So the newest that can be read decides, and a damaged record matters
+        only where none decides.
 
         Raises:
             CorruptRecord: the records that can be read do not decide.
@@ -355,7 +374,7 @@ class CheckpointCatalog:
                         hint="Launch it without restore_from to begin.",
                     )
                 job_id = chosen[1].job_id
-            return self.load(job_id, checkpoint_id(short[2]) or 0)
+            return self.load(job_id, checkpoint_id(short[2]) or 0, named=True)
         return self._resolve_path(pointer)
 
     def _resolve_path(self, pointer: str) -> CheckpointMetadata:
@@ -365,7 +384,7 @@ class CheckpointCatalog:
             if inside[1] != self.job_name:
                 where = f"{self.filesystem.url}/{own}/{METADATA_FILE_NAME}"
                 raise _foreign(where, inside[1], self.job_name)
-            return self.load(inside[2], int(inside[3]))
+            return self.load(inside[2], int(inside[3]), named=True)
         location = resolve_checkpoint_pointer(pointer, self._see_list, like=self.filesystem)
         metadata = location.metadata()
         if metadata.job_name != self.job_name:
@@ -383,7 +402,7 @@ class CheckpointCatalog:
                 hint="Set checkpoint_path to the storage that holds it, or copy the directory of the whole job "
                 f"to {self.filesystem.url}/{self.job_name}.",
             )
-        return self.load(metadata.job_id, metadata.checkpoint_id)
+        return self.load(metadata.job_id, metadata.checkpoint_id, named=True)
 
     def verify(self, metadata: CheckpointMetadata) -> None:
         """Read every file of a checkpoint and compare size and checksum.

@@ -37,7 +37,7 @@ from dagster_ckpt.filesystem import FileSystem
 __all__ = ["ROUNDS", "Deletion", "DeletionLog"]
 
 _log = logging.getLogger(__name__)
-_NAME = re.compile(r"d-(\d{10})-([0-9a-f]{32})")
+_NAME = re.compile(r"d-([0-9]{10})-([0-9a-f]{32})")
 #: How often at most a deletion is decided on, when each time it turns out that something was pinned meanwhile. No user
 #: pins that often in that moment: the pins are not read as they are, and nothing is deleted this time.
 ROUNDS = 5

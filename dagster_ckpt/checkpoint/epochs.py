@@ -14,9 +14,20 @@ import contextlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from dagster_ckpt.checkpoint.layout import CONTROL_DIR
-from dagster_ckpt.checkpoint.records import CheckpointId, Epoch, JobId, Line, RunId, Text, encode_record, read_record
+from dagster_ckpt.checkpoint.records import (
+    CheckpointId,
+    Epoch,
+    JobId,
+    Line,
+    RunId,
+    Text,
+    corrupt,
+    encode_record,
+    read_record,
+)
 from dagster_ckpt.errors import CorruptRecord, Fenced, PublishConflict, StorageUnusable
 from dagster_ckpt.filesystem import FileSystem
 
@@ -27,11 +38,14 @@ FAILING = "FAILING"
 #: The fallback of a lineage that began from nothing and has no checkpoint.
 NOTHING = "nothing"
 
-_NAME = re.compile(r"e-(\d{10})(?:\.(choice|end|settled))?")
+_NAME = re.compile(r"e-([0-9]{10})(?:\.(choice|end|settled))?")
+_R = TypeVar("_R", "Choice", "End", "Settled")
 #: How often in a row a name may be taken that no listing shows.
 _UNLISTED = 10
 #: Epochs kept for the record. Older ones matter to nobody; the newest choice is kept however old it is.
 _KEPT = 200
+#: The last that a name has room for.
+_LAST = 10**10 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +200,8 @@ class Epochs:
             epoch = (self.highest() if after is None else after) + 1
             unlisted = unlisted + 1 if epoch <= tried else 0
             tried = epoch
+            if epoch > _LAST:
+                raise corrupt(self._filesystem, self._path(epoch - 1), "nobody has started the job that often")
             claim = Claim(epoch, token, epoch if series is None else series, run_id, host, pid, now)
             try:
                 path = self._path(epoch)
@@ -252,16 +268,20 @@ class Epochs:
         self.check(epoch)
 
     def read_settled(self, epoch: int) -> Settled | None:
-        return read_record(self._filesystem, self._path(epoch, ".settled"), Settled)
+        return self._read(epoch, ".settled", Settled)
 
     def read_claim(self, epoch: int) -> Claim | None:
         return read_record(self._filesystem, self._path(epoch), Claim, epoch=epoch)
 
     def read_choice(self, epoch: int) -> Choice | None:
-        return read_record(self._filesystem, self._path(epoch, ".choice"), Choice)
+        return self._read(epoch, ".choice", Choice)
 
     def read_end(self, epoch: int) -> End | None:
-        return read_record(self._filesystem, self._path(epoch, ".end"), End)
+        return self._read(epoch, ".end", End)
+
+    def _read(self, epoch: int, suffix: str, make: type[_R]) -> _R | None:
+        """A record about an epoch, which is of the release that claimed the epoch."""
+        return read_record(self._filesystem, self._path(epoch, suffix), make, sealed_as=self._path(epoch))
 
     def _path(self, epoch: int, suffix: str = "") -> str:
         return f"{self._directory}/e-{epoch:010}{suffix}"

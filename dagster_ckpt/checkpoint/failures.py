@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 #: Sequence number of "the run itself died", after any failure the run recorded by itself.
 DIED = 999_999
 _KEPT_SERIES = 20
-_SERIES = re.compile(r"s-(\d{10})")
+_SERIES = re.compile(r"s-([0-9]{10})")
 
 
 @dataclass(frozen=True, slots=True)

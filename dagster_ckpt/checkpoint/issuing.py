@@ -20,8 +20,10 @@ if TYPE_CHECKING:
 
 __all__ = ["issuing_epochs", "next_id", "record_issued"]
 
-_NAME = re.compile(r"e-(\d{10})(?:-(\d{15}))?")
-_VERSION_1 = re.compile(rb"\d{1,15}\n?")
+_NAME = re.compile(r"e-([0-9]{10})(?:-([0-9]{15}))?")
+#: The last that a name has room for.
+_LAST = 10**15 - 1
+_VERSION_1 = re.compile(rb"[0-9]{1,15}\n?")
 
 
 def record_issued(filesystem: FileSystem, job_name: str, job_id: str, epoch: int, number: int) -> None:
@@ -50,12 +52,15 @@ def next_id(catalog: CheckpointCatalog, job_id: str, restored: CheckpointMetadat
         CorruptRecord: a record of version 1 does not hold an id.
     """
     directory = _issued_directory(catalog.job_name, job_id)
-    issued = [
-        int(match[2]) if match[2] else _read_version_1(catalog.filesystem, f"{directory}/{entry.name}")
-        for entry in catalog.filesystem.list(directory)
-        if (match := _NAME.fullmatch(entry.name)) is not None
-    ]
-    return max([0, *issued, *catalog.numbers(job_id), restored.checkpoint_id if restored else 0]) + 1
+    known = {number: f"{catalog.job_name}/{job_id}/chk-{number}" for number in catalog.numbers(job_id)}
+    for entry in catalog.filesystem.list(directory):
+        if not entry.is_directory and (match := _NAME.fullmatch(entry.name)) is not None:
+            path = f"{directory}/{entry.name}"
+            known[int(match[2]) if match[2] else _read_version_1(catalog.filesystem, path)] = path
+    greatest = max([0, *known, restored.checkpoint_id if restored else 0])
+    if greatest >= _LAST:
+        raise corrupt(catalog.filesystem, known.get(greatest, directory), "no job has had that many checkpoints")
+    return greatest + 1
 
 
 def _read_version_1(filesystem: FileSystem, path: str) -> int:

@@ -42,7 +42,7 @@ SAVEPOINT_DIR_PREFIX = "savepoint-"
 
 _JOB_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 _JOB_ID = re.compile(r"[0-9a-f]{32}")
-_CHECKPOINT = re.compile(r"chk-([1-9][0-9]*)")
+_CHECKPOINT = re.compile(r"chk-([1-9][0-9]{0,14})")
 
 
 def is_job_name(name: str) -> bool:

@@ -188,6 +188,7 @@ class Heart:
         #: Called with each beat that is due: this process lives, whatever the storage does. It must return at once.
         self.on_beat: Callable[[], None] = lambda: None
         self._stop = threading.Event()
+        self._due = threading.Event()
         self._thread = threading.Thread(target=self._run, name="dagster-ckpt-heart", daemon=True)
 
     def start(self) -> None:
@@ -206,9 +207,10 @@ class Heart:
         self._once()
 
     def completed(self, checkpoint: str, epoch: int) -> None:
-        """Say from the next beat on that ``{job id}/chk-N`` is complete, so that its loss would be noticed."""
+        """Beat now, and say that ``{job id}/chk-N`` is complete, so that its loss would be noticed; returns at once."""
         with self._lock:
             self._beat = replace(self._beat, completed=Completed(checkpoint, epoch))
+        self._due.set()
 
     def hold(self, epoch: int) -> None:
         """Go on beating for a newer epoch of the same run."""
@@ -219,6 +221,7 @@ class Heart:
     def stop(self) -> None:
         """Stop, and say that it was in order; a storage that hangs is waited for a few seconds only."""
         self._stop.set()
+        self._due.set()
         if self._thread.is_alive():
             self._thread.join()
         with self._lock:
@@ -227,10 +230,15 @@ class Heart:
         _beating_here.discard(self._file.key)
 
     def _run(self) -> None:
-        while not self._stop.wait(INTERVAL):
+        while True:
+            self._due.wait(INTERVAL)
+            self._due.clear()
+            if self._stop.is_set():
+                return
             with contextlib.suppress(Exception):  # whatever it is, the heart goes on
                 self.on_beat()
-            self._once()
+            with contextlib.suppress(Exception):
+                self._once()
 
     def _once(self, *, last: bool = False) -> None:
         """Begin a beat, and wait for it a little; the last one is begun however many hang."""

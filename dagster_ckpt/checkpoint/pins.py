@@ -11,11 +11,12 @@ from dataclasses import dataclass
 
 from dagster_ckpt.checkpoint.layout import CONTROL_DIR
 from dagster_ckpt.checkpoint.records import CheckpointName, Line, Text, Token, encode_record, read_record
+from dagster_ckpt.errors import CorruptRecord
 from dagster_ckpt.filesystem import FileSystem
 
 __all__ = ["Pin", "Pins"]
 
-_NAME = re.compile(r"p-([0-9a-f]{32})-(chk-[1-9][0-9]*)-[0-9a-f]{32}")
+_NAME = re.compile(r"p-([0-9a-f]{32})-(chk-[1-9][0-9]{0,14})-[0-9a-f]{32}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +74,11 @@ class Pins:
         """Why each pinned checkpoint is, the oldest reason first, by ``{job id}/chk-N``; reads every record."""
         found: dict[str, list[Pin]] = {}
         for name, checkpoint in self._names().items():
-            pin = read_record(
-                self._filesystem, f"{self._directory}/{name}", Pin, checkpoint=checkpoint, token=name[-32:]
-            )
+            path = f"{self._directory}/{name}"
+            try:
+                pin = read_record(self._filesystem, path, Pin, checkpoint=checkpoint, token=name[-32:])
+            except CorruptRecord:  # its name pins
+                pin = Pin(checkpoint, "the record of this pin cannot be read", "", name[-32:])
             if pin is not None:
                 found.setdefault(checkpoint, []).append(pin)
         return {

@@ -13,6 +13,7 @@ from dagster_ckpt.checkpoint.catalog import CheckpointCatalog, Newest
 from dagster_ckpt.checkpoint.epochs import NOTHING
 from dagster_ckpt.checkpoint.metadata import SAVEPOINT, CheckpointMetadata
 from dagster_ckpt.checkpoint.recorded_savepoints import RecordedSavepoint, RecordedSavepoints
+from dagster_ckpt.checkpoint.selecting import last_known
 from dagster_ckpt.errors import CheckpointError, CheckpointNotFound
 
 __all__ = ["fallback_of", "newest_preferred"]
@@ -39,7 +40,7 @@ def newest_preferred(catalog: CheckpointCatalog, *, prefer_checkpoint: bool) -> 
     epoch, choice = chosen
     known = RecordedSavepoints(catalog.filesystem, catalog.job_name).taken_in(epoch)
     taken = [savepoint for savepoint in known if savepoint.job_id == choice.job_id]
-    last = catalog.last_completed(choice.job_id) if taken else 0
+    last = max(catalog.last_completed(choice.job_id), last_known(catalog, epoch, choice)) if taken else 0
     return _newest_of(catalog, [savepoint for savepoint in taken if savepoint.checkpoint_id > last])
 
 

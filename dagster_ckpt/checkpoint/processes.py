@@ -188,8 +188,8 @@ def is_proven(process: ProcessIdentity, driver: ProcessIdentity, job: tuple[str,
     started_by = _jvm_started_by(process.pid)
     if started_by is None:
         return False
-    if started_by:
-        return started_by == driver.mark
+    if started_by == driver.mark:
+        return True  # another mark may be inherited of a process above the driver
     seen = _look(process.pid)
     if driver_lives:
         return seen is not None and seen.parent == driver.pid

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 from dagster_ckpt.checkpoint.layout import CONTROL_DIR
 from dagster_ckpt.checkpoint.records import CheckpointName, Epoch, Line, RunId, Text, encode_record, read_record
-from dagster_ckpt.errors import PublishConflict
+from dagster_ckpt.errors import CorruptRecord, PublishConflict
 from dagster_ckpt.filesystem import FileSystem
 
 __all__ = ["FellBack", "Quarantine", "Quarantined"]
 
-_NAME = re.compile(r"q-([0-9a-f]{32})-(chk-[1-9][0-9]*)")
+_NAME = re.compile(r"q-([0-9a-f]{32})-(chk-[1-9][0-9]{0,14})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,16 +83,16 @@ class Quarantine:
         return frozenset(int(checkpoint.rpartition("-")[2]) for checkpoint in own)
 
     def records(self) -> dict[str, Quarantined]:
-        """Every record, by ``{job id}/chk-N``.
-
-        Raises:
-            CorruptCheckpoint: a record cannot be read.
-        """
-        found = {
-            name: read_record(self._filesystem, self._path(name), Quarantined, checkpoint=name)
-            for name in sorted(self.names())
-        }
-        return {name: record for name, record in found.items() if record is not None}
+        """Every record, by ``{job id}/chk-N``; one that cannot be read says so, for its name holds."""
+        found = {}
+        for name in sorted(self.names()):
+            try:
+                record = read_record(self._filesystem, self._path(name), Quarantined, checkpoint=name)
+            except CorruptRecord as error:
+                record = Quarantined(name, f"Its record cannot be read: {error.message}", 1, "?", "?", "")
+            if record is not None:
+                found[name] = record
+        return found
 
     def _path(self, checkpoint: str) -> str:
         return f"{self._directory}/q-{checkpoint.replace('/', '-')}"

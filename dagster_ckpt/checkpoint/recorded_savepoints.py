@@ -21,7 +21,7 @@ __all__ = ["RecordedSavepoint", "RecordedSavepoints"]
 
 _log = logging.getLogger(__name__)
 
-_NAME = re.compile(r"s-\d{10}-\d{10}")
+_NAME = re.compile(r"s-[0-9]{10}-[0-9]{10}")
 #: Records kept. A recovery looks for the newest, and for an older one only when the user has taken that away.
 _KEPT = 10
 

@@ -39,6 +39,7 @@ __all__ = [
     "Token",
     "corrupt",
     "encode_record",
+    "is_there_sealed",
     "read_record",
 ]
 
@@ -107,7 +108,13 @@ def encode_record(record: DataclassInstance, place: str) -> bytes:
 
 
 def read_record(
-    filesystem: FileSystem, path: str, make: type[_R], *, place: str | None = None, **named: object
+    filesystem: FileSystem,
+    path: str,
+    make: type[_R],
+    *,
+    place: str | None = None,
+    sealed_as: str | None = None,
+    **named: object,
 ) -> _R | None:
     """The record at ``path``; ``None`` when there is none.
 
@@ -118,6 +125,8 @@ def read_record(
         path: of the record.
         make: its dataclass, whose annotations say what each member may be.
         place: the place that it was written for, where that is not ``path``.
+        sealed_as: the path of a record of the same release: where that one is sealed, this one must be, too. Else a
+            record of version 1 would be believed in the place of another one.
         named: members that the name of the record tells, too.
 
     Raises:
@@ -129,12 +138,22 @@ def read_record(
         return None
     try:
         record = _decode(data, path if place is None else place, make)
+        if sealed_as is not None and not is_sealed(data) and is_there_sealed(filesystem, sealed_as):
+            raise ValueError("it is of version 1, and the release that wrote it writes version 2")
         for name, told in named.items():
             if (value := getattr(record, name)) != told:
                 raise ValueError(f"{name} is {value!r}, and by its name it is {told!r}")
         return record
     except ValueError as error:
         raise corrupt(filesystem, path, str(error)) from None
+
+
+def is_there_sealed(filesystem: FileSystem, path: str) -> bool:
+    """Whether there is a record at ``path``, of version 2 or later."""
+    try:
+        return is_sealed(filesystem.read(path))
+    except FileNotFoundError:
+        return False
 
 
 def corrupt(filesystem: FileSystem, path: str, why: str) -> CorruptRecord:
@@ -155,8 +174,10 @@ def _way_on(path: str) -> str:
         )
     if "/epochs/" in path:
         return "launch the job with restore_from: {job id}/chk-N, which claims an epoch of its own."
+    if "/issued/" in path and "-" not in name.removeprefix("e-"):
+        return "write a number into the file that is above the id of every checkpoint and savepoint of the job."
     if name == "heartbeat" or "/requests/" in path or "/failures/" in path:
-        return "delete the file. It is about the runs of the job, and no checkpoint hangs on it."
+        return "delete the file. It is about the runs of the job, and no checkpoint depends on it."
     if "/pins/" in path:
         return "its name tells which checkpoint is pinned, and the pin holds. `dagster-ckpt unpin` removes it."
     if "/quarantine/" in path:

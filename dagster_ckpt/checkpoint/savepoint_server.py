@@ -26,6 +26,9 @@ __all__ = ["SavepointServer"]
 
 _log = logging.getLogger(__name__)
 
+#: Characters of an error that are put on record.
+_LONGEST_REASON = 10_000
+
 #: Seconds between two looks for requests.
 _LOOK = 1.0
 _POLL = 0.01
@@ -342,7 +345,8 @@ class SavepointServer:
 
 
 def _reason(error: Exception) -> str:
-    return error.message if isinstance(error, CheckpointError) else str(error)
+    told = error.message if isinstance(error, CheckpointError) else str(error)
+    return told[:_LONGEST_REASON]
 
 
 def _ms(seconds: float) -> float:

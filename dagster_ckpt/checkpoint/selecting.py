@@ -27,7 +27,7 @@ from dagster_ckpt.errors import (
 if TYPE_CHECKING:
     from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
 
-__all__ = ["Newest", "line_before", "older_than", "select"]
+__all__ = ["Newest", "last_known", "line_before", "older_than", "select"]
 
 _log = logging.getLogger(__name__)
 
@@ -76,7 +76,7 @@ def select(catalog: CheckpointCatalog) -> Newest:
     if known is not None and known.epoch >= epoch and _is_gone(known.checkpoint, choice, best):
         if known.checkpoint not in quarantined:
             raise _gone(catalog, known, choice.restored if best is None else best.reference)
-        passed = [known.checkpoint, *(name for name in passed if name != known.checkpoint)]
+        passed = passed if known.checkpoint in passed else [known.checkpoint, *passed]
     if best is not None:
         reason = f"{best.name} is the newest complete checkpoint (epoch {best.epoch})"
         return Newest(best, choice.job_id, f"{reason}{_past(passed)}", passed_over=tuple(passed))
@@ -106,6 +106,14 @@ def select(catalog: CheckpointCatalog) -> Newest:
     return _on_line(catalog, choice.job_id, restored, passed)
 
 
+def last_known(catalog: CheckpointCatalog, epoch: int, choice: Choice) -> int:
+    """The greatest id of a lineage that a run since ``epoch`` has said to be complete, 0 where none has."""
+    known = _known_complete(catalog)
+    if known is None or known.epoch < epoch or not known.checkpoint.startswith(f"{choice.job_id}/"):
+        return 0
+    return checkpoint_id(known.checkpoint.rpartition("/")[2]) or 0
+
+
 def _known_complete(catalog: CheckpointCatalog) -> Completed | None:
     """The newest checkpoint that a run has said to be complete; where its heartbeat cannot be read nobody can tell."""
     try:
@@ -127,11 +135,11 @@ def _gone(catalog: CheckpointCatalog, known: Completed, older: str | None) -> Ch
     with contextlib.suppress(CheckpointNotFound):
         return catalog.unlisted(catalog.load(job_id, checkpoint_id(name) or 0))
     where = f"{catalog.filesystem.url}/{catalog.job_name}"
-    back = "" if older is None else f" Or go back: launch the job with restore_from: {older}."
+    back = "empty the sink and start over with restore_from: none" if older is None else f"restore_from: {older}"
     error = CheckpointFileMissing(
-        f"{known.checkpoint} is gone: epoch {known.epoch} completed it, nothing on record has deleted it, and "
-        f"{where}/{known.checkpoint} has no _metadata.",
-        hint=f"Put the directory back from a backup, and launch the job again.{back}",
+        f"{known.checkpoint} is gone: epoch {known.epoch} completed it, no newer one is complete, and "
+        f"{where}/{known.checkpoint} has no _metadata that counts. Somebody has deleted it, or it was lost.",
+        hint=f"Put the directory back from a backup, and launch the job again. Or go back: launch the job with {back}.",
     )
     error.checkpoint = known.checkpoint
     return error

@@ -31,6 +31,7 @@ from typing import Any
 from dagster_ckpt.checkpoint.layout import CONTROL_DIR
 from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
 from dagster_ckpt.checkpoint.ownership import is_record
+from dagster_ckpt.checkpoint.records import is_there_sealed
 from dagster_ckpt.checkpoint.values import believed, check_tree, parsed, shown, whole
 from dagster_ckpt.errors import CorruptRecord
 from dagster_ckpt.filesystem import FileSystem
@@ -38,8 +39,8 @@ from dagster_ckpt.filesystem.names import inside
 
 __all__ = ["ArchiveWriter", "PlannedBatch", "WriteAheadArchive"]
 
-_EPOCH = re.compile(r"e-(\d{10})")
-_SEGMENT = re.compile(r"(\d{12})-(\d{12})-[0-9a-f]{8}")
+_EPOCH = re.compile(r"e-([0-9]{10})")
+_SEGMENT = re.compile(r"([0-9]{12})-([0-9]{12})-[0-9a-f]{8}")
 _BEGIN = "begin"
 _VERSION = 2
 #: Batches of one file, by its name: a day of ten a second without one checkpoint is a tenth of it.
@@ -238,6 +239,9 @@ class WriteAheadArchive:
         first, *others = lines = body.decode().removesuffix("\n").split("\n")
         head = parsed(first)
         if "version" not in head:
+            claim = f"{path.partition('/')[0]}/{CONTROL_DIR}/epochs/{path.split('/')[-2]}"
+            if is_there_sealed(self._filesystem, claim):
+                raise ValueError("it is of version 1, and the release that wrote it writes version 2")
             return lines
         if head["version"] != _VERSION:
             raise ValueError(f"its version is {shown(head['version'])}; this release reads version {_VERSION}")

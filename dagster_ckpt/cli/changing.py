@@ -19,6 +19,7 @@ from dagster_ckpt.cli.places import JSON, PATH, find_checkpoint, job_names, stor
 from dagster_ckpt.cli.printing import say, say_json, warn
 from dagster_ckpt.config.durations import parse_duration
 from dagster_ckpt.errors import (
+    CorruptCheckpoint,
     InvalidConfiguration,
     JobAlreadyRunning,
 )
@@ -152,7 +153,7 @@ def sweep(job: str | None, path: str, dry_run: bool, older_than: str | None, qua
                     report=lambda orphan: None if as_json else say(orphan),
                 )
             )
-        except (JobAlreadyRunning, InvalidConfiguration) as error:
+        except (JobAlreadyRunning, InvalidConfiguration, CorruptCheckpoint) as error:
             if job:
                 raise
             refused.append({"job": name, "refused": f"{error.message} {error.hint}"})

@@ -35,6 +35,9 @@ __all__ = ["FallbackChain", "cost_of"]
 
 _log = logging.getLogger(__name__)
 
+#: Characters of an error that are put on record.
+_LONGEST_REASON = 10_000
+
 #: What is broken for good. A manifest of a newer release is not, and a storage that fails may be up again.
 _BROKEN = (CorruptMetadata, CheckpointFileMissing, CheckpointFileChanged)
 _OPTION = (
@@ -135,7 +138,7 @@ class FallbackChain:
         self._catalog.epochs.check(self._claim.epoch)
         record = Quarantined(
             reference,
-            error.message,
+            error.message[:_LONGEST_REASON],
             self._claim.epoch,
             self._claim.run_id,
             self._claim.host,

@@ -221,11 +221,12 @@ class StreamingRun:
             self._failures.forget_before(claim.series)
             finish_deletions(self._catalog, claim.epoch)
             spark = self._start_spark()
-            watchdog.arm(spark)
-            heart.on_beat = watchdog.renew
             if self._cancel.is_set():
                 return self._end(claim, JobStatus.CANCELED, "canceled before the query started")
             if (pid := driver_jvm_pid(spark)) is not None:
+                # A JVM that somebody else has started is somebody else's to end.
+                watchdog.arm(spark)
+                heart.on_beat = watchdog.renew
                 heart.add_process(pid)
             attempt = Attempt(self._job, claim, spark, self._clock, partial(self._tell, heart))
             prepared = self._state.prepared = attempt.prepare(self._state.request, self._cancel)
@@ -254,7 +255,7 @@ class StreamingRun:
         return self._end(claim, JobStatus.FINISHED, ended.reason, on_record=ended.on_record)
 
     def _tell(self, heart: Heart, event: Event) -> None:
-        if isinstance(event, CheckpointCompleted):
+        if isinstance(event, CheckpointCompleted) and self._job.filesystem.is_durable:
             heart.completed(event.metadata.reference, event.metadata.epoch)
         self._emit(event)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,10 +11,13 @@ from dataclasses import dataclass
 import pytest
 
 from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
-from dagster_ckpt.checkpoint.epochs import Epochs
+from dagster_ckpt.checkpoint.epochs import Choice, End, Epochs, Settled
 from dagster_ckpt.checkpoint.failures import Failure, FailureLog
 from dagster_ckpt.checkpoint.liveness import Completed, Heart, Heartbeat, HeartbeatFile, ProcessIdentity
+from dagster_ckpt.checkpoint.pins import Pins as CheckpointPins
 from dagster_ckpt.checkpoint.quarantine import Quarantine, Quarantined
+from dagster_ckpt.checkpoint.records import encode_record
+from dagster_ckpt.checkpoint.write_ahead_archive import WriteAheadArchive
 from dagster_ckpt.errors import (
     CheckpointError,
     CheckpointFileMissing,
@@ -238,6 +242,92 @@ class TestANewestManifestThatIsDeleted:
         beat = HeartbeatFile(storage, JOB).read()
         assert beat is not None
         assert beat.completed == Completed(f"{LINEAGE}/chk-12", 4)
+
+
+class TestAJobThatWasUpgraded:
+    """Records of version 1 tell no place; the releases that wrote them are told by the claims of their epochs."""
+
+    @pytest.mark.parametrize("kind", ["choice", "end", "settled"])
+    def test_an_old_record_is_not_believed_in_the_place_of_a_new_one(self, story: Story, kind: str) -> None:
+        storage = story.storage.backup()
+        place = f"{CONTROL}epochs/e-0000000003.{kind}"
+        records: dict[str, Choice | End | Settled] = {
+            "choice": Choice(LINEAGE, None, 1, 0, "/live", "h", None, "of the first start", complete=()),
+            "end": End("CANCELED", "terminated", discarded=True, ended_at="2026-11-23T10:00:00+00:00"),
+            "settled": Settled({LINEAGE: [1]}),
+        }
+        storage.files[place] = as_version_1(encode_record(records[kind], place))
+        with pytest.raises(CorruptRecord, match=f"{kind} cannot be believed: it is of version 1"):
+            CheckpointCatalog(storage, JOB).newest()
+
+    def test_nor_is_an_old_file_of_the_archive(self, story: Story) -> None:
+        storage = story.storage.backup()
+        archive = WriteAheadArchive(storage, JOB, LINEAGE)
+        body = b'{"after": -1, "previous": null}\n'
+        digest = f"sha256:{hashlib.sha256(body).hexdigest()}\n".encode()
+        storage.create(f"{archive.of_epoch(3)}/begin", body + digest)
+        with pytest.raises(CorruptRecord, match="it is of version 1"):
+            archive.newest()
+        claim = f"{CONTROL}epochs/e-0000000003"
+        storage.files[claim] = as_version_1(storage.files[claim])
+        assert WriteAheadArchive(storage, JOB, LINEAGE).newest() == 3
+
+
+class TestTheNextStepThatIsNamed:
+    def test_a_checkpoint_can_be_named_where_no_choice_tells_of_it(self, story: Story, pins: Pins) -> None:
+        """The newest start has no checkpoint yet, and its choice is damaged."""
+        storage, ledger = story.storage.backup(), copy.deepcopy(story.ledger)
+        Run(storage, ledger, pins).start()
+        storage.files[f"{CONTROL}epochs/e-0000000004.choice"] = b"{"
+        with pytest.raises(CorruptRecord):
+            CheckpointCatalog(storage, JOB).newest()
+        again = Run(storage, ledger, pins).start(story.newest)
+        assert again.store.restored_from == story.newest
+        again.checkpoint(state(9), 9)
+        Run(storage, ledger, pins).start()
+        ledger.examine(storage)
+
+    def test_and_where_a_sweep_is_not_told_of(self, story: Story, pins: Pins) -> None:
+        storage, ledger = story.storage.backup(), copy.deepcopy(story.ledger)
+        storage.files[f"{CONTROL}epochs/e-0000000003.settled"] = b"{"
+        with pytest.raises(CorruptRecord):
+            CheckpointCatalog(storage, JOB).newest()
+        assert Run(storage, ledger, pins).start(story.newest).store.restored_from == story.newest
+
+    @pytest.mark.parametrize(
+        ("name", "what"),
+        [
+            ("epochs/e-9999999999", "nobody has started the job that often"),
+            (f"issued/{LINEAGE}/e-0000000001-999999999999999", "no job has had that many checkpoints"),
+        ],
+    )
+    def test_a_name_that_leaves_no_room_is_told(self, story: Story, pins: Pins, name: str, what: str) -> None:
+        storage, ledger = story.storage.backup(), copy.deepcopy(story.ledger)
+        storage.files[f"{CONTROL}{name}"] = b""
+        with pytest.raises(CorruptRecord, match=what) as refusal:
+            Run(storage, ledger, pins).start()
+        assert name in refusal.value.message
+        del storage.files[f"{CONTROL}{name}"]
+        for leftover in [other for other in storage.files if "e-99999" in other]:
+            del storage.files[leftover]
+        assert Run(storage, ledger, pins).start().store.restored_from == story.newest
+
+    def test_what_is_no_number_of_ours_is_none(self, story: Story) -> None:
+        storage = story.storage.backup()
+        storage.files[f"{CONTROL}epochs/e-000000000\N{ARABIC-INDIC DIGIT NINE}"] = b""
+        storage.files[f"{JOB}/{LINEAGE}/chk-{'9' * 5000}/_metadata"] = b""
+        catalog = CheckpointCatalog(storage, JOB)
+        assert catalog.epochs.highest() == 3
+        assert max(catalog.numbers(LINEAGE)) == 9
+
+
+def test_a_damaged_pin_or_quarantine_holds_by_its_name(story: Story) -> None:
+    storage = story.storage.backup()
+    for name in story.records():
+        if "/pins/" in name or "/quarantine/" in name:
+            storage.files[name] = b"{"
+    assert "cannot be read" in CheckpointPins(storage, JOB).reasons()[f"{LINEAGE}/chk-1"]
+    assert "cannot be read" in Quarantine(storage, JOB).records()[f"{LINEAGE}/chk-3"].reason
 
 
 def test_a_damaged_claim_of_a_newer_run_fences(story: Story) -> None:

@@ -10,10 +10,18 @@ import pytest
 
 from dagster_ckpt.checkpoint.catalog import CheckpointCatalog, Newest
 from dagster_ckpt.checkpoint.layout import METADATA_FILE_NAME
+from dagster_ckpt.checkpoint.liveness import Completed, Heartbeat, HeartbeatFile, ProcessIdentity
 from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
 from dagster_ckpt.checkpoint.preference import newest_preferred
 from dagster_ckpt.checkpoint.recorded_savepoints import RecordedSavepoint, RecordedSavepoints
-from dagster_ckpt.errors import CheckpointNotFound, CorruptMetadata, CorruptRecord, Fenced, StorageError
+from dagster_ckpt.errors import (
+    CheckpointFileMissing,
+    CheckpointNotFound,
+    CorruptMetadata,
+    CorruptRecord,
+    Fenced,
+    StorageError,
+)
 from dagster_ckpt.filesystem import FileSystem, PosixFileSystem, Stopped
 from dagster_ckpt.testing import (
     Action,
@@ -235,6 +243,18 @@ class TestPassingOver:
         assert newest(memory).metadata == checkpoint
         assert f"{taken.reference} lies there now" in caplog.text
 
+    def test_a_savepoint_is_not_newer_than_a_checkpoint_that_is_gone(
+        self, run: Run, memory: MemoryFileSystem, target: PosixFileSystem
+    ) -> None:
+        run.checkpoint(state(1), 1)
+        save(run, target, 2)
+        gone = run.checkpoint(state(3), 3)
+        beat = Heartbeat(1, "run", (ProcessIdentity("h", 1, 1.0),), 1, 1.0, completed=Completed(gone.reference, 1))
+        HeartbeatFile(memory, JOB).write(beat)
+        del memory.files[f"{JOB}/{gone.reference}/_metadata"]
+        with pytest.raises(CheckpointFileMissing, match="is gone"):
+            newest(memory)
+
     def test_a_record_that_cannot_be_read_is_not(
         self, run: Run, memory: MemoryFileSystem, target: PosixFileSystem
     ) -> None:
@@ -362,6 +382,8 @@ class TestFallingBack:
     def test_a_choice_of_an_earlier_release_has_none(self, run: Run, memory: MemoryFileSystem) -> None:
         (name,) = [name for name in memory.files if name.endswith(".choice")]
         memory.files[name] = as_version_1(memory.files[name], "fallback")
+        claim = name.removesuffix(".choice")
+        memory.files[claim] = as_version_1(memory.files[claim])
         chosen = run.catalog.choice()
         assert chosen is not None
         assert chosen[1].fallback is None

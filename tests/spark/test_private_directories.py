@@ -198,10 +198,14 @@ class TestNamed:
         make(stored(tmp_path, named))
 
     @as_root
-    def test_one_of_another_user_is_refused(self, temporary: Path, tmp_path: Path) -> None:
+    def test_one_of_another_user_is_the_choice_of_who_named_it(self, temporary: Path, tmp_path: Path) -> None:
+        """A volume that is mounted for a container often belongs to another user; what is made in it does not."""
         named = tmp_path / "theirs"
         named.mkdir()
         os.chown(named, _NOBODY, _NOBODY)
+        directory = make(stored(tmp_path, named))
+        assert mode(directory) == 0o700
+        os.chown(directory, _NOBODY, _NOBODY)
         with pytest.raises(StorageUnusable, match=f"belongs to user {_NOBODY}"):
             make(stored(tmp_path, named))
 
