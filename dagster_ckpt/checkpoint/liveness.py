@@ -24,7 +24,7 @@ from dagster_ckpt.checkpoint.epochs import Choice, Epochs
 from dagster_ckpt.checkpoint.layout import CONTROL_DIR
 from dagster_ckpt.checkpoint.processes import ProcessIdentity, is_proven, mark_driver, this_host
 from dagster_ckpt.checkpoint.records import CheckpointName, Count, Epoch, RunId, Seconds, encode_record, read_record
-from dagster_ckpt.errors import CheckpointError, CorruptCheckpoint, Fenced, JobAlreadyRunning
+from dagster_ckpt.errors import CorruptCheckpoint, Fenced, JobAlreadyRunning
 from dagster_ckpt.filesystem import FileSystem
 
 __all__ = [
@@ -237,8 +237,7 @@ class Heart:
                 return
             with contextlib.suppress(Exception):  # whatever it is, the heart goes on
                 self.on_beat()
-            with contextlib.suppress(Exception):
-                self._once()
+            self._once()
 
     def _once(self, *, last: bool = False) -> None:
         """Begin a beat, and wait for it a little; the last one is begun however many hang."""
@@ -254,7 +253,7 @@ class Heart:
                 threading.Thread(target=work, name="dagster-ckpt-beat", daemon=True).start()
             except RuntimeError:  # there are no more threads
                 work()
-            with contextlib.suppress(OSError, CheckpointError):  # to have waited in vain is an OSError, too
+            with contextlib.suppress(Exception):  # whatever a storage raises, the heart goes on
                 beat.result(timeout=_PATIENCE)
 
     def _carry_out(self, beat: Future[None], number: int) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from dagster_ckpt.checkpoint import liveness
 from dagster_ckpt.checkpoint.clock import SystemClock
-from dagster_ckpt.checkpoint.liveness import Heart, HeartbeatFile
+from dagster_ckpt.checkpoint.liveness import Completed, Heart, HeartbeatFile
 from dagster_ckpt.errors import StorageError
 from dagster_ckpt.filesystem import PosixFileSystem
 
@@ -21,7 +21,12 @@ class Refusing(PosixFileSystem):
         raise StorageError(f"{path} is not written today")
 
 
-@pytest.mark.parametrize("storage", [PosixFileSystem, Refusing])
+class Failing(PosixFileSystem):
+    def replace(self, path: str, data: bytes) -> None:
+        raise ZeroDivisionError(path)
+
+
+@pytest.mark.parametrize("storage", [PosixFileSystem, Refusing, Failing])
 def test_each_beat_is_told_even_if_whoever_is_told_fails(
     storage: type[PosixFileSystem], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -42,3 +47,20 @@ def test_each_beat_is_told_even_if_whoever_is_told_fails(
         assert often.wait(_DEADLINE)
     finally:
         heart.stop()
+
+
+def test_what_is_complete_is_told_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that is killed seconds after a checkpoint has told of it."""
+    monkeypatch.setattr(liveness, "INTERVAL", 10 * _DEADLINE)
+    file = HeartbeatFile(PosixFileSystem(tmp_path), "job")
+    heart, beats = Heart(file, SystemClock(), epoch=1, run_id="run"), threading.Semaphore(0)
+    heart.on_beat = beats.release
+    heart.start()
+    try:
+        heart.completed(f"{'0' * 32}/chk-1", 1)
+        assert beats.acquire(timeout=_DEADLINE)
+    finally:
+        heart.stop()
+    beat = file.read()
+    assert beat is not None
+    assert beat.completed == Completed(f"{'0' * 32}/chk-1", 1)
