@@ -7,6 +7,7 @@ checkpointLocation.
 
 from __future__ import annotations
 
+import errno
 import struct
 import zipfile
 import zlib
@@ -88,8 +89,13 @@ def snapshot_members(archive: Path) -> tuple[SnapshotMember, ...]:
         TypeError,
         ValueError,
         EOFError,
+        ArithmeticError,
+        struct.error,
         RuntimeError,  # it has a password, or an unknown method of compression
+        OSError,
     ) as error:
+        if isinstance(error, OSError) and error.errno != errno.EINVAL:  # which is what a place before its start gives
+            raise
         raise UnreadableStateFile(f"{archive.name}: not a RocksDB snapshot ({error})") from error
     return (*ssts, *logs)
 
