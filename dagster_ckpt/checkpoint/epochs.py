@@ -267,6 +267,10 @@ class Epochs:
             self._filesystem.create(path, encode_record(settled, path))
         self.check(epoch)
 
+    def claim_path(self, epoch: int) -> str:
+        """Where the claim of an epoch lies, or lay: its version is that of every record of the epoch."""
+        return self._path(epoch)
+
     def read_settled(self, epoch: int) -> Settled | None:
         return self._read(epoch, ".settled", Settled)
 
@@ -281,7 +285,7 @@ class Epochs:
 
     def _read(self, epoch: int, suffix: str, make: type[_R]) -> _R | None:
         """A record about an epoch, which is of the release that claimed the epoch."""
-        return read_record(self._filesystem, self._path(epoch, suffix), make, sealed_as=self._path(epoch))
+        return read_record(self._filesystem, self._path(epoch, suffix), make, sealed_as=self.claim_path(epoch))
 
     def _path(self, epoch: int, suffix: str = "") -> str:
         return f"{self._directory}/e-{epoch:010}{suffix}"

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 __all__ = [
+    "LONGEST_REASON",
     "Batch",
     "CheckpointId",
     "CheckpointName",
@@ -73,6 +74,9 @@ Token = JobId
 CheckpointName = Annotated[str, Field(pattern=r"^[0-9a-f]{32}/chk-[1-9][0-9]{0,14}$")]
 #: A file in a directory that the record is about.
 FileName = Annotated[str, AfterValidator(inside)]
+
+#: Characters of an error that are put on record: the first are what a person reads.
+LONGEST_REASON = 10_000
 
 _R = TypeVar("_R", bound="DataclassInstance")
 
@@ -188,7 +192,7 @@ def _way_on(path: str) -> str:
     if "/deletions/" in path:
         return (
             "delete the file. What it says is deleted stays, and `dagster-ckpt sweep` finds what nothing refers to; "
-            f"a checkpoint without {METADATA_FILE_NAME} is none."
+            f"a directory without {METADATA_FILE_NAME} holds no checkpoint."
         )
     if "/savepoints/" in path:
         return "delete the file. The savepoint itself stays, and restore_from can name its directory."

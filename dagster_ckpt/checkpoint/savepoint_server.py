@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from dagster_ckpt.checkpoint.clock import Clock
 from dagster_ckpt.checkpoint.coordinator import RETRIES, RETRY_AFTER, CheckpointSource, until_whole
 from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
+from dagster_ckpt.checkpoint.records import LONGEST_REASON
 from dagster_ckpt.checkpoint.requests import Answer, SavepointRequest, SavepointRequests, TakenSavepoint
 from dagster_ckpt.checkpoint.snapshot import Snapshot
 from dagster_ckpt.checkpoint.storage_access import savepoint_storage
@@ -25,9 +26,6 @@ from dagster_ckpt.filesystem import FileSystem
 __all__ = ["SavepointServer"]
 
 _log = logging.getLogger(__name__)
-
-#: Characters of an error that are put on record.
-_LONGEST_REASON = 10_000
 
 #: Seconds between two looks for requests.
 _LOOK = 1.0
@@ -346,7 +344,7 @@ class SavepointServer:
 
 def _reason(error: Exception) -> str:
     told = error.message if isinstance(error, CheckpointError) else str(error)
-    return told[:_LONGEST_REASON]
+    return told[:LONGEST_REASON]
 
 
 def _ms(seconds: float) -> float:

@@ -50,7 +50,7 @@ def parsed(content: str | bytes) -> Any:
     """The JSON value that ``content`` is. :func:`check_tree` tells whether it is fit to be kept.
 
     Raises:
-        ValueError: it is none, or is nested too deep.
+        ValueError: ``content`` is no JSON value, or is nested too deep.
     """
     try:
         return _DECODER.decode(content if isinstance(content, str) else content.decode())
@@ -62,7 +62,7 @@ def whole(value: object, what: str, least: int = 0) -> int:
     """``value``, a number of bytes, of a batch and the like: whole, at least ``least``, of at most 63 bits.
 
     Raises:
-        ValueError: it is none.
+        ValueError: ``value`` is something else.
     """
     if type(value) is not int or not least <= value <= SIGNED_64:
         raise ValueError(f"{what} is {shown(value)} and no whole number from {least} to {SIGNED_64}")
@@ -73,7 +73,7 @@ def text(value: object, what: str) -> str:
     """``value``, a text of at most 4096 characters that can be written as UTF-8.
 
     Raises:
-        ValueError: it is none.
+        ValueError: ``value`` is something else.
     """
     if not isinstance(value, str) or len(value) > LONGEST_TEXT:
         raise ValueError(f"{what} is {shown(value)} and no text of at most {LONGEST_TEXT} characters")
@@ -85,7 +85,7 @@ def hex_digits(value: object) -> str:
     """``value``, a SHA-256 in hex.
 
     Raises:
-        ValueError: it is none.
+        ValueError: ``value`` is something else.
     """
     if not isinstance(value, str) or _SHA256(value) is None:
         raise ValueError(f"{shown(value)} is no SHA-256")

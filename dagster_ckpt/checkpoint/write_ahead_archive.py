@@ -28,6 +28,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dagster_ckpt.checkpoint.epochs import Epochs
 from dagster_ckpt.checkpoint.layout import CONTROL_DIR
 from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
 from dagster_ckpt.checkpoint.ownership import is_record
@@ -82,6 +83,7 @@ class WriteAheadArchive:
 
     def __init__(self, filesystem: FileSystem, job_name: str, job_id: str) -> None:
         self._filesystem = filesystem
+        self._epochs = Epochs(filesystem, job_name)
         self._directory = f"{job_name}/{CONTROL_DIR}/wal/{job_id}"
         self._begun: dict[int, _Begin] = {}  # never changed once they are there
 
@@ -211,7 +213,7 @@ class WriteAheadArchive:
                 path = f"{directory}/{entry.name}"
                 with contextlib.suppress(FileNotFoundError), self._believed(path):
                     # It may have been packed with others since it was listed.
-                    plans = _plans(self._lines(path))
+                    plans = _plans(self._lines(epoch, path))
                     batches = _batches_of(match)
                     if not all(batch in batches for batch in plans):
                         raise ValueError("it has plans of other batches than its name says")
@@ -223,13 +225,13 @@ class WriteAheadArchive:
             path = f"{self.of_epoch(epoch)}/{_BEGIN}"
             try:
                 with self._believed(path):
-                    head, *lines = self._lines(path)
+                    head, *lines = self._lines(epoch, path)
                     self._begun[epoch] = _begin(parsed(head), lines, epoch)
             except FileNotFoundError:
                 return None
         return self._begun[epoch]
 
-    def _lines(self, path: str) -> list[str]:
+    def _lines(self, epoch: int, path: str) -> list[str]:
         body, mark, digest = self._filesystem.read(path).rpartition(b"sha256:")
         if not mark or digest != hashlib.sha256(body).hexdigest().encode("ascii") + b"\n":
             raise CorruptRecord(
@@ -239,8 +241,7 @@ class WriteAheadArchive:
         first, *others = lines = body.decode().removesuffix("\n").split("\n")
         head = parsed(first)
         if "version" not in head:
-            claim = f"{path.partition('/')[0]}/{CONTROL_DIR}/epochs/{path.split('/')[-2]}"
-            if is_there_sealed(self._filesystem, claim):
+            if is_there_sealed(self._filesystem, self._epochs.claim_path(epoch)):
                 raise ValueError("it is of version 1, and the release that wrote it writes version 2")
             return lines
         if head["version"] != _VERSION:

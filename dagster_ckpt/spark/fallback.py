@@ -16,6 +16,7 @@ from dagster_ckpt.checkpoint.clock import Clock, iso
 from dagster_ckpt.checkpoint.epochs import Claim
 from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
 from dagster_ckpt.checkpoint.quarantine import FellBack, Quarantined
+from dagster_ckpt.checkpoint.records import LONGEST_REASON
 from dagster_ckpt.checkpoint.selecting import older_than
 from dagster_ckpt.checkpoint.write_ahead_archive import PlannedBatch
 from dagster_ckpt.errors import (
@@ -34,9 +35,6 @@ from dagster_ckpt.spark.sinks.sink import Sink
 __all__ = ["FallbackChain", "cost_of"]
 
 _log = logging.getLogger(__name__)
-
-#: Characters of an error that are put on record.
-_LONGEST_REASON = 10_000
 
 #: What is broken for good. A manifest of a newer release is not, and a storage that fails may be up again.
 _BROKEN = (CorruptMetadata, CheckpointFileMissing, CheckpointFileChanged)
@@ -138,7 +136,7 @@ class FallbackChain:
         self._catalog.epochs.check(self._claim.epoch)
         record = Quarantined(
             reference,
-            error.message[:_LONGEST_REASON],
+            error.message[:LONGEST_REASON],
             self._claim.epoch,
             self._claim.run_id,
             self._claim.host,

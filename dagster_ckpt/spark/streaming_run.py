@@ -23,6 +23,7 @@ from dagster_ckpt.checkpoint.liveness import Heart, HeartbeatFile, ProcessIdenti
 from dagster_ckpt.checkpoint.local_disk import local_failure
 from dagster_ckpt.checkpoint.owner import claim_ownership
 from dagster_ckpt.checkpoint.poison import Streak, beyond_restart, poison_batch, so_far, streak
+from dagster_ckpt.checkpoint.records import LONGEST_REASON
 from dagster_ckpt.config.checkpoint_config import JobStatus
 from dagster_ckpt.config.recovery import RestoreRequest
 from dagster_ckpt.config.restart import RestartDecision
@@ -68,9 +69,6 @@ __all__ = ["StreamingRun"]
 
 _log = logging.getLogger(__name__)
 _RUN_ID = re.compile(r"[0-9a-f](?:-?[0-9a-f]){31}")
-
-#: Characters of an error that are put on record.
-_LONGEST_REASON = 10_000
 
 
 @dataclass(slots=True)
@@ -395,7 +393,7 @@ class StreamingRun:
 
 def _told(error: Exception) -> str:
     """An error in one line. One of this package says all there is to say; of any other, its name is half of it."""
-    first = str(error).partition("\n")[0][:_LONGEST_REASON]
+    first = str(error).partition("\n")[0][:LONGEST_REASON]
     return first if isinstance(error, CheckpointError) else f"{type(error).__name__}{first and f': {first}'}"
 
 
