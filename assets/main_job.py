@@ -30,14 +30,14 @@ from assets.settings import (
     STORAGE_OPTIONS_VARIABLE,
     DataPaths,
 )
-from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
-from dagster_ckpt.checkpoint.liveness import HeartbeatFile
+from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.control.heartbeat import HeartbeatFile
 from dagster_ckpt.filesystem import FileSystem, open_filesystem
 from dagster_ckpt.orchestration.names import ATTEMPT_TAG
-from dagster_ckpt.spark.checkpoint_location import CheckpointLocation
-from dagster_ckpt.spark.file_sink import FileSink
+from dagster_ckpt.spark.files.checkpoint_location import CheckpointLocation
+from dagster_ckpt.spark.sinks.spark_sink_log import FileSink
 from dagster_ckpt.testing.dagster_dev import DagsterDev, wait_for
-from dagster_ckpt.testing.gcs_server import GcsServer
+from dagster_ckpt.testing.gcs.server import GcsServer
 
 __all__ = ["main"]
 

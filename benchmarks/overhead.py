@@ -45,17 +45,19 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from dagster_ckpt.checkpoint.catalog import CheckpointCatalog  # noqa: E402
+from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog  # noqa: E402
 from dagster_ckpt.checkpoint.clock import SystemClock, iso  # noqa: E402
-from dagster_ckpt.checkpoint.epochs import Choice, End  # noqa: E402
-from dagster_ckpt.checkpoint.liveness import this_host  # noqa: E402
-from dagster_ckpt.checkpoint.metadata import CheckpointMetadata  # noqa: E402
-from dagster_ckpt.checkpoint.store import DEFAULT_INLINE_THRESHOLD, CompletedCheckpointStore  # noqa: E402
+from dagster_ckpt.checkpoint.control.epochs import Choice, End  # noqa: E402
+from dagster_ckpt.checkpoint.control.heartbeat import this_host  # noqa: E402
+from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata  # noqa: E402
+from dagster_ckpt.checkpoint.taking.store import DEFAULT_INLINE_THRESHOLD, CompletedCheckpointStore  # noqa: E402
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig, CheckpointingMode, JobStatus  # noqa: E402
 from dagster_ckpt.config.recovery import RestoreRequest  # noqa: E402
 from dagster_ckpt.config.restart import RestartStrategies  # noqa: E402
 from dagster_ckpt.filesystem import open_filesystem  # noqa: E402
-from dagster_ckpt.spark.checkpoint_location import CheckpointLocation  # noqa: E402
+from dagster_ckpt.spark.capture.source import StreamingSource  # noqa: E402
+from dagster_ckpt.spark.files.checkpoint_location import CheckpointLocation  # noqa: E402
+from dagster_ckpt.spark.files.prepare import prepare_location  # noqa: E402
 from dagster_ckpt.spark.job import (  # noqa: E402
     CheckpointCompleted,
     CheckpointFailed,
@@ -63,11 +65,9 @@ from dagster_ckpt.spark.job import (  # noqa: E402
     Started,
     StreamingJob,
 )
-from dagster_ckpt.spark.restore import prepare_location  # noqa: E402
-from dagster_ckpt.spark.session import start_session, streaming_session  # noqa: E402
-from dagster_ckpt.spark.streaming_run import StreamingRun  # noqa: E402
-from dagster_ckpt.spark.streaming_source import StreamingSource  # noqa: E402
-from dagster_ckpt.spark.supervisor import supervise  # noqa: E402
+from dagster_ckpt.spark.query.session import start_session, streaming_session  # noqa: E402
+from dagster_ckpt.spark.run.job_run import StreamingRun  # noqa: E402
+from dagster_ckpt.spark.run.supervisor import supervise  # noqa: E402
 from dagster_ckpt.testing.dagster_dev import wait_for  # noqa: E402
 
 JOB = "overhead"

@@ -34,22 +34,22 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from dagster_ckpt.checkpoint.catalog import CheckpointCatalog  # noqa: E402
+from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog  # noqa: E402
 from dagster_ckpt.checkpoint.clock import SystemClock  # noqa: E402
-from dagster_ckpt.checkpoint.metadata import CheckpointMetadata  # noqa: E402
-from dagster_ckpt.checkpoint.write_ahead_archive import WriteAheadArchive  # noqa: E402
+from dagster_ckpt.checkpoint.control.plan_archive import WriteAheadArchive  # noqa: E402
+from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata  # noqa: E402
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig  # noqa: E402
 from dagster_ckpt.config.recovery import RestoreRequest  # noqa: E402
 from dagster_ckpt.config.restart import NoRestart  # noqa: E402
 from dagster_ckpt.filesystem import PosixFileSystem  # noqa: E402
-from dagster_ckpt.spark.checkpoint_location import CheckpointLocation  # noqa: E402
-from dagster_ckpt.spark.file_sink import FileSink  # noqa: E402
+from dagster_ckpt.spark.files.checkpoint_location import CheckpointLocation  # noqa: E402
+from dagster_ckpt.spark.files.prepare import prepare_location  # noqa: E402
 from dagster_ckpt.spark.job import Event, Started, StreamingJob  # noqa: E402
-from dagster_ckpt.spark.restore import prepare_location  # noqa: E402
-from dagster_ckpt.spark.session import start_session  # noqa: E402
+from dagster_ckpt.spark.query.session import start_session  # noqa: E402
+from dagster_ckpt.spark.run.job_run import StreamingRun  # noqa: E402
+from dagster_ckpt.spark.run.supervisor import supervise  # noqa: E402
 from dagster_ckpt.spark.sinks.spark_file_sink import SparkFileSink  # noqa: E402
-from dagster_ckpt.spark.streaming_run import StreamingRun  # noqa: E402
-from dagster_ckpt.spark.supervisor import supervise  # noqa: E402
+from dagster_ckpt.spark.sinks.spark_sink_log import FileSink  # noqa: E402
 
 JOB = "restore"
 REPLAY, ANEW = "replay", "anew"

@@ -9,13 +9,18 @@ from threading import Event, Thread
 import pytest
 from click.testing import CliRunner, Result
 
-from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
 from dagster_ckpt.checkpoint.clock import SystemClock
-from dagster_ckpt.checkpoint.epochs import End
-from dagster_ckpt.checkpoint.liveness import Heart, HeartbeatFile
-from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
-from dagster_ckpt.checkpoint.quarantine import Quarantined
-from dagster_ckpt.checkpoint.requests import Answer, SavepointRequest, SavepointRequests, TakenSavepoint
+from dagster_ckpt.checkpoint.control.epochs import End
+from dagster_ckpt.checkpoint.control.heartbeat import Heart, HeartbeatFile
+from dagster_ckpt.checkpoint.control.quarantine import Quarantined
+from dagster_ckpt.checkpoint.control.savepoint_requests import (
+    Answer,
+    SavepointRequest,
+    SavepointRequests,
+    TakenSavepoint,
+)
+from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
 from dagster_ckpt.cli import main
 from dagster_ckpt.filesystem import PosixFileSystem
 from tests.checkpoint.driver import JOB, Ledger, Pins, Run, state

@@ -16,10 +16,10 @@ from click.testing import CliRunner, Result
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
-from dagster_ckpt.checkpoint.metadata import CheckpointMetadata, FileEntry
-from dagster_ckpt.checkpoint.pins import Pin, Pins
-from dagster_ckpt.checkpoint.quarantine import Quarantined
+from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.control.pins import Pin, Pins
+from dagster_ckpt.checkpoint.control.quarantine import Quarantined
+from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata, FileEntry
 from dagster_ckpt.cli import main
 from dagster_ckpt.filesystem import PosixFileSystem
 from tests.checkpoint.driver import JOB, Ledger, Run, state

@@ -29,12 +29,12 @@ sys.path.insert(0, str(ROOT))
 from assets.batch_answer import batch_answer, compare, read_delays  # noqa: E402
 from assets.flights import Lateness, land, landing_plan  # noqa: E402
 from assets.settings import CATCH_UP_VARIABLE, DATA_VARIABLE, DataPaths  # noqa: E402
-from dagster_ckpt.checkpoint.catalog import CheckpointCatalog  # noqa: E402
-from dagster_ckpt.checkpoint.liveness import Heartbeat, HeartbeatFile  # noqa: E402
+from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog  # noqa: E402
+from dagster_ckpt.checkpoint.control.heartbeat import Heartbeat, HeartbeatFile  # noqa: E402
 from dagster_ckpt.errors import CheckpointError  # noqa: E402
 from dagster_ckpt.filesystem import open_filesystem  # noqa: E402
-from dagster_ckpt.spark.checkpoint_location import CheckpointLocation  # noqa: E402
-from dagster_ckpt.spark.file_sink import FileSink  # noqa: E402
+from dagster_ckpt.spark.files.checkpoint_location import CheckpointLocation  # noqa: E402
+from dagster_ckpt.spark.sinks.spark_sink_log import FileSink  # noqa: E402
 from dagster_ckpt.testing.dagster_dev import DagsterDev, wait_for  # noqa: E402
 
 JOB = "flight_delays"

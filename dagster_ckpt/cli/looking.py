@@ -11,14 +11,14 @@ from typing import Any
 
 import click
 
-from dagster_ckpt.checkpoint.ancestry import for_retention
-from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.catalog.lineage import for_retention
+from dagster_ckpt.checkpoint.catalog.reclaiming import reclaimable_bytes
 from dagster_ckpt.checkpoint.clock import SystemClock
-from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
-from dagster_ckpt.checkpoint.pins import Pins
-from dagster_ckpt.checkpoint.preflight import Finding, Preflight
-from dagster_ckpt.checkpoint.reclaiming import reclaimable_bytes
-from dagster_ckpt.checkpoint.recorded_savepoints import RecordedSavepoints
+from dagster_ckpt.checkpoint.control.pins import Pins
+from dagster_ckpt.checkpoint.control.taken_savepoints import RecordedSavepoints
+from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
+from dagster_ckpt.cli.batch_report import report_batch
 from dagster_ckpt.cli.places import JSON, PATH, find_checkpoint, job_names, storage_at
 from dagster_ckpt.cli.printing import say, say_json, say_table, warn
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
@@ -29,8 +29,8 @@ from dagster_ckpt.errors import (
     CheckpointNotFound,
     CorruptCheckpoint,
 )
-from dagster_ckpt.spark.batch_report import report_batch
-from dagster_ckpt.spark.preflight import check_stored
+from dagster_ckpt.spark.preflight.start_checks import check_stored
+from dagster_ckpt.spark.verdict import Finding, Preflight
 
 __all__ = ["batch", "describe", "list_checkpoints", "preflight", "retention", "verify"]
 

@@ -7,9 +7,9 @@ import os
 
 import click
 
-from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
-from dagster_ckpt.checkpoint.layout import CONTROL_DIR, is_job_name
-from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
+from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.format.layout import CONTROL_DIR, is_job_name
+from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
 from dagster_ckpt.config.recovery import LATEST
 from dagster_ckpt.errors import (
     CheckpointNotFound,

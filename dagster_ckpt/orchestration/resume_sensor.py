@@ -16,12 +16,13 @@ from typing import Any
 
 import dagster as dg
 
-from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.catalog.preference import newest_preferred
+from dagster_ckpt.checkpoint.cleanup.dead_runs import end_dead_epoch, finish_end, is_unfinished
 from dagster_ckpt.checkpoint.clock import Clock, SystemClock, seconds_of
-from dagster_ckpt.checkpoint.ending import end_dead_epoch, finish_end, is_unfinished
-from dagster_ckpt.checkpoint.epochs import FAILING, Claim, End
-from dagster_ckpt.checkpoint.failures import DIED, Failure, FailureLog
-from dagster_ckpt.checkpoint.liveness import (
+from dagster_ckpt.checkpoint.control.epochs import FAILING, Claim, End
+from dagster_ckpt.checkpoint.control.failures import DIED, Failure, FailureLog
+from dagster_ckpt.checkpoint.control.heartbeat import (
     LEASE,
     SETTLED,
     HeartbeatFile,
@@ -30,10 +31,9 @@ from dagster_ckpt.checkpoint.liveness import (
     this_host,
     unchanged_for,
 )
-from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
-from dagster_ckpt.checkpoint.poison import Streak, poison_batch
-from dagster_ckpt.checkpoint.preference import newest_preferred
-from dagster_ckpt.checkpoint.store import Dropped
+from dagster_ckpt.checkpoint.control.poison import Streak, poison_batch
+from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
+from dagster_ckpt.checkpoint.taking.store import Dropped
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.config.recovery import LATEST
 from dagster_ckpt.errors import CheckpointError, CorruptCheckpoint, Fenced
@@ -53,8 +53,8 @@ from dagster_ckpt.orchestration.resume_decision import (
 from dagster_ckpt.orchestration.run_settings import RunSettings, going_on
 from dagster_ckpt.orchestration.storages import CheckpointStorage
 from dagster_ckpt.orchestration.streaming_asset import CheckpointedStreamingAsset
-from dagster_ckpt.spark.batch_in_flight import BatchInFlight, batch_in_flight
-from dagster_ckpt.spark.live import recorded_live
+from dagster_ckpt.spark.batches.in_flight import BatchInFlight, batch_in_flight
+from dagster_ckpt.spark.live.live_location import recorded_live
 
 __all__ = ["build_resume_sensor"]
 

@@ -9,19 +9,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dagster_ckpt.checkpoint.ancestry import line_of_descent
-from dagster_ckpt.checkpoint.catalog import CheckpointCatalog, Newest
+from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog, Newest
+from dagster_ckpt.checkpoint.catalog.lineage import line_of_descent
+from dagster_ckpt.checkpoint.catalog.preference import fallback_of, newest_preferred
+from dagster_ckpt.checkpoint.cleanup.dead_runs import finish_deletions
+from dagster_ckpt.checkpoint.cleanup.pinning import pin_checkpoint, unpin_checkpoint
 from dagster_ckpt.checkpoint.clock import iso
-from dagster_ckpt.checkpoint.deletions import DeletionLog
-from dagster_ckpt.checkpoint.ending import finish_deletions
-from dagster_ckpt.checkpoint.epochs import Choice, Claim, End, Epochs
-from dagster_ckpt.checkpoint.issuing import next_id
-from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
-from dagster_ckpt.checkpoint.pinning import pin_checkpoint, unpin_checkpoint
-from dagster_ckpt.checkpoint.preference import fallback_of, newest_preferred
-from dagster_ckpt.checkpoint.progress import CheckpointInProgress
-from dagster_ckpt.checkpoint.snapshot import PinnedFile, Snapshot
-from dagster_ckpt.checkpoint.store import CompletedCheckpointStore, Dropped, PendingCheckpoint
+from dagster_ckpt.checkpoint.control.deletion_log import DeletionLog
+from dagster_ckpt.checkpoint.control.epochs import Choice, Claim, End, Epochs
+from dagster_ckpt.checkpoint.control.issued_ids import next_id
+from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
+from dagster_ckpt.checkpoint.format.snapshot import PinnedFile, Snapshot
+from dagster_ckpt.checkpoint.taking.progress import CheckpointInProgress
+from dagster_ckpt.checkpoint.taking.store import CompletedCheckpointStore, Dropped, PendingCheckpoint
 from dagster_ckpt.config.retention import KeepNewest
 from dagster_ckpt.errors import CheckpointError
 from dagster_ckpt.filesystem import FileSystem

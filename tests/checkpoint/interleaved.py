@@ -6,8 +6,8 @@ import random
 from collections.abc import Callable, Iterable
 from functools import partial
 
-from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
-from dagster_ckpt.checkpoint.deletions import DeletionLog
+from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.control.deletion_log import DeletionLog
 from dagster_ckpt.errors import CheckpointError, Fenced
 from dagster_ckpt.filesystem import FileSystem
 from dagster_ckpt.testing import (

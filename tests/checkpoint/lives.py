@@ -6,8 +6,8 @@ import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
-from dagster_ckpt.checkpoint.pins import Pins as CheckpointPins
+from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.control.pins import Pins as CheckpointPins
 from dagster_ckpt.errors import CheckpointError, Fenced
 from dagster_ckpt.filesystem import FileSystem
 from dagster_ckpt.testing import Enumeration, Late, enumerate_crash_points

@@ -13,16 +13,20 @@ from typing import Any
 
 import pytest
 
-from dagster_ckpt.checkpoint import deletions, ending, reading, store, sweeping
-from dagster_ckpt.checkpoint.catalog import CheckpointCatalog, _AtChoice
-from dagster_ckpt.checkpoint.data_files import DataFiles
-from dagster_ckpt.checkpoint.deletions import DeletionLog
-from dagster_ckpt.checkpoint.epochs import Claim, Epochs
-from dagster_ckpt.checkpoint.layout import METADATA_FILE_NAME
-from dagster_ckpt.checkpoint.shared_state import SharedState
-from dagster_ckpt.checkpoint.store import CompletedCheckpointStore
+from dagster_ckpt.checkpoint.catalog import file_reader as reading
+from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog, _AtChoice
+from dagster_ckpt.checkpoint.cleanup import dead_runs as ending
+from dagster_ckpt.checkpoint.cleanup import start_sweep as sweeping
+from dagster_ckpt.checkpoint.control import deletion_log as deletions
+from dagster_ckpt.checkpoint.control.deletion_log import DeletionLog
+from dagster_ckpt.checkpoint.control.epochs import Claim, Epochs
+from dagster_ckpt.checkpoint.format.layout import METADATA_FILE_NAME
+from dagster_ckpt.checkpoint.taking import store
+from dagster_ckpt.checkpoint.taking.data_files import DataFiles
+from dagster_ckpt.checkpoint.taking.shared_files import SharedState
+from dagster_ckpt.checkpoint.taking.store import CompletedCheckpointStore
 from dagster_ckpt.filesystem import FileSystem, Written
-from dagster_ckpt.filesystem.object_store import ObjectFileSystem
+from dagster_ckpt.filesystem.buckets.bucket import ObjectFileSystem
 from dagster_ckpt.testing import FaultInjectingFileSystem
 from tests.checkpoint.driver import Run
 from tests.checkpoint.memory import MemoryFileSystem

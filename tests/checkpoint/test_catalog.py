@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
-from dagster_ckpt.checkpoint.issuing import next_id, record_issued
-from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
+from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.control.issued_ids import next_id, record_issued
+from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
 from dagster_ckpt.config.retention import KeepNewest
 from dagster_ckpt.errors import (
     CheckpointError,

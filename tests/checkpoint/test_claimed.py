@@ -7,12 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from dagster_ckpt.checkpoint import savepoints
-from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
-from dagster_ckpt.checkpoint.ending import finish_giving_up
-from dagster_ckpt.checkpoint.epochs import Choice, End, Epochs
-from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
-from dagster_ckpt.checkpoint.savepoints import claim_savepoint, claimed_savepoint, dispose_claimed, dispose_savepoint
+from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.cleanup.dead_runs import finish_giving_up
+from dagster_ckpt.checkpoint.control.epochs import Choice, End, Epochs
+from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
+from dagster_ckpt.checkpoint.taking import savepoint_files as savepoints
+from dagster_ckpt.checkpoint.taking.savepoint_files import (
+    claim_savepoint,
+    claimed_savepoint,
+    dispose_claimed,
+    dispose_savepoint,
+)
 from dagster_ckpt.config.retention import KeepNewest
 from dagster_ckpt.errors import Fenced
 from dagster_ckpt.filesystem import FileSystem, PosixFileSystem

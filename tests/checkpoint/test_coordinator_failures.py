@@ -10,9 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from dagster_ckpt.checkpoint import coordinator
-from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
-from dagster_ckpt.checkpoint.store import Dropped
+from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
+from dagster_ckpt.checkpoint.taking import coordinator
+from dagster_ckpt.checkpoint.taking.store import Dropped
 from dagster_ckpt.errors import CheckpointFailure, Fenced, StorageError, ToleranceExceeded
 from dagster_ckpt.testing import Operation
 from tests.checkpoint.coordinating import Job

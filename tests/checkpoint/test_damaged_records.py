@@ -10,14 +10,14 @@ from dataclasses import dataclass
 
 import pytest
 
-from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
-from dagster_ckpt.checkpoint.epochs import Choice, End, Epochs, Settled
-from dagster_ckpt.checkpoint.failures import Failure, FailureLog
-from dagster_ckpt.checkpoint.liveness import Completed, Heart, Heartbeat, HeartbeatFile, ProcessIdentity
-from dagster_ckpt.checkpoint.pins import Pins as CheckpointPins
-from dagster_ckpt.checkpoint.quarantine import Quarantine, Quarantined
-from dagster_ckpt.checkpoint.records import encode_record
-from dagster_ckpt.checkpoint.write_ahead_archive import WriteAheadArchive
+from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.control.epochs import Choice, End, Epochs, Settled
+from dagster_ckpt.checkpoint.control.failures import Failure, FailureLog
+from dagster_ckpt.checkpoint.control.heartbeat import Completed, Heart, Heartbeat, HeartbeatFile, ProcessIdentity
+from dagster_ckpt.checkpoint.control.pins import Pins as CheckpointPins
+from dagster_ckpt.checkpoint.control.plan_archive import WriteAheadArchive
+from dagster_ckpt.checkpoint.control.quarantine import Quarantine, Quarantined
+from dagster_ckpt.checkpoint.format.records import encode_record
 from dagster_ckpt.errors import (
     CheckpointError,
     CheckpointFileMissing,

@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
-from dagster_ckpt.checkpoint.deletions import DeletionLog
-from dagster_ckpt.checkpoint.ending import end_dead_epoch, finish_end, is_unfinished
-from dagster_ckpt.checkpoint.epochs import Claim, End
+from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.cleanup.dead_runs import end_dead_epoch, finish_end, is_unfinished
+from dagster_ckpt.checkpoint.control.deletion_log import DeletionLog
+from dagster_ckpt.checkpoint.control.epochs import Claim, End
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig, ExternalizedCheckpointCleanup, JobStatus
 from dagster_ckpt.errors import CheckpointError, Fenced
 from dagster_ckpt.filesystem import FileSystem

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
-from dagster_ckpt.checkpoint.epochs import Choice, Claim, End, Epochs
-from dagster_ckpt.checkpoint.owner import claim_ownership
+from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.control.epochs import Choice, Claim, End, Epochs
+from dagster_ckpt.checkpoint.control.owner import claim_ownership
 from dagster_ckpt.errors import CorruptCheckpoint, Fenced, ForeignCheckpoint, PublishUnknown, StorageUnusable
 from dagster_ckpt.filesystem import FileSystem
 from dagster_ckpt.testing import FailAfter, FaultInjectingFileSystem, Lie, Operation, at_operation

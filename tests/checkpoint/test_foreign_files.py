@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
-from dagster_ckpt.checkpoint.deletions import DeletionLog
-from dagster_ckpt.checkpoint.ending import finish_deletions
-from dagster_ckpt.checkpoint.epochs import Settled
-from dagster_ckpt.checkpoint.failures import Failure, FailureLog
-from dagster_ckpt.checkpoint.issuing import next_id
-from dagster_ckpt.checkpoint.job_sweep import Swept, sweep_job
-from dagster_ckpt.checkpoint.ownership import is_checkpoint_file, is_record, written_by
-from dagster_ckpt.checkpoint.write_ahead_archive import ArchiveWriter, WriteAheadArchive
+from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.cleanup.dead_runs import finish_deletions
+from dagster_ckpt.checkpoint.cleanup.job_sweep import Swept, sweep_job
+from dagster_ckpt.checkpoint.control.deletion_log import DeletionLog
+from dagster_ckpt.checkpoint.control.epochs import Settled
+from dagster_ckpt.checkpoint.control.failures import Failure, FailureLog
+from dagster_ckpt.checkpoint.control.issued_ids import next_id
+from dagster_ckpt.checkpoint.control.plan_archive import ArchiveWriter, WriteAheadArchive
+from dagster_ckpt.checkpoint.format.file_names import is_checkpoint_file, is_record, written_by
 from dagster_ckpt.cli import main
 from dagster_ckpt.errors import CheckpointError
 from dagster_ckpt.filesystem import FileSystem, PosixFileSystem

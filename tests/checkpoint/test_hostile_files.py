@@ -24,36 +24,36 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
-from dagster_ckpt.checkpoint.layout import METADATA_FILE_NAME
-from dagster_ckpt.checkpoint.metadata import CheckpointMetadata, FileEntry
-from dagster_ckpt.checkpoint.savepoints import dispose_savepoint
-from dagster_ckpt.checkpoint.seal import seal
-from dagster_ckpt.checkpoint.storage_access import (
+from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.catalog.pointers import (
     CheckpointStorageLocationReference,
     decode_path_from_reference,
     encode_path_as_reference,
     resolve_checkpoint_pointer,
 )
-from dagster_ckpt.checkpoint.write_ahead_archive import ArchiveWriter, WriteAheadArchive
+from dagster_ckpt.checkpoint.control.plan_archive import ArchiveWriter, WriteAheadArchive
+from dagster_ckpt.checkpoint.format.layout import METADATA_FILE_NAME
+from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata, FileEntry
+from dagster_ckpt.checkpoint.format.seal import seal
+from dagster_ckpt.checkpoint.taking.savepoint_files import dispose_savepoint
 from dagster_ckpt.errors import CheckpointError
 from dagster_ckpt.filesystem import PosixFileSystem, Stored, open_filesystem
 from dagster_ckpt.filesystem.names import inside
-from dagster_ckpt.spark.checkpoint_location import (
+from dagster_ckpt.spark.batches.plans import PlannedBatches, forget_plan, lay_out, planned_files, planned_offsets
+from dagster_ckpt.spark.capture.rocksdb_files import UnreadableStateFile, changelog_lineage, snapshot_members
+from dagster_ckpt.spark.files.checkpoint_location import (
     CheckpointLocation,
     parse_commit,
     parse_offsets,
     parse_operator,
     parse_query_id,
 )
-from dagster_ckpt.spark.file_sink import FileSink
-from dagster_ckpt.spark.planned_batches import PlannedBatches, forget_plan, lay_out, planned_files, planned_offsets
-from dagster_ckpt.spark.restore import prepare_location
-from dagster_ckpt.spark.rocksdb_files import UnreadableStateFile, changelog_lineage, snapshot_members
+from dagster_ckpt.spark.files.prepare import prepare_location
+from dagster_ckpt.spark.preflight.source_files import SourceFiles
 from dagster_ckpt.spark.sinks.recorded_positions import RecordedPositions
+from dagster_ckpt.spark.sinks.spark_sink_log import FileSink
 from dagster_ckpt.spark.sinks.transactional_file_sink import TransactionalFileSink
 from dagster_ckpt.spark.sinks.transactions import TransactionLog, decode_files
-from dagster_ckpt.spark.source_files import SourceFiles
 from tests.checkpoint.manifests import JOB_ID, MANIFEST
 from tests.jobs.harness import tree
 from tests.sinks.transactional import TransactionalJob

@@ -14,17 +14,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dagster_ckpt.checkpoint import job_sweep
-from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.cleanup import job_sweep
+from dagster_ckpt.checkpoint.cleanup.broken_checkpoints import dispose_broken
+from dagster_ckpt.checkpoint.cleanup.job_sweep import Swept, sweep_job
 from dagster_ckpt.checkpoint.clock import iso
-from dagster_ckpt.checkpoint.deletions import DeletionLog
-from dagster_ckpt.checkpoint.disposing import dispose_broken
-from dagster_ckpt.checkpoint.epochs import End, Epochs, Settled
-from dagster_ckpt.checkpoint.job_sweep import Swept, sweep_job
-from dagster_ckpt.checkpoint.liveness import Heartbeat, HeartbeatFile, ProcessIdentity
-from dagster_ckpt.checkpoint.metadata import FORK
-from dagster_ckpt.checkpoint.pins import Pins as PinRecords
-from dagster_ckpt.checkpoint.quarantine import Quarantined
+from dagster_ckpt.checkpoint.control.deletion_log import DeletionLog
+from dagster_ckpt.checkpoint.control.epochs import End, Epochs, Settled
+from dagster_ckpt.checkpoint.control.heartbeat import Heartbeat, HeartbeatFile, ProcessIdentity
+from dagster_ckpt.checkpoint.control.pins import Pins as PinRecords
+from dagster_ckpt.checkpoint.control.quarantine import Quarantined
+from dagster_ckpt.checkpoint.format.manifest import FORK
 from dagster_ckpt.errors import CheckpointError, CheckpointNotFound, Fenced, InvalidConfiguration, JobAlreadyRunning
 from dagster_ckpt.filesystem import FileSystem
 from dagster_ckpt.testing import (

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
-from dagster_ckpt.checkpoint.epochs import Epochs
+from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.control.epochs import Epochs
 from dagster_ckpt.errors import CheckpointFileMissing, CheckpointNotFound, PublishUnknown
 from dagster_ckpt.testing import Late
 from tests.checkpoint.driver import JOB, Ledger, Pins, Run, content, once, shared, state

@@ -11,8 +11,8 @@ from dataclasses import replace
 import psutil
 import pytest
 
-from dagster_ckpt.checkpoint import liveness
-from dagster_ckpt.checkpoint.liveness import (
+from dagster_ckpt.checkpoint.control import heartbeat as liveness
+from dagster_ckpt.checkpoint.control.heartbeat import (
     INTERVAL,
     LEASE,
     SETTLED,

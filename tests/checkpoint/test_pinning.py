@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
-from dagster_ckpt.checkpoint.deletions import ROUNDS, DeletionLog
-from dagster_ckpt.checkpoint.ending import end_dead_epoch
-from dagster_ckpt.checkpoint.epochs import End
-from dagster_ckpt.checkpoint.pinning import pin_checkpoint, unpin_checkpoint
-from dagster_ckpt.checkpoint.pins import Pin
-from dagster_ckpt.checkpoint.pins import Pins as CheckpointPins
-from dagster_ckpt.checkpoint.savepoints import copy_to_savepoint
+from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.cleanup.dead_runs import end_dead_epoch
+from dagster_ckpt.checkpoint.cleanup.pinning import pin_checkpoint, unpin_checkpoint
+from dagster_ckpt.checkpoint.control.deletion_log import ROUNDS, DeletionLog
+from dagster_ckpt.checkpoint.control.epochs import End
+from dagster_ckpt.checkpoint.control.pins import Pin
+from dagster_ckpt.checkpoint.control.pins import Pins as CheckpointPins
+from dagster_ckpt.checkpoint.taking.savepoint_files import copy_to_savepoint
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig, ExternalizedCheckpointCleanup, JobStatus
 from dagster_ckpt.config.retention import KeepNewest
 from dagster_ckpt.errors import CheckpointError, CheckpointNotFound, InvalidConfiguration, StorageError

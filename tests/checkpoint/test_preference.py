@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from dagster_ckpt.checkpoint.catalog import CheckpointCatalog, Newest
-from dagster_ckpt.checkpoint.layout import METADATA_FILE_NAME
-from dagster_ckpt.checkpoint.liveness import Completed, Heartbeat, HeartbeatFile, ProcessIdentity
-from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
-from dagster_ckpt.checkpoint.preference import newest_preferred
-from dagster_ckpt.checkpoint.recorded_savepoints import RecordedSavepoint, RecordedSavepoints
+from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog, Newest
+from dagster_ckpt.checkpoint.catalog.preference import newest_preferred
+from dagster_ckpt.checkpoint.control.heartbeat import Completed, Heartbeat, HeartbeatFile, ProcessIdentity
+from dagster_ckpt.checkpoint.control.taken_savepoints import RecordedSavepoint, RecordedSavepoints
+from dagster_ckpt.checkpoint.format.layout import METADATA_FILE_NAME
+from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
 from dagster_ckpt.errors import (
     CheckpointFileMissing,
     CheckpointNotFound,

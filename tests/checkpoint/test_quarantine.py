@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dagster_ckpt.checkpoint.ancestry import Unreadable, line_of_descent, unreadable
-from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
-from dagster_ckpt.checkpoint.disposing import dispose_broken, is_broken
-from dagster_ckpt.checkpoint.ending import finish_deletions
-from dagster_ckpt.checkpoint.epochs import Choice, End
-from dagster_ckpt.checkpoint.quarantine import Quarantine, Quarantined
+from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.catalog.lineage import Unreadable, line_of_descent, unreadable
+from dagster_ckpt.checkpoint.cleanup.broken_checkpoints import dispose_broken, is_broken
+from dagster_ckpt.checkpoint.cleanup.dead_runs import finish_deletions
+from dagster_ckpt.checkpoint.control.epochs import Choice, End
+from dagster_ckpt.checkpoint.control.quarantine import Quarantine, Quarantined
 from dagster_ckpt.errors import CorruptCheckpoint, InvalidConfiguration
 from dagster_ckpt.filesystem import FileSystem
 from tests.checkpoint.driver import JOB, Ledger, Pins, Run, content, directories, pin, shared, state

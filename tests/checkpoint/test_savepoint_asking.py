@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
-from dagster_ckpt.checkpoint.epochs import End
-from dagster_ckpt.checkpoint.liveness import Heart, HeartbeatFile
-from dagster_ckpt.checkpoint.requests import TakenSavepoint
-from dagster_ckpt.checkpoint.savepoint_asking import take_savepoint
+from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.control.epochs import End
+from dagster_ckpt.checkpoint.control.heartbeat import Heart, HeartbeatFile
+from dagster_ckpt.checkpoint.control.savepoint_requests import TakenSavepoint
+from dagster_ckpt.checkpoint.taking.ask_savepoint import take_savepoint
 from dagster_ckpt.errors import (
     CheckpointNotFound,
     InvalidConfiguration,

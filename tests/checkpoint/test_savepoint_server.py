@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from dagster_ckpt.checkpoint import savepoint_server
-from dagster_ckpt.checkpoint.coordinator import Progress
-from dagster_ckpt.checkpoint.records import encode_record
-from dagster_ckpt.checkpoint.requests import Answer, SavepointRequest
+from dagster_ckpt.checkpoint.control.savepoint_requests import Answer, SavepointRequest
+from dagster_ckpt.checkpoint.format.records import encode_record
+from dagster_ckpt.checkpoint.taking import savepoint_server
+from dagster_ckpt.checkpoint.taking.coordinator import Progress
 from dagster_ckpt.errors import Fenced, SavepointFailed, StorageError
 from dagster_ckpt.testing import Fail
 from tests.checkpoint.driver import JOB, Ledger, Pins, Run

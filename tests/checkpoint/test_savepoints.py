@@ -8,19 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
-from dagster_ckpt.checkpoint.epochs import Choice
-from dagster_ckpt.checkpoint.layout import METADATA_FILE_NAME
-from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
-from dagster_ckpt.checkpoint.savepoints import (
+from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.catalog.pointers import savepoint_storage
+from dagster_ckpt.checkpoint.control.epochs import Choice
+from dagster_ckpt.checkpoint.format.layout import METADATA_FILE_NAME
+from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
+from dagster_ckpt.checkpoint.format.seal import seal
+from dagster_ckpt.checkpoint.format.snapshot import PinnedFile, Snapshot
+from dagster_ckpt.checkpoint.taking.savepoint_files import (
     copy_to_savepoint,
     dispose_savepoint,
     write_savepoint,
 )
-from dagster_ckpt.checkpoint.seal import seal
-from dagster_ckpt.checkpoint.shared_state import MAX_INLINE_BYTES
-from dagster_ckpt.checkpoint.snapshot import PinnedFile, Snapshot
-from dagster_ckpt.checkpoint.storage_access import savepoint_storage
+from dagster_ckpt.checkpoint.taking.shared_files import MAX_INLINE_BYTES
 from dagster_ckpt.config.retention import KeepNewest
 from dagster_ckpt.errors import (
     CheckpointError,

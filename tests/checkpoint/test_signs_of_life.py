@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from dagster_ckpt.checkpoint import liveness
 from dagster_ckpt.checkpoint.clock import SystemClock
-from dagster_ckpt.checkpoint.liveness import Completed, Heart, HeartbeatFile
+from dagster_ckpt.checkpoint.control import heartbeat as liveness
+from dagster_ckpt.checkpoint.control.heartbeat import Completed, Heart, HeartbeatFile
 from dagster_ckpt.errors import StorageError
 from dagster_ckpt.filesystem import PosixFileSystem
 

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
-from dagster_ckpt.checkpoint.shared_state import MAX_INLINE_BYTES
-from dagster_ckpt.checkpoint.snapshot import PinnedFile, Snapshot
-from dagster_ckpt.checkpoint.store import CompletedCheckpointStore, PendingCheckpoint
+from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.format.snapshot import PinnedFile, Snapshot
+from dagster_ckpt.checkpoint.taking.shared_files import MAX_INLINE_BYTES
+from dagster_ckpt.checkpoint.taking.store import CompletedCheckpointStore, PendingCheckpoint
 from dagster_ckpt.config.retention import KeepNewest
 from dagster_ckpt.errors import CheckpointFailure, CheckpointNotFound, Fenced, PublishUnknown, StorageError
 from dagster_ckpt.filesystem import Stopped

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
-from dagster_ckpt.checkpoint.deletions import DeletionLog
-from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
+from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.control.deletion_log import DeletionLog
+from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
 from dagster_ckpt.config.retention import KeepNewest
 from dagster_ckpt.errors import Fenced, StorageError
 from dagster_ckpt.testing import (

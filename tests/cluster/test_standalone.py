@@ -12,10 +12,10 @@ import pytest
 
 from assets.batch_answer import batch_answer, compare, read_delays
 from assets.flights import CLOSING_FILES, _write, land, landing_plan
-from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
 from dagster_ckpt.filesystem import PosixFileSystem
-from dagster_ckpt.spark.checkpoint_location import CheckpointLocation
-from dagster_ckpt.spark.file_sink import FileSink
+from dagster_ckpt.spark.files.checkpoint_location import CheckpointLocation
+from dagster_ckpt.spark.sinks.spark_sink_log import FileSink
 from tests.cluster.layout import FILES_PER_TRIGGER, JOB, Shared
 from tests.cluster.standalone import Cluster, standalone_cluster
 from tests.driving import Driver, driving

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dagster_ckpt.checkpoint.clock import SystemClock
-from dagster_ckpt.checkpoint.savepoint_asking import take_savepoint
+from dagster_ckpt.checkpoint.taking.ask_savepoint import take_savepoint
 from dagster_ckpt.config.checkpoint_config import JobStatus
 from dagster_ckpt.config.state_backend import HDFS_PROVIDER, ROCKSDB_PROVIDER
 from dagster_ckpt.datastream import (
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-    from dagster_ckpt.checkpoint.requests import TakenSavepoint
+    from dagster_ckpt.checkpoint.control.savepoint_requests import TakenSavepoint
     from tests.jobs.harness import Query
 
 

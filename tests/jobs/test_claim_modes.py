@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from dagster_ckpt.checkpoint.cleanup.dead_runs import end_dead_epoch
 from dagster_ckpt.checkpoint.clock import SystemClock
-from dagster_ckpt.checkpoint.ending import end_dead_epoch
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig, ExternalizedCheckpointCleanup, JobStatus
 from dagster_ckpt.config.recovery import RecoveryClaimMode
 from dagster_ckpt.spark.job import CheckpointCompleted
@@ -17,7 +17,7 @@ from tests.jobs.harness import NEVER, Bench, tree
 from tests.jobs.savepoints import Take
 
 if TYPE_CHECKING:
-    from dagster_ckpt.checkpoint.requests import TakenSavepoint
+    from dagster_ckpt.checkpoint.control.savepoint_requests import TakenSavepoint
 
 CLAIM, NO_CLAIM = RecoveryClaimMode.CLAIM, RecoveryClaimMode.NO_CLAIM
 _TWO = NEVER.model_copy(update={"num_retained": 2})

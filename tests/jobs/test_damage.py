@@ -19,7 +19,7 @@ from dagster_ckpt.errors import (
 )
 
 if TYPE_CHECKING:
-    from dagster_ckpt.checkpoint.metadata import CheckpointMetadata, FileEntry
+    from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata, FileEntry
     from tests.jobs.harness import Bench
 
 Damage: TypeAlias = "Callable[[Path, FileEntry], None]"

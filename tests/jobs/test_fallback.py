@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dagster_ckpt.checkpoint.quarantine import FellBack, Quarantined
+from dagster_ckpt.checkpoint.control.quarantine import FellBack, Quarantined
 from dagster_ckpt.errors import CorruptCheckpoint
 from dagster_ckpt.spark.event_text import describe
 from dagster_ckpt.spark.job import CheckpointQuarantined, CheckpointsUnreadable, Replaying, Started
 from tests.jobs.harness import NEVER, OFTEN, Bench, Launch, eventually
 
 if TYPE_CHECKING:
-    from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
+    from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
 
 OPTED_IN = NEVER.model_copy(update={"fallback_to_older": True, "num_retained": 2})
 

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 import pytest
 from click.testing import CliRunner
 
-from dagster_ckpt.checkpoint.failures import FailureLog
-from dagster_ckpt.checkpoint.write_ahead_archive import WriteAheadArchive
+from dagster_ckpt.checkpoint.control.failures import FailureLog
+from dagster_ckpt.checkpoint.control.plan_archive import WriteAheadArchive
 from dagster_ckpt.cli import main
 from dagster_ckpt.config.checkpoint_config import JobStatus
 from dagster_ckpt.config.restart import FixedDelayRestart
 from dagster_ckpt.errors import PoisonBatch, QueryFailed
+from dagster_ckpt.spark.batches.plans import planned_files
 from dagster_ckpt.spark.job import Started
-from dagster_ckpt.spark.planned_batches import planned_files
 
 if TYPE_CHECKING:
     from typing import Any
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-    from dagster_ckpt.checkpoint.failures import Failure
+    from dagster_ckpt.checkpoint.control.failures import Failure
     from dagster_ckpt.spark.job import StreamingJob
     from tests.jobs.harness import Bench, Query
 

@@ -151,7 +151,7 @@ _HOLDER = """
 import sys
 from pathlib import Path
 from dagster_ckpt.checkpoint.clock import SystemClock
-from dagster_ckpt.checkpoint.liveness import Heart, HeartbeatFile
+from dagster_ckpt.checkpoint.control.heartbeat import Heart, HeartbeatFile
 from dagster_ckpt.filesystem import PosixFileSystem
 heart = Heart(HeartbeatFile(PosixFileSystem(Path(sys.argv[1])), "tiny"), SystemClock(), epoch=4, run_id="the-other-run")
 heart.start()

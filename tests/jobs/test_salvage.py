@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dagster_ckpt.errors import CheckpointFileMissing
-from dagster_ckpt.spark.checkpoint_location import CheckpointLocation
+from dagster_ckpt.spark.files.checkpoint_location import CheckpointLocation
 from dagster_ckpt.spark.job import Started
 from tests.jobs.harness import OFTEN, Bench, eventually
 from tests.jobs.threads import own_threads
 
 if TYPE_CHECKING:
-    from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
+    from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
 
 Spoil = Callable[[Path], None]
 

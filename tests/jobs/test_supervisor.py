@@ -16,16 +16,16 @@ import psutil
 import pytest
 
 from dagster_ckpt.checkpoint.clock import SystemClock
-from dagster_ckpt.checkpoint.epochs import FAILING
-from dagster_ckpt.checkpoint.failures import FailureLog
-from dagster_ckpt.checkpoint.liveness import HeartbeatFile
+from dagster_ckpt.checkpoint.control.epochs import FAILING
+from dagster_ckpt.checkpoint.control.failures import FailureLog
+from dagster_ckpt.checkpoint.control.heartbeat import HeartbeatFile
 from dagster_ckpt.config.checkpoint_config import ExternalizedCheckpointCleanup, JobStatus
 from dagster_ckpt.config.recovery import RestoreRequest
 from dagster_ckpt.config.restart import FixedDelayRestart
 from dagster_ckpt.errors import CheckpointNotFound, InvalidConfiguration, StorageError
 from dagster_ckpt.spark.job import CheckpointCompleted, Event, Restarting, RunResult, Started
-from dagster_ckpt.spark.streaming_run import StreamingRun
-from dagster_ckpt.spark.supervisor import supervise
+from dagster_ckpt.spark.run.job_run import StreamingRun
+from dagster_ckpt.spark.run.supervisor import supervise
 from tests.jobs.harness import OFTEN, Bench, eventually, new_run_id
 from tests.jobs.threads import own_threads
 
@@ -193,7 +193,7 @@ def test_what_the_run_raises_is_raised(bench: Bench) -> None:
 
 _STEP = """
 import json, os, sys
-from dagster_ckpt.spark.supervisor import die_with_parent
+from dagster_ckpt.spark.run.supervisor import die_with_parent
 if sys.argv[1] == "guarded":
     die_with_parent()
 from pyspark.java_gateway import launch_gateway

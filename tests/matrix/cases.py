@@ -9,10 +9,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
 from dagster_ckpt.config.checkpoint_config import CheckpointingMode
 from dagster_ckpt.errors import RestoreRefused
-from dagster_ckpt.spark.checkpoint_location import CheckpointLocation
+from dagster_ckpt.spark.files.checkpoint_location import CheckpointLocation
 from dagster_ckpt.spark.job import Started
 from tests.jobs.harness import NEVER, OFTEN, Bench, Pristine, eventually
 from tests.matrix.streams import (

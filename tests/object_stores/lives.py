@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
 from dagster_ckpt.errors import CheckpointError
 from dagster_ckpt.filesystem import FileSystem
 from dagster_ckpt.testing import FaultInjectingFileSystem, Operation, ProcessDied

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
-from dagster_ckpt.testing.gcs_server import GcsServer
+from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
+from dagster_ckpt.testing.gcs.server import GcsServer
 from tests.checkpoint.driver import JOB, Ledger, Pins, Run, state
 from tests.gcs import BUCKET, bucket_of
 

@@ -18,15 +18,15 @@ from dagster_ckpt import (
     RestartStrategies,
     checkpointed_streaming_asset,
 )
-from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
 from dagster_ckpt.checkpoint.clock import SystemClock, iso
-from dagster_ckpt.checkpoint.epochs import Choice, Claim, End
-from dagster_ckpt.checkpoint.failures import Failure, FailureLog
-from dagster_ckpt.checkpoint.issuing import next_id
-from dagster_ckpt.checkpoint.liveness import Heartbeat, HeartbeatFile, ProcessIdentity, this_host
-from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
-from dagster_ckpt.checkpoint.snapshot import Json, PinnedFile, Snapshot
-from dagster_ckpt.checkpoint.store import CompletedCheckpointStore
+from dagster_ckpt.checkpoint.control.epochs import Choice, Claim, End
+from dagster_ckpt.checkpoint.control.failures import Failure, FailureLog
+from dagster_ckpt.checkpoint.control.heartbeat import Heartbeat, HeartbeatFile, ProcessIdentity, this_host
+from dagster_ckpt.checkpoint.control.issued_ids import next_id
+from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
+from dagster_ckpt.checkpoint.format.snapshot import Json, PinnedFile, Snapshot
+from dagster_ckpt.checkpoint.taking.store import CompletedCheckpointStore
 from dagster_ckpt.config.restart import RestartStrategy
 from dagster_ckpt.filesystem import open_filesystem
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from dagster_ckpt.checkpoint.failures import DIED
+from dagster_ckpt.checkpoint.control.failures import DIED
 from tests.orchestration.watch import JobWatch, step_failure
 
 # A Dagster, and a Spark for each run: minutes where others use the machine too, far less where not.

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 import pytest
 
-from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
-from dagster_ckpt.checkpoint.quarantine import FellBack, Quarantined
-from dagster_ckpt.checkpoint.store import Dropped
+from dagster_ckpt.checkpoint.control.quarantine import FellBack, Quarantined
+from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
+from dagster_ckpt.checkpoint.taking.store import Dropped
 from dagster_ckpt.config.retention import KeepNewest
 from dagster_ckpt.orchestration.names import partition_key
 from dagster_ckpt.orchestration.reporting import CheckpointReporter, checkpoint_metadata
 from tests.orchestration.stored_job import StoredJob, run_id
 
 if TYPE_CHECKING:
-    from dagster_ckpt.checkpoint.store import CompletedCheckpointStore
+    from dagster_ckpt.checkpoint.taking.store import CompletedCheckpointStore
 
 _KEY = dg.AssetKey(["orders", "checkpoints"])
 _PARTITIONS = "orders/checkpoints"

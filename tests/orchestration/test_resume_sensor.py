@@ -20,12 +20,12 @@ from dagster_ckpt import (
     SparkSessionResource,
     build_checkpoint_definitions,
 )
+from dagster_ckpt.checkpoint.cleanup.pinning import pin_checkpoint
 from dagster_ckpt.checkpoint.clock import SystemClock
-from dagster_ckpt.checkpoint.epochs import Choice, Claim
-from dagster_ckpt.checkpoint.failures import Failure
-from dagster_ckpt.checkpoint.liveness import SETTLED, Heartbeat, HeartbeatFile, ProcessIdentity
-from dagster_ckpt.checkpoint.pinning import pin_checkpoint
-from dagster_ckpt.checkpoint.store import CompletedCheckpointStore
+from dagster_ckpt.checkpoint.control.epochs import Choice, Claim
+from dagster_ckpt.checkpoint.control.failures import Failure
+from dagster_ckpt.checkpoint.control.heartbeat import SETTLED, Heartbeat, HeartbeatFile, ProcessIdentity
+from dagster_ckpt.checkpoint.taking.store import CompletedCheckpointStore
 from dagster_ckpt.orchestration import names, resume_sensor
 from dagster_ckpt.orchestration.resume_decision import Action, Facts, decide
 from tests.jobs.mounts import fill, mounted

@@ -10,8 +10,8 @@ import dagster as dg
 import pytest
 
 from dagster_ckpt import FileSystemCheckpointStorage, SparkSessionResource, build_checkpoint_definitions
-from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
-from dagster_ckpt.checkpoint.requests import Answer, SavepointRequests, TakenSavepoint
+from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.control.savepoint_requests import Answer, SavepointRequests, TakenSavepoint
 from dagster_ckpt.errors import InvalidConfiguration
 from dagster_ckpt.orchestration import names, savepoint_asset
 from tests.orchestration.stored_job import StoredJob, make_asset, run_id

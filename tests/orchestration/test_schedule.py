@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
+from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
 from tests.orchestration.watch import JobWatch
 
 # A Dagster, and a Spark for each run: minutes where others use the machine too, far less where not.

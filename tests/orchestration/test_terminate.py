@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import dagster as dg
 import pytest
 
-from dagster_ckpt.checkpoint.epochs import End
+from dagster_ckpt.checkpoint.control.epochs import End
 from tests.orchestration.pipeline import Pipeline
 from tests.orchestration.watch import JobWatch, step_failure
 

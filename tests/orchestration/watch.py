@@ -12,14 +12,14 @@ from typing import TypeVar
 
 import dagster as dg
 
-from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
-from dagster_ckpt.checkpoint.epochs import Choice
-from dagster_ckpt.checkpoint.failures import Failure, FailureLog
-from dagster_ckpt.checkpoint.liveness import Heartbeat, HeartbeatFile, ProcessIdentity
-from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
+from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.control.epochs import Choice
+from dagster_ckpt.checkpoint.control.failures import Failure, FailureLog
+from dagster_ckpt.checkpoint.control.heartbeat import Heartbeat, HeartbeatFile, ProcessIdentity
+from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
 from dagster_ckpt.filesystem import open_filesystem
 from dagster_ckpt.orchestration import names
-from dagster_ckpt.spark.checkpoint_location import CheckpointLocation
+from dagster_ckpt.spark.files.checkpoint_location import CheckpointLocation
 from dagster_ckpt.testing.dagster_dev import DagsterDev, wait_for
 from tests.orchestration.pipeline import ROOT_VARIABLE, Pipeline
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import uuid
 from pathlib import Path
 
-from dagster_ckpt.checkpoint.catalog import CheckpointCatalog, references
-from dagster_ckpt.checkpoint.live_orphans import stored_before
+from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog, references
+from dagster_ckpt.checkpoint.cleanup.dead_locations import forget_stored
+from dagster_ckpt.checkpoint.cleanup.live_locations import stored_before
 from dagster_ckpt.errors import CheckpointError, Fenced
 from dagster_ckpt.filesystem import FileSystem
-from dagster_ckpt.spark.dead_locations import forget_stored
 from dagster_ckpt.testing import FaultInjectingFileSystem
 from tests.checkpoint.memory import CopyingMemory
 from tests.spark.stored_starts import JOB, Promised, Start, found_in, shared

@@ -6,22 +6,22 @@ import uuid
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.cleanup.dead_runs import finish_deletions
 from dagster_ckpt.checkpoint.clock import iso
-from dagster_ckpt.checkpoint.ending import finish_deletions
-from dagster_ckpt.checkpoint.epochs import Choice
-from dagster_ckpt.checkpoint.issuing import next_id
-from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
-from dagster_ckpt.checkpoint.snapshot import Snapshot
-from dagster_ckpt.checkpoint.store import CompletedCheckpointStore, Dropped
+from dagster_ckpt.checkpoint.control.epochs import Choice
+from dagster_ckpt.checkpoint.control.issued_ids import next_id
+from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
+from dagster_ckpt.checkpoint.format.snapshot import Snapshot
+from dagster_ckpt.checkpoint.taking.store import CompletedCheckpointStore, Dropped
 from dagster_ckpt.config.retention import KeepNewest
 from dagster_ckpt.filesystem import FileSystem
 from dagster_ckpt.filesystem.port import unheard
-from dagster_ckpt.spark.live import LiveLocation, LocalLive, recorded_live
-from dagster_ckpt.spark.salvage import Salvaging
-from dagster_ckpt.spark.state_files import PROVIDERS
-from dagster_ckpt.spark.stored_live import stored_live
-from dagster_ckpt.spark.streaming_source import StreamingSource
+from dagster_ckpt.spark.capture.source import StreamingSource
+from dagster_ckpt.spark.capture.state_files import PROVIDERS
+from dagster_ckpt.spark.live.in_bucket import stored_live
+from dagster_ckpt.spark.live.live_location import LiveLocation, LocalLive, recorded_live
+from dagster_ckpt.spark.run.salvage import Salvaging
 from tests.checkpoint.driver import ManualClock
 from tests.spark.stored_query import StoredQuery
 

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dagster_ckpt.checkpoint.catalog import CheckpointCatalog, Newest
-from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
-from dagster_ckpt.checkpoint.quarantine import FellBack
-from dagster_ckpt.checkpoint.snapshot import Json
-from dagster_ckpt.checkpoint.write_ahead_archive import PlannedBatch
+from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog, Newest
+from dagster_ckpt.checkpoint.control.plan_archive import PlannedBatch
+from dagster_ckpt.checkpoint.control.quarantine import FellBack
+from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
+from dagster_ckpt.checkpoint.format.snapshot import Json
 from dagster_ckpt.errors import (
     CheckpointError,
     CheckpointFileMissing,
@@ -26,10 +26,10 @@ from dagster_ckpt.errors import (
     UnknownMetadataVersion,
 )
 from dagster_ckpt.filesystem import FileSystem
-from dagster_ckpt.spark.fallback import FallbackChain, cost_of
 from dagster_ckpt.spark.job import CheckpointQuarantined, Event
-from dagster_ckpt.spark.salvage import Salvaging
-from dagster_ckpt.spark.sinks.custom import CustomSink
+from dagster_ckpt.spark.run.fallback import FallbackChain, cost_of
+from dagster_ckpt.spark.run.salvage import Salvaging
+from dagster_ckpt.spark.sinks.user_sinks import CustomSink
 from dagster_ckpt.testing import Action, Crash, Fail, FaultInjectingFileSystem, Operation, ProcessDied
 from tests.checkpoint.driver import JOB, Ledger, ManualClock, Pins, Run, state
 from tests.checkpoint.memory import MemoryFileSystem

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
-from dagster_ckpt.checkpoint.epochs import Choice
-from dagster_ckpt.checkpoint.issuing import next_id
-from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
-from dagster_ckpt.checkpoint.savepoints import copy_to_savepoint
-from dagster_ckpt.checkpoint.store import CompletedCheckpointStore
+from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.control.epochs import Choice
+from dagster_ckpt.checkpoint.control.issued_ids import next_id
+from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
+from dagster_ckpt.checkpoint.taking.savepoint_files import copy_to_savepoint
+from dagster_ckpt.checkpoint.taking.store import CompletedCheckpointStore
 from dagster_ckpt.config.retention import KeepNewest
 from dagster_ckpt.errors import (
     CheckpointFileChanged,
@@ -26,9 +26,9 @@ from dagster_ckpt.errors import (
     SinkNotEmpty,
 )
 from dagster_ckpt.filesystem import PosixFileSystem
-from dagster_ckpt.spark.file_sink import FileSink, log_files
-from dagster_ckpt.spark.fork import ForkPoint, fork_point, lay_out_fork, publish_fork
+from dagster_ckpt.spark.run.fork import ForkPoint, fork_point, lay_out_fork, publish_fork
 from dagster_ckpt.spark.sinks.spark_file_sink import SparkFileSink
+from dagster_ckpt.spark.sinks.spark_sink_log import FileSink, log_files
 from dagster_ckpt.testing import FaultInjectingFileSystem, Operation
 from tests.checkpoint.driver import JOB, Ledger, ManualClock, Pins, Run, content, state
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-    from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
+    from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
 
 _STATE = "spark.sql.streaming.stateStore"
 _FORMAT = f"{_STATE}.checkpointFormatVersion"

@@ -13,22 +13,22 @@ from time import monotonic
 
 import pytest
 
-from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.cleanup.dead_locations import forget_attempts
+from dagster_ckpt.checkpoint.cleanup.job_sweep import sweep_job
+from dagster_ckpt.checkpoint.cleanup.live_locations import stored_before
 from dagster_ckpt.checkpoint.clock import iso
-from dagster_ckpt.checkpoint.epochs import End
-from dagster_ckpt.checkpoint.job_sweep import sweep_job
-from dagster_ckpt.checkpoint.live_orphans import stored_before
-from dagster_ckpt.checkpoint.savepoints import copy_to_savepoint
+from dagster_ckpt.checkpoint.control.epochs import End
+from dagster_ckpt.checkpoint.taking.savepoint_files import copy_to_savepoint
 from dagster_ckpt.config.checkpoint_config import JobStatus
 from dagster_ckpt.errors import CaptureIncomplete, CheckpointFileChanged, CheckpointFileMissing, CorruptCheckpoint
 from dagster_ckpt.filesystem import FileSystem, Part, PosixFileSystem, server_side
 from dagster_ckpt.filesystem.port import unheard
-from dagster_ckpt.spark.dead_locations import forget_attempts
-from dagster_ckpt.spark.live import recorded_live
-from dagster_ckpt.spark.planned_batches import PlannedBatches, lay_out
-from dagster_ckpt.spark.stored_capture import capture_stored
-from dagster_ckpt.spark.stored_live import stored_live
-from dagster_ckpt.spark.stored_location import StoredCheckpointLocation
+from dagster_ckpt.spark.batches.plans import PlannedBatches, lay_out
+from dagster_ckpt.spark.capture.from_bucket import capture_stored
+from dagster_ckpt.spark.files.bucket_location import StoredCheckpointLocation
+from dagster_ckpt.spark.live.in_bucket import stored_live
+from dagster_ckpt.spark.live.live_location import recorded_live
 from dagster_ckpt.testing import FaultInjectingFileSystem, Operation
 from tests.checkpoint.memory import CopyingMemory, UnprovingMemory
 from tests.spark.stored_starts import JOB, Promised, Start, found_in, shared

@@ -10,8 +10,8 @@ import pytest
 
 from assets.batch_answer import batch_answer, compare, read_delays
 from assets.flights import CLOSING_FILES, _write, land, landing_plan
-from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
-from dagster_ckpt.spark.file_sink import FileSink
+from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
+from dagster_ckpt.spark.sinks.spark_sink_log import FileSink
 from tests.cluster.layout import JOB, Shared
 from tests.driving import driving
 from tests.jobs.harness import Bench

@@ -16,9 +16,9 @@ import psutil
 import pyarrow.parquet as pq
 import pytest
 
-from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
 from dagster_ckpt.filesystem import PosixFileSystem
-from dagster_ckpt.spark.file_sink import FileSink
+from dagster_ckpt.spark.sinks.spark_sink_log import FileSink
 from tests.cluster.standalone import eventually
 from tests.driving import Driver, driving
 from tests.matrix.streams import FILE, ROWS, Row, land
