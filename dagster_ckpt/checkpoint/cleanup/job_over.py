@@ -62,7 +62,7 @@ def last_epoch(
         JobAlreadyRunning: a run of it is alive.
         InvalidConfiguration: it is to be gone on with.
     """
-    name, epochs = catalog.job_name, catalog.epochs
+    name, epochs = catalog.job_name, catalog.records.epochs
     heartbeat, dead = watched(HeartbeatFile(catalog.filesystem, name), clock, wait)
     if heartbeat is not None and dead is None:
         raise JobAlreadyRunning(
@@ -109,7 +109,7 @@ def records_of(
         older_than: how long it must have been over; ``None`` to keep the records.
     """
     storage, name = catalog.filesystem, catalog.job_name
-    end = catalog.epochs.read_end(epoch)
+    end = catalog.records.epochs.read_end(epoch)
     if older_than is None or end is None or end.status == FAILING:
         return [], []
     gone = {orphan.path for orphan in orphans}
@@ -121,7 +121,7 @@ def records_of(
         return [], []
     if catalog.choice() is not None and catalog.given_up() is None:
         stays = "it did not give its checkpoints up, so it goes on from where it began"
-    elif Pins(storage, name).pinned() or catalog.quarantine.names() or DeletionLog(storage, name).pending():
+    elif Pins(storage, name).pinned() or catalog.records.quarantine.names() or DeletionLog(storage, name).pending():
         stays = "it has pins, checkpoints in quarantine or unfinished deletions"
     elif next(_files(storage, f"{name}/{CHECKPOINT_TASK_OWNED_STATE_DIR}"), None) is not None:
         stays = f"{name}/{CHECKPOINT_TASK_OWNED_STATE_DIR} has live checkpointLocations"
