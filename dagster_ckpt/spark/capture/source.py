@@ -8,9 +8,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from dagster_ckpt.checkpoint.clock import Clock
+from dagster_ckpt.checkpoint.clock import Clock, Pause
 from dagster_ckpt.checkpoint.format.snapshot import Json, Progress, Snapshot
-from dagster_ckpt.checkpoint.pause import Pause
 from dagster_ckpt.spark.capture.from_bucket import capture_stored
 from dagster_ckpt.spark.capture.from_disk import capture
 from dagster_ckpt.spark.files.bucket_location import StoredCheckpointLocation

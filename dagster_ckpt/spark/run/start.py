@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
 from dagster_ckpt.checkpoint.catalog.newest import Newest, fallback_of
-from dagster_ckpt.checkpoint.cleanup.dead_locations import forget_attempts
+from dagster_ckpt.checkpoint.cleanup.live_locations import forget_live_locations
 from dagster_ckpt.checkpoint.cleanup.start_sweep import sweep_start
 from dagster_ckpt.checkpoint.clock import Clock, seconds_of
 from dagster_ckpt.checkpoint.control.epochs import Choice, Claim
@@ -378,4 +378,4 @@ class Attempt:
 
     def _forget_other_attempts(self) -> None:
         """A checkpoint of this attempt is complete: the live locations of earlier ones can help nobody."""
-        forget_attempts(self._job.working_directory, self._job.filesystem, self._job.name, self._claim.epoch)
+        forget_live_locations(self._job.working_directory, self._job.filesystem, self._job.name, self._claim.epoch)
