@@ -20,7 +20,7 @@ from dagster_ckpt.orchestration.storages import (
     FileSystemCheckpointStorage,
     JobManagerCheckpointStorage,
 )
-from dagster_ckpt.spark.live.live_location import recorded_live
+from dagster_ckpt.spark.live.choose import recorded_live
 from tests.checkpoint.memory import MemoryFileSystem
 
 _NOBODY = 65534

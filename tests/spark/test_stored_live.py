@@ -28,8 +28,8 @@ from dagster_ckpt.filesystem.port import unheard
 from dagster_ckpt.spark.batches.plans import PlannedBatches, lay_out
 from dagster_ckpt.spark.capture.from_bucket import capture_stored
 from dagster_ckpt.spark.files.bucket_location import StoredCheckpointLocation
+from dagster_ckpt.spark.live.choose import recorded_live
 from dagster_ckpt.spark.live.in_bucket import stored_live
-from dagster_ckpt.spark.live.live_location import recorded_live
 from dagster_ckpt.testing import FaultInjectingFileSystem, Operation
 from tests.checkpoint.memory import CopyingMemory, UnprovingMemory
 from tests.spark.stored_starts import JOB, Promised, Start, found_in, shared
