@@ -23,7 +23,7 @@ import pytest
 import dagster_ckpt
 from dagster_ckpt.config.checkpoint_config import JobStatus
 from dagster_ckpt.orchestration import resources
-from dagster_ckpt.spark.job import Started
+from dagster_ckpt.spark.events import Started
 from tests.jobs.harness import Bench, Row, copied, eventually
 
 if TYPE_CHECKING:
