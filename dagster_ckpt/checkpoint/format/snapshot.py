@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeAlias
 
+from dagster_ckpt.checkpoint.format.facts import Facts
 from dagster_ckpt.errors import CaptureIncomplete
 from dagster_ckpt.filesystem import ServerSide, Stored
 
@@ -118,14 +119,14 @@ class Snapshot:
     Attributes:
         batch: the last committed micro-batch (or batch step) that the cut covers.
         files: everything a restore needs.
-        facts: what ``_metadata`` tells about the job at the cut (JSON values only).
+        facts: what ``_metadata`` tells about the job at the cut.
         sink: the sink's position at the cut, ``None`` where the job's sink has none.
         release: drops the pins; called once, whatever became of the checkpoint.
     """
 
     batch: int
     files: tuple[PinnedFile, ...]
-    facts: Mapping[str, Json]
+    facts: Facts
     sink: Mapping[str, Json] | None
     release: Callable[[], None]
 

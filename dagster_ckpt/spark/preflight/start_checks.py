@@ -167,14 +167,14 @@ def _checked(start: Start, restored: CheckpointMetadata | None, plans: Sequence[
     return [
         files_finding(restored),
         log_finding(restored, start.location),
-        version_finding(restored.facts.get("spark_version"), start.spark_version),
+        version_finding(restored.facts.spark_version, start.spark_version),
         state_finding(job.state_backend, restored),
         partitions_finding(job.partitions, restored),
         sources_finding(job.name, restored, start.writer),
         operators_finding(job.name, restored, start.writer),
         query_sink_finding(restored, start.plan, start.sink, start.directory),
         replay_finding(restored, start.sink, None if start.plan.is_transient else start.plan.format, again, known),
-        source_finding(plans, restored.facts.get("sources")),
+        source_finding(plans, restored.facts),
         others,
     ]
 
@@ -192,8 +192,7 @@ def _read_again(start: Start, restored: CheckpointMetadata) -> Sequence[PlannedB
 def _accepted_before(start: Start) -> tuple[str, ...]:
     """What was accepted in this lineage up to here; a checkpoint to which somebody goes back knows its own part."""
     restored = start.target.metadata
-    recorded = None if restored is None else restored.facts.get("accepted_loss")
-    notes = [str(note) for note in recorded] if isinstance(recorded, list) else []
+    notes = [] if restored is None else list(restored.facts.accepted_loss)
     previous = start.previous
     if start.request.restore_from == LATEST and previous is not None and previous.job_id == start.target.job_id:
         notes += previous.accepted_loss

@@ -180,7 +180,7 @@ def lay_out_fork(
         job_id=job_id,
         kind=FORK,
         restored_from=point.pointer,
-        facts={**point.metadata.facts, "query_id": query_id},
+        facts=point.metadata.facts.model_copy(update={"query_id": query_id}),
         sink=position,
         location=None,
     )
