@@ -1,7 +1,7 @@
 """Pinning, while the query runs, everything that a restart after one committed batch needs.
 
 A pin is a hard link (a copy on another disk): it costs no bytes, takes microseconds, and Spark may then
-delete or replace the name. What is missing or short drops the whole attempt; nothing partial is returned.
+delete or replace the name. What is missing or short drops the whole checkpoint attempt; nothing partial is returned.
 """
 
 from __future__ import annotations

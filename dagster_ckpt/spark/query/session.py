@@ -78,7 +78,7 @@ def start_session(app_name: str, master: str, conf: Mapping[str, str]) -> SparkS
 
     Raises:
         JavaNotFound: no usable Java.
-        SparkNotStarted: Spark did not start; it may at the next attempt.
+        SparkNotStarted: Spark did not start; it may at the next start.
         DriverLost: the JVM that this process has started before is gone, so that only a new process can start Spark.
     """
     try:

@@ -150,7 +150,7 @@ def lay_out_fork(
 
     Args:
         point: what is forked.
-        directory: of the attempt; it does not exist yet.
+        directory: of the start; it does not exist yet.
         sink: of the query, ``None`` for one that checkpoints do not cover.
         session: of the query.
         job_name: of the job that is to begin.
