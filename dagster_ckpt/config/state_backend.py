@@ -14,7 +14,7 @@ from pathlib import PurePosixPath
 from typing import Any, TypeAlias, cast
 
 from dagster_ckpt.config.configuration import Configuration
-from dagster_ckpt.config.import_path import load
+from dagster_ckpt.config.import_path import load_object
 from dagster_ckpt.errors import InvalidConfiguration
 
 __all__ = [
@@ -318,7 +318,7 @@ def configured_backend(configuration: Configuration) -> StateBackend | None:
         case "hashmap":
             return HashMapStateBackend()
         case path:
-            found = load(path, "the state backend")
+            found = load_object(path, "the state backend")
             if not isinstance(found, StateBackend):
                 raise InvalidConfiguration(
                     f"{path}, the state backend, is a {type(found).__name__}.",
@@ -349,7 +349,7 @@ def _directories(paths: Sequence[str]) -> tuple[str, ...]:
 
 
 def _imported(path: str) -> OptionsFactory:
-    factory: OptionsFactory = load(path, "the options factory of a state backend")
+    factory: OptionsFactory = load_object(path, "the options factory of a state backend")
     _require(callable(factory), f"options {path!r} is a {type(factory).__name__}, not a function")
     return factory
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dagster_ckpt.config import state_backend as config
+from dagster_ckpt import config
 from dagster_ckpt.config.configuration import Configuration
 from dagster_ckpt.config.state_backend import PredefinedOptions
 from dagster_ckpt.datastream.checkpoint_storage import CheckpointStorage

@@ -6,7 +6,7 @@ Up to Flink 1.12 a state backend also said where checkpoints go. Those names (``
 
 from __future__ import annotations
 
-from dagster_ckpt.config import state_backend as config
+from dagster_ckpt import config
 from dagster_ckpt.config.configuration import Configuration
 from dagster_ckpt.datastream.checkpoint_storage import (
     CheckpointStorage,
