@@ -153,7 +153,7 @@ class NewRun:
     def _marks(self, first: str, second: str, killed: float) -> dict[str, float]:
         """Moments from Dagster's event log and the control files."""
         catalog = self._catalog()
-        epochs = catalog.epochs
+        epochs = catalog.records.epochs
         claim = epochs.read_claim(epochs.highest())
         chosen = catalog.choice()
         if claim is None or chosen is None or claim.run_id != second:
@@ -304,7 +304,7 @@ class InRun:
         if not isinstance(event, Started) or event.epoch == 1:
             return
         times, restored = dict(self._times), event.restored
-        claim, chosen = self._catalog.epochs.read_claim(event.epoch), self._catalog.choice()
+        claim, chosen = self._catalog.records.epochs.read_claim(event.epoch), self._catalog.choice()
         if restored is None or claim is None or chosen is None:
             raise RuntimeError("The restart began from nothing")
         batch, committed = _first_commit(CheckpointLocation(Path(chosen[1].live)), restored.batch)

@@ -31,6 +31,8 @@ import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
+from dagster_ckpt.checkpoint.catalog.file_reader import materialize_checkpoint, verify_checkpoint
+
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
@@ -186,8 +188,8 @@ def steps(stream: Stream, directory: Path) -> dict[str, float]:
 
     newest = timed("choose the checkpoint", stream.catalog.newest).metadata
     target = directory / uuid.uuid4().hex
-    timed("read and verify every file", lambda: stream.catalog.verify(newest))
-    timed("read, verify and write every file", lambda: stream.catalog.materialize(newest, target))
+    timed("read and verify every file", lambda: verify_checkpoint(stream.catalog, newest))
+    timed("read, verify and write every file", lambda: materialize_checkpoint(stream.catalog, newest, target))
     timed("adapt the location", lambda: prepare_location(target / "checkpoint"))
     sink = SparkFileSink(stream.sink)
     timed("check the sink", lambda: sink.check(newest.sink, target / "sink"))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from dagster_ckpt.checkpoint.control.quarantine import FellBack, Quarantined
 from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
 from dagster_ckpt.checkpoint.taking.progress import CheckpointInProgress, RestoreInProgress
-from dagster_ckpt.checkpoint.taking.store import Dropped
+from dagster_ckpt.checkpoint.taking.retained import Dropped
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig, JobStatus
 from dagster_ckpt.config.live_location import LiveLocationPlace
 from dagster_ckpt.config.restart import POISON_BATCH_ATTEMPTS, RestartStrategy

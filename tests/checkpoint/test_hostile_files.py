@@ -25,6 +25,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.catalog.file_reader import materialize_checkpoint, verify_checkpoint
 from dagster_ckpt.checkpoint.catalog.pointers import (
     CheckpointStorageLocationReference,
     decode_path_from_reference,
@@ -252,8 +253,8 @@ def read_savepoint(place: Place, data: bytes) -> None:
     catalog = CheckpointCatalog(storage, JOB)
     with domain_errors():
         metadata = catalog.resolve(str(savepoint))
-        catalog.verify(metadata)
-        catalog.materialize(metadata, here / "materialized")
+        verify_checkpoint(catalog, metadata)
+        materialize_checkpoint(catalog, metadata, here / "materialized")
         assert CheckpointMetadata.decode(metadata.encode(), "again") == replace(metadata, location=None)
     with domain_errors():
         dispose_savepoint(storage, savepoint.name)
@@ -618,7 +619,7 @@ def test_what_is_not_changed_is_read(examples: dict[str, Any], place: Place) -> 
     (savepoint / "0-whole").write_bytes(b"whole")
     (savepoint / METADATA_FILE_NAME).write_bytes(examples["a savepoint's manifest"][2])
     catalog = CheckpointCatalog(PosixFileSystem(here), JOB)
-    catalog.materialize(catalog.resolve(str(savepoint)), here / "materialized")
+    materialize_checkpoint(catalog, catalog.resolve(str(savepoint)), here / "materialized")
     assert len(tree(here / "materialized")) == 5
     (here / "1.zip").write_bytes(zipped(b"v1\n" + json.dumps(SNAPSHOT).encode()))
     assert snapshot_members(here / "1.zip") == (("SSTs/1-a.sst", 3),)

@@ -70,7 +70,7 @@ def test_a_cleanup_that_deletes_deletes_a_claimed_savepoint_too(ticked: Bench, s
 
 def test_who_cleans_up_after_a_dead_run_deletes_its_claimed_savepoint(ticked: Bench, savepoint: TakenSavepoint) -> None:
     ticked.tick(1, restore_from=savepoint.pointer, claim_mode=CLAIM)
-    dead = ticked.catalog.epochs.read_claim(ticked.catalog.epochs.highest())
+    dead = ticked.catalog.records.epochs.read_claim(ticked.catalog.records.epochs.highest())
     assert dead is not None
     config = CheckpointConfig(cleanup=ExternalizedCheckpointCleanup.DELETE_ON_CANCELLATION)
     dropped = end_dead_epoch(ticked.catalog, dead, config, JobStatus.CANCELED, "it died", SystemClock())

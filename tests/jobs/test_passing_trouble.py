@@ -85,7 +85,7 @@ class TestTheJobsFunction:
         assert raised.value.__cause__ is mistake
         assert raised.value.__cause__.__traceback__ is not None
         assert "twice in a row" in raised.value.hint
-        end = bench.catalog.epochs.read_end(2)
+        end = bench.catalog.records.epochs.read_end(2)
         assert end is not None
         assert end.status == "FAILED"
         assert "no such setting" in end.reason

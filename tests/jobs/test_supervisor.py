@@ -76,7 +76,7 @@ def test_an_interrupt_stops_the_query_and_is_raised_again(bench: Bench) -> None:
     with pytest.raises(Interrupted, match="terminate"):
         supervised(bench.job(), interrupt)
     assert [type(event) for event in reported].count(Started) == 2, "what was not handled to its end is handled again"
-    end = bench.catalog.epochs.read_end(1)
+    end = bench.catalog.records.epochs.read_end(1)
     assert end is not None
     assert end.status == "CANCELED"
     assert bench.spark.sparkContext._jvm is not None
@@ -112,7 +112,7 @@ def test_an_interrupt_that_is_no_cancellation_leaves_the_job_to_be_gone_on_with(
 
     with pytest.raises(Interrupted, match="shuts down"):
         supervised(bench.job(config=config), note, on_turn=interrupt, is_cancellation=is_cancellation)
-    assert bench.catalog.epochs.read_end(1) is None
+    assert bench.catalog.records.epochs.read_end(1) is None
     assert bench.checkpoints()
     heartbeat = HeartbeatFile(bench.filesystem, bench.name).read()
     assert heartbeat is not None
@@ -136,7 +136,7 @@ def test_an_interrupt_while_a_restart_is_waited_for_leaves_the_restart_to_others
     job = bench.job(query=broken, restart=restart)  # type: ignore[arg-type]
     with pytest.raises(Interrupted, match="shuts down"):
         supervised(job, interrupt, is_cancellation=lambda: False)
-    end = bench.catalog.epochs.read_end(1)
+    end = bench.catalog.records.epochs.read_end(1)
     assert end is not None
     assert end.status == FAILING
     (failure,) = FailureLog(bench.filesystem, bench.name).of(1)

@@ -10,6 +10,7 @@ import dagster as dg
 import pytest
 
 from dagster_ckpt import RestartStrategies
+from dagster_ckpt.checkpoint.catalog.newest import find_newest
 from dagster_ckpt.checkpoint.control.epochs import Claim
 from dagster_ckpt.checkpoint.control.failures import DIED
 from dagster_ckpt.config.restart import RestartStrategy
@@ -70,7 +71,7 @@ def test_a_batch_that_kills_its_process_ends_the_job(instance: dg.DagsterInstanc
         job.die_in(7, sensor.launch(request, dg.DagsterRunStatus.STARTED), series)
     requests, said = sensor.tick()
     assert requests == []
-    newest = job.catalog.newest().metadata
+    newest = find_newest(job.catalog).metadata
     assert newest is not None, "nothing was deleted"
     assert "it ended FAILED: Batch 7 of job 'orders' is poison: it failed 3 times in a row" in said
     assert f"The checkpoint before it is {newest.reference}." in said

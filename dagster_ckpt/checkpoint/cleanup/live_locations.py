@@ -57,7 +57,7 @@ def _dead(catalog: CheckpointCatalog, epoch: int) -> list[tuple[str, str]]:
     """The directories of such locations, and why."""
     chosen = catalog.choice()
     newest = 0 if chosen is None else chosen[0]
-    end = catalog.epochs.read_end(newest) if newest else None
+    end = catalog.records.epochs.read_end(newest) if newest else None
     is_settled = end is not None and (end.discarded or end.status == JobStatus.FINISHED)
     found = []
     for directory in stored_before(catalog.filesystem, catalog.job_name, epoch + 1):

@@ -9,12 +9,21 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 from dagster_ckpt.errors import CaptureIncomplete
 from dagster_ckpt.filesystem import ServerSide, Stored
 
-__all__ = ["Identity", "Json", "PinnedFile", "Snapshot", "StoredSource", "vanished"]
+__all__ = [
+    "CheckpointSource",
+    "Identity",
+    "Json",
+    "PinnedFile",
+    "Progress",
+    "Snapshot",
+    "StoredSource",
+    "vanished",
+]
 
 _NEXT_BATCH = "Nothing was kept of this attempt; the next committed batch can be captured."
 
@@ -130,3 +139,32 @@ def vanished(what: str) -> CaptureIncomplete:
         f"{what} is not what was pinned any more: Spark has deleted or replaced it before it was stored.",
         hint=f"{_NEXT_BATCH} If it happens again and again, raise spark.sql.streaming.minBatchesToRetain.",
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far the job is: the last committed batch, and the one in flight, if any."""
+
+    committed: int | None
+    planned: int | None
+
+
+class CheckpointSource(Protocol):
+    """What can be checkpointed."""
+
+    def progress(self) -> Progress:
+        """Cheap: asked many times a second while a checkpoint is due. It may be what was seen a moment ago.
+
+        Raises:
+            StorageError: nobody can tell.
+        """
+
+    def look_again(self) -> None:
+        """What is asked for next must be as it is then."""
+
+    def pin(self, batch: int) -> Snapshot:
+        """Pin a consistent cut of ``batch``.
+
+        Raises:
+            CaptureIncomplete: it is not all there; another batch may be.
+        """

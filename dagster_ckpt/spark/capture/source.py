@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from dagster_ckpt.checkpoint.clock import Clock
-from dagster_ckpt.checkpoint.format.snapshot import Json, Snapshot
+from dagster_ckpt.checkpoint.format.snapshot import Json, Progress, Snapshot
 from dagster_ckpt.checkpoint.pause import Pause
-from dagster_ckpt.checkpoint.taking.coordinator import Progress
 from dagster_ckpt.spark.capture.from_bucket import capture_stored
 from dagster_ckpt.spark.capture.from_disk import capture
 from dagster_ckpt.spark.files.bucket_location import StoredCheckpointLocation

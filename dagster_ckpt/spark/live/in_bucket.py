@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
-from dagster_ckpt.checkpoint.catalog.server_side_restore import copy_files
+from dagster_ckpt.checkpoint.catalog.file_reader import copy_files, materialize_checkpoint
 from dagster_ckpt.checkpoint.format.layout import CHECKPOINT_TASK_OWNED_STATE_DIR
 from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata, FileEntry
 from dagster_ckpt.checkpoint.format.snapshot import Identity
@@ -90,7 +90,7 @@ class StoredLive(LiveLocation):
         paths = {file.path for file in copied}
         here = tuple(file for file in metadata.files if file.path not in paths)
         try:
-            catalog.materialize(replace(metadata, files=here), directory, told)
+            materialize_checkpoint(catalog, replace(metadata, files=here), directory, told)
             self.prepare(directory)
             made = copy_files(catalog, self._store, metadata, copied, self._above, told)
         except BaseException:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dagster_ckpt.checkpoint.catalog.file_reader import materialize_checkpoint
 from dagster_ckpt.checkpoint.control.heartbeat import live_here
 from dagster_ckpt.filesystem.private_directories import is_own
 from dagster_ckpt.spark.capture.state_files import PROVIDERS, Provider
@@ -141,7 +142,7 @@ class LocalLive(LiveLocation):
         self, catalog: CheckpointCatalog, metadata: CheckpointMetadata, directory: Path, told: Callable[[int], object]
     ) -> None:
         with _nothing_left(directory):
-            catalog.materialize(metadata, directory, told)
+            materialize_checkpoint(catalog, metadata, directory, told)
             self.prepare(directory)
 
     def prepare(self, directory: Path) -> None:

@@ -6,7 +6,7 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dagster_ckpt.checkpoint.catalog.catalog import Newest
+from dagster_ckpt.checkpoint.catalog.newest import Newest
 from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
 from dagster_ckpt.config.recovery import LATEST
 from dagster_ckpt.config.state_backend import StateBackend

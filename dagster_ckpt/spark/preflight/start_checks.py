@@ -10,11 +10,13 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog, Newest
+from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.catalog.file_reader import materialize_checkpoint, verify_checkpoint
+from dagster_ckpt.checkpoint.catalog.newest import Newest
 from dagster_ckpt.checkpoint.clock import Clock, SystemClock, iso
 from dagster_ckpt.checkpoint.control.epochs import Choice, Claim
 from dagster_ckpt.checkpoint.control.heartbeat import HeartbeatFile, is_dead, watched
-from dagster_ckpt.checkpoint.control.plan_archive import PlannedBatch, WriteAheadArchive
+from dagster_ckpt.checkpoint.control.plan_archive import PlannedBatch
 from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
 from dagster_ckpt.config.checkpoint_config import CheckpointingMode
 from dagster_ckpt.config.recovery import LATEST, RestoreRequest
@@ -254,7 +256,7 @@ def check_stored(
         wait: sleeps for so many seconds, while it is watched whether a run on another host lives.
     """
     try:
-        catalog.verify(restored)
+        verify_checkpoint(catalog, restored)
         files = files_finding(restored)
     except CheckpointError as error:
         files = Finding.of_error("files", error)
@@ -263,12 +265,12 @@ def check_stored(
         directory = Path(scratch) / "unpacked"
         small = tuple(file for file in restored.files if not file.path.startswith(_STATE))
         try:
-            catalog.materialize(replace(restored, files=small), directory)
+            materialize_checkpoint(catalog, replace(restored, files=small), directory)
         except CheckpointError:
             findings.append(Finding.fine("all else", "not checked: it is told by files that are broken."))
         else:
             findings += _of_unpacked(catalog, restored, directory, asked)
-    heartbeat, dead = watched(HeartbeatFile(catalog.filesystem, catalog.job_name), clock, wait)
+    heartbeat, dead = watched(catalog.records.heartbeat, clock, wait)
     findings.append(others_finding(catalog.job_name, heartbeat, dead))
     return Preflight(restored.reference, tuple(findings))
 
@@ -277,7 +279,7 @@ def _of_unpacked(
     catalog: CheckpointCatalog, restored: CheckpointMetadata, directory: Path, asked: str
 ) -> list[Finding]:
     location = directory / "checkpoint"
-    archive = WriteAheadArchive(catalog.filesystem, catalog.job_name, restored.job_id)
+    archive = catalog.records.plans(restored.job_id)
     findings = [log_finding(restored, location)]
     known: Sequence[PlannedBatch] = ()
     try:

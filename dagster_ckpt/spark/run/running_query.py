@@ -19,8 +19,9 @@ from dagster_ckpt.checkpoint.control.plan_archive import ArchiveWriter, PlannedB
 from dagster_ckpt.checkpoint.control.savepoint_requests import SavepointRequests
 from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
 from dagster_ckpt.checkpoint.taking.coordinator import CheckpointCoordinator
+from dagster_ckpt.checkpoint.taking.retained import Dropped
 from dagster_ckpt.checkpoint.taking.savepoint_server import SavepointServer
-from dagster_ckpt.checkpoint.taking.store import CompletedCheckpointStore, Dropped
+from dagster_ckpt.checkpoint.taking.store import CompletedCheckpointStore
 from dagster_ckpt.errors import CheckpointError, DriverLost
 from dagster_ckpt.spark.batches.archiver import Archiver
 from dagster_ckpt.spark.batches.plans import PlannedBatches

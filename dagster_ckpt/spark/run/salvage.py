@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import TypeAlias
 
 from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.catalog.newest import find_newest
 from dagster_ckpt.checkpoint.clock import SystemClock
 from dagster_ckpt.checkpoint.control.epochs import Choice
-from dagster_ckpt.checkpoint.control.issued_ids import next_id
-from dagster_ckpt.checkpoint.control.plan_archive import WriteAheadArchive
 from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
 from dagster_ckpt.checkpoint.taking.store import CompletedCheckpointStore
 from dagster_ckpt.errors import CheckpointError, CheckpointNotFound, Fenced
@@ -67,7 +66,7 @@ class Salvaging:
         """
         if self._live is None:
             return
-        newest = self._catalog.newest()
+        newest = find_newest(self._catalog)
         if newest.job_id is None:
             return  # its state was given up
         if newest.passed_over and not self._has_started():
@@ -101,7 +100,7 @@ class Salvaging:
 
     def _has_started(self) -> bool:
         """Whether the run before got so far that its sink was put to where its live location is."""
-        archive = WriteAheadArchive(self._catalog.filesystem, self._catalog.job_name, self._choice.job_id)
+        archive = self._catalog.records.plans(self._choice.job_id)
         return archive.has_begun(self._epoch)
 
     def _last_batch(self, live: LiveLocation) -> int | None:
@@ -112,7 +111,7 @@ class Salvaging:
             return None
 
     def _take(self, live: LiveLocation, batch: int, newest: CheckpointMetadata | None, ancestor: str | None) -> bool:
-        first_id = next_id(self._catalog, self._choice.job_id, newest)
+        first_id = self._catalog.next_id(self._choice.job_id, newest)
         store = self._make_store(self._choice.job_id, first_id, ancestor)
         try:
             start = self._start(newest)
@@ -133,8 +132,8 @@ class Salvaging:
         """
         if not self._choice.marks:
             return None
-        archive = WriteAheadArchive(self._catalog.filesystem, self._catalog.job_name, self._choice.job_id)
-        claim, after = self._catalog.epochs.read_claim(self._epoch), archive.began_after(self._epoch)
+        archive = self._catalog.records.plans(self._choice.job_id)
+        claim, after = self._catalog.records.epochs.read_claim(self._epoch), archive.began_after(self._epoch)
         if claim is None or after is None:
             raise CheckpointNotFound(
                 f"Epoch {self._epoch} of job {self._catalog.job_name!r} has no record of its claim or its beginning.",

@@ -15,15 +15,15 @@ from pathlib import Path
 from threading import Event as Flag
 from typing import TYPE_CHECKING
 
-from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog, Newest
-from dagster_ckpt.checkpoint.catalog.preference import fallback_of
+from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.catalog.newest import Newest, fallback_of
 from dagster_ckpt.checkpoint.cleanup.dead_locations import forget_attempts
+from dagster_ckpt.checkpoint.cleanup.start_sweep import sweep_start
 from dagster_ckpt.checkpoint.clock import Clock, seconds_of
 from dagster_ckpt.checkpoint.control.epochs import Choice, Claim
-from dagster_ckpt.checkpoint.control.heartbeat import this_host
-from dagster_ckpt.checkpoint.control.issued_ids import next_id
 from dagster_ckpt.checkpoint.control.plan_archive import ArchiveWriter
 from dagster_ckpt.checkpoint.format.manifest import FORK, CheckpointMetadata
+from dagster_ckpt.checkpoint.processes import this_host
 from dagster_ckpt.checkpoint.taking.savepoint_files import claim_savepoint
 from dagster_ckpt.checkpoint.taking.store import CompletedCheckpointStore
 from dagster_ckpt.config.recovery import LATEST, RestoreRequest
@@ -179,7 +179,7 @@ class Attempt:
         choice = Choice(
             job_id=job_id,
             restored=restored.reference if restored else None,
-            first_id=next_id(self._catalog, job_id, restored),
+            first_id=self._catalog.next_id(job_id, restored),
             last_id=max(complete, default=0),
             live=self._live.url,
             host=this_host(),
@@ -197,8 +197,8 @@ class Attempt:
         if claimed is not None and claimed is restored:
             claim_savepoint(claimed, job_id, like=self._job.filesystem)
         self._is_recorded = True  # or may be, when the storage fails
-        self._catalog.epochs.record_choice(self._claim.epoch, choice)
-        if restored is not None and self._catalog.quarantine.lift(restored.reference):
+        self._catalog.records.epochs.record_choice(self._claim.epoch, choice)
+        if restored is not None and self._catalog.records.quarantine.lift(restored.reference):
             _log.info("%s was asked for and is whole: it is not in quarantine any more", restored.reference)
         rolled_back = ""
         if sink is not None and restored is not None and sink.can_roll_back:
@@ -251,7 +251,7 @@ class Attempt:
 
     def _sweep(self, store: CompletedCheckpointStore) -> None:
         try:
-            swept = store.sweep()
+            swept = sweep_start(store)
         except StorageError as error:  # nothing needs the space now; a checkpoint will find out whether it can be taken
             _log.warning("What earlier attempts left unfinished is still there: %s", error.message)
         else:
@@ -287,14 +287,14 @@ class Attempt:
 
     def _publish(self, laid_out: CheckpointMetadata) -> CheckpointMetadata:
         """The fork passed: make it the first checkpoint of the new lineage."""
-        first_id = next_id(self._catalog, laid_out.job_id, laid_out)
+        first_id = self._catalog.next_id(laid_out.job_id, laid_out)
         store = self._store(laid_out.job_id, first_id, laid_out.restored_from)
         return publish_fork(laid_out, self._directory, store)
 
     def _archive(self, job_id: str) -> ArchiveWriter:
         epoch = self._claim.epoch
         return ArchiveWriter(
-            self._job.filesystem, self._job.name, job_id, epoch, lambda: self._catalog.epochs.check(epoch)
+            self._job.filesystem, self._job.name, job_id, epoch, lambda: self._catalog.records.epochs.check(epoch)
         )
 
     def _try(self, restored: CheckpointMetadata, cancel: Flag) -> None:
@@ -338,8 +338,11 @@ class Attempt:
         """
         if sink is None or target.metadata is not None or target.job_id is None:
             return None
-        for epoch in sorted(self._catalog.epochs.names()):
-            choice, claim = self._catalog.epochs.read_choice(epoch), self._catalog.epochs.read_claim(epoch)
+        for epoch in sorted(self._catalog.records.epochs.names()):
+            choice, claim = (
+                self._catalog.records.epochs.read_choice(epoch),
+                self._catalog.records.epochs.read_claim(epoch),
+            )
             if choice is not None and claim is not None and choice.job_id == target.job_id:
                 same = choice.restored is None and (choice.sink, choice.sink_kind) == (sink.path, sink.kind)
                 return seconds_of(claim.claimed_at) if same else None
