@@ -17,8 +17,12 @@ if TYPE_CHECKING:
         FileSystemCheckpointStorage,
         JobManagerCheckpointStorage,
     )
-    from dagster_ckpt.datastream.differences import FlinkDifference
-    from dagster_ckpt.datastream.enums import CheckpointingMode, ExternalizedCheckpointCleanup, TimeCharacteristic
+    from dagster_ckpt.datastream.enums import (
+        CheckpointingMode,
+        ExternalizedCheckpointCleanup,
+        FlinkDifference,
+        TimeCharacteristic,
+    )
     from dagster_ckpt.datastream.environment import StreamExecutionEnvironment
     from dagster_ckpt.datastream.execution import JobExecutionResult, QueryResult
     from dagster_ckpt.datastream.execution_config import ExecutionConfig
@@ -71,7 +75,7 @@ __getattr__, __dir__ = lazy_names(
         "ExecutionConfig": "dagster_ckpt.datastream.execution_config",
         "ExternalizedCheckpointCleanup": "dagster_ckpt.datastream.enums",
         "FileSystemCheckpointStorage": "dagster_ckpt.datastream.checkpoint_storage",
-        "FlinkDifference": "dagster_ckpt.datastream.differences",
+        "FlinkDifference": "dagster_ckpt.datastream.enums",
         "FsStateBackend": "dagster_ckpt.datastream.state_backend",
         "HashMapStateBackend": "dagster_ckpt.datastream.state_backend",
         "JobExecutionResult": "dagster_ckpt.datastream.execution",

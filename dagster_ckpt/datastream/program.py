@@ -13,8 +13,7 @@ from dagster_ckpt.config.configuration import Configuration
 from dagster_ckpt.config.restart import NoRestart, RestartStrategy
 from dagster_ckpt.datastream.checkpoint_config import CheckpointConfig
 from dagster_ckpt.datastream.checkpoint_storage import CheckpointStorage, configured_storage
-from dagster_ckpt.datastream.differences import warn
-from dagster_ckpt.datastream.enums import TimeCharacteristic
+from dagster_ckpt.datastream.enums import TimeCharacteristic, warn
 from dagster_ckpt.datastream.kryo import check_kryo
 from dagster_ckpt.datastream.state_backend import StateBackend
 from dagster_ckpt.errors import InvalidConfiguration

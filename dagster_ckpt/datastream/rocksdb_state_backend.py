@@ -8,8 +8,7 @@ from dagster_ckpt import config
 from dagster_ckpt.config.configuration import Configuration
 from dagster_ckpt.config.state_backend import PredefinedOptions
 from dagster_ckpt.datastream.checkpoint_storage import CheckpointStorage
-from dagster_ckpt.datastream.differences import warn
-from dagster_ckpt.datastream.enums import member
+from dagster_ckpt.datastream.enums import member, warn
 from dagster_ckpt.datastream.state_backend import (
     CustomStateBackend,
     FsStateBackend,

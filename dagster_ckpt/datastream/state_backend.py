@@ -13,7 +13,7 @@ from dagster_ckpt.datastream.checkpoint_storage import (
     FileSystemCheckpointStorage,
     JobManagerCheckpointStorage,
 )
-from dagster_ckpt.datastream.differences import warn
+from dagster_ckpt.datastream.enums import warn
 
 __all__ = ["CustomStateBackend", "FsStateBackend", "HashMapStateBackend", "MemoryStateBackend", "StateBackend"]
 
