@@ -18,9 +18,7 @@ from dagster_ckpt.checkpoint.control.pins import Pins
 from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
 from dagster_ckpt.cli.places import JSON, PATH, find_checkpoint, job_names, storage_at
 from dagster_ckpt.cli.printing import say, say_json, say_table, warn
-from dagster_ckpt.config.checkpoint_config import CheckpointConfig
-from dagster_ckpt.config.recovery import LATEST
-from dagster_ckpt.config.retention import AnyOf, KeepPinned, decide
+from dagster_ckpt.config import LATEST, AnyOf, CheckpointConfig, KeepPinned, decide
 from dagster_ckpt.errors import (
     CheckpointError,
     CheckpointNotFound,

@@ -13,7 +13,7 @@ from dagster_ckpt.checkpoint.clock import SystemClock
 from dagster_ckpt.cli.batch_report import report_batch
 from dagster_ckpt.cli.places import JSON, PATH, find_checkpoint, storage_at
 from dagster_ckpt.cli.printing import say, say_json
-from dagster_ckpt.config.recovery import LATEST
+from dagster_ckpt.config import LATEST
 from dagster_ckpt.errors import CheckpointError
 from dagster_ckpt.spark.preflight.start_checks import check_stored
 from dagster_ckpt.spark.verdict import Finding, Preflight

@@ -322,7 +322,7 @@ def configured_backend(configuration: Configuration) -> StateBackend | None:
             if not isinstance(found, StateBackend):
                 raise InvalidConfiguration(
                     f"{path}, the state backend, is a {type(found).__name__}.",
-                    hint="Name a value of dagster_ckpt.config.state_backend, such as a CustomStateBackend.",
+                    hint="Name a state backend of dagster_ckpt.config, such as a CustomStateBackend.",
                 )
             return found
 

@@ -6,7 +6,7 @@ from datetime import timedelta
 from typing import Any
 
 from dagster_ckpt import config
-from dagster_ckpt.config.configuration import Configuration
+from dagster_ckpt.config import Configuration
 from dagster_ckpt.datastream.checkpoint_storage import CheckpointStorage, FileSystemCheckpointStorage
 from dagster_ckpt.datastream.enums import CheckpointingMode, ExternalizedCheckpointCleanup, member, warn
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
-from dagster_ckpt.config.configuration import Configuration
+from dagster_ckpt.config import Configuration
 from dagster_ckpt.datastream.checkpoint_config import CheckpointConfig
 from dagster_ckpt.datastream.enums import CheckpointingMode, TimeCharacteristic, member, warn
 from dagster_ckpt.datastream.execution import JobExecutionResult, run_jobs

@@ -7,7 +7,7 @@ Up to Flink 1.12 a state backend also said where checkpoints go. Those names (``
 from __future__ import annotations
 
 from dagster_ckpt import config
-from dagster_ckpt.config.configuration import Configuration
+from dagster_ckpt.config import Configuration
 from dagster_ckpt.datastream.checkpoint_storage import (
     CheckpointStorage,
     FileSystemCheckpointStorage,
@@ -167,6 +167,6 @@ class CustomStateBackend(StateBackend):
         if not isinstance(backend, config.StateBackend):
             raise TypeError(
                 f"{backend!r} is no state backend: CustomStateBackend wraps dagster_ckpt.CustomStateBackend, or any "
-                "other of dagster_ckpt.config.state_backend."
+                "other of dagster_ckpt.config."
             )
         super().__init__(backend)

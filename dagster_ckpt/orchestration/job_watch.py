@@ -19,8 +19,7 @@ from dagster_ckpt.checkpoint.control.heartbeat import LEASE, SETTLED, is_dead, s
 from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
 from dagster_ckpt.checkpoint.processes import this_host
 from dagster_ckpt.checkpoint.taking.retained import Dropped
-from dagster_ckpt.config.checkpoint_config import CheckpointConfig
-from dagster_ckpt.config.recovery import LATEST
+from dagster_ckpt.config import LATEST, CheckpointConfig
 from dagster_ckpt.errors import CheckpointError, CorruptCheckpoint, Fenced
 from dagster_ckpt.orchestration import names
 from dagster_ckpt.orchestration.reporting import CheckpointReporter

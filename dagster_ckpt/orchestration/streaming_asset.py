@@ -10,11 +10,16 @@ import dagster as dg
 from pydantic import Field
 
 from dagster_ckpt.checkpoint.format.layout import validate_job_name
-from dagster_ckpt.config.checkpoint_config import CheckpointConfig
-from dagster_ckpt.config.configuration import Configuration
-from dagster_ckpt.config.recovery import RecoveryClaimMode
-from dagster_ckpt.config.restart import POISON_BATCH_ATTEMPTS, RestartStrategies, RestartStrategy
-from dagster_ckpt.config.state_backend import StateBackend, configured_backend
+from dagster_ckpt.config import (
+    POISON_BATCH_ATTEMPTS,
+    CheckpointConfig,
+    Configuration,
+    RecoveryClaimMode,
+    RestartStrategies,
+    RestartStrategy,
+    StateBackend,
+    configured_backend,
+)
 from dagster_ckpt.orchestration import names
 from dagster_ckpt.orchestration.run_settings import JobSettings
 from dagster_ckpt.orchestration.savepoint_asset import savepoints_asset

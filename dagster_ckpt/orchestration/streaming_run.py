@@ -12,8 +12,7 @@ import dagster as dg
 
 from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
 from dagster_ckpt.checkpoint.clock import Clock, SystemClock
-from dagster_ckpt.config.checkpoint_config import JobStatus
-from dagster_ckpt.config.state_backend import StateBackend
+from dagster_ckpt.config import JobStatus, StateBackend
 from dagster_ckpt.orchestration import names
 from dagster_ckpt.orchestration.reporting import CheckpointReporter
 from dagster_ckpt.orchestration.resources import SparkSessionResource
