@@ -17,7 +17,7 @@ from dagster_ckpt.checkpoint.cleanup.orphans import Orphan
 from dagster_ckpt.checkpoint.cleanup.start_sweep import left_in
 from dagster_ckpt.checkpoint.clock import Clock, seconds_of
 from dagster_ckpt.checkpoint.control.epochs import FAILING
-from dagster_ckpt.checkpoint.control.heartbeat import LEASE, watched
+from dagster_ckpt.checkpoint.control.heartbeat import LEASE
 from dagster_ckpt.checkpoint.format.file_names import (
     foreign,
     is_record,
@@ -61,7 +61,7 @@ def last_epoch(
         InvalidConfiguration: it is to be gone on with.
     """
     name, epochs = catalog.job_name, catalog.records.epochs
-    heartbeat, dead = watched(catalog.records.heartbeat, clock, wait)
+    heartbeat, dead = catalog.records.heartbeat.watched(clock, wait)
     if heartbeat is not None and dead is None:
         raise JobAlreadyRunning(
             f"Job {name!r} is being run by run {heartbeat.run_id} (epoch {heartbeat.epoch}).",

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from dagster_ckpt.checkpoint.format.file_names import is_record
 from dagster_ckpt.checkpoint.format.layout import CONTROL_DIR
 from dagster_ckpt.checkpoint.format.records import Batch, Line, RunId, Seconds, Text, encode_record, read_record
+from dagster_ckpt.config import RestartDecision, RestartStrategy
 from dagster_ckpt.errors import (
     CorruptRecord,
     DriverLost,
@@ -37,9 +38,8 @@ __all__ = [
     "beyond_restart",
     "in_order",
     "is_outage",
-    "poison_batch",
+    "restart_after",
     "so_far",
-    "streak",
     "symptom",
 ]
 
@@ -165,44 +165,77 @@ class Streak:
     times: int
     reason: str
 
+    @classmethod
+    def of(cls, failures: Sequence[Failure]) -> Streak | None:
+        """What the failures of a series end with.
+
+        Failures of the query itself and deaths of its driver count, with a batch in flight. Any other failure
+        ends the streak: another batch, another error, a failure of the storage, a failure before the query had come to
+        the batch, or an outage, which passes.
+
+        Args:
+            failures: of one series, oldest first.
+
+        Returns:
+            the streak that the last failure belongs to, of one at least; ``None`` when that is not one of a batch.
+        """
+        times, plan = 0, None
+        deaths: set[str] = set()
+        for failure in reversed(failures):
+            if not _is_of_batch(failure):
+                break
+            if times and not _is_same(failure, failures[-1]):
+                break
+            if plan is not None and failure.plan not in {None, plan}:
+                break
+            plan = plan or failure.plan
+            if _is_gone(failure):
+                # A run dies once: whose JVM was found gone may have died before it could say that it had ended.
+                times += failure.run_id not in deaths
+                deaths.add(failure.run_id)
+            else:
+                times += 1
+        last = failures[-1] if failures else None
+        if last is None or last.batch is None or not times:
+            return None
+        return cls(last.batch, times, last.reason)
+
     def ends_loop(self, attempts: int | None) -> bool:
         """Whether this is poison for a job that tries a batch so many times; ``None`` is for without end."""
         return attempts is not None and self.times >= attempts
 
+    def poison(self, job_name: str, *, storage: str | None, before: str | None) -> PoisonBatch:
+        """The error that a job ends with, for people.
 
-def streak(failures: Sequence[Failure]) -> Streak | None:
-    """What the failures of a series end with.
+        Args:
+            job_name: of the job.
+            storage: URL of the checkpoints, ``None`` when another process cannot read them.
+            before: the checkpoint that the job goes on from, ``None`` when there is none or it is not known.
+        """
+        command = f"dagster-ckpt batch {job_name} {self.batch} --path {storage}"
+        look = "" if storage is None else f"See what is in it: `{command}`. "
+        origin = "" if before is None else f" The checkpoint before it is {before}."
+        return PoisonBatch(
+            f"Batch {self.batch} of job {job_name!r} is poison: it failed {self.times} times in a row with the same "
+            f"error, and is not tried again. {self.reason.removesuffix('.')}.{origin}",
+            hint=f"{look}Mend the code or what it reads, and launch again with restore_from: latest: the batch runs "
+            "again as it was planned. To have it planned anew, with a smaller batch size for example, add replay_to: "
+            "none.",
+        )
 
-    Counted are failures of the query itself and deaths of its driver, with a batch in flight. Any other failure in
-    between ends the streak: another batch, another error, the storage's, one before the query had come to the batch,
-    or an outage, which passes.
+
+def restart_after(failures: Iterable[Failure], strategy: RestartStrategy, job_name: str) -> RestartDecision:
+    """Whether and when a job is restarted after the failures of a series, of which there is one at least.
 
     Args:
-        failures: of one series, oldest first.
-
-    Returns:
-        the streak that the last failure belongs to, of one at least; ``None`` when that is not one of a batch.
+        failures: of one series, in any order.
+        strategy: of the job.
+        job_name: of the job, for the jitter of the delay.
     """
-    times, plan = 0, None
-    deaths: set[str] = set()
-    for failure in reversed(failures):
-        if not _is_of_batch(failure):
-            break
-        if times and not _is_same(failure, failures[-1]):
-            break
-        if plan is not None and failure.plan not in {None, plan}:
-            break
-        plan = plan or failure.plan
-        if _is_gone(failure):
-            # A run dies once: whose JVM was found gone may have died before it could say that it had ended.
-            times += failure.run_id not in deaths
-            deaths.add(failure.run_id)
-        else:
-            times += 1
-    last = failures[-1] if failures else None
-    if last is None or last.batch is None or not times:
-        return None
-    return Streak(last.batch, times, last.reason)
+    known = in_order(failures)
+    if (why := beyond_restart(known)) is not None:
+        return RestartDecision(allowed=False, at=known[-1].at, attempt=0, reason=why)
+    return strategy.decide([failure.at for failure in known], key=job_name)
 
 
 def beyond_restart(failures: Sequence[Failure]) -> str | None:
@@ -245,26 +278,6 @@ def so_far(found: Streak | None, attempts: int | None) -> str:
         return ""
     return (
         f", after batch {found.batch} failed {found.times} times in a row with the same error ({attempts} end the job)"
-    )
-
-
-def poison_batch(found: Streak, job_name: str, *, storage: str | None, before: str | None) -> PoisonBatch:
-    """The error that a job ends with, for people.
-
-    Args:
-        found: the streak.
-        job_name: of the job.
-        storage: URL of the checkpoints, ``None`` when another process cannot read them.
-        before: the checkpoint that the job goes on from, ``None`` when there is none or it is not known.
-    """
-    command = f"dagster-ckpt batch {job_name} {found.batch} --path {storage}"
-    look = "" if storage is None else f"See what is in it: `{command}`. "
-    origin = "" if before is None else f" The checkpoint before it is {before}."
-    return PoisonBatch(
-        f"Batch {found.batch} of job {job_name!r} is poison: it failed {found.times} times in a row with the same "
-        f"error, and is not tried again. {found.reason.removesuffix('.')}.{origin}",
-        hint=f"{look}Mend the code or what it reads, and launch again with restore_from: latest: the batch runs again "
-        "as it was planned. To have it planned anew, with a smaller batch size for example, add replay_to: none.",
     )
 
 

@@ -49,8 +49,8 @@ class Heart:
     * After the last beat, which says that the run has ended, none is begun. One that comes back later looks whether the
       record says so still, when a new holder would have beaten, and says it again if not. If the process is gone by
       then, its own host knows that, and another one has seen the last of it after a lease. Until it is put right
-      :func:`free_job` refuses for at most a lease after that beat was made, and then holds this process for a dead one,
-      as it does with any run that could not say that it had ended.
+      ``HeartbeatFile.free_job`` refuses for at most a lease after that beat was made, and then holds this process for a
+      dead one, as it does with any run that could not say that it had ended.
     """
 
     def __init__(

@@ -11,7 +11,6 @@ from dagster_ckpt.checkpoint.catalog.newest import find_newest
 from dagster_ckpt.checkpoint.catalog.pointers import savepoint_storage
 from dagster_ckpt.checkpoint.clock import Clock
 from dagster_ckpt.checkpoint.control.epochs import FAILING
-from dagster_ckpt.checkpoint.control.heartbeat import watched
 from dagster_ckpt.checkpoint.control.savepoint_requests import (
     Answer,
     SavepointRequest,
@@ -63,7 +62,7 @@ def take_savepoint(
         StorageError: the storage failed.
     """
     seconds = _seconds(timeout)
-    heartbeat, dead = watched(catalog.records.heartbeat, clock, wait)
+    heartbeat, dead = catalog.records.heartbeat.watched(clock, wait)
     if heartbeat is not None and dead is None:
         location = to or default
         # A relative path means one thing here and another where the driver runs.

@@ -22,19 +22,16 @@ from dagster_ckpt.checkpoint.control.failures import (
     Failure,
     FailureLog,
     Streak,
-    beyond_restart,
-    poison_batch,
+    restart_after,
     so_far,
-    streak,
 )
 from dagster_ckpt.checkpoint.control.heart import Heart
-from dagster_ckpt.checkpoint.control.heartbeat import HeartbeatFile, free_job
+from dagster_ckpt.checkpoint.control.heartbeat import HeartbeatFile
 from dagster_ckpt.checkpoint.control.job_records import JobRecords
 from dagster_ckpt.checkpoint.format.records import LONGEST_REASON
 from dagster_ckpt.checkpoint.processes import ProcessIdentity, this_host
 from dagster_ckpt.config.checkpoint_config import JobStatus
 from dagster_ckpt.config.recovery import RestoreRequest
-from dagster_ckpt.config.restart import RestartDecision
 from dagster_ckpt.errors import (
     CheckpointError,
     CorruptCheckpoint,
@@ -190,7 +187,7 @@ class StreamingRun:
         _probe_working_directory(self._job)
         self._job.filesystem.probe()
         JobRecords(self._job.filesystem, self._job.name).claim_ownership(self._job.deployment)
-        for process in free_job(heartbeats, self._job.name, self._clock, self._cancel.wait):
+        for process in heartbeats.free_job(self._clock, self._cancel.wait):
             _log.warning("Killed process %d, which a run declared dead had left behind", process.pid)
         return self._claim()
 
@@ -323,8 +320,8 @@ class StreamingRun:
             lost.__cause__ = error
             error = lost
         failures = self._record(claim.series, error)
-        found = streak(failures)
-        decision = self._decide(failures)
+        found = Streak.of(failures)
+        decision = restart_after(failures, self._job.restart, self._job.name)
         now = self._clock.time()
         reason = _told(error)
         if found is not None and found.ends_loop(self._job.poison_batch_attempts):
@@ -378,11 +375,6 @@ class StreamingRun:
             before = [item for item in self._failures.of(series) if (item.run_id, item.sequence) not in own]
         return [*before, *self._state.history]
 
-    def _decide(self, failures: Sequence[Failure]) -> RestartDecision:
-        if (why := beyond_restart(failures)) is not None:
-            return RestartDecision(allowed=False, at=failures[-1].at, attempt=0, reason=why)
-        return self._job.restart.decide(sorted(item.at for item in failures), key=self._job.name)
-
     def _in_flight(self, error: Exception) -> BatchInFlight | None:
         """The batch that was under way, ``None`` when the query had not come to one."""
         prepared = self._state.prepared
@@ -394,8 +386,7 @@ class StreamingRun:
         filesystem, before = self._job.filesystem, None
         if (prepared := self._state.prepared) is not None:
             before = prepared.store.retained[-1] if prepared.store.retained else prepared.restored
-        return poison_batch(
-            found,
+        return found.poison(
             self._job.name,
             storage=filesystem.url if filesystem.is_durable else None,
             before=None if before is None else before.reference,
