@@ -37,8 +37,7 @@ from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata, FileEntr
 from dagster_ckpt.checkpoint.format.seal import seal
 from dagster_ckpt.checkpoint.taking.savepoint_files import dispose_savepoint
 from dagster_ckpt.errors import CheckpointError
-from dagster_ckpt.filesystem import PosixFileSystem, Stored, open_filesystem
-from dagster_ckpt.filesystem.names import inside
+from dagster_ckpt.filesystem import PosixFileSystem, Stored, inside, open_filesystem
 from dagster_ckpt.spark.batches.plans import PlannedBatches, forget_plan, lay_out, planned_files, planned_offsets
 from dagster_ckpt.spark.capture.rocksdb_files import UnreadableStateFile, changelog_lineage, snapshot_members
 from dagster_ckpt.spark.files.checkpoint_location import (

@@ -15,8 +15,7 @@ from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
 from dagster_ckpt.checkpoint.format.snapshot import Snapshot
 from dagster_ckpt.checkpoint.taking.store import CompletedCheckpointStore, Dropped
 from dagster_ckpt.config.retention import KeepNewest
-from dagster_ckpt.filesystem import FileSystem
-from dagster_ckpt.filesystem.port import unheard
+from dagster_ckpt.filesystem import FileSystem, unheard
 from dagster_ckpt.spark.capture.source import StreamingSource
 from dagster_ckpt.spark.capture.state_files import PROVIDERS
 from dagster_ckpt.spark.live.in_bucket import stored_live

@@ -33,8 +33,7 @@ from dagster_ckpt.errors import (
     ForeignCheckpoint,
     StorageError,
 )
-from dagster_ckpt.filesystem import FileSystem, open_filesystem
-from dagster_ckpt.filesystem.port import unheard
+from dagster_ckpt.filesystem import FileSystem, open_filesystem, unheard
 
 __all__ = ["CheckpointCatalog", "Newest", "references", "shared_in_use", "unreadable_id"]
 

@@ -11,11 +11,18 @@ from pathlib import Path
 
 from dagster_ckpt.checkpoint.format.manifest import FileEntry
 from dagster_ckpt.errors import CheckpointFileChanged, CheckpointFileMissing, CorruptCheckpoint
-from dagster_ckpt.filesystem import FileSystem, Part, ServerSide, Stored, Written
-from dagster_ckpt.filesystem.bounds import Scratch
-from dagster_ckpt.filesystem.local_disk import refused_write
-from dagster_ckpt.filesystem.port import unheard
-from dagster_ckpt.filesystem.server_side import crc32c_of, md5_of
+from dagster_ckpt.filesystem import (
+    FileSystem,
+    Part,
+    Scratch,
+    ServerSide,
+    Stored,
+    Written,
+    crc32c_of,
+    md5_of,
+    refused_write,
+    unheard,
+)
 
 __all__ = ["BrokenFile", "compared_copy", "gone", "read_files", "unpinned"]
 

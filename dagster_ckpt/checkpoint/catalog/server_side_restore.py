@@ -8,8 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
 from dagster_ckpt.checkpoint.catalog.file_reader import BrokenFile, compared_copy, gone, unpinned
 from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata, FileEntry
-from dagster_ckpt.filesystem import Copy, ServerSide, Stored
-from dagster_ckpt.filesystem.port import unheard
+from dagster_ckpt.filesystem import Copy, ServerSide, Stored, unheard
 
 __all__ = ["copy_files"]
 

@@ -7,8 +7,7 @@ import threading
 from pathlib import Path
 
 from dagster_ckpt.checkpoint.cleanup.live_locations import epoch_of_start, stored_before
-from dagster_ckpt.filesystem import FileSystem
-from dagster_ckpt.filesystem.private_directories import remove_entries
+from dagster_ckpt.filesystem import FileSystem, remove_entries
 
 __all__ = ["forget_attempts", "forget_stored"]
 

@@ -29,8 +29,7 @@ from dagster_ckpt.checkpoint.taking.savepoint_files import dispose_claimed, writ
 from dagster_ckpt.checkpoint.taking.shared_files import DEFAULT_INLINE_THRESHOLD, SharedState
 from dagster_ckpt.config.retention import AnyOf, KeepPinned, RetentionPolicy, decide
 from dagster_ckpt.errors import CheckpointFailure, CheckpointNotFound, CorruptCheckpoint, PublishUnknown
-from dagster_ckpt.filesystem import FileSystem, Stopped
-from dagster_ckpt.filesystem.port import unheard
+from dagster_ckpt.filesystem import FileSystem, Stopped, unheard
 
 __all__ = ["CompletedCheckpointStore", "Dropped", "PendingCheckpoint"]
 

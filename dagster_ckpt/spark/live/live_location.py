@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dagster_ckpt.checkpoint.control.heartbeat import live_here
-from dagster_ckpt.filesystem.private_directories import is_own
+from dagster_ckpt.filesystem import is_own
 from dagster_ckpt.spark.capture.state_files import PROVIDERS, Provider
 from dagster_ckpt.spark.files.checkpoint_location import CheckpointLocation
 from dagster_ckpt.spark.files.prepare import prepare_location
