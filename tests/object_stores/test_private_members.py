@@ -35,7 +35,7 @@ def test_a_release_without_a_member_is_refused_and_the_tested_ones_are_named(
     library: PrivateMembers, owner: object, member: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delattr(owner, member)
-    with pytest.raises(InvalidConfiguration, match=rf"{library.library} .*: (\w+\.)?{member}\.$") as raised:
+    with pytest.raises(InvalidConfiguration, match=rf"{library.library} .*: (\w+\.)?{member}\.") as raised:
         library.check()
     assert f'pip install "{library.library}{library.tested}"' in raised.value.hint
 
