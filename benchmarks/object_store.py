@@ -33,6 +33,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from dagster_ckpt.checkpoint.catalog.newest import find_newest
+
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
@@ -168,8 +170,8 @@ def _store(storage: Any) -> Any:
     from dagster_ckpt.checkpoint.taking.store import CompletedCheckpointStore  # noqa: PLC0415
 
     catalog = CheckpointCatalog(storage, "benchmark")
-    claim = catalog.epochs.claim(token="t", series=None, run_id="r", host="h", pid=1, now="now")
-    catalog.epochs.record_choice(claim.epoch, Choice("a" * 32, None, 1, 0, "/live", "h", None, "benchmark"))
+    claim = catalog.records.epochs.claim(token="t", series=None, run_id="r", host="h", pid=1, now="now")
+    catalog.records.epochs.record_choice(claim.epoch, Choice("a" * 32, None, 1, 0, "/live", "h", None, "benchmark"))
     return CompletedCheckpointStore(
         catalog, claim, job_id="a" * 32, first_id=1, restored_from=None, mode="EXACTLY_ONCE", clock=SystemClock()
     )
@@ -194,7 +196,7 @@ def _look_up(url: str, retained: int) -> dict[str, Any]:
 def _newest(storage: Any, retained: int) -> None:
     from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog  # noqa: PLC0415 - not of the children
 
-    found = CheckpointCatalog(storage, "benchmark").newest().metadata
+    found = find_newest(CheckpointCatalog(storage, "benchmark")).metadata
     assert found is not None
     assert found.checkpoint_id == retained
 

@@ -31,6 +31,8 @@ import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
+from dagster_ckpt.checkpoint.catalog.file_reader import materialize_checkpoint, verify_checkpoint
+
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
@@ -42,12 +44,9 @@ from dagster_ckpt.config.checkpoint_config import CheckpointConfig  # noqa: E402
 from dagster_ckpt.config.recovery import RestoreRequest  # noqa: E402
 from dagster_ckpt.config.restart import NoRestart  # noqa: E402
 from dagster_ckpt.filesystem import PosixFileSystem  # noqa: E402
+from dagster_ckpt.spark import Event, Started, StreamingJob, StreamingRun, start_session, supervise  # noqa: E402
 from dagster_ckpt.spark.files.checkpoint_location import CheckpointLocation  # noqa: E402
 from dagster_ckpt.spark.files.prepare import prepare_location  # noqa: E402
-from dagster_ckpt.spark.job import Event, Started, StreamingJob  # noqa: E402
-from dagster_ckpt.spark.query.session import start_session  # noqa: E402
-from dagster_ckpt.spark.run.job_run import StreamingRun  # noqa: E402
-from dagster_ckpt.spark.run.supervisor import supervise  # noqa: E402
 from dagster_ckpt.spark.sinks.spark_file_sink import SparkFileSink  # noqa: E402
 from dagster_ckpt.spark.sinks.spark_sink_log import FileSink  # noqa: E402
 
@@ -186,8 +185,8 @@ def steps(stream: Stream, directory: Path) -> dict[str, float]:
 
     newest = timed("choose the checkpoint", stream.catalog.newest).metadata
     target = directory / uuid.uuid4().hex
-    timed("read and verify every file", lambda: stream.catalog.verify(newest))
-    timed("read, verify and write every file", lambda: stream.catalog.materialize(newest, target))
+    timed("read and verify every file", lambda: verify_checkpoint(stream.catalog, newest))
+    timed("read, verify and write every file", lambda: materialize_checkpoint(stream.catalog, newest, target))
     timed("adapt the location", lambda: prepare_location(target / "checkpoint"))
     sink = SparkFileSink(stream.sink)
     timed("check the sink", lambda: sink.check(newest.sink, target / "sink"))

@@ -7,12 +7,14 @@ from pathlib import Path
 from threading import Event, Thread
 
 import pytest
+from click import Context
 from click.testing import CliRunner, Result
 
 from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
 from dagster_ckpt.checkpoint.clock import SystemClock
 from dagster_ckpt.checkpoint.control.epochs import End
-from dagster_ckpt.checkpoint.control.heartbeat import Heart, HeartbeatFile
+from dagster_ckpt.checkpoint.control.heart import Heart
+from dagster_ckpt.checkpoint.control.heartbeat import HeartbeatFile
 from dagster_ckpt.checkpoint.control.quarantine import Quarantined
 from dagster_ckpt.checkpoint.control.savepoint_requests import (
     Answer,
@@ -44,6 +46,17 @@ def call(storage: Path, *arguments: str) -> Result:
 
 def files(storage: Path) -> dict[str, bytes]:
     return {str(path.relative_to(storage)): path.read_bytes() for path in storage.rglob("*") if path.is_file()}
+
+
+def test_help_lists_every_command_with_the_first_sentence_of_its_own_help() -> None:
+    listed = CliRunner().invoke(main, ["--help"], terminal_width=300, max_content_width=300).stdout
+    context = Context(main)
+    for name in main.list_commands(context):
+        command = main.get_command(context, name)
+        assert command is not None
+        assert command.name == name
+        sentence, _, _ = " ".join((command.help or "").split()).partition(". ")
+        assert f"  {name:<9}  {sentence.rstrip('.')}.\n" in listed
 
 
 def test_list_tells_every_checkpoint_and_the_newest(storage: Path, taken: list[CheckpointMetadata]) -> None:
@@ -302,7 +315,7 @@ def test_what_is_in_quarantine_is_listed_with_the_reason_and_can_be_disposed_of(
     catalog = CheckpointCatalog(PosixFileSystem(storage), JOB)
     *_, last, newest = taken
     for item, reason in ((last, "A file is gone."), (newest, "Its manifest was changed.")):
-        catalog.quarantine.add(Quarantined(item.reference, reason, 1, "run", "host", "then"))
+        catalog.records.quarantine.add(Quarantined(item.reference, reason, 1, "run", "host", "then"))
     manifest = storage / JOB / newest.reference / "_metadata"
     manifest.write_bytes(manifest.read_bytes()[:-9])
     result = call(storage, "list", JOB, "--json")
@@ -321,13 +334,13 @@ def test_what_is_in_quarantine_is_listed_with_the_reason_and_can_be_disposed_of(
     asked = CliRunner(catch_exceptions=False).invoke(main, ["dispose", str(manifest)])
     assert "Job flights is not over" in asked.stdout
     assert manifest.exists()
-    catalog.epochs.record_end(1, End("FINISHED", "done", discarded=False, ended_at="now"))
+    catalog.records.epochs.record_end(1, End("FINISHED", "done", discarded=False, ended_at="now"))
     for item in (last, newest):
         gone = CliRunner(catch_exceptions=False).invoke(main, ["dispose", str(storage / JOB / item.reference)])
         assert gone.stdout == f"{storage / JOB / item.reference} is deleted.\n"
         assert not (storage / JOB / item.reference).exists()
     assert call(storage, "verify", JOB).exit_code == 0
-    assert not catalog.quarantine.names()
+    assert not catalog.records.quarantine.names()
 
 
 def test_sweep_tells_first_and_then_deletes_what_nothing_needs(
@@ -338,7 +351,7 @@ def test_sweep_tells_first_and_then_deletes_what_nothing_needs(
     assert f"Job '{JOB}' is not over" in refused.stderr
     assert f"dagster-ckpt sweep {JOB} --older-than" in refused.stderr
     assert json.loads(call(storage, "sweep", "--json").stdout)[0]["job"] == JOB, "of every job: told, and no error"
-    CheckpointCatalog(PosixFileSystem(storage), JOB).epochs.record_end(1, End("FINISHED", "", False, "now"))
+    CheckpointCatalog(PosixFileSystem(storage), JOB).records.epochs.record_end(1, End("FINISHED", "", False, "now"))
     orphan = storage / JOB / taken[0].job_id / "shared" / "000001-0123456789ab-left.sst"
     orphan.write_bytes(b"12345")
     before = files(storage)

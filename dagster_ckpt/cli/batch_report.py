@@ -17,16 +17,14 @@ import fsspec
 
 from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
 from dagster_ckpt.checkpoint.catalog.lineage import line_of_descent
+from dagster_ckpt.checkpoint.catalog.newest import find_newest
 from dagster_ckpt.checkpoint.control.epochs import Choice
-from dagster_ckpt.checkpoint.control.failures import Failure, FailureLog
-from dagster_ckpt.checkpoint.control.plan_archive import PlannedBatch, WriteAheadArchive
+from dagster_ckpt.checkpoint.control.failures import Failure
+from dagster_ckpt.checkpoint.control.plan_archive import PlannedBatch
 from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
 from dagster_ckpt.checkpoint.format.snapshot import Json
 from dagster_ckpt.errors import CheckpointError, CheckpointNotFound
-from dagster_ckpt.spark.batches.in_flight import fingerprint
-from dagster_ckpt.spark.batches.plans import PlannedBatches, planned_files, planned_offsets
-from dagster_ckpt.spark.live.live_location import recorded_live
-from dagster_ckpt.spark.preflight.source_files import local_file
+from dagster_ckpt.spark import PlannedBatches, fingerprint, local_file, planned_files, planned_offsets, recorded_live
 
 __all__ = ["BatchReport", "ReadFile", "ReadSource", "report_batch"]
 
@@ -156,7 +154,7 @@ class _Plans:
 
     def __init__(self, catalog: CheckpointCatalog, choice: Choice) -> None:
         self._catalog = catalog
-        self._archive = WriteAheadArchive(catalog.filesystem, catalog.job_name, choice.job_id)
+        self._archive = catalog.records.plans(choice.job_id)
         live = recorded_live(choice, catalog.filesystem)
         self._live = None if live is None else live.location()
         self._job_id = choice.job_id
@@ -202,7 +200,7 @@ class _Plans:
 
 
 def _covered(catalog: CheckpointCatalog, job_id: str, batch: int) -> CheckpointMetadata | None:
-    newest = catalog.newest().metadata
+    newest = find_newest(catalog).metadata
     if newest is None:
         return None
     line = line_of_descent(newest, catalog.completed(job_id)[0])
@@ -210,7 +208,7 @@ def _covered(catalog: CheckpointCatalog, job_id: str, batch: int) -> CheckpointM
 
 
 def _failures(catalog: CheckpointCatalog, batch: int, plan: str) -> list[Failure]:
-    log = FailureLog(catalog.filesystem, catalog.job_name)
+    log = catalog.records.failures
     every = [failure for series in log.series() for failure in log.of(series)]
     return [failure for failure in every if failure.batch == batch and failure.plan in {None, plan}]
 

@@ -8,12 +8,12 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 
-from dagster_ckpt.checkpoint.control.processes import DRIVER_VARIABLE
+from dagster_ckpt.checkpoint.processes import DRIVER_VARIABLE
 
 _WAIT = "import signal; print(flush=True); signal.pause()"
 _DRIVE = """
 import sys
-from dagster_ckpt.checkpoint.control.processes import mark_driver
+from dagster_ckpt.checkpoint.processes import mark_driver
 held = mark_driver(tuple(sys.argv[1:]))
 """
 SPARK = ("org.apache.spark.deploy.SparkSubmit", "--name", "flights", "pyspark-shell")

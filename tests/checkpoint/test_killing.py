@@ -18,18 +18,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dagster_ckpt.checkpoint.control import processes
-from dagster_ckpt.checkpoint.control.heartbeat import (
-    LEASE,
-    Heart,
-    Heartbeat,
-    HeartbeatFile,
-    ProcessIdentity,
-    free_job,
-    is_dead,
-    this_host,
-)
-from dagster_ckpt.checkpoint.control.processes import DRIVER_VARIABLE, is_proven, mark_driver
+from dagster_ckpt.checkpoint import processes
+from dagster_ckpt.checkpoint.control.heart import Heart
+from dagster_ckpt.checkpoint.control.heartbeat import LEASE, Heartbeat, HeartbeatFile, free_job, is_dead
+from dagster_ckpt.checkpoint.processes import DRIVER_VARIABLE, ProcessIdentity, is_proven, mark_driver, this_host
 from dagster_ckpt.errors import CorruptCheckpoint, JobAlreadyRunning
 from tests.checkpoint.bystanders import SPARK, driving, jvm, running
 from tests.checkpoint.driver import JOB, ManualClock
@@ -228,7 +220,7 @@ class TestBystanders:
             me = ProcessIdentity.current()
             assert not is_proven(me, me, file.key)
             code = (
-                "import os, sys; from dagster_ckpt.checkpoint.control.processes import *\n"
+                "import os, sys; from dagster_ckpt.checkpoint.processes import *\n"
                 "above = ProcessIdentity.of(os.getppid()); print(is_proven(above, above, tuple(sys.argv[1:])))"
             )
             with subprocess.Popen([sys.executable, "-c", code, *file.key], stdout=subprocess.PIPE, text=True) as child:

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagster_ckpt.checkpoint.control.failures import DIED, Failure
-from dagster_ckpt.checkpoint.control.poison import (
+from dagster_ckpt.checkpoint.control.failures import (
+    DIED,
+    Failure,
     Streak,
     beyond_restart,
     is_outage,

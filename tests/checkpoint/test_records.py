@@ -14,13 +14,14 @@ from hypothesis import strategies as st
 from dagster_ckpt.checkpoint.control.deletion_log import Deletion
 from dagster_ckpt.checkpoint.control.epochs import Choice, Claim, End, Settled
 from dagster_ckpt.checkpoint.control.failures import Failure
-from dagster_ckpt.checkpoint.control.heartbeat import Heartbeat, ProcessIdentity
-from dagster_ckpt.checkpoint.control.owner import _Owner
+from dagster_ckpt.checkpoint.control.heartbeat import Heartbeat
+from dagster_ckpt.checkpoint.control.job_records import _Owner
 from dagster_ckpt.checkpoint.control.pins import Pin
 from dagster_ckpt.checkpoint.control.quarantine import Quarantined
 from dagster_ckpt.checkpoint.control.savepoint_requests import Answer, SavepointRequest, TakenSavepoint
 from dagster_ckpt.checkpoint.control.taken_savepoints import RecordedSavepoint
 from dagster_ckpt.checkpoint.format.records import encode_record, read_record
+from dagster_ckpt.checkpoint.processes import ProcessIdentity
 from dagster_ckpt.checkpoint.taking.savepoint_files import _Disposal
 from dagster_ckpt.errors import CorruptRecord, InvalidConfiguration
 from tests.checkpoint.memory import MemoryFileSystem

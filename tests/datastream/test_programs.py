@@ -66,7 +66,7 @@ def test_a_program_fails_is_restarted_interrupted_and_gone_on_with(bench: Bench)
         "tiny: Epoch 1",
         "tiny: Epoch 2",
     ]
-    end = bench.catalog.epochs.read_end(2)
+    end = bench.catalog.records.epochs.read_end(2)
     assert end is not None
     assert end.status == "CANCELED"
     (newest,) = bench.checkpoints()  # Flink retains one

@@ -19,22 +19,16 @@ import pyarrow.parquet as pq
 import pytest
 
 from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.catalog.file_reader import verify_checkpoint
 from dagster_ckpt.checkpoint.clock import SystemClock
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig, JobStatus
 from dagster_ckpt.config.recovery import RestoreRequest
 from dagster_ckpt.config.restart import NoRestart, RestartStrategy
 from dagster_ckpt.errors import CheckpointError
 from dagster_ckpt.filesystem import FileSystem, PosixFileSystem
+from dagster_ckpt.spark.events import CheckpointCompleted, CheckpointFailed, Event, Restarting, Started
 from dagster_ckpt.spark.files.checkpoint_location import CheckpointLocation
-from dagster_ckpt.spark.job import (
-    CheckpointCompleted,
-    CheckpointFailed,
-    Event,
-    Restarting,
-    RunResult,
-    Started,
-    StreamingJob,
-)
+from dagster_ckpt.spark.job import RunResult, StreamingJob
 from dagster_ckpt.spark.run.job_run import StreamingRun
 from dagster_ckpt.spark.sinks.spark_sink_log import FileSink
 
@@ -266,7 +260,7 @@ class Bench:
         completed, broken = self.catalog.completed(chosen[1].job_id)
         assert not broken
         for metadata in completed:
-            self.catalog.verify(metadata)
+            verify_checkpoint(self.catalog, metadata)
         return completed
 
     def refused(

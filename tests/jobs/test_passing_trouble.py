@@ -28,7 +28,7 @@ from dagster_ckpt.errors import (
     StorageError,
     StorageUnusable,
 )
-from dagster_ckpt.spark.job import Started
+from dagster_ckpt.spark.events import Started
 from dagster_ckpt.testing import Action, Fail, FaultInjectingFileSystem, Operation
 from tests.jobs.harness import OFTEN, Bench, Launch, eventually
 from tests.jobs.mounts import fill, mounted
@@ -85,7 +85,7 @@ class TestTheJobsFunction:
         assert raised.value.__cause__ is mistake
         assert raised.value.__cause__.__traceback__ is not None
         assert "twice in a row" in raised.value.hint
-        end = bench.catalog.epochs.read_end(2)
+        end = bench.catalog.records.epochs.read_end(2)
         assert end is not None
         assert end.status == "FAILED"
         assert "no such setting" in end.reason

@@ -14,8 +14,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from dagster_ckpt.checkpoint.clock import SystemClock
-from dagster_ckpt.checkpoint.control.heartbeat import Heartbeat, HeartbeatFile, ProcessIdentity
+from dagster_ckpt.checkpoint.control.heartbeat import Heartbeat, HeartbeatFile
 from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata, FileEntry
+from dagster_ckpt.checkpoint.processes import ProcessIdentity
 from dagster_ckpt.checkpoint.taking.shared_files import inline_entry
 from dagster_ckpt.cli import main
 from dagster_ckpt.config.checkpoint_config import CheckpointingMode, JobStatus
@@ -27,7 +28,7 @@ from dagster_ckpt.errors import (
     RestoreWithLoss,
     SinkMismatch,
 )
-from dagster_ckpt.spark.job import Replaying, Started
+from dagster_ckpt.spark.events import Replaying, Started
 from tests.jobs.harness import NEVER, NEW_PER_FILE, ROWS_PER_FILE, Bench, Row, deduplicated, eventually
 
 if TYPE_CHECKING:

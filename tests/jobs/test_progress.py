@@ -6,8 +6,9 @@ import logging
 
 import pytest
 
+from dagster_ckpt.checkpoint.catalog.newest import find_newest
 from dagster_ckpt.checkpoint.taking.progress import CheckpointInProgress, RestoreInProgress
-from dagster_ckpt.spark.event_text import describe
+from dagster_ckpt.spark.events import describe
 from tests.jobs.harness import Bench
 
 
@@ -17,7 +18,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_restore_and_a_checkpoint_tell_how_far_they_are(ticked: Bench) -> None:
-    newest = ticked.catalog.newest().metadata
+    newest = find_newest(ticked.catalog).metadata
     assert newest is not None
     launch = ticked.tick(1)
     restored = launch.of(RestoreInProgress)

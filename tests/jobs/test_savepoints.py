@@ -10,7 +10,7 @@ import pytest
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig, ExternalizedCheckpointCleanup, JobStatus
 from dagster_ckpt.config.restart import RestartStrategies
 from dagster_ckpt.errors import CheckpointNotFound, SavepointFailed
-from dagster_ckpt.spark.job import SavepointCompleted
+from dagster_ckpt.spark.events import SavepointCompleted
 from tests.jobs.harness import Bench, eventually, tree
 from tests.jobs.savepoints import Take, started
 
@@ -85,7 +85,7 @@ def test_stopped_with_a_savepoint_the_job_is_finished(bench: Bench, take: Take) 
     assert taken.batch == 1
     (last,) = bench.checkpoints()
     assert last.batch == taken.batch, "the last checkpoint and the savepoint are of one batch"
-    end = bench.catalog.epochs.read_end(bench.catalog.epochs.highest())
+    end = bench.catalog.records.epochs.read_end(bench.catalog.records.epochs.highest())
     assert end is not None
     assert (end.status, end.reason) == ("FINISHED", "stopped with a savepoint")
     shutil.rmtree(bench.storage)

@@ -12,6 +12,7 @@ from azure.storage.blob import AccountSasPermissions, BlobBlock, ContentSettings
 from click.testing import CliRunner
 
 from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.catalog.file_reader import verify_checkpoint
 from dagster_ckpt.cli import main
 from dagster_ckpt.errors import CheckpointFileChanged, StorageError
 from dagster_ckpt.filesystem import AzureBlobFileSystem, Copy
@@ -204,5 +205,5 @@ def test_a_job_goes_on_in_its_container_and_nowhere_else(
             blob.upload_blob(data)
     moved = container_of(azurite, elsewhere)
     with pytest.raises(CheckpointFileChanged, match="cannot be verified: its store told no checksum") as caught:
-        CheckpointCatalog(moved, JOB).verify(two)
+        verify_checkpoint(CheckpointCatalog(moved, JOB), two)
     assert caught.value.checkpoint == two.reference

@@ -88,6 +88,6 @@ def test_a_query_that_fails_twice_and_then_succeeds_is_exact(watch: Callable[[st
 
 
 def _status(job: JobWatch, epoch: int) -> str:
-    end = job.catalog.epochs.read_end(epoch)
+    end = job.catalog.records.epochs.read_end(epoch)
     assert end is not None
     return end.status

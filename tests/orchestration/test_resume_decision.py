@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dagster_ckpt.checkpoint.control.epochs import Claim, End
-from dagster_ckpt.checkpoint.control.failures import DIED, Failure, in_order
-from dagster_ckpt.checkpoint.control.poison import Streak, streak
+from dagster_ckpt.checkpoint.control.failures import DIED, Failure, Streak, in_order, streak
 from dagster_ckpt.config.checkpoint_config import JobStatus
 from dagster_ckpt.config.restart import (
     ExponentialDelayRestart,

@@ -14,7 +14,7 @@ from dagster_ckpt.config.live_location import LiveLocationPlace
 from dagster_ckpt.config.restart import NoRestart
 from dagster_ckpt.errors import InvalidConfiguration
 from dagster_ckpt.filesystem import AzureBlobFileSystem, FileSystem, GcsFileSystem, PosixFileSystem, S3FileSystem
-from dagster_ckpt.spark.event_text import describe
+from dagster_ckpt.spark.events import describe
 from dagster_ckpt.spark.job import StreamingJob
 from dagster_ckpt.spark.live import choose as live_choice
 from dagster_ckpt.spark.live.choose import choose_live, connector_of, refuse_impossible

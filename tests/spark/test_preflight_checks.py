@@ -12,9 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagster_ckpt.checkpoint.control.heartbeat import Heartbeat, ProcessIdentity
+from dagster_ckpt.checkpoint.control.heartbeat import Heartbeat
 from dagster_ckpt.checkpoint.control.plan_archive import PlannedBatch
 from dagster_ckpt.checkpoint.format.snapshot import Json
+from dagster_ckpt.checkpoint.processes import ProcessIdentity
 from dagster_ckpt.errors import CorruptCheckpoint, JobAlreadyRunning, RestoreRefused
 from dagster_ckpt.spark.batches.plans import forget_plan
 from dagster_ckpt.spark.files.checkpoint_location import CheckpointLocation

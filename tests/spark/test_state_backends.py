@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from dagster_ckpt import CustomStateBackend, EmbeddedRocksDBStateBackend, HashMapStateBackend, PredefinedOptions
+from dagster_ckpt.checkpoint.catalog.file_reader import materialize_checkpoint
 from dagster_ckpt.config import state_backend
 from dagster_ckpt.config.restart import RestartStrategies
 from dagster_ckpt.config.state_backend import HDFS_PROVIDER, ROCKSDB_PROVIDER, StateBackend
 from dagster_ckpt.errors import CheckpointFailure, InvalidConfiguration, StateBackendMismatch
-from dagster_ckpt.spark.job import SettingsIgnored, StreamingJob
+from dagster_ckpt.spark.events import SettingsIgnored
+from dagster_ckpt.spark.job import StreamingJob
 from tests.jobs.harness import Bench, copied, deduplicated
 from tests.spark.streaming import confs
 
@@ -51,7 +53,7 @@ def kinds(metadata: CheckpointMetadata) -> set[str]:
 
 def rocksdb_options(bench: Bench, metadata: CheckpointMetadata, scratch: Path) -> dict[str, str]:
     """What RocksDB itself wrote down of its options, in the newest snapshot of a checkpoint."""
-    bench.catalog.materialize(metadata, scratch)
+    materialize_checkpoint(bench.catalog, metadata, scratch)
     archive = max((scratch / "checkpoint/state/0/0").glob("*.zip"))
     with zipfile.ZipFile(archive) as opened:
         (name,) = [name for name in opened.namelist() if name.rpartition("/")[2].startswith("OPTIONS")]

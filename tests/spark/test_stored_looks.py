@@ -9,7 +9,8 @@ import pytest
 
 from dagster_ckpt.checkpoint.control.plan_archive import ArchiveWriter, WriteAheadArchive
 from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
-from dagster_ckpt.checkpoint.taking.coordinator import CheckpointCoordinator, Progress
+from dagster_ckpt.checkpoint.format.snapshot import Progress
+from dagster_ckpt.checkpoint.taking.coordinator import CheckpointCoordinator
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.spark.batches.archiver import Archiver
 from dagster_ckpt.spark.batches.plans import PlannedBatches

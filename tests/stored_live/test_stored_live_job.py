@@ -15,11 +15,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.catalog.file_reader import verify_checkpoint
+from dagster_ckpt.checkpoint.catalog.newest import find_newest
 from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
 from dagster_ckpt.config.live_location import LiveLocationPlace
 from dagster_ckpt.config.recovery import LATEST
 from dagster_ckpt.filesystem import FileSystem
-from dagster_ckpt.spark.live.live_location import recorded_live
+from dagster_ckpt.spark.live.choose import recorded_live
 from dagster_ckpt.spark.sinks.spark_sink_log import FileSink
 from tests.driving import driving
 from tests.gcs import BUCKET
@@ -157,12 +159,12 @@ def _goes_on(
 
 def _verified(catalog: CheckpointCatalog) -> CheckpointMetadata:
     """The newest checkpoint; every file of all of them is what was written."""
-    newest = catalog.newest().metadata
+    newest = find_newest(catalog).metadata
     assert newest is not None
     completed, broken = catalog.completed(newest.job_id)
     assert not broken
     for metadata in completed:
-        catalog.verify(metadata)
+        verify_checkpoint(catalog, metadata)
     return newest
 
 

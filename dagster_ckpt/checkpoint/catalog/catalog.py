@@ -1,4 +1,4 @@
-"""Reading side of the store: what checkpoints exist, which is newest, and their verified content.
+"""Reading side of the store: what checkpoints exist, and what their manifests say.
 
 Needs no epoch and changes nothing, so the CLI, the sensor and the UI use it beside a running job.
 """
@@ -9,14 +9,12 @@ import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 
-from dagster_ckpt.checkpoint.catalog.file_reader import BrokenFile, read_files
-from dagster_ckpt.checkpoint.catalog.newest import Newest, older_than, select
 from dagster_ckpt.checkpoint.catalog.pointers import resolve_checkpoint_pointer
-from dagster_ckpt.checkpoint.control.epochs import Choice, End, Epochs, Settled
-from dagster_ckpt.checkpoint.control.quarantine import Quarantine
+from dagster_ckpt.checkpoint.control.epochs import Choice, End, Settled
+from dagster_ckpt.checkpoint.control.job_records import JobRecords
 from dagster_ckpt.checkpoint.format.layout import (
     METADATA_FILE_NAME,
     checkpoint_directory,
@@ -33,19 +31,14 @@ from dagster_ckpt.errors import (
     ForeignCheckpoint,
     StorageError,
 )
-from dagster_ckpt.filesystem import FileSystem, open_filesystem, unheard
+from dagster_ckpt.filesystem import FileSystem, open_filesystem
 
-__all__ = ["CheckpointCatalog", "Newest", "references", "shared_in_use", "unreadable_id"]
+__all__ = ["CheckpointCatalog", "references", "shared_in_use", "unreadable_id"]
 
 _log = logging.getLogger(__name__)
 
 #: What stands where the pointer of a checkpoint in a driver's memory would.
 NOT_ADDRESSABLE = "<checkpoint-not-externally-addressable>"
-#: How often in a row the job may have changed while the newest was looked for. Each time takes a few requests, and the
-#: time between two checkpoints is longer than that.
-_MOST_LOOKS = 50
-#: Broken files that are named in one error.
-_MOST_NAMED = 1000
 _SHORT = re.compile(r"(?:([0-9a-f]{32})/)?(chk-[1-9][0-9]*)/?")
 _INSIDE = re.compile(r"([^/]+)/([0-9a-f]{32})/chk-([1-9][0-9]*)")
 
@@ -73,13 +66,15 @@ class CheckpointCatalog:
     Args:
         filesystem: the storage.
         job_name: the job's stable name.
+
+    Attributes:
+        records: the job's records.
     """
 
     def __init__(self, filesystem: FileSystem, job_name: str) -> None:
         self.filesystem = filesystem
         self.job_name = validate_job_name(job_name)
-        self.epochs = Epochs(filesystem, job_name)
-        self.quarantine = Quarantine(filesystem, job_name)
+        self.records = JobRecords(filesystem, job_name)
         self._at_choice: dict[int, _AtChoice] = {}
         self._settled: dict[int, Settled] = {}
 
@@ -92,6 +87,14 @@ class CheckpointCatalog:
         """The ids of all ``chk-N`` directories, ascending by number, completed or not."""
         entries = self.filesystem.list(f"{self.job_name}/{job_id}")
         return sorted(number for entry in entries if (number := checkpoint_id(entry.name)) is not None)
+
+    def next_id(self, job_id: str, restored: CheckpointMetadata | None = None) -> int:
+        """The id after the highest ever issued in a lineage, after every ``chk-N`` there and after ``restored``.
+
+        Raises:
+            CorruptRecord: a record of version 1 does not hold an id.
+        """
+        return self.records.issued(job_id).next(self.numbers(job_id), restored.checkpoint_id if restored else 0)
 
     def pointer(self, metadata: CheckpointMetadata) -> str:
         """Where the checkpoint lies, as a user may give it to ``restore_from``; of one in memory, that it cannot be."""
@@ -134,7 +137,7 @@ class CheckpointCatalog:
             data = self.filesystem.read(self._manifest(job_id, number))
         except FileNotFoundError:
             data = None
-        return self._believed(job_id, number, data, self.epochs.names, named=named)
+        return self._believed(job_id, number, data, self.records.epochs.names, named=named)
 
     def _manifest(self, job_id: str, number: int) -> str:
         return f"{checkpoint_directory(self.job_name, job_id, number)}/{METADATA_FILE_NAME}"
@@ -189,7 +192,7 @@ class CheckpointCatalog:
         broken: list[CorruptCheckpoint] = []
         numbers = self.numbers(job_id)
         contents = self.filesystem.read_many([self._manifest(job_id, number) for number in numbers])
-        names = cache(self.epochs.names)  # once, and after the manifests: who took over meanwhile is among them
+        names = cache(self.records.epochs.names)  # once, and after the manifests: who took over meanwhile is among them
         for number, data in zip(numbers, contents, strict=True):
             try:
                 found.append(self._believed(job_id, number, data, names))
@@ -224,7 +227,7 @@ class CheckpointCatalog:
         complete = self.completed_ids(job_id)
         own = restored if restored is not None and (restored.location, restored.job_id) == (None, job_id) else None
         if own is not None and own.checkpoint_id not in complete:
-            self.epochs.check(epoch)
+            self.records.epochs.check(epoch)
             raise self.unlisted(own)
         return complete
 
@@ -274,35 +277,35 @@ class CheckpointCatalog:
         return None
 
     def _settled_after(self, epoch: int) -> Settled | None:
-        if epoch not in self._settled and (settled := self.epochs.read_settled(epoch)) is not None:
+        if epoch not in self._settled and (settled := self.records.epochs.read_settled(epoch)) is not None:
             self._settled[epoch] = settled
         return self._settled.get(epoch)
 
     def _choice_of(self, epoch: int) -> _AtChoice | None:
-        if epoch not in self._at_choice and (choice := self.epochs.read_choice(epoch)) is not None:
+        if epoch not in self._at_choice and (choice := self.records.epochs.read_choice(epoch)) is not None:
             self._at_choice[epoch] = _AtChoice.by(choice)
         return self._at_choice.get(epoch)
 
     def choice(self) -> tuple[int, Choice] | None:
         """The newest recorded choice and its epoch."""
-        return self.choice_among(self.epochs.names())
+        return self.choice_among(self.records.epochs.names())
 
     def choice_among(self, names: Mapping[int, set[str]]) -> tuple[int, Choice] | None:
         """The newest choice, and its epoch, of a listing of the epochs."""
         for epoch in sorted((epoch for epoch, kinds in names.items() if "choice" in kinds), reverse=True):
-            if choice := self.epochs.read_choice(epoch):
+            if choice := self.records.epochs.read_choice(epoch):
                 self._at_choice[epoch] = _AtChoice.by(choice)
                 return epoch, choice
         return None
 
     def choices(self) -> dict[int, Choice]:
         """The recorded choices, by epoch."""
-        epochs = sorted(epoch for epoch, kinds in self.epochs.names().items() if "choice" in kinds)
-        return {epoch: choice for epoch in epochs if (choice := self.epochs.read_choice(epoch)) is not None}
+        epochs = sorted(epoch for epoch, kinds in self.records.epochs.names().items() if "choice" in kinds)
+        return {epoch: choice for epoch in epochs if (choice := self.records.epochs.read_choice(epoch)) is not None}
 
     def given_up(self) -> End | None:
         """The end with which the cleanup policy gave up the newest choice's lineage, if it did."""
-        names = self.epochs.names()
+        names = self.records.epochs.names()
         chosen = self.choice_among(names)
         return None if chosen is None else self.given_up_since(chosen[0], names)
 
@@ -311,50 +314,10 @@ class CheckpointCatalog:
         # The end may be of a later epoch: whoever cleans up after a dead run claims one.
         for epoch, kinds in names.items():
             if epoch >= chooser and "end" in kinds:
-                end = self.epochs.read_end(epoch)
+                end = self.records.epochs.read_end(epoch)
                 if end is not None and end.discarded:
                     return end
         return None
-
-    def newest(self) -> Newest:
-        """The newest complete checkpoint of the highest epoch that has one, else that epoch's choice.
-
-        What is in quarantine is passed over, and named in ``passed_over``.
-
-        Raises:
-            CorruptMetadata: what must be the newest cannot be read; an older one is never taken silently.
-            CorruptCheckpoint: every checkpoint there is is in quarantine.
-            CheckpointNotFound: the recorded choice is gone although nothing gave it up.
-            StorageError: the storage failed, or gives another listing each time it is asked.
-        """
-        before: object = None
-        for _ in range(_MOST_LOOKS):
-            try:
-                newest = select(self)
-            except (CheckpointNotFound, CorruptCheckpoint):
-                found = self._listing()
-                if found == before:
-                    raise
-            else:
-                if newest.metadata is not None:
-                    return newest
-                found = self._listing()
-                if found == before:
-                    return newest
-            # What is not there may have been published or subsumed while this was read: once more, and it is believed
-            # when nothing changed meanwhile.
-            before = found
-        raise StorageError(
-            f"The newest checkpoint of {self.job_name!r} cannot be told: {_MOST_LOOKS} times in a row the listing of "
-            f"{self.filesystem.url}/{self.job_name} was another one before than after it was looked for.",
-            hint="If a run takes checkpoints faster than this machine can list them, try again with a greater "
-            "interval, or nearer to the storage; else the storage's listings are not consistent, and no job is safe "
-            "on it.",
-        )
-
-    def _listing(self) -> object:
-        chosen = self.choice()
-        return self.epochs.names(), chosen, self.numbers(chosen[1].job_id) if chosen else []
 
     def resolve(self, pointer: str) -> CheckpointMetadata:
         """What a user named: ``chk-N``, ``{job id}/chk-N``, or the path of a checkpoint or savepoint.
@@ -403,63 +366,9 @@ class CheckpointCatalog:
             )
         return self.load(metadata.job_id, metadata.checkpoint_id, named=True)
 
-    def verify(self, metadata: CheckpointMetadata) -> None:
-        """Read every file of a checkpoint and compare size and checksum.
-
-        Raises:
-            CheckpointFileMissing: a file is gone; every broken file is named.
-            CheckpointFileChanged: a file is not what was written; every broken file is named.
-        """
-        self._read(metadata, None)
-
-    def materialize(self, metadata: CheckpointMetadata, target: Path, told: Callable[[int], object] = unheard) -> None:
-        """Write every file of a checkpoint below the new directory ``target`` (0700), verifying it on the way.
-
-        ``told`` is told the size of each, on several threads.
-
-        Raises:
-            CheckpointFileMissing: a file is gone; every broken file is named.
-            CheckpointFileChanged: a file is not what was written; every broken file is named.
-        """
-        target.mkdir(mode=0o700, parents=True)
-        for directory in {(target / file.path).parent for file in metadata.files}:
-            directory.mkdir(parents=True, exist_ok=True)
-        self._read(metadata, target, told)
-
-    def _read(self, metadata: CheckpointMetadata, target: Path | None, told: Callable[[int], object] = unheard) -> None:
-        located = partial(self.stored_path, metadata)
-        if broken := read_files(self.storage_of(metadata), metadata.files, located, target, told):
-            raise self.refusal(metadata, broken)
-
-    def refusal(self, metadata: CheckpointMetadata, broken: Sequence[BrokenFile]) -> CorruptCheckpoint:
-        """That a checkpoint cannot be restored because these files of it are broken, and the ways on."""
-        count = f"{len(broken)} of its {len(metadata.files)} files are broken: " if len(broken) > 1 else ""
-        named = "; ".join(f"{item.where} ({item.path}) {item.what}" for item in broken[:_MOST_NAMED])
-        more = f"; and {len(broken) - _MOST_NAMED} more" if len(broken) > _MOST_NAMED else ""
-        error = broken[0].error(
-            f"{metadata.name} of {self.job_name} cannot be restored: {count}{named}{more}.",
-            hint=self._other_than(metadata),
-        )
-        error.checkpoint = metadata.reference
-        return error
-
     @property
     def _see_list(self) -> str:
         return f"See the completed checkpoints with `dagster-ckpt list {self.job_name} --path {self.filesystem.url}`."
-
-    def _other_than(self, metadata: CheckpointMetadata) -> str:
-        """The exact ways on when ``metadata`` cannot be used."""
-        other = next(older_than(self, metadata), None)
-        if other is None:
-            return (
-                "There is no older checkpoint. Put the file back from a backup, or start over with restore_from: none."
-            )
-        return (
-            f"To go back to the one before, launch the job with restore_from: {other.reference} "
-            f"(batch {other.batch} instead of {metadata.batch}); "
-            f"check it first with `dagster-ckpt verify {self.job_name} {other.reference} "
-            f"--path {self.filesystem.url}`."
-        )
 
 
 def _foreign(where: str, owner: str, job_name: str) -> ForeignCheckpoint:

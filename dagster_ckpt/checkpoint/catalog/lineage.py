@@ -1,18 +1,24 @@
-"""Which checkpoints a checkpoint descends from; after a rollback, the others are abandoned."""
+"""Which checkpoints a checkpoint descends from; after a rollback, the others are abandoned.
+
+Also what deleting checkpoints would free: files that several checkpoints share go with the last of them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol, TypeVar
 
+from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog, references
 from dagster_ckpt.checkpoint.control.epochs import Choice
 from dagster_ckpt.checkpoint.control.taken_savepoints import RecordedSavepoint
+from dagster_ckpt.checkpoint.format.layout import METADATA_FILE_NAME, checkpoint_directory, checkpoint_id, is_job_id
 from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
 from dagster_ckpt.config.retention import Retained
+from dagster_ckpt.errors import CheckpointNotFound, CorruptCheckpoint
 
-__all__ = ["Unreadable", "for_retention", "line_of_descent", "unreadable"]
+__all__ = ["for_retention", "line_before", "line_of_descent", "older_than", "reclaimable_bytes"]
 
 
 class _Descendant(Protocol):
@@ -49,8 +55,8 @@ class Unreadable:
 def unreadable(job_id: str, number: int, choices: Mapping[int, Choice]) -> Unreadable:
     """Where a checkpoint that cannot be read belongs.
 
-    Ids rise with the starts of a job, so it is of the last start of its lineage that was to use such an id. A salvage,
-    which is taken just before the choice of its start, then counts as one of the start that it was salvaged from.
+    Ids rise with the starts of a job, so it belongs to the latest start whose ``first_id`` is not above its id. A
+    salvage is taken just before the choice of its start, so it counts as one of the start that it was salvaged from.
 
     Args:
         job_id: the lineage.
@@ -106,3 +112,72 @@ def for_retention(
         )
         for item in completed
     ]
+
+
+def line_before(catalog: CheckpointCatalog, checkpoint: CheckpointMetadata | str) -> list[str]:
+    """What a checkpoint descends from in its lineage, the newest first, whether it can be read or not.
+
+    Args:
+        catalog: the job's.
+        checkpoint: it, or where it cannot be read ``{job id}/chk-N``.
+    """
+    start: CheckpointMetadata | Unreadable | None = None
+    if isinstance(checkpoint, CheckpointMetadata):
+        job_id, start = checkpoint.job_id, checkpoint
+    else:
+        job_id, _, name = checkpoint.partition("/")
+        if not is_job_id(job_id) or checkpoint_id(name) is None:
+            return []
+    completed, broken = catalog.completed(job_id)
+    nodes: dict[str, CheckpointMetadata | Unreadable] = {item.reference: item for item in completed}
+    missing = {error.checkpoint for error in broken if error.checkpoint is not None}
+    if isinstance(checkpoint, str) and checkpoint not in nodes:
+        missing.add(checkpoint)
+    if missing:
+        choices = catalog.choices()
+        for reference in missing:
+            number = checkpoint_id(reference.rpartition("/")[2]) or 0
+            nodes[reference] = unreadable(job_id, number, choices)
+    start = start or nodes[str(checkpoint)]
+    savepoints = catalog.records.taken_savepoints.known()
+    line = line_of_descent(start, list(nodes.values()), savepoints)
+    return [item.reference for item in reversed(line) if item.reference != start.reference]
+
+
+def older_than(catalog: CheckpointCatalog, checkpoint: CheckpointMetadata | str) -> Iterator[CheckpointMetadata]:
+    """What of :func:`line_before` can be read and is not in quarantine, the newest first."""
+    quarantined = catalog.records.quarantine.names()
+    for older in line_before(catalog, checkpoint):
+        if older not in quarantined:
+            try:
+                yield catalog.resolve(older)
+            except (CheckpointNotFound, CorruptCheckpoint):
+                continue
+
+
+def reclaimable_bytes(
+    catalog: CheckpointCatalog, completed: Sequence[CheckpointMetadata], drop: Collection[str]
+) -> dict[str, int]:
+    """Bytes that deleting the checkpoints named in ``drop`` frees, by checkpoint.
+
+    A file that several of them share counts with the last one in order; one that a checkpoint outside ``drop``
+    needs counts nowhere. The sum is what all the deletions free together.
+
+    Args:
+        catalog: where they are.
+        completed: every completed checkpoint of one lineage, in order.
+        drop: references (``{job id}/chk-N``) of those to be deleted.
+
+    Raises:
+        StorageError: the storage failed.
+    """
+    dropped = [metadata for metadata in completed if metadata.reference in drop]
+    needed = references([metadata for metadata in completed if metadata.reference not in drop])
+    last_user = {reference: metadata for metadata in dropped for reference in metadata.references - needed}
+    freed: dict[str, int] = {}
+    for metadata in dropped:
+        directory = checkpoint_directory(metadata.job_name, metadata.job_id, metadata.checkpoint_id)
+        freed[metadata.reference] = catalog.filesystem.size(f"{directory}/{METADATA_FILE_NAME}")
+    for reference, metadata in last_user.items():
+        freed[metadata.reference] += catalog.filesystem.size(catalog.stored_path(metadata, reference))
+    return freed

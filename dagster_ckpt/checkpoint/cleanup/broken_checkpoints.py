@@ -5,9 +5,8 @@ from __future__ import annotations
 from functools import partial
 
 from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog, shared_in_use
-from dagster_ckpt.checkpoint.control.deletion_log import DeletionLog
+from dagster_ckpt.checkpoint.catalog.newest import find_newest
 from dagster_ckpt.checkpoint.control.epochs import FAILING
-from dagster_ckpt.checkpoint.control.pins import Pins
 from dagster_ckpt.errors import CorruptCheckpoint, CorruptMetadata, InvalidConfiguration
 
 __all__ = ["dispose_broken", "is_broken"]
@@ -17,7 +16,7 @@ _REASON = "somebody asked for it"
 
 def is_broken(catalog: CheckpointCatalog, job_id: str, number: int) -> bool:
     """Whether a checkpoint is in quarantine, or its manifest cannot be read."""
-    if f"{job_id}/chk-{number}" in catalog.quarantine.names():
+    if f"{job_id}/chk-{number}" in catalog.records.quarantine.names():
         return True
     try:
         catalog.load(job_id, number)
@@ -43,24 +42,24 @@ def dispose_broken(catalog: CheckpointCatalog, job_id: str, number: int) -> bool
         StorageError: the storage failed; ask again.
     """
     reference = f"{job_id}/chk-{number}"
-    if reference in Pins(catalog.filesystem, catalog.job_name).pinned():
+    if reference in catalog.records.pins.pinned():
         raise _pinned(catalog, reference)
     _refuse_if_next(catalog, reference)
-    epoch = catalog.epochs.highest()
+    epoch = catalog.records.epochs.highest()
     names: list[str] = []
     completed, _ = catalog.completed(job_id)
     for item in completed:
         if item.reference == reference:
             names = sorted(name.rpartition("/")[2] for name in item.references if name.startswith("../"))
-    log = DeletionLog(catalog.filesystem, catalog.job_name)
-    end = catalog.epochs.read_end(epoch)
+    log = catalog.records.deletions
+    end = catalog.records.epochs.read_end(epoch)
     if end is None or end.status == FAILING:
         log.ask(epoch, job_id, [number], names, _REASON)
         return False
 
     if not log.delete(epoch, job_id, [number], names, _REASON, partial(shared_in_use, catalog, job_id)):
         raise _pinned(catalog, reference)
-    catalog.quarantine.lift(reference)
+    catalog.records.quarantine.lift(reference)
     return True
 
 
@@ -73,10 +72,10 @@ def _pinned(catalog: CheckpointCatalog, reference: str) -> InvalidConfiguration:
 
 def _refuse_if_next(catalog: CheckpointCatalog, reference: str) -> None:
     """Without it in its place, an older one would be gone on from with no word said."""
-    if reference in catalog.quarantine.names():
+    if reference in catalog.records.quarantine.names():
         return
     try:
-        catalog.newest()
+        find_newest(catalog)
     except CorruptCheckpoint as error:
         if error.checkpoint == reference:
             raise InvalidConfiguration(

@@ -9,15 +9,14 @@ from functools import partial
 
 from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog, shared_in_use
 from dagster_ckpt.checkpoint.clock import Clock, iso
-from dagster_ckpt.checkpoint.control.deletion_log import ROUNDS, DeletionLog
+from dagster_ckpt.checkpoint.control.deletion_log import ROUNDS
 from dagster_ckpt.checkpoint.control.epochs import Claim, End
-from dagster_ckpt.checkpoint.control.heartbeat import ProcessIdentity, this_host
-from dagster_ckpt.checkpoint.control.issued_ids import next_id
-from dagster_ckpt.checkpoint.control.pins import Pins
 from dagster_ckpt.checkpoint.format.file_names import written_by
 from dagster_ckpt.checkpoint.format.layout import checkpoint_id, shared_directory
+from dagster_ckpt.checkpoint.processes import ProcessIdentity, this_host
+from dagster_ckpt.checkpoint.taking.retained import Dropped
 from dagster_ckpt.checkpoint.taking.savepoint_files import claimed_savepoint, dispose_claimed
-from dagster_ckpt.checkpoint.taking.store import CompletedCheckpointStore, Dropped
+from dagster_ckpt.checkpoint.taking.store import CompletedCheckpointStore
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig, JobStatus
 from dagster_ckpt.errors import CorruptRecord
 
@@ -51,11 +50,11 @@ def finish_recorded_deletions(
         epoch: of the caller.
         in_use: names in ``shared/`` of a lineage that must stay, as for :meth:`DeletionLog.recover`.
     """
-    DeletionLog(catalog.filesystem, catalog.job_name).recover(epoch, in_use)
-    for reference in catalog.quarantine.names():
+    catalog.records.deletions.recover(epoch, in_use)
+    for reference in catalog.records.quarantine.names():
         lineage, _, name = reference.partition("/")
         if checkpoint_id(name) not in catalog.numbers(lineage):
-            catalog.quarantine.lift(reference)  # somebody has asked for its deletion
+            catalog.records.quarantine.lift(reference)  # somebody has asked for its deletion
 
 
 def finish_giving_up(catalog: CheckpointCatalog, epoch: int, in_use: Callable[[str], frozenset[str] | None]) -> None:
@@ -71,7 +70,7 @@ def finish_giving_up(catalog: CheckpointCatalog, epoch: int, in_use: Callable[[s
     if (claimed := claimed_savepoint(catalog, chosen[1])) is not None:
         dispose_claimed(claimed.reference, like=catalog.filesystem)
     job_id = chosen[1].job_id
-    log = DeletionLog(catalog.filesystem, catalog.job_name)
+    log = catalog.records.deletions
     for _ in range(ROUNDS):
         numbers = given_up_numbers(catalog, job_id)
         if not numbers:
@@ -93,13 +92,13 @@ def finish_giving_up(catalog: CheckpointCatalog, epoch: int, in_use: Callable[[s
 
 def given_up_numbers(catalog: CheckpointCatalog, job_id: str) -> list[int]:
     """The checkpoints, complete or not, of a lineage that was given up and that are neither pinned nor quarantined."""
-    pinned = Pins(catalog.filesystem, catalog.job_name).numbers(job_id)
-    return sorted({*catalog.numbers(job_id)} - pinned - catalog.quarantine.numbers(job_id))
+    pinned = catalog.records.pins.numbers(job_id)
+    return sorted({*catalog.numbers(job_id)} - pinned - catalog.records.quarantine.numbers(job_id))
 
 
 def is_unfinished(catalog: CheckpointCatalog) -> bool:
     """Whether a deletion that was recorded, or that an end on record asks for, has not been carried out."""
-    if DeletionLog(catalog.filesystem, catalog.job_name).pending():
+    if catalog.records.deletions.pending():
         return True
     chosen = catalog.choice()
     return chosen is not None and catalog.given_up() is not None and bool(given_up_numbers(catalog, chosen[1].job_id))
@@ -122,7 +121,7 @@ def finish_end(catalog: CheckpointCatalog, dead: Claim, end: End, clock: Clock) 
         StorageError: the storage failed; call it again.
     """
     claim = _claim_after(catalog, dead, clock)
-    catalog.epochs.record_end(claim.epoch, end)
+    catalog.records.epochs.record_end(claim.epoch, end)
     finish_deletions(catalog, claim.epoch)
     return claim
 
@@ -147,7 +146,7 @@ def end_dead_epoch(
         Fenced: a run has taken the job over meanwhile, and nothing was changed.
         StorageError: the storage failed; where the end is on record, :func:`finish_end` does the rest.
     """
-    epochs = catalog.epochs
+    epochs = catalog.records.epochs
     chosen = catalog.choice()
     discards = config.discards(status) and chosen is not None
     claim = _claim_after(catalog, dead, clock)
@@ -160,7 +159,7 @@ def end_dead_epoch(
         catalog,
         claim,
         job_id=job_id,
-        first_id=next_id(catalog, job_id),
+        first_id=catalog.next_id(job_id),
         restored_from=None,
         mode=config.mode.value,
         clock=clock,
@@ -171,7 +170,7 @@ def end_dead_epoch(
 
 def _claim_after(catalog: CheckpointCatalog, dead: Claim, clock: Clock) -> Claim:
     """The epoch after that of a dead run, so that nobody is fenced but it."""
-    return catalog.epochs.claim(
+    return catalog.records.epochs.claim(
         token=uuid.uuid4().hex,
         series=dead.series,
         run_id=dead.run_id,

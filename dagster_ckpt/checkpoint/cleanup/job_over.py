@@ -16,10 +16,8 @@ from dagster_ckpt.checkpoint.cleanup.dead_runs import end_dead_epoch
 from dagster_ckpt.checkpoint.cleanup.orphans import Orphan
 from dagster_ckpt.checkpoint.cleanup.start_sweep import left_in
 from dagster_ckpt.checkpoint.clock import Clock, seconds_of
-from dagster_ckpt.checkpoint.control.deletion_log import DeletionLog
 from dagster_ckpt.checkpoint.control.epochs import FAILING
-from dagster_ckpt.checkpoint.control.heartbeat import LEASE, HeartbeatFile, watched
-from dagster_ckpt.checkpoint.control.pins import Pins
+from dagster_ckpt.checkpoint.control.heartbeat import LEASE, watched
 from dagster_ckpt.checkpoint.format.file_names import (
     foreign,
     is_record,
@@ -62,8 +60,8 @@ def last_epoch(
         JobAlreadyRunning: a run of it is alive.
         InvalidConfiguration: it is to be gone on with.
     """
-    name, epochs = catalog.job_name, catalog.epochs
-    heartbeat, dead = watched(HeartbeatFile(catalog.filesystem, name), clock, wait)
+    name, epochs = catalog.job_name, catalog.records.epochs
+    heartbeat, dead = watched(catalog.records.heartbeat, clock, wait)
     if heartbeat is not None and dead is None:
         raise JobAlreadyRunning(
             f"Job {name!r} is being run by run {heartbeat.run_id} (epoch {heartbeat.epoch}).",
@@ -108,20 +106,20 @@ def records_of(
         orphans: files that are not there any more by then.
         older_than: how long it must have been over; ``None`` to keep the records.
     """
-    storage, name = catalog.filesystem, catalog.job_name
-    end = catalog.epochs.read_end(epoch)
+    storage, name, control = catalog.filesystem, catalog.job_name, catalog.records
+    end = control.epochs.read_end(epoch)
     if older_than is None or end is None or end.status == FAILING:
         return [], []
     gone = {orphan.path for orphan in orphans}
     stored = [path for job_id in catalog.job_ids() for path in _stored(catalog, job_id)]
-    heartbeat = HeartbeatFile(storage, name).read()
+    heartbeat = control.heartbeat.read()
     last = max(seconds_of(end.ended_at), 0.0 if heartbeat is None else heartbeat.beat_at)
     stays = None
     if any(path not in gone for path in stored):
         return [], []
     if catalog.choice() is not None and catalog.given_up() is None:
         stays = "it did not give its checkpoints up, so it goes on from where it began"
-    elif Pins(storage, name).pinned() or catalog.quarantine.names() or DeletionLog(storage, name).pending():
+    elif control.pins.pinned() or control.quarantine.names() or control.deletions.pending():
         stays = "it has pins, checkpoints in quarantine or unfinished deletions"
     elif next(_files(storage, f"{name}/{CHECKPOINT_TASK_OWNED_STATE_DIR}"), None) is not None:
         stays = f"{name}/{CHECKPOINT_TASK_OWNED_STATE_DIR} has live checkpointLocations"

@@ -29,7 +29,6 @@ from dagster_ckpt.checkpoint.cleanup.job_over import last_epoch, records_of, rem
 from dagster_ckpt.checkpoint.cleanup.live_locations import live_orphans, remove_live_directories
 from dagster_ckpt.checkpoint.cleanup.orphans import Condemned, Orphan, condemned, orphans_of
 from dagster_ckpt.checkpoint.clock import Clock
-from dagster_ckpt.checkpoint.control.deletion_log import DeletionLog
 from dagster_ckpt.checkpoint.control.epochs import Settled
 from dagster_ckpt.checkpoint.format.layout import checkpoint_directory, checkpoint_id, shared_directory
 from dagster_ckpt.checkpoint.format.snapshot import Json
@@ -119,7 +118,7 @@ def sweep_job(
         _settle(catalog, epoch)
         _delete_condemned(catalog, epoch, to_go)
         left, notes = _plan(catalog, epoch, ())
-        catalog.epochs.check(epoch)
+        catalog.records.epochs.check(epoch)
         paths = {orphan.path for orphan in left}
         tell(orphan for orphan in planned if orphan.path not in paths and not _is_there(catalog, orphan))
         for orphan in left:
@@ -128,7 +127,7 @@ def sweep_job(
         remove_live_directories(catalog, epoch)
         _remove_directories(catalog)
         records, said = records_of(catalog, clock, epoch, (), older_than)
-        catalog.epochs.check(epoch)
+        catalog.records.epochs.check(epoch)
         remove_records(catalog, records, lambda orphan: tell([orphan]))
     except Fenced as error:
         raise JobAlreadyRunning(
@@ -151,7 +150,9 @@ def _plan(catalog: CheckpointCatalog, epoch: int, to_go: Sequence[Condemned]) ->
         orphans += found
         notes += said
     orphans += live_orphans(catalog, epoch)
-    quarantined = {name for name in catalog.quarantine.names() if name not in {item.reference for item in to_go}}
+    quarantined = {
+        name for name in catalog.records.quarantine.names() if name not in {item.reference for item in to_go}
+    }
     if quarantined:
         notes.append(f"In quarantine, and kept unless it is asked for: {', '.join(sorted(quarantined))}.")
     return orphans, notes
@@ -161,7 +162,7 @@ def _settle(catalog: CheckpointCatalog, epoch: int) -> None:
     """From here on nothing is complete that is not now, until the job is started again."""
     complete = {job_id: catalog.completed_ids(job_id) for job_id in catalog.job_ids()}
     if complete:
-        catalog.epochs.record_settled(epoch, Settled(complete))
+        catalog.records.epochs.record_settled(epoch, Settled(complete))
 
 
 def _delete_condemned(catalog: CheckpointCatalog, epoch: int, to_go: Sequence[Condemned]) -> None:
@@ -169,15 +170,15 @@ def _delete_condemned(catalog: CheckpointCatalog, epoch: int, to_go: Sequence[Co
 
     def in_use(job_id: str) -> frozenset[str] | None:
         names = shared_in_use(catalog, job_id)
-        catalog.epochs.check(epoch)  # no start had begun when the manifests were read
+        catalog.records.epochs.check(epoch)  # no start had begun when the manifests were read
         return names
 
     finish_recorded_deletions(catalog, epoch + 1, in_use)
     finish_giving_up(catalog, epoch, in_use)
-    log = DeletionLog(catalog.filesystem, catalog.job_name)
+    log = catalog.records.deletions
     for item in to_go:
         if not item.recorded and log.delete(epoch, item.job_id, [item.number], (), item.reason, frozenset):
-            catalog.quarantine.lift(item.reference)
+            catalog.records.quarantine.lift(item.reference)
 
 
 def _is_there(catalog: CheckpointCatalog, orphan: Orphan) -> bool:

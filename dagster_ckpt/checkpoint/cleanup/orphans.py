@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog, references, unreadable_id
 from dagster_ckpt.checkpoint.cleanup.dead_runs import given_up_numbers
 from dagster_ckpt.checkpoint.cleanup.start_sweep import is_manifest, left_in, written_before
-from dagster_ckpt.checkpoint.control.deletion_log import DeletionLog
-from dagster_ckpt.checkpoint.control.pins import Pins
 from dagster_ckpt.checkpoint.format.file_names import foreign, left_alone, written_by
 from dagster_ckpt.checkpoint.format.layout import checkpoint_directory, checkpoint_id, shared_directory
 from dagster_ckpt.checkpoint.format.manifest import FORK
@@ -64,7 +62,7 @@ def condemned(catalog: CheckpointCatalog, epoch: int, *, quarantined: bool) -> l
         epoch: its last.
         quarantined: whether those in quarantine are to go.
     """
-    pins = Pins(catalog.filesystem, catalog.job_name).pinned()
+    pins = catalog.records.pins.pinned()
     found = [item for item in _recorded(catalog, epoch) if item.reference not in pins]
     chosen, end = catalog.choice(), catalog.given_up()
     if chosen is not None and end is not None:
@@ -73,7 +71,7 @@ def condemned(catalog: CheckpointCatalog, epoch: int, *, quarantined: bool) -> l
         found += [Condemned(job_id, number, reason, True) for number in given_up_numbers(catalog, job_id)]
     more = list(_never_begun(catalog))
     if quarantined:
-        for reference, record in catalog.quarantine.records().items():
+        for reference, record in catalog.records.quarantine.records().items():
             job_id, _, name = reference.partition("/")
             reason = f"it is in quarantine: {record.reason}"
             more.append(Condemned(job_id, checkpoint_id(name) or 0, reason, False))
@@ -82,7 +80,7 @@ def condemned(catalog: CheckpointCatalog, epoch: int, *, quarantined: bool) -> l
 
 def _recorded(catalog: CheckpointCatalog, epoch: int) -> Iterator[Condemned]:
     chosen = catalog.choice()
-    for deletion in DeletionLog(catalog.filesystem, catalog.job_name).pending():
+    for deletion in catalog.records.deletions.pending():
         # What was written down before the last choice is void: that start had finished what was not.
         if (chosen[0] if chosen else 0) <= deletion.epoch <= epoch:
             reason = f"its deletion was begun: {deletion.reason}"
@@ -91,7 +89,7 @@ def _recorded(catalog: CheckpointCatalog, epoch: int) -> Iterator[Condemned]:
 
 def _never_begun(catalog: CheckpointCatalog) -> Iterator[Condemned]:
     """Forks whose start died before it recorded its choice: each is the copy of what the first job has, or had."""
-    names = catalog.epochs.names()
+    names = catalog.records.epochs.names()
     begun = {choice.job_id for choice in catalog.choices().values()}
     for job_id in catalog.job_ids():
         if job_id not in begun:

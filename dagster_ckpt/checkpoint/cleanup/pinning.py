@@ -11,8 +11,7 @@ import uuid
 
 from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
 from dagster_ckpt.checkpoint.clock import Clock, iso
-from dagster_ckpt.checkpoint.control.deletion_log import DeletionLog
-from dagster_ckpt.checkpoint.control.pins import Pin, Pins
+from dagster_ckpt.checkpoint.control.pins import Pin
 from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
 from dagster_ckpt.errors import CheckpointNotFound, InvalidConfiguration
 
@@ -33,12 +32,12 @@ def pin_checkpoint(catalog: CheckpointCatalog, checkpoint: CheckpointMetadata, r
             hint="To keep it, restore it with claim_mode NO_CLAIM. See what can be pinned with "
             f"`dagster-ckpt list {catalog.job_name} --path {catalog.filesystem.url}`.",
         )
-    pins = Pins(catalog.filesystem, catalog.job_name)
+    pins = catalog.records.pins
     pin = Pin(checkpoint.reference, reason, iso(clock.time()), uuid.uuid4().hex)
     pins.add(pin)
     try:
         # In this order: a deletion that is not on record any more has removed the manifest.
-        for deletion in DeletionLog(catalog.filesystem, catalog.job_name).pending():
+        for deletion in catalog.records.deletions.pending():
             if deletion.job_id == checkpoint.job_id and checkpoint.checkpoint_id in deletion.checkpoints:
                 raise CheckpointNotFound(
                     f"{checkpoint.reference} is being deleted ({deletion.reason}).",
@@ -61,7 +60,7 @@ def unpin_checkpoint(catalog: CheckpointCatalog, pointer: str) -> str:
     Raises:
         CheckpointNotFound: it is not pinned.
     """
-    pins = Pins(catalog.filesystem, catalog.job_name)
+    pins = catalog.records.pins
     pinned = pins.pinned()
     # Not resolved as other pointers are: the checkpoint may be gone by hand, and its pin with a reason to go too.
     named = [reference for reference in pinned if pointer in {reference, reference.partition("/")[2]}]

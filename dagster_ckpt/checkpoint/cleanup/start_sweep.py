@@ -13,10 +13,26 @@ from collections.abc import Collection
 from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
 from dagster_ckpt.checkpoint.format.file_names import foreign, is_checkpoint_file, left_alone, written_by
 from dagster_ckpt.checkpoint.format.layout import METADATA_FILE_NAME, checkpoint_directory, shared_directory
+from dagster_ckpt.checkpoint.taking.store import CompletedCheckpointStore
 
-__all__ = ["is_manifest", "left_in", "sweep", "written_before"]
+__all__ = ["is_manifest", "left_in", "sweep", "sweep_start", "written_before"]
 
 _log = logging.getLogger(__name__)
+
+
+def sweep_start(store: CompletedCheckpointStore) -> list[str]:
+    """Delete what earlier epochs left unfinished in a store's lineage, before its first checkpoint; what was deleted.
+
+    Nothing, while there is a checkpoint that cannot be read: it may need any of it.
+
+    Raises:
+        Fenced: a newer run has taken the job over.
+        StorageError: the storage failed; the next start tries again.
+    """
+    if store.broken:
+        return []
+    completed = {metadata.checkpoint_id for metadata in (*store.quarantined, *store.retained)}
+    return sweep(store.catalog, store.job_id, store.epoch, store.next_id, completed, store.in_use())
 
 
 def sweep(
@@ -58,7 +74,7 @@ def sweep(
     paths += [f"{shared}/{name}" for name in written_before(catalog, job_id, epoch) if name not in in_use]
     paths.sort(key=lambda path: not is_manifest(path))
     if paths:
-        catalog.epochs.check(epoch)
+        catalog.records.epochs.check(epoch)
     for path in paths:
         storage.remove(path)
     for directory in sorted({path.rpartition("/")[0] for path in paths} - {shared}):

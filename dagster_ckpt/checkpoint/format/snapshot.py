@@ -9,14 +9,25 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 from dagster_ckpt.errors import CaptureIncomplete
 from dagster_ckpt.filesystem import ServerSide, Stored
 
-__all__ = ["Identity", "Json", "PinnedFile", "Snapshot", "StoredSource", "vanished"]
+__all__ = [
+    "NEXT_BATCH",
+    "CheckpointSource",
+    "Identity",
+    "Json",
+    "PinnedFile",
+    "Progress",
+    "Snapshot",
+    "StoredSource",
+    "vanished",
+]
 
-_NEXT_BATCH = "Nothing was kept of this attempt; the next committed batch can be captured."
+#: What to do about a capture that was not complete.
+NEXT_BATCH = "Nothing was kept of this attempt; the next committed batch can be captured."
 
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 #: What tells a file from any other that had, or will have, its name.
@@ -65,7 +76,7 @@ class StoredSource:
             raise self._misread()
 
     def _misread(self) -> CaptureIncomplete:
-        return CaptureIncomplete(f"{self.path} was read with other bytes than it has.", hint=_NEXT_BATCH)
+        return CaptureIncomplete(f"{self.path} was read with other bytes than it has.", hint=NEXT_BATCH)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,5 +139,34 @@ def vanished(what: str) -> CaptureIncomplete:
     """That an object which was pinned in its store is gone from there, or is another one."""
     return CaptureIncomplete(
         f"{what} is not what was pinned any more: Spark has deleted or replaced it before it was stored.",
-        hint=f"{_NEXT_BATCH} If it happens again and again, raise spark.sql.streaming.minBatchesToRetain.",
+        hint=f"{NEXT_BATCH} If it happens again and again, raise spark.sql.streaming.minBatchesToRetain.",
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far the job is: the last committed batch, and the one in flight, if any."""
+
+    committed: int | None
+    planned: int | None
+
+
+class CheckpointSource(Protocol):
+    """What can be checkpointed."""
+
+    def progress(self) -> Progress:
+        """Cheap: asked many times a second while a checkpoint is due. It may be what was seen a moment ago.
+
+        Raises:
+            StorageError: nobody can tell.
+        """
+
+    def look_again(self) -> None:
+        """What is asked for next must be as it is then."""
+
+    def pin(self, batch: int) -> Snapshot:
+        """Pin a consistent cut of ``batch``.
+
+        Raises:
+            CaptureIncomplete: it is not all there; another batch may be.
+        """

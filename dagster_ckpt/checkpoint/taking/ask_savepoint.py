@@ -7,14 +7,14 @@ import uuid
 from collections.abc import Callable
 
 from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.catalog.newest import find_newest
 from dagster_ckpt.checkpoint.catalog.pointers import savepoint_storage
 from dagster_ckpt.checkpoint.clock import Clock
 from dagster_ckpt.checkpoint.control.epochs import FAILING
-from dagster_ckpt.checkpoint.control.heartbeat import HeartbeatFile, watched
+from dagster_ckpt.checkpoint.control.heartbeat import watched
 from dagster_ckpt.checkpoint.control.savepoint_requests import (
     Answer,
     SavepointRequest,
-    SavepointRequests,
     TakenSavepoint,
 )
 from dagster_ckpt.checkpoint.taking.savepoint_files import copy_to_savepoint
@@ -63,7 +63,7 @@ def take_savepoint(
         StorageError: the storage failed.
     """
     seconds = _seconds(timeout)
-    heartbeat, dead = watched(HeartbeatFile(catalog.filesystem, catalog.job_name), clock, wait)
+    heartbeat, dead = watched(catalog.records.heartbeat, clock, wait)
     if heartbeat is not None and dead is None:
         location = to or default
         # A relative path means one thing here and another where the driver runs.
@@ -77,7 +77,7 @@ def take_savepoint(
             hint="Leave --stop out to make a savepoint of its newest completed checkpoint.",
         )
     storage = savepoint_storage(to, default, like=catalog.filesystem)
-    newest = catalog.newest()
+    newest = find_newest(catalog)
     if newest.metadata is None:
         raise CheckpointNotFound(
             f"Job {catalog.job_name!r} does not run and has nothing to save: {newest.reason}.",
@@ -109,7 +109,7 @@ class _Asker:
         report: Callable[[str], object],
     ) -> None:
         self._catalog = catalog
-        self._requests = SavepointRequests(catalog.filesystem, catalog.job_name)
+        self._requests = catalog.records.savepoint_requests
         self._request = request
         self._timeout = timeout
         self._clock = clock
@@ -163,5 +163,5 @@ class _Asker:
 
     def _ended(self) -> str | None:
         """How the job ended for good; ``None`` while it runs or is going to be resumed."""
-        end = self._catalog.epochs.read_end(self._catalog.epochs.highest())
+        end = self._catalog.records.epochs.read_end(self._catalog.records.epochs.highest())
         return None if end is None or end.status == FAILING else f"{end.status}, {end.reason}"

@@ -16,19 +16,21 @@ run that is fenced stops at once.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Protocol
 
-from dagster_ckpt.checkpoint.clock import Clock
+from dagster_ckpt.checkpoint.clock import Clock, milliseconds
 from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
-from dagster_ckpt.checkpoint.format.snapshot import Snapshot
-from dagster_ckpt.checkpoint.taking.store import CompletedCheckpointStore, Dropped, PendingCheckpoint
+from dagster_ckpt.checkpoint.format.snapshot import CheckpointSource, Progress, Snapshot
+from dagster_ckpt.checkpoint.taking.attempts import RETRIES, RETRY_AFTER, outcome_of_abandoned, until_whole
+from dagster_ckpt.checkpoint.taking.progress import PendingCheckpoint
+from dagster_ckpt.checkpoint.taking.retained import Dropped
+from dagster_ckpt.checkpoint.taking.store import CompletedCheckpointStore
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.errors import (
     CaptureIncomplete,
@@ -40,58 +42,14 @@ from dagster_ckpt.errors import (
 )
 from dagster_ckpt.filesystem import Stopped
 
-__all__ = [
-    "RETRIES",
-    "RETRY_AFTER",
-    "CheckpointCoordinator",
-    "CheckpointListener",
-    "CheckpointSource",
-    "Progress",
-    "until_whole",
-]
+__all__ = ["CheckpointCoordinator", "CheckpointListener"]
 
 _log = logging.getLogger(__name__)
-_T = TypeVar("_T")
 
-#: An incomplete capture is taken again with the next batch, or after this many seconds; five in a row count as one
-#: failed checkpoint, because a capture that never works must not go unnoticed.
-RETRY_AFTER = 1.0
-RETRIES = 5
 #: How often to look while waiting for a batch to commit, and otherwise at most.
 _POLL = 0.01
 _IDLE_POLL = 0.05
 _LONGEST = 0.2
-#: A canceled job waits this long for a writer to notice; one that hangs in the storage ends with the process.
-_ABANDON = 5.0
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """How far the job is: the last committed batch, and the one in flight, if any."""
-
-    committed: int | None
-    planned: int | None
-
-
-class CheckpointSource(Protocol):
-    """What can be checkpointed."""
-
-    def progress(self) -> Progress:
-        """Cheap: asked many times a second while a checkpoint is due. It may be what was seen a moment ago.
-
-        Raises:
-            StorageError: nobody can tell.
-        """
-
-    def look_again(self) -> None:
-        """What is asked for next must be as it is then."""
-
-    def pin(self, batch: int) -> Snapshot:
-        """Pin a consistent cut of ``batch``.
-
-        Raises:
-            CaptureIncomplete: it is not all there; another batch may be.
-        """
 
 
 class CheckpointListener(Protocol):
@@ -225,7 +183,7 @@ class CheckpointCoordinator:
         pending = self._store.begin()
         pin_from = self._clock.monotonic()
         snapshot = self._source.pin(batch)
-        return self._write(pending, snapshot, {"pin": _ms(self._clock.monotonic() - pin_from)})
+        return self._write(pending, snapshot, {"pin": milliseconds(self._clock.monotonic() - pin_from)})
 
     def drain(self) -> None:
         """Wait for the attempts under way.
@@ -251,9 +209,8 @@ class CheckpointCoordinator:
         for attempt in self._attempts:
             attempt.pending.expire()
         for attempt in self._attempts:
-            with contextlib.suppress(TimeoutError):
-                if attempt.future.exception(timeout=_ABANDON) is None:
-                    self._tell_at_the_end(*attempt.future.result())
+            if (outcome := outcome_of_abandoned(attempt.future)) is not None:
+                self._tell_at_the_end(*outcome)
         self._attempts.clear()
 
     def _tell_at_the_end(self, metadata: CheckpointMetadata, dropped: Sequence[Dropped]) -> None:
@@ -310,7 +267,7 @@ class CheckpointCoordinator:
             self._schedule_next(now)
             self._count_failure(number, error)
             return
-        timings = {"align": _ms(aligned_for), "pin": _ms(self._clock.monotonic() - pin_from)}
+        timings = {"align": milliseconds(aligned_for), "pin": milliseconds(self._clock.monotonic() - pin_from)}
         self._waiting = self._incomplete = None
         self._captured = batch
         self._schedule_next(now)
@@ -414,19 +371,3 @@ class CheckpointCoordinator:
                 hint="The job fails over to its newest completed checkpoint. Mend the storage, or raise "
                 f"tolerable_failed_checkpoints. {getattr(error, 'hint', '')}".rstrip(),
             ) from error
-
-
-def until_whole(take: Callable[[], _T]) -> _T:
-    """What ``take`` takes of a query that has stopped, tried :data:`RETRIES` times.
-
-    Raises:
-        CaptureIncomplete: it was never all there.
-    """
-    for _ in range(RETRIES - 1):
-        with contextlib.suppress(CaptureIncomplete):
-            return take()
-    return take()
-
-
-def _ms(seconds: float) -> float:
-    return round(seconds * 1000, 3)

@@ -1,14 +1,15 @@
-"""How far it is with what takes long to store or to restore, for people who wait for it."""
+"""Checkpoints under way: which of publish and expiry wins, and how far storing and restoring are."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from dagster_ckpt.checkpoint.clock import Clock
+from dagster_ckpt.filesystem import Stopped
 
-__all__ = ["TELL_EVERY", "CheckpointInProgress", "Gauge", "RestoreInProgress"]
+__all__ = ["TELL_EVERY", "CheckpointInProgress", "Gauge", "PendingCheckpoint", "RestoreInProgress"]
 
 #: Seconds between two reports, and before the first.
 TELL_EVERY = 10.0
@@ -99,3 +100,47 @@ class Gauge:
             self._told = now
             arrived, total, seconds = self._arrived, self._total, now - self._began
         self._tell(arrived, total, seconds)
+
+
+@dataclass(slots=True)
+class PendingCheckpoint:
+    """A checkpoint attempt: it has an id, and either its publish or its expiry wins.
+
+    Attributes:
+        number: its id.
+        triggered_at: seconds since the epoch.
+        started: monotonic seconds; the timeout counts from here.
+        storing: its files on their way.
+    """
+
+    number: int
+    triggered_at: float
+    started: float
+    storing: Gauge
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _state: str = "writing"
+
+    def expire(self) -> bool:
+        """Give the attempt up; ``False`` when it is already being published."""
+        with self._lock:
+            if self._state == "publishing":
+                return False
+            self._state = "expired"
+            return True
+
+    def seal(self) -> None:
+        """Begin to publish.
+
+        Raises:
+            Stopped: the attempt was given up before.
+        """
+        with self._lock:
+            if self._state == "expired":
+                raise Stopped
+            self._state = "publishing"
+
+    @property
+    def expired(self) -> bool:
+        """Whether the attempt was given up."""
+        with self._lock:
+            return self._state == "expired"

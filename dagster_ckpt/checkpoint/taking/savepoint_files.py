@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.catalog.file_reader import materialize_checkpoint
 from dagster_ckpt.checkpoint.catalog.pointers import new_savepoint_directory, savepoint_token
 from dagster_ckpt.checkpoint.clock import Clock, iso
 from dagster_ckpt.checkpoint.control.epochs import Choice
@@ -159,7 +160,7 @@ def copy_to_savepoint(
 
     with tempfile.TemporaryDirectory(prefix="dagster-ckpt-savepoint-") as scratch:
         local = Path(scratch) / "files"
-        catalog.materialize(checkpoint, local)
+        materialize_checkpoint(catalog, checkpoint, local)
         pinned = tuple(PinnedFile(file.path, str(local / file.path), file.size) for file in checkpoint.files)
         snapshot = Snapshot(checkpoint.batch, pinned, checkpoint.facts, checkpoint.sink, lambda: None)
         storing = Gauge.of_checkpoint(checkpoint.checkpoint_id, clock, tell)

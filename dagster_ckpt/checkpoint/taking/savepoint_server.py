@@ -13,7 +13,7 @@ from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 
 from dagster_ckpt.checkpoint.catalog.pointers import savepoint_storage
-from dagster_ckpt.checkpoint.clock import Clock
+from dagster_ckpt.checkpoint.clock import Clock, milliseconds
 from dagster_ckpt.checkpoint.control.savepoint_requests import (
     Answer,
     SavepointRequest,
@@ -22,9 +22,10 @@ from dagster_ckpt.checkpoint.control.savepoint_requests import (
 )
 from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
 from dagster_ckpt.checkpoint.format.records import LONGEST_REASON
-from dagster_ckpt.checkpoint.format.snapshot import Snapshot
-from dagster_ckpt.checkpoint.taking.coordinator import RETRIES, RETRY_AFTER, CheckpointSource, until_whole
-from dagster_ckpt.checkpoint.taking.store import CompletedCheckpointStore, PendingCheckpoint
+from dagster_ckpt.checkpoint.format.snapshot import CheckpointSource, Snapshot
+from dagster_ckpt.checkpoint.taking.attempts import RETRIES, RETRY_AFTER, outcome_of_abandoned, until_whole
+from dagster_ckpt.checkpoint.taking.progress import PendingCheckpoint
+from dagster_ckpt.checkpoint.taking.store import CompletedCheckpointStore
 from dagster_ckpt.errors import CaptureIncomplete, CheckpointError, CheckpointExpired, MustStop, SavepointFailed
 from dagster_ckpt.filesystem import FileSystem
 
@@ -35,8 +36,6 @@ _log = logging.getLogger(__name__)
 #: Seconds between two looks for requests.
 _LOOK = 1.0
 _POLL = 0.01
-#: A canceled job waits this long for a writer to notice.
-_ABANDON = 5.0
 
 
 @dataclass(slots=True)
@@ -174,9 +173,9 @@ class SavepointServer:
         current, self._current = self._current, None
         if current is not None and current.pending is not None and current.future is not None:
             current.pending.expire()
-            with contextlib.suppress(TimeoutError, MustStop):
-                if current.future.exception(timeout=_ABANDON) is None:
-                    self._taken(current.request, current.future.result())
+            if (metadata := outcome_of_abandoned(current.future)) is not None:
+                with contextlib.suppress(MustStop):
+                    self._taken(current.request, metadata)
 
     def _look(self) -> None:
         try:
@@ -258,7 +257,7 @@ class SavepointServer:
             self._current = None
             self._failed(current.request, error)
             return
-        timings = {"align": _ms(now - current.began), "pin": _ms(self._clock.monotonic() - pin_from)}
+        timings = {"align": milliseconds(now - current.began), "pin": milliseconds(self._clock.monotonic() - pin_from)}
         current.pending = pending
         current.future = self._executor.submit(self._write, pending, snapshot, current.storage, timings)
 
@@ -307,7 +306,7 @@ class SavepointServer:
         pending = self._store.begin()
         pin_from = self._clock.monotonic()
         snapshot = self._source.pin(batch)
-        return self._write(pending, snapshot, storage, {"pin": _ms(self._clock.monotonic() - pin_from)})
+        return self._write(pending, snapshot, storage, {"pin": milliseconds(self._clock.monotonic() - pin_from)})
 
     def _storage_for(self, request: SavepointRequest) -> FileSystem:
         if request.until < self._clock.time():
@@ -350,7 +349,3 @@ class SavepointServer:
 def _reason(error: Exception) -> str:
     told = error.message if isinstance(error, CheckpointError) else str(error)
     return told[:LONGEST_REASON]
-
-
-def _ms(seconds: float) -> float:
-    return round(seconds * 1000, 3)

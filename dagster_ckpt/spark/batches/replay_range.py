@@ -6,12 +6,13 @@ import contextlib
 from collections.abc import Callable
 from typing import TypeAlias
 
-from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog, Newest
-from dagster_ckpt.checkpoint.control.plan_archive import PlannedBatch, WriteAheadArchive
+from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.catalog.newest import Newest
+from dagster_ckpt.checkpoint.control.plan_archive import PlannedBatch
 from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
 from dagster_ckpt.config.recovery import RestoreRequest
 from dagster_ckpt.errors import CorruptCheckpoint, SinkMismatch
-from dagster_ckpt.spark.sinks.sink import Sink
+from dagster_ckpt.spark.sinks import Sink
 
 __all__ = ["KnownPlans", "plans_after", "plans_to_replay", "refuse_abandoned"]
 
@@ -25,12 +26,12 @@ def plans_after(catalog: CheckpointCatalog, target: Newest) -> tuple[int | None,
     after = -1 if restored is None else restored.batch
     if target.job_id is not None and (restored is None or restored.job_id != target.job_id):
         # A lineage without a checkpoint of its own: all its line is after what it began with.
-        own = WriteAheadArchive(catalog.filesystem, catalog.job_name, target.job_id)
+        own = catalog.records.plans(target.job_id)
         if restored is None or own.newest() is not None:
             return own.newest(), own.newest_after(after)
     if restored is None:
         return None, []
-    plans = WriteAheadArchive(catalog.filesystem, catalog.job_name, restored.job_id)
+    plans = catalog.records.plans(restored.job_id)
     return plans.line_through(restored) if restored.job_id == target.job_id else None, plans.after(restored)
 
 
@@ -62,7 +63,7 @@ def refuse_abandoned(catalog: CheckpointCatalog, restored: CheckpointMetadata, s
         SinkMismatch: the checkpoint is not on that line.
     """
     previous = catalog.choice()
-    plans = WriteAheadArchive(catalog.filesystem, catalog.job_name, restored.job_id)
+    plans = catalog.records.plans(restored.job_id)
     here = previous is None or previous[1].job_id == restored.job_id
     if not here or plans.line_through(restored) != plans.newest():
         raise SinkMismatch(

@@ -11,8 +11,9 @@ import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog, Newest
-from dagster_ckpt.checkpoint.catalog.newest import older_than
+from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.catalog.lineage import older_than
+from dagster_ckpt.checkpoint.catalog.newest import Newest
 from dagster_ckpt.checkpoint.clock import Clock, iso
 from dagster_ckpt.checkpoint.control.epochs import Claim
 from dagster_ckpt.checkpoint.control.plan_archive import PlannedBatch
@@ -27,10 +28,10 @@ from dagster_ckpt.errors import (
     CorruptMetadata,
     StorageError,
 )
-from dagster_ckpt.spark.batches.plans import planned_files
-from dagster_ckpt.spark.job import CheckpointQuarantined, Event
+from dagster_ckpt.spark.batches import planned_files
+from dagster_ckpt.spark.events import CheckpointQuarantined, Event
 from dagster_ckpt.spark.run.salvage import Salvaging
-from dagster_ckpt.spark.sinks.sink import Sink
+from dagster_ckpt.spark.sinks import Sink
 
 __all__ = ["FallbackChain", "cost_of"]
 
@@ -133,7 +134,7 @@ class FallbackChain:
         return None
 
     def _put_away(self, reference: str, error: CorruptCheckpoint) -> None:
-        self._catalog.epochs.check(self._claim.epoch)
+        self._catalog.records.epochs.check(self._claim.epoch)
         record = Quarantined(
             reference,
             error.message[:LONGEST_REASON],
@@ -142,7 +143,7 @@ class FallbackChain:
             self._claim.host,
             iso(self._clock.time()),
         )
-        self._catalog.quarantine.add(record)
+        self._catalog.records.quarantine.add(record)
         self._emit(CheckpointQuarantined(record))
 
     def _is_own(self, reference: str) -> bool:
@@ -150,7 +151,7 @@ class FallbackChain:
 
     def _refusal(self, target: Newest) -> CorruptCheckpoint:
         """Somebody had opted in, and the run died before its choice was on record; now nobody has."""
-        records = self._catalog.quarantine.records()
+        records = self._catalog.records.quarantine.records()
         newest = target.passed_over[0]
         reason = records[newest].reason if newest in records else "its record is gone."
         older = target.metadata

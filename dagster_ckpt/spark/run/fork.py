@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.catalog.file_reader import materialize_checkpoint
 from dagster_ckpt.checkpoint.catalog.pointers import resolve_checkpoint_pointer
 from dagster_ckpt.checkpoint.format.layout import METADATA_FILE_NAME
 from dagster_ckpt.checkpoint.format.manifest import FORK, SAVEPOINT, CheckpointMetadata
@@ -30,7 +31,7 @@ from dagster_ckpt.errors import (
     SinkNotEmpty,
 )
 from dagster_ckpt.filesystem import PosixFileSystem, open_filesystem
-from dagster_ckpt.spark.sinks.sink import Sink
+from dagster_ckpt.spark.sinks import Sink
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -168,7 +169,7 @@ def lay_out_fork(
     if sink is not None:
         _check(point, sink)
     with _explained(point):
-        point.catalog.materialize(point.metadata, directory)
+        materialize_checkpoint(point.catalog, point.metadata, directory)
     shutil.rmtree(directory / _SINK, ignore_errors=True)  # it is of the first job's sink
     query_id = str(uuid.uuid4())
     (directory / _CHECKPOINT / "metadata").write_text(json.dumps({"id": query_id}), encoding="utf-8")

@@ -18,11 +18,20 @@ from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
 from dagster_ckpt.checkpoint.cleanup.dead_runs import finish_deletions
 from dagster_ckpt.checkpoint.clock import Clock, iso
 from dagster_ckpt.checkpoint.control.epochs import FAILING, Claim, End
-from dagster_ckpt.checkpoint.control.failures import Failure, FailureLog
-from dagster_ckpt.checkpoint.control.heartbeat import Heart, HeartbeatFile, ProcessIdentity, free_job, this_host
-from dagster_ckpt.checkpoint.control.owner import claim_ownership
-from dagster_ckpt.checkpoint.control.poison import Streak, beyond_restart, poison_batch, so_far, streak
+from dagster_ckpt.checkpoint.control.failures import (
+    Failure,
+    FailureLog,
+    Streak,
+    beyond_restart,
+    poison_batch,
+    so_far,
+    streak,
+)
+from dagster_ckpt.checkpoint.control.heart import Heart
+from dagster_ckpt.checkpoint.control.heartbeat import HeartbeatFile, free_job
+from dagster_ckpt.checkpoint.control.job_records import JobRecords
 from dagster_ckpt.checkpoint.format.records import LONGEST_REASON
+from dagster_ckpt.checkpoint.processes import ProcessIdentity, this_host
 from dagster_ckpt.config.checkpoint_config import JobStatus
 from dagster_ckpt.config.recovery import RestoreRequest
 from dagster_ckpt.config.restart import RestartDecision
@@ -42,21 +51,19 @@ from dagster_ckpt.errors import (
     StorageUnusable,
 )
 from dagster_ckpt.filesystem import local_failure, make_working_directory
-from dagster_ckpt.spark.batches.in_flight import BatchInFlight, batch_in_flight
-from dagster_ckpt.spark.job import (
+from dagster_ckpt.spark.batches import BatchInFlight, batch_in_flight
+from dagster_ckpt.spark.events import (
     CheckpointCompleted,
     CheckpointsDropped,
     EpochClaimed,
     Event,
     Restarting,
-    RunResult,
     SettingsIgnored,
     SparkStarted,
-    StreamingJob,
 )
-from dagster_ckpt.spark.live.choose import refuse_impossible
-from dagster_ckpt.spark.query.errors import failed_in_batch
-from dagster_ckpt.spark.query.session import driver_jvm_pid, is_jvm_alive
+from dagster_ckpt.spark.job import RunResult, StreamingJob
+from dagster_ckpt.spark.live import refuse_impossible
+from dagster_ckpt.spark.query import driver_jvm_pid, failed_in_batch, is_jvm_alive
 from dagster_ckpt.spark.run.running_query import Prepared
 from dagster_ckpt.spark.run.start import Attempt
 from dagster_ckpt.spark.run.watchdog import Watchdog
@@ -181,7 +188,7 @@ class StreamingRun:
         # First: a storage in the memory of the driver keeps its records in the working directory.
         _probe_working_directory(self._job)
         self._job.filesystem.probe()
-        claim_ownership(self._job.filesystem, self._job.name, self._job.deployment)
+        JobRecords(self._job.filesystem, self._job.name).claim_ownership(self._job.deployment)
         for process in free_job(heartbeats, self._job.name, self._clock, self._cancel.wait):
             _log.warning("Killed process %d, which a run declared dead had left behind", process.pid)
         return self._claim()
@@ -197,7 +204,7 @@ class StreamingRun:
             self._record(series, error)
 
     def _claim(self) -> Claim:
-        claim = self._catalog.epochs.claim(
+        claim = self._catalog.records.epochs.claim(
             token=uuid.uuid4().hex,
             series=self._state.series,
             run_id=self._run_id,
@@ -235,7 +242,9 @@ class StreamingRun:
             raise
         except Exception as error:
             with contextlib.suppress(OSError):
-                self._catalog.epochs.check(claim.epoch)  # a fenced run has nothing to say about the job any more
+                self._catalog.records.epochs.check(
+                    claim.epoch
+                )  # a fenced run has nothing to say about the job any more
             if self._cancel.is_set():
                 _log.info("The job was canceled while it failed: %s", error)
                 return self._end(claim, JobStatus.CANCELED, "canceled while it failed")
@@ -282,8 +291,10 @@ class StreamingRun:
             _log.warning("The run is interrupted, and nobody has canceled job %r: it is to be resumed", self._job.name)
             return RunResult(status, None)
         discards = prepared is not None and not refused and self._job.config.discards(status)
-        self._catalog.epochs.check(claim.epoch)
-        self._catalog.epochs.record_end(claim.epoch, End(status.value, reason, discards, iso(self._clock.time())))
+        self._catalog.records.epochs.check(claim.epoch)
+        self._catalog.records.epochs.record_end(
+            claim.epoch, End(status.value, reason, discards, iso(self._clock.time()))
+        )
         on_record()
         if prepared is None:
             return RunResult(status, None)
@@ -331,14 +342,14 @@ class StreamingRun:
         failing = End(FAILING, reason, discarded=False, ended_at=iso(now))
         if isinstance(error, DriverLost):
             with contextlib.suppress(OSError):
-                self._catalog.epochs.record_end(claim.epoch, failing)
+                self._catalog.records.epochs.record_end(claim.epoch, failing)
             raise error
         delay = self._job.restart.seconds_left(decision, now)
         self._emit(Restarting(reason, f"{decision.reason}{so_far(found, self._job.poison_batch_attempts)}", delay))
         if self._cancel.wait(delay) and not self._is_interrupted:
             return self._end(claim, JobStatus.CANCELED, "canceled while it waited for its restart")
         with contextlib.suppress(OSError):
-            self._catalog.epochs.record_end(claim.epoch, failing)
+            self._catalog.records.epochs.record_end(claim.epoch, failing)
         return RunResult(JobStatus.CANCELED, None) if self._is_interrupted else None
 
     def _record(self, series: int, error: Exception) -> list[Failure]:

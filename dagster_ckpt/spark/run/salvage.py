@@ -9,24 +9,22 @@ from pathlib import Path
 from typing import TypeAlias
 
 from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.catalog.newest import find_newest
 from dagster_ckpt.checkpoint.clock import SystemClock
 from dagster_ckpt.checkpoint.control.epochs import Choice
-from dagster_ckpt.checkpoint.control.issued_ids import next_id
-from dagster_ckpt.checkpoint.control.plan_archive import WriteAheadArchive
 from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
 from dagster_ckpt.checkpoint.taking.store import CompletedCheckpointStore
+from dagster_ckpt.config.state_backend import StateLayout
 from dagster_ckpt.errors import CheckpointError, CheckpointNotFound, Fenced
-from dagster_ckpt.spark.capture.source import StreamingSource
-from dagster_ckpt.spark.capture.state_files import Provider
-from dagster_ckpt.spark.live.live_location import LiveLocation, LocalLive
-from dagster_ckpt.spark.sinks.recorded_sinks import position_reader
-from dagster_ckpt.spark.sinks.sink import SinkStart
+from dagster_ckpt.spark.capture import StreamingSource
+from dagster_ckpt.spark.live import LiveLocation, LocalLive
+from dagster_ckpt.spark.sinks import SinkStart, position_reader
 
 __all__ = ["Salvaging", "salvage"]
 
 _log = logging.getLogger(__name__)
 
-Providers: TypeAlias = Mapping[str, Provider]
+Providers: TypeAlias = Mapping[str, StateLayout]
 
 
 class Salvaging:
@@ -67,7 +65,7 @@ class Salvaging:
         """
         if self._live is None:
             return
-        newest = self._catalog.newest()
+        newest = find_newest(self._catalog)
         if newest.job_id is None:
             return  # its state was given up
         if newest.passed_over and not self._has_started():
@@ -101,7 +99,7 @@ class Salvaging:
 
     def _has_started(self) -> bool:
         """Whether the run before got so far that its sink was put to where its live location is."""
-        archive = WriteAheadArchive(self._catalog.filesystem, self._catalog.job_name, self._choice.job_id)
+        archive = self._catalog.records.plans(self._choice.job_id)
         return archive.has_begun(self._epoch)
 
     def _last_batch(self, live: LiveLocation) -> int | None:
@@ -112,7 +110,7 @@ class Salvaging:
             return None
 
     def _take(self, live: LiveLocation, batch: int, newest: CheckpointMetadata | None, ancestor: str | None) -> bool:
-        first_id = next_id(self._catalog, self._choice.job_id, newest)
+        first_id = self._catalog.next_id(self._choice.job_id, newest)
         store = self._make_store(self._choice.job_id, first_id, ancestor)
         try:
             start = self._start(newest)
@@ -133,8 +131,8 @@ class Salvaging:
         """
         if not self._choice.marks:
             return None
-        archive = WriteAheadArchive(self._catalog.filesystem, self._catalog.job_name, self._choice.job_id)
-        claim, after = self._catalog.epochs.read_claim(self._epoch), archive.began_after(self._epoch)
+        archive = self._catalog.records.plans(self._choice.job_id)
+        claim, after = self._catalog.records.epochs.read_claim(self._epoch), archive.began_after(self._epoch)
         if claim is None or after is None:
             raise CheckpointNotFound(
                 f"Epoch {self._epoch} of job {self._catalog.job_name!r} has no record of its claim or its beginning.",

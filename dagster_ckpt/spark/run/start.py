@@ -15,37 +15,40 @@ from pathlib import Path
 from threading import Event as Flag
 from typing import TYPE_CHECKING
 
-from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog, Newest
-from dagster_ckpt.checkpoint.catalog.preference import fallback_of
-from dagster_ckpt.checkpoint.cleanup.dead_locations import forget_attempts
+from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.catalog.newest import Newest, fallback_of
+from dagster_ckpt.checkpoint.cleanup.live_locations import forget_live_locations
+from dagster_ckpt.checkpoint.cleanup.start_sweep import sweep_start
 from dagster_ckpt.checkpoint.clock import Clock, seconds_of
 from dagster_ckpt.checkpoint.control.epochs import Choice, Claim
-from dagster_ckpt.checkpoint.control.heartbeat import this_host
-from dagster_ckpt.checkpoint.control.issued_ids import next_id
 from dagster_ckpt.checkpoint.control.plan_archive import ArchiveWriter
 from dagster_ckpt.checkpoint.format.manifest import FORK, CheckpointMetadata
+from dagster_ckpt.checkpoint.processes import this_host
 from dagster_ckpt.checkpoint.taking.savepoint_files import claim_savepoint
 from dagster_ckpt.checkpoint.taking.store import CompletedCheckpointStore
 from dagster_ckpt.config.recovery import LATEST, RestoreRequest
 from dagster_ckpt.errors import CheckpointError, CorruptRecord, QueryMismatch, StorageError
 from dagster_ckpt.filesystem import share_start
-from dagster_ckpt.spark.batches.replay_range import plans_after, plans_to_replay, refuse_abandoned
-from dagster_ckpt.spark.files.prepare import prepare_new_location
-from dagster_ckpt.spark.job import CheckpointsUnreadable, Event, Started, StreamingJob
-from dagster_ckpt.spark.live.choose import choose_live
-from dagster_ckpt.spark.live.live_location import LOCATION
-from dagster_ckpt.spark.preflight.start_checks import Start, pass_preflight
-from dagster_ckpt.spark.query.errors import failure_of, not_built
-from dagster_ckpt.spark.query.partitions import set_partitions
-from dagster_ckpt.spark.query.session import make_active, streaming_session
-from dagster_ckpt.spark.query.state_backend import ignored_settings
-from dagster_ckpt.spark.query.trial_run import try_query
-from dagster_ckpt.spark.query.writer_plan import plan_of
+from dagster_ckpt.spark.batches import plans_after, plans_to_replay, refuse_abandoned
+from dagster_ckpt.spark.events import CheckpointsUnreadable, Event, Started
+from dagster_ckpt.spark.files import prepare_new_location
+from dagster_ckpt.spark.job import StreamingJob
+from dagster_ckpt.spark.live import LOCATION, choose_live
+from dagster_ckpt.spark.preflight import Start, pass_preflight
+from dagster_ckpt.spark.query import (
+    failure_of,
+    ignored_settings,
+    make_active,
+    not_built,
+    plan_of,
+    streaming_session,
+    try_query,
+)
 from dagster_ckpt.spark.run.fallback import cost_of
 from dagster_ckpt.spark.run.fork import ForkPoint, fork_point, lay_out_fork, publish_fork
 from dagster_ckpt.spark.run.running_query import Ended, Prepared, RunningQuery
 from dagster_ckpt.spark.run.starting_point import Choosing, claimed_by
-from dagster_ckpt.spark.sinks.sink import Sink
+from dagster_ckpt.spark.sinks import Sink
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -179,7 +182,7 @@ class Attempt:
         choice = Choice(
             job_id=job_id,
             restored=restored.reference if restored else None,
-            first_id=next_id(self._catalog, job_id, restored),
+            first_id=self._catalog.next_id(job_id, restored),
             last_id=max(complete, default=0),
             live=self._live.url,
             host=this_host(),
@@ -197,8 +200,8 @@ class Attempt:
         if claimed is not None and claimed is restored:
             claim_savepoint(claimed, job_id, like=self._job.filesystem)
         self._is_recorded = True  # or may be, when the storage fails
-        self._catalog.epochs.record_choice(self._claim.epoch, choice)
-        if restored is not None and self._catalog.quarantine.lift(restored.reference):
+        self._catalog.records.epochs.record_choice(self._claim.epoch, choice)
+        if restored is not None and self._catalog.records.quarantine.lift(restored.reference):
             _log.info("%s was asked for and is whole: it is not in quarantine any more", restored.reference)
         rolled_back = ""
         if sink is not None and restored is not None and sink.can_roll_back:
@@ -251,7 +254,7 @@ class Attempt:
 
     def _sweep(self, store: CompletedCheckpointStore) -> None:
         try:
-            swept = store.sweep()
+            swept = sweep_start(store)
         except StorageError as error:  # nothing needs the space now; a checkpoint will find out whether it can be taken
             _log.warning("What earlier attempts left unfinished is still there: %s", error.message)
         else:
@@ -287,14 +290,14 @@ class Attempt:
 
     def _publish(self, laid_out: CheckpointMetadata) -> CheckpointMetadata:
         """The fork passed: make it the first checkpoint of the new lineage."""
-        first_id = next_id(self._catalog, laid_out.job_id, laid_out)
+        first_id = self._catalog.next_id(laid_out.job_id, laid_out)
         store = self._store(laid_out.job_id, first_id, laid_out.restored_from)
         return publish_fork(laid_out, self._directory, store)
 
     def _archive(self, job_id: str) -> ArchiveWriter:
         epoch = self._claim.epoch
         return ArchiveWriter(
-            self._job.filesystem, self._job.name, job_id, epoch, lambda: self._catalog.epochs.check(epoch)
+            self._job.filesystem, self._job.name, job_id, epoch, lambda: self._catalog.records.epochs.check(epoch)
         )
 
     def _try(self, restored: CheckpointMetadata, cancel: Flag) -> None:
@@ -326,8 +329,7 @@ class Attempt:
 
     def _session(self, restored: CheckpointMetadata | None) -> SparkSession:
         facts = None if restored is None else restored.facts
-        session = streaming_session(self._spark, facts, self._job.state_backend)
-        set_partitions(session, self._job.partitions)
+        session = streaming_session(self._spark, facts, self._job.state_backend, self._job.partitions)
         make_active(session)  # the query is built and started on this thread
         return session
 
@@ -338,8 +340,11 @@ class Attempt:
         """
         if sink is None or target.metadata is not None or target.job_id is None:
             return None
-        for epoch in sorted(self._catalog.epochs.names()):
-            choice, claim = self._catalog.epochs.read_choice(epoch), self._catalog.epochs.read_claim(epoch)
+        for epoch in sorted(self._catalog.records.epochs.names()):
+            choice, claim = (
+                self._catalog.records.epochs.read_choice(epoch),
+                self._catalog.records.epochs.read_claim(epoch),
+            )
             if choice is not None and claim is not None and choice.job_id == target.job_id:
                 same = choice.restored is None and (choice.sink, choice.sink_kind) == (sink.path, sink.kind)
                 return seconds_of(claim.claimed_at) if same else None
@@ -375,4 +380,4 @@ class Attempt:
 
     def _forget_other_attempts(self) -> None:
         """A checkpoint of this attempt is complete: the live locations of earlier ones can help nobody."""
-        forget_attempts(self._job.working_directory, self._job.filesystem, self._job.name, self._claim.epoch)
+        forget_live_locations(self._job.working_directory, self._job.filesystem, self._job.name, self._claim.epoch)

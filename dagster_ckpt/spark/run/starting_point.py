@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog, Newest
-from dagster_ckpt.checkpoint.catalog.preference import newest_preferred
+from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.catalog.newest import Newest, find_newest
 from dagster_ckpt.checkpoint.clock import Clock
 from dagster_ckpt.checkpoint.control.epochs import Choice, Claim
 from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
@@ -15,9 +15,10 @@ from dagster_ckpt.checkpoint.taking.savepoint_files import claimed_savepoint
 from dagster_ckpt.checkpoint.taking.store import CompletedCheckpointStore
 from dagster_ckpt.config.recovery import LATEST, NONE, RecoveryClaimMode, RestoreRequest
 from dagster_ckpt.errors import CheckpointsLost
-from dagster_ckpt.spark.job import Event, StreamingJob
-from dagster_ckpt.spark.live.live_location import LiveLocation, recorded_live
-from dagster_ckpt.spark.query.state_backend import known_providers
+from dagster_ckpt.spark.events import Event
+from dagster_ckpt.spark.job import StreamingJob
+from dagster_ckpt.spark.live import LiveLocation, recorded_live
+from dagster_ckpt.spark.query import known_providers
 from dagster_ckpt.spark.run.fallback import FallbackChain
 from dagster_ckpt.spark.run.salvage import Salvaging
 
@@ -82,7 +83,7 @@ class Choosing:
 
     def _newest(self, previous: tuple[int, Choice] | None) -> Newest:
         if previous is None:
-            return self._catalog.newest()
+            return find_newest(self._catalog)
         self._refuse_if_lost(previous[0])
         config, providers = self._job.config, known_providers(self._job.state_backend)
         pins = self._directory.with_suffix(".salvage")
@@ -92,7 +93,7 @@ class Choosing:
             self._clock,
             self._emit,
             opted_in=config.fallback_to_older,
-            newest=lambda: newest_preferred(self._catalog, prefer_checkpoint=config.prefer_checkpoint_for_recovery),
+            newest=lambda: find_newest(self._catalog, prefer_checkpoint=config.prefer_checkpoint_for_recovery),
             unpack=self._unpack,
             salvaging=Salvaging(
                 self._catalog,
@@ -127,7 +128,7 @@ class Choosing:
         """Checkpoints in a driver's memory are for the run alone that took them: only it can go on from them."""
         if self._job.filesystem.is_durable or self._catalog.given_up() is not None:
             return
-        before = self._catalog.epochs.read_claim(epoch)
+        before = self._catalog.records.epochs.read_claim(epoch)
         if before is not None and before.run_id != self._claim.run_id:
             raise CheckpointsLost(
                 f"The checkpoints of job {self._job.name!r} were in the memory of the driver of run {before.run_id}, "
