@@ -107,8 +107,8 @@ class AzureClient(adlfs.AzureBlobFileSystem):  # type: ignore[misc]  # adlfs pub
             raise NotImplementedError
         container, directory, _ = self.split_path(path)
         found: dict[str, bool] = {}
-        try:
-            async with self.service_client.get_container_client(container) as client:
+        async with self.service_client.get_container_client(container) as client:
+            with _missing(path):
                 async for item in client.walk_blobs(
                     name_starts_with=f"{directory}/" if directory else None, include=["metadata"], delimiter="/"
                 ):
@@ -116,11 +116,8 @@ class AzureClient(adlfs.AzureBlobFileSystem):  # type: ignore[misc]  # adlfs pub
                     is_directory = isinstance(item, BlobPrefix) or is_marker(item)
                     # A directory may show twice: as what names have in common, and as itself.
                     found[name] = found.get(name, False) or is_directory
-        except ResourceNotFoundError as error:
-            raise FileNotFoundError(path) from error
-        return [
-            {"name": f"{container}/{name}", "type": "directory" if kind else "file"} for name, kind in found.items()
-        ]
+        kinds = {True: "directory", False: "file"}
+        return [{"name": f"{container}/{name}", "type": kinds[kind]} for name, kind in found.items()]
 
     async def remove_marker(self, path: str) -> None:
         """Delete what stands for an empty directory; nothing when there is no such thing, or it is not empty."""

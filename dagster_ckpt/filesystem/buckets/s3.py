@@ -10,17 +10,7 @@ from email.utils import parsedate_to_datetime
 from typing import Any
 from urllib.parse import urlsplit
 
-from botocore.exceptions import (
-    BotoCoreError,
-    ClientError,
-    CredentialRetrievalError,
-    NoAuthTokenError,
-    NoCredentialsError,
-    PartialCredentialsError,
-    ProfileNotFound,
-    SSOError,
-    TokenRetrievalError,
-)
+from botocore import exceptions as boto
 
 from dagster_ckpt.errors import InvalidConfiguration, StorageError, StorageUnusable
 from dagster_ckpt.filesystem.buckets.bucket import PASSING, SET_THE_CLOCK
@@ -47,13 +37,13 @@ _OPTIONS = frozenset(
     }
 )
 _NO_CREDENTIALS = (
-    CredentialRetrievalError,
-    NoAuthTokenError,
-    NoCredentialsError,
-    PartialCredentialsError,
-    ProfileNotFound,
-    SSOError,
-    TokenRetrievalError,
+    boto.CredentialRetrievalError,
+    boto.NoAuthTokenError,
+    boto.NoCredentialsError,
+    boto.PartialCredentialsError,
+    boto.ProfileNotFound,
+    boto.SSOError,
+    boto.TokenRetrievalError,
 )
 _BAD_CREDENTIALS = frozenset(
     {
@@ -141,7 +131,7 @@ _REASONS = (
         "Take checkpoints less often (interval), or give jobs prefixes of their own.",
     ),
     Reason(
-        lambda error: isinstance(error, OSError | BotoCoreError | ClientError),
+        lambda error: isinstance(error, OSError | boto.BotoCoreError | boto.ClientError),
         "{said}",
         "Bucket {bucket!r} was asked several times. If the network is all right, the next checkpoint tries again.",
     ),
