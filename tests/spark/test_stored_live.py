@@ -23,8 +23,7 @@ from dagster_ckpt.checkpoint.control.epochs import End
 from dagster_ckpt.checkpoint.taking.savepoint_files import copy_to_savepoint
 from dagster_ckpt.config.checkpoint_config import JobStatus
 from dagster_ckpt.errors import CaptureIncomplete, CheckpointFileChanged, CheckpointFileMissing, CorruptCheckpoint
-from dagster_ckpt.filesystem import FileSystem, Part, PosixFileSystem, server_side
-from dagster_ckpt.filesystem.port import unheard
+from dagster_ckpt.filesystem import FileSystem, Part, PosixFileSystem, server_side, unheard
 from dagster_ckpt.spark.batches.plans import PlannedBatches, lay_out
 from dagster_ckpt.spark.capture.from_bucket import capture_stored
 from dagster_ckpt.spark.files.bucket_location import StoredCheckpointLocation

@@ -14,11 +14,19 @@ from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
 from dagster_ckpt.checkpoint.catalog.lineage import older_than
 from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata, FileEntry
 from dagster_ckpt.errors import CheckpointFileChanged, CheckpointFileMissing, CorruptCheckpoint
-from dagster_ckpt.filesystem import Copy, FileSystem, Part, ServerSide, Stored, Written
-from dagster_ckpt.filesystem.bounds import Scratch
-from dagster_ckpt.filesystem.local_disk import refused_write
-from dagster_ckpt.filesystem.port import unheard
-from dagster_ckpt.filesystem.server_side import crc32c_of, md5_of
+from dagster_ckpt.filesystem import (
+    Copy,
+    FileSystem,
+    Part,
+    Scratch,
+    ServerSide,
+    Stored,
+    Written,
+    crc32c_of,
+    md5_of,
+    refused_write,
+    unheard,
+)
 
 __all__ = ["copy_files", "materialize_checkpoint", "read_files", "verify_checkpoint"]
 

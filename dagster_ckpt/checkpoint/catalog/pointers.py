@@ -13,8 +13,7 @@ from urllib.parse import unquote, urlsplit
 from dagster_ckpt.checkpoint.format.layout import METADATA_FILE_NAME, SAVEPOINT_DIR_PREFIX
 from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
 from dagster_ckpt.errors import CheckpointNotFound, InvalidConfiguration, StorageError
-from dagster_ckpt.filesystem import FileSystem, open_filesystem
-from dagster_ckpt.filesystem.opening import REMOTE_SCHEMES, local_path, split_location
+from dagster_ckpt.filesystem import REMOTE_SCHEMES, FileSystem, local_path, open_filesystem, split_location
 
 __all__ = [
     "CompletedCheckpointStorageLocation",

@@ -35,8 +35,7 @@ from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
 from dagster_ckpt.checkpoint.format.records import is_there_sealed
 from dagster_ckpt.checkpoint.format.values import believed, check_tree, parsed, shown, whole
 from dagster_ckpt.errors import CorruptRecord
-from dagster_ckpt.filesystem import FileSystem
-from dagster_ckpt.filesystem.names import inside
+from dagster_ckpt.filesystem import FileSystem, inside
 
 __all__ = ["ArchiveWriter", "PlannedBatch", "WriteAheadArchive"]
 

@@ -14,7 +14,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, 
 
 from dagster_ckpt.checkpoint.format.layout import is_job_id, is_job_name
 from dagster_ckpt.checkpoint.format.values import LONGEST_TEXT, SIGNED_64, check_tree, shown
-from dagster_ckpt.filesystem.names import inside
+from dagster_ckpt.filesystem import inside
 
 __all__ = ["Head", "check_head", "check_paths", "local_name", "stored_name"]
 

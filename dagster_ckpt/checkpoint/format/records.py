@@ -18,8 +18,7 @@ from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 from dagster_ckpt.checkpoint.format.layout import METADATA_FILE_NAME
 from dagster_ckpt.checkpoint.format.seal import is_sealed, seal
 from dagster_ckpt.errors import CorruptRecord, InvalidConfiguration
-from dagster_ckpt.filesystem import FileSystem
-from dagster_ckpt.filesystem.names import inside
+from dagster_ckpt.filesystem import FileSystem, inside
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

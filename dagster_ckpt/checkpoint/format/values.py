@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Any, Final, NoReturn
 
 from dagster_ckpt.errors import CheckpointError, CorruptCheckpoint
-from dagster_ckpt.filesystem.names import inside
+from dagster_ckpt.filesystem import inside
 
 __all__ = [
     "LONGEST_TEXT",

@@ -16,8 +16,7 @@ from dagster_ckpt.checkpoint.format.manifest import FileEntry
 from dagster_ckpt.checkpoint.format.snapshot import PinnedFile, StoredSource, vanished
 from dagster_ckpt.checkpoint.taking.progress import Gauge
 from dagster_ckpt.errors import CheckpointFailure
-from dagster_ckpt.filesystem import Copy, FileSystem, ServerSide, Stopped, Written
-from dagster_ckpt.filesystem.bounds import Scratch
+from dagster_ckpt.filesystem import Copy, FileSystem, Scratch, ServerSide, Stopped, Written
 
 __all__ = ["DataFiles"]
 

@@ -35,8 +35,7 @@ from dagster_ckpt.errors import (
     InvalidConfiguration,
     PublishUnknown,
 )
-from dagster_ckpt.filesystem import FileSystem, Stopped, open_filesystem
-from dagster_ckpt.filesystem.port import unheard
+from dagster_ckpt.filesystem import FileSystem, Stopped, open_filesystem, unheard
 
 __all__ = [
     "claim_savepoint",

@@ -24,8 +24,7 @@ from dagster_ckpt.checkpoint.taking.savepoint_files import write_savepoint
 from dagster_ckpt.checkpoint.taking.shared_files import DEFAULT_INLINE_THRESHOLD, SharedState
 from dagster_ckpt.config.retention import RetentionPolicy
 from dagster_ckpt.errors import CheckpointFailure, CorruptCheckpoint, PublishUnknown
-from dagster_ckpt.filesystem import FileSystem
-from dagster_ckpt.filesystem.port import unheard
+from dagster_ckpt.filesystem import FileSystem, unheard
 
 __all__ = ["CompletedCheckpointStore"]
 

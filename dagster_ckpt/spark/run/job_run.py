@@ -47,8 +47,7 @@ from dagster_ckpt.errors import (
     SinkOverlap,
     StorageUnusable,
 )
-from dagster_ckpt.filesystem.local_disk import local_failure
-from dagster_ckpt.filesystem.private_directories import make_working_directory
+from dagster_ckpt.filesystem import local_failure, make_working_directory
 from dagster_ckpt.spark.batches import BatchInFlight, batch_in_flight
 from dagster_ckpt.spark.events import (
     CheckpointCompleted,
