@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 _ROOT = Path(__file__).resolve().parents[1]
+_PUBLIC = {name: getattr(dagster_ckpt, name) for name in dagster_ckpt.__all__}
 _PAGES = ("README.md", "docs/operations.md", "docs/sinks.md")
 
 
@@ -197,7 +198,7 @@ def flinks_keys(block: Block, bench: Bench, data: Path) -> None:
     (data / "flink.yaml").write_text(json.dumps(keys))
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(data)
-        defined = block.run(data, **vars(dagster_ckpt))
+        defined = block.run(data, **_PUBLIC)
     assert isinstance(defined["turnover"], dagster_ckpt.CheckpointedStreamingAsset)
     assert defined["turnover"].config.interval == timedelta(seconds=7)
     assert isinstance(defined["storage"], dagster_ckpt.FileSystemCheckpointStorage)
@@ -205,7 +206,7 @@ def flinks_keys(block: Block, bench: Bench, data: Path) -> None:
 
 def a_state_backend(block: Block, bench: Bench, data: Path) -> None:
     """A query whose state is kept as the block says."""
-    asset = block.run(data, **vars(dagster_ckpt))["turnover"]
+    asset = block.run(data, **_PUBLIC)["turnover"]
     bench.land(2)
     job = replace(bench.job(), state_backend=asset.state_backend)
     assert bench.launch(job).result().status is JobStatus.FINISHED
