@@ -27,9 +27,7 @@ if TYPE_CHECKING:
         checkpointed_streaming_asset,
         configured_storage,
     )
-    from dagster_ckpt.spark.sinks.sink import sink_to
-    from dagster_ckpt.spark.sinks.transactional_file_sink import TransactionalFileSink
-    from dagster_ckpt.spark.sinks.user_sinks import CustomSink, ForeachBatchSink
+    from dagster_ckpt.spark import CustomSink, ForeachBatchSink, TransactionalFileSink, sink_to
 else:  # hidden from type checkers, which would take every name for one that is there
     __getattr__, __dir__ = lazy_names(
         __name__,
@@ -39,23 +37,23 @@ else:  # hidden from type checkers, which would take every name for one that is 
             "CheckpointingMode": "dagster_ckpt.config",
             "Configuration": "dagster_ckpt.config",
             "CustomCheckpointStorage": "dagster_ckpt.orchestration",
-            "CustomSink": "dagster_ckpt.spark.sinks.user_sinks",
+            "CustomSink": "dagster_ckpt.spark",
             "CustomStateBackend": "dagster_ckpt.config",
             "EmbeddedRocksDBStateBackend": "dagster_ckpt.config",
             "ExternalizedCheckpointCleanup": "dagster_ckpt.config",
             "FileSystemCheckpointStorage": "dagster_ckpt.orchestration",
-            "ForeachBatchSink": "dagster_ckpt.spark.sinks.user_sinks",
+            "ForeachBatchSink": "dagster_ckpt.spark",
             "HashMapStateBackend": "dagster_ckpt.config",
             "JobManagerCheckpointStorage": "dagster_ckpt.orchestration",
             "LiveLocationPlace": "dagster_ckpt.config",
             "PredefinedOptions": "dagster_ckpt.config",
             "RestartStrategies": "dagster_ckpt.config",
             "SparkSessionResource": "dagster_ckpt.orchestration",
-            "TransactionalFileSink": "dagster_ckpt.spark.sinks.transactional_file_sink",
+            "TransactionalFileSink": "dagster_ckpt.spark",
             "build_checkpoint_definitions": "dagster_ckpt.orchestration",
             "checkpointed_streaming_asset": "dagster_ckpt.orchestration",
             "configured_storage": "dagster_ckpt.orchestration",
-            "sink_to": "dagster_ckpt.spark.sinks.sink",
+            "sink_to": "dagster_ckpt.spark",
         },
     )
 

@@ -22,7 +22,7 @@ import pytest
 
 import dagster_ckpt
 from dagster_ckpt.config.checkpoint_config import JobStatus
-from dagster_ckpt.spark.job import Started
+from dagster_ckpt.spark.events import Started
 from dagster_ckpt.spark.query import session
 from tests.jobs.harness import Bench, Row, copied, eventually
 

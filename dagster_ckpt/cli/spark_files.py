@@ -15,8 +15,7 @@ from dagster_ckpt.cli.places import JSON, PATH, find_checkpoint, storage_at
 from dagster_ckpt.cli.printing import say, say_json
 from dagster_ckpt.config import LATEST
 from dagster_ckpt.errors import CheckpointError
-from dagster_ckpt.spark.preflight.start_checks import check_stored
-from dagster_ckpt.spark.verdict import Finding, Preflight
+from dagster_ckpt.spark import Finding, Preflight, check_stored
 
 __all__ = ["batch", "preflight"]
 

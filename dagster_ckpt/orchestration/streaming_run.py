@@ -18,8 +18,7 @@ from dagster_ckpt.orchestration.reporting import CheckpointReporter
 from dagster_ckpt.orchestration.resources import SparkSessionResource
 from dagster_ckpt.orchestration.run_settings import RunSettings
 from dagster_ckpt.orchestration.storages import CheckpointStorage
-from dagster_ckpt.spark.event_text import describe
-from dagster_ckpt.spark.job import (
+from dagster_ckpt.spark import (
     CheckpointCompleted,
     CheckpointQuarantined,
     CheckpointsDropped,
@@ -28,9 +27,11 @@ from dagster_ckpt.spark.job import (
     RunResult,
     Started,
     StreamingJob,
+    StreamingRun,
+    describe,
+    die_with_parent,
+    supervise,
 )
-from dagster_ckpt.spark.run.job_run import StreamingRun
-from dagster_ckpt.spark.run.supervisor import die_with_parent, supervise
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
