@@ -15,7 +15,7 @@ from dagster_ckpt.checkpoint.control.epochs import Choice
 from dagster_ckpt.checkpoint.control.taken_savepoints import RecordedSavepoint
 from dagster_ckpt.checkpoint.format.layout import METADATA_FILE_NAME, checkpoint_directory, checkpoint_id, is_job_id
 from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
-from dagster_ckpt.config.retention import Retained
+from dagster_ckpt.config import Retained
 from dagster_ckpt.errors import CheckpointNotFound, CorruptCheckpoint
 
 __all__ = ["for_retention", "line_before", "line_of_descent", "older_than", "reclaimable_bytes"]

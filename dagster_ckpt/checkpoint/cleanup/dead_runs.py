@@ -17,7 +17,7 @@ from dagster_ckpt.checkpoint.processes import ProcessIdentity, this_host
 from dagster_ckpt.checkpoint.taking.retained import Dropped
 from dagster_ckpt.checkpoint.taking.savepoint_files import claimed_savepoint, dispose_claimed
 from dagster_ckpt.checkpoint.taking.store import CompletedCheckpointStore
-from dagster_ckpt.config.checkpoint_config import CheckpointConfig, JobStatus
+from dagster_ckpt.config import CheckpointConfig, JobStatus
 from dagster_ckpt.errors import CorruptRecord
 
 __all__ = [

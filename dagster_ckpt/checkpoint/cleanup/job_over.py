@@ -31,8 +31,7 @@ from dagster_ckpt.checkpoint.format.layout import (
     checkpoint_directory,
     shared_directory,
 )
-from dagster_ckpt.config.checkpoint_config import CheckpointConfig, JobStatus
-from dagster_ckpt.config.quantities import format_duration
+from dagster_ckpt.config import CheckpointConfig, JobStatus, format_duration
 from dagster_ckpt.errors import Fenced, InvalidConfiguration, JobAlreadyRunning
 from dagster_ckpt.filesystem import FileSystem
 

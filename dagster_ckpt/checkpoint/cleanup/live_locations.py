@@ -10,7 +10,7 @@ from pathlib import Path
 from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
 from dagster_ckpt.checkpoint.cleanup.orphans import Orphan
 from dagster_ckpt.checkpoint.format.layout import CHECKPOINT_TASK_OWNED_STATE_DIR
-from dagster_ckpt.config.checkpoint_config import JobStatus
+from dagster_ckpt.config import JobStatus
 from dagster_ckpt.filesystem import FileSystem, remove_entries
 
 __all__ = [

@@ -17,7 +17,7 @@ from dagster_ckpt.checkpoint.control.savepoint_requests import (
     TakenSavepoint,
 )
 from dagster_ckpt.checkpoint.taking.savepoint_files import copy_to_savepoint
-from dagster_ckpt.config.quantities import parse_duration
+from dagster_ckpt.config import parse_duration
 from dagster_ckpt.errors import CheckpointNotFound, InvalidConfiguration, SavepointFailed
 from dagster_ckpt.filesystem import open_filesystem
 

@@ -31,7 +31,7 @@ from dagster_ckpt.checkpoint.taking.attempts import RETRIES, RETRY_AFTER, outcom
 from dagster_ckpt.checkpoint.taking.progress import PendingCheckpoint
 from dagster_ckpt.checkpoint.taking.retained import Dropped
 from dagster_ckpt.checkpoint.taking.store import CompletedCheckpointStore
-from dagster_ckpt.config.checkpoint_config import CheckpointConfig
+from dagster_ckpt.config import CheckpointConfig
 from dagster_ckpt.errors import (
     CaptureIncomplete,
     CheckpointError,

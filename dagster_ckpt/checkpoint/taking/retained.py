@@ -17,7 +17,7 @@ from dagster_ckpt.checkpoint.control.deletion_log import ROUNDS
 from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
 from dagster_ckpt.checkpoint.taking.savepoint_files import dispose_claimed
 from dagster_ckpt.checkpoint.taking.shared_files import SharedState
-from dagster_ckpt.config.retention import AnyOf, KeepPinned, RetentionPolicy, decide
+from dagster_ckpt.config import AnyOf, KeepPinned, RetentionPolicy, decide
 from dagster_ckpt.errors import CheckpointNotFound, CorruptCheckpoint
 
 __all__ = ["Dropped", "RetainedCheckpoints"]

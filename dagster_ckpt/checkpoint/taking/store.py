@@ -22,7 +22,7 @@ from dagster_ckpt.checkpoint.taking.progress import CheckpointInProgress, Gauge,
 from dagster_ckpt.checkpoint.taking.retained import Dropped, RetainedCheckpoints
 from dagster_ckpt.checkpoint.taking.savepoint_files import write_savepoint
 from dagster_ckpt.checkpoint.taking.shared_files import DEFAULT_INLINE_THRESHOLD, SharedState
-from dagster_ckpt.config.retention import RetentionPolicy
+from dagster_ckpt.config import RetentionPolicy
 from dagster_ckpt.errors import CheckpointFailure, CorruptCheckpoint, PublishUnknown
 from dagster_ckpt.filesystem import FileSystem, unheard
 

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 
 from dagster_ckpt.checkpoint.format.snapshot import NEXT_BATCH, Json, PinnedFile, Snapshot
-from dagster_ckpt.config.state_backend import LAYOUTS, StateLayout
+from dagster_ckpt.config import LAYOUTS, StateLayout
 from dagster_ckpt.errors import CaptureIncomplete, RestoreRefused
 from dagster_ckpt.spark.capture.rocksdb_files import changelog_lineage, snapshot_members
 from dagster_ckpt.spark.capture.state_files import (

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from dagster_ckpt.checkpoint.control.epochs import Choice
 from dagster_ckpt.checkpoint.control.heartbeat import live_here
-from dagster_ckpt.config.live_location import LiveLocationPlace
+from dagster_ckpt.config import LiveLocationPlace
 from dagster_ckpt.errors import InvalidConfiguration
 from dagster_ckpt.filesystem import FileSystem, is_own
 from dagster_ckpt.spark.events import LiveLocationChosen

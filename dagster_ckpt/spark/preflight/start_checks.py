@@ -15,7 +15,7 @@ from dagster_ckpt.checkpoint.control.epochs import Choice, Claim
 from dagster_ckpt.checkpoint.control.heartbeat import HeartbeatFile
 from dagster_ckpt.checkpoint.control.plan_archive import PlannedBatch
 from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
-from dagster_ckpt.config.recovery import LATEST, RestoreRequest
+from dagster_ckpt.config import LATEST, RestoreRequest
 from dagster_ckpt.errors import CheckpointError
 from dagster_ckpt.spark.batches import forget_plan
 from dagster_ckpt.spark.job import StreamingJob

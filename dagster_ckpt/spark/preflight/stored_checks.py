@@ -14,8 +14,7 @@ from dagster_ckpt.checkpoint.catalog.file_reader import materialize_checkpoint, 
 from dagster_ckpt.checkpoint.clock import Clock
 from dagster_ckpt.checkpoint.control.plan_archive import PlannedBatch
 from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
-from dagster_ckpt.config.checkpoint_config import CheckpointingMode
-from dagster_ckpt.config.recovery import LATEST
+from dagster_ckpt.config import LATEST, CheckpointingMode
 from dagster_ckpt.errors import CheckpointError
 from dagster_ckpt.spark.preflight.checkpoint_checks import (
     files_finding,

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dagster_ckpt.config.state_backend import (
+from dagster_ckpt.config import (
     CHANGELOG_CONF,
     PROVIDER_CONF,
     ROCKSDB_PROVIDER,

@@ -30,8 +30,7 @@ from dagster_ckpt.checkpoint.control.heartbeat import HeartbeatFile
 from dagster_ckpt.checkpoint.control.job_records import JobRecords
 from dagster_ckpt.checkpoint.format.records import LONGEST_REASON
 from dagster_ckpt.checkpoint.processes import ProcessIdentity, this_host
-from dagster_ckpt.config.checkpoint_config import JobStatus
-from dagster_ckpt.config.recovery import RestoreRequest
+from dagster_ckpt.config import JobStatus, RestoreRequest
 from dagster_ckpt.errors import (
     CheckpointError,
     CorruptCheckpoint,
