@@ -1,4 +1,4 @@
-"""The clock the protocol is given, so that tests can hold time in their hands."""
+"""The clock that the protocol is given, so that tests can control time."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ def milliseconds(seconds: float) -> float:
 
 
 def seconds_of(text: str) -> float:
-    """Seconds since the epoch of what :func:`iso` wrote.
+    """Seconds since 1970 of a time that :func:`iso` wrote.
 
     Raises:
-        CorruptRecord: it is no time.
+        CorruptRecord: ``text`` is not a time.
     """
     try:
         return datetime.fromisoformat(text).timestamp()

@@ -1,4 +1,4 @@
-"""The pause between two looks at a running query, which grows while there is nothing to be seen."""
+"""The pause between two looks at a running query. The pause grows while nothing changes."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ __all__ = ["Pause"]
 
 
 class Pause:
-    """Says when to look again. Each look that finds nothing new makes the pause twice as long.
+    """Says when to look again. Each look that finds nothing new doubles the pause.
 
     Args:
-        shortest: seconds, after a look that has found something.
-        longest: seconds.
+        shortest: seconds to pause after a look that found something new.
+        longest: seconds that a pause takes at most.
         clock: monotonic time.
     """
 
@@ -29,6 +29,6 @@ class Pause:
         return self._clock.monotonic() >= self._until
 
     def begin(self, *, changed: bool) -> None:
-        """Somebody has looked; ``changed``: there was something new."""
+        """Begin a pause after a look; ``changed``: the look found something new."""
         self._seconds = self._shortest if changed else min(2 * self._seconds, self._longest)
         self._until = self._clock.monotonic() + self._seconds
