@@ -243,7 +243,7 @@ class TestPassingOver:
         take_away(taken)
         shutil.copytree(other.reference, taken.reference)
         assert newest(memory).metadata == checkpoint
-        assert f"{taken.reference} lies there now" in caplog.text
+        assert f"{taken.reference} of epoch" in caplog.text
 
     def test_a_savepoint_is_not_newer_than_a_checkpoint_that_is_gone(
         self, run: Run, memory: MemoryFileSystem, target: PosixFileSystem

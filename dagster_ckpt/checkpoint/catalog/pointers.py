@@ -1,7 +1,7 @@
 """Access to a job's checkpoint storage under Flink's names: locations, pointers and references.
 
-A *pointer* is what a user has: the path of a ``_metadata`` file or of its directory. A *reference* is what goes from
-the coordinator to a writer: nothing for an ordinary checkpoint, whose place follows from its id, and an encoded path
+A *pointer* is what a user gives: the path of a ``_metadata`` file or of its directory. A *reference* is what the
+coordinator gives to a writer: empty for an ordinary checkpoint, whose place follows from its id, and an encoded path
 for a savepoint. (Flink: ``CheckpointStorageAccess``, ``AbstractFsCheckpointStorageAccess``.)
 """
 
@@ -48,7 +48,7 @@ _ATTEMPTS = 10
 
 @dataclass(frozen=True, slots=True)
 class CheckpointStorageLocationReference:
-    """A place in bytes. Without bytes it is the default: where a checkpoint of its id belongs."""
+    """A place as bytes. No bytes mean the default place of the checkpoint's id."""
 
     reference_bytes: bytes = b""
 
@@ -63,14 +63,14 @@ class CheckpointStorageLocationReference:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointStorageLocation:
-    """Where a checkpoint or savepoint that is about to be taken goes.
+    """The place of a checkpoint or savepoint that is about to be taken.
 
     Attributes:
         filesystem: the storage.
-        checkpoint_directory: for what is this checkpoint's alone, in ``filesystem``.
-        shared_state_directory: for what several checkpoints have; a savepoint has everything in one directory.
-        task_owned_state_directory: for what is never deleted with a checkpoint.
-        reference: how the place is told to others.
+        checkpoint_directory: for files of this checkpoint only, in ``filesystem``.
+        shared_state_directory: for files that checkpoints share; a savepoint has all its files in one directory.
+        task_owned_state_directory: for files that are never deleted with a checkpoint.
+        reference: the place, as given to a writer.
     """
 
     filesystem: FileSystem
@@ -81,17 +81,17 @@ class CheckpointStorageLocation:
 
     @property
     def metadata_file(self) -> str:
-        """Path of the ``_metadata`` that will complete it, in ``filesystem``."""
+        """Path in ``filesystem`` of the ``_metadata`` that will complete the checkpoint."""
         return f"{self.checkpoint_directory}/{METADATA_FILE_NAME}"
 
 
 @dataclass(frozen=True, slots=True)
 class CompletedCheckpointStorageLocation:
-    """Where a checkpoint or savepoint lies that somebody pointed to. Nothing of it has been read.
+    """The place of a checkpoint or savepoint that a user pointed to. Its manifest has not been read.
 
     Attributes:
         storage: its directory.
-        manifest: the name of its manifest there; a file of any name is taken for one.
+        manifest: the name of the manifest there; a pointer may name a file of any name as the manifest.
     """
 
     storage: FileSystem
@@ -99,20 +99,20 @@ class CompletedCheckpointStorageLocation:
 
     @property
     def external_pointer(self) -> str:
-        """Its directory, without a trailing slash."""
+        """The directory, without a trailing slash."""
         return self.storage.url
 
     @property
     def metadata_file(self) -> str:
-        """Path of its manifest."""
+        """Path of the manifest."""
         return f"{self.storage.url}/{self.manifest}"
 
     def metadata(self) -> CheckpointMetadata:
         """Read the manifest.
 
         Raises:
-            CorruptMetadata: it is not one, or was changed.
-            UnknownMetadataVersion: a newer release wrote it.
+            CorruptMetadata: the file is not a manifest, or was changed.
+            UnknownMetadataVersion: a newer release wrote the manifest.
         """
         return CheckpointMetadata.decode(self.storage.read(self.manifest), self.metadata_file)
 
@@ -124,7 +124,7 @@ class CheckpointStorageAccess:
         filesystem: the checkpoint storage.
         job_name: the job's stable name.
         job_id: the lineage, 32 hex digits.
-        default_savepoint_directory: where savepoints go that are asked for without a directory.
+        default_savepoint_directory: for savepoints that are requested without a directory.
     """
 
     def __init__(
@@ -144,11 +144,11 @@ class CheckpointStorageAccess:
 
     @property
     def has_default_savepoint_location(self) -> bool:
-        """Whether a savepoint can be asked for without naming a directory."""
+        """Whether a savepoint can be requested without a directory."""
         return self._default_savepoint_directory is not None
 
     def get_default_savepoint_directory(self) -> str | None:
-        """Where savepoints go that are asked for without a directory; ``None`` when that is not configured."""
+        """The directory for savepoints that are requested without one; ``None`` when not configured."""
         return self._default_savepoint_directory
 
     def resolve_checkpoint(self, checkpoint_pointer: str) -> CompletedCheckpointStorageLocation:
@@ -156,11 +156,11 @@ class CheckpointStorageAccess:
         return resolve_checkpoint_pointer(checkpoint_pointer, like=self._filesystem)
 
     def initialize_location_for_checkpoint(self, checkpoint_id: int) -> CheckpointStorageLocation:
-        """The place of the checkpoint of this id. Directories come into being with the first file in them.
+        """The place of the checkpoint with this id. Directories are created with the first file in them.
 
         Raises:
-            InvalidConfiguration: ids start at 1.
-            PublishConflict: a checkpoint of this id is complete already.
+            InvalidConfiguration: the id is below 1.
+            PublishConflict: a checkpoint with this id is complete already.
         """
         if checkpoint_id < 1:
             raise InvalidConfiguration(
@@ -183,14 +183,14 @@ class CheckpointStorageAccess:
     def initialize_location_for_savepoint(
         self, checkpoint_id: int, external_location_pointer: str | None = None
     ) -> CheckpointStorageLocation:
-        """A new place for a savepoint, below the location given or else the default one.
+        """A new place for a savepoint, below the given directory or else the default one.
 
         Args:
-            checkpoint_id: of the savepoint; not part of its place.
-            external_location_pointer: the directory for it, ``None`` for the default one.
+            checkpoint_id: the savepoint's id; not part of the place.
+            external_location_pointer: the directory for savepoints, ``None`` for the default one.
 
         Raises:
-            InvalidConfiguration: there is neither.
+            InvalidConfiguration: there is neither directory.
             StorageError: no free name was found.
         """
         del checkpoint_id
@@ -201,10 +201,10 @@ class CheckpointStorageAccess:
 
 
 def get_checkpoint_directory_for_job(base_checkpoint_path: str | None, job_name: str, job_id: str) -> str:
-    """The directory in which a lineage has its ``chk-N``: unlike Flink's it names the job, too.
+    """The directory with the ``chk-N`` of a lineage. Unlike Flink's, its path contains the job name.
 
     Raises:
-        InvalidConfiguration: no base directory is set, or a name cannot be one.
+        InvalidConfiguration: no base directory is set, or the job name or job id cannot be one.
     """
     if base_checkpoint_path is None:
         raise InvalidConfiguration(
@@ -217,20 +217,20 @@ def get_checkpoint_directory_for_job(base_checkpoint_path: str | None, job_name:
 
 
 def create_checkpoint_directory(base_directory: str, checkpoint_id: int) -> str:
-    """The path of what is one checkpoint's alone, below the directory of its lineage."""
+    """The path of a checkpoint's own directory, below the directory of its lineage."""
     return f"{base_directory.rstrip('/')}/{CHECKPOINT_DIR_PREFIX}{checkpoint_id}"
 
 
 def savepoint_storage(asked: str | None, default: str | None, *, like: FileSystem) -> FileSystem:
-    """Where savepoints go: the location asked for, else the configured one.
+    """The storage for savepoints: at the requested location, else at the configured one.
 
     Args:
-        asked: the location asked for.
-        default: the configured one.
-        like: the storage of checkpoints, whose options are taken for a location of the same kind.
+        asked: the requested location.
+        default: the configured location.
+        like: the storage of checkpoints, whose options are used for a location of the same kind.
 
     Raises:
-        InvalidConfiguration: there is neither, or it cannot be used.
+        InvalidConfiguration: there is neither location, or it cannot be used.
     """
     location = asked or default
     if location is None:
@@ -274,18 +274,19 @@ def resolve_checkpoint_pointer(
     *,
     like: FileSystem | None = None,
 ) -> CompletedCheckpointStorageLocation:
-    """Where a pointer points to: a manifest, its directory, or either with a trailing slash.
+    """The place that a pointer names: a manifest, its directory, or either with a trailing slash.
 
-    The directory of a lineage is none of these: which of its checkpoints is meant must be said.
+    The directory of a lineage is not a pointer, because it does not tell which checkpoint is meant.
 
     Args:
-        checkpoint_pointer: a path, a ``file://`` URL or that of a bucket or of HDFS.
-        hint: what to do when it points to nothing.
-        like: a storage whose options are taken for a location of the same kind.
+        checkpoint_pointer: a path, or a URL: ``file://``, of a bucket, or of HDFS.
+        hint: what to do when the pointer names nothing.
+        like: a storage whose options are used for a location of the same kind.
 
     Raises:
         InvalidConfiguration: the pointer is empty.
-        CheckpointNotFound: there is nothing, a directory without a manifest, or no file system that can be read here.
+        CheckpointNotFound: the pointer names nothing, a directory without a manifest, or a file system that cannot be
+            read here.
     """
     if not checkpoint_pointer:
         raise InvalidConfiguration("empty checkpoint pointer", hint=hint)
@@ -301,7 +302,7 @@ def resolve_checkpoint_pointer(
         raise CheckpointNotFound(
             f"Cannot access file system for checkpoint/savepoint path '{checkpoint_pointer}': its scheme is "
             f"{parts.scheme!r}.",
-            hint=f"Copy it to a local or POSIX network file system, and name it there. {hint}",
+            hint=f"Copy it to a local or POSIX network file system, and name the copy. {hint}",
         )
     try:
         path = local_path(unquote(parts.netloc + parts.path) if parts.scheme == "file" else checkpoint_pointer)
@@ -321,7 +322,7 @@ def _in_object_store(pointer: str, hint: str, like: FileSystem | None) -> Comple
     if METADATA_FILE_NAME in names:
         return CompletedCheckpointStorageLocation(directory, METADATA_FILE_NAME)
     parent, _, name = directory.url.rpartition("/")
-    # A bucket may be a directory of checkpoints, the root of a cluster is none.
+    # A bucket can be a directory of checkpoints; the root of an HDFS cluster cannot.
     if "://" in parent and not parent.endswith("/") and (urlsplit(parent).path or not parent.startswith("hdfs:")):
         above = open_filesystem(parent, like=like)
         found = [entry for entry in above.list("") if entry.name == name]
@@ -333,7 +334,7 @@ def _in_object_store(pointer: str, hint: str, like: FileSystem | None) -> Comple
 
 
 def _nothing(pointer: str, filesystem: str, hint: str) -> CheckpointNotFound:
-    # It may have what cannot be printed.
+    # The pointer may contain characters that cannot be printed.
     pointer = pointer.encode(errors="backslashreplace").decode()
     return CheckpointNotFound(
         f"Cannot find checkpoint or savepoint file/directory '{pointer}' on file system '{filesystem}'.", hint=hint
@@ -352,7 +353,7 @@ def encode_path_as_reference(path: str) -> CheckpointStorageLocationReference:
     """A path as bytes: a magic number, then the path in UTF-8.
 
     Raises:
-        InvalidConfiguration: the path is empty, or no text.
+        InvalidConfiguration: the path is empty, or is not valid text.
     """
     hint = "Name the directory of a savepoint."
     if not path:
@@ -367,14 +368,15 @@ def decode_path_from_reference(reference: CheckpointStorageLocationReference) ->
     """The path that :func:`encode_path_as_reference` encoded.
 
     Raises:
-        InvalidConfiguration: the bytes are none of its.
+        InvalidConfiguration: :func:`encode_path_as_reference` did not make these bytes.
     """
     data = reference.reference_bytes
-    hint = "Give it what encode_path_as_reference made of a path."
+    hint = "Pass a reference that encode_path_as_reference made."
     if reference.is_default_reference:
         raise InvalidConfiguration(
             "Cannot decode default reference",
-            hint="It stands for the place that follows from a checkpoint's id: ask initialize_location_for_checkpoint.",
+            hint="The default reference means the place that follows from a checkpoint's id: call "
+            "initialize_location_for_checkpoint.",
         )
     if len(data) <= len(REFERENCE_MAGIC_NUMBER):
         raise InvalidConfiguration("Reference too short.", hint=hint)
@@ -388,6 +390,6 @@ def decode_path_from_reference(reference: CheckpointStorageLocationReference) ->
 
 def _no_job_id(job_id: str) -> InvalidConfiguration:
     return InvalidConfiguration(
-        f"{job_id!r} is no job id: 32 hex digits.",
-        hint="It is the id, without dashes, of the run that began the lineage; `dagster-ckpt list` shows it.",
+        f"{job_id!r} is no job id: a job id has 32 hex digits.",
+        hint="The job id is the id, without dashes, of the run that began the lineage; `dagster-ckpt list` shows it.",
     )
