@@ -1,4 +1,4 @@
-"""Forgetting the live locations of starts before one that has a complete checkpoint: they can help nobody any more."""
+"""Deletes the live locations of earlier starts once a start has a complete checkpoint: no start needs them any more."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _log = logging.getLogger(__name__)
 
 
 def forget_attempts(working_directory: Path, filesystem: FileSystem, job_name: str, epoch: int) -> None:
-    """Delete what starts before ``epoch``, which has a complete checkpoint, have left; what stays harms nobody.
+    """Delete the live locations of starts before ``epoch``, which has a complete checkpoint; leftovers do no harm.
 
-    A start that was declared dead and still runs loses its live location with it, and so ends.
+    A start that was declared dead but still runs loses its live location, and so ends.
     """
 
     def is_old(name: str) -> bool:
@@ -30,13 +30,13 @@ def forget_attempts(working_directory: Path, filesystem: FileSystem, job_name: s
     except OSError as error:
         _log.info("Old live locations in %s are still there: %s", working_directory, error)
     if filesystem.copies is not None:
-        # A location has as many objects as state stores have files: the query's checkpoints do not wait for that.
+        # A live location has one object per file of a state store: the query's checkpoints do not wait for so many.
         arguments = (filesystem, job_name, epoch)
         threading.Thread(target=forget_stored, args=arguments, name="dagster-ckpt-forget", daemon=True).start()
 
 
 def forget_stored(filesystem: FileSystem, job_name: str, epoch: int) -> None:
-    """The part of :func:`forget_attempts` that concerns the storage, and takes a while."""
+    """The part of :func:`forget_attempts` in the storage, which takes a while."""
     if (store := filesystem.copies) is None:
         return
     try:
