@@ -15,7 +15,7 @@ class Clock(Protocol):
     """Wall time for records, monotonic time for intervals."""
 
     def time(self) -> float:
-        """Seconds since the epoch."""
+        """Seconds since 1970."""
 
     def monotonic(self) -> float:
         """Seconds on a clock that never goes back."""

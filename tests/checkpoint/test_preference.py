@@ -109,7 +109,7 @@ class TestRecords:
         disturbed.plan = lambda operation: Fail() if "/savepoints/" in operation.path else None
         taken = save(run, target, 2)
         verify_checkpoint(run.catalog, run.catalog.resolve(taken.reference))
-        assert f"{taken.reference} is complete and not on record" in caplog.text
+        assert f"{taken.reference} is complete, but could not be recorded" in caplog.text
         found = newest(memory).metadata
         assert found is not None
         assert found.name == "chk-1"

@@ -181,7 +181,7 @@ def _select(catalog: CheckpointCatalog) -> Newest:
         return Newest(None, None, "this job has no checkpoint yet")
     epoch, choice = chosen
     if (end := catalog.given_up_since(epoch, epochs)) is not None:
-        return Newest(None, None, f"the last run ended {end.status} and gave its checkpoints up: {end.reason}")
+        return Newest(None, None, f"the last run ended {end.status} and discarded its checkpoints: {end.reason}")
     quarantined = catalog.records.quarantine.names()
     best, passed = _own(catalog, epoch, max(epochs), choice, quarantined)
     if known is not None and known.epoch >= epoch and _is_gone(known.checkpoint, choice, best):

@@ -49,7 +49,7 @@ class Pins:
         self._directory = f"{job_name}/{CONTROL_DIR}/pins"
 
     def add(self, pin: Pin) -> None:
-        """Put a pin on record."""
+        """Record a pin."""
         path = f"{self._directory}/{_name(pin)}"
         self._filesystem.create(path, encode_record(pin, path))
 

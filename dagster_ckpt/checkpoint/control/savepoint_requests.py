@@ -122,7 +122,7 @@ class SavepointRequests:
         self._epochs = Epochs(filesystem, job_name)
 
     def ask(self, request: SavepointRequest) -> None:
-        """Put a request on record."""
+        """Record a request."""
         path = self._path(request.token)
         self._filesystem.create(path, encode_record(request, path))
 

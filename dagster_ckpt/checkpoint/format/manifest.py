@@ -246,8 +246,8 @@ class CheckpointMetadata:
             raise CheckpointFailure(
                 f"The _metadata of {self.name} of job {self.job_name!r} cannot be written, because nobody could read "
                 f"it again: {error}.",
-                hint="If it is about the sink, its position must be JSON values. If it is about files, the job has "
-                "more state than one checkpoint can name.",
+                hint="If the error is about the sink, the sink's position must be JSON values. If the error is about "
+                "files, the job has more state than one checkpoint can name.",
             ) from error
         return data
 
@@ -330,7 +330,7 @@ def _entries(data: bytes, at: int) -> Iterator[FileEntry]:
         yield from map(FileEntry.from_json, parsed(b"[" + data[at:end]))
         return
     if not data.endswith(b"\n ]", at, end):
-        raise ValueError("its list of files is broken off")
+        raise ValueError("its list of files is truncated")
     at, end = at + 1, end - len("\n ]")
     while at < end:
         line = _ORDINARY(data, at)

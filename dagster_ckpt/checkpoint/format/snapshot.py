@@ -75,7 +75,7 @@ class StoredSource:
             raise self._misread()
 
     def _misread(self) -> CaptureIncomplete:
-        return CaptureIncomplete(f"{self.path} was read with bytes that do not match its checksum.", hint=_NEXT_BATCH)
+        return CaptureIncomplete(f"The bytes read from {self.path} do not match the pinned object.", hint=_NEXT_BATCH)
 
 
 @dataclass(frozen=True, slots=True)

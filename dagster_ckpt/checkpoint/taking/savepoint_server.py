@@ -142,7 +142,7 @@ class SavepointServer:
             if error is not None:
                 raise SavepointFailed(
                     f"The job was to be stopped with a savepoint, which failed: {_reason(error)}",
-                    hint="The job goes on from its newest checkpoint. Mend what the error names, and ask again.",
+                    hint="The job goes on from its newest checkpoint. Mend the cause of the error, and ask again.",
                 ) from error
         with contextlib.suppress(OSError):  # the asker waits in vain, but the checkpoints of the job are complete
             for request in self._requests.open(self._clock.time()):

@@ -105,13 +105,13 @@ class SharedState:
             return frozenset(name.rpartition("/")[2] for name in references(self._retained) | pinned)
 
     def release(self, number: int) -> None:
-        """Note that an attempt is over: from now on only a completed checkpoint keeps its files in use."""
+        """Note that a checkpoint attempt is over: only if it completed, its files stay in use."""
         with self._lock:
             self._in_flight.pop(number, None)
             self._written.pop(number, None)
 
     def undo(self, number: int) -> None:
-        """Delete the files of a failed attempt. A file that the storage refuses to delete is unreachable: no harm."""
+        """Delete the files of a failed checkpoint attempt. A file that cannot be deleted is unreachable: no harm."""
         if (files := self._written.get(number)) is not None:
             files.undo()
 

@@ -150,10 +150,10 @@ class CompletedCheckpointStore:
         """Store a snapshot and publish it; on return the checkpoint is durable, visible and acknowledged.
 
         Raises:
-            Stopped: the attempt expired; its files are deleted again.
+            Stopped: the checkpoint attempt expired; its files are deleted again.
             Fenced: a newer run has taken the job over.
             CheckpointFailure: a newer checkpoint completed meanwhile.
-            StorageError: the storage failed; the attempt's files are deleted again, unless the outcome is unknown.
+            StorageError: the storage failed; the written files are deleted again, unless the outcome is unknown.
         """
         started = self._clock.monotonic()
         published = False
@@ -228,7 +228,7 @@ class CompletedCheckpointStore:
             self._records.epochs.check(self.epoch)
             self._records.taken_savepoints.add(RecordedSavepoint.of(metadata))
         except OSError as error:  # the asker has the savepoint
-            _log.warning("Savepoint %s is complete and not on record: %s", metadata.reference, error)
+            _log.warning("Savepoint %s is complete, but could not be recorded: %s", metadata.reference, error)
         return metadata
 
     def subsume(self, retention: RetentionPolicy) -> list[Dropped]:
