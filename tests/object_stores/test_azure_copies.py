@@ -204,6 +204,6 @@ def test_a_job_goes_on_in_its_container_and_nowhere_else(
         with azurite.service() as service, service.get_blob_client(elsewhere, name) as blob:
             blob.upload_blob(data)
     moved = container_of(azurite, elsewhere)
-    with pytest.raises(CheckpointFileChanged, match="cannot be verified: its store told no checksum") as caught:
+    with pytest.raises(CheckpointFileChanged, match="cannot be verified: its bucket told no checksum") as caught:
         verify_checkpoint(CheckpointCatalog(moved, JOB), two)
     assert caught.value.checkpoint == two.reference

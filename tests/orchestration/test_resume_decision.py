@@ -189,7 +189,7 @@ TABLE: list[tuple[str, Facts, Action]] = [
         ),
         EndJob(
             JobStatus.FAILED,
-            "KeyError: 'a' (the query was not built twice in a row, for the same reason: a restart cannot help)",
+            "KeyError: 'a' (twice in a row the query was not built, for the same reason: a restart cannot help)",
         ),
     ),
     (

@@ -1,10 +1,10 @@
-"""Liveness: is the run that holds a job still alive? Kept apart from safety, which is the epoch's business.
+"""Liveness: is the run that holds a job still alive? Safety does not depend on the answer: epochs provide safety.
 
-A live run rewrites ``control/heartbeat`` every few seconds. On its own host its processes can be asked
-directly; elsewhere a heartbeat that stops changing for the length of the lease means death.
+A live run rewrites ``control/heartbeat`` every few seconds. On the run's own host its processes can be checked
+directly; on another host, a heartbeat that does not change for the length of the lease means that the run is dead.
 
-No two clocks are compared, for nobody knows which of them is wrong. On one host the time since its boot tells, which
-cannot be set; of another host's heartbeat only counts for how long whoever looks has seen it unchanged.
+No two clocks are compared, because nobody knows which of them is wrong. On one host the time since boot decides, which
+nobody can set. For a heartbeat of another host, only the time counts for which the reader has seen it unchanged.
 """
 
 from __future__ import annotations
@@ -46,18 +46,18 @@ __all__ = [
 INTERVAL = 2.0
 #: Seconds without a heartbeat after which a run counts as dead.
 LEASE = 30.0
-#: Seconds after which the next beat is tried beside one that has not come back.
+#: Seconds after which the next beat is tried beside a beat that has not returned.
 PATIENCE = 5.0
-#: A beat that comes late may lie over a newer one until whoever holds the job beats again: for so many seconds.
+#: Seconds for which a late beat may hide a newer one: until the holder of the job beats again.
 SETTLED = INTERVAL + PATIENCE
-#: (storage, job) of the hearts that beat in this process: one process may be asked to run a job twice.
+#: (storage, job) of each heart that beats in this process: one process may be asked to run a job twice.
 beating_here: set[tuple[str, str]] = set()
-#: By what was looked at: what was seen last, and since when, in monotonic seconds.
+#: The state seen last, and since when in monotonic seconds, by the name of what was looked at.
 _seen: dict[tuple[str, ...], tuple[object, float]] = {}
 
 
 def live_here(choice: Choice) -> Path | None:
-    """The live checkpointLocation that a start began with, if it is on this host and still there."""
+    """The live location that a start began with, if it is on this host and still there."""
     live = Path(choice.live)
     return live if choice.host == this_host() and live.is_dir() else None
 
@@ -68,7 +68,7 @@ class Completed:
 
     Attributes:
         checkpoint: ``{job id}/chk-N``.
-        epoch: that completed it.
+        epoch: the epoch that completed the checkpoint.
     """
 
     checkpoint: CheckpointName
@@ -80,16 +80,16 @@ class Heartbeat:
     """The latest sign of life of the run that holds a job.
 
     Attributes:
-        epoch: the epoch it holds.
+        epoch: the epoch that the run holds.
         run_id: the Dagster run.
         processes: the driver first, then its JVM.
         sequence: rises with every beat.
-        beat_at: seconds since the epoch, by the holder's clock: for people.
-        stopped: the run ended in an orderly way and holds nothing any more.
-        worker: the process of the Dagster run, where the driver is a step process of its own below it.
-        uptime: seconds on the monotonic clock of the holder's host, which all its processes share; ``None`` in a record
-            of a release that did not tell.
-        completed: the newest checkpoint that is known to be complete, ``None`` before the first.
+        beat_at: seconds since 1970, by the run's clock: for people.
+        stopped: the run ended in an orderly way and no longer holds the job.
+        worker: the process of the Dagster run, where the driver is a separate step process below it.
+        uptime: seconds on the monotonic clock of the run's host, which all processes of the host share; ``None`` in a
+            record of a release that did not record it.
+        completed: the newest checkpoint known to be complete, ``None`` before the first.
     """
 
     epoch: Epoch
@@ -103,19 +103,19 @@ class Heartbeat:
     completed: Completed | None = None
 
     def __post_init__(self) -> None:
-        """A heartbeat of no process says nothing."""
+        """Refuse a heartbeat without a process: nobody could check whether its run lives."""
         if not self.processes:
             raise ValueError("a heartbeat without a process")
 
     def is_dead(self, clock: Clock, *, lease: float = LEASE, unchanged: float | None = None) -> str | None:
-        """Why its holder counts as dead, ``None`` while it may live.
+        """Why the holder counts as dead, ``None`` while the holder may live.
 
         Args:
             clock: of this host.
             lease: seconds.
-            unchanged: for how many seconds the heartbeat was seen unchanged, where it was watched. Without it nobody
-                knows whether a holder on another host still beats, nor, on this host, whether what was read lay over a
-                newer beat.
+            unchanged: the seconds for which this process has seen the heartbeat unchanged, ``None`` when it did not
+                watch. Without watching, nobody can tell whether a holder on another host still beats, or whether a late
+                beat of a holder on this host hides a newer one.
         """
         if self.stopped:
             return "it ended"
@@ -149,18 +149,18 @@ class HeartbeatFile:
         self._filesystem.replace(self._path, encode_record(heartbeat, self._path))
 
     def read(self) -> Heartbeat | None:
-        """The heartbeat, ``None`` when there never was one.
+        """The heartbeat, ``None`` when none was ever written.
 
         Raises:
-            CorruptCheckpoint: it cannot be read.
+            CorruptCheckpoint: the heartbeat cannot be read.
         """
         return read_record(self._filesystem, self._path, Heartbeat)
 
     def read_by_holder(self, epoch: int) -> Heartbeat | None:
-        """The heartbeat for a run that holds ``epoch``; one that cannot be read is for the holder to write over.
+        """The heartbeat for the run that holds ``epoch``; ``None`` also for an unreadable one, which it may overwrite.
 
         Raises:
-            Fenced: it cannot be read, and a newer run has taken the job over.
+            Fenced: the heartbeat cannot be read, and a newer run has taken the job over.
         """
         try:
             return self.read()
@@ -171,10 +171,10 @@ class HeartbeatFile:
     def watched(
         self, clock: Clock, wait: Callable[[float], object], *, lease: float = LEASE
     ) -> tuple[Heartbeat | None, str | None]:
-        """The heartbeat of a job, and why its holder is dead, ``None`` if it lives.
+        """The heartbeat of a job, and why its holder is dead, ``None`` if the holder lives.
 
-        The heartbeat of another host is watched until it changes, or for a lease. A silent one of this host is watched
-        for as long as what was read may lie over a newer beat.
+        A heartbeat of another host is watched until it changes, or for a lease. A silent heartbeat of this host is
+        watched until it changes, or for as long as a late beat may hide a newer one.
 
         Args:
             clock: of this host.
@@ -292,11 +292,11 @@ class HeartbeatFile:
 
 
 def unchanged_for(what: tuple[str, ...], state: object, clock: Clock) -> float:
-    """For how many seconds this process, each time it looked, has seen the same state of something; 0 at first.
+    """For how many seconds this process has seen the same state of something at each look; 0 at the first look.
 
     Args:
-        what: names it.
-        state: what was seen now.
+        what: names the thing.
+        state: the state seen now.
         clock: of this host.
     """
     now = clock.monotonic()
@@ -322,14 +322,14 @@ def _unproven(
     return JobAlreadyRunning(
         f"Run {heartbeat.run_id} of job {job_name!r} is dead ({dead}), but process {process.pid}, which its heartbeat "
         "names, is alive and may still write. Nothing proves that the process is of this job, so it was not killed.",
-        hint=f"Look at it with `ps -f -p {process.pid}`. If it is of job {job_name!r}, end it with `kill -9 "
+        hint=f"Look at the process with `ps -f -p {process.pid}`. If it is of job {job_name!r}, end it with `kill -9 "
         f"{process.pid}`; if it is not, delete {heartbeat_url}. Then launch the job again. This run changed nothing.",
     )
 
 
 def _cannot_kill(job_name: str, heartbeat: Heartbeat, process: ProcessIdentity) -> JobAlreadyRunning:
     return JobAlreadyRunning(
-        f"Process {process.pid} is left of the dead run {heartbeat.run_id} of job {job_name!r}, may still write, and "
-        "could not be killed.",
+        f"Process {process.pid} of the dead run {heartbeat.run_id} of job {job_name!r} is still alive, may still "
+        "write, and could not be killed.",
         hint=f"End process {process.pid}, or restart the host, and launch the job again.",
     )
