@@ -147,7 +147,7 @@ def _rclone(url: str, directory: str) -> None:
 
 def storage_at(url: str) -> Any:
     """The library's storage in the bucket of a server."""
-    from dagster_ckpt.filesystem.buckets.gcs import GcsFileSystem  # noqa: PLC0415 - of the child alone
+    from dagster_ckpt.filesystem import GcsFileSystem  # noqa: PLC0415 - of the child alone
 
     return GcsFileSystem(BUCKET, "base", {"endpoint_url": url, "token": "anon", "project": "p"})
 

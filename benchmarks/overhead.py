@@ -53,9 +53,13 @@ from dagster_ckpt.checkpoint.control.epochs import Choice, End  # noqa: E402
 from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata  # noqa: E402
 from dagster_ckpt.checkpoint.processes import this_host  # noqa: E402
 from dagster_ckpt.checkpoint.taking.store import DEFAULT_INLINE_THRESHOLD, CompletedCheckpointStore  # noqa: E402
-from dagster_ckpt.config.checkpoint_config import CheckpointConfig, CheckpointingMode, JobStatus  # noqa: E402
-from dagster_ckpt.config.recovery import RestoreRequest  # noqa: E402
-from dagster_ckpt.config.restart import RestartStrategies  # noqa: E402
+from dagster_ckpt.config import (  # noqa: E402
+    CheckpointConfig,
+    CheckpointingMode,
+    JobStatus,
+    RestartStrategies,
+    RestoreRequest,
+)
 from dagster_ckpt.filesystem import open_filesystem  # noqa: E402
 from dagster_ckpt.spark import (  # noqa: E402
     CheckpointCompleted,

@@ -48,11 +48,14 @@ from dagster_ckpt.checkpoint.clock import SystemClock  # noqa: E402
 from dagster_ckpt.checkpoint.control.heartbeat import HeartbeatFile  # noqa: E402
 from dagster_ckpt.checkpoint.format.layout import CONTROL_DIR  # noqa: E402
 from dagster_ckpt.checkpoint.taking.store import DEFAULT_INLINE_THRESHOLD  # noqa: E402
-from dagster_ckpt.config.checkpoint_config import CheckpointConfig, JobStatus  # noqa: E402
-from dagster_ckpt.config.recovery import RestoreRequest  # noqa: E402
-from dagster_ckpt.config.restart import RestartStrategies  # noqa: E402
+from dagster_ckpt.config import (  # noqa: E402
+    CheckpointConfig,
+    JobStatus,
+    RestartStrategies,
+    RestoreRequest,
+)
 from dagster_ckpt.filesystem import open_filesystem  # noqa: E402
-from dagster_ckpt.orchestration import names  # noqa: E402
+from dagster_ckpt.orchestration import PARENT_RUN_TAG  # noqa: E402
 from dagster_ckpt.spark import (  # noqa: E402
     Event,
     Restarting,
@@ -215,7 +218,7 @@ class NewRun:
         return CheckpointLocation(Path(chosen[1].live)), catalog.resolve(chosen[1].restored).batch
 
     def _resumed(self, run_id: str) -> str | None:
-        runs = (run for run in self._dev.runs(JOB) if run.tags.get(names.PARENT_RUN_TAG) == run_id)
+        runs = (run for run in self._dev.runs(JOB) if run.tags.get(PARENT_RUN_TAG) == run_id)
         return next((run.run_id for run in runs), None)
 
     def _driver(self) -> int:

@@ -40,9 +40,7 @@ from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog  # noqa: E
 from dagster_ckpt.checkpoint.clock import SystemClock  # noqa: E402
 from dagster_ckpt.checkpoint.control.plan_archive import WriteAheadArchive  # noqa: E402
 from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata  # noqa: E402
-from dagster_ckpt.config.checkpoint_config import CheckpointConfig  # noqa: E402
-from dagster_ckpt.config.recovery import RestoreRequest  # noqa: E402
-from dagster_ckpt.config.restart import NoRestart  # noqa: E402
+from dagster_ckpt.config import CheckpointConfig, NoRestart, RestoreRequest  # noqa: E402
 from dagster_ckpt.filesystem import PosixFileSystem  # noqa: E402
 from dagster_ckpt.spark import Event, Started, StreamingJob, StreamingRun, start_session, supervise  # noqa: E402
 from dagster_ckpt.spark.files.checkpoint_location import CheckpointLocation  # noqa: E402

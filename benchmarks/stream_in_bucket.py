@@ -44,9 +44,12 @@ sys.path.insert(0, str(ROOT))
 
 from dagster_ckpt.checkpoint.clock import SystemClock  # noqa: E402
 from dagster_ckpt.checkpoint.taking.shared_files import DEFAULT_INLINE_THRESHOLD  # noqa: E402
-from dagster_ckpt.config.checkpoint_config import CheckpointConfig, JobStatus  # noqa: E402
-from dagster_ckpt.config.recovery import RestoreRequest  # noqa: E402
-from dagster_ckpt.config.restart import RestartStrategies  # noqa: E402
+from dagster_ckpt.config import (  # noqa: E402
+    CheckpointConfig,
+    JobStatus,
+    RestartStrategies,
+    RestoreRequest,
+)
 from dagster_ckpt.spark import (  # noqa: E402
     CheckpointCompleted,
     CheckpointFailed,

@@ -1,7 +1,7 @@
 """Everything this package raises, in one tree.
 
-Each error says what happened, to which path or job, and carries in :attr:`CheckpointError.hint` the
-next thing to do; both are in ``str(error)``.
+Each error says what happened, to which path or job, and tells in :attr:`CheckpointError.hint` what to do
+next; ``str(error)`` has both.
 
 ::
 
@@ -9,10 +9,10 @@ next thing to do; both are in ``str(error)``.
     ├── InvalidConfiguration (ValueError)      a value the user chose cannot be used
     │   └── JavaNotFound                       no usable Java for PySpark
     ├── StorageError (OSError)                 the storage did not do what was asked
-    │   ├── StorageUnusable                    it cannot hold checkpoints at all (probe failed, read-only)
-    │   ├── WorkingDirectoryFailed             a disk of this machine did not take what a start needs there
-    │   ├── PublishConflict (FileExistsError)  the name is taken by somebody else's bytes
-    │   └── PublishUnknown                     nobody can say whether the write happened
+    │   ├── StorageUnusable                    the storage cannot hold checkpoints at all (probe failed, read-only)
+    │   ├── WorkingDirectoryFailed             a disk of this machine refused a file of the working directory
+    │   ├── PublishConflict (FileExistsError)  the name is taken, by bytes that are not ours
+    │   └── PublishUnknown                     nobody can tell whether the write happened
     ├── CheckpointNotFound (FileNotFoundError) the pointer names nothing
     ├── ForeignCheckpoint                      the pointer or directory belongs to another job or deployment
     ├── CorruptCheckpoint                      what is stored is not what was written
@@ -22,24 +22,24 @@ next thing to do; both are in ``str(error)``.
     │   ├── CheckpointFileMissing              a file named by `_metadata` is gone
     │   └── CheckpointFileChanged              a file named by `_metadata` has another size or checksum
     ├── CaptureIncomplete                      the live location did not hold a whole batch (taken again)
-    ├── CheckpointFailure                      one attempt failed; counted against the tolerance
-    │   └── CheckpointExpired                  the attempt took longer than its timeout
-    ├── SavepointFailed                        a savepoint that was asked for was not taken
+    ├── CheckpointFailure                      a checkpoint attempt failed; counted against the tolerance
+    │   └── CheckpointExpired                  the checkpoint attempt took longer than its timeout
+    ├── SavepointFailed                        a requested savepoint was not taken
     ├── ToleranceExceeded                      more consecutive failed checkpoints than tolerated
-    ├── MustStop                               nothing this run does from here on could be right
+    ├── MustStop                               whatever this run did next would be wrong
     │   ├── Fenced                             a newer run has taken this job over
     │   └── SinkOverlap                        another query writes to the same sink
     ├── JobAlreadyRunning                      another run of the same job is alive
     ├── RestoreRefused                         a restore would lose or double data, so nothing was touched
-    │   ├── CheckpointsLost                    they were in the memory of a driver that is gone
-    │   ├── QueryMismatch                      the query is not the one the checkpoint was taken of
-    │   ├── RestoreWithLoss                    it would work, and rows would be lost or doubled
+    │   ├── CheckpointsLost                    the checkpoints were in the memory of a driver that is gone
+    │   ├── QueryMismatch                      the checkpoint was taken of another query
+    │   ├── RestoreWithLoss                    the restore would work, but lose or double rows
     │   ├── SinkNotEmpty                       start from nothing, but the sink has data
     │   ├── SinkMismatch                       the sink does not hold what the checkpoint says it holds
     │   └── StateBackendMismatch               the state backend cannot read the checkpoint's state
     ├── QueryFailed                            the streaming query ended with an error
-    │   ├── QueryNotBuilt                      it never began: the job's function failed, or Spark could not plan it
-    │   └── PoisonBatch                        the same batch did, with the same error, each time it was tried
+    │   ├── QueryNotBuilt                      the job's function failed, or Spark could not plan the query
+    │   └── PoisonBatch                        the same batch failed with the same error each time it was tried
     ├── SparkNotStarted                        Spark's JVM, or Spark in it, did not start
     └── DriverLost                             the JVM of the Spark driver is gone
 """
@@ -96,12 +96,12 @@ class CheckpointError(Exception):
         message: what happened, naming the path, job or checkpoint concerned.
         hint: what to do next, as a sentence or a command to copy.
 
-    Both may quote what was read or answered: credentials are taken out of them, and control characters are escaped, so
-    that wherever an error is shown (a terminal, a log, Dagster's events) it shows neither.
+    Message and hint may quote text from elsewhere. So credentials are removed from both and control characters are
+    escaped, wherever the error is shown (a terminal, a log, Dagster's events).
 
     Attributes:
-        recoverable: whether starting the job again can help, so that the restart strategy is asked. It can, unless a
-            person has to do something first: only those errors say ``False``.
+        recoverable: whether starting the job again can help, so that the restart strategy decides. ``False`` only for
+            errors after which a person has to do something first.
     """
 
     recoverable: bool = True
@@ -142,9 +142,9 @@ class PublishConflict(StorageError, FileExistsError):
 
 
 class PublishUnknown(StorageError):
-    """A create failed and could not be read back: it may or may not have happened.
+    """A create failed and could not be read back: the file may or may not exist.
 
-    Nothing that belongs to it may be deleted on a guess.
+    Data that the file refers to must not be deleted on a guess.
     """
 
 
@@ -164,7 +164,7 @@ class CorruptCheckpoint(CheckpointError):
     """What is stored is not what was written.
 
     Attributes:
-        checkpoint: ``{job id}/chk-N`` where it is known which checkpoint is broken, or the directory of a savepoint.
+        checkpoint: the broken checkpoint, ``{job id}/chk-N`` or the directory of a savepoint; ``None`` if unknown.
     """
 
     recoverable = False
@@ -180,7 +180,7 @@ class UnknownMetadataVersion(CorruptCheckpoint):
 
 
 class CorruptRecord(CorruptCheckpoint):
-    """A record in ``control/`` is truncated, was changed, lies in another's place, or says what cannot be."""
+    """A record in ``control/`` is truncated, was changed, is in another record's place, or has an impossible value."""
 
 
 class CheckpointFileMissing(CorruptCheckpoint):
@@ -192,11 +192,11 @@ class CheckpointFileChanged(CorruptCheckpoint):
 
 
 class CaptureIncomplete(CheckpointError):
-    """The live location did not hold everything one batch needs; a later batch may."""
+    """The live location did not hold all files of a batch; a later batch may be whole."""
 
 
 class CheckpointFailure(CheckpointError):
-    """One checkpoint attempt failed; it counts against the tolerance."""
+    """One checkpoint attempt failed; the failure counts against the tolerance."""
 
 
 class CheckpointExpired(CheckpointFailure):
@@ -204,7 +204,7 @@ class CheckpointExpired(CheckpointFailure):
 
 
 class SavepointFailed(CheckpointError):
-    """A savepoint that was asked for was not taken. It never counts against the tolerance."""
+    """A requested savepoint was not taken. This failure never counts against the tolerance."""
 
 
 class ToleranceExceeded(CheckpointError):
@@ -212,17 +212,17 @@ class ToleranceExceeded(CheckpointError):
 
 
 class MustStop(CheckpointError):
-    """Nothing this run does from here on could be right: it is never counted, tolerated or tried again."""
+    """Whatever this run did next would be wrong, so it stops: the error is never counted, tolerated or retried."""
 
     recoverable = False
 
 
 class Fenced(MustStop):
-    """A newer run has taken the job over. The fenced writer must stop; it can change nothing any more."""
+    """A newer run has taken the job over. The fenced writer must stop, and can no longer change anything."""
 
 
 class SinkOverlap(MustStop):
-    """Another query writes to the same sink, most likely that of a run that was declared dead and is not."""
+    """Another query writes to the same sink, most likely the query of a run that was wrongly declared dead."""
 
 
 class JobAlreadyRunning(CheckpointError):
@@ -246,7 +246,7 @@ class QueryMismatch(RestoreRefused):
 
 
 class RestoreWithLoss(RestoreRefused):
-    """The restore would work, and rows would be lost, or doubled under ``EXACTLY_ONCE``; nobody has accepted that."""
+    """The restore would work, but lose rows, or double rows under ``EXACTLY_ONCE``; the user has not accepted that."""
 
 
 class SinkNotEmpty(RestoreRefused):
@@ -266,27 +266,27 @@ class QueryFailed(CheckpointError):
 
 
 class QueryNotBuilt(QueryFailed):
-    """The query never began: the job's function raised, or Spark could not plan it; that error is in ``__cause__``.
+    """The job's function raised, or Spark could not plan the query; that error is in ``__cause__``.
 
-    The first time it may be something that passes, such as a catalog that is away. The same error in the very next
-    attempt is a mistake.
+    The first time, the cause may pass, such as a catalog that is away. The same error at the very next start is a
+    mistake in the job.
     """
 
 
 class PoisonBatch(QueryFailed):
-    """The same batch failed with the same error each time it was tried; its last error is in ``__cause__``."""
+    """The same batch failed with the same error each time it was tried; the last error is in ``__cause__``."""
 
     recoverable = False
 
     @property
     def in_one_line(self) -> str:
-        """All it says, for where there is one line only."""
+        """Message and hint in one line."""
         return f"{self.message} {self.hint}"
 
 
 class SparkNotStarted(CheckpointError):
-    """Spark's JVM, or Spark in it, did not start; what PySpark says is in ``__cause__``."""
+    """Spark's JVM, or Spark in the JVM, did not start; PySpark's error is in ``__cause__``."""
 
 
 class DriverLost(CheckpointError):
-    """The JVM of the Spark driver is gone; only a new process can go on."""
+    """The JVM of the Spark driver is gone; only a new process can continue the job."""

@@ -1,6 +1,6 @@
-"""Text from elsewhere as it may be shown: without secrets, and without what a terminal obeys.
+"""Makes text from elsewhere safe to show: removes secrets, and escapes what a terminal would obey.
 
-That is text of records, of URLs, and of what client libraries say.
+Such text comes from records, from URLs, and from client libraries.
 """
 
 from __future__ import annotations
@@ -13,27 +13,27 @@ from urllib.parse import unquote
 
 __all__ = ["HIDDEN", "in_one_line", "printable", "redacted", "secrets_of", "shown_cause", "without_secrets"]
 
-#: What stands where a secret was.
+#: Replaces a secret.
 HIDDEN = "***"
 
-#: What stands before the host of a URL.
+#: Text before the host of a URL: a user, perhaps with a password.
 _USER = re.compile(r"(?P<scheme>(?:[A-Za-z][A-Za-z0-9+.-]*:)?)//(?P<user>[^/?#\s]*)@")
-#: What `urlsplit` says of a host that is none.
+#: How `urlsplit` quotes an invalid host.
 _NETLOC = re.compile(r"(?P<is>\bnetloc ['\"])\S*@")
-#: Of these, what stands before the host is a container, and no credential.
+#: Schemes whose text before the host is a container, not a credential.
 _CONTAINER = re.compile(r"(?:abfss?|az|wasbs?):", re.IGNORECASE)
-#: A parameter of a query, or of a fragment; also one that stands alone, as in a token that was cut off its URL.
+#: A parameter of a query or fragment; also a parameter alone, such as a token that was cut off its URL.
 _PARAMETER = re.compile(r"(?P<lead>[?&;#]|(?<![^\s\"'(,]))(?P<name>[^=&?;#\s\"'(,]+)=(?P<value>[^&\s]+)")
 _SECRET_NAME = re.compile(
     r"auth(?!or)|credential|passw|pwd|secret|signature|token|upload_id|(?:access|account|api|private|shared)[-_]?key"
     r"|awsaccesskeyid|googleaccessid|connection_?string",
     re.IGNORECASE,
 )
-#: Names that are secrets in a query, among them all of a shared access signature, and that say little elsewhere.
+#: Names that mean a secret only in a query, among them all names of a shared access signature.
 _IN_A_QUERY = frozenset(("key", "se", "si", "sig", "sip", "skoid", "sktid", "sp", "spr", "sr", "srt", "ss", "st", "sv"))
-#: Names that are secrets also where no query is: what stands there may be the directory of a partition.
+#: Names that mean a secret outside a query too, where other ``name=value`` text may be a partition directory.
 _ALONE = frozenset(("access_token", "password", "secret", "sig", "signature", "token"))
-#: What ends a sentence or a quotation, and no secret.
+#: Characters that end a sentence or a quotation, and are not part of a secret.
 _END = re.compile(r"[\"'>)\]},.:;]*$")
 _HEADER = re.compile(
     r"(?P<name>(?:proxy-)?authorization|x-amz-security-token|x-ms-copy-source-authorization)"
@@ -41,7 +41,7 @@ _HEADER = re.compile(
     re.IGNORECASE,
 )
 _SCHEME = re.compile(r"\b(?P<name>Bearer|SharedKey(?:Lite)?)\s+[A-Za-z0-9._~+/=:-]{8,}")
-#: Keys of connection strings, of JSON and of what Python shows of a mapping.
+#: Keys of connection strings, of JSON, and of Python's text of a mapping.
 _NAMED = re.compile(
     r"(?P<name>\b(?:AccountKey|SharedAccessKey|SharedAccessSignature|account_key|sas_token|client_secret|access_token"
     r"|refresh_token|id_token|(?:aws_)?secret_access_key|(?:aws_)?session_token|private_key|connection_string|password))"
@@ -54,10 +54,10 @@ _SECRET_OPTION = re.compile(
     r"connection_?string|credential|passw|pwd|sas|secret|token|(?:access|account|api|private|shared)[-_.]?key",
     re.IGNORECASE,
 )
-#: Of these the value may also say where the secret is.
+#: Options whose value may be a secret or the place of a secret.
 _MAY_BE_A_PLACE = re.compile(r"token|credential", re.IGNORECASE)
 _PLACE = re.compile(r"[/~.].*|.*\.json|[a-z]+://.*|anon|browser|cache|cloud|google_default", re.IGNORECASE)
-#: Shorter values are words, and would be taken out of every sentence.
+#: Fewest characters of a secret: shorter values are ordinary words, which would vanish from every sentence.
 _SHORTEST = 6
 
 
@@ -65,8 +65,8 @@ def redacted(text: str, values: Iterable[str] = ()) -> str:
     """Text without credentials: users of URLs, secret parameters of queries, headers, account keys, private keys.
 
     Args:
-        text: what is to be shown.
-        values: secrets that are known, wherever they stand.
+        text: the text to show.
+        values: known secrets, removed wherever they occur.
     """
     for value in sorted({value for value in values if len(value) >= _SHORTEST}, key=len, reverse=True):
         text = text.replace(value, HIDDEN)
@@ -80,7 +80,7 @@ def redacted(text: str, values: Iterable[str] = ()) -> str:
 
 
 def secrets_of(options: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, str]]:
-    """The secrets that are written out in the options of a connection: their dotted names, and they themselves."""
+    """The dotted name and the value of each secret that is written out in the options of a connection."""
     for name, value in options.items():
         full = f"{above}{name}"
         if isinstance(value, Mapping):
@@ -95,12 +95,12 @@ def _is_secret(option: str, value: str) -> bool:
 
 
 def printable(text: str) -> str:
-    """Text with escapes for what a terminal would obey or not show; lines stay lines."""
+    """Text with control and other unprintable characters escaped; lines stay lines."""
     return "\n".join(in_one_line(line.removesuffix("\r")) for line in text.split("\n"))
 
 
 def in_one_line(text: str) -> str:
-    r"""Text with escapes for what a terminal would obey or not show; a line feed is shown as ``\n``."""
+    r"""Text with control and other unprintable characters escaped; a line feed is shown as ``\n``."""
     if text.isprintable():
         return text
     return "".join(
@@ -109,13 +109,13 @@ def in_one_line(text: str) -> str:
 
 
 class _ClientError(Exception):
-    """Stands for an error of a client library whose own text has a secret in it."""
+    """Replaces an error of a client library whose text contains a secret."""
 
 
 def shown_cause(error: BaseException, values: Iterable[str] = ()) -> BaseException:
-    """The error itself as a cause to show; something in its place if its text, or that of one behind it, has secrets.
+    """The error to show as a cause: a replacement if the text of ``error`` or of one of its causes contains a secret.
 
-    Tracebacks and Dagster's events tell the texts of all causes.
+    Tracebacks and Dagster's events show the texts of all causes.
     """
     known = list(values)
     told = [(link, _told(link)) for link in _chain(error)]
@@ -162,7 +162,7 @@ def _without_values(text: str) -> str:
     done, at = [], 0
     while (match := _PARAMETER.search(text, at)) is not None:
         if not _is_secret_parameter(unquote(match["name"]).lower(), in_query=bool(match["lead"])):
-            # What is taken for its value may have the next parameter in it.
+            # The matched value may contain the next parameter, so search on from the value's start.
             done.append(text[at : match.start("value")])
             at = match.start("value")
             continue

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import gcsfs.retry
 
-from dagster_ckpt.filesystem.buckets.gcs import GcsFileSystem
+from dagster_ckpt.filesystem import GcsFileSystem
 from dagster_ckpt.testing.gcs.server import GcsServer
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_ba
 from moto.s3.models import S3Backend, s3_backends
 from werkzeug.serving import WSGIRequestHandler, make_server
 
-from dagster_ckpt.filesystem.buckets.s3 import S3FileSystem
+from dagster_ckpt.filesystem import S3FileSystem
 from dagster_ckpt.testing.gcs.server import Reset
 
 BUCKET = "checkpoints"

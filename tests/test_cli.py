@@ -178,7 +178,7 @@ def test_several_reasons_are_all_told_and_taken_off_together(storage: Path, take
     ("arguments", "message", "hint"),
     [
         (["pin", JOB, "chk-99"], "Cannot find meta data file '_metadata'", "dagster-ckpt list"),
-        (["unpin", JOB, "chk-1"], "is not pinned; pinned are: none", "Name one of these"),
+        (["unpin", JOB, "chk-1"], "is not pinned; pinned are: none", "Name one of the pinned"),
     ],
 )
 def test_what_cannot_be_pinned_or_unpinned(

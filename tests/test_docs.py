@@ -23,7 +23,6 @@ import pytest
 import dagster_ckpt
 from dagster_ckpt.config.checkpoint_config import JobStatus
 from dagster_ckpt.spark.events import Started
-from dagster_ckpt.spark.query import session
 from tests.jobs.harness import Bench, Row, copied, eventually
 
 if TYPE_CHECKING:
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 _ROOT = Path(__file__).resolve().parents[1]
+_PUBLIC = {name: getattr(dagster_ckpt, name) for name in dagster_ckpt.__all__}
 _PAGES = ("README.md", "docs/operations.md", "docs/sinks.md")
 
 
@@ -184,7 +184,7 @@ def the_first_example(block: Block, bench: Bench, data: Path) -> None:
     land_orders(data)
     definitions = ending(block).run(data)["defs"]
     with pytest.MonkeyPatch.context() as patch, dg.DagsterInstance.ephemeral() as instance:
-        patch.setattr(session, "start_session", lambda *_: bench.spark)  # there can be one in a process
+        patch.setattr("dagster_ckpt.spark.start_session", lambda *_: bench.spark)  # there can be one in a process
         assert definitions.resolve_job_def("turnover_job").execute_in_process(instance=instance).success
     (row,) = bench.spark.read.parquet(str(data / "turnover")).collect()
     assert (row["shop"], row["cents"], row["window"].start.hour) == ("north", 900, 10)
@@ -197,7 +197,7 @@ def flinks_keys(block: Block, bench: Bench, data: Path) -> None:
     (data / "flink.yaml").write_text(json.dumps(keys))
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(data)
-        defined = block.run(data, **vars(dagster_ckpt))
+        defined = block.run(data, **_PUBLIC)
     assert isinstance(defined["turnover"], dagster_ckpt.CheckpointedStreamingAsset)
     assert defined["turnover"].config.interval == timedelta(seconds=7)
     assert isinstance(defined["storage"], dagster_ckpt.FileSystemCheckpointStorage)
@@ -205,7 +205,7 @@ def flinks_keys(block: Block, bench: Bench, data: Path) -> None:
 
 def a_state_backend(block: Block, bench: Bench, data: Path) -> None:
     """A query whose state is kept as the block says."""
-    asset = block.run(data, **vars(dagster_ckpt))["turnover"]
+    asset = block.run(data, **_PUBLIC)["turnover"]
     bench.land(2)
     job = replace(bench.job(), state_backend=asset.state_backend)
     assert bench.launch(job).result().status is JobStatus.FINISHED

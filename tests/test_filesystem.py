@@ -9,8 +9,7 @@ from dagster_ckpt.errors import (
     InvalidConfiguration,
     StorageUnusable,
 )
-from dagster_ckpt.filesystem import FileSystem, PosixFileSystem, memory, open_filesystem
-from dagster_ckpt.filesystem.driver_memory import DriverMemory
+from dagster_ckpt.filesystem import DriverMemory, FileSystem, PosixFileSystem, memory, open_filesystem
 from dagster_ckpt.testing import Fail, FaultInjectingFileSystem, Flip, Lie, Operation
 from dagster_ckpt.testing.filesystem_contract import FileSystemContract
 from tests.checkpoint.memory import MemoryFileSystem
@@ -51,7 +50,7 @@ class TestMemory(FileSystemContract):
 class TestDriverMemory(FileSystemContract):
     @pytest.fixture
     def storage(self, tmp_path: Path) -> FileSystem:
-        return DriverMemory(PosixFileSystem(tmp_path / "control"))
+        return DriverMemory(PosixFileSystem(tmp_path / "control"), "control")
 
 
 class TestCustom(FileSystemContract):
@@ -61,7 +60,7 @@ class TestCustom(FileSystemContract):
 
 
 def test_of_a_drivers_memory_only_control_is_on_the_disk(tmp_path: Path) -> None:
-    storage = DriverMemory(PosixFileSystem(tmp_path))
+    storage = DriverMemory(PosixFileSystem(tmp_path), "control")
     storage.create("job/control/epochs/e-1", b"claim")
     storage.create("job/0123/chk-1/_metadata", b"manifest")
     assert [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()] == [

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagster_ckpt.filesystem.names import inside
+from dagster_ckpt.filesystem import inside
 
 COMPONENTS = ["", ".", "..", "...", "a", ".a", "..a", "a b", "\0", "\ud800", "ä", "x" * 255, "x" * 256, "ä" * 128, "\n"]
 

@@ -1,1 +1,1 @@
-"""The checkpoint protocol, free of Spark and Dagster, so that it runs inside any driver."""
+"""The checkpoint protocol. It uses neither Spark nor Dagster, so it runs inside any driver."""

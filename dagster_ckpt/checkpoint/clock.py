@@ -1,4 +1,4 @@
-"""The clock the protocol is given, so that tests can hold time in their hands; and a pause measured by it."""
+"""The clock that the protocol is given, so that tests can control time; and a pause measured by it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Clock(Protocol):
     """Wall time for records, monotonic time for intervals."""
 
     def time(self) -> float:
-        """Seconds since the epoch."""
+        """Seconds since 1970."""
 
     def monotonic(self) -> float:
         """Seconds on a clock that never goes back."""
@@ -69,10 +69,10 @@ def milliseconds(seconds: float) -> float:
 
 
 def seconds_of(text: str) -> float:
-    """Seconds since the epoch of what :func:`iso` wrote.
+    """Seconds since 1970 of a time that :func:`iso` wrote.
 
     Raises:
-        CorruptRecord: it is no time.
+        CorruptRecord: ``text`` is not a time.
     """
     try:
         return datetime.fromisoformat(text).timestamp()

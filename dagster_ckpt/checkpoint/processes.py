@@ -1,14 +1,14 @@
-"""Processes of this host: which one a record means, whether it lives, and whether it may be killed.
+"""Processes of this host: which process a record means, whether the process lives, and whether it may be killed.
 
-A record can be wrong, damaged or forged, and lie in a copy of the storage that it was written to. So no record is
-enough to kill a process. A process is killed only when the process itself proves that it drives the job, by what this
-library has put there and nothing but that process can hold:
+A record can be wrong, damaged or forged, and can be read from a copy of its storage. So no record is enough to kill a
+process. A process is killed only when the process itself proves that it drives the job, by a mark that this library has
+set and that no other process can hold:
 
 * A driver holds an open file in memory whose name is made of the storage and the job (:func:`mark_driver`).
-* A JVM has in its environment which driver started it (:data:`DRIVER_VARIABLE`).
+* A JVM has in its environment the mark of the driver that started it (:data:`DRIVER_VARIABLE`).
 
-Only the user of a process, and root, can look at either. Where the system tells neither, as on macOS for a driver,
-nothing is proven and nothing is killed.
+Only the user of a process, and root, can read these marks. Where the system does not show them, as on macOS for a
+driver, nothing is proven and nothing is killed.
 """
 
 from __future__ import annotations
@@ -33,41 +33,41 @@ from dagster_ckpt.checkpoint.format.records import Seconds
 
 __all__ = ["DRIVER_VARIABLE", "ProcessIdentity", "is_proven", "mark_driver", "this_host"]
 
-#: In the environment of what a driver starts: :attr:`ProcessIdentity.mark` of the driver.
+#: The environment variable with :attr:`ProcessIdentity.mark` of the driver, for every process that the driver starts.
 DRIVER_VARIABLE = "DAGSTER_CKPT_DRIVER"
-#: What the command line of each JVM has that PySpark starts.
+#: Parts of the command line of every JVM that PySpark starts.
 _SPARK = ("org.apache.spark.deploy.SparkSubmit", "pyspark-shell")
-#: Seconds that a process which was killed may take to be gone.
+#: Seconds until a killed process must be gone.
 _LAST_BREATH = 10.0
 _TURN = 0.02
-#: Seconds by which the start of a process may differ from a record of an earlier release, which tells no ticks.
+#: Seconds by which the start of a process may differ from a record of an earlier release, which has no ticks.
 _ROUNDING = 1.0
 _GREATEST_PID = 2**31 - 1
 
 
 @cache
 def this_host() -> str:
-    """This host and boot: process ids mean nothing across either."""
+    """This host and its boot: a process id is meaningless on another host or after another boot."""
     boot = Path("/proc/sys/kernel/random/boot_id")
-    # The boot time is derived from the wall clock and moves with it; Linux has something better.
+    # The boot time is derived from the wall clock and moves with it; Linux has a boot id.
     return f"{platform.node()}/{boot.read_text().strip() if boot.exists() else round(psutil.boot_time())}"
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessIdentity:
-    """One process for good: a pid alone is used again by others.
+    """Identifies one process for good: a pid alone may be used again by another process.
 
     Attributes:
-        host: :func:`this_host` where it runs.
+        host: :func:`this_host` of the process.
         pid: its process id.
-        created: when it started, seconds since the epoch as the operating system tells it. On Linux that is computed
-            from the wall clock and moves with it, so there it only counts in a record without ``ticks``. macOS writes
-            it down when the process starts, and it stays.
-        ticks: when it started, in clock ticks since the host booted, which no clock moves. ``None`` where the
-            operating system does not tell, and in a record of a release that did not.
+        created: when the process started, in seconds since 1970 as the operating system tells it. Linux computes this
+            time from the wall clock and moves it with the clock, so on Linux it only counts in a record without
+            ``ticks``. macOS records the time when the process starts, and never changes it.
+        ticks: when the process started, in clock ticks since the host booted, which no clock moves. ``None`` where the
+            operating system does not tell, and in a record of a release without ticks.
 
     Raises:
-        ValueError: no process can be meant.
+        ValueError: no process can have these values.
     """
 
     host: str
@@ -76,7 +76,7 @@ class ProcessIdentity:
     ticks: int | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be: these numbers decide what is killed."""
+        """Refuse impossible values, because they decide which process is killed."""
         if type(self.pid) is not int or not 0 < self.pid <= _GREATEST_PID:
             raise ValueError(f"{self.pid!r} is no process id")
         if type(self.created) not in {float, int} or not math.isfinite(self.created):
@@ -97,26 +97,26 @@ class ProcessIdentity:
 
     @property
     def mark(self) -> str:
-        """The same for one process at all times, and for no two processes of a boot."""
+        """Text that identifies the process within one boot, and never changes."""
         return f"{self.pid}-{self.created!r}" if self.ticks is None else f"{self.pid}-{self.ticks}"
 
     @property
     def is_here(self) -> bool:
-        """Whether it runs, or ran, on this host since its last boot."""
+        """Whether the process runs, or ran, on this host since the host's last boot."""
         return self.host == this_host()
 
     @property
     def is_this_one(self) -> bool:
-        """Whether it is the process that asks."""
+        """Whether this is the calling process."""
         return self.is_here and self.pid == os.getpid() and self.is_alive()
 
     def is_alive(self) -> bool:
-        """Whether it exists (stopped counts, a zombie entry does not); only meaningful when :attr:`is_here`."""
+        """Whether the process exists (stopped counts, a zombie does not); only meaningful when :attr:`is_here`."""
         seen = _look(self.pid)
         if seen is None or seen.has_ended:
             return False
         if seen.is_hidden:
-            return True  # nobody can say that it is another one
+            return True  # nothing shows that another process has the pid
         if self.ticks is not None and seen.ticks is not None:
             return self.ticks == seen.ticks
         try:
@@ -125,16 +125,16 @@ class ProcessIdentity:
             return False
 
     def kill(self) -> bool:
-        """SIGKILL it and wait until it is gone; :func:`is_proven` must be asked before.
+        """Kill the process with SIGKILL, and wait until it is gone; call :func:`is_proven` before.
 
         Returns:
-            ``False`` when it was gone already.
+            ``False`` when the process was gone already.
 
         Raises:
-            OSError: it could not be killed.
+            OSError: the process could not be killed.
         """
         with _handle(self.pid) as handle:
-            # From here on the handle means one process, whoever uses the pid again: is it the right one?
+            # From here on the handle means one process, even if the pid is used again: check that it is the right one.
             if not self.is_alive():
                 return False
             with contextlib.suppress(ProcessLookupError):
@@ -148,34 +148,35 @@ class ProcessIdentity:
 
 
 def mark_driver(job: tuple[str, str]) -> int | None:
-    """Make this process provable as the driver of a job, for as long as a file is open.
+    """Mark this process as the driver of a job, for as long as the returned file is open.
 
-    What this process starts from now on can be proven to be of this process.
+    Processes that this process starts from now on carry its mark.
 
     Args:
         job: URL of the storage, and name of the job.
 
     Returns:
-        the file descriptor, to be closed when the job is not driven any more; ``None`` where there is no such thing.
+        the file descriptor, to be closed when the process no longer drives the job; ``None`` where there are no files
+        in memory.
     """
     os.environ[DRIVER_VARIABLE] = ProcessIdentity.current().mark
     if sys.platform != "linux":
         return None
     try:
         return os.memfd_create(_name_of(job))
-    except OSError:  # no more files may be open: then this driver is refused by name when it hangs
+    except OSError:  # no more files may be open: if this driver hangs, a later run refuses to start and names it
         return None
 
 
 def is_proven(process: ProcessIdentity, driver: ProcessIdentity, job: tuple[str, str]) -> bool:
-    """Whether a live process of this host is the driver of a job, or its JVM, beyond what a record says.
+    """Whether a live process of this host is proven to be the driver of a job, or its JVM; a record proves nothing.
 
-    The JVM of a driver of an earlier release has no mark. It is killed only when it is of no use to anybody: the
-    driver is gone, and so is every process that could still talk to the JVM.
+    The JVM of a driver of an earlier release has no mark. Such a JVM is killed only when it is useless: the driver is
+    gone, and so is every process that could still talk to the JVM.
 
     Args:
-        process: that of a record, alive.
-        driver: the driver by the same record, alive or gone.
+        process: the live process of a record.
+        driver: the driver of the same record, alive or gone.
         job: URL of the storage, and name of the job.
     """
     if not driver.is_here or process.pid in _never_killed() or not _is_of_this_user(process.pid):
@@ -189,7 +190,7 @@ def is_proven(process: ProcessIdentity, driver: ProcessIdentity, job: tuple[str,
     if started_by is None:
         return False
     if started_by == driver.mark:
-        return True  # another mark may be inherited of a process above the driver
+        return True  # any other mark may be inherited from a process above the driver
     seen = _look(process.pid)
     if driver_lives:
         return seen is not None and seen.parent == driver.pid
@@ -198,7 +199,7 @@ def is_proven(process: ProcessIdentity, driver: ProcessIdentity, job: tuple[str,
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """What the operating system says of a pid; ``ticks`` and ``parent`` only where Linux tells."""
+    """What the operating system tells about a pid; ``ticks`` and ``parent`` only on Linux."""
 
     has_ended: bool
     ticks: int | None = None
@@ -207,14 +208,14 @@ class _Seen:
 
 
 def _look(pid: int) -> _Seen | None:
-    """What is at a pid, ``None`` for nothing."""
+    """The process with a pid, ``None`` if there is none."""
     if sys.platform != "linux":
         try:
             return _Seen(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
         except psutil.NoSuchProcess:
             return None
     try:
-        # The name of the program, in parentheses, may have spaces and parentheses in it.
+        # The name of the program, in parentheses, may itself contain spaces and parentheses.
         state, parent, *others = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
         return _Seen(has_ended=False, is_hidden=True) if _is_of_another_user(pid) else None
@@ -224,7 +225,7 @@ def _look(pid: int) -> _Seen | None:
 
 
 def _is_of_another_user(pid: int) -> bool:
-    """Whether a process is there that /proc hides (``hidepid``)."""
+    """Whether there is a process that /proc hides (``hidepid``)."""
     try:
         os.kill(pid, 0)
     except PermissionError:
@@ -235,7 +236,7 @@ def _is_of_another_user(pid: int) -> bool:
 
 
 def _never_killed() -> set[int]:
-    """Pids that no proof can be enough for: the first process, this one, and those above it."""
+    """Pids that are never killed: the first process, this process, and the processes above it."""
     found, pid = {1}, os.getpid()
     with contextlib.suppress(psutil.Error):
         found |= {parent.pid for parent in psutil.Process(pid).parents()}
@@ -267,7 +268,7 @@ def _is_marked(pid: int, job: tuple[str, str]) -> bool:
 
 
 def _jvm_started_by(pid: int) -> str | None:
-    """The mark of the driver that started a JVM of PySpark, empty if it has none; ``None`` if it is no such JVM."""
+    """The driver's mark in a JVM of PySpark, empty if the JVM has none; ``None`` for any other process."""
     try:
         process = psutil.Process(pid)
         if not set(_SPARK) <= set(process.cmdline()):
@@ -278,7 +279,7 @@ def _jvm_started_by(pid: int) -> str | None:
 
 
 def _is_input_closed(pid: int) -> bool:
-    """Whether standard input is a pipe whose other end nobody holds: by that a JVM of PySpark ends."""
+    """Whether standard input is a pipe whose other end no process holds, at which a JVM of PySpark ends."""
     if sys.platform != "linux":
         return False
     try:
@@ -298,10 +299,10 @@ def _is_input_closed(pid: int) -> bool:
 
 @contextlib.contextmanager
 def _handle(pid: int) -> Iterator[int | None]:
-    """A handle of the process that has a pid now, ``None`` where there is no such thing."""
+    """A handle of the process that has a pid now, ``None`` where the system offers no handles."""
     handle = None
     if sys.platform == "linux":
-        with contextlib.suppress(OSError):  # it is gone, or the kernel is older than 5.3
+        with contextlib.suppress(OSError):  # the process is gone, or the kernel is older than 5.3
             handle = os.pidfd_open(pid)
     try:
         yield handle
@@ -311,7 +312,7 @@ def _handle(pid: int) -> Iterator[int | None]:
 
 
 def _send_kill(pid: int, handle: int | None) -> None:
-    """The one place where a signal is sent to what a record names."""
+    """Send SIGKILL: the only place that signals a process which a record names."""
     if handle is None or sys.platform != "linux":
         os.kill(pid, signal.SIGKILL)
     else:

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from dagster_ckpt.config.state_backend import (
         CHANGELOG_CONF,
         HDFS_PROVIDER,
+        LAYOUTS,
         LOCAL_DIRECTORIES_CONF,
         PROVIDER_CONF,
         ROCKSDB_PROVIDER,
@@ -55,6 +56,7 @@ else:  # hidden from type checkers, which would take every name for one that is 
             "CONFIGURATION_OPTIONS": "dagster_ckpt.config.options",
             "HDFS_PROVIDER": "dagster_ckpt.config.state_backend",
             "LATEST": "dagster_ckpt.config.recovery",
+            "LAYOUTS": "dagster_ckpt.config.state_backend",
             "LOCAL_DIRECTORIES_CONF": "dagster_ckpt.config.state_backend",
             "NONE": "dagster_ckpt.config.recovery",
             "POISON_BATCH_ATTEMPTS": "dagster_ckpt.config.restart",
@@ -104,6 +106,7 @@ __all__ = [
     "CONFIGURATION_OPTIONS",
     "HDFS_PROVIDER",
     "LATEST",
+    "LAYOUTS",
     "LOCAL_DIRECTORIES_CONF",
     "NONE",
     "POISON_BATCH_ATTEMPTS",

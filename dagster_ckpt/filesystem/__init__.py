@@ -1,32 +1,86 @@
 """Where checkpoints are kept: the port the protocol needs, and the storages that implement it.
 
-* :mod:`~dagster_ckpt.filesystem.port`: the port.
-* :mod:`~dagster_ckpt.filesystem.posix`: directories of local and POSIX network file systems.
-* :mod:`~dagster_ckpt.filesystem.buckets.bucket`: buckets, through an asynchronous fsspec file system.
-* :mod:`~dagster_ckpt.filesystem.buckets.gcs`: Google Cloud Storage, through gcsfs.
-* :mod:`~dagster_ckpt.filesystem.buckets.s3`: Amazon S3 and what speaks its protocol, through s3fs.
-* :mod:`~dagster_ckpt.filesystem.buckets.azure`: Azure Blob Storage and Data Lake Storage, through adlfs.
-* :mod:`~dagster_ckpt.filesystem.hdfs.hdfs`: HDFS, through Spark's own Hadoop client.
-* :mod:`~dagster_ckpt.filesystem.server_side`: what a store does with its objects by itself.
-* :mod:`~dagster_ckpt.filesystem.opening`: which of them a path means.
+* :class:`FileSystem`: the port, and what a storage does with its files by itself (:class:`ServerSide`).
+* :func:`open_filesystem`: the storage that a path means.
+* :class:`PosixFileSystem`: directories of local and POSIX network file systems.
+* :class:`GcsFileSystem`: Google Cloud Storage, through gcsfs.
+* :class:`S3FileSystem`: Amazon S3 and what speaks its protocol, through s3fs.
+* :class:`AzureBlobFileSystem`: Azure Blob Storage and Data Lake Storage, through adlfs.
+* :class:`HdfsFileSystem`: HDFS, through Spark's own Hadoop client.
+* :class:`MemoryFileSystem`, :class:`DriverMemory`: the memory of this process.
+
+The rest is for the disks of this machine: private directories, bounded use of scratch space, names of files.
 """
 
 from __future__ import annotations
 
-from dagster_ckpt.filesystem.opening import open_filesystem
-from dagster_ckpt.filesystem.port import Entry, FileSystem, Part, Stopped, Written
+from typing import TYPE_CHECKING
+
+from dagster_ckpt.filesystem.bounds import Scratch
+from dagster_ckpt.filesystem.driver_memory import DriverMemory
+from dagster_ckpt.filesystem.local_disk import local_failure, refused_write
+from dagster_ckpt.filesystem.memory import MemoryFileSystem
+from dagster_ckpt.filesystem.names import inside
+from dagster_ckpt.filesystem.opening import REMOTE_SCHEMES, local_path, open_filesystem, split_location
+from dagster_ckpt.filesystem.port import FileSystem
 from dagster_ckpt.filesystem.posix import PosixFileSystem
-from dagster_ckpt.filesystem.server_side import Copy, ServerSide, Stored
+from dagster_ckpt.filesystem.private_directories import (
+    default_root,
+    is_own,
+    make_working_directory,
+    remove_entries,
+    share_start,
+)
+from dagster_ckpt.filesystem.server_side import Copy, ServerSide, Stored, crc32c_of, md5_of
+from dagster_ckpt.filesystem.values import Entry, Part, Stopped, Written, unheard
+from dagster_ckpt.lazy_names import lazy_names
+
+if TYPE_CHECKING:
+    from dagster_ckpt.filesystem.buckets import AzureBlobFileSystem, GcsFileSystem, ObjectFileSystem, S3FileSystem
+    from dagster_ckpt.filesystem.hdfs import HdfsFileSystem
 
 __all__ = [
+    "REMOTE_SCHEMES",
+    "AzureBlobFileSystem",
     "Copy",
+    "DriverMemory",
     "Entry",
     "FileSystem",
+    "GcsFileSystem",
+    "HdfsFileSystem",
+    "MemoryFileSystem",
+    "ObjectFileSystem",
     "Part",
     "PosixFileSystem",
+    "S3FileSystem",
+    "Scratch",
     "ServerSide",
     "Stopped",
     "Stored",
     "Written",
+    "crc32c_of",
+    "default_root",
+    "inside",
+    "is_own",
+    "local_failure",
+    "local_path",
+    "make_working_directory",
+    "md5_of",
     "open_filesystem",
+    "refused_write",
+    "remove_entries",
+    "share_start",
+    "split_location",
+    "unheard",
 ]
+
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "AzureBlobFileSystem": f"{__name__}.buckets",
+        "GcsFileSystem": f"{__name__}.buckets",
+        "HdfsFileSystem": f"{__name__}.hdfs",
+        "ObjectFileSystem": f"{__name__}.buckets",
+        "S3FileSystem": f"{__name__}.buckets",
+    },
+)

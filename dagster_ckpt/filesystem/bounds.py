@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from dagster_ckpt.filesystem.port import Stopped
+from dagster_ckpt.filesystem.values import Stopped
 
 __all__ = ["MAX_SCRATCH_BYTES", "Budget", "Scratch"]
 

@@ -9,28 +9,30 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path, PurePosixPath
 
-from dagster_ckpt.checkpoint.format.layout import CONTROL_DIR
-from dagster_ckpt.filesystem import Entry, FileSystem, Part, Written
 from dagster_ckpt.filesystem.memory import MemoryFileSystem
+from dagster_ckpt.filesystem.port import FileSystem
+from dagster_ckpt.filesystem.values import Entry, Part, Written
 
 __all__ = ["DriverMemory"]
 
 
 class DriverMemory(FileSystem):
-    """Checkpoints in the driver's memory, ``control/`` on a disk.
+    """Checkpoints in the driver's memory; on a disk, one directory of each job.
 
     Args:
-        control: has the ``control/`` directories of the jobs.
+        control: has these directories.
+        directory: the name of such a directory within the directory of its job.
     """
 
     is_durable = False
 
-    def __init__(self, control: FileSystem) -> None:
+    def __init__(self, control: FileSystem, directory: str) -> None:
         self._control = control
+        self._directory = directory
         self._memory = MemoryFileSystem()
 
-    def __reduce__(self) -> tuple[type[DriverMemory], tuple[FileSystem]]:
-        return (DriverMemory, (self._control,))
+    def __reduce__(self) -> tuple[type[DriverMemory], tuple[FileSystem, str]]:
+        return (DriverMemory, (self._control, self._directory))
 
     @property
     def url(self) -> str:
@@ -64,7 +66,7 @@ class DriverMemory(FileSystem):
     def list(self, path: str) -> Sequence[Entry]:
         if len(PurePosixPath(path).parts) > 1:
             return self._holder(path).list(path)
-        # The two above `control/`, the root and a job's directory, are on both sides.
+        # The root, and the directory of a job, are on both sides.
         return list({entry.name: entry for side in (self._control, self._memory) for entry in side.list(path)}.values())
 
     def remove(self, path: str) -> None:
@@ -79,4 +81,4 @@ class DriverMemory(FileSystem):
 
     def _holder(self, path: str) -> FileSystem:
         parts = PurePosixPath(path).parts
-        return self._control if len(parts) > 1 and parts[1] == CONTROL_DIR else self._memory
+        return self._control if len(parts) > 1 and parts[1] == self._directory else self._memory

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path, PurePosixPath
 
 from dagster_ckpt.errors import PublishConflict, StorageError
-from dagster_ckpt.filesystem import Entry, FileSystem, Part, Stopped, Written
-from dagster_ckpt.filesystem.port import unheard
+from dagster_ckpt.filesystem.port import FileSystem
+from dagster_ckpt.filesystem.values import Entry, Part, Stopped, Written, unheard
 
 __all__ = ["MemoryFileSystem"]
 
@@ -52,7 +51,7 @@ class MemoryFileSystem(FileSystem):
             if path in self.files:
                 raise PublishConflict(f"{path} already exists.")
             self._put(path, data)
-        return _written(data)
+        return Written.of(data)
 
     def write_many(
         self,
@@ -76,10 +75,10 @@ class MemoryFileSystem(FileSystem):
         data = _part(self.read(path), part)
         with target.open("xb") as writer:
             writer.write(data)
-        return _written(data)
+        return Written.of(data)
 
     def checksum(self, path: str, part: Part | None = None) -> Written:
-        return _written(_part(self.read(path), part))
+        return Written.of(_part(self.read(path), part))
 
     def size(self, path: str) -> int:
         return len(self.read(path))
@@ -119,9 +118,5 @@ def _inside(path: str) -> str:
     return path
 
 
-def _written(data: bytes) -> Written:
-    return Written(len(data), hashlib.sha256(data).hexdigest())
-
-
 def _part(data: bytes, part: Part | None) -> bytes:
-    return data if part is None else data[part.offset : part.offset + part.size]
+    return data if part is None else part.of(data)

@@ -15,51 +15,16 @@ import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from dagster_ckpt.errors import PublishConflict, StorageUnusable
+from dagster_ckpt.filesystem.server_side import ServerSide
+from dagster_ckpt.filesystem.values import Entry, Part, Written, unheard
 
-if TYPE_CHECKING:
-    from dagster_ckpt.filesystem.server_side import ServerSide
-
-__all__ = ["Entry", "FileSystem", "Part", "Stopped", "Written", "unheard"]
+__all__ = ["FileSystem"]
 
 _Answer = TypeVar("_Answer")
-
-
-class Stopped(Exception):
-    """A transfer was asked to stop and did."""
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """One name in a directory listing."""
-
-    name: str
-    is_directory: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Written:
-    """What a transfer moved: bytes and the SHA-256 of exactly these bytes, in hex."""
-
-    size: int
-    sha256: str
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """A run of bytes within a file."""
-
-    offset: int
-    size: int
-
-
-def unheard(told: object) -> None:
-    """For whom nobody wants to be told."""
-    del told
 
 
 class FileSystem(ABC):

@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
 
 from dagster_ckpt.errors import PublishConflict, PublishUnknown, StorageError, StorageUnusable
-from dagster_ckpt.filesystem.port import Entry, FileSystem, Part, Stopped, Written
+from dagster_ckpt.filesystem.port import FileSystem
+from dagster_ckpt.filesystem.values import Entry, Part, Stopped, Written
 
 __all__ = ["PosixFileSystem"]
 

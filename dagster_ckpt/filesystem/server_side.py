@@ -18,7 +18,7 @@ from pathlib import Path
 
 import google_crc32c
 
-from dagster_ckpt.filesystem.port import Part, Stopped, unheard
+from dagster_ckpt.filesystem.values import Part, Stopped, unheard
 
 __all__ = ["Copy", "ServerSide", "Stored", "crc32c_of", "md5_of"]
 

@@ -13,11 +13,10 @@ from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
 from dagster_ckpt.checkpoint.catalog.newest import find_newest
 from dagster_ckpt.checkpoint.cleanup.dead_runs import end_dead_epoch, finish_end, is_unfinished
 from dagster_ckpt.checkpoint.clock import Clock, seconds_of
-from dagster_ckpt.checkpoint.control.epochs import FAILING, Claim, End
-from dagster_ckpt.checkpoint.control.failures import DIED, Failure, FailureLog, Streak, poison_batch
-from dagster_ckpt.checkpoint.control.heartbeat import LEASE, SETTLED, is_dead, silent_for, unchanged_for
+from dagster_ckpt.checkpoint.control.epochs import Claim, End
+from dagster_ckpt.checkpoint.control.failures import DIED, Failure, Streak
+from dagster_ckpt.checkpoint.control.heartbeat import unchanged_for
 from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
-from dagster_ckpt.checkpoint.processes import this_host
 from dagster_ckpt.checkpoint.taking.retained import Dropped
 from dagster_ckpt.config import LATEST, CheckpointConfig
 from dagster_ckpt.errors import CheckpointError, CorruptCheckpoint, Fenced
@@ -71,7 +70,7 @@ class JobWatch:
         self._asset = asset
         self._catalog = catalog
         self._clock = clock
-        self._failures = FailureLog(catalog.filesystem, asset.name)
+        self._records = catalog.records
 
     def step(self) -> dg.RunRequest | str:
         """Do what is to be done; a run to request, or why there is none."""
@@ -91,7 +90,7 @@ class JobWatch:
                     self._mark(run_id, canceled=canceled, reason=reason)
                 case RecordFailures(failures):
                     for failure in failures:
-                        self._failures.record(claim.series, failure)
+                        self._records.failures.record(claim.series, failure)
                 case EndJob(status, reason, poison):
                     if poison is not None:
                         reason = self._told(poison)
@@ -104,17 +103,17 @@ class JobWatch:
 
     def _facts(self) -> Facts:
         now = self._clock.time()
-        epoch = self._catalog.records.epochs.highest()
-        claim = self._catalog.records.epochs.read_claim(epoch) if epoch else None
-        end = self._catalog.records.epochs.read_end(epoch) if epoch else None
-        dead, died_at = self._liveness(claim, end, now)
+        epoch = self._records.epochs.highest()
+        claim = self._records.epochs.read_claim(epoch) if epoch else None
+        end = self._records.epochs.read_end(epoch) if epoch else None
+        dead, died_at = (None, now) if claim is None else self._records.heartbeat.judged(claim, end, self._clock)
         records = self._instance.get_run_records(
             dg.RunsFilter(tags={names.JOB_TAG: self._asset.name}), limit=_RECENT_RUNS
         )
         holder = next((item for item in records if claim is not None and item.dagster_run.run_id == claim.run_id), None)
         if holder is None and claim is not None:
             holder = self._instance.get_run_record_by_id(claim.run_id)
-        failures = self._failures.of(claim.series) if claim else []
+        failures = self._records.failures.of(claim.series) if claim else []
         settings = self._settings(None if holder is None else holder.dagster_run)
         others = [_run_facts(item) for item in records if claim is None or item.dagster_run.run_id != claim.run_id]
         active = frozenset((run.run_id, run.status) for run in others if run.is_active)
@@ -144,7 +143,7 @@ class JobWatch:
         """What a dead run was doing, from what it left within reach; asked once, until its death is on record."""
         if any((failure.run_id, failure.sequence) == (claim.run_id, DIED) for failure in failures):
             return None
-        choice = self._catalog.records.epochs.read_choice(claim.epoch)
+        choice = self._records.epochs.read_choice(claim.epoch)
         live = None if choice is None else recorded_live(choice, self._catalog.filesystem)
         return None if live is None else batch_in_flight(live)
 
@@ -152,43 +151,11 @@ class JobWatch:
         filesystem, before = self._catalog.filesystem, None
         with contextlib.suppress(OSError, CheckpointError):  # what cannot be read is told by whoever needs it
             before = find_newest(self._catalog).metadata
-        return poison_batch(
-            poison,
+        return poison.poison(
             self._asset.name,
             storage=filesystem.url if filesystem.is_durable else None,
             before=None if before is None else before.reference,
         ).in_one_line
-
-    def _liveness(self, claim: Claim | None, end: End | None, now: float) -> tuple[str | None, float]:
-        if claim is None:
-            return None, now
-        claimed_at = _claimed_at(claim, now)
-        file = self._catalog.records.heartbeat
-        heartbeat = file.read()
-        same = unchanged_for((*file.key, "epoch"), None if heartbeat is None else heartbeat.epoch, self._clock)
-        if heartbeat is None or heartbeat.epoch != claim.epoch:
-            if end is not None and end.status != FAILING:
-                return "it ended", claimed_at  # by whoever ended it for a dead run
-            # Claimed, and not one beat since: it has just begun, or it died at once.
-            silent = unchanged_for((*file.key, "claim"), claim.epoch, self._clock)
-            if claim.host == this_host():
-                silent = max(silent, now - claimed_at)
-            # What an earlier epoch's late beat lies over is put right by the next beat.
-            if silent <= LEASE or (heartbeat is not None and same < SETTLED):
-                return None, claimed_at
-            return f"no heartbeat since it took the job over {silent:.0f} s ago", claimed_at
-        # While the run's own process lives, Dagster hears from it how the run ended; it may also have more steps.
-        worker = heartbeat.worker or heartbeat.processes[0]
-        unchanged = unchanged_for(file.key, (heartbeat.epoch, heartbeat.sequence), self._clock)
-        # By this host's clock: a holder's that goes ahead would put its death, and so the restart, into the future.
-        silent = silent_for(heartbeat, self._clock, unchanged) or 0.0
-        recent, last_sign = silent <= LEASE, now - silent
-        ended = heartbeat.stopped or (heartbeat.worker is not None and recent)
-        if ended and (worker.is_alive() if worker.is_here else recent):
-            return None, last_sign
-        if heartbeat.stopped and end is None:
-            return "it was interrupted", last_sign
-        return is_dead(heartbeat, self._clock, unchanged=unchanged), last_sign
 
     def _settings(self, run: dg.DagsterRun | None) -> RunSettings:
         """What a run goes by; of one that this instance does not know, what the asset says."""
@@ -250,12 +217,12 @@ class JobWatch:
 
     def _fell_back(self, claim: Claim) -> str:
         """That the run of ``claim`` goes on from an older checkpoint, and what that costs."""
-        choice = self._catalog.records.epochs.read_choice(claim.epoch)
+        choice = self._records.epochs.read_choice(claim.epoch)
         return f"; {choice.fell_back}" if choice is not None and choice.fell_back else ""
 
     def _has_chosen(self, claim: Claim) -> bool:
         """Whether the run of ``claim`` has recorded a choice, in this epoch or an earlier one of its own."""
-        epochs = self._catalog.records.epochs
+        epochs = self._records.epochs
         names = epochs.names()
         for epoch in range(claim.epoch, 0, -1):
             earlier = epochs.read_claim(epoch)
@@ -295,7 +262,7 @@ class JobWatch:
         reporter.holds(claim.epoch)
         chosen = self._catalog.choice()
         completed = self._catalog.completed(chosen[1].job_id)[0] if chosen is not None else []
-        quarantined = self._catalog.records.quarantine.names()
+        quarantined = self._records.quarantine.names()
         reporter.dropped(dropped, [item for item in completed if item.reference not in quarantined])
 
 

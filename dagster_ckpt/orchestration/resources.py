@@ -39,6 +39,6 @@ class SparkSessionResource(dg.ConfigurableResource["SparkSessionResource"]):
         Raises:
             JavaNotFound: no usable Java.
         """
-        from dagster_ckpt.spark import start_session  # noqa: PLC0415 - for runs alone
+        from dagster_ckpt.spark import start_session  # noqa: PLC0415 - py4j, for runs alone
 
         return start_session(self.app_name or job_name, self.master, {**self.conf, **(required or {})})

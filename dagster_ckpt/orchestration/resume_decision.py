@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from dagster_ckpt.checkpoint.control.epochs import FAILING, Claim, End
-from dagster_ckpt.checkpoint.control.failures import DIED, Failure, Streak, beyond_restart, in_order, so_far, streak
+from dagster_ckpt.checkpoint.control.failures import DIED, Failure, Streak, in_order, restart_after, so_far
 from dagster_ckpt.config import JobStatus, RestartStrategy
 from dagster_ckpt.spark import BatchInFlight
 
@@ -199,12 +199,10 @@ def _restart(facts: Facts, claim: Claim) -> Action:
     failures = in_order(facts.failures)
     if not failures:
         return Wait("no failure is on record")  # another tick is recording it
-    if (why := beyond_restart(failures)) is not None:
-        return EndJob(JobStatus.FAILED, f"{failures[-1].reason} ({why})")
-    found = streak(failures)
+    found = Streak.of(failures)
     if found is not None and found.ends_loop(facts.poison_batch_attempts):
         return EndJob(JobStatus.FAILED, f"{found.reason} (batch {found.batch} is poison)", found)
-    decision = facts.restart.decide([failure.at for failure in failures], key=facts.job_name)
+    decision = restart_after(failures, facts.restart, facts.job_name)
     if not decision.allowed:
         return EndJob(JobStatus.FAILED, f"{failures[-1].reason} ({decision.reason})")
     if not facts.is_durable:

@@ -18,13 +18,11 @@ import dagster as dg
 from pydantic import ConfigDict, Field, field_validator
 
 from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
-from dagster_ckpt.checkpoint.format.layout import CHECKPOINT_TASK_OWNED_STATE_DIR
+from dagster_ckpt.checkpoint.format.layout import CHECKPOINT_TASK_OWNED_STATE_DIR, CONTROL_DIR
 from dagster_ckpt.checkpoint.taking.shared_files import DEFAULT_INLINE_THRESHOLD, MAX_INLINE_BYTES
 from dagster_ckpt.config import Configuration, LiveLocationPlace, load_object
 from dagster_ckpt.errors import InvalidConfiguration
-from dagster_ckpt.filesystem import FileSystem, PosixFileSystem, open_filesystem
-from dagster_ckpt.filesystem.driver_memory import DriverMemory
-from dagster_ckpt.filesystem.private_directories import default_root
+from dagster_ckpt.filesystem import DriverMemory, FileSystem, PosixFileSystem, default_root, open_filesystem
 from dagster_ckpt.shown_text import redacted, secrets_of, shown_cause
 
 __all__ = [
@@ -292,7 +290,7 @@ class JobManagerCheckpointStorage(CheckpointStorage):
     def filesystem(self) -> FileSystem:
         if self.checkpoint_path is not None:
             return open_filesystem(self.checkpoint_path)
-        return DriverMemory(PosixFileSystem(self._working_root() / self._place()))
+        return DriverMemory(PosixFileSystem(self._working_root() / self._place()), CONTROL_DIR)
 
     def live_directory(self, job_name: str) -> Path:
         if self.checkpoint_path is not None:

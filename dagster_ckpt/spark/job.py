@@ -8,10 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
-from dagster_ckpt.config.checkpoint_config import CheckpointConfig, JobStatus
-from dagster_ckpt.config.live_location import LiveLocationPlace
-from dagster_ckpt.config.restart import POISON_BATCH_ATTEMPTS, RestartStrategy
-from dagster_ckpt.config.state_backend import StateBackend
+from dagster_ckpt.config import (
+    POISON_BATCH_ATTEMPTS,
+    CheckpointConfig,
+    JobStatus,
+    LiveLocationPlace,
+    RestartStrategy,
+    StateBackend,
+)
 from dagster_ckpt.filesystem import FileSystem
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from dagster_ckpt.checkpoint.format.snapshot import Json
-from dagster_ckpt.config.checkpoint_config import CheckpointingMode
+from dagster_ckpt.config import CheckpointingMode
 from dagster_ckpt.errors import CheckpointError, RestoreRefused, RestoreWithLoss
 
 __all__ = ["Finding", "Preflight", "Verdict"]

@@ -17,13 +17,12 @@ from dagster_ckpt.testing.crashes import (
     at_operation,
     enumerate_crash_points,
 )
-from dagster_ckpt.testing.faults import (
+from dagster_ckpt.testing.fault_actions import (
     Action,
     Crash,
     CrashAfter,
     Fail,
     FailAfter,
-    FaultInjectingFileSystem,
     Flip,
     Hang,
     Late,
@@ -33,6 +32,7 @@ from dagster_ckpt.testing.faults import (
     ProcessDied,
     Torn,
 )
+from dagster_ckpt.testing.faults import FaultInjectingFileSystem
 from dagster_ckpt.testing.interleaving import Disturb, Interleavings, enumerate_interleavings, interleave
 
 __all__ = [

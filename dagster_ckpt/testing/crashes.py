@@ -13,18 +13,18 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from dagster_ckpt.filesystem import FileSystem
-from dagster_ckpt.testing.faults import (
+from dagster_ckpt.testing.fault_actions import (
     Action,
     Crash,
     CrashAfter,
     Fail,
     FailAfter,
-    FaultInjectingFileSystem,
     Operation,
     Plan,
     ProcessDied,
     Torn,
 )
+from dagster_ckpt.testing.faults import FaultInjectingFileSystem
 from dagster_ckpt.testing.violations import described, require_none
 
 __all__ = ["CrashPoint", "Enumeration", "actions_for", "at_operation", "enumerate_crash_points"]

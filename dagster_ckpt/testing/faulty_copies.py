@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
-from dagster_ckpt.filesystem import Copy, Part, ServerSide, Stopped, Stored
-from dagster_ckpt.filesystem.port import unheard
+from dagster_ckpt.filesystem import Copy, Part, ServerSide, Stopped, Stored, unheard
 
 __all__ = ["FaultyCopies"]
 

@@ -23,7 +23,8 @@ from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
 
 from dagster_ckpt.filesystem import FileSystem
-from dagster_ckpt.testing.faults import Action, FaultInjectingFileSystem, Operation, Plan, ProcessDied
+from dagster_ckpt.testing.fault_actions import Action, Operation, Plan, ProcessDied
+from dagster_ckpt.testing.faults import FaultInjectingFileSystem
 from dagster_ckpt.testing.violations import described, require_none
 
 __all__ = ["Disturb", "Interleavings", "enumerate_interleavings", "interleave"]

@@ -9,8 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from dagster_ckpt.errors import StorageError
-from dagster_ckpt.filesystem import Copy, Part, ServerSide, Stored, memory
-from dagster_ckpt.filesystem.server_side import crc32c_of
+from dagster_ckpt.filesystem import Copy, Part, ServerSide, Stored, crc32c_of, memory
 
 
 class MemoryFileSystem(memory.MemoryFileSystem):

@@ -28,8 +28,7 @@ from dagster_ckpt.checkpoint.taking.data_files import DataFiles
 from dagster_ckpt.checkpoint.taking.retained import RetainedCheckpoints
 from dagster_ckpt.checkpoint.taking.shared_files import SharedState
 from dagster_ckpt.checkpoint.taking.store import CompletedCheckpointStore
-from dagster_ckpt.filesystem import FileSystem, Written
-from dagster_ckpt.filesystem.buckets.bucket import ObjectFileSystem
+from dagster_ckpt.filesystem import FileSystem, ObjectFileSystem, Written
 from dagster_ckpt.testing import FaultInjectingFileSystem
 from tests.checkpoint.driver import Run
 from tests.checkpoint.memory import MemoryFileSystem

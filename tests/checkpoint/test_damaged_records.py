@@ -300,7 +300,7 @@ class TestTheNextStepThatIsNamed:
     @pytest.mark.parametrize(
         ("name", "what"),
         [
-            ("epochs/e-9999999999", "nobody has started the job that often"),
+            ("epochs/e-9999999999", "no job has been started that often"),
             (f"issued/{LINEAGE}/e-0000000001-999999999999999", "no job has had that many checkpoints"),
         ],
     )

@@ -39,8 +39,7 @@ from dagster_ckpt.datastream.storage_access import (
     encode_path_as_reference,
 )
 from dagster_ckpt.errors import CheckpointError
-from dagster_ckpt.filesystem import PosixFileSystem, Stored, open_filesystem
-from dagster_ckpt.filesystem.names import inside
+from dagster_ckpt.filesystem import PosixFileSystem, Stored, inside, open_filesystem
 from dagster_ckpt.spark.batches.plans import PlannedBatches, forget_plan, lay_out, planned_files, planned_offsets
 from dagster_ckpt.spark.capture.rocksdb_files import changelog_lineage, snapshot_members
 from dagster_ckpt.spark.files.bucket_location import UnreadableStateFile

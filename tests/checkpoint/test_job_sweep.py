@@ -212,7 +212,7 @@ class TestWhatGoes:
         name = f"{1:032x}/chk-1"
         run.catalog.records.quarantine.add(Quarantined(name, "broken", 3, "r", "h", "now"))
         (note,) = sweep(memory).notes
-        assert f"In quarantine, and kept unless it is asked for: {name}." in note
+        assert f"In quarantine, and kept unless you ask for its deletion: {name}." in note
         ledger.examine(memory)
         token = pin(memory, ledger, name)
         assert sweep(memory, quarantined=True, dry_run=True).orphans == ()
@@ -417,7 +417,7 @@ class TestRecords:
         self.given_up(memory, ledger, pins, clock)
         clock.advance(DAY.total_seconds() - 1)
         (note,) = sweep(memory, clock, older_than=DAY).notes
-        assert "it has been over for less than 1 d" in note
+        assert "the job has been over for less than 1 d" in note
         clock.advance(2)
         assert sweep(memory, clock).orphans == (), "nor without being told an age"
         planned = sweep(memory, clock, older_than=DAY, dry_run=True)
@@ -451,7 +451,7 @@ class TestRecords:
             memory.remove(path)
         clock.advance(9 * DAY.total_seconds())
         (note,) = sweep(memory, clock, older_than=DAY).notes
-        assert "it did not give its checkpoints up" in note
+        assert "the job did not discard its checkpoints" in note
         assert CheckpointCatalog(memory, JOB).choice() is not None
 
     def test_broken_off_anywhere_it_is_finished(self, pins: Pins) -> None:

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from dagster_ckpt.checkpoint import processes
 from dagster_ckpt.checkpoint.control.heart import Heart
-from dagster_ckpt.checkpoint.control.heartbeat import LEASE, Heartbeat, HeartbeatFile, free_job, is_dead
+from dagster_ckpt.checkpoint.control.heartbeat import LEASE, Heartbeat, HeartbeatFile
 from dagster_ckpt.checkpoint.processes import DRIVER_VARIABLE, ProcessIdentity, is_proven, mark_driver, this_host
 from dagster_ckpt.errors import CorruptCheckpoint, JobAlreadyRunning
 from tests.checkpoint.bystanders import SPARK, driving, jvm, running
@@ -60,7 +60,7 @@ def earlier_release(identity: ProcessIdentity) -> ProcessIdentity:
 
 def free(file: HeartbeatFile, clock: ManualClock) -> list[ProcessIdentity]:
     clock.advance(LEASE + 1)
-    return list(free_job(file, JOB, clock, clock.advance))
+    return list(file.free_job(clock, clock.advance))
 
 
 class TestNoClockDecides:
@@ -71,7 +71,7 @@ class TestNoClockDecides:
         identity = ProcessIdentity.of(bystander.pid)
         moved = replace(identity, created=identity.created + set_by)
         assert moved.is_alive()
-        assert is_dead(beat(ManualClock(), moved), ManualClock()) is None
+        assert beat(ManualClock(), moved).is_dead(ManualClock()) is None
         bystander.kill()
         bystander.wait()
         assert not moved.is_alive()
@@ -110,7 +110,7 @@ class TestNoClockDecides:
         """An earlier run of this process could not write its last beat."""
         me = ProcessIdentity.current()
         file.write(beat(clock, replace(me, created=me.created - 3600)))
-        assert free_job(file, JOB, clock, clock.advance) == ()
+        assert file.free_job(clock, clock.advance) == ()
 
 
 class TestBystanders:
@@ -333,7 +333,7 @@ class TestWhateverARecordSays:
             patch.setattr(processes, "_send_kill", send_kill)
             patch.setattr(processes, "_LAST_BREATH", 0.0)
             with contextlib.suppress(JobAlreadyRunning, CorruptCheckpoint):
-                free_job(file, JOB, clock, clock.advance)
+                file.free_job(clock, clock.advance)
         assert killed <= {each.pid for each in named[:2]}
 
     def test_and_these_two_are_proven(self, storage: MemoryFileSystem, named: list[ProcessIdentity]) -> None:
@@ -351,7 +351,7 @@ class TestDamagedHeartbeat:
         heart.start()
         memory.replace(_RECORD, damage)
         with pytest.raises(CorruptCheckpoint):
-            free_job(file, JOB, clock, clock.advance)
+            file.free_job(clock, clock.advance)
         heart.hold(2)
         heartbeat = file.read()
         assert heartbeat is not None
@@ -379,4 +379,4 @@ class TestDamagedHeartbeat:
     ) -> None:
         memory.replace(_RECORD, json.dumps(asdict(beat(clock, gone)) | {"processes": named}).encode())
         with pytest.raises(CorruptCheckpoint, match="control/heartbeat"):
-            free_job(file, JOB, clock, clock.advance)
+            file.free_job(clock, clock.advance)

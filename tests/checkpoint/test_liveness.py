@@ -19,8 +19,6 @@ from dagster_ckpt.checkpoint.control.heartbeat import (
     SETTLED,
     Heartbeat,
     HeartbeatFile,
-    free_job,
-    is_dead,
     unchanged_for,
 )
 from dagster_ckpt.checkpoint.processes import ProcessIdentity, this_host
@@ -106,40 +104,40 @@ def assert_gone(identity: ProcessIdentity) -> None:
 class TestIsDead:
     def test_while_its_process_lives_and_beats(self, clock: ManualClock) -> None:
         heartbeat = beat(clock, ProcessIdentity.current())
-        assert is_dead(heartbeat, clock) is None
+        assert heartbeat.is_dead(clock) is None
         clock.advance(LEASE)
-        assert is_dead(heartbeat, clock) is None
+        assert heartbeat.is_dead(clock) is None
 
     def test_reasons(self, clock: ManualClock, other: subprocess.Popen[str]) -> None:
         me, it = ProcessIdentity.current(), ProcessIdentity.of(other.pid)
-        assert is_dead(replace(beat(clock, me), stopped=True), clock) == "it ended"
+        assert replace(beat(clock, me), stopped=True).is_dead(clock) == "it ended"
         before = beat(clock, me)
         clock.advance(42)
-        assert is_dead(before, clock) == "no heartbeat for 42 s"
+        assert before.is_dead(clock) == "no heartbeat for 42 s"
         other.kill()
         other.wait()
-        assert is_dead(beat(clock, it, me), clock) == f"its process {other.pid} is gone"
+        assert beat(clock, it, me).is_dead(clock) == f"its process {other.pid} is gone"
 
     def test_elsewhere_only_what_was_seen_of_it_counts(self, clock: ManualClock) -> None:
         heartbeat = beat(clock, ProcessIdentity("elsewhere/1", 1, 1.0))
         clock.advance(3600)
-        assert is_dead(heartbeat, clock) is None, "nobody has watched it"
-        assert is_dead(heartbeat, clock, unchanged=29) is None
-        assert is_dead(heartbeat, clock, unchanged=31) == "no heartbeat for 31 s"
-        assert is_dead(heartbeat, clock, unchanged=31, lease=60) is None
+        assert heartbeat.is_dead(clock) is None, "nobody has watched it"
+        assert heartbeat.is_dead(clock, unchanged=29) is None
+        assert heartbeat.is_dead(clock, unchanged=31) == "no heartbeat for 31 s"
+        assert heartbeat.is_dead(clock, unchanged=31, lease=60) is None
 
     def test_here_silence_counts_when_it_cannot_lie_over_a_newer_beat(self, clock: ManualClock) -> None:
         heartbeat = beat(clock, ProcessIdentity.current())
         clock.advance(42)
-        assert is_dead(heartbeat, clock, unchanged=SETTLED - 0.1) is None
-        assert is_dead(heartbeat, clock, unchanged=SETTLED) == "no heartbeat for 42 s"
+        assert heartbeat.is_dead(clock, unchanged=SETTLED - 0.1) is None
+        assert heartbeat.is_dead(clock, unchanged=SETTLED) == "no heartbeat for 42 s"
 
     @pytest.mark.parametrize("set_by", [-3600.0, 3600.0])
     def test_a_clock_that_is_set_kills_nobody_and_hides_nobody(self, clock: ManualClock, set_by: float) -> None:
         heartbeat = replace(beat(clock, ProcessIdentity.current()), beat_at=clock.time() + set_by)
-        assert is_dead(heartbeat, clock) is None
+        assert heartbeat.is_dead(clock) is None
         clock.advance(LEASE + 1)
-        assert is_dead(heartbeat, clock) == "no heartbeat for 31 s"
+        assert heartbeat.is_dead(clock) == "no heartbeat for 31 s"
 
     def test_for_how_long_it_was_seen_unchanged(self, clock: ManualClock) -> None:
         what = ("storage", "of this test")
@@ -154,16 +152,16 @@ class TestIsDead:
 
 class TestFreeJob:
     def test_nobody_was_here(self, file: HeartbeatFile, clock: ManualClock) -> None:
-        assert free_job(file, JOB, clock, no_wait) == ()
+        assert file.free_job(clock, no_wait) == ()
 
     def test_an_orderly_end(self, file: HeartbeatFile, clock: ManualClock, other: subprocess.Popen[str]) -> None:
         file.write(replace(beat(clock, ProcessIdentity.of(other.pid)), stopped=True))
-        assert free_job(file, JOB, clock, no_wait) == ()
+        assert file.free_job(clock, no_wait) == ()
         assert other.poll() is None
 
     def test_its_own_process(self, file: HeartbeatFile, clock: ManualClock) -> None:
         file.write(beat(clock, ProcessIdentity.current()))
-        assert free_job(file, JOB, clock, no_wait) == ()
+        assert file.free_job(clock, no_wait) == ()
 
     def test_a_live_run_is_refused_by_name(
         self, file: HeartbeatFile, clock: ManualClock, other: subprocess.Popen[str]
@@ -172,7 +170,7 @@ class TestFreeJob:
         with pytest.raises(
             JobAlreadyRunning, match=rf"'flights' .* run run-a \(process {other.pid} .* epoch 3"
         ) as raised:
-            free_job(file, JOB, clock, no_wait)
+            file.free_job(clock, no_wait)
         assert "Terminate run run-a first" in raised.value.hint
         assert other.poll() is None
 
@@ -183,14 +181,14 @@ class TestFreeJob:
         with jvm(dead.mark) as left:
             identity = ProcessIdentity.of(left.pid)
             file.write(beat(clock, dead, identity))
-            assert list(free_job(file, JOB, clock, no_wait)) == [identity]
+            assert list(file.free_job(clock, no_wait)) == [identity]
             assert not identity.is_alive()
 
     def test_a_reused_pid_is_not_killed(
         self, file: HeartbeatFile, clock: ManualClock, other: subprocess.Popen[str]
     ) -> None:
         file.write(beat(clock, replace(ProcessIdentity.of(other.pid), ticks=1)))
-        assert list(free_job(file, JOB, clock, no_wait)) == []
+        assert list(file.free_job(clock, no_wait)) == []
         assert other.poll() is None
 
     def test_a_stopped_process_is_killed_when_its_lease_is_over(self, file: HeartbeatFile, clock: ManualClock) -> None:
@@ -199,10 +197,10 @@ class TestFreeJob:
             driver.send_signal(signal.SIGSTOP)
             file.write(beat(clock, identity))
             with pytest.raises(JobAlreadyRunning):
-                free_job(file, JOB, clock, no_wait)
+                file.free_job(clock, no_wait)
             clock.advance(LEASE + 1)
             started = clock.now
-            assert list(free_job(file, JOB, clock, clock.advance)) == [identity]
+            assert list(file.free_job(clock, clock.advance)) == [identity]
             assert SETTLED <= clock.now - started <= SETTLED + INTERVAL
             assert not identity.is_alive()
 
@@ -219,7 +217,7 @@ class TestFreeJob:
             file.write(replace(beat(clock, ProcessIdentity.of(other.pid), epoch=epoch), sequence=30))
 
         with pytest.raises(JobAlreadyRunning, match=f"epoch {epoch}"):
-            free_job(file, JOB, clock, it_beats)
+            file.free_job(clock, it_beats)
         assert other.poll() is None
 
     def test_a_process_that_lives_is_not_killed_because_a_clock_was_set(
@@ -227,7 +225,7 @@ class TestFreeJob:
     ) -> None:
         file.write(replace(beat(clock, ProcessIdentity.of(other.pid)), beat_at=1.0))
         with pytest.raises(JobAlreadyRunning):
-            free_job(file, JOB, clock, no_wait)
+            file.free_job(clock, no_wait)
         assert other.poll() is None
 
     def test_of_a_record_that_tells_no_uptime_it_is_watched(self, file: HeartbeatFile, clock: ManualClock) -> None:
@@ -241,13 +239,13 @@ class TestFreeJob:
                 file.write(replace(silent, sequence=silent.sequence + 1))
 
             with pytest.raises(JobAlreadyRunning):
-                free_job(file, JOB, clock, it_beats)
-            assert list(free_job(file, JOB, clock, clock.advance)) == [identity]
+                file.free_job(clock, it_beats)
+            assert list(file.free_job(clock, clock.advance)) == [identity]
 
     def test_another_host_is_watched_for_a_lease(self, file: HeartbeatFile, clock: ManualClock) -> None:
         file.write(beat(clock, ProcessIdentity("elsewhere/1", 1, 1.0)))
         started = clock.now
-        assert free_job(file, JOB, clock, clock.advance) == ()
+        assert file.free_job(clock, clock.advance) == ()
         assert LEASE <= clock.now - started <= LEASE + INTERVAL
 
     def test_its_clock_is_not_compared_with_ours(self, file: HeartbeatFile, clock: ManualClock) -> None:
@@ -259,7 +257,7 @@ class TestFreeJob:
             file.write(replace(old, sequence=old.sequence + int(clock.now)))
 
         with pytest.raises(JobAlreadyRunning, match="on elsewhere"):
-            free_job(file, JOB, clock, it_beats)
+            file.free_job(clock, it_beats)
 
     def test_one_that_ends_while_it_is_watched(self, file: HeartbeatFile, clock: ManualClock) -> None:
         heartbeat = beat(clock, ProcessIdentity("elsewhere/1", 1, 1.0))
@@ -270,7 +268,7 @@ class TestFreeJob:
             clock.advance(seconds)
             file.write(replace(heartbeat, stopped=True))
 
-        assert free_job(file, JOB, clock, it_ends) == ()
+        assert file.free_job(clock, it_ends) == ()
         assert clock.now - started == INTERVAL
 
 
@@ -477,7 +475,7 @@ class TestHangingRequests:
         hanging.then = come_to_pass
         hanging.let_go()
         assert hanging.seen().stopped
-        assert free_job(hanging.file, JOB, hanging.clock, no_wait) == ()
+        assert hanging.file.free_job(hanging.clock, no_wait) == ()
 
     def test_nor_does_it_end_a_run_that_has_taken_over(self, hanging: Hanging) -> None:
         hanging.heart.start()
@@ -502,9 +500,9 @@ class TestHangingRequests:
         hanging.heart.stop()
         hanging.file.write(replace(alive, processes=(ProcessIdentity("elsewhere/1", 1, 1.0),)))
         started = hanging.clock.now
-        assert free_job(hanging.file, JOB, hanging.clock, hanging.clock.advance) == ()
+        assert hanging.file.free_job(hanging.clock, hanging.clock.advance) == ()
         assert hanging.clock.now - started <= LEASE + INTERVAL
         hanging.file.write(replace(alive, processes=(ProcessIdentity.of(other.pid),)))
         other.kill()
         other.wait()
-        assert free_job(hanging.file, JOB, hanging.clock, no_wait) == ()
+        assert hanging.file.free_job(hanging.clock, no_wait) == ()

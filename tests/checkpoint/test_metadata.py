@@ -312,7 +312,7 @@ def test_a_file_is_what_it_must_be(member: str, value: object, alone: bool) -> N
 @pytest.mark.parametrize(("member", "value"), [("version", 7), ("version", "x" * 5000), ("crc32c", 3), ("md5", None)])
 def test_a_copy_is_what_it_must_be(member: str, value: object) -> None:
     entry = {"path": "a", "size": 1, "crc32c": "AAAAAA==", "version": "7", "file": "../shared/a", member: value}
-    with pytest.raises(CorruptMetadata, match="no text of at most"):
+    with pytest.raises(CorruptMetadata, match="not a text of at most"):
         CheckpointMetadata.decode(signed(document(version=2, files=[entry])), "here")
 
 

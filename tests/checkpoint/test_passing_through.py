@@ -232,7 +232,7 @@ def test_what_vanishes_is_told_and_not_that_others_broke_off(
 
 def test_what_comes_as_other_bytes_is_not_stored(bucket: Bucket, target: Target, disk: Disk) -> None:
     bucket.answer = lambda data: data[:-1] + b"x"
-    with pytest.raises(CaptureIncomplete, match="was read with other bytes than it has"):
+    with pytest.raises(CaptureIncomplete, match="do not match the pinned object"):
         _save(bucket, target, _files([SIZE]))
     assert not target.files
     assert disk.look() == 0

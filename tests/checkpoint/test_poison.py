@@ -16,9 +16,7 @@ from dagster_ckpt.checkpoint.control.failures import (
     Streak,
     beyond_restart,
     is_outage,
-    poison_batch,
     so_far,
-    streak,
     symptom,
 )
 from dagster_ckpt.config.restart import check_poison_batch_attempts
@@ -54,7 +52,7 @@ def failures_of(sorts: Sequence[str | None], other: Failure) -> list[Failure]:
 @given(st.lists(_sorts, max_size=12), st.sampled_from(OTHERS))
 def test_a_streak_is_what_the_series_ends_with(sorts: list[str | None], other: Failure) -> None:
     runs = [(sort, len(list(group))) for sort, group in groupby(sorts)]
-    found = streak(failures_of(sorts, other))
+    found = Streak.of(failures_of(sorts, other))
     if not runs or runs[-1][0] is None:
         assert found is None
         return
@@ -70,7 +68,7 @@ def test_a_loop_ends_with_the_first_full_streak_and_never_before(
     """Failures come one by one, as the run and the sensor see them."""
     failures = failures_of(sorts, other)
     for count in range(1, len(failures) + 1):
-        found = streak(failures[:count])
+        found = Streak.of(failures[:count])
         last = sorts[max(count - attempts, 0) : count]
         full = len(last) == attempts and len(set(last)) == 1 and last[0] is not None
         assert (found is not None and found.ends_loop(attempts)) == full
@@ -81,7 +79,7 @@ def test_a_loop_ends_with_the_first_full_streak_and_never_before(
 
 @given(st.lists(st.sampled_from(["p", "q", None]), min_size=1, max_size=8))
 def test_a_plan_that_is_not_known_is_no_other_plan_and_hides_none(plans: list[str | None]) -> None:
-    found = streak([replace(ONE, plan=plan) for plan in plans])
+    found = Streak.of([replace(ONE, plan=plan) for plan in plans])
     assert found is not None
     within, before = plans[-found.times :], plans[: -found.times]
     assert len({plan for plan in within if plan is not None}) <= 1
@@ -120,7 +118,7 @@ def test_what_differs_each_time_does_not_make_another_error(data: st.DataObject,
     one, other = said(), said()
     assert symptom(one) == symptom(other)
     assert symptom(symptom(one)) == symptom(one)
-    found = streak([replace(ONE, reason=one), replace(ONE, reason=other)])
+    found = Streak.of([replace(ONE, reason=one), replace(ONE, reason=other)])
     assert found == Streak(7, 2, other)
 
 
@@ -152,7 +150,7 @@ def test_errors_that_say_other_things_are_others() -> None:
 )
 def test_an_outage_is_no_poison(error: str) -> None:
     assert is_outage(error)
-    assert streak([replace(ONE, reason=error)] * 9) is None
+    assert Streak.of([replace(ONE, reason=error)] * 9) is None
 
 
 @pytest.mark.parametrize(
@@ -169,7 +167,7 @@ def test_an_outage_is_no_poison(error: str) -> None:
     ],
 )
 def test_what_is_no_outage_counts(error: str) -> None:
-    assert (found := streak([replace(ONE, reason=error)] * 9)) is not None
+    assert (found := Streak.of([replace(ONE, reason=error)] * 9)) is not None
     assert found.times == 9
 
 
@@ -177,7 +175,7 @@ def test_a_driver_that_is_gone_is_gone_whoever_saw_it() -> None:
     """The JVM alone, found by the run; the process, found by the sensor, in one way or another."""
     lost = replace(ONE, run_id="b", kind="DriverLost", reason="The JVM of job 'tiny' is gone: Connection refused")
     died = replace(SORTS["died"], run_id="c", reason="run r died: no heartbeat for 31 s")
-    assert (found := streak([SORTS["died"], lost, died])) is not None
+    assert (found := Streak.of([SORTS["died"], lost, died])) is not None
     assert (found.times, found.reason) == (3, died.reason)
 
 
@@ -188,22 +186,20 @@ def test_a_run_dies_once() -> None:
         for run, at in (("a", 1.0), ("b", 2.0))
         for sequence, kind in ((1, "DriverLost"), (DIED, ""))
     ]
-    assert streak(deaths) == Streak(7, 2, ONE.reason)
+    assert Streak.of(deaths) == Streak(7, 2, ONE.reason)
 
 
 def test_what_is_told() -> None:
     found = Streak(7, 3, "ValueError: row 12 is bad.")
     assert so_far(None, 3) == so_far(found, None) == so_far(replace(found, times=1), 3) == ""
     assert so_far(found, 5) == ", after batch 7 failed 3 times in a row with the same error (5 end the job)"
-    error = poison_batch(found, "orders", storage="/ckpt", before="abc/chk-6")
+    error = found.poison("orders", storage="/ckpt", before="abc/chk-6")
     assert type(error) is PoisonBatch
     assert not error.recoverable
     assert "`dagster-ckpt batch orders 7 --path /ckpt`" in error.hint
     assert "ValueError: row 12 is bad. The checkpoint before it is abc/chk-6." in error.message
     assert error.in_one_line == str(error).replace("\n", " ")
-    assert "dagster-ckpt" not in str(poison_batch(found, "orders", storage=None, before=None)), (
-        "nobody else can read it"
-    )
+    assert "dagster-ckpt" not in str(found.poison("orders", storage=None, before=None)), "nobody else can read it"
 
 
 @pytest.mark.parametrize("attempts", [1, 0, -1])

@@ -109,7 +109,7 @@ class TestRecords:
         disturbed.plan = lambda operation: Fail() if "/savepoints/" in operation.path else None
         taken = save(run, target, 2)
         verify_checkpoint(run.catalog, run.catalog.resolve(taken.reference))
-        assert f"{taken.reference} is complete and not on record" in caplog.text
+        assert f"{taken.reference} is complete, but could not be recorded" in caplog.text
         found = newest(memory).metadata
         assert found is not None
         assert found.name == "chk-1"
@@ -243,7 +243,7 @@ class TestPassingOver:
         take_away(taken)
         shutil.copytree(other.reference, taken.reference)
         assert newest(memory).metadata == checkpoint
-        assert f"{taken.reference} lies there now" in caplog.text
+        assert f"{taken.reference} of epoch" in caplog.text
 
     def test_a_savepoint_is_not_newer_than_a_checkpoint_that_is_gone(
         self, run: Run, memory: MemoryFileSystem, target: PosixFileSystem

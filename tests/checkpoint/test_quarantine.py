@@ -167,7 +167,7 @@ class TestDisposal:
         catalog = CheckpointCatalog(memory, JOB)
         with pytest.raises(CorruptCheckpoint):
             find_newest(catalog)
-        with pytest.raises(InvalidConfiguration, match="is what it would go on from"):
+        with pytest.raises(InvalidConfiguration, match=f"is what job {JOB!r} would go on from"):
             dispose_broken(catalog, LINEAGE, 3)
         again = Run(memory, ledger, pins).start("chk-2")
         assert not dispose_broken(catalog, LINEAGE, 3)

@@ -221,7 +221,7 @@ def test_a_member_that_the_name_tells_must_agree() -> None:
     memory = MemoryFileSystem()
     memory.files[PLACE] = as_version_1(encode_record(RECORDS[0], PLACE))
     assert read_record(memory, PLACE, Claim, epoch=3) == RECORDS[0]
-    with pytest.raises(CorruptRecord, match="epoch is 3, and by its name it is 4"):
+    with pytest.raises(CorruptRecord, match="epoch is 3, but its file name says 4"):
         read_record(memory, PLACE, Claim, epoch=4)
 
 

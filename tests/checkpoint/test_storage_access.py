@@ -22,8 +22,7 @@ from dagster_ckpt.datastream.storage_access import (
     resolve_checkpoint_pointer,
 )
 from dagster_ckpt.errors import CheckpointNotFound, CorruptMetadata, InvalidConfiguration, PublishConflict, StorageError
-from dagster_ckpt.filesystem import PosixFileSystem
-from dagster_ckpt.filesystem.driver_memory import DriverMemory
+from dagster_ckpt.filesystem import DriverMemory, PosixFileSystem
 from tests.checkpoint.memory import MemoryFileSystem
 
 JOB_ID = "1b080b6e710aabbef8993ab18c6de98b"
@@ -88,7 +87,8 @@ class TestCheckpointLocation:
 
     def test_whether_it_outlives_the_driver(self, storage: PosixFileSystem) -> None:
         assert access(storage).supports_highly_available_storage
-        assert not CheckpointStorageAccess(DriverMemory(storage), "flights", JOB_ID).supports_highly_available_storage
+        in_memory = DriverMemory(storage, layout.CONTROL_DIR)
+        assert not CheckpointStorageAccess(in_memory, "flights", JOB_ID).supports_highly_available_storage
 
 
 class TestSavepointLocation:

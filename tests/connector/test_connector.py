@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from dagster_ckpt.filesystem.buckets.gcs import GcsFileSystem
+from dagster_ckpt.filesystem import GcsFileSystem
 from dagster_ckpt.testing.gcs.server import GcsServer
 from tests.connector.layout import (
     DIRECTORY,

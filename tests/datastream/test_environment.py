@@ -28,8 +28,7 @@ from dagster_ckpt.datastream import (
     TimeCharacteristic,
 )
 from dagster_ckpt.errors import InvalidConfiguration
-from dagster_ckpt.filesystem import PosixFileSystem
-from dagster_ckpt.filesystem.driver_memory import DriverMemory
+from dagster_ckpt.filesystem import DriverMemory, PosixFileSystem
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -16,8 +16,7 @@ from dagster_ckpt.datastream import (
 )
 from dagster_ckpt.datastream.checkpoint_storage import configured_storage
 from dagster_ckpt.errors import InvalidConfiguration
-from dagster_ckpt.filesystem import PosixFileSystem
-from dagster_ckpt.filesystem.driver_memory import DriverMemory
+from dagster_ckpt.filesystem import DriverMemory, PosixFileSystem
 from dagster_ckpt.orchestration import storages
 
 _URI = "file://var/checkpoints/"

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dagster_ckpt.checkpoint.catalog.catalog import NOT_ADDRESSABLE, CheckpointCatalog
+from dagster_ckpt.checkpoint.format.layout import CONTROL_DIR
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig, ExternalizedCheckpointCleanup, JobStatus
 from dagster_ckpt.config.restart import FixedDelayRestart
 from dagster_ckpt.errors import CheckpointsLost, ToleranceExceeded
-from dagster_ckpt.filesystem import PosixFileSystem
-from dagster_ckpt.filesystem.driver_memory import DriverMemory
+from dagster_ckpt.filesystem import DriverMemory, PosixFileSystem
 from dagster_ckpt.spark.events import CheckpointCompleted, Started
 from tests.jobs.harness import OFTEN, Bench, eventually
 from tests.spark.streaming import discard
@@ -64,7 +64,7 @@ def failing_once(gate: Path) -> Query:
 
 def in_memory(bench: Bench, **options: object) -> StreamingJob:
     job = bench.job(config=OFTEN, restart=_AT_ONCE, max_state_size=_MAX)
-    return replace(job, filesystem=DriverMemory(PosixFileSystem(bench.storage)), **options)  # type: ignore[arg-type]
+    return replace(job, filesystem=DriverMemory(PosixFileSystem(bench.storage), CONTROL_DIR), **options)  # type: ignore[arg-type]
 
 
 def restarted_from_memory(bench: Bench, **options: object) -> CheckpointMetadata:

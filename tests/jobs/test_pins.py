@@ -19,7 +19,7 @@ def test_it_outlives_the_cleanup_and_restores_exactly_when_it_is_named(ticked: B
     assert dropped.retained == ticked.checkpoints() == [pinned]
 
     refusal = ticked.refused(SinkNotEmpty)
-    assert "gave its checkpoints up" in refusal.message
+    assert "discarded its checkpoints" in refusal.message
     assert ticked.checkpoints() == [pinned]
     back = ticked.tick(1, restore_from=pinned.reference)
     assert back.started.restored == pinned

@@ -9,8 +9,7 @@ import pytest
 from azure.core.exceptions import ClientAuthenticationError
 
 from dagster_ckpt.errors import InvalidConfiguration, StorageUnusable
-from dagster_ckpt.filesystem import open_filesystem
-from dagster_ckpt.filesystem.buckets.azure import AzureBlobFileSystem
+from dagster_ckpt.filesystem import AzureBlobFileSystem, open_filesystem
 
 KEY = "c2VjcmV0LW9mLW1pbmU="
 
@@ -159,7 +158,10 @@ def test_secrets_are_not_shown() -> None:
 
 
 def test_a_library_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "dagster_ckpt.filesystem.buckets.azure")
+    for package in ("dagster_ckpt.filesystem", "dagster_ckpt.filesystem.buckets"):
+        monkeypatch.delattr(f"{package}.AzureBlobFileSystem", raising=False)
+    for module in ("azure", "azure_client"):
+        monkeypatch.delitem(sys.modules, f"dagster_ckpt.filesystem.buckets.{module}")
     monkeypatch.setitem(sys.modules, "adlfs", None)
     with pytest.raises(InvalidConfiguration, match="Azure Blob Storage need the module 'adlfs'") as raised:
         open_filesystem("abfs://data/a")

@@ -15,9 +15,8 @@ from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
 from dagster_ckpt.checkpoint.catalog.file_reader import verify_checkpoint
 from dagster_ckpt.cli import main
 from dagster_ckpt.errors import CheckpointFileChanged, StorageError
-from dagster_ckpt.filesystem import Copy
-from dagster_ckpt.filesystem.buckets import azure_copies
-from dagster_ckpt.filesystem.buckets.azure import AzureBlobFileSystem
+from dagster_ckpt.filesystem import AzureBlobFileSystem, Copy
+from dagster_ckpt.filesystem.buckets import azure_client
 from tests.azure_front import AzureFront, Fault, Pending, Request
 from tests.azurite import ACCOUNT, KEY, Azurite, container_of, options_at
 from tests.spark.stored_starts import JOB, Promised, Start, found_in
@@ -46,8 +45,8 @@ def front(azurite: Azurite) -> Iterator[AzureFront]:
 @pytest.fixture
 def fronted(front: AzureFront, container: str, monkeypatch: pytest.MonkeyPatch) -> AzureBlobFileSystem:
     """The container where copies may take their time; how long it is waited for them is not what is tested."""
-    monkeypatch.setattr(azure_copies, "_FIRST_PAUSE", 0.0)
-    monkeypatch.setattr(azure_copies, "_LONGEST_PAUSE", 0.0)
+    monkeypatch.setattr(azure_client, "_FIRST_PAUSE", 0.0)
+    monkeypatch.setattr(azure_client, "_LONGEST_PAUSE", 0.0)
     return AzureBlobFileSystem(container, "base", options_at(front.host))
 
 
@@ -137,7 +136,7 @@ def test_a_copy_that_comes_to_nothing(
 def test_a_copy_that_does_not_go_on_is_given_up(
     front: AzureFront, fronted: AzureBlobFileSystem, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(azure_copies, "_MOST_LOOKS", 3)
+    monkeypatch.setattr(azure_client, "_MOST_LOOKS", 3)
     fronted.create("live/a", DATA)
     pinned = fronted.stored("live/a")
     front.plan = lambda request: Pending() if request.kind == "stat" else None
@@ -205,6 +204,6 @@ def test_a_job_goes_on_in_its_container_and_nowhere_else(
         with azurite.service() as service, service.get_blob_client(elsewhere, name) as blob:
             blob.upload_blob(data)
     moved = container_of(azurite, elsewhere)
-    with pytest.raises(CheckpointFileChanged, match="cannot be verified: its store told no checksum") as caught:
+    with pytest.raises(CheckpointFileChanged, match="cannot be verified: its bucket told no checksum") as caught:
         verify_checkpoint(CheckpointCatalog(moved, JOB), two)
     assert caught.value.checkpoint == two.reference

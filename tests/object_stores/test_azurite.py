@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from dagster_ckpt.errors import StorageError
-from dagster_ckpt.filesystem import Entry, Stopped
-from dagster_ckpt.filesystem.buckets.azure import AzureBlobFileSystem
+from dagster_ckpt.filesystem import AzureBlobFileSystem, Entry, Stopped
 from dagster_ckpt.filesystem.buckets.bucket import CHUNK
 from tests.azurite import Azurite, container_of
 

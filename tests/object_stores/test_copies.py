@@ -7,9 +7,7 @@ from pathlib import Path
 import pytest
 
 from dagster_ckpt.errors import StorageError
-from dagster_ckpt.filesystem import Copy, Part, ServerSide, Stopped, Stored
-from dagster_ckpt.filesystem.buckets.bucket import ObjectFileSystem
-from dagster_ckpt.filesystem.server_side import crc32c_of
+from dagster_ckpt.filesystem import Copy, ObjectFileSystem, Part, ServerSide, Stopped, Stored, crc32c_of
 from tests.object_stores.stores import Asked, DisturbedStore, Store, Trouble
 
 DATA = b"the bytes of an object"

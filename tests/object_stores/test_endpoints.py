@@ -22,9 +22,8 @@ from hypothesis import strategies as st
 
 from dagster_ckpt.checkpoint.catalog.pointers import resolve_checkpoint_pointer, savepoint_storage
 from dagster_ckpt.errors import CheckpointError, InvalidConfiguration
-from dagster_ckpt.filesystem import FileSystem, open_filesystem
-from dagster_ckpt.filesystem.buckets import azure
-from dagster_ckpt.filesystem.buckets.azure import AzureBlobFileSystem
+from dagster_ckpt.filesystem import AzureBlobFileSystem, FileSystem, open_filesystem
+from dagster_ckpt.filesystem.buckets import azure_client
 
 SECRET = "c2VjcmV0LW9mLW1pbmU"
 MINE = "abfs://data@mine.dfs.core.windows.net/a"
@@ -72,12 +71,12 @@ class Recorder:
 
 @pytest.fixture(autouse=True)
 def _nothing_around(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    azure._client.cache_clear()  # a client has what the environment had when it was made
+    azure_client.client_of.cache_clear()  # a client has what the environment had when it was made
     for name in ("ACCOUNT_NAME", "ACCOUNT_KEY", "CONNECTION_STRING", "SAS_TOKEN", "CLIENT_ID", "ANON"):
         monkeypatch.delenv(f"AZURE_STORAGE_{name}", raising=False)
     monkeypatch.setenv("FETCH_RAW_TOKEN_EXPIRY", "false")
     yield
-    azure._client.cache_clear()
+    azure_client.client_of.cache_clear()
 
 
 @pytest.fixture

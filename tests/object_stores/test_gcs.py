@@ -13,9 +13,8 @@ from dagster_ckpt.errors import (
     StorageError,
     StorageUnusable,
 )
-from dagster_ckpt.filesystem import open_filesystem
-from dagster_ckpt.filesystem.buckets import gcs
-from dagster_ckpt.filesystem.buckets.gcs import GcsFileSystem
+from dagster_ckpt.filesystem import GcsFileSystem, open_filesystem
+from dagster_ckpt.filesystem.buckets import gcs_client
 from dagster_ckpt.testing.gcs.server import Alter, Answer, Fault, GcsServer, Hang, Reset
 from tests.gcs import BUCKET, bucket_of
 
@@ -32,7 +31,7 @@ def never() -> bool:
 def test_a_request_that_hangs_is_repeated_and_may_arrive_after_all(
     server: GcsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gcs, "_SILENCE", 0.2)
+    monkeypatch.setattr(gcs_client, "_SILENCE", 0.2)
     storage = bucket_of(server)
     hangs = iter([Hang(0.6)])
     server.plan = lambda request: next(hangs, None) if request.kind == "insert" else None

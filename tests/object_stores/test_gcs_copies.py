@@ -8,10 +8,8 @@ from pathlib import Path
 import pytest
 
 from dagster_ckpt.errors import StorageError
-from dagster_ckpt.filesystem import Copy, ServerSide, Stored
-from dagster_ckpt.filesystem.buckets import gcs_copies
-from dagster_ckpt.filesystem.buckets.gcs import GcsFileSystem
-from dagster_ckpt.filesystem.server_side import crc32c_of
+from dagster_ckpt.filesystem import Copy, GcsFileSystem, ServerSide, Stored, crc32c_of
+from dagster_ckpt.filesystem.buckets import gcs_client
 from dagster_ckpt.testing.gcs.server import GcsServer, Request, Reset
 from tests.gcs import BUCKET, bucket_of
 
@@ -106,7 +104,7 @@ def test_a_lost_reply_to_a_copy_is_settled_by_what_the_original_says(
 def test_a_large_object_in_several_requests(
     server: GcsServer, bucket: GcsFileSystem, store: ServerSide, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gcs_copies, "_MOST_AT_ONCE", 1 << 20)
+    monkeypatch.setattr(gcs_client, "_MOST_AT_ONCE", 1 << 20)
     data = os.urandom((2 << 20) + 7)
     bucket.create("a", data)
     before = len(server.log)

@@ -22,9 +22,8 @@ from dagster_ckpt.errors import (
     StorageError,
     StorageUnusable,
 )
-from dagster_ckpt.filesystem import open_filesystem
+from dagster_ckpt.filesystem import S3FileSystem, open_filesystem
 from dagster_ckpt.filesystem.buckets import bucket as object_store
-from dagster_ckpt.filesystem.buckets.s3 import S3FileSystem
 from tests.checkpoint.driver import Ledger, Pins, Run, state
 from tests.s3 import BUCKET, Answer, Fault, Request, S3Server, Spoil, answering_at_once, bucket_of, connection
 
@@ -335,7 +334,10 @@ def test_secrets_are_not_shown(storage: S3FileSystem) -> None:
 
 
 def test_a_library_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "dagster_ckpt.filesystem.buckets.s3")
+    for package in ("dagster_ckpt.filesystem", "dagster_ckpt.filesystem.buckets"):
+        monkeypatch.delattr(f"{package}.S3FileSystem", raising=False)
+    for module in ("s3", "s3_client"):
+        monkeypatch.delitem(sys.modules, f"dagster_ckpt.filesystem.buckets.{module}")
     monkeypatch.setitem(sys.modules, "s3fs", None)
     with pytest.raises(InvalidConfiguration, match="Amazon S3 need the module 's3fs'") as raised:
         open_filesystem("s3://bucket/a")

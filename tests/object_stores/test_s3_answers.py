@@ -14,7 +14,7 @@ import pytest
 from botocore.config import Config
 from botocore.exceptions import ClientError
 
-from dagster_ckpt.filesystem.server_side import crc32c_of
+from dagster_ckpt.filesystem import crc32c_of
 from tests.object_stores.stores import opened
 from tests.s3 import BUCKET, KEY, SECRET
 

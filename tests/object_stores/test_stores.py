@@ -16,9 +16,8 @@ from threading import Barrier, Thread
 import pytest
 
 from dagster_ckpt.errors import PublishConflict, PublishUnknown, StorageError, StorageUnusable
-from dagster_ckpt.filesystem import Entry, FileSystem, Stopped, Written, open_filesystem
+from dagster_ckpt.filesystem import Entry, FileSystem, ObjectFileSystem, Stopped, Written, open_filesystem
 from dagster_ckpt.filesystem.buckets import bucket as object_store
-from dagster_ckpt.filesystem.buckets.bucket import ObjectFileSystem
 from dagster_ckpt.testing.filesystem_contract import FileSystemContract
 from dagster_ckpt.testing.gcs.server import GcsServer
 from tests.gcs import bucket_of

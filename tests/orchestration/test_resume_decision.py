@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dagster_ckpt.checkpoint.control.epochs import Claim, End
-from dagster_ckpt.checkpoint.control.failures import DIED, Failure, Streak, in_order, streak
+from dagster_ckpt.checkpoint.control.failures import DIED, Failure, Streak, in_order
 from dagster_ckpt.config.checkpoint_config import JobStatus
 from dagster_ckpt.config.restart import (
     ExponentialDelayRestart,
@@ -189,7 +189,7 @@ TABLE: list[tuple[str, Facts, Action]] = [
         ),
         EndJob(
             JobStatus.FAILED,
-            "KeyError: 'a' (the query was not built twice in a row, for the same reason: a restart cannot help)",
+            "KeyError: 'a' (twice in a row the query was not built, for the same reason: a restart cannot help)",
         ),
     ),
     (
@@ -370,7 +370,7 @@ def test_nothing_is_resumed_that_lives_ended_or_may_not(given_facts: Facts) -> N
         delay = given_facts.restart.delay.total_seconds()
         assert newest.at + delay <= NOW or given_facts.waited >= delay
     assert not isinstance(given_facts.restart, NoRestart)
-    found = streak(in_order(given_facts.failures))
+    found = Streak.of(in_order(given_facts.failures))
     assert found is None or not found.ends_loop(given_facts.poison_batch_attempts)
 
 

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from dagster_ckpt.checkpoint.format.snapshot import PinnedFile, Snapshot, vanished
-from dagster_ckpt.filesystem import Copy, Part, PosixFileSystem, ServerSide, Stored
-from dagster_ckpt.filesystem.server_side import crc32c_of
+from dagster_ckpt.filesystem import Copy, Part, PosixFileSystem, ServerSide, Stored, crc32c_of
 from dagster_ckpt.spark.capture.from_bucket import capture_stored
 from dagster_ckpt.spark.files.bucket_location import StoredCheckpointLocation
 from dagster_ckpt.spark.files.checkpoint_location import CheckpointLocation

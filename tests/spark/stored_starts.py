@@ -18,8 +18,7 @@ from dagster_ckpt.checkpoint.taking.retained import Dropped
 from dagster_ckpt.checkpoint.taking.store import CompletedCheckpointStore
 from dagster_ckpt.config.retention import KeepNewest
 from dagster_ckpt.config.state_backend import LAYOUTS
-from dagster_ckpt.filesystem import FileSystem
-from dagster_ckpt.filesystem.port import unheard
+from dagster_ckpt.filesystem import FileSystem, unheard
 from dagster_ckpt.spark.capture.source import StreamingSource
 from dagster_ckpt.spark.live.choose import recorded_live
 from dagster_ckpt.spark.live.in_bucket import stored_live

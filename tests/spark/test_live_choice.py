@@ -13,10 +13,7 @@ from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.config.live_location import LiveLocationPlace
 from dagster_ckpt.config.restart import NoRestart
 from dagster_ckpt.errors import InvalidConfiguration
-from dagster_ckpt.filesystem import FileSystem, PosixFileSystem
-from dagster_ckpt.filesystem.buckets.azure import AzureBlobFileSystem
-from dagster_ckpt.filesystem.buckets.gcs import GcsFileSystem
-from dagster_ckpt.filesystem.buckets.s3 import S3FileSystem
+from dagster_ckpt.filesystem import AzureBlobFileSystem, FileSystem, GcsFileSystem, PosixFileSystem, S3FileSystem
 from dagster_ckpt.spark.events import describe
 from dagster_ckpt.spark.job import StreamingJob
 from dagster_ckpt.spark.live import choose as live_choice

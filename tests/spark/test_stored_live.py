@@ -23,8 +23,7 @@ from dagster_ckpt.checkpoint.control.epochs import End
 from dagster_ckpt.checkpoint.taking.savepoint_files import copy_to_savepoint
 from dagster_ckpt.config.checkpoint_config import JobStatus
 from dagster_ckpt.errors import CaptureIncomplete, CheckpointFileChanged, CheckpointFileMissing, CorruptCheckpoint
-from dagster_ckpt.filesystem import FileSystem, Part, PosixFileSystem, server_side
-from dagster_ckpt.filesystem.port import unheard
+from dagster_ckpt.filesystem import FileSystem, Part, PosixFileSystem, server_side, unheard
 from dagster_ckpt.spark.batches.plans import PlannedBatches, lay_out
 from dagster_ckpt.spark.capture.from_bucket import capture_stored
 from dagster_ckpt.spark.files.bucket_location import StoredCheckpointLocation
@@ -417,7 +416,7 @@ def test_a_job_that_was_copied_to_a_disk_restores_if_the_store_told_checksums(
     copied = PosixFileSystem(tmp_path / "copied")
     _carry(storage, copied)
     if not storage.tells_checksums:
-        with pytest.raises(CheckpointFileChanged, match="cannot be verified: its store told no checksum"):
+        with pytest.raises(CheckpointFileChanged, match="cannot be verified: its bucket told no checksum"):
             materialize_checkpoint(CheckpointCatalog(copied, JOB), metadata, tmp_path / "restored")
         with pytest.raises(CheckpointFileChanged, match="copied to where it is now"):
             verify_checkpoint(CheckpointCatalog(copied, JOB), metadata)
@@ -440,7 +439,7 @@ def test_without_a_checksum_the_same_bytes_written_again_are_not_believed(tmp_pa
     stored = f"{JOB}/{metadata.job_id}/{(sst.reference or '').removeprefix('../')}"
     verify_checkpoint(CheckpointCatalog(storage, JOB), metadata)
     storage.replace(stored, storage.read(stored))
-    with pytest.raises(CheckpointFileChanged, match="cannot be verified: its store told no checksum") as caught:
+    with pytest.raises(CheckpointFileChanged, match="cannot be verified: its bucket told no checksum") as caught:
         Start(storage, storage, promised, tmp_path / "2", local=local).start()
     assert sst.path in str(caught.value)
     with pytest.raises(CheckpointFileChanged, match="cannot be verified"):

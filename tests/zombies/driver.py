@@ -16,11 +16,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Collection
 from datetime import timedelta
-from functools import partial
+from functools import partial, partialmethod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dagster_ckpt.checkpoint.control.heartbeat import LEASE, free_job
+from dagster_ckpt.checkpoint.control.heartbeat import LEASE, HeartbeatFile
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.config.restart import FixedDelayRestart
 from dagster_ckpt.errors import StorageError
@@ -64,7 +64,7 @@ def main(sink: str, root: Path, words: Collection[str]) -> None:
     to_the_end = "end" in words
     told = dict(word.split("=") for word in words if "=" in word)
     interval = told.get("interval", "300 ms")
-    setattr(streaming_run, "free_job", partial(free_job, lease=float(told.get("lease", LEASE))))  # noqa: B010
+    HeartbeatFile.free_job = partialmethod(HeartbeatFile.free_job, lease=float(told.get("lease", LEASE)))  # type: ignore[method-assign,assignment]
     setattr(streaming_run, "Watchdog", partial(Watchdog, lease=float(told.get("watchdog", LEASE))))  # noqa: B010
 
     def query(session: SparkSession) -> DataStreamWriter:

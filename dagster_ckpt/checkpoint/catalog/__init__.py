@@ -1,1 +1,1 @@
-"""What checkpoints there are, and which one to go on from."""
+"""Which checkpoints exist, and which one to restore."""

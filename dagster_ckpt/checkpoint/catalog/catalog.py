@@ -1,6 +1,6 @@
-"""Reading side of the store: what checkpoints exist, and what their manifests say.
+"""The reading side of the storage: which checkpoints exist, and what their manifests say.
 
-Needs no epoch and changes nothing, so the CLI, the sensor and the UI use it beside a running job.
+Reading needs no epoch and changes nothing, so the CLI, the sensor and the UI can read beside a running job.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ __all__ = ["CheckpointCatalog", "references", "shared_in_use", "unreadable_id"]
 
 _log = logging.getLogger(__name__)
 
-#: What stands where the pointer of a checkpoint in a driver's memory would.
+#: Shown instead of a pointer for a checkpoint in a driver's memory.
 NOT_ADDRESSABLE = "<checkpoint-not-externally-addressable>"
 _SHORT = re.compile(r"(?:([0-9a-f]{32})/)?(chk-[1-9][0-9]*)/?")
 _INSIDE = re.compile(r"([^/]+)/([0-9a-f]{32})/chk-([1-9][0-9]*)")
@@ -45,7 +45,7 @@ _INSIDE = re.compile(r"([^/]+)/([0-9a-f]{32})/chk-([1-9][0-9]*)")
 
 @dataclass(frozen=True, slots=True)
 class _AtChoice:
-    """What a choice says of the checkpoints before it."""
+    """What a choice tells about checkpoints of older epochs."""
 
     job_id: str
     last_id: int
@@ -56,7 +56,7 @@ class _AtChoice:
         return cls(choice.job_id, choice.last_id, None if choice.complete is None else frozenset(choice.complete))
 
     def counts(self, number: int) -> bool:
-        """Whether a checkpoint of an older epoch was complete by then."""
+        """Whether a checkpoint of an older epoch was complete at the time of the choice."""
         return number <= self.last_id if self.complete is None else number in self.complete
 
 
@@ -89,7 +89,7 @@ class CheckpointCatalog:
         return sorted(number for entry in entries if (number := checkpoint_id(entry.name)) is not None)
 
     def next_id(self, job_id: str, restored: CheckpointMetadata | None = None) -> int:
-        """The id after the highest ever issued in a lineage, after every ``chk-N`` there and after ``restored``.
+        """The next id of a lineage: above every id ever issued, every ``chk-N`` there, and ``restored``.
 
         Raises:
             CorruptRecord: a record of version 1 does not hold an id.
@@ -97,7 +97,7 @@ class CheckpointCatalog:
         return self.records.issued(job_id).next(self.numbers(job_id), restored.checkpoint_id if restored else 0)
 
     def pointer(self, metadata: CheckpointMetadata) -> str:
-        """Where the checkpoint lies, as a user may give it to ``restore_from``; of one in memory, that it cannot be."""
+        """The checkpoint's path, as ``restore_from`` takes it; for one in memory, a text that says there is none."""
         if metadata.location is not None:
             return metadata.location
         if not self.filesystem.is_durable:
@@ -106,13 +106,13 @@ class CheckpointCatalog:
         return f"{self.filesystem.url}/{directory}"
 
     def storage_of(self, metadata: CheckpointMetadata) -> FileSystem:
-        """The file system that has the files of a checkpoint: the job's, or a savepoint's own directory."""
+        """The file system with the files of a checkpoint: the job's storage, or a savepoint's own directory."""
         return (
             self.filesystem if metadata.location is None else open_filesystem(metadata.location, like=self.filesystem)
         )
 
     def stored_path(self, metadata: CheckpointMetadata, reference: str) -> str:
-        """Where a file that the checkpoint refers to lies in :meth:`storage_of` it."""
+        """The path, in the checkpoint's :meth:`storage_of`, of a file that the checkpoint refers to."""
         if metadata.location is not None:
             return reference
         directory = f"{metadata.job_name}/{metadata.job_id}"
@@ -124,14 +124,15 @@ class CheckpointCatalog:
 
         Args:
             job_id: the lineage.
-            number: of the checkpoint.
-            named: a user has named it, and goes on from it although damaged records do not tell whether it is void.
+            number: the checkpoint's id.
+            named: a user has named the checkpoint, and so accepts it even when damaged records do not tell whether it
+                is void.
 
         Raises:
-            CheckpointNotFound: there is no completed checkpoint of that number.
-            CorruptMetadata: its ``_metadata`` cannot be believed.
-            CorruptRecord: damaged records do not tell whether it is void.
-            ForeignCheckpoint: its ``_metadata`` is another job's.
+            CheckpointNotFound: there is no completed checkpoint with that id.
+            CorruptMetadata: its ``_metadata`` cannot be trusted.
+            CorruptRecord: damaged records do not tell whether the checkpoint is void.
+            ForeignCheckpoint: its ``_metadata`` belongs to another job.
         """
         try:
             data = self.filesystem.read(self._manifest(job_id, number))
@@ -151,7 +152,7 @@ class CheckpointCatalog:
         *,
         named: bool = False,
     ) -> CheckpointMetadata:
-        """The manifest that was read, if it can be believed; raises as :meth:`load`."""
+        """The manifest in ``data``, if it can be trusted; raises as :meth:`load`."""
         where = f"{self.filesystem.url}/{self._manifest(job_id, number)}"
         if data is None:
             raise CheckpointNotFound(
@@ -187,12 +188,12 @@ class CheckpointCatalog:
         return metadata
 
     def completed(self, job_id: str) -> tuple[list[CheckpointMetadata], list[CorruptCheckpoint]]:
-        """Every completed checkpoint of one lineage by (epoch, id), and the errors of those that cannot be read."""
+        """The completed checkpoints of one lineage by (epoch, id), and the errors of the unreadable ones."""
         found: list[CheckpointMetadata] = []
         broken: list[CorruptCheckpoint] = []
         numbers = self.numbers(job_id)
         contents = self.filesystem.read_many([self._manifest(job_id, number) for number in numbers])
-        names = cache(self.records.epochs.names)  # once, and after the manifests: who took over meanwhile is among them
+        names = cache(self.records.epochs.names)  # listed once, after the manifests, so that every takeover is seen
         for number, data in zip(numbers, contents, strict=True):
             try:
                 found.append(self._believed(job_id, number, data, names))
@@ -203,26 +204,26 @@ class CheckpointCatalog:
         return sorted(found, key=lambda metadata: metadata.key), broken
 
     def completed_ids(self, job_id: str) -> tuple[int, ...]:
-        """The ids of a lineage that are complete now, ascending."""
+        """The ids of a lineage's checkpoints that are complete now, ascending, unreadable ones included."""
         completed, broken = self.completed(job_id)
-        # An unreadable manifest was published by now, too, and so was one of which damaged records do not decide.
+        # Broken checkpoints are published too: unreadable ones, and those that damaged records do not decide about.
         unreadable = set(map(unreadable_id, broken)) - {0}
         return tuple(sorted({item.checkpoint_id for item in completed} | unreadable))
 
     def completed_at_choice(self, epoch: int, job_id: str, restored: CheckpointMetadata | None) -> tuple[int, ...]:
-        """The ids that a choice is to record as complete: whatever else there is of earlier epochs is void then.
+        """The ids that a choice is to record as complete. Every other checkpoint of earlier epochs is void then.
 
-        A directory that is not there is listed as an empty one, as when a mount went away. So what was restored from
-        the lineage must be among them.
+        A missing directory is listed as empty, for example when a mount went away. So the ids must contain the
+        checkpoint that was restored, if it is of this lineage.
 
         Args:
-            epoch: of who chooses.
-            job_id: of the lineage.
-            restored: what was restored, also of elsewhere.
+            epoch: of the run that is choosing.
+            job_id: the lineage.
+            restored: the checkpoint or savepoint that was restored, of this lineage or from elsewhere.
 
         Raises:
-            Fenced: a newer run has taken the job over, and may have deleted it.
-            StorageError: it is not among them, or the storage failed.
+            Fenced: a newer run has taken the job over, and may have deleted the restored checkpoint.
+            StorageError: the listing lacks the restored checkpoint, or the storage failed.
         """
         complete = self.completed_ids(job_id)
         own = restored if restored is not None and (restored.location, restored.job_id) == (None, job_id) else None
@@ -232,30 +233,30 @@ class CheckpointCatalog:
         return complete
 
     def unlisted(self, metadata: CheckpointMetadata) -> StorageError:
-        """That a listing does not show a checkpoint which could be read."""
+        """The error for a listing that does not show a checkpoint which could be read."""
         return StorageError(
             f"{self.filesystem.url}/{self.job_name}/{metadata.job_id} is listed without {metadata.name}, which was "
             "read from there just now: what the storage lists cannot be believed.",
-            hint="No checkpoint was touched. See whether the storage is still mounted there, and launch the job "
+            hint="No checkpoint was touched. Check that the storage is still mounted there, and launch the job "
             f"again. {self._see_list}",
         )
 
     def last_completed(self, job_id: str) -> int:
-        """The greatest id of a lineage that is complete now, 0 when there is none."""
+        """The greatest id of a lineage's checkpoints that are complete now, 0 when there is none."""
         return max(self.completed_ids(job_id), default=0)
 
     def _voided_by(self, metadata: CheckpointMetadata, names: Mapping[int, set[str]]) -> int | None:
-        """The epoch that had taken the job over before ``metadata`` was published, or after which it was swept.
+        """The epoch that voids ``metadata``: it had taken the job over, or the job was swept after it, before publish.
 
-        Such a publish, by a fenced writer or held back by the network, can refer to files that have been deleted or
+        A late publish, by a fenced writer or held back by the network, can refer to files that have been deleted or
         swept since.
 
-        Each later choice of the lineage lists what was complete by then: nothing that an earlier one had voided, and
-        all of which damaged records did not tell. So the newest that can be read decides, and a damaged record matters
-        only where none decides.
+        Each later choice of the lineage lists the checkpoints that were complete at that time. The list lacks every
+        checkpoint that an earlier choice had voided, and has every checkpoint that damaged records did not decide. So
+        the newest readable choice decides, and a damaged record matters only when no choice decides.
 
         Raises:
-            CorruptRecord: the records that can be read do not decide.
+            CorruptRecord: the readable records do not decide.
         """
         damaged: CorruptRecord | None = None
         for epoch in sorted((epoch for epoch in names if epoch >= metadata.epoch), reverse=True):
@@ -291,7 +292,7 @@ class CheckpointCatalog:
         return self.choice_among(self.records.epochs.names())
 
     def choice_among(self, names: Mapping[int, set[str]]) -> tuple[int, Choice] | None:
-        """The newest choice, and its epoch, of a listing of the epochs."""
+        """The newest choice and its epoch, from the listing ``names`` of the epochs."""
         for epoch in sorted((epoch for epoch, kinds in names.items() if "choice" in kinds), reverse=True):
             if choice := self.records.epochs.read_choice(epoch):
                 self._at_choice[epoch] = _AtChoice.by(choice)
@@ -304,14 +305,14 @@ class CheckpointCatalog:
         return {epoch: choice for epoch in epochs if (choice := self.records.epochs.read_choice(epoch)) is not None}
 
     def given_up(self) -> End | None:
-        """The end with which the cleanup policy gave up the newest choice's lineage, if it did."""
+        """The end at which the cleanup policy discarded the newest choice's lineage, if it did."""
         names = self.records.epochs.names()
         chosen = self.choice_among(names)
         return None if chosen is None else self.given_up_since(chosen[0], names)
 
     def given_up_since(self, chooser: int, names: Mapping[int, set[str]]) -> End | None:
-        """The end with which the lineage was given up that epoch ``chooser`` chose, of a listing of the epochs."""
-        # The end may be of a later epoch: whoever cleans up after a dead run claims one.
+        """The end that discarded the lineage chosen by epoch ``chooser``, from the listing ``names`` of the epochs."""
+        # The end may be of a later epoch: the cleanup after a dead run claims an epoch.
         for epoch, kinds in names.items():
             if epoch >= chooser and "end" in kinds:
                 end = self.records.epochs.read_end(epoch)
@@ -320,11 +321,11 @@ class CheckpointCatalog:
         return None
 
     def resolve(self, pointer: str) -> CheckpointMetadata:
-        """What a user named: ``chk-N``, ``{job id}/chk-N``, or the path of a checkpoint or savepoint.
+        """The checkpoint or savepoint that a user named: ``chk-N``, ``{job id}/chk-N``, or a path.
 
         Raises:
-            CheckpointNotFound: it names nothing.
-            ForeignCheckpoint: it names what is another job's, or a checkpoint of another storage.
+            CheckpointNotFound: ``pointer`` names nothing.
+            ForeignCheckpoint: ``pointer`` names a checkpoint of another job or of another storage.
         """
         if short := _SHORT.fullmatch(pointer):
             job_id = short[1]
@@ -333,7 +334,7 @@ class CheckpointCatalog:
                 if chosen is None:
                     raise CheckpointNotFound(
                         f"Cannot find {pointer}: job {self.job_name!r} has no checkpoint in {self.filesystem.url}.",
-                        hint="Launch it without restore_from to begin.",
+                        hint="Launch the job without restore_from to begin.",
                     )
                 job_id = chosen[1].job_id
             return self.load(job_id, checkpoint_id(short[2]) or 0, named=True)
@@ -342,7 +343,7 @@ class CheckpointCatalog:
     def _resolve_path(self, pointer: str) -> CheckpointMetadata:
         own = pointer.removeprefix(f"{self.filesystem.url}/").removesuffix(f"/{METADATA_FILE_NAME}").strip("/")
         if inside := _INSIDE.fullmatch(own):
-            # In a storage of any kind, not on a file system of this machine only.
+            # A path in the job's own storage, of any kind: it need not be readable as a local path.
             if inside[1] != self.job_name:
                 where = f"{self.filesystem.url}/{own}/{METADATA_FILE_NAME}"
                 raise _foreign(where, inside[1], self.job_name)
@@ -379,18 +380,18 @@ def _foreign(where: str, owner: str, job_name: str) -> ForeignCheckpoint:
 
 
 def shared_in_use(catalog: CheckpointCatalog, job_id: str) -> frozenset[str] | None:
-    """The names in ``shared/`` that completed checkpoints of a lineage need; ``None`` when one cannot be read."""
+    """The names in ``shared/`` that a lineage's completed checkpoints need; ``None`` when one cannot be read."""
     completed, broken = catalog.completed(job_id)
     return None if broken else frozenset(name.rpartition("/")[2] for name in references(completed))
 
 
 def _is_same_place(one: str, other: str) -> bool:
-    """Whether two paths lead to the same directory, links of a local file system followed."""
+    """Whether two paths lead to the same directory; follows links of a local file system."""
     return one == other or (Path(one).exists() and Path(other).exists() and Path(one).samefile(other))
 
 
 def unreadable_id(error: CorruptCheckpoint) -> int:
-    """The id of a checkpoint whose manifest cannot be read, by its place; 0 when that tells none."""
+    """The id of an unreadable checkpoint, from its directory name; 0 when the name tells none."""
     return checkpoint_id((error.checkpoint or "").rpartition("/")[2]) or 0
 
 

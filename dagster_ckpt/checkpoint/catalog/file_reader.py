@@ -1,4 +1,4 @@
-"""Reading and copying the files of a checkpoint, each compared with what its manifest says."""
+"""Reads and copies the files of a checkpoint, and compares each file with the manifest."""
 
 from __future__ import annotations
 
@@ -14,25 +14,33 @@ from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
 from dagster_ckpt.checkpoint.catalog.lineage import older_than
 from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata, FileEntry
 from dagster_ckpt.errors import CheckpointFileChanged, CheckpointFileMissing, CorruptCheckpoint
-from dagster_ckpt.filesystem import Copy, FileSystem, Part, ServerSide, Stored, Written
-from dagster_ckpt.filesystem.bounds import Scratch
-from dagster_ckpt.filesystem.local_disk import refused_write
-from dagster_ckpt.filesystem.port import unheard
-from dagster_ckpt.filesystem.server_side import crc32c_of, md5_of
+from dagster_ckpt.filesystem import (
+    Copy,
+    FileSystem,
+    Part,
+    Scratch,
+    ServerSide,
+    Stored,
+    Written,
+    crc32c_of,
+    md5_of,
+    refused_write,
+    unheard,
+)
 
 __all__ = ["copy_files", "materialize_checkpoint", "read_files", "verify_checkpoint"]
 
-#: Broken files that are named in one error.
+#: Most broken files that one error names.
 _MOST_NAMED = 1000
 _UNPINNED = (
-    "cannot be verified: its store told no checksum of it, and it is not the object of version {} any more; it was "
-    "written since, or copied to where it is now (what can be moved is a savepoint)"
+    "cannot be verified: its bucket told no checksum of it, and it is not the object of version {} any more; it was "
+    "written since, or copied to where it is now (only a savepoint can be moved)"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class _BrokenFile:
-    """A file of a checkpoint that is not what was written: with which error, stored where, which, and what it is."""
+    """A broken file of a checkpoint: the error to raise, the stored file's URL, the file's name, and the fault."""
 
     error: type[CorruptCheckpoint]
     where: str
@@ -53,9 +61,9 @@ def verify_checkpoint(catalog: CheckpointCatalog, metadata: CheckpointMetadata) 
 def materialize_checkpoint(
     catalog: CheckpointCatalog, metadata: CheckpointMetadata, target: Path, told: Callable[[int], object] = unheard
 ) -> None:
-    """Write every file of a checkpoint below the new directory ``target`` (0700), verifying it on the way.
+    """Write every file of a checkpoint below the new directory ``target`` (0700), and verify each file on the way.
 
-    ``told`` is told the size of each, on several threads.
+    ``told`` is called with the size of each file, on several threads.
 
     Raises:
         CheckpointFileMissing: a file is gone; every broken file is named.
@@ -81,7 +89,7 @@ def _read(
 def _refusal(
     catalog: CheckpointCatalog, metadata: CheckpointMetadata, broken: Sequence[_BrokenFile]
 ) -> CorruptCheckpoint:
-    """That a checkpoint cannot be restored because these files of it are broken, and the ways on."""
+    """The error for a checkpoint with broken files, with what to do."""
     count = f"{len(broken)} of its {len(metadata.files)} files are broken: " if len(broken) > 1 else ""
     named = "; ".join(f"{item.where} ({item.path}) {item.what}" for item in broken[:_MOST_NAMED])
     more = f"; and {len(broken) - _MOST_NAMED} more" if len(broken) > _MOST_NAMED else ""
@@ -94,7 +102,7 @@ def _refusal(
 
 
 def _other_than(catalog: CheckpointCatalog, metadata: CheckpointMetadata) -> str:
-    """The exact ways on when ``metadata`` cannot be used."""
+    """What to do when ``metadata`` cannot be used, with exact commands."""
     other = next(older_than(catalog, metadata), None)
     if other is None:
         return "There is no older checkpoint. Put the file back from a backup, or start over with restore_from: none."
@@ -114,19 +122,19 @@ def copy_files(
     directory: str,
     told: Callable[[int], object] = unheard,
 ) -> list[Stored]:
-    """Copy files that the store had copied for a checkpoint: the store copies them again; what each copy is.
+    """Have the bucket copy files that it had copied for a checkpoint; returns what each copy is.
 
-    The bytes stay in the store. Each copy is compared by size and CRC32C (and MD5, where the store knows it) with what
-    the manifest says. A file of which the manifest has no checksum is copied only if it is the very object that was
+    The bytes stay in the bucket. Each copy is compared by size and CRC32C (and MD5, where the bucket knows it) with
+    the manifest. A file without a checksum in the manifest is copied only if it is still the very object that was
     written for the checkpoint.
 
     Args:
         catalog: of the job.
-        store: its storage.
+        store: the job's bucket.
         metadata: the checkpoint.
-        files: those of its files that the store had copied for it.
-        directory: where they go.
-        told: is told the size of each, on several threads.
+        files: the checkpoint's files that the bucket had copied for it.
+        directory: where the copies go.
+        told: is called with the size of each file, on several threads.
 
     Raises:
         CheckpointFileMissing: a file is gone; every broken file is named.
@@ -137,8 +145,8 @@ def copy_files(
     def copied(file: FileEntry) -> Stored | _BrokenFile:
         path = catalog.stored_path(metadata, file.reference or "")
         where = f"{catalog.filesystem.url}/{path}"
-        # Only where nothing else is known of the version on record: else a job's directory can be copied elsewhere, and
-        # still restores.
+        # The version is checked only where there is no checksum: otherwise a job's directory can be copied elsewhere,
+        # and still restores.
         pinned = None if file.stored is None or file.stored.has_checksum else file.stored
         try:
             if pinned is not None and (broken := _unpinned(store, file, path, where)) is not None:
@@ -165,20 +173,20 @@ def read_files(
     target: Path | None,
     told: Callable[[int], object] = unheard,
 ) -> list[_BrokenFile]:
-    """Read files side by side; those that are broken, in the order of ``files``.
+    """Read files in parallel; returns the broken ones, in the order of ``files``.
 
-    A stored file that has many of them is read once.
+    A stored file that contains many files is read once.
 
     Args:
-        storage: where they are stored.
-        files: what is to be read.
-        stored_path: tells where in ``storage`` a reference of theirs leads.
-        target: the directory below which each is written; it has their directories already. ``None`` to compare only.
-        told: is told the size of each file that has been read, on several threads.
+        storage: the storage of the files.
+        files: the files to read.
+        stored_path: returns the path in ``storage`` that a file's reference leads to.
+        target: the directory to write the files to, with all its subdirectories; ``None`` to compare only.
+        told: is called with the size of each file that has been read, on several threads.
 
     Raises:
         StorageError: the storage failed.
-        WorkingDirectoryFailed: the disk of ``target`` did not take what was read.
+        WorkingDirectoryFailed: the disk of ``target`` did not take the files.
     """
     alone = [file for file in files if file.reference is not None and file.offset is None]
     packs: dict[str, list[FileEntry]] = {}
@@ -199,21 +207,21 @@ def read_files(
             found = storage.checksum(path, part) if target is None else storage.fetch(path, target / file.path, part)
         except FileNotFoundError:
             if target is not None and not (target / file.path).parent.is_dir():
-                raise  # not the stored file is gone, but the directory that it was to be written to
+                raise  # the stored file is there, but the target directory is gone
             broken[file.path] = _gone(file, f"{storage.url}/{path}")
         else:
             broken[file.path] = _compared(file, found, f"{storage.url}/{path}")
             told(file.size)
 
     def read_copied(file: FileEntry, stored: Stored, path: str) -> None:
-        """One that its store had copied has no SHA-256: it is brought here whole, and its CRC32C or MD5 taken."""
+        """Check a file that its bucket had copied. It has no SHA-256, so it is fetched whole for its CRC32C or MD5."""
         if not stored.has_checksum:
             broken[file.path] = _brought_as_pinned(storage, file, stored, path, target)
             return
         with contextlib.ExitStack() as stack:
             local = stack.enter_context(scratch.file(file.size)) if target is None else target / file.path
             storage.fetch(path, local)
-            # One checksum is enough, and each reads the file once more.
+            # One checksum is enough; each further one would read the file again.
             md5 = md5_of(local) if stored.crc32c is None else None
             found = Stored(local.stat().st_size, stored.version, crc32c_of(local), md5)
         broken[file.path] = _compared_copy(file, found, f"{storage.url}/{path}")
@@ -267,12 +275,12 @@ def _named_if_local(files: Sequence[FileEntry], target: Path | None) -> Iterator
 
 
 def _gone(file: FileEntry, where: str) -> _BrokenFile:
-    """That a file is not where it was stored."""
+    """The entry for a file that is not where it was stored."""
     return _BrokenFile(CheckpointFileMissing, where, file.path, "is gone")
 
 
 def _compared_copy(file: FileEntry, found: Stored, where: str) -> _BrokenFile | None:
-    """What is wrong with a file that its store had copied."""
+    """What is wrong with a file that its bucket had copied; ``None`` when nothing is."""
     if file.stored is None or found.is_copy_of(file.stored):
         return None
     what = f"has {found.size} bytes instead of {file.size}" if found.size != file.size else "was changed"
@@ -280,10 +288,10 @@ def _compared_copy(file: FileEntry, found: Stored, where: str) -> _BrokenFile | 
 
 
 def _unpinned(store: ServerSide | None, file: FileEntry, path: str, where: str) -> _BrokenFile | None:
-    """What is wrong with a file of which nothing is known but its version, and that no store has under that any more.
+    """What is wrong with a file that is known by its version only: the bucket has no such version any more.
 
     Raises:
-        FileNotFoundError: it is gone.
+        FileNotFoundError: the file is gone.
     """
     if file.stored is None or (store is not None and store.stored(path).is_still(file.stored)):
         return None
@@ -293,10 +301,10 @@ def _unpinned(store: ServerSide | None, file: FileEntry, path: str, where: str) 
 def _brought_as_pinned(
     storage: FileSystem, file: FileEntry, stored: Stored, path: str, target: Path | None
 ) -> _BrokenFile | None:
-    """Bring a file here of which nothing is known but its version; what is wrong with it.
+    """Fetch a file that is known by its version only; returns what is wrong with it.
 
     Raises:
-        FileNotFoundError: it is gone.
+        FileNotFoundError: the file is gone.
     """
     where, store = f"{storage.url}/{path}", storage.copies
     found = _unpinned(store, file, path, where)

@@ -1,6 +1,6 @@
-"""Which checkpoints a checkpoint descends from; after a rollback, the others are abandoned.
+"""Which checkpoints a checkpoint descends from. After a rollback, all other checkpoints are abandoned.
 
-Also what deleting checkpoints would free: files that several checkpoints share go with the last of them.
+Also, how many bytes a deletion would free: a file that several checkpoints share is deleted with the last of them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dagster_ckpt.checkpoint.control.epochs import Choice
 from dagster_ckpt.checkpoint.control.taken_savepoints import RecordedSavepoint
 from dagster_ckpt.checkpoint.format.layout import METADATA_FILE_NAME, checkpoint_directory, checkpoint_id, is_job_id
 from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
-from dagster_ckpt.config.retention import Retained
+from dagster_ckpt.config import Retained
 from dagster_ckpt.errors import CheckpointNotFound, CorruptCheckpoint
 
 __all__ = ["for_retention", "line_before", "line_of_descent", "older_than", "reclaimable_bytes"]
@@ -39,7 +39,7 @@ _D = TypeVar("_D", bound=_Descendant)
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """What is known of a checkpoint whose manifest cannot be read, from the records of the starts of its job."""
+    """What the records of a job's starts tell about a checkpoint whose manifest cannot be read."""
 
     reference: str
     checkpoint_id: int
@@ -48,19 +48,19 @@ class Unreadable:
 
     @property
     def key(self) -> tuple[int, int]:
-        """As of a checkpoint that can be read."""
+        """Orders checkpoints, as for a readable one: epoch, then id."""
         return (self.epoch, self.checkpoint_id)
 
 
 def unreadable(job_id: str, number: int, choices: Mapping[int, Choice]) -> Unreadable:
-    """Where a checkpoint that cannot be read belongs.
+    """The place of an unreadable checkpoint in its lineage.
 
-    Ids rise with the starts of a job, so it belongs to the latest start whose ``first_id`` is not above its id. A
-    salvage is taken just before the choice of its start, so it counts as one of the start that it was salvaged from.
+    Ids rise with the starts of a job, so the checkpoint belongs to the latest start whose ``first_id`` is not above
+    its id. A salvage is taken just before the choice of its start, so it counts for the start that was salvaged.
 
     Args:
         job_id: the lineage.
-        number: its id.
+        number: the checkpoint's id.
         choices: the recorded choices, by epoch.
     """
     starts = [epoch for epoch, choice in choices.items() if choice.job_id == job_id and choice.first_id <= number]
@@ -72,9 +72,9 @@ def unreadable(job_id: str, number: int, choices: Mapping[int, Choice]) -> Unrea
 def line_of_descent(start: _D, completed: Sequence[_D], savepoints: Sequence[RecordedSavepoint] = ()) -> list[_D]:
     """``start`` and its ancestors among ``completed``, by (epoch, id).
 
-    The ancestors are the earlier checkpoints of the same start of the job, then what that start was restored from,
-    and so on. A file sink still holds the data of these only: a rollback has taken out what came after. The line goes
-    on behind a savepoint of the lineage that a start was restored from, if ``savepoints`` has it on record.
+    The ancestors are the earlier checkpoints of the same start, then the checkpoint that this start restored, and so
+    on. A file sink still holds the data of these checkpoints only: a rollback has removed the data after them. If a
+    start restored a savepoint of the lineage, the line continues behind it when ``savepoints`` contains it.
     """
     by_reference: dict[str, _D | RecordedSavepoint] = {item.reference: item for item in savepoints}
     by_reference.update((metadata.reference, metadata) for metadata in completed)
@@ -96,11 +96,12 @@ def line_of_descent(start: _D, completed: Sequence[_D], savepoints: Sequence[Rec
 def for_retention(
     completed: Sequence[CheckpointMetadata], savepoints: Sequence[RecordedSavepoint] = ()
 ) -> list[Retained]:
-    """What retention needs to know of ``completed``, which are in order of (epoch, id), the newest last.
+    """What retention needs to know about ``completed``, which are in order of (epoch, id), the newest last.
 
     Args:
-        completed: of one lineage.
-        savepoints: of it, that are on record: what descends from one descends from the checkpoints before it.
+        completed: completed checkpoints of one lineage.
+        savepoints: the lineage's recorded savepoints. A descendant of a savepoint descends from the checkpoints before
+            the savepoint.
     """
     line = line_of_descent(completed[-1], completed, savepoints) if completed else []
     return [
@@ -115,11 +116,11 @@ def for_retention(
 
 
 def line_before(catalog: CheckpointCatalog, checkpoint: CheckpointMetadata | str) -> list[str]:
-    """What a checkpoint descends from in its lineage, the newest first, whether it can be read or not.
+    """The ancestors of a checkpoint in its lineage, readable or not, the newest first.
 
     Args:
         catalog: the job's.
-        checkpoint: it, or where it cannot be read ``{job id}/chk-N``.
+        checkpoint: the checkpoint; for an unreadable one ``{job id}/chk-N``.
     """
     start: CheckpointMetadata | Unreadable | None = None
     if isinstance(checkpoint, CheckpointMetadata):
@@ -145,7 +146,7 @@ def line_before(catalog: CheckpointCatalog, checkpoint: CheckpointMetadata | str
 
 
 def older_than(catalog: CheckpointCatalog, checkpoint: CheckpointMetadata | str) -> Iterator[CheckpointMetadata]:
-    """What of :func:`line_before` can be read and is not in quarantine, the newest first."""
+    """The checkpoints of :func:`line_before` that can be read and are not in quarantine, the newest first."""
     quarantined = catalog.records.quarantine.names()
     for older in line_before(catalog, checkpoint):
         if older not in quarantined:
@@ -158,15 +159,15 @@ def older_than(catalog: CheckpointCatalog, checkpoint: CheckpointMetadata | str)
 def reclaimable_bytes(
     catalog: CheckpointCatalog, completed: Sequence[CheckpointMetadata], drop: Collection[str]
 ) -> dict[str, int]:
-    """Bytes that deleting the checkpoints named in ``drop`` frees, by checkpoint.
+    """The bytes that deleting the checkpoints in ``drop`` frees, by checkpoint.
 
-    A file that several of them share counts with the last one in order; one that a checkpoint outside ``drop``
-    needs counts nowhere. The sum is what all the deletions free together.
+    A file that several of these checkpoints share counts for the last of them in order; a file that a checkpoint
+    outside ``drop`` needs does not count. The sum is what all the deletions free together.
 
     Args:
-        catalog: where they are.
+        catalog: the job's.
         completed: every completed checkpoint of one lineage, in order.
-        drop: references (``{job id}/chk-N``) of those to be deleted.
+        drop: references (``{job id}/chk-N``) of the checkpoints to delete.
 
     Raises:
         StorageError: the storage failed.

@@ -1,8 +1,8 @@
-"""Which checkpoint a job goes on from by itself: the newest, past those that are in quarantine.
+"""Which checkpoint a job restores by itself: the newest that is not in quarantine.
 
-Savepoints count, too, where checkpoints are not preferred (``prefer_checkpoint_for_recovery=False``, as in Flink). Only
-savepoints that the newest start of the job took are looked at: the job is on their line. What an older start took was
-weighed when the newer start chose, and is abandoned if that chose an earlier checkpoint.
+Savepoints count too when checkpoints are not preferred (``prefer_checkpoint_for_recovery=False``, as in Flink). Only
+savepoints of the job's newest start count, because the job is on their line. Savepoints of an older start were
+considered when the newer start chose; if it chose an earlier checkpoint, they are abandoned.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ __all__ = ["Newest", "fallback_of", "find_newest"]
 
 _log = logging.getLogger(__name__)
 
-#: How often in a row the job may have changed while the newest was looked for. Each time takes a few requests, and the
-#: time between two checkpoints is longer than that.
+#: How often in a row the job may change during the search for the newest checkpoint. A search takes a few requests,
+#: which is less than the time between two checkpoints.
 _MOST_LOOKS = 50
 
 
 @dataclass(frozen=True, slots=True)
 class Newest:
-    """The checkpoint to go on from.
+    """The checkpoint to restore.
 
     Attributes:
-        metadata: the checkpoint; ``None`` means there is nothing to go on from, and that this is as it should be.
-        job_id: the lineage to go on with; ``None`` to begin one, from nothing or from a savepoint.
-        reason: why this one.
-        otherwise: where ``metadata`` is a savepoint that was preferred to a checkpoint: what to go on from if the user
-            has damaged it.
-        passed_over: quarantined checkpoints that would have been it, each as ``{job id}/chk-N``, the newest first.
+        metadata: the checkpoint; ``None`` means a start from nothing, which is right for this job.
+        job_id: the lineage to continue; ``None`` to begin a lineage, from nothing or from a savepoint.
+        reason: why this checkpoint.
+        otherwise: set when ``metadata`` is a savepoint that was preferred to a checkpoint: finds what to restore
+            instead if the user has damaged the savepoint.
+        passed_over: quarantined checkpoints that would have been chosen, each as ``{job id}/chk-N``, the newest first.
     """
 
     metadata: CheckpointMetadata | None
@@ -58,22 +58,23 @@ class Newest:
 
 
 def find_newest(catalog: CheckpointCatalog, *, prefer_checkpoint: bool = True) -> Newest:
-    """What an automatic recovery goes on from.
+    """The checkpoint that an automatic recovery restores.
 
-    That is the newest complete checkpoint of the highest epoch that has one, else that epoch's choice. What is in
-    quarantine is passed over, and named in ``passed_over``.
+    It is the newest complete checkpoint since the newest choice, else the checkpoint of that choice. Quarantined
+    checkpoints are passed over, and named in ``passed_over``.
 
     Args:
         catalog: the job's checkpoints.
-        prefer_checkpoint: whether savepoints do not count. If they do, the newest one that is there is gone on from
-            where it is newer than every completed checkpoint. It stays the user's, and the lineage stays the same.
+        prefer_checkpoint: whether savepoints do not count. If they count, the newest readable savepoint is chosen when
+            it is newer than every completed checkpoint. The user still owns the savepoint, and the lineage stays the
+            same.
 
     Raises:
-        CorruptMetadata: what must be the newest cannot be read; an older one is never taken silently.
-        CorruptCheckpoint: every checkpoint there is is in quarantine.
-        CorruptRecord: a record that tells what is the newest cannot be read.
-        CheckpointNotFound: the recorded choice is gone although nothing gave it up.
-        StorageError: the storage failed, or gives another listing each time it is asked.
+        CorruptMetadata: the newest checkpoint cannot be read; an older one is never taken silently.
+        CorruptCheckpoint: every existing checkpoint is in quarantine.
+        CorruptRecord: a record that is needed to find the newest checkpoint cannot be read.
+        CheckpointNotFound: the checkpoint of the newest choice is gone although nothing discarded it.
+        StorageError: the storage failed, or its listings keep changing.
     """
     chosen = catalog.choice()
     if prefer_checkpoint or chosen is None or catalog.given_up() is not None:
@@ -86,7 +87,7 @@ def find_newest(catalog: CheckpointCatalog, *, prefer_checkpoint: bool = True) -
 
 
 def fallback_of(newest: Newest) -> str | None:
-    """What to put on record as the ``fallback`` of a choice; ``None`` where there is none."""
+    """The ``fallback`` to record in a choice; ``None`` where there is none."""
     otherwise = newest.otherwise
     if otherwise is None:
         return None
@@ -95,7 +96,7 @@ def fallback_of(newest: Newest) -> str | None:
             newest = otherwise()
             otherwise = newest.otherwise
     except (CheckpointError, OSError) as error:
-        _log.warning("There is nothing to fall back on if the savepoint should go: %s", _first_line(error))
+        _log.warning("There is no checkpoint to fall back to if the savepoint is removed: %s", _first_line(error))
         return None
     return NOTHING if newest.metadata is None else newest.metadata.reference
 
@@ -117,7 +118,7 @@ def _newest_of(catalog: CheckpointCatalog, newer: Sequence[RecordedSavepoint]) -
             savepoint.job_id,
             f"{metadata.name} is newer than every complete checkpoint (epoch {savepoint.epoch}), and no checkpoint is "
             "preferred",
-            lambda: _newest_of(catalog, newer[position:]),  # noqa: B023 - of the iteration that returns
+            lambda: _newest_of(catalog, newer[position:]),  # noqa: B023 - this iteration returns
         )
     return _newest_checkpoint(catalog)
 
@@ -125,12 +126,12 @@ def _newest_of(catalog: CheckpointCatalog, newer: Sequence[RecordedSavepoint]) -
 def _read_savepoint(catalog: CheckpointCatalog, savepoint: RecordedSavepoint) -> CheckpointMetadata:
     metadata = catalog.resolve(savepoint.reference)
     if (metadata.kind, metadata.job_id, metadata.key) != (SAVEPOINT, savepoint.job_id, savepoint.key):
-        raise CheckpointNotFound(f"{metadata.reference} lies there now, of epoch {metadata.epoch}.")
+        raise CheckpointNotFound(f"{metadata.reference} of epoch {metadata.epoch} is in its place now.")
     return metadata
 
 
 def _newest_checkpoint(catalog: CheckpointCatalog) -> Newest:
-    """What :func:`_select` selects, once nothing changed while it looked."""
+    """What :func:`_select` selects, repeated until nothing changes during the search."""
     before: object = None
     for _ in range(_MOST_LOOKS):
         try:
@@ -145,14 +146,14 @@ def _newest_checkpoint(catalog: CheckpointCatalog) -> Newest:
             found = _listing(catalog)
             if found == before:
                 return newest
-        # What is not there may have been published or subsumed while this was read: once more, and it is believed
-        # when nothing changed meanwhile.
+        # A missing checkpoint may have been published or subsumed during the search. So search again; the result
+        # counts when nothing changed meanwhile.
         before = found
     raise StorageError(
         f"The newest checkpoint of {catalog.job_name!r} cannot be told: {_MOST_LOOKS} times in a row the listing of "
-        f"{catalog.filesystem.url}/{catalog.job_name} was another one before than after it was looked for.",
+        f"{catalog.filesystem.url}/{catalog.job_name} changed during the search.",
         hint="If a run takes checkpoints faster than this machine can list them, try again with a greater "
-        "interval, or nearer to the storage; else the storage's listings are not consistent, and no job is safe "
+        "interval, or nearer to the storage. Otherwise the storage's listings are not consistent, and no job is safe "
         "on it.",
     )
 
@@ -163,24 +164,24 @@ def _listing(catalog: CheckpointCatalog) -> object:
 
 
 def _select(catalog: CheckpointCatalog) -> Newest:
-    """The newest complete checkpoint of the highest epoch that has one, else that epoch's choice.
+    """The newest complete checkpoint since the newest choice, else the checkpoint of that choice.
 
-    Past those that are in quarantine it goes along the line of descent, never to what a rollback has abandoned.
+    Past quarantined checkpoints, the search follows the line of descent, so it never selects an abandoned checkpoint.
 
     Raises:
-        CorruptCheckpoint: what must be the newest cannot be read, or every one there is is in quarantine.
-        CheckpointNotFound: the recorded choice is gone although nothing gave it up.
-        StorageError: a listing does not show a checkpoint that is there.
+        CorruptCheckpoint: the newest checkpoint cannot be read, or every existing checkpoint is in quarantine.
+        CheckpointNotFound: the checkpoint of the newest choice is gone although nothing discarded it.
+        StorageError: a listing does not show an existing checkpoint.
     """
-    known = _known_complete(catalog)  # before the checkpoints are listed, so that none is taken for gone that is new
-    # One listing for all that is asked of the epochs here: in a bucket each costs what a read costs.
+    known = _known_complete(catalog)  # read before the listing, so that no newer checkpoint counts as gone
+    # The epochs are listed once for all questions: in a bucket a listing costs as much as a read.
     epochs = catalog.records.epochs.names()
     chosen = catalog.choice_among(epochs)
     if chosen is None:
         return Newest(None, None, "this job has no checkpoint yet")
     epoch, choice = chosen
     if (end := catalog.given_up_since(epoch, epochs)) is not None:
-        return Newest(None, None, f"the last run ended {end.status} and gave its checkpoints up: {end.reason}")
+        return Newest(None, None, f"the last run ended {end.status} and discarded its checkpoints: {end.reason}")
     quarantined = catalog.records.quarantine.names()
     best, passed = _own(catalog, epoch, max(epochs), choice, quarantined)
     if known is not None and known.epoch >= epoch and _is_gone(known.checkpoint, choice, best):
@@ -217,7 +218,7 @@ def _select(catalog: CheckpointCatalog) -> Newest:
 
 
 def _last_known(catalog: CheckpointCatalog, epoch: int, choice: Choice) -> int:
-    """The greatest id of a lineage that a run since ``epoch`` has said to be complete, 0 where none has."""
+    """The greatest id of the lineage that a run since ``epoch`` has reported as complete, 0 if there is none."""
     known = _known_complete(catalog)
     if known is None or known.epoch < epoch or not known.checkpoint.startswith(f"{choice.job_id}/"):
         return 0
@@ -225,7 +226,7 @@ def _last_known(catalog: CheckpointCatalog, epoch: int, choice: Choice) -> int:
 
 
 def _known_complete(catalog: CheckpointCatalog) -> Completed | None:
-    """The newest checkpoint that a run has said to be complete; where its heartbeat cannot be read nobody can tell."""
+    """The newest checkpoint that a heartbeat reports as complete; ``None`` also when the heartbeat is unreadable."""
     try:
         heartbeat = catalog.records.heartbeat.read()
     except CorruptRecord:
@@ -234,7 +235,7 @@ def _known_complete(catalog: CheckpointCatalog) -> Completed | None:
 
 
 def _is_gone(checkpoint: str, choice: Choice, newest: CheckpointMetadata | None) -> bool:
-    """Whether a checkpoint that was complete is not there, nor any newer one: retention never does that."""
+    """Whether neither ``checkpoint`` nor a newer one is there: retention never deletes the newest checkpoint."""
     job_id, _, name = checkpoint.partition("/")
     number = checkpoint_id(name) or 0
     return job_id == choice.job_id and (newest is None or newest.checkpoint_id < number)
@@ -247,7 +248,7 @@ def _gone(catalog: CheckpointCatalog, known: Completed, older: str | None) -> Ch
     where = f"{catalog.filesystem.url}/{catalog.job_name}"
     back = "empty the sink and start over with restore_from: none" if older is None else f"restore_from: {older}"
     error = CheckpointFileMissing(
-        f"{known.checkpoint} is gone: epoch {known.epoch} completed it, no newer one is complete, and "
+        f"{known.checkpoint} is gone: epoch {known.epoch} completed it, no newer checkpoint is complete, and "
         f"{where}/{known.checkpoint} has no _metadata that counts. Somebody has deleted it, or it was lost.",
         hint=f"Put the directory back from a backup, and launch the job again. Or go back: launch the job with {back}.",
     )
@@ -256,10 +257,10 @@ def _gone(catalog: CheckpointCatalog, known: Completed, older: str | None) -> Ch
 
 
 def _without_savepoint(catalog: CheckpointCatalog, choice: Choice, fallback: str, passed: list[str]) -> Newest:
-    """What a savepoint was preferred to that is not there any more."""
-    reason = f"what is gone on from without savepoint {choice.restored}, which cannot be used"
+    """The checkpoint that a savepoint was preferred to, now that the savepoint cannot be used."""
+    reason = f"the fallback for savepoint {choice.restored}, which cannot be used"
     if fallback == NOTHING:
-        return Newest(None, choice.job_id, f"nothing is {reason}: the lineage has no checkpoint")
+        return Newest(None, choice.job_id, f"a start from nothing is {reason}: the lineage has no checkpoint")
     if fallback in catalog.records.quarantine.names():
         return _on_line(catalog, choice.job_id, fallback, list(passed))
     metadata = catalog.resolve(fallback)
@@ -267,7 +268,7 @@ def _without_savepoint(catalog: CheckpointCatalog, choice: Choice, fallback: str
 
 
 def _on_line(catalog: CheckpointCatalog, job_id: str, quarantined: str, passed: list[str]) -> Newest:
-    """The newest that one in quarantine descends from and that is not in it as well."""
+    """The newest ancestor of a quarantined checkpoint that is not in quarantine itself."""
     names = catalog.records.quarantine.names()
     passed.append(quarantined)
     for reference in line_before(catalog, quarantined):
@@ -283,14 +284,14 @@ def _on_line(catalog: CheckpointCatalog, job_id: str, quarantined: str, passed: 
 def _own(
     catalog: CheckpointCatalog, epoch: int, highest: int, choice: Choice, quarantined: frozenset[str]
 ) -> tuple[CheckpointMetadata | None, list[str]]:
-    """The newest checkpoint that was taken since ``choice``, and those in quarantine after it.
+    """The newest checkpoint that was taken since ``choice``, and the quarantined checkpoints after it.
 
     Args:
         catalog: the job's.
-        epoch: that chose.
+        epoch: the epoch that recorded ``choice``.
         highest: the highest epoch claimed when ``choice`` was read.
-        choice: what it chose.
-        quarantined: passed over.
+        choice: the newest choice.
+        quarantined: the checkpoints to pass over.
     """
     best: CheckpointMetadata | None = None
     passed: list[str] = []
@@ -309,11 +310,11 @@ def _own(
         except CorruptCheckpoint:
             if best is None:
                 raise
-            continue  # older than a good one: it is not what would be restored
+            continue  # a newer checkpoint is good, so this one would not be restored
         if metadata.epoch >= epoch and (best is None or metadata.key > best.key):
             best = metadata
         if epoch <= metadata.epoch < highest and issuing is None:
-            # A run claims its epoch before it looks for what it goes on from: one that issued no id has nothing here.
+            # A run claims its epoch before it chooses a checkpoint; an epoch that issued no id has no checkpoint here.
             issuing = catalog.records.issued(choice.job_id).epochs()
             highest = max((later for later in issuing if later >= metadata.epoch), default=highest)
         if metadata.epoch >= highest:

@@ -13,8 +13,7 @@ from urllib.parse import unquote, urlsplit
 from dagster_ckpt.checkpoint.format.layout import METADATA_FILE_NAME, SAVEPOINT_DIR_PREFIX
 from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
 from dagster_ckpt.errors import CheckpointNotFound, InvalidConfiguration, StorageError
-from dagster_ckpt.filesystem import FileSystem, open_filesystem
-from dagster_ckpt.filesystem.opening import REMOTE_SCHEMES, local_path, split_location
+from dagster_ckpt.filesystem import REMOTE_SCHEMES, FileSystem, local_path, open_filesystem, split_location
 
 __all__ = [
     "CompletedCheckpointStorageLocation",
@@ -29,11 +28,11 @@ _ATTEMPTS = 10
 
 @dataclass(frozen=True, slots=True)
 class CompletedCheckpointStorageLocation:
-    """Where a checkpoint or savepoint lies that somebody pointed to. Nothing of it has been read.
+    """The place of a checkpoint or savepoint that a user pointed to. Its manifest has not been read.
 
     Attributes:
         storage: its directory.
-        manifest: the name of its manifest there; a file of any name is taken for one.
+        manifest: the name of the manifest there; a pointer may name a file of any name as the manifest.
     """
 
     storage: FileSystem
@@ -41,34 +40,34 @@ class CompletedCheckpointStorageLocation:
 
     @property
     def external_pointer(self) -> str:
-        """Its directory, without a trailing slash."""
+        """The directory, without a trailing slash."""
         return self.storage.url
 
     @property
     def metadata_file(self) -> str:
-        """Path of its manifest."""
+        """Path of the manifest."""
         return f"{self.storage.url}/{self.manifest}"
 
     def metadata(self) -> CheckpointMetadata:
         """Read the manifest.
 
         Raises:
-            CorruptMetadata: it is not one, or was changed.
-            UnknownMetadataVersion: a newer release wrote it.
+            CorruptMetadata: the file is not a manifest, or was changed.
+            UnknownMetadataVersion: a newer release wrote the manifest.
         """
         return CheckpointMetadata.decode(self.storage.read(self.manifest), self.metadata_file)
 
 
 def savepoint_storage(asked: str | None, default: str | None, *, like: FileSystem) -> FileSystem:
-    """Where savepoints go: the location asked for, else the configured one.
+    """The storage for savepoints: at the requested location, else at the configured one.
 
     Args:
-        asked: the location asked for.
-        default: the configured one.
-        like: the storage of checkpoints, whose options are taken for a location of the same kind.
+        asked: the requested location.
+        default: the configured location.
+        like: the storage of checkpoints, whose options are used for a location of the same kind.
 
     Raises:
-        InvalidConfiguration: there is neither, or it cannot be used.
+        InvalidConfiguration: there is neither location, or it cannot be used.
     """
     location = asked or default
     if location is None:
@@ -112,18 +111,19 @@ def resolve_checkpoint_pointer(
     *,
     like: FileSystem | None = None,
 ) -> CompletedCheckpointStorageLocation:
-    """Where a pointer points to: a manifest, its directory, or either with a trailing slash.
+    """The place that a pointer names: a manifest, its directory, or either with a trailing slash.
 
-    The directory of a lineage is none of these: which of its checkpoints is meant must be said.
+    The directory of a lineage is not a pointer, because it does not tell which checkpoint is meant.
 
     Args:
-        checkpoint_pointer: a path, a ``file://`` URL or that of a bucket or of HDFS.
-        hint: what to do when it points to nothing.
-        like: a storage whose options are taken for a location of the same kind.
+        checkpoint_pointer: a path, or a URL: ``file://``, of a bucket, or of HDFS.
+        hint: what to do when the pointer names nothing.
+        like: a storage whose options are used for a location of the same kind.
 
     Raises:
         InvalidConfiguration: the pointer is empty.
-        CheckpointNotFound: there is nothing, a directory without a manifest, or no file system that can be read here.
+        CheckpointNotFound: the pointer names nothing, a directory without a manifest, or a file system that cannot be
+            read here.
     """
     if not checkpoint_pointer:
         raise InvalidConfiguration("empty checkpoint pointer", hint=hint)
@@ -139,7 +139,7 @@ def resolve_checkpoint_pointer(
         raise CheckpointNotFound(
             f"Cannot access file system for checkpoint/savepoint path '{checkpoint_pointer}': its scheme is "
             f"{parts.scheme!r}.",
-            hint=f"Copy it to a local or POSIX network file system, and name it there. {hint}",
+            hint=f"Copy it to a local or POSIX network file system, and name the copy. {hint}",
         )
     try:
         path = local_path(unquote(parts.netloc + parts.path) if parts.scheme == "file" else checkpoint_pointer)
@@ -159,7 +159,7 @@ def _in_object_store(pointer: str, hint: str, like: FileSystem | None) -> Comple
     if METADATA_FILE_NAME in names:
         return CompletedCheckpointStorageLocation(directory, METADATA_FILE_NAME)
     parent, _, name = directory.url.rpartition("/")
-    # A bucket may be a directory of checkpoints, the root of a cluster is none.
+    # A bucket can be a directory of checkpoints; the root of an HDFS cluster cannot.
     if "://" in parent and not parent.endswith("/") and (urlsplit(parent).path or not parent.startswith("hdfs:")):
         above = open_filesystem(parent, like=like)
         found = [entry for entry in above.list("") if entry.name == name]
@@ -171,7 +171,7 @@ def _in_object_store(pointer: str, hint: str, like: FileSystem | None) -> Comple
 
 
 def _nothing(pointer: str, filesystem: str, hint: str) -> CheckpointNotFound:
-    # It may have what cannot be printed.
+    # The pointer may contain characters that cannot be printed.
     pointer = pointer.encode(errors="backslashreplace").decode()
     return CheckpointNotFound(
         f"Cannot find checkpoint or savepoint file/directory '{pointer}' on file system '{filesystem}'.", hint=hint

@@ -1,1 +1,1 @@
-"""Deleting what nobody needs, and keeping what somebody does."""
+"""Deletes what nobody needs, and keeps what a user has pinned."""

@@ -1,4 +1,4 @@
-"""Deleting a checkpoint that is in quarantine, or that cannot be read, because somebody asks for it."""
+"""Deletes a quarantined or unreadable checkpoint at a user's request."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ def is_broken(catalog: CheckpointCatalog, job_id: str, number: int) -> bool:
 
 
 def dispose_broken(catalog: CheckpointCatalog, job_id: str, number: int) -> bool:
-    """Delete a checkpoint that is broken, with the shared files that only it needs, as far as its manifest tells them.
+    """Delete a broken checkpoint and the shared files that only it needs, as far as its manifest names them.
 
-    A run that is under way may be about to refer to such a file, so it is asked to do it itself.
+    A live run may be about to refer to such a file, so the run is asked to delete the checkpoint itself.
 
     Returns:
-        ``False`` when the job is not over: the run that is under way does it with its next checkpoint, or the next
-        start of the job.
+        ``False`` when the job is not over: then the live run deletes the checkpoint with its next checkpoint, or the
+        next start of the job deletes it.
 
     Raises:
-        InvalidConfiguration: it is pinned, or it is what the job would go on from.
-        Fenced: the job was started in this moment; ask again.
+        InvalidConfiguration: the checkpoint is pinned, or the job would restore it next.
+        Fenced: the job was started at this moment; ask again.
         StorageError: the storage failed; ask again.
     """
     reference = f"{job_id}/chk-{number}"
@@ -66,12 +66,12 @@ def dispose_broken(catalog: CheckpointCatalog, job_id: str, number: int) -> bool
 def _pinned(catalog: CheckpointCatalog, reference: str) -> InvalidConfiguration:
     return InvalidConfiguration(
         f"{reference} of job {catalog.job_name!r} is pinned.",
-        hint=f"`dagster-ckpt unpin {catalog.job_name} {reference} --path {catalog.filesystem.url}` first.",
+        hint=f"Run `dagster-ckpt unpin {catalog.job_name} {reference} --path {catalog.filesystem.url}` first.",
     )
 
 
 def _refuse_if_next(catalog: CheckpointCatalog, reference: str) -> None:
-    """Without it in its place, an older one would be gone on from with no word said."""
+    """Refuse to delete the newest checkpoint: the job would silently resume from an older one."""
     if reference in catalog.records.quarantine.names():
         return
     try:
@@ -79,6 +79,6 @@ def _refuse_if_next(catalog: CheckpointCatalog, reference: str) -> None:
     except CorruptCheckpoint as error:
         if error.checkpoint == reference:
             raise InvalidConfiguration(
-                f"{reference} of job {catalog.job_name!r} is what it would go on from: {error.message}",
-                hint="First go back to another one, by launching the job with restore_from, or set fallback_to_older.",
+                f"{reference} is what job {catalog.job_name!r} would go on from: {error.message}",
+                hint="First launch the job with restore_from another checkpoint, or set fallback_to_older.",
             ) from error

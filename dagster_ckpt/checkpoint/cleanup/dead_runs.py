@@ -1,4 +1,4 @@
-"""Ending a job whose run cannot do it any more: recording the end, and the cleanup its policy asks for."""
+"""Ends a job whose run is dead: records the end, and does the cleanup that the job's policy asks for."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dagster_ckpt.checkpoint.processes import ProcessIdentity, this_host
 from dagster_ckpt.checkpoint.taking.retained import Dropped
 from dagster_ckpt.checkpoint.taking.savepoint_files import claimed_savepoint, dispose_claimed
 from dagster_ckpt.checkpoint.taking.store import CompletedCheckpointStore
-from dagster_ckpt.config.checkpoint_config import CheckpointConfig, JobStatus
+from dagster_ckpt.config import CheckpointConfig, JobStatus
 from dagster_ckpt.errors import CorruptRecord
 
 __all__ = [
@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 
 
 def finish_deletions(catalog: CheckpointCatalog, epoch: int) -> None:
-    """Finish, as the holder of ``epoch``, what earlier epochs began to delete; what is pinned or quarantined stays."""
+    """Finish, as the holder of ``epoch``, deletions of earlier epochs; pinned and quarantined checkpoints stay."""
     in_use = partial(shared_in_use, catalog)
     finish_recorded_deletions(catalog, epoch, in_use)
     finish_giving_up(catalog, epoch, in_use)
@@ -43,30 +43,30 @@ def finish_deletions(catalog: CheckpointCatalog, epoch: int) -> None:
 def finish_recorded_deletions(
     catalog: CheckpointCatalog, epoch: int, in_use: Callable[[str], frozenset[str] | None]
 ) -> None:
-    """Finish the deletions that are on record of epochs before ``epoch``.
+    """Finish the recorded deletions of epochs before ``epoch``.
 
     Args:
         catalog: of the job.
-        epoch: of the caller.
+        epoch: the caller's epoch.
         in_use: names in ``shared/`` of a lineage that must stay, as for :meth:`DeletionLog.recover`.
     """
     catalog.records.deletions.recover(epoch, in_use)
     for reference in catalog.records.quarantine.names():
         lineage, _, name = reference.partition("/")
         if checkpoint_id(name) not in catalog.numbers(lineage):
-            catalog.records.quarantine.lift(reference)  # somebody has asked for its deletion
+            catalog.records.quarantine.lift(reference)  # a user has asked for its deletion
 
 
 def finish_giving_up(catalog: CheckpointCatalog, epoch: int, in_use: Callable[[str], frozenset[str] | None]) -> None:
-    """Delete, as the holder of ``epoch``, what is left of a lineage that was given up; arguments as above."""
+    """Delete, as the holder of ``epoch``, what is left of a discarded lineage; arguments as above."""
     try:
         chosen, end = catalog.choice(), catalog.given_up()
-    except CorruptRecord as error:  # whoever names a checkpoint goes on from it; whoever asks for the newest is refused
-        _log.warning("Nobody can tell whether the job was given up, so nothing of it is deleted: %s", error.message)
+    except CorruptRecord as error:  # a launch that names a checkpoint still works; one from the newest is refused
+        _log.warning("Nobody can tell whether the job was discarded, so nothing of it is deleted: %s", error.message)
         return
     if chosen is None or end is None:
         return
-    # The end was recorded, and the run died before it wrote the deletion down; or what it kept was unpinned since.
+    # Either the run died after its end was recorded and before the deletion was, or a checkpoint was unpinned since.
     if (claimed := claimed_savepoint(catalog, chosen[1])) is not None:
         dispose_claimed(claimed.reference, like=catalog.filesystem)
     job_id = chosen[1].job_id
@@ -77,13 +77,13 @@ def finish_giving_up(catalog: CheckpointCatalog, epoch: int, in_use: Callable[[s
             return
         entries = catalog.filesystem.list(shared_directory(catalog.job_name, job_id))
         shared = [entry.name for entry in entries if not entry.is_directory and written_by(entry.name) is not None]
-        # In use is what the pinned ones need, when the others are gone.
+        # When the other checkpoints are deleted, only files that pinned checkpoints need are in use.
         if log.delete(epoch, job_id, numbers, shared, end.reason, partial(in_use, job_id)):
             log.tell_foreign(job_id)
             return
     _log.warning(
-        "A lineage that was given up is not deleted: %d times in a row it was found to be pinned meanwhile. Once "
-        "nobody needs it, `dagster-ckpt sweep %s --path %s` deletes it.",
+        "A discarded lineage is not deleted: %d times in a row a checkpoint of it was found pinned meanwhile. Once "
+        "nobody needs the lineage, `dagster-ckpt sweep %s --path %s` deletes it.",
         ROUNDS,
         catalog.job_name,
         catalog.filesystem.url,
@@ -91,13 +91,13 @@ def finish_giving_up(catalog: CheckpointCatalog, epoch: int, in_use: Callable[[s
 
 
 def given_up_numbers(catalog: CheckpointCatalog, job_id: str) -> list[int]:
-    """The checkpoints, complete or not, of a lineage that was given up and that are neither pinned nor quarantined."""
+    """The checkpoints, complete or not, of a discarded lineage, without the pinned and quarantined ones."""
     pinned = catalog.records.pins.numbers(job_id)
     return sorted({*catalog.numbers(job_id)} - pinned - catalog.records.quarantine.numbers(job_id))
 
 
 def is_unfinished(catalog: CheckpointCatalog) -> bool:
-    """Whether a deletion that was recorded, or that an end on record asks for, has not been carried out."""
+    """Whether a deletion that is recorded, or that a recorded end asks for, has not been carried out."""
     if catalog.records.deletions.pending():
         return True
     chosen = catalog.choice()
@@ -105,20 +105,20 @@ def is_unfinished(catalog: CheckpointCatalog) -> bool:
 
 
 def finish_end(catalog: CheckpointCatalog, dead: Claim, end: End, clock: Clock) -> Claim:
-    """Carry out what the recorded ``end`` of a run that is gone still asks for.
+    """Carry out the deletions that the recorded ``end`` of a dead run still asks for.
 
     Args:
         catalog: of the job.
-        dead: its highest claim.
-        end: of that epoch.
+        dead: the job's highest claim.
+        end: the recorded end of that claim's epoch.
         clock: wall time.
 
     Returns:
-        the claim under which that was done, and the same end recorded.
+        the new claim; the deletions were carried out and the same end was recorded under it.
 
     Raises:
         Fenced: a run has taken the job over meanwhile, and nothing was changed.
-        StorageError: the storage failed; call it again.
+        StorageError: the storage failed; call again.
     """
     claim = _claim_after(catalog, dead, clock)
     catalog.records.epochs.record_end(claim.epoch, end)
@@ -134,17 +134,17 @@ def end_dead_epoch(
     reason: str,
     clock: Clock,
 ) -> Sequence[Dropped]:
-    """End the job of a run that is dead, for good.
+    """End the job of a dead run for good.
 
-    A new epoch is claimed for it, so that the dead run, should it wake up, can neither go on nor publish into what
-    is being deleted. The end is on record before anything is deleted. What is pinned stays.
+    A new epoch is claimed first, so that the dead run, should it wake up, can neither go on nor publish while its
+    checkpoints are deleted. The end is recorded before the checkpoints are deleted. Pinned checkpoints stay.
 
     Returns:
-        the checkpoints deleted.
+        the deleted checkpoints.
 
     Raises:
         Fenced: a run has taken the job over meanwhile, and nothing was changed.
-        StorageError: the storage failed; where the end is on record, :func:`finish_end` does the rest.
+        StorageError: the storage failed; if the end is recorded, :func:`finish_end` does the rest.
     """
     epochs = catalog.records.epochs
     chosen = catalog.choice()
@@ -169,7 +169,7 @@ def end_dead_epoch(
 
 
 def _claim_after(catalog: CheckpointCatalog, dead: Claim, clock: Clock) -> Claim:
-    """The epoch after that of a dead run, so that nobody is fenced but it."""
+    """Claim exactly the epoch after the dead run's epoch, so that only the dead run is fenced."""
     return catalog.records.epochs.claim(
         token=uuid.uuid4().hex,
         series=dead.series,

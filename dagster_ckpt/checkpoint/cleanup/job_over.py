@@ -1,8 +1,8 @@
-"""Whether a job is over, and whether nothing of it is left that its records could matter to.
+"""Whether a job is over, and whether its records can be deleted because nothing else of it is left.
 
-Who runs a job is told by its epochs and its heartbeat. Both questions need a clock where a run died without an end, and
-where the records go that fence whatever may still be alive: so both are answered with yes only at an age that the user
-names.
+Epochs and heartbeat tell which run runs a job. Two decisions need a clock: to end a job whose run died without an end,
+and to delete the records that fence processes which may still be alive. So both are made only after an age that the
+user gives.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dagster_ckpt.checkpoint.cleanup.orphans import Orphan
 from dagster_ckpt.checkpoint.cleanup.start_sweep import left_in
 from dagster_ckpt.checkpoint.clock import Clock, seconds_of
 from dagster_ckpt.checkpoint.control.epochs import FAILING
-from dagster_ckpt.checkpoint.control.heartbeat import LEASE, watched
+from dagster_ckpt.checkpoint.control.heartbeat import LEASE
 from dagster_ckpt.checkpoint.format.file_names import (
     foreign,
     is_record,
@@ -31,8 +31,7 @@ from dagster_ckpt.checkpoint.format.layout import (
     checkpoint_directory,
     shared_directory,
 )
-from dagster_ckpt.config.checkpoint_config import CheckpointConfig, JobStatus
-from dagster_ckpt.config.quantities import format_duration
+from dagster_ckpt.config import CheckpointConfig, JobStatus, format_duration
 from dagster_ckpt.errors import Fenced, InvalidConfiguration, JobAlreadyRunning
 from dagster_ckpt.filesystem import FileSystem
 
@@ -54,19 +53,19 @@ def last_epoch(
         clock: wall time.
         older_than: end a job whose run died without an end when its last sign of life is older than this.
         wait: sleeps for so many seconds.
-        dry_run: only say so.
+        dry_run: record no end.
 
     Raises:
-        JobAlreadyRunning: a run of it is alive.
-        InvalidConfiguration: it is to be gone on with.
+        JobAlreadyRunning: a run of the job is alive.
+        InvalidConfiguration: the job is not over.
     """
     name, epochs = catalog.job_name, catalog.records.epochs
-    heartbeat, dead = watched(catalog.records.heartbeat, clock, wait)
+    heartbeat, dead = catalog.records.heartbeat.watched(clock, wait)
     if heartbeat is not None and dead is None:
         raise JobAlreadyRunning(
             f"Job {name!r} is being run by run {heartbeat.run_id} (epoch {heartbeat.epoch}).",
-            hint="Its own start has swept its lineage. For the rest, terminate it, and sweep when it is over; a dead "
-            f"run counts as alive for {LEASE:.0f} s at most.",
+            hint="The start of this run has swept its lineage. To sweep the rest, terminate the run, and sweep when "
+            f"the job is over; a dead run counts as alive for {LEASE:.0f} s at most.",
         )
     epoch = epochs.highest()
     end = epochs.read_end(epoch)
@@ -79,32 +78,32 @@ def last_epoch(
             if dry_run:
                 return epoch
             reason = f"run {claim.run_id} died, and for more than {format_duration(older_than)} nobody went on with it"
-            with contextlib.suppress(Fenced):  # it was launched meanwhile, which the next look tells
+            with contextlib.suppress(Fenced):  # the job was launched meanwhile, as the next look shows
                 end_dead_epoch(catalog, claim, CheckpointConfig(), JobStatus.SUSPENDED, reason, clock)
             return last_epoch(catalog, clock, None, wait)
     raise InvalidConfiguration(
         f"Job {name!r} is not over: run {claim.run_id if claim else '?'} (epoch {epoch}) "
         f"{'failed and is to be restarted' if end else 'died without an end'}.",
-        hint="If it is to go on, launch it, or leave it to the sensor: its start sweeps its lineage. If it is not, "
+        hint="If the job is to go on, launch it, or leave that to the sensor: its start sweeps its lineage. If not, "
         f"terminate it in Dagster; or `dagster-ckpt sweep {name} --older-than '7 d' --path {catalog.filesystem.url}` "
-        "ends it once its last sign of life is that old. A later launch goes on from its checkpoints all the same.",
+        "ends the job once its last sign of life is that old. A later launch still continues from its checkpoints.",
     )
 
 
 def records_of(
     catalog: CheckpointCatalog, clock: Clock, epoch: int, orphans: Sequence[Orphan], older_than: timedelta | None
 ) -> tuple[list[Orphan], list[str]]:
-    """The records of a job of which nothing is left, in the order in which they can go, and why they stay.
+    """The records of a job without checkpoints, in the order of their deletion, and notes on what stays and why.
 
-    The epochs fence whatever may still be alive of the job, so they go last, the newest of them at the very end; and
-    none goes before the job has been over for as long as the user says. What no run has named is nothing of the job.
+    The epochs fence processes of the job that may still be alive, so the epochs are deleted last, the newest epoch at
+    the very end; and no record is deleted before the job has been over for ``older_than``. Foreign files stay.
 
     Args:
         catalog: of the job, which is over.
         clock: wall time.
-        epoch: its last.
-        orphans: files that are not there any more by then.
-        older_than: how long it must have been over; ``None`` to keep the records.
+        epoch: the last epoch of the job.
+        orphans: files that are deleted before the records.
+        older_than: how long the job must have been over; ``None`` to keep the records.
     """
     storage, name, control = catalog.filesystem, catalog.job_name, catalog.records
     end = control.epochs.read_end(epoch)
@@ -118,18 +117,18 @@ def records_of(
     if any(path not in gone for path in stored):
         return [], []
     if catalog.choice() is not None and catalog.given_up() is None:
-        stays = "it did not give its checkpoints up, so it goes on from where it began"
+        stays = "the job did not discard its checkpoints, so a launch goes on from where it began"
     elif control.pins.pinned() or control.quarantine.names() or control.deletions.pending():
-        stays = "it has pins, checkpoints in quarantine or unfinished deletions"
+        stays = "the job has pins, checkpoints in quarantine or unfinished deletions"
     elif next(_files(storage, f"{name}/{CHECKPOINT_TASK_OWNED_STATE_DIR}"), None) is not None:
-        stays = f"{name}/{CHECKPOINT_TASK_OWNED_STATE_DIR} has live checkpointLocations"
+        stays = f"{name}/{CHECKPOINT_TASK_OWNED_STATE_DIR} has live locations"
     elif clock.time() - last <= older_than.total_seconds():
-        stays = f"it has been over for less than {format_duration(older_than)}"
+        stays = f"the job has been over for less than {format_duration(older_than)}"
     if stays is not None:
         return [], [f"No checkpoint of {name} is left. Its records in {name}/{CONTROL_DIR} stay: {stays}."]
     epochs = f"{name}/{CONTROL_DIR}/epochs/"
     last_of_all = f"{epochs}e-{epoch:010}.end"
-    # Nothing of a run that begins now has one of these names, but for the heartbeat, which it writes again.
+    # A run that begins now uses none of these names, except for the heartbeat, which it writes again.
     records, notes = _records(storage, f"{name}/{CONTROL_DIR}")
     paths = sorted(
         records,
@@ -141,7 +140,7 @@ def records_of(
 
 
 def remove_records(catalog: CheckpointCatalog, records: Sequence[Orphan], report: Callable[[Orphan], None]) -> None:
-    """Remove the records of a job, and its directory, as far as nothing else is in it."""
+    """Delete the records of a job, and its directories that are empty then."""
     storage = catalog.filesystem
     for record in records:
         storage.remove(record.path)
@@ -161,7 +160,7 @@ def _files(storage: FileSystem, directory: str) -> Iterator[str]:
 
 
 def _stored(catalog: CheckpointCatalog, job_id: str) -> Iterator[str]:
-    """The files of a lineage that a run has put there."""
+    """The files of a lineage that a run of the job wrote."""
     storage, shared = catalog.filesystem, shared_directory(catalog.job_name, job_id)
     for number in catalog.numbers(job_id):
         yield from left_in(catalog, checkpoint_directory(catalog.job_name, job_id, number))[0]
@@ -171,7 +170,7 @@ def _stored(catalog: CheckpointCatalog, job_id: str) -> Iterator[str]:
 
 
 def _records(storage: FileSystem, control: str, below: str = "") -> tuple[list[str], list[str]]:
-    """The records of a job, and what is to be said of what is none."""
+    """The records of a job, and a warning for each directory with files that are not records."""
     directory = f"{control}/{below}".rstrip("/")
     records, others, notes = [], [], []
     for entry in storage.list(directory):
@@ -190,7 +189,7 @@ def _records(storage: FileSystem, control: str, below: str = "") -> tuple[list[s
 
 
 def _directories(storage: FileSystem, control: str, below: str = "") -> Iterator[str]:
-    """Those of records, the deepest first."""
+    """The directories of records, the deepest first."""
     directory = f"{control}/{below}".rstrip("/")
     for entry in storage.list(directory):
         path = f"{below}/{entry.name}".lstrip("/")

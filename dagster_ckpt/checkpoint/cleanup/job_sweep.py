@@ -1,19 +1,21 @@
-"""Sweeping a job that is over, because somebody asks for it: what the sweep of a start does not cover.
+"""Sweeps a job that is over, at a user's request: deletes what the sweep of a start does not cover.
 
-A start sweeps the lineage it goes on with. Nobody sweeps lineages that were left, and jobs that nobody starts again.
+A start sweeps only the lineage that it continues. This sweep covers abandoned lineages, and jobs that are not started
+again.
 
-Nothing is swept beside a run, for only its own process knows which files an attempt under way refers to. A job is over
-when its last epoch has an end on record that is not to be followed by a restart, and nothing of it beats any more. No
-epoch is claimed for a sweep: that would make the job look as if it had died. It is safe against a start all the same:
+Nothing is swept while a run is alive, because only the run's own process knows which files a checkpoint attempt in
+progress refers to. A job is over when the recorded end of its last epoch asks for no restart, and no run beats any
+more. A sweep claims no epoch, because then the job would look as if it had died. The sweep is safe against a start all
+the same:
 
-1. What is complete is recorded first, once and for all. What an epoch until then still publishes is void.
-2. Then the manifests are read, and then the last epoch is looked at again. If it is still the last, no start had begun
-   when they were read, and a start refers only to files of complete checkpoints and to its own. So what no manifest
-   refers to can be referred to by nobody any more, however long the deletion takes from then on.
-3. Checkpoints that are to go are written down in the deletion log first, as everywhere: a start that begins now sees
-   it, and finishes it before it chooses.
+1. The complete checkpoints are recorded first, once and for all. What past epochs publish later is void.
+2. Then the manifests are read, and then the last epoch is checked. If it is still the last, no start had begun when the
+   manifests were read. A start refers only to files of complete checkpoints and to its own files. So a file that no
+   manifest refers to can never be referred to again, however long the deletion takes.
+3. Checkpoints that are to be deleted are recorded in the deletion log first, as everywhere: a start that begins now
+   sees the deletion, and finishes it before it chooses.
 
-Broken off, a sweep is finished by the next one, or as far as its lineage goes by the next start.
+The next sweep finishes an interrupted sweep; the next start finishes it for its own lineage.
 """
 
 from __future__ import annotations
@@ -42,9 +44,9 @@ class Swept:
     """What a sweep deleted, or would delete.
 
     Attributes:
-        job_name: of the job.
+        job_name: the job.
         orphans: the files.
-        notes: what is to be said about what stays.
+        notes: what stays, and why.
     """
 
     job_name: str
@@ -57,13 +59,13 @@ class Swept:
         return sum(orphan.size for orphan in self.orphans)
 
     def lines(self, *, dry_run: bool) -> list[str]:
-        """What is to be told: of a dry run every file, the totals, and the notes."""
+        """The result for people: every file of a dry run, the notes, and the totals."""
         files = [str(orphan) for orphan in self.orphans] if dry_run else []
         what = "would be deleted" if dry_run else "deleted"
         return [*files, *self.notes, f"{self.job_name}: {len(self.orphans)} files, {self.size:,} bytes {what}."]
 
     def to_json(self, *, dry_run: bool) -> dict[str, Json]:
-        """The same for programs."""
+        """The result for programs."""
         return {
             "job": self.job_name,
             "dry_run": dry_run,
@@ -84,20 +86,20 @@ def sweep_job(
     wait: Callable[[float], object] = time.sleep,
     report: Callable[[Orphan], None] = lambda _: None,
 ) -> Swept:
-    """Delete what a job that is over has stored and nobody can go on from.
+    """Delete the stored files of a job that is over and that no start can use.
 
     Args:
         catalog: of the job.
         clock: wall and monotonic time.
-        dry_run: only tell.
-        quarantined: delete checkpoints in quarantine, too.
+        dry_run: delete nothing, only return what would be deleted.
+        quarantined: delete checkpoints in quarantine too.
         older_than: count a run that died without an end as over when its last sign of life is older than this.
-        wait: sleeps for so many seconds, while it is watched whether a run on another host lives.
-        report: is given each file once it is deleted.
+        wait: sleeps for so many seconds, while the heartbeat of another host is watched.
+        report: called with each file once it is deleted.
 
     Raises:
         JobAlreadyRunning: a run of the job is alive, or was started meanwhile.
-        InvalidConfiguration: the last run has no end on record: it is to be gone on with.
+        InvalidConfiguration: the last run has no recorded end, so the job is not over.
         CorruptCheckpoint: a record in ``control/`` cannot be read.
         StorageError: the storage failed; sweep again.
     """
@@ -133,8 +135,8 @@ def sweep_job(
         raise JobAlreadyRunning(
             f"Job {catalog.job_name!r} was started while it was swept; {len(deleted)} files were deleted before. "
             f"{error.message}",
-            hint="Nothing that the new run can need was deleted, and it sweeps its own lineage. Sweep again when it is "
-            "over.",
+            hint="Nothing that the new run can need was deleted, and the new run sweeps its own lineage. Sweep again "
+            "when the job is over.",
         ) from error
     return Swept(catalog.job_name, tuple(deleted), (*notes, *said))
 
@@ -154,19 +156,19 @@ def _plan(catalog: CheckpointCatalog, epoch: int, to_go: Sequence[Condemned]) ->
         name for name in catalog.records.quarantine.names() if name not in {item.reference for item in to_go}
     }
     if quarantined:
-        notes.append(f"In quarantine, and kept unless it is asked for: {', '.join(sorted(quarantined))}.")
+        notes.append(f"In quarantine, and kept unless you ask for its deletion: {', '.join(sorted(quarantined))}.")
     return orphans, notes
 
 
 def _settle(catalog: CheckpointCatalog, epoch: int) -> None:
-    """From here on nothing is complete that is not now, until the job is started again."""
+    """Record which checkpoints are complete: until the next start of the job, no other checkpoint counts."""
     complete = {job_id: catalog.completed_ids(job_id) for job_id in catalog.job_ids()}
     if complete:
         catalog.records.epochs.record_settled(epoch, Settled(complete))
 
 
 def _delete_condemned(catalog: CheckpointCatalog, epoch: int, to_go: Sequence[Condemned]) -> None:
-    """Delete the checkpoints that are to go; shared files of theirs that stay are orphans."""
+    """Delete the checkpoints that are to be deleted; their remaining shared files are orphans."""
 
     def in_use(job_id: str) -> frozenset[str] | None:
         names = shared_in_use(catalog, job_id)
@@ -187,7 +189,7 @@ def _is_there(catalog: CheckpointCatalog, orphan: Orphan) -> bool:
 
 
 def _remove_directories(catalog: CheckpointCatalog) -> None:
-    """Remove what is empty: of checkpoints, of shared files, of lineages."""
+    """Remove empty directories of checkpoints, of shared files and of lineages."""
     storage = catalog.filesystem
     for job_id in catalog.job_ids():
         for entry in storage.list(f"{catalog.job_name}/{job_id}"):

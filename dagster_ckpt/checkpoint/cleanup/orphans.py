@@ -1,8 +1,8 @@
-"""What a job that is over has stored and nobody can go on from: files that no complete checkpoint needs.
+"""Finds the orphans of a job that is over: stored files that no complete checkpoint needs. Deletes nothing.
 
-Reading only. Of every lineage that is: what unfinished checkpoints left, files in ``shared/`` that nothing refers to,
-checkpoints whose deletion was begun or that were given up, and forks that their job never began with. A checkpoint that
-cannot be read may need any shared file of its lineage: none of them is an orphan then. What no run has named is none.
+The orphans of a lineage are files of unfinished checkpoints, files in ``shared/`` that no checkpoint refers to,
+checkpoints that were discarded or whose deletion was begun, and forks that their job never began with. An unreadable
+checkpoint may need any shared file of its lineage, so no shared file is an orphan then. Foreign files are not orphans.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["Condemned", "Orphan", "condemned", "orphans_of"]
 
 @dataclass(frozen=True, slots=True)
 class Orphan:
-    """A file that nobody can need: where it is, its bytes, and why it may go."""
+    """A file that nobody can need: its path, its bytes, and why it may be deleted."""
 
     path: str
     size: int
@@ -34,13 +34,13 @@ class Orphan:
 
 @dataclass(frozen=True, slots=True)
 class Condemned:
-    """A checkpoint that is to go although its manifest is there.
+    """A checkpoint that is to be deleted although its manifest is there.
 
     Attributes:
         job_id: the lineage.
-        number: its id.
+        number: the checkpoint's id.
         reason: why.
-        recorded: its deletion is on record, so that the next start would finish it.
+        recorded: whether the deletion is recorded, so that the next start would finish it.
     """
 
     job_id: str
@@ -55,19 +55,19 @@ class Condemned:
 
 
 def condemned(catalog: CheckpointCatalog, epoch: int, *, quarantined: bool) -> list[Condemned]:
-    """The checkpoints of a job that are to go; none that is pinned.
+    """The checkpoints of a job that are to be deleted; a pinned checkpoint is never among them.
 
     Args:
         catalog: of the job, which is over.
-        epoch: its last.
-        quarantined: whether those in quarantine are to go.
+        epoch: the last epoch of the job.
+        quarantined: whether quarantined checkpoints are to be deleted.
     """
     pins = catalog.records.pins.pinned()
     found = [item for item in _recorded(catalog, epoch) if item.reference not in pins]
     chosen, end = catalog.choice(), catalog.given_up()
     if chosen is not None and end is not None:
         job_id = chosen[1].job_id
-        reason = f"it was given up when the job ended: {end.reason}"
+        reason = f"it was discarded when the job ended: {end.reason}"
         found += [Condemned(job_id, number, reason, True) for number in given_up_numbers(catalog, job_id)]
     more = list(_never_begun(catalog))
     if quarantined:
@@ -81,20 +81,20 @@ def condemned(catalog: CheckpointCatalog, epoch: int, *, quarantined: bool) -> l
 def _recorded(catalog: CheckpointCatalog, epoch: int) -> Iterator[Condemned]:
     chosen = catalog.choice()
     for deletion in catalog.records.deletions.pending():
-        # What was written down before the last choice is void: that start had finished what was not.
+        # A deletion recorded before the last choice is void: that start had finished all valid deletions.
         if (chosen[0] if chosen else 0) <= deletion.epoch <= epoch:
             reason = f"its deletion was begun: {deletion.reason}"
             yield from (Condemned(deletion.job_id, number, reason, True) for number in deletion.checkpoints)
 
 
 def _never_begun(catalog: CheckpointCatalog) -> Iterator[Condemned]:
-    """Forks whose start died before it recorded its choice: each is the copy of what the first job has, or had."""
+    """Forks whose start died before it recorded its choice. Each is only a copy of another job's checkpoint."""
     names = catalog.records.epochs.names()
     begun = {choice.job_id for choice in catalog.choices().values()}
     for job_id in catalog.job_ids():
         if job_id not in begun:
             for metadata in catalog.completed(job_id)[0]:
-                # The claim must still be on record, or the choice may have been, too.
+                # Without the claim's record, the record of a choice may have been deleted too.
                 if metadata.kind == FORK and "claim" in names.get(metadata.epoch, ()):
                     yield Condemned(
                         job_id, metadata.checkpoint_id, "the start that forked it died before it went on from it", False
@@ -104,13 +104,13 @@ def _never_begun(catalog: CheckpointCatalog) -> Iterator[Condemned]:
 def orphans_of(
     catalog: CheckpointCatalog, job_id: str, epoch: int, gone: Mapping[int, str]
 ) -> tuple[list[Orphan], list[str]]:
-    """The orphans of one lineage, manifests first, and what is to be said about what stays.
+    """The orphans of one lineage, manifests first, and notes on what stays.
 
     Args:
         catalog: of the job, which is over.
         job_id: the lineage.
-        epoch: the last of the job.
-        gone: checkpoints that are to go, with the reason.
+        epoch: the last epoch of the job.
+        gone: the ids of checkpoints that are to be deleted, with the reason.
     """
     storage = catalog.filesystem
     completed, broken = catalog.completed(job_id)

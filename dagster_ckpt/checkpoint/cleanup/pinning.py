@@ -1,8 +1,7 @@
-"""Pinning a checkpoint beside a running job, which may be deleting it at the same moment.
+"""Pins a checkpoint beside a running job, which may be deleting the checkpoint at the same moment.
 
-Whoever pins writes the pin and then looks for a deletion; whoever deletes writes the deletion down and then looks for
-pins (``DeletionLog.delete``). So at least one of them sees the other, and what
-was reported as pinned stays.
+The user's process records the pin and then looks for a deletion. The job records the deletion and then looks for pins
+(``DeletionLog.delete``). So at least one of them sees the other, and a checkpoint that was reported as pinned stays.
 """
 
 from __future__ import annotations
@@ -22,27 +21,27 @@ def pin_checkpoint(catalog: CheckpointCatalog, checkpoint: CheckpointMetadata, r
     """Keep a completed checkpoint until it is unpinned.
 
     Raises:
-        InvalidConfiguration: it is a savepoint.
-        CheckpointNotFound: it is being deleted, or has been.
-        StorageError: the storage failed; it may be pinned nevertheless.
+        InvalidConfiguration: ``checkpoint`` is a savepoint.
+        CheckpointNotFound: the checkpoint is being deleted, or has been.
+        StorageError: the storage failed; the checkpoint may be pinned nevertheless.
     """
     if checkpoint.location is not None:
         raise InvalidConfiguration(
             f"{checkpoint.location} is a savepoint: unless a job claims it, only `dagster-ckpt dispose` deletes it.",
-            hint="To keep it, restore it with claim_mode NO_CLAIM. See what can be pinned with "
+            hint="To keep a savepoint, restore it with claim_mode NO_CLAIM. See what can be pinned with "
             f"`dagster-ckpt list {catalog.job_name} --path {catalog.filesystem.url}`.",
         )
     pins = catalog.records.pins
     pin = Pin(checkpoint.reference, reason, iso(clock.time()), uuid.uuid4().hex)
     pins.add(pin)
     try:
-        # In this order: a deletion that is not on record any more has removed the manifest.
+        # Look for deletions first, then load: a deletion without a record has removed the manifest.
         for deletion in catalog.records.deletions.pending():
             if deletion.job_id == checkpoint.job_id and checkpoint.checkpoint_id in deletion.checkpoints:
                 raise CheckpointNotFound(
                     f"{checkpoint.reference} is being deleted ({deletion.reason}).",
-                    hint=f"Pin another one; `dagster-ckpt list {catalog.job_name} --path {catalog.filesystem.url}` "
-                    "shows them.",
+                    hint="Pin another checkpoint; "
+                    f"`dagster-ckpt list {catalog.job_name} --path {catalog.filesystem.url}` shows them.",
                 )
         catalog.load(checkpoint.job_id, checkpoint.checkpoint_id)
     except CheckpointNotFound:
@@ -52,17 +51,17 @@ def pin_checkpoint(catalog: CheckpointCatalog, checkpoint: CheckpointMetadata, r
 
 
 def unpin_checkpoint(catalog: CheckpointCatalog, pointer: str) -> str:
-    """Take all pins off the checkpoint that ``pointer`` names; it goes when the retention says so.
+    """Remove all pins of the checkpoint that ``pointer`` names; from then on retention may delete the checkpoint.
 
     Returns:
         ``{job id}/chk-N``.
 
     Raises:
-        CheckpointNotFound: it is not pinned.
+        CheckpointNotFound: no pinned checkpoint has that name.
     """
     pins = catalog.records.pins
     pinned = pins.pinned()
-    # Not resolved as other pointers are: the checkpoint may be gone by hand, and its pin with a reason to go too.
+    # The pointer is matched with the pins only: the checkpoint may have been deleted by hand, and its pin must go too.
     named = [reference for reference in pinned if pointer in {reference, reference.partition("/")[2]}]
     if len(named) > 1:
         chosen = catalog.choice()
@@ -70,7 +69,7 @@ def unpin_checkpoint(catalog: CheckpointCatalog, pointer: str) -> str:
     if not named:
         raise CheckpointNotFound(
             f"{pointer} of job {catalog.job_name!r} is not pinned; pinned are: {', '.join(sorted(pinned)) or 'none'}.",
-            hint="Name one of these, by its job id and number.",
+            hint="Name one of the pinned checkpoints, by job id and number.",
         )
     pins.clear(named[0])
     return named[0]

@@ -1,8 +1,9 @@
-"""Deleting what attempts that died have left: nothing refers to it, and nothing can any more.
+"""Deletes files of checkpoint attempts that died: no checkpoint refers to these files, and none ever can.
 
-A file in ``shared/`` carries the epoch of its writer in its name. Once an epoch has recorded its choice, whatever an
-earlier one still publishes in the lineage is void; so what no complete checkpoint of the lineage refers to, and an
-earlier epoch wrote, is unreachable for good. No clock is asked: how old a file is says nothing about who still writes.
+A file in ``shared/`` has the epoch of its writer in its name. Once an epoch has recorded its choice, every checkpoint
+that an earlier epoch still publishes in the lineage is void. So a file that an earlier epoch wrote and no complete
+checkpoint of the lineage refers to is unreachable for good. No clock is used, because the age of a file does not tell
+whether its writer is still alive.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ _log = logging.getLogger(__name__)
 
 
 def sweep_start(store: CompletedCheckpointStore) -> list[str]:
-    """Delete what earlier epochs left unfinished in a store's lineage, before its first checkpoint; what was deleted.
+    """Delete leftovers of earlier epochs in a store's lineage, before its first checkpoint; returns the deleted paths.
 
-    Nothing, while there is a checkpoint that cannot be read: it may need any of it.
+    Nothing is deleted while there is an unreadable checkpoint, because it may need any file.
 
     Raises:
         Fenced: a newer run has taken the job over.
@@ -43,17 +44,17 @@ def sweep(
     completed: Collection[int],
     in_use: Collection[str],
 ) -> list[str]:
-    """Delete what earlier epochs left behind in a lineage, before the first checkpoint of ``epoch``; what was deleted.
+    """Delete leftovers of earlier epochs in a lineage, before the first checkpoint of ``epoch``; returns their paths.
 
-    What makes a checkpoint complete goes first. Broken off, the next start finishes it. What no run has named stays.
+    Manifests are deleted first. The next start finishes an interrupted sweep. Foreign files stay.
 
     Args:
         catalog: of the job.
         job_id: the lineage.
-        epoch: the caller's, which has recorded its choice in the lineage, so that what came before it is settled.
+        epoch: the caller's epoch, which has recorded its choice in the lineage: earlier epochs can complete nothing.
         first_id: the first checkpoint id of ``epoch``.
-        completed: the ids of the complete checkpoints of the lineage; every one of them can be read.
-        in_use: the names in ``shared/`` that these need.
+        completed: the ids of the lineage's complete checkpoints, all of them readable.
+        in_use: the names in ``shared/`` that these checkpoints need.
 
     Raises:
         Fenced: a newer run has taken the job over.
@@ -83,7 +84,7 @@ def sweep(
 
 
 def left_in(catalog: CheckpointCatalog, directory: str) -> tuple[list[str], list[str]]:
-    """What a ``chk-N`` holds: the paths of files that a run has put there, and the names of all else."""
+    """The content of a ``chk-N``: the paths of files that a run of the job wrote, and the names of foreign files."""
     entries = catalog.filesystem.list(directory)
     own = [f"{directory}/{entry.name}" for entry in entries if not foreign([entry], is_checkpoint_file)]
     return own, foreign(entries, is_checkpoint_file)
@@ -100,5 +101,5 @@ def written_before(catalog: CheckpointCatalog, job_id: str, epoch: int) -> list[
 
 
 def is_manifest(path: str) -> bool:
-    """Whether what lies there makes a checkpoint complete."""
+    """Whether ``path`` is a manifest, which makes a checkpoint complete."""
     return path.endswith(f"/{METADATA_FILE_NAME}")

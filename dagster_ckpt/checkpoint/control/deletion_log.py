@@ -1,7 +1,7 @@
-"""The deletion log: a deletion is written down, carried out, then struck.
+"""The deletion log: a deletion is recorded, carried out, and then its record is removed.
 
-A crash in between is finished by the next run. Data goes before the record of it, and a checkpoint's
-``_metadata`` goes first of all, so that nothing half deleted can be addressed. What no run of the job has named stays.
+After a crash in between, the next run finishes the deletion. Data is deleted before the record, and a checkpoint's
+``_metadata`` before any other data, so that nobody can restore a half-deleted checkpoint. Foreign files stay.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ __all__ = ["ROUNDS", "Deletion", "DeletionLog"]
 
 _log = logging.getLogger(__name__)
 _NAME = re.compile(r"d-([0-9]{10})-([0-9a-f]{32})")
-#: How often at most a deletion is decided on, when each time it turns out that something was pinned meanwhile. No user
-#: pins that often in that moment: the pins are not read as they are, and nothing is deleted this time.
+#: How often a deletion is decided at most, when each time a checkpoint was pinned meanwhile. No user pins that often in
+#: that moment: the listing of pins must be wrong, and nothing is deleted this time.
 ROUNDS = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Deletion:
-    """Checkpoints given up, with the shared files that nothing else needed then.
+    """Checkpoints to delete, with the shared files that no other checkpoint needed at that time.
 
     Attributes:
-        epoch: whose decision it was.
+        epoch: the epoch that decided.
         job_id: the lineage.
         checkpoints: ids to delete.
         shared: names in ``shared/`` to delete.
@@ -83,16 +83,16 @@ class DeletionLog:
         reason: str,
         in_use: Callable[[], frozenset[str] | None],
     ) -> bool:
-        """Write a deletion down, then carry it out.
+        """Record a deletion, then carry it out.
 
         Args:
             epoch: of the caller.
             job_id: the lineage.
             checkpoints: ids to delete.
-            shared: names in ``shared/`` that only they need.
+            shared: names in ``shared/`` that only these checkpoints need.
             reason: for people.
-            in_use: names in ``shared/`` that must stay, asked at the last moment; ``None`` when nobody can say, and so
-                none is deleted.
+            in_use: called at the last moment for the names in ``shared/`` that must stay; ``None`` when nobody can
+                tell, and then no shared file is deleted.
 
         Returns:
             ``False`` when one of the checkpoints has been pinned meanwhile; then nothing was deleted.
@@ -103,9 +103,9 @@ class DeletionLog:
         deletion = Deletion(epoch, job_id, tuple(checkpoints), tuple(shared), reason, uuid.uuid4().hex)
         path = self._path(deletion)
         self._filesystem.create(path, encode_record(deletion, path))
-        # Written first and checked after: a run that claims from now on sees the record and treats these
-        # checkpoints as gone; one that claimed before makes this check fail, and nothing has happened yet. Likewise
-        # a user who pins one of them from now on sees the record, and a pin that was there before is seen here.
+        # Record first, check afterwards: a run that claims an epoch from now on sees the record and treats these
+        # checkpoints as gone. A run that claimed before makes this check fail, and nothing has been deleted yet.
+        # Likewise a user who pins a checkpoint from now on sees the record, and an earlier pin is seen here.
         try:
             self._epochs.check(epoch)
             pinned = self._pins.numbers(job_id)
@@ -119,7 +119,7 @@ class DeletionLog:
         return True
 
     def pending(self) -> list[Deletion]:
-        """Deletions written down and not yet struck, oldest epoch first; one that cannot be read is left alone."""
+        """The recorded deletions that are not yet carried out, oldest epoch first, without unreadable records."""
         found = []
         for entry in self._filesystem.list(self._directory):
             match = _NAME.fullmatch(entry.name)
@@ -130,7 +130,7 @@ class DeletionLog:
                 deletion = read_record(self._filesystem, path, Deletion, epoch=int(match[1]), token=match[2])
             except (
                 CorruptRecord
-            ) as error:  # a checkpoint that was not deleted is subsumed again, or verified and refused
+            ) as error:  # a checkpoint that stays is subsumed again; a half-deleted one is verified and refused
                 _log.warning("A deletion is left alone: %s", error)
                 continue
             if deletion is not None:
@@ -138,10 +138,10 @@ class DeletionLog:
         return sorted(found, key=lambda deletion: (deletion.epoch, deletion.token))
 
     def ask(self, epoch: int, job_id: str, checkpoints: Sequence[int], shared: Sequence[str], reason: str) -> None:
-        """Write a deletion down for the holder of ``epoch``, or who comes after it, to carry out; as :meth:`delete`.
+        """Record a deletion that the holder of ``epoch``, or a later epoch, carries out; arguments as :meth:`delete`.
 
         Raises:
-            Fenced: ``epoch`` is not the newest any more; nothing was asked for.
+            Fenced: ``epoch`` is no longer the newest; no deletion was recorded.
         """
         deletion = Deletion(epoch, job_id, tuple(checkpoints), tuple(shared), reason, uuid.uuid4().hex)
         path = self._path(deletion)
@@ -153,14 +153,14 @@ class DeletionLog:
             raise
 
     def retry(self, epoch: int, in_use: Callable[[], frozenset[str] | None]) -> int:
-        """Finish deletions of the caller's own epoch that were asked for, or that the storage refused at first.
+        """Carry out deletions of the caller's epoch that a user asked for, or that the storage refused at first.
 
         Args:
             epoch: of the caller.
             in_use: as for :meth:`recover`.
 
         Returns:
-            how many there were.
+            the number of these deletions.
         """
         own = [deletion for deletion in self.pending() if deletion.epoch == epoch]
         for deletion in own:
@@ -169,18 +169,18 @@ class DeletionLog:
         return len(own)
 
     def recover(self, epoch: int, in_use: Callable[[str], frozenset[str] | None]) -> list[Deletion]:
-        """Finish what earlier epochs began to delete; called by a run that has claimed ``epoch``.
+        """Finish deletions of earlier epochs; called by a run that has claimed ``epoch``.
 
-        A record that an epoch older than the last chooser left is void: that chooser had already finished all
-        valid ones, so this one was written by a writer that was fenced at the time.
+        A record of an epoch older than the last epoch with a choice is void: that later epoch had finished all valid
+        deletions, so a writer that was already fenced wrote this record.
 
-        A checkpoint that is pinned stays if it is still whole: its deletion may have been written down by a writer that
-        died before it looked for pins.
+        A pinned checkpoint stays if it is still whole: the writer of the deletion may have died before it looked for
+        pins.
 
         Args:
             epoch: of the caller.
-            in_use: names in ``shared/`` of a lineage that must stay; ``None`` when a manifest cannot be read and
-                so nobody can say: then no shared file is deleted.
+            in_use: names in ``shared/`` of a lineage that must stay; ``None`` when a manifest cannot be read, and then
+                no shared file is deleted.
         """
         chosen = [number for number, kinds in self._epochs.names().items() if "choice" in kinds and number < epoch]
         last_chooser = max(chosen, default=0)
@@ -220,7 +220,7 @@ class DeletionLog:
         shared = shared_directory(self._job_name, deletion.job_id)
         keep = in_use()
         for name in deletion.shared:
-            # A record of an earlier release may name whatever there was.
+            # A record of an earlier release may name foreign files.
             if keep is not None and name not in keep and written_by(name) is not None:
                 self._filesystem.remove(f"{shared}/{name}")
         self._filesystem.remove_directory(shared)
@@ -228,13 +228,13 @@ class DeletionLog:
         self._filesystem.remove(self._path(deletion))
 
     def tell_foreign(self, job_id: str) -> None:
-        """Name what stays in the shared directory of a lineage that is given up, for nobody else will look there."""
+        """Warn of foreign files in the shared directory of a discarded lineage: nothing else will look there."""
         shared = shared_directory(self._job_name, job_id)
         if others := foreign(self._filesystem.list(shared), written_by):
             _log.warning("%s", left_alone(self._filesystem, shared, others))
 
     def _is_whole(self, directory: str) -> bool:
-        """Whether nothing of a checkpoint was deleted: its ``_metadata`` goes first, and shared files last."""
+        """Whether nothing of a checkpoint was deleted: its ``_metadata`` is deleted first, shared files last."""
         return any(entry.name == METADATA_FILE_NAME for entry in self._filesystem.list(directory))
 
     def _path(self, deletion: Deletion) -> str:

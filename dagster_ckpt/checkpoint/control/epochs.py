@@ -1,11 +1,11 @@
-"""Epochs: who may write, what each writer restored, and how it ended.
+"""Epochs: which start may write, what each start restored, and how each start ended.
 
 A run that starts a job claims the next epoch by creating ``control/epochs/e-N`` exclusively; from then on every
-older writer is fenced. It then chooses what it restores and records that choice exclusively, and only then
-starts. The end of an epoch is recorded too; an epoch without an end belongs to a run that lives or died. Who sweeps a
-job that is over records what was complete then.
+older writer is fenced. The run then chooses what to restore, records the choice exclusively, and only then starts the
+query. The end of an epoch is recorded too; an epoch without an end belongs to a run that lives or that died. A sweep
+of a job that is over records which checkpoints were complete then.
 
-Only exclusive create is needed of the storage.
+The storage needs to offer exclusive create, and nothing more.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from dagster_ckpt.filesystem import FileSystem
 
 __all__ = ["FAILING", "NOTHING", "Choice", "Claim", "End", "Epochs", "Settled"]
 
-#: How an epoch ends whose job is to be restarted; every other end is one of Flink's job statuses.
+#: The end of an epoch whose job is to be restarted; every other end is one of Flink's job statuses.
 FAILING = "FAILING"
 #: The fallback of a lineage that began from nothing and has no checkpoint.
 NOTHING = "nothing"
 
 _NAME = re.compile(r"e-([0-9]{10})(?:\.(choice|end|settled))?")
 _R = TypeVar("_R", "Choice", "End", "Settled")
-#: How often in a row a name may be taken that no listing shows.
+#: Give up after so many names in a row that are taken although no listing shows them.
 _UNLISTED = 10
-#: Epochs kept for the record. Older ones matter to nobody; the newest choice is kept however old it is.
+#: Epochs whose records are kept. Nothing needs older epochs; the newest choice is kept however old it is.
 _KEPT = 200
-#: The last that a name has room for.
+#: The last epoch that a name has room for.
 _LAST = 10**10 - 1
 
 
@@ -55,11 +55,11 @@ class Claim:
     Attributes:
         epoch: rises by one with every start of the job.
         token: unique, so that a create whose reply was lost can be recognised as our own.
-        series: the epoch of the start by a user or a schedule that this start belongs to; restarts keep it, and
-            the restart budget is counted within it.
+        series: the epoch of the start by a user or a schedule that this start belongs to; restarts keep the series,
+            and the restart budget is counted within the series.
         run_id: the Dagster run (or any other id of the process that drives the job).
-        host: where it runs.
-        pid: its process.
+        host: the host of that process.
+        pid: its process id.
         claimed_at: ISO 8601 in UTC.
     """
 
@@ -77,26 +77,26 @@ class Choice:
     """What an epoch began with.
 
     Attributes:
-        job_id: the lineage it goes on with, or begins.
+        job_id: the lineage that the epoch continues or begins.
         restored: ``{job id}/chk-N`` or the directory of a savepoint, ``None`` for a start from nothing.
-        first_id: the first checkpoint id it may use.
-        last_id: the greatest id of the lineage that was complete when this was chosen.
-        live: the live checkpointLocation of its query, on ``host``.
-        host: where ``live`` is.
+        first_id: the first checkpoint id that the epoch may use.
+        last_id: the greatest checkpoint id of the lineage that was complete at the time of the choice.
+        live: the query's live location, on ``host``.
+        host: the host of ``live``.
         sink: where the query writes to, ``None`` for a sink that checkpoints do not cover.
-        reason: why this and no other checkpoint.
-        claimed: the directory of a savepoint that the lineage was restored from and that is its own to delete.
-        sink_kind: which kind of sink that is.
-        fallback: where ``restored`` is a savepoint that was preferred to the newest checkpoint, the reference of that
-            checkpoint, or ``nothing``. It is gone on from if the user takes the savepoint away.
-        accepted_loss: what was lost or doubled in this lineage with somebody's consent, each with when and by which
-            run; checkpoints of this epoch say it too.
-        fell_back: that an older checkpoint than the newest was restored, and what it costs; for people, else empty.
+        reason: why this checkpoint was chosen.
+        claimed: the directory of a savepoint that the lineage was restored from and that the job may delete.
+        sink_kind: the kind of the sink.
+        fallback: set when ``restored`` is a savepoint that was preferred to the newest checkpoint: the reference of
+            that checkpoint, or ``nothing``. The job continues from it if the user takes the savepoint away.
+        accepted_loss: what was lost or doubled in this lineage with a user's consent, each with its time and run;
+            the checkpoints of this epoch tell it too.
+        fell_back: for people: that a checkpoint older than the newest was restored, and what that costs; else empty.
         forked_from: the checkpoint or savepoint of another job that the lineage began with.
-        complete: the ids of the lineage that were complete when this was chosen, as many as were retained. Any other
-            of an older epoch is void, whenever it appears. ``None`` in a record of a release that did not list them;
-            then those above ``last_id`` are.
-        marks: whether its query marks what it writes to the sink, so that it can be told from what others write.
+        complete: the checkpoint ids of the lineage that were complete and retained at the time of the choice. Every
+            other checkpoint of an older epoch is void, whenever it appears. ``None`` in a record of a release that did
+            not list the ids; then every checkpoint of an older epoch above ``last_id`` is void.
+        marks: whether the query marks its output in the sink, so that its output differs from what others write.
     """
 
     job_id: JobId
@@ -122,10 +122,10 @@ class End:
     """How an epoch ended.
 
     Attributes:
-        status: ``FINISHED``, ``CANCELED`` or ``FAILED`` (in Flink's words), or ``FAILING`` for an attempt that is
-            to be restarted.
+        status: ``FINISHED``, ``CANCELED`` or ``FAILED`` (in Flink's words), or ``FAILING`` when the job is to be
+            restarted.
         reason: for people.
-        discarded: the job's checkpoints were given up by the cleanup policy with this end.
+        discarded: whether the cleanup policy discarded the job's checkpoints at this end.
         ended_at: ISO 8601 in UTC.
     """
 
@@ -137,16 +137,16 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """What was complete when a job that was over was swept: whatever its epochs still publish is void.
+    """Which checkpoints were complete when a job that was over was swept: what its epochs publish later is void.
 
     Attributes:
-        complete: by lineage the ids of its checkpoints, those included that could not be read.
+        complete: the checkpoint ids of each lineage, unreadable checkpoints included.
     """
 
     complete: Mapping[JobId, Sequence[CheckpointId]]
 
     def voids(self, job_id: str, number: int) -> bool:
-        """Whether a checkpoint of this epoch or an earlier one was published too late."""
+        """Whether a checkpoint of this epoch or an earlier epoch was published after the sweep."""
         return job_id in self.complete and number not in self.complete[job_id]
 
 
@@ -181,16 +181,16 @@ class Epochs:
 
         Args:
             token: unique to this claim.
-            series: the series a restart belongs to, ``None`` to begin a new one.
-            run_id: who claims.
-            host: where it runs.
-            pid: its process.
+            series: the series that a restart belongs to, ``None`` to begin a new series.
+            run_id: the run that claims.
+            host: the host of the run.
+            pid: the process of the run.
             now: ISO 8601 in UTC.
-            after: claim the epoch after this one or none: nobody else may be fenced.
+            after: claim exactly the epoch after ``after``, so that only the holder of ``after`` is fenced.
 
         Raises:
-            Fenced: somebody has claimed the epoch after ``after``.
-            StorageUnusable: a listing does not show the epochs that there are.
+            Fenced: another run has claimed the epoch after ``after``.
+            StorageUnusable: listings do not show all existing epochs.
             StorageError: the storage failed.
         """
         tried = unlisted = 0
@@ -201,19 +201,19 @@ class Epochs:
             unlisted = unlisted + 1 if epoch <= tried else 0
             tried = epoch
             if epoch > _LAST:
-                raise corrupt(self._filesystem, self._path(epoch - 1), "nobody has started the job that often")
+                raise corrupt(self._filesystem, self._path(epoch - 1), "no job has been started that often")
             claim = Claim(epoch, token, epoch if series is None else series, run_id, host, pid, now)
             try:
                 path = self._path(epoch)
                 self._filesystem.create(path, encode_record(claim, path))
             except PublishConflict:
-                continue  # another run was faster: it holds a lower epoch than the one tried next
+                continue  # another run was faster, and this run now tries a higher epoch
             self._forget_old(epoch)
             return claim
         raise StorageUnusable(
-            f"Epoch {tried} cannot be claimed in {self._filesystem.url}/{self._directory}: it exists already, and "
-            f"{_UNLISTED} times in a row a listing did not show it. Where listings are wrong, a run does not notice "
-            "that it has been taken over.",
+            f"Epoch {tried} cannot be claimed in {self._filesystem.url}/{self._directory}: the epoch exists already, "
+            f"but {_UNLISTED} times in a row a listing did not show it. With wrong listings, a run does not notice "
+            "that another run has taken the job over.",
             hint="Switch off what caches listings between this machine and the storage (a mount's attribute cache, a "
             "proxy), or use a storage whose listings are consistent; then launch the run again.",
         )
@@ -229,11 +229,11 @@ class Epochs:
             try:
                 newer = self.read_claim(highest)
             except CorruptRecord:
-                newer = None  # its name alone fences
+                newer = None  # the name of the claim is enough to fence
             raise Fenced(
                 f"Epoch {epoch} is fenced: run {newer.run_id if newer else '?'} on "
                 f"{newer.host if newer else '?'} has claimed epoch {highest} of this job.",
-                hint="This run stops. Nothing of it was added to or deleted from the checkpoints.",
+                hint="This run stops. It added nothing to the checkpoints and deleted nothing from them.",
             )
 
     def record_choice(self, epoch: int, choice: Choice) -> None:
@@ -257,7 +257,7 @@ class Epochs:
         return True
 
     def record_settled(self, epoch: int, settled: Settled) -> None:
-        """Record what was complete when ``epoch`` was over. The first record of an epoch stands: none is added after.
+        """Record which checkpoints were complete when ``epoch`` was over. Only the first record of an epoch counts.
 
         Raises:
             Fenced: the job was started meanwhile.
@@ -268,7 +268,7 @@ class Epochs:
         self.check(epoch)
 
     def claim_path(self, epoch: int) -> str:
-        """Where the claim of an epoch lies, or lay: its version is that of every record of the epoch."""
+        """The path of an epoch's claim, even after its removal. All records of an epoch have the claim's version."""
         return self._path(epoch)
 
     def read_settled(self, epoch: int) -> Settled | None:
@@ -284,7 +284,7 @@ class Epochs:
         return self._read(epoch, ".end", End)
 
     def _read(self, epoch: int, suffix: str, make: type[_R]) -> _R | None:
-        """A record about an epoch, which is of the release that claimed the epoch."""
+        """A record about an epoch. The release that claimed the epoch wrote the record."""
         return read_record(self._filesystem, self._path(epoch, suffix), make, sealed_as=self.claim_path(epoch))
 
     def _path(self, epoch: int, suffix: str = "") -> str:

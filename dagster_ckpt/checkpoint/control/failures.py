@@ -1,12 +1,12 @@
 """The durable record of failures, from which a restart strategy decides.
 
-One small file per failure, created exclusively under a name that says which failure it is, so that a run, a
-sensor and a second tick of the sensor that all see the same failure record it once.
+One small file per failure is created exclusively under a name that identifies the failure. So a run, a sensor and a
+second tick of the sensor that all see the same failure record it once.
 
-Some things fail each time they are tried, so that trying again only uses the restarts up: a batch, or a query's
-function. After a restart the batch in flight is run again with the boundaries it had, so it is the same batch if its
-number and its plan are. A batch that fails each time is called poison. The run and the sensor decide alike, from the
-failures of a series alone.
+A batch or a query's function may fail each time, so that trying again only uses up the restarts. After a restart the
+batch in flight runs again with the same boundaries, so two failures are of the same batch if its number and its batch
+plan are the same. A batch that fails each time is called poison. The run and the sensor come to the same decision,
+because both use only the failures of a series.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from dagster_ckpt.checkpoint.format.file_names import is_record
 from dagster_ckpt.checkpoint.format.layout import CONTROL_DIR
 from dagster_ckpt.checkpoint.format.records import Batch, Line, RunId, Seconds, Text, encode_record, read_record
+from dagster_ckpt.config import RestartDecision, RestartStrategy
 from dagster_ckpt.errors import (
     CorruptRecord,
     DriverLost,
@@ -37,19 +38,18 @@ __all__ = [
     "beyond_restart",
     "in_order",
     "is_outage",
-    "poison_batch",
+    "restart_after",
     "so_far",
-    "streak",
     "symptom",
 ]
 
 _log = logging.getLogger(__name__)
 
-#: Sequence number of "the run itself died", after any failure the run recorded by itself.
+#: The sequence number of "the run itself died", above every failure that the run recorded.
 DIED = 999_999
 _KEPT_SERIES = 20
 _SERIES = re.compile(r"s-([0-9]{10})")
-#: What differs from one time to the next of the same error, and what stands for it.
+#: Parts of an error that differ each time it occurs, and what replaces them.
 _VARYING = (
     (re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"), "#"),
     (re.compile(r"(?<![\w.])(?:[a-z][a-z0-9+.-]*:)?/[^\s,;:'\"()\[\]{}<>]*"), "/"),
@@ -58,7 +58,7 @@ _VARYING = (
     (re.compile(r"(?:#|\d+)(?:[.,:-](?:#|\d+))*"), "#"),
     (re.compile(r"\s+"), " "),
 )
-#: Words of errors that go away by themselves. What is not among them counts as the batch's own fault.
+#: Words of errors that pass by themselves. Any other error counts as the batch's own fault.
 _OUTAGE = re.compile(
     r"connect(?:ion)?(?:timeout)?(?:exception|error)|connection (?:is |was )?(?:refused|reset|closed|aborted|timed out)"
     r"|connection to .{1,200}(?:refused|failed|closed)|refusederror|reseterror|brokenpipe|broken pipe"
@@ -74,14 +74,14 @@ class Failure:
     """One failure of a job.
 
     Attributes:
-        run_id: the run it happened in.
+        run_id: the run that failed.
         sequence: which failure of that run, from 1; :data:`DIED` when the run itself died.
-        at: seconds since the epoch.
+        at: seconds since 1970.
         batch: the batch in flight (planned, begun and not committed), ``None`` when there was none or it is not known.
         reason: for people.
         recoverable: ``False`` when restarting cannot help.
         kind: the class of the error, such as ``QueryFailed``; empty for a run that died.
-        plan: fingerprint of what ``batch`` was to read, ``None`` when not known.
+        plan: fingerprint of the batch plan of ``batch``, ``None`` when not known.
     """
 
     run_id: RunId
@@ -107,7 +107,7 @@ class FailureLog:
         self._directory = f"{job_name}/{CONTROL_DIR}/failures"
 
     def record(self, series: int, failure: Failure) -> None:
-        """Record a failure; a second record of the same one changes nothing."""
+        """Record a failure; recording it a second time changes nothing."""
         path = f"{self._directory}/s-{series:010}/{failure.run_id}-{failure.sequence:06}"
         try:
             self._filesystem.create(path, encode_record(failure, path))
@@ -115,7 +115,7 @@ class FailureLog:
             return
 
     def of(self, series: int) -> list[Failure]:
-        """The failures of one series, oldest first; one that cannot be read is told and left out."""
+        """The failures of one series, oldest first; an unreadable record is logged and left out."""
         directory = f"{self._directory}/s-{series:010}"
         found = []
         for entry in self._filesystem.list(directory):
@@ -125,7 +125,7 @@ class FailureLog:
             path = f"{directory}/{entry.name}"
             try:
                 failure = read_record(self._filesystem, path, Failure, run_id=run_id, sequence=int(sequence))
-            except CorruptRecord as error:  # the job is tried once more than its strategy says
+            except CorruptRecord as error:  # so the job is restarted once more than its strategy says
                 _log.warning("A failure is not counted: %s", error.message)
                 continue
             if failure is not None:
@@ -142,7 +142,7 @@ class FailureLog:
         return sorted(int(match[1]) for entry in entries if (match := _SERIES.fullmatch(entry.name)))
 
     def forget_before(self, series: int) -> None:
-        """Drop the records of all but the last few series before ``series``."""
+        """Delete the records of the series before ``series``, except for the last few."""
         older = [other for other in self.series() if other < series]
         for name in (f"s-{other:010}" for other in older[:-_KEPT_SERIES]):
             for entry in self._filesystem.list(f"{self._directory}/{name}"):
@@ -153,63 +153,95 @@ class FailureLog:
 
 @dataclass(frozen=True, slots=True)
 class Streak:
-    """Failures in a row, the latest among them, of one batch with one error.
+    """The latest failures in a row that are of one batch with one error.
 
     Attributes:
         batch: the batch.
-        times: how many they are.
-        reason: the error as it was told last.
+        times: the number of failures.
+        reason: the text of the latest error.
     """
 
     batch: int
     times: int
     reason: str
 
+    @classmethod
+    def of(cls, failures: Sequence[Failure]) -> Streak | None:
+        """What the failures of a series end with.
+
+        Failures of the query itself and deaths of its driver count, with a batch in flight. Any other failure
+        ends the streak: another batch, another error, a failure of the storage, a failure before the query had come to
+        the batch, or an outage, which passes.
+
+        Args:
+            failures: of one series, oldest first.
+
+        Returns:
+            the streak that the last failure belongs to, of one at least; ``None`` when that is not one of a batch.
+        """
+        times, plan = 0, None
+        deaths: set[str] = set()
+        for failure in reversed(failures):
+            if not _is_of_batch(failure):
+                break
+            if times and not _is_same(failure, failures[-1]):
+                break
+            if plan is not None and failure.plan not in {None, plan}:
+                break
+            plan = plan or failure.plan
+            if _is_gone(failure):
+                # A run dies once: whose JVM was found gone may have died before it could say that it had ended.
+                times += failure.run_id not in deaths
+                deaths.add(failure.run_id)
+            else:
+                times += 1
+        last = failures[-1] if failures else None
+        if last is None or last.batch is None or not times:
+            return None
+        return cls(last.batch, times, last.reason)
+
     def ends_loop(self, attempts: int | None) -> bool:
-        """Whether this is poison for a job that tries a batch so many times; ``None`` is for without end."""
+        """Whether the batch is poison for a job that tries a batch ``attempts`` times; ``None`` means without end."""
         return attempts is not None and self.times >= attempts
 
+    def poison(self, job_name: str, *, storage: str | None, before: str | None) -> PoisonBatch:
+        """The error that a job with a poison batch ends with, for people.
 
-def streak(failures: Sequence[Failure]) -> Streak | None:
-    """What the failures of a series end with.
+        Args:
+            job_name: of the job.
+            storage: URL of the checkpoints, ``None`` when another process cannot read them.
+            before: the checkpoint that the job would continue from, ``None`` when there is none or it is not known.
+        """
+        command = f"dagster-ckpt batch {job_name} {self.batch} --path {storage}"
+        look = "" if storage is None else f"See what is in it: `{command}`. "
+        origin = "" if before is None else f" The checkpoint before it is {before}."
+        return PoisonBatch(
+            f"Batch {self.batch} of job {job_name!r} is poison: it failed {self.times} times in a row with the same "
+            f"error, and is not tried again. {self.reason.removesuffix('.')}.{origin}",
+            hint=f"{look}Mend the code or the data, and launch again with restore_from: latest: the batch runs again "
+            "as it was planned. To plan the batch anew, with a smaller batch size for example, add replay_to: none.",
+        )
 
-    Counted are failures of the query itself and deaths of its driver, with a batch in flight. Any other failure in
-    between ends the streak: another batch, another error, the storage's, one before the query had come to the batch,
-    or an outage, which passes.
+
+def restart_after(failures: Iterable[Failure], strategy: RestartStrategy, job_name: str) -> RestartDecision:
+    """Whether and when a job is restarted after the failures of a series, of which there is one at least.
 
     Args:
-        failures: of one series, oldest first.
-
-    Returns:
-        the streak that the last failure belongs to, of one at least; ``None`` when that is not one of a batch.
+        failures: of one series, in any order.
+        strategy: of the job.
+        job_name: of the job, for the jitter of the delay.
     """
-    times, plan = 0, None
-    deaths: set[str] = set()
-    for failure in reversed(failures):
-        if not _is_of_batch(failure):
-            break
-        if times and not _is_same(failure, failures[-1]):
-            break
-        if plan is not None and failure.plan not in {None, plan}:
-            break
-        plan = plan or failure.plan
-        if _is_gone(failure):
-            # A run dies once: whose JVM was found gone may have died before it could say that it had ended.
-            times += failure.run_id not in deaths
-            deaths.add(failure.run_id)
-        else:
-            times += 1
-    last = failures[-1] if failures else None
-    if last is None or last.batch is None or not times:
-        return None
-    return Streak(last.batch, times, last.reason)
+    known = in_order(failures)
+    if (why := beyond_restart(known)) is not None:
+        return RestartDecision(allowed=False, at=known[-1].at, attempt=0, reason=why)
+    return strategy.decide([failure.at for failure in known], key=job_name)
 
 
 def beyond_restart(failures: Sequence[Failure]) -> str | None:
     """Why a restart cannot help after the failures of a series; ``None`` when it can.
 
-    It cannot after an error that says so, and after a query that twice in a row was not built, for the same reason:
-    that is a mistake in the job's function. An outage is none, however often it is met.
+    A restart cannot help after an error that says so. Nor can it help when the query could not be built twice in a row
+    for the same reason, which is a mistake in the job's function. An outage is no mistake, however often it occurs.
 
     Args:
         failures: of one series, oldest first, at least one.
@@ -222,12 +254,12 @@ def beyond_restart(failures: Sequence[Failure]) -> str | None:
     before = failures[-2]
     kinds, symptoms = {before.kind, last.kind}, {symptom(before.reason), symptom(last.reason)}
     if kinds == {QueryNotBuilt.__name__} and len(symptoms) == 1:
-        return "the query was not built twice in a row, for the same reason: a restart cannot help"
+        return "twice in a row the query was not built, for the same reason: a restart cannot help"
     return None
 
 
 def symptom(error: str) -> str:
-    """An error without what differs each time: ids, numbers, addresses, paths."""
+    """An error without the parts that differ each time: ids, numbers, addresses, paths."""
     text = error.partition("\n")[0].lower()
     for pattern, replacement in _VARYING:
         text = pattern.sub(replacement, text)
@@ -235,12 +267,12 @@ def symptom(error: str) -> str:
 
 
 def is_outage(error: str) -> bool:
-    """Whether an error is one of something the query needs and cannot reach now: a network, a server, a full disk."""
+    """Whether an error is an outage of something that the query needs: a network, a server, space on a disk."""
     return _OUTAGE.search(symptom(error)) is not None
 
 
 def so_far(found: Streak | None, attempts: int | None) -> str:
-    """What to add to the reason of a restart, while a streak may become poison; empty when there is none."""
+    """What to add to the reason of a restart while a streak may become poison; empty without such a streak."""
     if found is None or found.times < 2 or attempts is None:
         return ""
     return (
@@ -248,28 +280,8 @@ def so_far(found: Streak | None, attempts: int | None) -> str:
     )
 
 
-def poison_batch(found: Streak, job_name: str, *, storage: str | None, before: str | None) -> PoisonBatch:
-    """The error that a job ends with, for people.
-
-    Args:
-        found: the streak.
-        job_name: of the job.
-        storage: URL of the checkpoints, ``None`` when another process cannot read them.
-        before: the checkpoint that the job goes on from, ``None`` when there is none or it is not known.
-    """
-    command = f"dagster-ckpt batch {job_name} {found.batch} --path {storage}"
-    look = "" if storage is None else f"See what is in it: `{command}`. "
-    origin = "" if before is None else f" The checkpoint before it is {before}."
-    return PoisonBatch(
-        f"Batch {found.batch} of job {job_name!r} is poison: it failed {found.times} times in a row with the same "
-        f"error, and is not tried again. {found.reason.removesuffix('.')}.{origin}",
-        hint=f"{look}Mend the code or what it reads, and launch again with restore_from: latest: the batch runs again "
-        "as it was planned. To have it planned anew, with a smaller batch size for example, add replay_to: none.",
-    )
-
-
 def _is_of_batch(failure: Failure) -> bool:
-    # A driver that is gone often shows in a connection that is refused: the one to it.
+    # A driver that is gone often shows as a refused connection to the driver, which is no outage.
     of_the_query = _is_gone(failure) or (failure.kind == QueryFailed.__name__ and not is_outage(failure.reason))
     return failure.batch is not None and failure.recoverable and of_the_query
 
@@ -279,7 +291,7 @@ def _is_same(one: Failure, other: Failure) -> bool:
 
 
 def _symptom_of(failure: Failure) -> str:
-    # However a driver ends, what is known is that it is gone: its JVM, its process, or both, seen by whoever looked.
+    # However a driver ends, only its absence is known: the run or the sensor finds its JVM, its process, or both gone.
     return "" if _is_gone(failure) else symptom(failure.reason)
 
 

@@ -27,30 +27,30 @@ from dagster_ckpt.errors import Fenced
 
 __all__ = ["Heart"]
 
-#: Beats that may be under way at once: as many as fit into a lease.
+#: Beats that may be in progress at once: as many as fit into a lease.
 _AT_ONCE = int(LEASE / PATIENCE)
 
 
 class Heart:
-    """Beats in a thread of its own until stopped.
+    """Beats in its own thread until stopped.
 
-    A beat that cannot be written is skipped: the storage may be full, and the job must outlive that. Others may
-    then take this run for dead, which is what the epoch is for.
+    A beat that cannot be written is skipped: the storage may be full, and the job must survive that. Other runs may
+    then take this run for dead; the epoch makes that safe.
 
-    One request may hang for longer than the lease. So each beat is made on a thread of its own, and when it has not
-    come back after a few seconds the next one is tried beside it, until as many hang as fit into a lease. What hangs
-    ends with the process, and nobody waits for it. A beat that comes late does no harm:
+    One request may hang for longer than the lease. So each beat has its own thread. When a beat has not returned after
+    a few seconds, the next beat is tried beside it, until as many beats hang as fit into a lease. Nobody waits for a
+    hanging beat; it ends with the process. A late beat does no harm:
 
-    * What it says is put together after what is there has been read, and it gives up if one that was begun later has
-      been written by then. So late is only what hangs while it is written.
-    * Such a one may lie over a newer sign of life, of this run or of one that has taken the job over, until the next
-      beat of whoever holds it: no longer than :data:`SETTLED`. Those who read it do not go by silence, nor by an older
-      epoch, before they have seen it for so long; a sequence that goes back is a change like any other.
-    * After the last beat, which says that the run has ended, none is begun. One that comes back later looks whether the
-      record says so still, when a new holder would have beaten, and says it again if not. If the process is gone by
-      then, its own host knows that, and another one has seen the last of it after a lease. Until it is put right
-      :func:`free_job` refuses for at most a lease after that beat was made, and then holds this process for a dead one,
-      as it does with any run that could not say that it had ended.
+    * A beat first reads the heartbeat file, then decides what to write. If a later beat has been written by then, the
+      earlier beat gives up. So only a beat that hangs during its write can be late.
+    * A late beat may overwrite a newer heartbeat, of this run or of a run that has taken the job over, until the
+      holder of the job beats again: for at most :data:`SETTLED`. Readers trust silence or an older epoch only after
+      they have seen it for so long; a sequence that goes back counts as a change like any other.
+    * After the last beat, which says that the run has ended, no beat is begun. An earlier beat that returns later
+      waits until a new holder would have beaten, checks whether the file still says that the run has ended, and
+      otherwise writes the last beat again. If the process is gone by then, its own host knows that, and another host
+      sees no further change for a lease. Until the file is right again, ``free_job`` refuses for at most a lease
+      after the late beat was made. Then it counts this process as dead, as any run that could not record its end.
     """
 
     def __init__(
@@ -63,13 +63,13 @@ class Heart:
         self._beat = Heartbeat(epoch, run_id, (ProcessIdentity.current(),), 0, clock.time(), uptime=clock.monotonic())
         if worker is not None:
             self._beat = replace(self._beat, worker=ProcessIdentity.of(worker))
-        #: Beats are numbered as they are begun.
+        #: The number of the beat that was begun last, and of the last beat that was written.
         self._begun = 0
         self._written = 0
         self._under_way: list[Future[None]] = []
         #: What proves that this process drives the job.
         self._mark: int | None = None
-        #: Called with each beat that is due: this process lives, whatever the storage does. It must return at once.
+        #: Called at each beat that is due, even when the storage hangs: the process lives. It must return at once.
         self.on_beat: Callable[[], None] = lambda: None
         self._stop = threading.Event()
         self._due = threading.Event()
@@ -83,7 +83,7 @@ class Heart:
         self._thread.start()
 
     def add_process(self, pid: int) -> None:
-        """Add a process that must be gone before anybody else may start, the JVM for example."""
+        """Add a process, such as the JVM, that must be gone before another run may start the job."""
         with self._lock:
             identity = ProcessIdentity.of(pid)
             if identity.mark not in {process.mark for process in self._beat.processes}:
@@ -91,7 +91,7 @@ class Heart:
         self._once()
 
     def completed(self, checkpoint: str, epoch: int) -> None:
-        """Beat now, and say that ``{job id}/chk-N`` is complete, so that its loss would be noticed; returns at once."""
+        """Beat now, and tell that ``{job id}/chk-N`` is complete, so that its loss is noticed; returns at once."""
         with self._lock:
             self._beat = replace(self._beat, completed=Completed(checkpoint, epoch))
         self._due.set()
@@ -103,7 +103,7 @@ class Heart:
         self._once()
 
     def stop(self) -> None:
-        """Stop, and say that it was in order; a storage that hangs is waited for a few seconds only."""
+        """Stop, and record an orderly end; waits only a few seconds for a storage that hangs."""
         self._stop.set()
         self._due.set()
         if self._thread.is_alive():
@@ -119,12 +119,12 @@ class Heart:
             self._due.clear()
             if self._stop.is_set():
                 return
-            with contextlib.suppress(Exception):  # whatever it is, the heart goes on
+            with contextlib.suppress(Exception):  # whatever on_beat raises, the heart goes on
                 self.on_beat()
             self._once()
 
     def _once(self, *, last: bool = False) -> None:
-        """Begin a beat, and wait for it a little; the last one is begun however many hang."""
+        """Begin a beat, and wait for it a little; the last beat is begun however many beats hang."""
         with self._turn:
             self._under_way = [beat for beat in self._under_way if not beat.done()]
             if len(self._under_way) >= _AT_ONCE and not last:
@@ -135,7 +135,7 @@ class Heart:
             work = partial(self._carry_out, beat, self._begun)
             try:
                 threading.Thread(target=work, name="dagster-ckpt-beat", daemon=True).start()
-            except RuntimeError:  # there are no more threads
+            except RuntimeError:  # no thread can be started
                 work()
             with contextlib.suppress(Exception):  # whatever a storage raises, the heart goes on
                 beat.result(timeout=PATIENCE)
@@ -156,7 +156,7 @@ class Heart:
             return
         if current is not None and current.epoch > self._beat.epoch:
             self._let_go()
-            return  # somebody took over: their sign of life must not be overwritten
+            return  # another run took over: its heartbeat must not be overwritten
         with self._lock:
             if self._written > number:
                 return
@@ -165,7 +165,7 @@ class Heart:
                 sequence=self._beat.sequence + 1,
                 beat_at=self._clock.time(),
                 uptime=self._clock.monotonic(),
-                # What the run before knew to be complete stays known until this run completes something.
+                # The previous run's newest checkpoint stays known until this run completes one.
                 completed=self._beat.completed or (None if current is None else current.completed),
             )
         try:
@@ -179,7 +179,7 @@ class Heart:
                 self._say_again()
 
     def _say_again(self) -> None:
-        """What may lie over the last beat is not to stay there; but a run that has taken over beats by itself."""
+        """Write the last beat again if a late beat overwrote it, unless another run has taken the job over."""
         time.sleep(SETTLED)
         try:
             current = self._file.read_by_holder(self._beat.epoch)
@@ -189,7 +189,7 @@ class Heart:
             self._file.write(self._beat)
 
     def _let_go(self) -> None:
-        """A run that has ended, and could say so, drives the job no more; until then, it is what may be killed."""
+        """Remove the driver's mark once the end is recorded; until then this process may be killed as the driver."""
         with self._lock:
             if self._beat.stopped and self._mark is not None:
                 os.close(self._mark)

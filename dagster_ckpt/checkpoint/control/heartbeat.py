@@ -1,10 +1,10 @@
-"""Liveness: is the run that holds a job still alive? Kept apart from safety, which is the epoch's business.
+"""Liveness: is the run that holds a job still alive? Safety does not depend on the answer: epochs provide safety.
 
-A live run rewrites ``control/heartbeat`` every few seconds. On its own host its processes can be asked
-directly; elsewhere a heartbeat that stops changing for the length of the lease means death.
+A live run rewrites ``control/heartbeat`` every few seconds. On the run's own host its processes can be checked
+directly; on another host, a heartbeat that does not change for the length of the lease means that the run is dead.
 
-No two clocks are compared, for nobody knows which of them is wrong. On one host the time since its boot tells, which
-cannot be set; of another host's heartbeat only counts for how long whoever looks has seen it unchanged.
+No two clocks are compared, because nobody knows which of them is wrong. On one host the time since boot decides, which
+nobody can set. For a heartbeat of another host, only the time counts for which the reader has seen it unchanged.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dagster_ckpt.checkpoint.clock import Clock
-from dagster_ckpt.checkpoint.control.epochs import Choice, Epochs
+from dagster_ckpt.checkpoint.clock import Clock, seconds_of
+from dagster_ckpt.checkpoint.control.epochs import FAILING, Choice, Claim, End, Epochs
 from dagster_ckpt.checkpoint.format.layout import CONTROL_DIR
 from dagster_ckpt.checkpoint.format.records import (
     CheckpointName,
@@ -38,30 +38,26 @@ __all__ = [
     "Heartbeat",
     "HeartbeatFile",
     "beating_here",
-    "free_job",
-    "is_dead",
     "live_here",
-    "silent_for",
     "unchanged_for",
-    "watched",
 ]
 
 #: Seconds between two heartbeats.
 INTERVAL = 2.0
 #: Seconds without a heartbeat after which a run counts as dead.
 LEASE = 30.0
-#: Seconds after which the next beat is tried beside one that has not come back.
+#: Seconds after which the next beat is tried beside a beat that has not returned.
 PATIENCE = 5.0
-#: A beat that comes late may lie over a newer one until whoever holds the job beats again: for so many seconds.
+#: Seconds for which a late beat may hide a newer one: until the holder of the job beats again.
 SETTLED = INTERVAL + PATIENCE
-#: (storage, job) of the hearts that beat in this process: one process may be asked to run a job twice.
+#: (storage, job) of each heart that beats in this process: one process may be asked to run a job twice.
 beating_here: set[tuple[str, str]] = set()
-#: By what was looked at: what was seen last, and since when, in monotonic seconds.
+#: The state seen last, and since when in monotonic seconds, by the name of what was looked at.
 _seen: dict[tuple[str, ...], tuple[object, float]] = {}
 
 
 def live_here(choice: Choice) -> Path | None:
-    """The live checkpointLocation that a start began with, if it is on this host and still there."""
+    """The live location that a start began with, if it is on this host and still there."""
     live = Path(choice.live)
     return live if choice.host == this_host() and live.is_dir() else None
 
@@ -72,7 +68,7 @@ class Completed:
 
     Attributes:
         checkpoint: ``{job id}/chk-N``.
-        epoch: that completed it.
+        epoch: the epoch that completed the checkpoint.
     """
 
     checkpoint: CheckpointName
@@ -84,16 +80,16 @@ class Heartbeat:
     """The latest sign of life of the run that holds a job.
 
     Attributes:
-        epoch: the epoch it holds.
+        epoch: the epoch that the run holds.
         run_id: the Dagster run.
         processes: the driver first, then its JVM.
         sequence: rises with every beat.
-        beat_at: seconds since the epoch, by the holder's clock: for people.
-        stopped: the run ended in an orderly way and holds nothing any more.
-        worker: the process of the Dagster run, where the driver is a step process of its own below it.
-        uptime: seconds on the monotonic clock of the holder's host, which all its processes share; ``None`` in a record
-            of a release that did not tell.
-        completed: the newest checkpoint that is known to be complete, ``None`` before the first.
+        beat_at: seconds since 1970, by the run's clock: for people.
+        stopped: the run ended in an orderly way and no longer holds the job.
+        worker: the process of the Dagster run, where the driver is a separate step process below it.
+        uptime: seconds on the monotonic clock of the run's host, which all processes of the host share; ``None`` in a
+            record of a release that did not record it.
+        completed: the newest checkpoint known to be complete, ``None`` before the first.
     """
 
     epoch: Epoch
@@ -107,9 +103,35 @@ class Heartbeat:
     completed: Completed | None = None
 
     def __post_init__(self) -> None:
-        """A heartbeat of no process says nothing."""
+        """Refuse a heartbeat without a process: nobody could check whether its run lives."""
         if not self.processes:
             raise ValueError("a heartbeat without a process")
+
+    def is_dead(self, clock: Clock, *, lease: float = LEASE, unchanged: float | None = None) -> str | None:
+        """Why the holder counts as dead, ``None`` while the holder may live.
+
+        Args:
+            clock: of this host.
+            lease: seconds.
+            unchanged: the seconds for which this process has seen the heartbeat unchanged, ``None`` when it did not
+                watch. Without watching, nobody can tell whether a holder on another host still beats, or whether a late
+                beat of a holder on this host hides a newer one.
+        """
+        if self.stopped:
+            return "it ended"
+        driver = self.processes[0]
+        if driver.is_here and not driver.is_alive():
+            return f"its process {driver.pid} is gone"
+        silent = self.silent_for(clock, unchanged)
+        if silent is None or silent <= lease or (unchanged is not None and unchanged < SETTLED):
+            return None
+        return f"no heartbeat for {silent:.0f} s"
+
+    def silent_for(self, clock: Clock, unchanged: float | None = None) -> float | None:
+        """Seconds since a beat, ``None`` where nobody can say; arguments as above."""
+        if self.processes[0].is_here and self.uptime is not None:
+            return clock.monotonic() - self.uptime
+        return unchanged
 
 
 class HeartbeatFile:
@@ -127,18 +149,18 @@ class HeartbeatFile:
         self._filesystem.replace(self._path, encode_record(heartbeat, self._path))
 
     def read(self) -> Heartbeat | None:
-        """The heartbeat, ``None`` when there never was one.
+        """The heartbeat, ``None`` when none was ever written.
 
         Raises:
-            CorruptCheckpoint: it cannot be read.
+            CorruptCheckpoint: the heartbeat cannot be read.
         """
         return read_record(self._filesystem, self._path, Heartbeat)
 
     def read_by_holder(self, epoch: int) -> Heartbeat | None:
-        """The heartbeat for a run that holds ``epoch``; one that cannot be read is for the holder to write over.
+        """The heartbeat for the run that holds ``epoch``; ``None`` also for an unreadable one, which it may overwrite.
 
         Raises:
-            Fenced: it cannot be read, and a newer run has taken the job over.
+            Fenced: the heartbeat cannot be read, and a newer run has taken the job over.
         """
         try:
             return self.read()
@@ -146,42 +168,135 @@ class HeartbeatFile:
             self._epochs.check(epoch)
             return None
 
+    def watched(
+        self, clock: Clock, wait: Callable[[float], object], *, lease: float = LEASE
+    ) -> tuple[Heartbeat | None, str | None]:
+        """The heartbeat of a job, and why its holder is dead, ``None`` if the holder lives.
 
-def is_dead(heartbeat: Heartbeat, clock: Clock, *, lease: float = LEASE, unchanged: float | None = None) -> str | None:
-    """Why the holder of ``heartbeat`` counts as dead, ``None`` while it may live.
+        A heartbeat of another host is watched until it changes, or for a lease. A silent heartbeat of this host is
+        watched until it changes, or for as long as a late beat may hide a newer one.
 
-    Args:
-        heartbeat: as read.
-        clock: of this host.
-        lease: seconds.
-        unchanged: for how many seconds it has been seen as it is, where it was watched. Without, nobody can say of the
-            holder on another host whether it still beats, and of one on this host whether what was read lay over a
-            newer beat.
-    """
-    if heartbeat.stopped:
-        return "it ended"
-    driver = heartbeat.processes[0]
-    if driver.is_here and not driver.is_alive():
-        return f"its process {driver.pid} is gone"
-    silent = silent_for(heartbeat, clock, unchanged)
-    if silent is None or silent <= lease or (unchanged is not None and unchanged < SETTLED):
-        return None
-    return f"no heartbeat for {silent:.0f} s"
+        Args:
+            clock: of this host.
+            wait: sleeps for so many seconds.
+            lease: seconds.
+        """
+        heartbeat = self.read()
+        if heartbeat is None:
+            return None, None
+        dead = heartbeat.is_dead(clock, lease=lease, unchanged=0.0)
+        silent = heartbeat.silent_for(clock)
+        if dead is not None or (silent is not None and silent <= lease):
+            return heartbeat, dead
+        since = clock.monotonic()
+        longest = lease if silent is None else SETTLED
+        while (unchanged := clock.monotonic() - since) < longest:
+            wait(min(INTERVAL, longest))
+            now = self.read()
+            if now is None:
+                return None, None
+            if now.stopped or (now.epoch, now.sequence) != (heartbeat.epoch, heartbeat.sequence):
+                return now, now.is_dead(clock, lease=lease, unchanged=0.0)
+        return heartbeat, f"no heartbeat for {heartbeat.silent_for(clock, unchanged):.0f} s"
 
+    def judged(self, claim: Claim, end: End | None, clock: Clock) -> tuple[str | None, float]:
+        """Why the run that made the newest claim is dead, ``None`` while it may live; and its last sign of life.
 
-def silent_for(heartbeat: Heartbeat, clock: Clock, unchanged: float | None = None) -> float | None:
-    """Seconds since a beat, ``None`` where nobody can say; arguments as above."""
-    if heartbeat.processes[0].is_here and heartbeat.uptime is not None:
-        return clock.monotonic() - heartbeat.uptime
-    return unchanged
+        For whoever looks again and again: how long something was seen unchanged is remembered from look to look.
+
+        Args:
+            claim: the newest.
+            end: of its epoch, ``None`` where none is on record.
+            clock: of this host. The last sign of life is in its seconds since the epoch.
+
+        Raises:
+            CorruptCheckpoint: the heartbeat, or the time of the claim, cannot be read.
+        """
+        now, claimed_at = clock.time(), seconds_of(claim.claimed_at)
+        heartbeat = self.read()
+        same = unchanged_for((*self.key, "epoch"), None if heartbeat is None else heartbeat.epoch, clock)
+        if heartbeat is None or heartbeat.epoch != claim.epoch:
+            if end is not None and end.status != FAILING:
+                return "it ended", claimed_at  # by whoever ended it for a dead run
+            # Claimed, and not one beat since: it has just begun, or it died at once.
+            silent = unchanged_for((*self.key, "claim"), claim.epoch, clock)
+            if claim.host == this_host():
+                silent = max(silent, now - claimed_at)
+            # What an earlier epoch's late beat lies over is put right by the next beat.
+            if silent <= LEASE or (heartbeat is not None and same < SETTLED):
+                return None, claimed_at
+            return f"no heartbeat since it took the job over {silent:.0f} s ago", claimed_at
+        # While the run's own process lives, Dagster hears from it how the run ended; it may also have more steps.
+        worker = heartbeat.worker or heartbeat.processes[0]
+        unchanged = unchanged_for(self.key, (heartbeat.epoch, heartbeat.sequence), clock)
+        # By this host's clock: a holder's that goes ahead would put its death, and so the restart, into the future.
+        silent = heartbeat.silent_for(clock, unchanged) or 0.0
+        recent, last_sign = silent <= LEASE, now - silent
+        ended = heartbeat.stopped or (heartbeat.worker is not None and recent)
+        if ended and (worker.is_alive() if worker.is_here else recent):
+            return None, last_sign
+        if heartbeat.stopped and end is None:
+            return "it was interrupted", last_sign
+        return heartbeat.is_dead(clock, unchanged=unchanged), last_sign
+
+    def free_job(
+        self,
+        clock: Clock,
+        wait: Callable[[float], object],
+        *,
+        lease: float = LEASE,
+    ) -> Sequence[ProcessIdentity]:
+        """Make sure that nobody else drives the job: refuse if somebody does, kill what is left of the dead.
+
+        A heartbeat alone kills nobody: a process is killed only if it proves itself
+        (:func:`~dagster_ckpt.checkpoint.processes.is_proven`). If one is alive and not proven, none is killed.
+
+        Args:
+            clock: wall and monotonic time.
+            wait: sleeps for so many seconds.
+            lease: seconds.
+
+        Returns:
+            the processes that had to be killed.
+
+        Raises:
+            JobAlreadyRunning: another run of the job is alive, or nothing tells whether a process that a dead run left
+                is of this job.
+            CorruptCheckpoint: the heartbeat cannot be read.
+        """
+        heartbeat = self.read()
+        if heartbeat is None or heartbeat.stopped:
+            return ()
+        if heartbeat.processes[0].is_this_one:
+            if self.key in beating_here:
+                raise _already_running(self.key[1], heartbeat)
+            return ()  # an earlier run of this process, which could not write its last beat
+        heartbeat, dead = self.watched(clock, wait, lease=lease)
+        if heartbeat is None or heartbeat.stopped:
+            return ()
+        if dead is None:
+            raise _already_running(self.key[1], heartbeat)
+        driver = heartbeat.processes[0]
+        left = [process for process in heartbeat.processes if process.is_here and process.is_alive()]
+        for process in left:
+            if not is_proven(process, driver, self.key):
+                raise _unproven(self.key[1], heartbeat, dead, process, self.url)
+        killed = []
+        for process in left:
+            try:
+                if process.kill():
+                    killed.append(process)
+            except OSError as error:
+                raise _cannot_kill(self.key[1], heartbeat, process) from error
+        return tuple(killed)
 
 
 def unchanged_for(what: tuple[str, ...], state: object, clock: Clock) -> float:
-    """For how many seconds this process, each time it looked, has seen the same state of something; 0 at first.
+    """For how many seconds this process has seen the same state of something at each look; 0 at the first look.
 
     Args:
-        what: names it.
-        state: what was seen now.
+        what: names the thing.
+        state: the state seen now.
         clock: of this host.
     """
     now = clock.monotonic()
@@ -190,94 +305,6 @@ def unchanged_for(what: tuple[str, ...], state: object, clock: Clock) -> float:
         since = now
     _seen[what] = (state, since)
     return now - since
-
-
-def watched(
-    file: HeartbeatFile, clock: Clock, wait: Callable[[float], object], *, lease: float = LEASE
-) -> tuple[Heartbeat | None, str | None]:
-    """The heartbeat of a job, and why its holder is dead, ``None`` if it lives.
-
-    One of which this host cannot tell is watched until it changes, or for a lease; one that is silent on this host, for
-    as long as what was read may lie over a newer beat.
-
-    Args:
-        file: the job's heartbeat.
-        clock: of this host.
-        wait: sleeps for so many seconds.
-        lease: seconds.
-    """
-    heartbeat = file.read()
-    if heartbeat is None:
-        return None, None
-    dead = is_dead(heartbeat, clock, lease=lease, unchanged=0.0)
-    silent = silent_for(heartbeat, clock)
-    if dead is not None or (silent is not None and silent <= lease):
-        return heartbeat, dead
-    since = clock.monotonic()
-    longest = lease if silent is None else SETTLED
-    while (unchanged := clock.monotonic() - since) < longest:
-        wait(min(INTERVAL, longest))
-        now = file.read()
-        if now is None:
-            return None, None
-        if now.stopped or (now.epoch, now.sequence) != (heartbeat.epoch, heartbeat.sequence):
-            return now, is_dead(now, clock, lease=lease, unchanged=0.0)
-    return heartbeat, f"no heartbeat for {silent_for(heartbeat, clock, unchanged):.0f} s"
-
-
-def free_job(
-    file: HeartbeatFile,
-    job_name: str,
-    clock: Clock,
-    wait: Callable[[float], object],
-    *,
-    lease: float = LEASE,
-) -> Sequence[ProcessIdentity]:
-    """Make sure that nobody else drives the job: refuse if somebody does, kill what is left of the dead.
-
-    A heartbeat alone kills nobody: a process is killed only if it proves itself
-    (:func:`~dagster_ckpt.checkpoint.processes.is_proven`). If one is alive and not proven, none is killed.
-
-    Args:
-        file: the job's heartbeat.
-        job_name: for the error.
-        clock: wall and monotonic time.
-        wait: sleeps for so many seconds.
-        lease: seconds.
-
-    Returns:
-        the processes that had to be killed.
-
-    Raises:
-        JobAlreadyRunning: another run of the job is alive, or what is left of a dead one can neither be proven to be
-            of this job nor be ruled out.
-        CorruptCheckpoint: the heartbeat cannot be read.
-    """
-    heartbeat = file.read()
-    if heartbeat is None or heartbeat.stopped:
-        return ()
-    if heartbeat.processes[0].is_this_one:
-        if file.key in beating_here:
-            raise _already_running(job_name, heartbeat)
-        return ()  # an earlier run of this process, which could not write its last beat
-    heartbeat, dead = watched(file, clock, wait, lease=lease)
-    if heartbeat is None or heartbeat.stopped:
-        return ()
-    if dead is None:
-        raise _already_running(job_name, heartbeat)
-    driver = heartbeat.processes[0]
-    left = [process for process in heartbeat.processes if process.is_here and process.is_alive()]
-    for process in left:
-        if not is_proven(process, driver, file.key):
-            raise _unproven(job_name, heartbeat, dead, process, file.url)
-    killed = []
-    for process in left:
-        try:
-            if process.kill():
-                killed.append(process)
-        except OSError as error:
-            raise _cannot_kill(job_name, heartbeat, process) from error
-    return tuple(killed)
 
 
 def _already_running(job_name: str, heartbeat: Heartbeat) -> JobAlreadyRunning:
@@ -295,14 +322,14 @@ def _unproven(
     return JobAlreadyRunning(
         f"Run {heartbeat.run_id} of job {job_name!r} is dead ({dead}), but process {process.pid}, which its heartbeat "
         "names, is alive and may still write. Nothing proves that the process is of this job, so it was not killed.",
-        hint=f"Look at it with `ps -f -p {process.pid}`. If it is of job {job_name!r}, end it with `kill -9 "
+        hint=f"Look at the process with `ps -f -p {process.pid}`. If it is of job {job_name!r}, end it with `kill -9 "
         f"{process.pid}`; if it is not, delete {heartbeat_url}. Then launch the job again. This run changed nothing.",
     )
 
 
 def _cannot_kill(job_name: str, heartbeat: Heartbeat, process: ProcessIdentity) -> JobAlreadyRunning:
     return JobAlreadyRunning(
-        f"Process {process.pid} is left of the dead run {heartbeat.run_id} of job {job_name!r}, may still write, and "
-        "could not be killed.",
+        f"Process {process.pid} of the dead run {heartbeat.run_id} of job {job_name!r} is still alive, may still "
+        "write, and could not be killed.",
         hint=f"End process {process.pid}, or restart the host, and launch the job again.",
     )

@@ -1,7 +1,7 @@
-"""The ids of checkpoints and savepoints: rising, and never issued twice in a lineage, whoever issues them.
+"""The ids of checkpoints and savepoints: they rise, and no id is issued twice in a lineage.
 
-The name of a record tells the id, so that nothing inside the record can: ``issued/{job id}/e-{epoch}-{id}``. Records of
-version 1 are named ``e-{epoch}`` and hold the id.
+The name of a record tells the id, so a record with changed content does no harm: ``issued/{job id}/e-{epoch}-{id}``.
+Records of version 1 are named ``e-{epoch}`` and hold the id.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dagster_ckpt.filesystem import FileSystem
 __all__ = ["IssuedIds"]
 
 _NAME = re.compile(r"e-([0-9]{10})(?:-([0-9]{15}))?")
-#: The last that a name has room for.
+#: The last id that a name has room for.
 _LAST = 10**15 - 1
 _VERSION_1 = re.compile(rb"[0-9]{1,15}\n?")
 
@@ -39,25 +39,25 @@ class IssuedIds:
     def record(self, epoch: int, number: int) -> None:
         """Remember that ``epoch`` issued ``number``; durable on return.
 
-        Each epoch has records of its own, so that a fenced writer cannot lower what a newer one recorded. Of an epoch
-        the newest record is kept.
+        Each epoch has its own records, so a fenced writer cannot lower the id that a newer epoch recorded. Only the
+        newest record of an epoch is kept.
         """
         self._filesystem.create(f"{self._directory}/e-{epoch:010}-{number:015}", f"{number}\n".encode())
         self._filesystem.sync_directories([self._directory])
-        with contextlib.suppress(OSError):  # an older record says less, and does no harm
+        with contextlib.suppress(OSError):  # an older record has a lower id, and does no harm
             self._filesystem.remove(f"{self._directory}/e-{epoch:010}-{number - 1:015}")
 
     def epochs(self) -> frozenset[int]:
-        """The epochs that have issued an id in this lineage: no other has a checkpoint in it. One listing."""
+        """The epochs that have issued an id in this lineage; no other epoch has a checkpoint in it. One listing."""
         entries = self._filesystem.list(self._directory)
         return frozenset(int(match[1]) for entry in entries if (match := _NAME.fullmatch(entry.name)))
 
     def next(self, present: Iterable[int], restored: int = 0) -> int:
-        """The id after the highest ever issued, and after those that are there.
+        """The next id: above every id ever issued, and above every id in use.
 
         Args:
             present: the ids of every ``chk-N`` of the lineage, complete or not.
-            restored: the id of what the lineage goes on from.
+            restored: the id of the checkpoint or savepoint that the lineage continues from.
 
         Raises:
             CorruptRecord: a record of version 1 does not hold an id.

@@ -1,4 +1,4 @@
-"""The records of one job: what its runs know of each other, one directory under ``control/`` for each kind."""
+"""The records of one job, through which its runs know of each other: one directory under ``control/`` per kind."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ class JobRecords:
         job_name: the job's stable name.
 
     Attributes:
-        epochs: who may write, what each start began with, and how it ended.
+        epochs: which start may write, what each start began with, and how each start ended.
         heartbeat: the sign of life of the run that holds the job.
         failures: why starts failed.
-        pins: checkpoints that somebody wants kept.
+        pins: checkpoints that a user wants kept.
         quarantine: checkpoints that were found broken.
         deletions: deletions that are not yet carried out.
-        savepoint_requests: savepoints that somebody asks for.
+        savepoint_requests: savepoints that a user asks for.
         taken_savepoints: savepoints that the job has taken.
     """
 
@@ -66,7 +66,9 @@ class JobRecords:
         return WriteAheadArchive(self._filesystem, self._job_name, job_id)
 
     def claim_ownership(self, deployment: str) -> None:
-        """Make ``deployment`` the owner of the job's directory, or find that it is: two must not share one by accident.
+        """Make ``deployment`` the owner of the job's directory, unless it is already.
+
+        Two deployments must not share a directory by accident.
 
         Raises:
             ForeignCheckpoint: another deployment owns it.
@@ -80,6 +82,6 @@ class JobRecords:
                 raise ForeignCheckpoint(
                     f"{self._filesystem.url}/{self._job_name} belongs to deployment {owner.deployment!r}, and this is "
                     f"{deployment!r}.",
-                    hint="Give this deployment another checkpoint_path or job name; if it is meant to take the job "
-                    f"over, set deployment={owner.deployment!r} on its checkpoint storage.",
+                    hint="Give this deployment another checkpoint_path or job name; if this deployment is to take the "
+                    f"job over, set deployment={owner.deployment!r} on its checkpoint storage.",
                 ) from None

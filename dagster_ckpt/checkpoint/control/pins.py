@@ -1,7 +1,7 @@
-"""Checkpoints that somebody wants kept: records in ``control/pins/`` that whatever deletes checkpoints looks at.
+"""Checkpoints that a user wants kept: records in ``control/pins/``, checked before any checkpoint is deleted.
 
-A pin belongs to the user, not to an epoch: it outlives runs, and the end of the job. The names of the records tell
-which checkpoints are pinned, so that one listing is enough to know. A checkpoint may have several pins.
+A pin belongs to the user, not to an epoch: a pin outlives runs, and the end of the job. The names of the records tell
+which checkpoints are pinned, so one listing is enough to know. A checkpoint may have several pins.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ class Pin:
 
     Attributes:
         checkpoint: ``{job id}/chk-N``.
-        reason: whoever pinned it says why; may be empty.
+        reason: why the user pinned the checkpoint; may be empty.
         pinned_at: ISO 8601 in UTC.
-        token: 32 hex digits, unique: who takes back a pin of his own must not take off another's.
+        token: 32 hex digits, unique, so that a user who takes back a pin removes no pin of another user.
     """
 
     checkpoint: CheckpointName
@@ -49,20 +49,20 @@ class Pins:
         self._directory = f"{job_name}/{CONTROL_DIR}/pins"
 
     def add(self, pin: Pin) -> None:
-        """Put a pin on record."""
+        """Record a pin."""
         path = f"{self._directory}/{_name(pin)}"
         self._filesystem.create(path, encode_record(pin, path))
 
     def remove(self, pin: Pin) -> None:
-        """Take one pin off; no error when it is not there."""
+        """Remove one pin; no error when it is not there."""
         self._remove({_name(pin)})
 
     def clear(self, checkpoint: str) -> None:
-        """Take every pin off ``{job id}/chk-N``."""
+        """Remove every pin of ``{job id}/chk-N``."""
         self._remove({name for name, pinned in self._names().items() if pinned == checkpoint})
 
     def pinned(self) -> frozenset[str]:
-        """What is pinned, each as ``{job id}/chk-N``; one listing."""
+        """The pinned checkpoints, each as ``{job id}/chk-N``; one listing."""
         return frozenset(self._names().values())
 
     def numbers(self, job_id: str) -> frozenset[int]:
@@ -71,13 +71,13 @@ class Pins:
         return frozenset(int(checkpoint.rpartition("-")[2]) for checkpoint in own)
 
     def reasons(self) -> dict[str, str]:
-        """Why each pinned checkpoint is, the oldest reason first, by ``{job id}/chk-N``; reads every record."""
+        """Why each checkpoint is pinned, by ``{job id}/chk-N``, the oldest reason first; reads every record."""
         found: dict[str, list[Pin]] = {}
         for name, checkpoint in self._names().items():
             path = f"{self._directory}/{name}"
             try:
                 pin = read_record(self._filesystem, path, Pin, checkpoint=checkpoint, token=name[-32:])
-            except CorruptRecord:  # its name pins
+            except CorruptRecord:  # the name of the record is enough to pin
                 pin = Pin(checkpoint, "the record of this pin cannot be read", "", name[-32:])
             if pin is not None:
                 found.setdefault(checkpoint, []).append(pin)

@@ -1,19 +1,20 @@
-"""The boundaries of every batch since the oldest retained checkpoint, so that batches can be replayed as they were.
+"""The batch plans since the oldest retained checkpoint, so that batches can be replayed with the same boundaries.
 
-Spark plans a batch by writing down what it will read, and runs it then. It forgets that plan when the batch is done,
-and all of it is lost with the live location. The archive keeps the plans beside the checkpoints, also of batches after
-the last one.
+Spark plans a batch by writing down what the batch will read, and then runs the batch. Spark forgets the batch plan
+later, and all batch plans are lost with the live location. The archive keeps the batch plans beside the checkpoints,
+including batches after the last checkpoint.
 
 ::
 
     control/wal/{job-id}/e-{epoch}/begin                      how the epoch began, and the plans it took over
     control/wal/{job-id}/e-{epoch}/{first}-{last}-{unique}    plans of these batches
 
-An epoch's own plans are for the batches after the one it began with: those it took over to replay, and those of the
-batches it ran. Going back from the newest epoch, epoch by epoch, gives the line that leads to now.
+An epoch has plans of the batches after the batch that it began with: plans that it took over to replay, and plans of
+batches that it ran. Going back from the newest epoch, epoch by epoch, gives the line that leads to the present.
 
-A file is lines of JSON: first its version and its place, so that a file of another epoch or lineage is not taken for
-it, then what it says, and in the last line a SHA-256 of all others. (The first release wrote no line with a place.)
+A file is lines of JSON. The first line has the file's version and place, so that a file of another epoch or lineage is
+refused. The content follows, and the last line is a SHA-256 of all other lines. (The first release wrote no line with
+a place.)
 """
 
 from __future__ import annotations
@@ -35,8 +36,7 @@ from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
 from dagster_ckpt.checkpoint.format.records import is_there_sealed
 from dagster_ckpt.checkpoint.format.values import believed, check_tree, parsed, shown, whole
 from dagster_ckpt.errors import CorruptRecord
-from dagster_ckpt.filesystem import FileSystem
-from dagster_ckpt.filesystem.names import inside
+from dagster_ckpt.filesystem import FileSystem, inside
 
 __all__ = ["ArchiveWriter", "PlannedBatch", "WriteAheadArchive"]
 
@@ -44,19 +44,19 @@ _EPOCH = re.compile(r"e-([0-9]{10})")
 _SEGMENT = re.compile(r"([0-9]{12})-([0-9]{12})-[0-9a-f]{8}")
 _BEGIN = "begin"
 _VERSION = 2
-#: Batches of one file, by its name: a day of ten a second without one checkpoint is a tenth of it.
+#: Most batches that the name of one file may claim: ten times a day of ten batches a second without a checkpoint.
 _MOST_BATCHES = 10_000_000
-_HINT = "Put it back from a backup; or launch with replay_to: none, and later batches get new boundaries."
+_HINT = "Put the file back from a backup; or launch with replay_to: none, and later batches get new boundaries."
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedBatch:
-    """What Spark wrote down before it ran a batch.
+    """A batch plan: what Spark wrote down before it ran the batch.
 
     Attributes:
-        batch: its number.
+        batch: the number of the batch.
         files: text by name, relative to the checkpointLocation: ``offsets/<batch>`` and the entries that the batch
-            added to the logs of its sources. Of a compacted log only what the entry added.
+            added to the logs of its sources. From a ``.compact`` entry only the lines of this batch.
     """
 
     batch: int
@@ -65,7 +65,7 @@ class PlannedBatch:
 
 @dataclass(frozen=True, slots=True)
 class _Begin:
-    """How an epoch began: after which batch (-1 for none), after which epoch of the line, and with which plans."""
+    """How an epoch began: after which batch (-1 for none), after which epoch of the line, with which batch plans."""
 
     after: int
     previous: int | None
@@ -73,7 +73,7 @@ class _Begin:
 
 
 class WriteAheadArchive:
-    """The plans of one lineage; reading.
+    """Reads the batch plans of one lineage.
 
     Args:
         filesystem: the storage.
@@ -85,23 +85,23 @@ class WriteAheadArchive:
         self._filesystem = filesystem
         self._epochs = Epochs(filesystem, job_name)
         self._directory = f"{job_name}/{CONTROL_DIR}/wal/{job_id}"
-        self._begun: dict[int, _Begin] = {}  # never changed once they are there
+        self._begun: dict[int, _Begin] = {}  # a cache: a begin file never changes
 
     def epochs(self) -> list[int]:
-        """The epochs that have plans, ascending."""
+        """The epochs that have batch plans, ascending."""
         names = (entry.name for entry in self._filesystem.list(self._directory))
         return sorted(int(match[1]) for name in names if (match := _EPOCH.fullmatch(name)))
 
     def newest(self) -> int | None:
-        """The newest epoch that began, ``None`` when there is none."""
+        """The newest epoch that began, ``None`` when none did."""
         return next((epoch for epoch in reversed(self.epochs()) if self._begin(epoch) is not None), None)
 
     def has_begun(self, epoch: int) -> bool:
-        """Whether an epoch got as far as to start its query: its sink had been put back by then."""
+        """Whether an epoch was ready to start its query. Its sink had been rolled back by then."""
         return any(entry.name == _BEGIN for entry in self._filesystem.list(self.of_epoch(epoch)))
 
     def began_after(self, epoch: int) -> int | None:
-        """The batch after which an epoch began, -1 for a start from nothing; ``None`` when it did not begin.
+        """The batch after which an epoch began, -1 for a start from nothing; ``None`` when the epoch did not begin.
 
         Raises:
             CorruptCheckpoint: a file of the archive is not what was written.
@@ -110,7 +110,7 @@ class WriteAheadArchive:
         return None if begin is None else begin.after
 
     def line_through(self, metadata: CheckpointMetadata) -> int | None:
-        """The newest epoch that a checkpoint led to, which may be its own; ``None`` when none is known.
+        """The newest epoch whose line contains a checkpoint, perhaps the checkpoint's own; ``None`` if none is known.
 
         Raises:
             CorruptRecord: a file of the archive is not what was written.
@@ -123,7 +123,7 @@ class WriteAheadArchive:
         return None
 
     def after(self, metadata: CheckpointMetadata) -> list[PlannedBatch]:
-        """The batches that were planned after a checkpoint on the newest line it is on, without a gap, in order.
+        """The batches planned after a checkpoint, on the newest line that contains it, in order up to the first gap.
 
         Raises:
             CorruptRecord: a file of the archive is not what was written.
@@ -131,7 +131,7 @@ class WriteAheadArchive:
         return self._after(self.line_through(metadata), metadata.batch)
 
     def newest_after(self, batch: int) -> list[PlannedBatch]:
-        """The batches of the newest line after one, -1 for all, without a gap, in order.
+        """The batches of the newest line after ``batch`` (-1 for all), in order up to the first gap.
 
         Raises:
             CorruptRecord: a file of the archive is not what was written.
@@ -139,7 +139,7 @@ class WriteAheadArchive:
         return self._after(self.newest(), batch)
 
     def planned(self, batch: int) -> PlannedBatch | None:
-        """The newest plan of one batch, ``None`` when there is none.
+        """The newest plan of ``batch``, ``None`` when there is none.
 
         Raises:
             CorruptRecord: a file of the archive is not what was written.
@@ -158,7 +158,7 @@ class WriteAheadArchive:
         return sorted({batch for epoch in self.epochs() for some in self._numbers(epoch) for batch in some})
 
     def newest_batch(self) -> int | None:
-        """The last batch that was planned in the newest epoch that planned any, ``None`` when there is none.
+        """The last batch of the newest epoch that planned a batch, ``None`` when no epoch did.
 
         Raises:
             CorruptRecord: a file of the archive is not what was written.
@@ -183,9 +183,9 @@ class WriteAheadArchive:
         return list(_without_gap(found, batch))
 
     def _line(self, epoch: int, batch: int) -> Iterator[tuple[int, float, _Begin]]:
-        """The epochs of the line that leads to ``epoch``, down to the one that ran ``batch``, the newest first.
+        """The epochs of the line that leads to ``epoch``, newest first, back to the epoch that ran ``batch``.
 
-        Each comes with the last of its batches that is on the line.
+        Each epoch comes with its last batch on the line.
         """
         until: float = math.inf
         at: int | None = epoch
@@ -198,7 +198,8 @@ class WriteAheadArchive:
     def _origin(self, epoch: int) -> int | None:
         """The epoch that ran the last batch of a checkpoint of ``epoch``.
 
-        An epoch that died before it began has at most salvaged a checkpoint, of what the newest before it ran.
+        An epoch that died before it began can only have salvaged a checkpoint, from batches of the newest epoch that
+        began before it.
         """
         began = (known for known in reversed(self.epochs()) if known <= epoch and self._begin(known) is not None)
         return next(began, None)
@@ -212,7 +213,7 @@ class WriteAheadArchive:
             if match is not None and int(match[2]) > after:
                 path = f"{directory}/{entry.name}"
                 with contextlib.suppress(FileNotFoundError), self._believed(path):
-                    # It may have been packed with others since it was listed.
+                    # The file may have been packed with others since it was listed.
                     plans = _plans(self._lines(epoch, path))
                     batches = _batches_of(match)
                     if not all(batch in batches for batch in plans):
@@ -259,7 +260,7 @@ class WriteAheadArchive:
         return f"{self._directory}/e-{epoch:010}"
 
     def forget(self, *, before: int) -> None:
-        """Drop the plans that lead to no checkpoint of an epoch or a later one."""
+        """Delete the batch plans that no checkpoint of epoch ``before`` or a later epoch needs."""
         origin = self._origin(before)
         for epoch in self.epochs():
             if origin is not None and epoch < origin:
@@ -273,13 +274,13 @@ class WriteAheadArchive:
 
 
 class ArchiveWriter:
-    """The plans of one lineage; writing, by one epoch. Not to be used by two threads at once.
+    """Writes the batch plans of one epoch of a lineage. Not to be used by two threads at once.
 
     Args:
         filesystem: the storage.
         job_name: the job's stable name.
         job_id: the lineage.
-        epoch: of the writer.
+        epoch: the writer's epoch.
         check_owner: raises when a newer epoch has taken the job over.
     """
 
@@ -294,7 +295,7 @@ class ArchiveWriter:
         self._unpacked: list[PlannedBatch] = []
 
     def begin(self, after: int, previous: int | None, pending: Sequence[PlannedBatch]) -> None:
-        """Write down how the epoch begins, and the plans that it takes over.
+        """Record how the epoch begins, and the batch plans that it takes over.
 
         Raises:
             Fenced: a newer epoch has taken the job over.
@@ -305,7 +306,7 @@ class ArchiveWriter:
         self._filesystem.create(path, _encode(path, [head, *map(_line, pending)]))
 
     def append(self, plans: Sequence[PlannedBatch]) -> None:
-        """Make plans durable.
+        """Make batch plans durable.
 
         Raises:
             Fenced: a newer epoch has taken the job over.
@@ -318,11 +319,13 @@ class ArchiveWriter:
         self._unpacked += plans
 
     def pack(self, retained: Sequence[CheckpointMetadata]) -> None:
-        """Put what was appended since the last time into one file, and drop what no retained checkpoint needs.
+        """Pack the batch plans appended since the last call into one file, and delete those nobody needs any more.
+
+        Needed are the batch plans after the oldest checkpoint in ``retained``; without one, all of them.
 
         Raises:
             Fenced: a newer epoch has taken the job over.
-            StorageError: the storage failed; all plans that are needed are still there.
+            StorageError: the storage failed; all needed batch plans are still there.
         """
         self._check_owner()
         loose, self._loose = self._loose, []
@@ -348,7 +351,7 @@ class ArchiveWriter:
 
 
 def _encode(place: str, lines: Sequence[str]) -> bytes:
-    """The lines of the file at ``place``, and their checksum in the last."""
+    """The bytes of the file at ``place``: its lines, and their checksum in the last line."""
     head = json.dumps({"version": _VERSION, "place": place})
     body = "".join(f"{line}\n" for line in (head, *lines)).encode()
     return body + f"sha256:{hashlib.sha256(body).hexdigest()}\n".encode("ascii")
@@ -360,7 +363,7 @@ def _line(plan: PlannedBatch) -> str:
 
 def _begin(fields: Any, lines: Iterable[str], epoch: int) -> _Begin:
     previous = fields["previous"]
-    # It leads back, so that a line ends.
+    # Each epoch of a line is older than the epoch after it, so every line ends.
     if previous is not None and whole(previous, "the epoch before") >= epoch:
         raise ValueError(f"epoch {previous} was not before {epoch}")
     return _Begin(whole(fields["after"], "the last batch", least=-1), previous, _plans(lines))
@@ -382,7 +385,7 @@ def _plan(line: str) -> PlannedBatch:
 
 
 def _batches_of(segment: re.Match[str]) -> range:
-    """The batches that a file has plans of, by its name."""
+    """The batches that a file has plans of, read from its name."""
     first, last = int(segment[1]), int(segment[2])
     if not 0 <= last - first < _MOST_BATCHES:
         raise ValueError(f"its name says that it has plans of batches {first} to {last}")

@@ -1,7 +1,8 @@
 """Checkpoints that were found broken and passed over: records in ``control/quarantine/``.
 
-A quarantined checkpoint is never chosen automatically, and neither retention nor a cleanup counts or deletes it: it is
-evidence, and perhaps can be mended. The names of the records tell which ones they are, so that one listing is enough.
+A quarantined checkpoint is never chosen automatically, and neither retention nor cleanup counts or deletes it: the
+checkpoint is evidence, and perhaps can be mended. The names of the records tell which checkpoints are quarantined, so
+one listing is enough.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ class Quarantined:
 
     Attributes:
         checkpoint: ``{job id}/chk-N``.
-        reason: what is wrong with it.
-        epoch: of the start that found out.
-        run_id: of its run.
-        host: where that was.
+        reason: what is wrong with the checkpoint.
+        epoch: of the start that found it broken.
+        run_id: the run of that start.
+        host: the host of that run.
         quarantined_at: ISO 8601 in UTC.
     """
 
@@ -53,7 +54,7 @@ class Quarantine:
         self._directory = f"{job_name}/{CONTROL_DIR}/quarantine"
 
     def add(self, record: Quarantined) -> None:
-        """Put a checkpoint into quarantine; durable on return. The first record of a checkpoint stands.
+        """Put a checkpoint into quarantine; durable on return. Only the first record of a checkpoint counts.
 
         Raises:
             StorageError: the storage failed.
@@ -73,7 +74,7 @@ class Quarantine:
         return True
 
     def names(self) -> frozenset[str]:
-        """What is quarantined, each as ``{job id}/chk-N``; one listing."""
+        """The quarantined checkpoints, each as ``{job id}/chk-N``; one listing."""
         matches = (_NAME.fullmatch(entry.name) for entry in self._filesystem.list(self._directory))
         return frozenset(f"{match[1]}/{match[2]}" for match in matches if match is not None)
 
@@ -83,7 +84,7 @@ class Quarantine:
         return frozenset(int(checkpoint.rpartition("-")[2]) for checkpoint in own)
 
     def records(self) -> dict[str, Quarantined]:
-        """Every record, by ``{job id}/chk-N``; one that cannot be read says so, for its name holds."""
+        """Every record, by ``{job id}/chk-N``; for an unreadable one a substitute, because its name still counts."""
         found = {}
         for name in sorted(self.names()):
             try:
@@ -100,15 +101,15 @@ class Quarantine:
 
 @dataclass(frozen=True, slots=True)
 class FellBack:
-    """That a job went on from an older checkpoint than its newest, and what that costs.
+    """Tells that a job restored an older checkpoint than its newest, and what that costs.
 
     Attributes:
-        passed_over: the quarantined checkpoints that are newer, each as ``{job id}/chk-N``, the newest first.
-        restored: the checkpoint it went on from.
-        batch: of that checkpoint.
-        last: the last batch that is known to have run, and so to be run again; ``batch`` when none is known.
-        files: how many files the batches that are run again read, ``None`` when that is not known.
-        rows: how many rows they read, ``None`` when that is not known.
+        passed_over: the newer, quarantined checkpoints, each as ``{job id}/chk-N``, the newest first.
+        restored: the checkpoint that was restored.
+        batch: the last batch in that checkpoint.
+        last: the last batch that is known to have run, and so runs again; ``batch`` when no later batch is known.
+        files: how many files the batches that run again read, ``None`` when not known.
+        rows: how many rows these batches read, ``None`` when not known.
     """
 
     passed_over: tuple[str, ...]
@@ -120,7 +121,7 @@ class FellBack:
 
     @property
     def batches(self) -> int:
-        """How many batches are known to be run again."""
+        """How many batches are known to run again."""
         return self.last - self.batch
 
     def __str__(self) -> str:

@@ -1,8 +1,8 @@
-"""Requests to a running job: somebody asks for a savepoint, and the driver of the current epoch answers.
+"""Requests to a running job: an asker requests a savepoint, and the driver of the current epoch answers.
 
-A request is a record in ``control/requests/``, created exclusively by who asks. Its answer is a second record, also
-created exclusively: by the driver, with the savepoint or the error, or by an asker that stopped waiting. Whichever is
-first counts. A request without an answer is taken up by the next driver when this one dies.
+A request is a record in ``control/requests/`` that the asker creates exclusively. The answer is a second record, also
+created exclusively: by the driver, with the savepoint or the error, or by the asker when it stops waiting. The first
+answer counts. When the driver dies, the next driver takes up the requests without an answer.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = ["Answer", "SavepointRequest", "SavepointRequests", "TakenSavepoint"]
 _log = logging.getLogger(__name__)
 
 _NAME = re.compile(r"r-([0-9a-f]{32})(\.answer)?")
-#: Seconds an answered request is kept for its asker, who removes it when it has read the answer.
+#: Seconds for which an answered request is kept. Its asker removes it earlier, after reading the answer.
 _KEPT = 3600.0
 
 
@@ -44,10 +44,10 @@ class SavepointRequest:
 
     Attributes:
         token: 32 hex digits, unique.
-        target: the directory for savepoints, ``None`` for the one that the job is configured with.
-        stop: whether the job is to be stopped with it.
-        asked_at: seconds since the epoch.
-        until: when the asker stops waiting, seconds since the epoch; nobody wants it later.
+        target: the directory for savepoints, ``None`` for the job's configured directory.
+        stop: whether the job is to stop with the savepoint.
+        asked_at: seconds since 1970.
+        until: when the asker stops waiting, seconds since 1970; nobody wants the savepoint later.
     """
 
     token: Token
@@ -62,12 +62,12 @@ class TakenSavepoint:
     """A savepoint that was taken.
 
     Attributes:
-        pointer: its directory, as ``restore_from`` takes it.
-        checkpoint_id: its id in the lineage.
-        batch: the last committed micro-batch in it.
-        files: how many it has.
-        size: their bytes.
-        seconds: from the capture, or the first byte copied, to its completion.
+        pointer: the savepoint's directory, as ``restore_from`` takes it.
+        checkpoint_id: the savepoint's id in the lineage.
+        batch: the last committed micro-batch in the savepoint.
+        files: the number of its files.
+        size: the bytes of its files.
+        seconds: from the capture, or the first byte copied, to completion.
     """
 
     pointer: Line
@@ -79,7 +79,7 @@ class TakenSavepoint:
 
     @classmethod
     def of(cls, metadata: CheckpointMetadata) -> TakenSavepoint:
-        """What ``metadata``, as it was written, tells about its savepoint."""
+        """The savepoint whose manifest was written as ``metadata``."""
         seconds = sum(metadata.timings_ms.get(step, 0.0) for step in ("pin", "write")) / 1000
         return cls(
             metadata.reference,
@@ -96,10 +96,10 @@ class Answer:
     """What became of a request.
 
     Attributes:
-        answered_at: seconds since the epoch.
-        savepoint: what was taken; ``None`` when it failed or was withdrawn.
-        error: why it was not taken.
-        hint: what to do then.
+        answered_at: seconds since 1970.
+        savepoint: the savepoint; ``None`` when it failed or the request was withdrawn.
+        error: why no savepoint was taken.
+        hint: what to do about the error.
     """
 
     answered_at: Seconds
@@ -122,16 +122,16 @@ class SavepointRequests:
         self._epochs = Epochs(filesystem, job_name)
 
     def ask(self, request: SavepointRequest) -> None:
-        """Put a request on record."""
+        """Record a request."""
         path = self._path(request.token)
         self._filesystem.create(path, encode_record(request, path))
 
     def open(self, now: float | None = None) -> Sequence[SavepointRequest]:
-        """The requests that have no answer, the oldest first.
+        """The requests without an answer, the oldest first.
 
         Args:
-            now: seconds since the epoch, given by the driver: it refuses a request that cannot be read. Others pass
-                over such a request.
+            now: seconds since 1970, given by the driver only: it answers an unreadable request with an error. Other
+                callers skip an unreadable request.
         """
         names = self._names()
         found = []
@@ -153,7 +153,7 @@ class SavepointRequests:
         """Answer as the driver of ``epoch``; ``False`` when the asker has withdrawn the request.
 
         Raises:
-            Fenced: a newer run has taken the job over, and the request with it.
+            Fenced: a newer run has taken over the job and its requests.
         """
         self._epochs.check(epoch)
         return self._settle(request.token, answer)
@@ -163,11 +163,11 @@ class SavepointRequests:
         return read_record(self._filesystem, self._path(token, ".answer"), Answer)
 
     def withdraw(self, token: str, now: float, reason: str) -> Answer | None:
-        """Stop waiting for an answer; an answer that was there first is returned.
+        """Stop waiting for an answer; returns an answer that came first.
 
         Args:
             token: of the request.
-            now: seconds since the epoch.
+            now: seconds since 1970.
             reason: for people.
         """
         if self._settle(token, Answer(now, error=reason)):
@@ -176,12 +176,12 @@ class SavepointRequests:
 
     def forget(self, token: str) -> None:
         """Remove a request whose answer was read."""
-        # In this order: a request without its answer would be carried out again.
+        # The request goes first: without its answer it would be carried out again.
         self._filesystem.remove(self._path(token))
         self._filesystem.remove(self._path(token, ".answer"))
 
     def forget_old(self, now: float) -> None:
-        """Remove what askers left that never came back for the answer; ``now`` in seconds since the epoch."""
+        """Remove old answered requests whose askers never read the answer; ``now`` in seconds since 1970."""
         for token, kinds in self._names().items():
             try:
                 answer = self.answer_to(token) if "answer" in kinds else None

@@ -1,7 +1,7 @@
-"""Savepoints that a job took, on record in ``control/savepoints/``: a recovery may go on from them, if it is told to.
+"""Records in ``control/savepoints/`` of the savepoints that a job took. A recovery may restore them, if configured so.
 
-A record is made by the epoch that took the savepoint, once it is complete. It says that the savepoint was there and
-where the line of the job was at that moment; the savepoint itself stays the user's, who may move or delete it.
+The epoch that took a savepoint writes the record when the savepoint is complete. The record says that the savepoint
+existed and where the line of the job was at that moment; the user owns the savepoint and may move or delete it.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ __all__ = ["RecordedSavepoint", "RecordedSavepoints"]
 _log = logging.getLogger(__name__)
 
 _NAME = re.compile(r"s-[0-9]{10}-[0-9]{10}")
-#: Records kept. A recovery looks for the newest, and for an older one only when the user has taken that away.
+#: Records kept. A recovery looks for the newest savepoint, and for an older one only when the newest is gone.
 _KEPT = 10
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedSavepoint:
-    """A savepoint that was complete when this was written.
+    """A savepoint that was complete when the record was written.
 
     Attributes:
         job_id: the lineage.
-        epoch: that took it.
-        checkpoint_id: its id, of the counter that checkpoints have, too.
-        restored_from: the reference of what the epoch began with.
-        reference: the directory of the savepoint, by which what is restored from it refers to it.
+        epoch: the epoch that took the savepoint.
+        checkpoint_id: the savepoint's id; checkpoints and savepoints share one counter.
+        restored_from: the reference of the checkpoint or savepoint that the epoch began with.
+        reference: the savepoint's directory; checkpoints of a start that restores the savepoint refer to it so.
     """
 
     job_id: JobId
@@ -51,12 +51,12 @@ class RecordedSavepoint:
 
     @property
     def key(self) -> tuple[int, int]:
-        """Its place among checkpoints and savepoints: (epoch, id)."""
+        """Orders checkpoints and savepoints: (epoch, id)."""
         return self.epoch, self.checkpoint_id
 
 
 class RecordedSavepoints:
-    """The savepoints of one job name that are on record.
+    """The recorded savepoints of one job name.
 
     Args:
         filesystem: the job's storage.
@@ -68,7 +68,7 @@ class RecordedSavepoints:
         self._directory = f"{job_name}/{CONTROL_DIR}/savepoints"
 
     def add(self, savepoint: RecordedSavepoint) -> None:
-        """Put a savepoint on record, and forget the oldest that are."""
+        """Record a savepoint, and forget the oldest records."""
         name = f"s-{savepoint.epoch:010}-{savepoint.checkpoint_id:010}"
         path = f"{self._directory}/{name}"
         self._filesystem.create(path, encode_record(savepoint, path))
@@ -79,7 +79,7 @@ class RecordedSavepoints:
             self._filesystem.sync_directories([self._directory])
 
     def known(self) -> Sequence[RecordedSavepoint]:
-        """What is on record, the newest by (epoch, id) first; a record that cannot be read is told and left out."""
+        """The recorded savepoints, the newest by (epoch, id) first; an unreadable record is logged and left out."""
         found = []
         for name in self._names():
             try:
@@ -92,10 +92,10 @@ class RecordedSavepoints:
         return found
 
     def taken_in(self, epoch: int) -> Sequence[RecordedSavepoint]:
-        """What one epoch took, the newest first.
+        """The savepoints that one epoch took, the newest first.
 
         Raises:
-            CorruptRecord: a record cannot be read, and who passed it over might go on from something older.
+            CorruptRecord: a record cannot be read. Skipping it could silently restore an older checkpoint.
         """
         names = [name for name in self._names() if name.startswith(f"s-{epoch:010}-")]
         return [savepoint for name in names if (savepoint := self._read(name)) is not None]

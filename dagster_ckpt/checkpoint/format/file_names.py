@@ -1,7 +1,7 @@
-"""Whose a file is, by its name: what no run of the job has named is somebody else's, and is never deleted.
+"""Tells by a file's name whether a run of the job wrote the file. Every other file is foreign and is never deleted.
 
-People put notes, exports and copies where there is room, and restore backups in the wrong place. A sweep that took
-everything it cannot explain for rubbish would delete what nobody can bring back.
+People put notes, exports and copies where there is room, and restore backups to the wrong place. A sweep that deleted
+every file that it cannot explain would destroy data that nobody can bring back.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from dagster_ckpt.filesystem import Entry, FileSystem
 
 __all__ = ["foreign", "is_checkpoint_file", "is_record", "is_records_directory", "left_alone", "written_by"]
 
-#: Of :class:`~dagster_ckpt.checkpoint.taking.data_files.DataFiles`, with an epoch.
+#: A file of :class:`~dagster_ckpt.checkpoint.taking.data_files.DataFiles`; the group is its epoch.
 _DATA = re.compile(r"(\d{6,})-[0-9a-f]{12}-.+")
-#: What a write to a disk that was broken off has left of a file.
+#: What an interrupted write to a disk leaves of a file.
 _TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{32}\.tmp")
 _EPOCH = r"e-\d{10}"
 _LINEAGE = r"[0-9a-f]{32}"
@@ -44,7 +44,7 @@ _RECORDS = {
 
 
 def written_by(name: str) -> int | None:
-    """The epoch that wrote a file in ``shared/``, ``None`` for a name that no run gives."""
+    """The epoch that wrote a file in ``shared/``, ``None`` for a foreign file."""
     match = _DATA.fullmatch(_meant(name))
     return int(match[1]) if match else None
 
@@ -55,19 +55,19 @@ def is_checkpoint_file(name: str) -> bool:
 
 
 def is_record(path: str) -> bool:
-    """Whether a run gives this name to a file, by its path below ``control/``."""
+    """Whether a run writes a file with this path below ``control/``."""
     directory, _, name = path.rpartition("/")
     names = next((names for known, names in _RECORDS.items() if known.fullmatch(directory)), None)
     return names is not None and names.fullmatch(_meant(name)) is not None
 
 
 def is_records_directory(path: str) -> bool:
-    """Whether runs keep records there, by its path below ``control/``."""
+    """Whether runs keep records in the directory with this path below ``control/``."""
     return any(known.fullmatch(path) for known in _RECORDS)
 
 
 def foreign(entries: Iterable[Entry], is_own: Callable[[str], object]) -> list[str]:
-    """The names of a listing that are no file of ours, directories with a slash: where files of ours are, none is."""
+    """The foreign names of a listing: files that no run wrote, and every directory, with a slash after its name."""
     return sorted(
         f"{entry.name}/" if entry.is_directory else entry.name
         for entry in entries
@@ -76,8 +76,8 @@ def foreign(entries: Iterable[Entry], is_own: Callable[[str], object]) -> list[s
 
 
 def left_alone(storage: FileSystem, directory: str, names: Iterable[str]) -> str:
-    """What to say of foreign files."""
-    return f"Left alone, for no run of the job has named it: {storage.url}/{directory}: {', '.join(names)}."
+    """The message about foreign files."""
+    return f"Left alone, because no run of the job wrote it: {storage.url}/{directory}: {', '.join(names)}."
 
 
 def _meant(name: str) -> str:

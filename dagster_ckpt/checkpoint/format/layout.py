@@ -4,8 +4,8 @@
 
     {checkpoint_path}/{job name}/
         {job-id}/chk-{N}/_metadata      the manifest and completion marker
-        {job-id}/shared/                immutable files that several checkpoints have
-        taskowned/                      Spark's live locations, {epoch}-{token}/checkpoint, where they lie here
+        {job-id}/shared/                immutable files that checkpoints share
+        taskowned/                      Spark's live locations, {epoch}-{token}/checkpoint, if they are in the storage
         control/                        owner, epochs, heartbeat, failures, deletions, pins, quarantine, requests,
                                         savepoints
     {savepoint_path}/savepoint-{6 hex of the job id}-{12 random hex}/
@@ -54,11 +54,11 @@ def validate_job_name(name: str) -> str:
     """Return ``name`` if a job can have it.
 
     Raises:
-        InvalidConfiguration: it cannot.
+        InvalidConfiguration: no job can have this name.
     """
     if not is_job_name(name):
         raise InvalidConfiguration(
-            f"{name!r} cannot be a job name: it becomes a directory.",
+            f"{name!r} cannot be a job name: the name becomes a directory.",
             hint="Use letters, digits, '_', '-' and '.', beginning with a letter, a digit or '_'.",
         )
     return name

@@ -1,8 +1,8 @@
-"""``_metadata``: the manifest of a checkpoint and, by existing, the mark of its completion.
+"""``_metadata``: the manifest of a checkpoint. A checkpoint is complete when its ``_metadata`` exists.
 
-It is JSON that a person can read. The last member is a SHA-256 over every byte before it, so that a truncated
-or flipped file is found before anything in it is believed. References to files are relative to the directory
-``_metadata`` lies in: a job's directory can be copied elsewhere and still restores.
+The manifest is JSON that a person can read. Its last member is a SHA-256 over every byte before that member, so a
+truncated or flipped manifest is found before any of its content is used. References to files are relative to the
+directory of ``_metadata``: a job's directory can be copied elsewhere and still restores.
 """
 
 from __future__ import annotations
@@ -26,44 +26,46 @@ from dagster_ckpt.filesystem import Stored
 
 __all__ = ["FORK", "SAVEPOINT", "CheckpointMetadata", "FileEntry"]
 
-#: The kind of a savepoint: self-contained, in a directory of the user's.
+#: The kind of a savepoint: self-contained, in a directory that the user owns.
 SAVEPOINT = "savepoint"
-#: The kind of the first checkpoint of a job that was forked: a copy of a checkpoint or savepoint of another.
+#: The kind of a forked job's first checkpoint: a copy of another job's checkpoint or savepoint.
 FORK = "fork"
 FORMAT = "dagster_ckpt"
 VERSION = 1
-#: Of a manifest with files that their store has copied.
+#: The version of a manifest that has files copied by the storage.
 VERSION_WITH_COPIES = 2
 _VERSIONS = (VERSION, VERSION_WITH_COPIES)
-#: Bytes of a manifest, and files of a checkpoint: 10^6 files that are stored beside it take 230 MiB.
+#: Most bytes of a manifest, and most files of a checkpoint. A manifest that refers to 10^6 files takes 230 MiB.
 LONGEST = 1 << 30
 MOST_FILES = 4_000_000
-#: Between the members that :meth:`CheckpointMetadata.encode` writes first and the files, and after these.
+#: What :meth:`CheckpointMetadata.encode` writes before the list of files, and after the list.
 _FILES = b',\n "files": ['
 _DIGEST = b',\n "digest": '
 _COMPONENT = rb"[!#-\-0-\[\]-~][ !#-.0-\[\]-~]{0,254}"
 _NAME = rb"%b(?:/%b)*" % (_COMPONENT, _COMPONENT)
-#: The line of nearly every file, with nothing in it that :meth:`FileEntry.from_json` would refuse.
+#: The line of nearly every file. Whatever matches, :meth:`FileEntry.from_json` accepts.
 _ORDINARY = re.compile(
     rb'  \{"path": "(%b)", "size": ([0-9]{1,18}), "sha256": "([0-9a-f]{64})", "file": "((?:\.\./shared/)?%b)"'
     rb'(?:, "offset": ([0-9]{1,18}))?\},?\n' % (_NAME, _NAME)
 ).match
-#: Bytes of such a line: no name in it can be too long.
+#: Most bytes of an ordinary line, so that no name in the line can be too long.
 _ORDINARY_LENGTH = 2048
 _GO_ON = "List what can be restored with `dagster-ckpt list --path ...`, and name another checkpoint in restore_from."
 
 
 class FileEntry(NamedTuple):
-    """One file of a checkpoint. It is a tuple, because a frozen dataclass takes four times as long to make.
+    """One file of a checkpoint. A tuple, because a frozen dataclass takes four times as long to make.
 
     Attributes:
-        path: its name within the snapshot.
+        path: the file's name within the snapshot.
         size: bytes.
-        sha256: checksum of its bytes, in hex; ``None`` for a file whose bytes nobody has read, as its store copied it.
-        inline: its bytes, when they are kept in ``_metadata`` itself.
-        reference: otherwise where they lie, relative to the checkpoint's directory (``../shared/...``).
-        offset: where they begin there, for a small file packed with others; ``None`` for a whole file.
-        stored: what the store said of a file that it copied.
+        sha256: checksum of the bytes, in hex; ``None`` for a file that the storage copied, whose bytes nobody read.
+        inline: the bytes, when ``_metadata`` itself holds them.
+        reference: otherwise the stored file that holds the bytes, relative to the checkpoint's directory
+            (``../shared/...``).
+        offset: where the bytes begin in the stored file, for a small file packed with others; ``None`` when the
+            stored file is the whole file.
+        stored: what the storage reported about a file that it copied.
     """
 
     path: str
@@ -100,8 +102,8 @@ class FileEntry(NamedTuple):
 
         Raises:
             ValueError: a member is not what it must be, or the file would lie outside its checkpoint.
-            KeyError: a member is not there.
-            TypeError: it is no entry.
+            KeyError: a member is missing.
+            TypeError: ``entry`` is not an entry.
         """
         path, size = local_name(entry["path"]), whole(entry["size"], "a size")
         reference, offset = entry.get("file"), entry.get("offset")
@@ -118,7 +120,7 @@ class FileEntry(NamedTuple):
             whole(offset, "an offset")
         if "version" in entry:
             if reference is None or offset is not None or "sha256" in entry:
-                raise ValueError(f"{path} is a copy, and such a file lies whole under a name of its own")
+                raise ValueError(f"{path} is a copy, and a copied file is stored whole under its own name")
             crc32c, md5 = (None if name not in entry else text(entry[name], name) for name in ("crc32c", "md5"))
             stored = Stored(size, text(entry["version"], "a version"), crc32c, md5)
             return cls(path, size, None, reference=reference, stored=stored)
@@ -131,26 +133,26 @@ class CheckpointMetadata:
 
     Attributes:
         job_name: the job's stable name.
-        job_id: its lineage of state, 32 hex digits.
+        job_id: the lineage of state, 32 hex digits.
         checkpoint_id: N of ``chk-N``.
-        epoch: the writer's epoch; with ``checkpoint_id`` it orders checkpoints.
+        epoch: the writer's epoch; epoch and ``checkpoint_id`` order checkpoints.
         batch: the last committed micro-batch covered.
         mode: ``EXACTLY_ONCE`` or ``AT_LEAST_ONCE``.
         kind: ``checkpoint``, ``salvage`` when taken from a dead run's live location, ``fork`` when copied from another
             job, or ``savepoint``.
-        restored_from: the :attr:`reference` of what the writing run began with, ``None`` for a fresh start; of a fork
-            the directory of what it was copied from.
+        restored_from: the :attr:`reference` of the checkpoint or savepoint that the writing start restored, ``None``
+            for a start from nothing; for a fork, the directory that the fork was copied from.
         writer: run id, host and process of the writer.
-        triggered_at: when the attempt began, ISO 8601 in UTC.
-        written_at: when its last data file was durable, ISO 8601 in UTC.
+        triggered_at: when the checkpoint attempt began, ISO 8601 in UTC.
+        written_at: when the last data file was durable, ISO 8601 in UTC.
         timings_ms: milliseconds by step (``align``, ``pin``, ``write``).
-        new_bytes: bytes this checkpoint had to write: what no retained one had, and what was left of packs that are
-            mostly dead.
+        new_bytes: bytes that this checkpoint had to write: data that no retained checkpoint had, and the live rest of
+            packs that are mostly dead.
         facts: what Spark says about the job at the cut.
-        sink: the sink's position, ``None`` where it has none.
+        sink: the sink's position, ``None`` for a sink without one.
         files: every file, inline or by reference.
-        location: the directory it lies in, when that is not its place in the job's storage, as for a savepoint; not
-            part of ``_metadata``, which can be moved.
+        location: the directory of a savepoint, or of another checkpoint outside its place in the job's storage.
+            ``_metadata`` does not say it, because ``_metadata`` can be moved.
     """
 
     job_name: str
@@ -173,7 +175,7 @@ class CheckpointMetadata:
 
     @property
     def key(self) -> tuple[int, int]:
-        """What orders the checkpoints of one job id: epoch, then id."""
+        """Orders the checkpoints of one job id: epoch, then id."""
         return (self.epoch, self.checkpoint_id)
 
     @property
@@ -183,7 +185,7 @@ class CheckpointMetadata:
 
     @property
     def reference(self) -> str:
-        """``{job id}/chk-N``, unique below the job's name; of what lies elsewhere, its directory."""
+        """``{job id}/chk-N``, unique within the job; outside the job's storage, the directory."""
         return self.location or f"{self.job_id}/{self.name}"
 
     @property
@@ -193,18 +195,18 @@ class CheckpointMetadata:
 
     @property
     def references(self) -> frozenset[str]:
-        """The stored files it needs, relative to its directory."""
+        """The stored files that the checkpoint needs, relative to its directory."""
         return frozenset(file.reference for file in self.files if file.reference is not None)
 
     def with_timing(self, step: str, milliseconds: float) -> CheckpointMetadata:
-        """A copy that also knows how long ``step`` took."""
+        """A copy with the time that ``step`` took."""
         return replace(self, timings_ms={**self.timings_ms, step: milliseconds})
 
     def encode(self) -> bytes:
         """The bytes of ``_metadata``.
 
         Raises:
-            CheckpointFailure: :meth:`decode` would refuse them.
+            CheckpointFailure: :meth:`decode` would refuse these bytes.
         """
         document = {
             "format": FORMAT,
@@ -236,7 +238,7 @@ class CheckpointMetadata:
             for file in self.files:
                 local_name(file.path)
             self._check_files()
-            # A file to a line: as easy to read, and without indentation the encoder that is written in C does it.
+            # One line per file is as easy to read, and json.dumps uses its C encoder only without indentation.
             files = ",\n  ".join(json.dumps(file.to_json(), ensure_ascii=False) for file in self.files)
             head = json.dumps(document, indent=1, ensure_ascii=False).removesuffix("\n}")
             data = seal(head.encode() + _FILES + f"\n  {files}\n ]".encode())
@@ -245,16 +247,16 @@ class CheckpointMetadata:
             raise CheckpointFailure(
                 f"The _metadata of {self.name} of job {self.job_name!r} cannot be written, because nobody could read "
                 f"it again: {error}.",
-                hint="If it is about the sink, its position must be JSON values. If it is about files, the job has "
-                "more state than one checkpoint can name.",
+                hint="If the error is about the sink, the sink's position must be JSON values. If the error is about "
+                "files, the job has more state than one checkpoint can name.",
             ) from error
         return data
 
     def _check_files(self) -> None:
-        """Make sure that all files can lie in one directory, and that a savepoint has its own.
+        """Check that all files fit into one directory, and that a savepoint needs no file outside its directory.
 
         Raises:
-            ValueError: they cannot, or it has not.
+            ValueError: a check failed.
         """
         if len(self.files) > MOST_FILES:
             raise ValueError(f"it has more than {MOST_FILES} files")
@@ -267,8 +269,8 @@ class CheckpointMetadata:
         """Read ``_metadata``; ``where`` names it in errors.
 
         Raises:
-            CorruptMetadata: it is truncated, was changed, or is something else.
-            UnknownMetadataVersion: a release newer than this one wrote it.
+            CorruptMetadata: ``data`` is truncated, was changed, or is no manifest.
+            UnknownMetadataVersion: a newer release wrote the manifest.
         """
         try:
             _check_length(data)
@@ -315,21 +317,21 @@ class CheckpointMetadata:
 
 
 def _entries(data: bytes, at: int) -> Iterator[FileEntry]:
-    """The files of a manifest, line by line: 10^6 of them take far more memory as text and as JSON than they are.
+    """The files of a manifest, read line by line: 10^6 entries as text and JSON take far more memory than parsed.
 
     Args:
         data: the manifest.
         at: where its list of files begins, after the bracket.
 
     Raises:
-        ValueError: it is no list of files, or something else than the digest follows it.
+        ValueError: there is no list of files, or the digest does not follow the list.
     """
     end = data.rindex(_DIGEST)
-    if not data.startswith(b'\n  {"', at):  # none, or laid out by somebody else
+    if not data.startswith(b'\n  {"', at):  # no files, or another layout
         yield from map(FileEntry.from_json, parsed(b"[" + data[at:end]))
         return
     if not data.endswith(b"\n ]", at, end):
-        raise ValueError("its list of files is broken off")
+        raise ValueError("its list of files is truncated")
     at, end = at + 1, end - len("\n ]")
     while at < end:
         line = _ORDINARY(data, at)
@@ -357,7 +359,7 @@ def _check_version(version: object, where: str) -> None:
 
 
 def _raise_for_version(data: bytes, where: str) -> None:
-    """A later version may have another kind of digest: say so rather than call it corrupt."""
+    """Report a newer version as such: its digest may be of another kind, and the manifest is not corrupt."""
     try:
         document = parsed(data)
     except ValueError:

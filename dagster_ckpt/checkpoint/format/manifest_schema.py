@@ -1,7 +1,7 @@
-"""What the members of a manifest must be before anything in them is believed: types, bounds, and names.
+"""Checks of a manifest's members before they are used: types, bounds, and names.
 
-Whoever can write to a storage can write a manifest with a right digest. What passes here has the types that
-:class:`~dagster_ckpt.checkpoint.format.manifest.CheckpointMetadata` promises, and could be written again.
+Anyone who can write to a storage can write a manifest with a right digest. A manifest that passes has the types that
+:class:`~dagster_ckpt.checkpoint.format.manifest.CheckpointMetadata` promises, and can be written again.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from dagster_ckpt.checkpoint.format.facts import Facts, Number, Signed
 from dagster_ckpt.checkpoint.format.layout import is_job_id, is_job_name
 from dagster_ckpt.checkpoint.format.values import LONGEST_TEXT, SIGNED_64, check_tree, shown
-from dagster_ckpt.filesystem.names import inside
+from dagster_ckpt.filesystem import inside
 
 __all__ = ["Head", "check_head", "check_paths", "local_name", "stored_name"]
 
@@ -23,10 +23,10 @@ _SHARED = "../shared/"
 
 
 def local_name(path: object) -> str:
-    """``path``, the name of a file in a snapshot.
+    """``path`` if it can name a file in a snapshot.
 
     Raises:
-        ValueError: it may lead elsewhere.
+        ValueError: ``path`` may lead out of the snapshot.
     """
     try:
         return inside(path)
@@ -35,20 +35,20 @@ def local_name(path: object) -> str:
 
 
 def stored_name(reference: object) -> str:
-    """``reference``, where a file is stored relative to its checkpoint's directory: there, or in ``../shared/``.
+    """``reference`` if it leads to a stored file in its checkpoint's directory or in ``../shared/``.
 
     Raises:
-        ValueError: it may lead elsewhere.
+        ValueError: ``reference`` may lead elsewhere.
     """
     local_name(reference.removeprefix(_SHARED) if isinstance(reference, str) else reference)
     return str(reference)
 
 
 def check_paths(paths: Iterable[str]) -> None:
-    """Make sure that files of these names can be in one directory.
+    """Check that files with these names can be in one directory.
 
     Raises:
-        ValueError: a name is there twice, or is both of a file and of a directory.
+        ValueError: a name occurs twice, or names both a file and a directory.
     """
     files: set[str] = set()
     directories: set[str] = set()
@@ -65,12 +65,12 @@ def check_paths(paths: Iterable[str]) -> None:
 
 
 def check_head(document: Any) -> Head:
-    """Make sure that everything in a manifest but its files is what it must be.
+    """Check everything in a manifest except its files.
 
     Raises:
-        ValueError: it is not.
+        ValueError: a check failed.
     """
-    # What is left is bounded by the schema; this is not, and its names are in the errors.
+    # The schema does not bound the depth of these members, and pydantic quotes their keys in its errors.
     check_tree([document.get(member) for member in ("checkpoint", "writer", "spark", "sink")])
     try:
         return Head.model_validate(document)
@@ -82,7 +82,7 @@ def check_head(document: Any) -> Head:
 def _moment(value: str) -> str:
     moment = datetime.fromisoformat(value)
     if moment.tzinfo is None:
-        raise ValueError("a time without its zone")
+        raise ValueError("a time without a time zone")
     moment.timestamp()
     return value
 
@@ -95,7 +95,7 @@ def _job_name(value: str) -> str:
 
 def _job_id(value: str) -> str:
     if not is_job_id(value):
-        raise ValueError("no job id, which is 32 hex digits")
+        raise ValueError("not a job id, which is 32 hex digits")
     return value
 
 
@@ -105,7 +105,7 @@ _Moment = Annotated[str, Field(max_length=64), AfterValidator(_moment)]
 
 
 class _Strict(BaseModel):
-    """Nothing is converted. What this release does not know is passed over: a newer one may have written it."""
+    """Converts no value, and ignores members that this release does not know: a newer one may have written them."""
 
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
 
@@ -132,7 +132,7 @@ class _Totals(_Strict):
 
 
 class _Sink(_Strict):
-    """What is read of every sink's position; each has more of its own."""
+    """The members of every sink's position that this package reads; each sink has more members."""
 
     kind: _Text = ""
     path: _Text = ""
@@ -140,7 +140,7 @@ class _Sink(_Strict):
 
 
 class Head(_Strict):
-    """Everything in a manifest but its files. The sink's position is checked, and taken as it is."""
+    """Everything in a manifest except its files. The sink's position is checked, then used unconverted."""
 
     format: Literal["dagster_ckpt"]
     version: int

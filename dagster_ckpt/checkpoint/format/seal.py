@@ -1,6 +1,6 @@
-"""The seal of what is stored as JSON: its last member is a SHA-256 over every byte before it.
+"""The seal of a JSON document: its last member is a SHA-256 over every byte before that member.
 
-A truncated, flipped or spliced document is found before anything in it is believed.
+So a truncated, flipped or spliced document is found before any of its content is used.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def seal(body: bytes) -> bytes:
 
 
 def is_sealed(data: bytes) -> bool:
-    """Whether ``data`` is a document as :func:`seal` made it."""
+    """Whether ``data`` is an unchanged document of :func:`seal`."""
     body, mark, tail = data.rpartition(_DIGEST)
     return bool(mark) and tail == _checksum(body) + _END
 

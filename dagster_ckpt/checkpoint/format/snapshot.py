@@ -1,6 +1,6 @@
-"""What a capture hands to the checkpoint protocol: pinned files and facts about them.
+"""What a capture hands to the checkpoint protocol: pinned files and facts about the job.
 
-This is the seam between what knows Spark (``dagster_ckpt.spark``) and what stores checkpoints: the
+This is the seam between the code that knows Spark (``dagster_ckpt.spark``) and the code that stores checkpoints: the
 protocol sees files with relative names, an opaque position and facts to write into ``_metadata``.
 """
 
@@ -28,21 +28,22 @@ __all__ = [
 ]
 
 #: What to do about a capture that was not complete.
-NEXT_BATCH = "Nothing was kept of this attempt; the next committed batch can be captured."
+NEXT_BATCH = "Nothing was kept of this checkpoint attempt; the next committed batch can be captured."
 
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
-#: What tells a file from any other that had, or will have, its name.
+#: Tells a file from every earlier or later file of the same name.
 Identity: TypeAlias = tuple[int | str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class StoredSource:
-    """Where a pinned object lies, and what it was when it was pinned.
+    """Where a pinned object of a bucket lies, and what the object was when it was pinned.
 
     Attributes:
-        copies: the store it lies in.
-        path: of the object there.
-        of: what it was. Nothing keeps it from being deleted: who comes too late is told so.
+        copies: the bucket.
+        path: the object's path in the bucket.
+        of: version and checksums of the pinned object. The pin does not prevent deletion: reading a deleted object
+            raises.
     """
 
     copies: ServerSide
@@ -50,10 +51,10 @@ class StoredSource:
     of: Stored
 
     def read(self) -> bytes:
-        """Its bytes.
+        """The object's bytes.
 
         Raises:
-            CaptureIncomplete: it is gone, or another one.
+            CaptureIncomplete: the object was deleted or replaced.
         """
         try:
             data = self.copies.read_stored(self.path, self.of.version)
@@ -64,7 +65,7 @@ class StoredSource:
         return data
 
     def fetch(self, target: Path, stop: Callable[[], bool] = lambda: False) -> None:
-        """Bring its bytes into the new local file ``target``; raises as :meth:`read`.
+        """Download the object into the new local file ``target``; raises as :meth:`read`.
 
         Raises:
             Stopped: ``stop()`` became true.
@@ -77,7 +78,7 @@ class StoredSource:
             raise self._misread()
 
     def _misread(self) -> CaptureIncomplete:
-        return CaptureIncomplete(f"{self.path} was read with other bytes than it has.", hint=NEXT_BATCH)
+        return CaptureIncomplete(f"The bytes read from {self.path} do not match the pinned object.", hint=NEXT_BATCH)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,13 +88,13 @@ class PinnedFile:
     Attributes:
         path: relative POSIX path within the snapshot, for example ``checkpoint/state/0/1/12.zip``.
         local: path at which the pinned bytes can be read until the snapshot is released; empty for an object that is
-            pinned in its store only.
+            pinned in its bucket only.
         size: bytes.
-        identity: equal for the same unchanged file in a later snapshot of the same process, so that its
-            checksum need not be computed again; ``None`` where no such promise can be made.
-        recurs: whether later snapshots are likely to hold the same file, so that it is stored where they can share
-            it; small files that do not recur are kept in ``_metadata``.
-        source: the object it is, where it is pinned in its store only.
+        identity: equal for the same unchanged file in a later snapshot of the same process, so that the checksum need
+            not be computed again; ``None`` where that cannot be promised.
+        recurs: whether later snapshots are likely to hold the same file. A file that recurs is stored where
+            checkpoints share it; a small file that does not recur is kept in ``_metadata``.
+        source: the object, where the file is pinned in its bucket only.
     """
 
     path: str
@@ -107,7 +108,7 @@ class PinnedFile:
         """The pinned bytes.
 
         Raises:
-            CaptureIncomplete: it is an object that is gone, or another one.
+            CaptureIncomplete: the object was deleted or replaced.
         """
         return Path(self.local).read_bytes() if self.source is None else self.source.read()
 
@@ -120,8 +121,8 @@ class Snapshot:
         batch: the last committed micro-batch (or batch step) that the cut covers.
         files: everything a restore needs.
         facts: what ``_metadata`` tells about the job at the cut.
-        sink: the sink's position at the cut, ``None`` where the job's sink has none.
-        release: drops the pins; called once, whatever became of the checkpoint.
+        sink: the sink's position at the cut, ``None`` for a sink without one.
+        release: drops the pins; called once, whether the checkpoint completes or not.
     """
 
     batch: int
@@ -137,9 +138,9 @@ class Snapshot:
 
 
 def vanished(what: str) -> CaptureIncomplete:
-    """That an object which was pinned in its store is gone from there, or is another one."""
+    """The error for a pinned object that was deleted or replaced in its bucket."""
     return CaptureIncomplete(
-        f"{what} is not what was pinned any more: Spark has deleted or replaced it before it was stored.",
+        f"{what} is not what was pinned any more: Spark deleted or replaced it before it was stored.",
         hint=f"{NEXT_BATCH} If it happens again and again, raise spark.sql.streaming.minBatchesToRetain.",
     )
 
@@ -156,18 +157,18 @@ class CheckpointSource(Protocol):
     """What can be checkpointed."""
 
     def progress(self) -> Progress:
-        """Cheap: asked many times a second while a checkpoint is due. It may be what was seen a moment ago.
+        """The job's progress, possibly as seen a moment ago. Cheap: a due checkpoint asks many times a second.
 
         Raises:
-            StorageError: nobody can tell.
+            StorageError: the progress cannot be read.
         """
 
     def look_again(self) -> None:
-        """What is asked for next must be as it is then."""
+        """Forget what was seen: the next answer must be current."""
 
     def pin(self, batch: int) -> Snapshot:
         """Pin a consistent cut of ``batch``.
 
         Raises:
-            CaptureIncomplete: it is not all there; another batch may be.
+            CaptureIncomplete: files of the batch are missing; another batch may be whole.
         """

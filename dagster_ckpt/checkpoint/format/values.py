@@ -1,6 +1,6 @@
-"""Values that were read from a storage as JSON, and what each must be before it is used.
+"""Checks of values that were read from a storage as JSON, before the values are used.
 
-Whoever can write to a storage can write anything there, with a right checksum, too.
+Anyone who can write to a storage can write any content there, even with a right checksum.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Any, Final, NoReturn
 
 from dagster_ckpt.errors import CheckpointError, CorruptCheckpoint
-from dagster_ckpt.filesystem.names import inside
+from dagster_ckpt.filesystem import inside
 
 __all__ = [
     "LONGEST_TEXT",
@@ -28,11 +28,11 @@ __all__ = [
     "whole",
 ]
 
-#: The greatest number of a batch, of bytes and the like.
+#: The greatest batch number, number of bytes and the like.
 SIGNED_64: Final = 2**63 - 1
-#: Characters of a text that is a name, a checksum or a time.
+#: Most characters of a name, a checksum or a time.
 LONGEST_TEXT: Final = 4096
-#: Lists and objects within each other.
+#: Most levels of nested lists and objects.
 _DEEPEST: Final = 100
 _LONGEST_SHOWN: Final = 160
 _SHA256 = re.compile(r"[0-9a-f]{64}").fullmatch
@@ -42,15 +42,15 @@ def _no_number(constant: str) -> NoReturn:
     raise ValueError(f"{constant} is no number")
 
 
-#: Of JSON as the standard has it: without NaN and Infinity.
+#: Accepts standard JSON only: no NaN, no Infinity.
 _DECODER = json.JSONDecoder(parse_constant=_no_number)
 
 
 def parsed(content: str | bytes) -> Any:
-    """The JSON value that ``content`` is. :func:`check_tree` tells whether it is fit to be kept.
+    """The JSON value in ``content``. :func:`check_tree` tells whether the value can be stored again.
 
     Raises:
-        ValueError: ``content`` is no JSON value, or is nested too deep.
+        ValueError: ``content`` is not a JSON value, or is nested too deep.
     """
     try:
         return _DECODER.decode(content if isinstance(content, str) else content.decode())
@@ -59,30 +59,30 @@ def parsed(content: str | bytes) -> Any:
 
 
 def whole(value: object, what: str, least: int = 0) -> int:
-    """``value``, a number of bytes, of a batch and the like: whole, at least ``least``, of at most 63 bits.
+    """``value`` if it is a whole number, at least ``least``, of at most 63 bits: a batch, a number of bytes.
 
     Raises:
         ValueError: ``value`` is something else.
     """
     if type(value) is not int or not least <= value <= SIGNED_64:
-        raise ValueError(f"{what} is {shown(value)} and no whole number from {least} to {SIGNED_64}")
+        raise ValueError(f"{what} is {shown(value)}, not a whole number from {least} to {SIGNED_64}")
     return value
 
 
 def text(value: object, what: str) -> str:
-    """``value``, a text of at most 4096 characters that can be written as UTF-8.
+    """``value`` if it is a text of at most 4096 characters that can be written as UTF-8.
 
     Raises:
         ValueError: ``value`` is something else.
     """
     if not isinstance(value, str) or len(value) > LONGEST_TEXT:
-        raise ValueError(f"{what} is {shown(value)} and no text of at most {LONGEST_TEXT} characters")
+        raise ValueError(f"{what} is {shown(value)}, not a text of at most {LONGEST_TEXT} characters")
     value.encode()
     return value
 
 
 def hex_digits(value: object) -> str:
-    """``value``, a SHA-256 in hex.
+    """``value`` if it is a SHA-256 in hex.
 
     Raises:
         ValueError: ``value`` is something else.
@@ -93,10 +93,10 @@ def hex_digits(value: object) -> str:
 
 
 def component(value: object) -> str:
-    """``value``, the name of something that lies directly in a directory and is not hidden.
+    """``value`` if it can name an entry of a directory, directly in the directory and not hidden.
 
     Raises:
-        ValueError: it may lead elsewhere.
+        ValueError: ``value`` may lead elsewhere.
     """
     name = inside(value)
     if "/" in name or name.startswith("."):
@@ -105,16 +105,16 @@ def component(value: object) -> str:
 
 
 def check_tree(document: object) -> None:
-    """JSON that is not too deep for those who read it, with finite numbers and texts that can be written.
+    """Check that JSON can be read and written again: not nested too deep, finite numbers, encodable texts.
 
     Raises:
-        ValueError: it is not.
+        ValueError: a check failed.
     """
     left = [(document, 0)]
     while left:
         value, depth = left.pop()
         if depth > _DEEPEST:
-            raise ValueError(f"more than {_DEEPEST} lists and objects lie within each other")
+            raise ValueError(f"lists and objects are nested more than {_DEEPEST} deep")
         if isinstance(value, dict):
             left += [(item, depth + 1) for pair in value.items() for item in pair]
         elif isinstance(value, list):
@@ -137,10 +137,10 @@ def shown(value: object) -> str:
 
 @contextmanager
 def believed(what: str, hint: str, error: type[CheckpointError] = CorruptCheckpoint) -> Iterator[None]:
-    """Within it ``what`` is read and used: what it says that cannot be is told as ``error``.
+    """Around code that reads and uses ``what``: invalid content is raised as ``error``.
 
     Raises:
-        CheckpointError: ``error``, or another one that was raised within.
+        CheckpointError: ``error``, or an error of this package that the code raised.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""The asker's side of savepoints: of a running job one is requested and waited for, else a checkpoint is copied."""
+"""The asker's side of savepoints: ask a running job for one and wait; else copy the newest checkpoint."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ from dagster_ckpt.checkpoint.catalog.newest import find_newest
 from dagster_ckpt.checkpoint.catalog.pointers import savepoint_storage
 from dagster_ckpt.checkpoint.clock import Clock
 from dagster_ckpt.checkpoint.control.epochs import FAILING
-from dagster_ckpt.checkpoint.control.heartbeat import watched
 from dagster_ckpt.checkpoint.control.savepoint_requests import (
     Answer,
     SavepointRequest,
     TakenSavepoint,
 )
 from dagster_ckpt.checkpoint.taking.savepoint_files import copy_to_savepoint
-from dagster_ckpt.config.quantities import parse_duration
+from dagster_ckpt.config import parse_duration
 from dagster_ckpt.errors import CheckpointNotFound, InvalidConfiguration, SavepointFailed
 from dagster_ckpt.filesystem import open_filesystem
 
@@ -28,7 +27,7 @@ __all__ = ["take_savepoint"]
 _LOOK = 0.5
 #: Seconds between two reports of progress.
 _REPORT = 5.0
-#: How long after the end of a job the answer may come of whoever has stopped it.
+#: Seconds after the end of a stopped job in which the driver's answer may still come.
 _AFTER_END = 30.0
 
 
@@ -43,30 +42,30 @@ def take_savepoint(
     wait: Callable[[float], object],
     report: Callable[[str], object],
 ) -> TakenSavepoint:
-    """Take a savepoint of a job: by its driver while it runs, else of its newest completed checkpoint.
+    """Take a savepoint of a job: the driver takes it while the job runs, else the newest checkpoint is copied.
 
     Args:
         catalog: the job's checkpoints.
-        to: the directory for savepoints that is asked for, if any.
-        default: the configured one, if any; a running job has one of its own.
-        stop: stop the job with it.
+        to: the requested directory for savepoints, if any.
+        default: the configured directory, if any; a running job has its own.
+        stop: stop the job with the savepoint.
         timeout: how long to wait for a running job, such as ``"10 min"``.
         clock: wall and monotonic time.
         wait: sleeps for so many seconds.
-        report: is given the progress, in words.
+        report: called with the progress, in words.
 
     Raises:
-        SavepointFailed: it could not be taken, or not in time.
-        InvalidConfiguration: there is no directory for it, no running job to stop, or the timeout is no duration.
+        SavepointFailed: the savepoint could not be taken, or not in time.
+        InvalidConfiguration: there is no directory for savepoints, no running job to stop, or the timeout is invalid.
         CheckpointNotFound: the job does not run and has no checkpoint.
         CorruptCheckpoint: the checkpoint to be copied is not what was written.
         StorageError: the storage failed.
     """
     seconds = _seconds(timeout)
-    heartbeat, dead = watched(catalog.records.heartbeat, clock, wait)
+    heartbeat, dead = catalog.records.heartbeat.watched(clock, wait)
     if heartbeat is not None and dead is None:
         location = to or default
-        # A relative path means one thing here and another where the driver runs.
+        # A relative path could lead to another place where the driver runs.
         target = None if location is None else open_filesystem(location, like=catalog.filesystem).url
         report(f"Asking run {heartbeat.run_id} (epoch {heartbeat.epoch}) for a savepoint{' to stop with' * stop}.")
         request = SavepointRequest(uuid.uuid4().hex, target, stop, clock.time(), clock.time() + seconds)
@@ -74,7 +73,7 @@ def take_savepoint(
     if stop:
         raise InvalidConfiguration(
             f"Job {catalog.job_name!r} cannot be stopped: no run of it is alive.",
-            hint="Leave --stop out to make a savepoint of its newest completed checkpoint.",
+            hint="Leave --stop out to make a savepoint of the job's newest completed checkpoint.",
         )
     storage = savepoint_storage(to, default, like=catalog.filesystem)
     newest = find_newest(catalog)
@@ -120,10 +119,10 @@ class _Asker:
         try:
             self._requests.ask(self._request)
             answer = self._answer()
-        except BaseException:  # an interrupt too: what nobody waits for any more must not stop the job later
+        except BaseException:  # an interrupt too: a request that nobody waits for must not stop the job later
             self._requests.withdraw(self._request.token, self._clock.time(), "the asker was interrupted")
             raise
-        with contextlib.suppress(OSError):  # the next start of the job removes what stays
+        with contextlib.suppress(OSError):  # the next start of the job removes leftover records
             self._requests.forget(self._request.token)
         if answer.savepoint is None:
             raise SavepointFailed(
@@ -137,7 +136,7 @@ class _Asker:
         while (answer := self._requests.answer_to(self._request.token)) is None:
             now = self._clock.monotonic()
             if (ended := self._ended()) is not None:
-                # Who stops a job with a savepoint is told after its end is on record.
+                # The answer to a request that stops the job comes after the job's end is recorded.
                 over = now if over is None else over
                 if not self._request.stop or now - over >= _AFTER_END:
                     hint = "Ask again, without stop: its newest checkpoint is copied."
@@ -145,7 +144,7 @@ class _Asker:
             if now - began >= self._timeout:
                 return self._give_up(
                     f"no answer within {self._timeout:g} s",
-                    "The job waits for a batch to commit, restarts, or its storage is slow: see its run. Then ask "
+                    "The job waits for a batch to commit, restarts, or has a slow storage: see its run. Then ask "
                     "again, with a longer timeout.",
                 )
             if now - reported >= _REPORT:
@@ -155,7 +154,7 @@ class _Asker:
         return answer
 
     def _give_up(self, reason: str, hint: str) -> Answer:
-        """Withdraw the request, unless the answer came in this moment."""
+        """Withdraw the request and raise, unless the answer came at this moment."""
         now = self._clock.time()
         if (answer := self._requests.withdraw(self._request.token, now, reason)) is not None:
             return answer

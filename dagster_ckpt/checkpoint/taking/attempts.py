@@ -1,4 +1,4 @@
-"""What the attempts of checkpoints and of savepoints share: how often one is repeated, and how it is given up."""
+"""What checkpoint attempts and savepoint attempts share: how captures are repeated, and attempts abandoned."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ __all__ = ["RETRIES", "RETRY_AFTER", "outcome_of_abandoned", "until_whole"]
 
 _T = TypeVar("_T")
 
-#: An incomplete capture is taken again with the next batch, or after this many seconds; five in a row count as one
-#: failed checkpoint, because a capture that never works must not go unnoticed.
+#: An incomplete capture is taken again with the next batch, or after this many seconds. Five incomplete captures in a
+#: row count as one failed checkpoint, because a capture that never works must not go unnoticed.
 RETRY_AFTER = 1.0
 RETRIES = 5
-#: A canceled job waits this long for a writer to notice; one that hangs in the storage ends with the process.
+#: A canceled job waits so many seconds for a writer to stop; a writer that hangs in the storage ends with the process.
 _ABANDON = 5.0
 
 
 def until_whole(take: Callable[[], _T]) -> _T:
-    """What ``take`` takes of a query that has stopped, tried :data:`RETRIES` times.
+    """The result of ``take`` for a query that has stopped, tried up to :data:`RETRIES` times.
 
     Raises:
-        CaptureIncomplete: it was never all there.
+        CaptureIncomplete: the capture was incomplete each time.
     """
     for _ in range(RETRIES - 1):
         with contextlib.suppress(CaptureIncomplete):
@@ -34,7 +34,7 @@ def until_whole(take: Callable[[], _T]) -> _T:
 
 
 def outcome_of_abandoned(writing: Future[_T]) -> _T | None:
-    """What became of an attempt that has been given up: its result where it came to its publication all the same."""
+    """The result of an abandoned attempt if it was published all the same, else ``None``."""
     with contextlib.suppress(TimeoutError):
         if writing.exception(timeout=_ABANDON) is None:
             return writing.result()

@@ -1,16 +1,17 @@
-"""Which packs a new checkpoint refers to no longer, because little in them is alive.
+"""Decides which packs a new checkpoint stops referring to, because most of their bytes are dead.
 
-A pack of small files stays as long as one of them is referred to. So what a new checkpoint still needs of a pack that
-is mostly dead is written anew, with the checkpoint's own small files: its bytes are at hand in the snapshot. The old
-pack goes when the older checkpoints do. It is only a choice of what a checkpoint writes; the protocol knows nothing of
+A pack of small files stays in the storage while a checkpoint refers to one of its files. So a new checkpoint rewrites
+the live files of a mostly dead pack together with its own small files; the snapshot has their bytes. The old pack is
+deleted with the older checkpoints. Compaction only decides what a checkpoint writes; the protocol does not depend on
 it.
 
 Two bounds follow, and are tested:
 
-- Space. No checkpoint refers to a pack of more than :data:`LARGEST` times the bytes it has in it, so the packs that one
-  checkpoint refers to are at most twice what it needs of them, however old the job.
-- Writing. What is written anew is less than what has died in the pack, and the pack is left for good. So no more bytes
-  are written anew than small files have vanished, and in all at most twice those of the small files that ever appeared.
+- Space. No checkpoint refers to a pack larger than :data:`LARGEST` times the bytes that the checkpoint needs from the
+  pack. So the packs of one checkpoint are at most twice as large as its files in them, however old the job is.
+- Writing. A rewrite writes fewer bytes than have died in the pack, and no later checkpoint refers to the pack. So all
+  rewrites write at most the bytes of the small files that vanished, and all writes of small files together at most
+  twice the bytes of the small files that ever appeared.
 """
 
 from __future__ import annotations
@@ -22,16 +23,16 @@ from dagster_ckpt.checkpoint.format.manifest import FileEntry
 
 __all__ = ["LARGEST", "mostly_dead"]
 
-#: How many times as large a pack may be as what a checkpoint needs of it.
+#: The largest pack, as a multiple of the bytes that a checkpoint needs from the pack.
 LARGEST = 2
 
 
 def mostly_dead(entries: Iterable[FileEntry], sizes: Mapping[str, int | None]) -> frozenset[str]:
-    """The packs that a checkpoint does better without.
+    """The packs that a new checkpoint should not refer to.
 
     Args:
-        entries: what it would refer to.
-        sizes: bytes of every pack among that, by reference; ``None`` for one that is gone.
+        entries: the entries that the checkpoint would refer to.
+        sizes: bytes of each of their packs, by reference; ``None`` for a pack that is gone.
     """
     alive: Counter[str] = Counter()
     for entry in entries:

@@ -1,17 +1,17 @@
-"""The coordinator: decides when a checkpoint is taken, drives attempts, and counts failures.
+"""The coordinator: decides when a checkpoint is taken, drives checkpoint attempts, and counts failures.
 
-It is driven by :meth:`CheckpointCoordinator.tick` and by the clock it is given; what is slow (writing) runs on an
-executor, so the job never waits for it. It knows neither Spark nor Dagster.
+:meth:`CheckpointCoordinator.tick` and the given clock drive the coordinator. Writing is slow and runs on an executor,
+so the job never waits for it. The coordinator knows neither Spark nor Dagster.
 
-What counts as a failed checkpoint is what counts in Flink: a source that cannot tell how far it is, an id that cannot
-be issued, a pin that fails, data that cannot be written, ``_metadata`` that cannot be published, an attempt that
-expires. Each attempt counts once, and only in a row: a completed checkpoint forgives all failures before it. Five
-incomplete captures in a row count as one failure; fewer do not, because the next batch may be complete.
+The same failures count as in Flink: a source that cannot tell its progress, an id that cannot be issued, a pin that
+fails, data that cannot be written, ``_metadata`` that cannot be published, an attempt that expires. Each attempt counts
+once, and only failures in a row count: a completed checkpoint resets the count. Five incomplete captures in a row count
+as one failure; fewer do not count, because the next batch may be complete.
 
-What does not count: a turn that is not taken (no new batch, the pause, too many at once), an attempt that a newer
-checkpoint overtook, one that is under way when the job ends, old checkpoints that cannot be deleted, and savepoints. In
-Flink a completed savepoint forgives as well; here it does not, because it says nothing about the checkpoint storage. A
-run that is fenced stops at once.
+These do not count: a turn without an attempt (no new batch, the pause, too many attempts at once), an attempt that a
+newer checkpoint overtook, an attempt in progress when the job ends, old checkpoints that cannot be deleted, and
+savepoints. In Flink a completed savepoint resets the count too; here it does not, because a savepoint says nothing
+about the checkpoint storage. A run that is fenced stops at once.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from dagster_ckpt.checkpoint.taking.attempts import RETRIES, RETRY_AFTER, outcom
 from dagster_ckpt.checkpoint.taking.progress import PendingCheckpoint
 from dagster_ckpt.checkpoint.taking.retained import Dropped
 from dagster_ckpt.checkpoint.taking.store import CompletedCheckpointStore
-from dagster_ckpt.config.checkpoint_config import CheckpointConfig
+from dagster_ckpt.config import CheckpointConfig
 from dagster_ckpt.errors import (
     CaptureIncomplete,
     CheckpointError,
@@ -46,20 +46,20 @@ __all__ = ["CheckpointCoordinator", "CheckpointListener"]
 
 _log = logging.getLogger(__name__)
 
-#: How often to look while waiting for a batch to commit, and otherwise at most.
+#: Seconds between two looks: while a batch is awaited, while nothing is awaited, and at most before the next turn.
 _POLL = 0.01
 _IDLE_POLL = 0.05
 _LONGEST = 0.2
 
 
 class CheckpointListener(Protocol):
-    """Is told what happened, on the thread that ticks."""
+    """Is called on the thread that ticks, with what happened."""
 
     def completed(self, metadata: CheckpointMetadata, dropped: Sequence[Dropped]) -> None:
-        """A checkpoint completed, and others were subsumed by it."""
+        """A checkpoint completed and subsumed others."""
 
     def failed(self, number: int, reason: str, consecutive: int) -> None:
-        """An attempt failed; so many in a row have now."""
+        """A checkpoint attempt failed, the ``consecutive``-th failure in a row."""
 
 
 @dataclass(slots=True)
@@ -70,17 +70,17 @@ class _Attempt:
 
 
 class CheckpointCoordinator:
-    """Takes checkpoints of one source into one store.
+    """Takes checkpoints of one source.
 
     Args:
-        store: where they go.
-        source: what they are of.
+        store: writes the checkpoints.
+        source: captures the job.
         config: interval, timeout, pause, concurrency, tolerance, alignment, retention.
         clock: monotonic time decides.
         executor: runs the writing.
-        listener: is told.
-        rng: draws the delay before the first checkpoint, from ``min_pause`` to the interval, so that many jobs
-            that start together do not all checkpoint together.
+        listener: is told what happened.
+        rng: draws the delay before the first checkpoint, from ``min_pause`` to the interval, so that jobs that start
+            together do not checkpoint together.
     """
 
     def __init__(
@@ -115,15 +115,15 @@ class CheckpointCoordinator:
 
     @property
     def captured(self) -> int | None:
-        """The batch of the newest capture, completed or under way."""
+        """The batch of the newest capture, completed or in progress."""
         return self._captured
 
     def already_have(self, batch: int) -> None:
-        """The checkpoint the job was restored from covers ``batch``: nothing older is worth a checkpoint."""
+        """Take no checkpoint of ``batch``: the restored checkpoint covers it."""
         self._captured = batch
 
     def tick(self) -> float:
-        """Do what is due; returns in how many seconds to come again at the latest.
+        """Do what is due; returns the seconds until the next call at the latest.
 
         Raises:
             ToleranceExceeded: too many checkpoints failed in a row.
@@ -142,7 +142,7 @@ class CheckpointCoordinator:
         try:
             batch = self._batch_to_take(now)
             if batch is not None:
-                # What is captured is the newest there is.
+                # Look again, so that the newest committed batch is captured.
                 self._source.look_again()
                 batch = self._batch_to_take(now)
         except MustStop:
@@ -158,7 +158,7 @@ class CheckpointCoordinator:
         return _POLL
 
     def finish(self) -> None:
-        """Take a last checkpoint of what was committed since the previous one, and wait for all of them.
+        """Wait for the attempts in progress, then take a last checkpoint if a batch was committed since the newest.
 
         Raises:
             CheckpointFailure: the last batch could not be checkpointed.
@@ -186,7 +186,7 @@ class CheckpointCoordinator:
         return self._write(pending, snapshot, {"pin": milliseconds(self._clock.monotonic() - pin_from)})
 
     def drain(self) -> None:
-        """Wait for the attempts under way.
+        """Wait for the attempts in progress.
 
         Raises:
             Fenced: a newer run has taken the job over.
@@ -201,10 +201,10 @@ class CheckpointCoordinator:
             self._collect()
 
     def abandon(self) -> None:
-        """Give up the attempts under way, without waiting for a checkpoint; used when the job is canceled or fails.
+        """Abandon the attempts in progress; used when the job is canceled or fails.
 
-        One that has come to its publication is no longer to be given up: it may complete, and is told of like any
-        other. How the job ends is not changed by what the listener raises.
+        An attempt that is being published can no longer be abandoned: it may complete, and is then reported like any
+        other. An error of the listener does not change how the job ends.
         """
         for attempt in self._attempts:
             attempt.pending.expire()
@@ -220,10 +220,10 @@ class CheckpointCoordinator:
             _log.warning("%s completed while the job ended, but: %s", metadata.name, error)
 
     def _batch_to_take(self, now: float) -> int | None:
-        """The last committed batch, when it is its turn."""
+        """The last committed batch if a checkpoint of it is due now, else ``None``."""
         progress = self._source.progress()
         if progress.committed is None or progress.committed == self._captured:
-            # Nothing committed since: an idle stream is not a failing one. But a batch in flight is waited for.
+            # No batch was committed since: an idle stream does not fail. But wait for a batch in flight.
             if progress.planned is None:
                 self._waiting = None
             elif self._waiting is None:
@@ -238,7 +238,7 @@ class CheckpointCoordinator:
         return progress.committed
 
     def _is_aligned(self, progress: Progress, now: float) -> bool:
-        """Whether to capture now: at once when no batch is in flight or unaligned, else when it has committed."""
+        """Whether to capture now: no batch is in flight, the awaited batch committed, or alignment timed out."""
         committed = progress.committed or 0
         if progress.planned is None:
             return True
@@ -290,7 +290,7 @@ class CheckpointCoordinator:
     def _collect(self) -> None:
         self._expired = [attempt for attempt in self._expired if not attempt.future.done()]
         done = [attempt for attempt in self._attempts if attempt.future.done()]
-        # The completed ones first: what one of them has overtaken has not failed.
+        # Completed attempts first: an older attempt that failed does not count then.
         for attempt in sorted(done, key=lambda attempt: attempt.future.exception() is not None):
             self._attempts.remove(attempt)
             error = attempt.future.exception()
@@ -312,7 +312,7 @@ class CheckpointCoordinator:
         for attempt in list(self._attempts):
             too_old = self._clock.monotonic() - attempt.pending.started > timeout
             if too_old and attempt.pending.expire():
-                # Its writer may hang in the storage for good; it must not take a turn from the next attempt.
+                # Its writer may hang in the storage for good, and must not block the next attempt.
                 self._attempts.remove(attempt)
                 self._expired.append(attempt)
                 self._failed(
@@ -327,16 +327,16 @@ class CheckpointCoordinator:
         self._count_failure(attempt.pending.number, error)
 
     def _vanished(self, attempt: _Attempt, error: CaptureIncomplete) -> None:
-        """What was pinned in its store was deleted there before the store had copied it."""
+        """Handle a pinned object that was deleted from its bucket before the bucket had copied it."""
         if attempt.pending.number < self._last_succeeded:
             return
         self._captured_again(attempt)
         now = self._clock.monotonic()
         if not self._count_incomplete(attempt.snapshot.batch, attempt.pending.number, now, error):
-            self._next = min(self._next, now)  # this turn has come to nothing: it is taken again
+            self._next = min(self._next, now)  # repeat this turn, because its attempt came to nothing
 
     def _count_incomplete(self, batch: int, number: int, now: float, error: CaptureIncomplete) -> bool:
-        """Note that a capture was incomplete; whether there were so many in a row that they count as a failure."""
+        """Note an incomplete capture; returns whether so many in a row now count as a failure."""
         self._incomplete = (now, batch)
         self._incomplete_in_a_row += 1
         _log.info("Capture of batch %d was incomplete and is taken again: %s", batch, error.message)
@@ -347,12 +347,12 @@ class CheckpointCoordinator:
         return True
 
     def _captured_again(self, attempt: _Attempt) -> None:
-        """The batch of a failed attempt is worth a checkpoint again, even if no other batch follows."""
+        """Allow another checkpoint of the batch of a failed attempt, even if no other batch follows."""
         if self._captured == attempt.snapshot.batch:
             self._captured = None
 
     def _schedule_next(self, now: float) -> None:
-        """Fixed rate; but after a long wait for a batch the missed turns are not made up for."""
+        """Schedule the next turn at a fixed rate; turns missed during a long wait for a batch are not made up for."""
         self._next += self._interval
         if self._next <= now:
             self._next = now + self._interval

@@ -1,6 +1,6 @@
-"""Storing pinned files in one directory: great ones whole, small ones many to a stored file.
+"""Stores pinned files in one directory: large files whole, small files packed together.
 
-Every name is new, so nothing that is stored already can be hit.
+Every name is new, so no stored file can be overwritten.
 """
 
 from __future__ import annotations
@@ -16,26 +16,25 @@ from dagster_ckpt.checkpoint.format.manifest import FileEntry
 from dagster_ckpt.checkpoint.format.snapshot import PinnedFile, StoredSource, vanished
 from dagster_ckpt.checkpoint.taking.progress import Gauge
 from dagster_ckpt.errors import CheckpointFailure
-from dagster_ckpt.filesystem import Copy, FileSystem, ServerSide, Stopped, Written
-from dagster_ckpt.filesystem.bounds import Scratch
+from dagster_ckpt.filesystem import Copy, FileSystem, Scratch, ServerSide, Stopped, Written
 
 __all__ = ["DataFiles"]
 
 #: Small files are packed into stored files of at most this size.
 MAX_PACK_BYTES = 4 << 20
-#: So many packs are in memory at once.
+#: Most packs in memory at once.
 _PACKS = 8
 
 
 class DataFiles:
-    """The data files that one attempt writes.
+    """The data files that one checkpoint or savepoint attempt writes.
 
     Args:
         filesystem: the storage.
-        directory: where they go.
-        prefix: before every name.
-        referred_as: how a manifest refers to ``directory``: ``../shared/``, or nothing for its own directory.
-        storing: is told what is stored.
+        directory: where the files go.
+        prefix: begins every name.
+        referred_as: how a manifest refers to ``directory``: ``../shared/``, or empty for the manifest's own directory.
+        storing: measures the progress.
     """
 
     def __init__(
@@ -49,30 +48,30 @@ class DataFiles:
         self._begun: list[str] = []
 
     def undo(self) -> None:
-        """Delete what was written; what the storage refuses to delete is unreachable and harms nobody."""
+        """Delete the written files. A file that the storage refuses to delete is unreachable and does no harm."""
         for path in self._begun:
             with contextlib.suppress(OSError):
                 self._filesystem.remove(path)
 
     def write_whole(self, files: Sequence[PinnedFile], stop: Callable[[], bool]) -> list[FileEntry]:
-        """Store each file under a name of its own; durable on return. What lies in the store already, the store copies.
+        """Store each file under its own name; durable on return. The bucket copies objects that it already has.
 
         Raises:
             Stopped: ``stop()`` became true.
-            CaptureIncomplete: an object that was pinned in its store is gone from there.
-            CheckpointFailure: a pinned file is not what it was.
+            CaptureIncomplete: a pinned object was deleted or replaced in its bucket.
+            CheckpointFailure: a pinned file has changed.
             StorageError: the storage failed.
         """
         store = self._filesystem.copies
         copied = {} if store is None else self._copy(store, files, stop)
         left = [file for file in files if file.path not in copied]
         here = [file for file in left if file.source is None]
-        # First of all what may vanish.
+        # Pinned objects go first, because they may vanish.
         carried = self._carry([(file, file.source) for file in left if file.source is not None], stop)
         return [*copied.values(), *carried, *self._write_whole(here, stop)]
 
     def _copy(self, store: ServerSide, files: Sequence[PinnedFile], stop: Callable[[], bool]) -> dict[str, FileEntry]:
-        """Have the store copy those of ``files`` that lie in it."""
+        """Have the bucket copy those of ``files`` that it has."""
         names: dict[str, str] = {}
         copies: list[Copy] = []
         for file in files:
@@ -90,7 +89,7 @@ class DataFiles:
         }
 
     def _carry(self, files: Sequence[tuple[PinnedFile, StoredSource]], stop: Callable[[], bool]) -> list[FileEntry]:
-        """Store what lies in another store, by way of this machine's disk, which may not hold all of it at once."""
+        """Store files of another bucket through this machine's disk, which may be too small for all of them at once."""
         if not files:
             return []
         scratch, asked = Scratch("pinned"), self._looking(stop)
@@ -108,7 +107,7 @@ class DataFiles:
             return written
 
         def given_up() -> bool:
-            # Nobody waits for all the others to arrive before a failure is told.
+            # After one failure the other transfers stop, so that the failure is reported at once.
             return bool(failures) or asked()
 
         names = [self._new_name(PurePosixPath(file.path).name) for file, _ in files]
@@ -117,7 +116,7 @@ class DataFiles:
         with ThreadPoolExecutor(min(self._filesystem.concurrency, len(files)), "dagster-ckpt-carry") as pool:
             written = [pool.submit(carry, source, target) for (_, source), target in zip(files, targets, strict=True)]
         if failures:
-            raise failures[0]  # the others broke off because of it
+            raise failures[0]  # the other transfers stopped because of it
         self._filesystem.sync_directories([self._directory])
         return self._entries([file for file, _ in files], names, [future.result() for future in written])
 
@@ -138,14 +137,14 @@ class DataFiles:
         ]
 
     def write_packed(self, files: Sequence[PinnedFile], stop: Callable[[], bool]) -> list[FileEntry]:
-        """Store small files, many to one stored file: one ``fsync`` instead of hundreds. Raises as above."""
+        """Pack small files into few stored files: one ``fsync`` instead of hundreds. Raises as :meth:`write_whole`."""
         entries: list[FileEntry] = []
         packs: list[tuple[str, bytes]] = []
         pack = bytearray()
         name = self._new_name("pack")
         asked = self._looking(stop)
         for file in files:
-            if asked():  # each may be a request
+            if asked():  # reading a file may be a request to a bucket
                 raise Stopped
             data = file.read()
             if len(data) != file.size:
@@ -175,7 +174,7 @@ class DataFiles:
         return self._filesystem.write_many(items, self._looking(stop), self._storing.add)
 
     def _looking(self, stop: Callable[[], bool]) -> Callable[[], bool]:
-        """``stop``, which is asked between any two pieces of a file, so that progress is told between them, too."""
+        """``stop``, extended to report progress: it is called between any two pieces of a file."""
 
         def asked() -> bool:
             self._storing.look()

@@ -1,4 +1,4 @@
-"""Checkpoints under way: which of publish and expiry wins, and how far storing and restoring are."""
+"""Checkpoints in progress: whether publish or expiry wins, and how far storing and restoring are."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class CheckpointInProgress:
 
     Attributes:
         number: its id.
-        stored: bytes of the files that are stored whole, without what is kept in ``_metadata``.
-        total: bytes of all files that are to be stored: what no retained checkpoint has.
-        seconds: since they began to be.
+        stored: bytes stored so far, without files that are kept in ``_metadata``.
+        total: bytes of all files to store: those that no retained checkpoint has.
+        seconds: since storing began.
     """
 
     number: int
@@ -45,7 +45,7 @@ class RestoreInProgress:
         checkpoint: its reference.
         restored: bytes of the files that are laid out and verified.
         total: bytes of all its files.
-        seconds: since they began to be.
+        seconds: since restoring began.
     """
 
     checkpoint: str
@@ -59,12 +59,12 @@ class RestoreInProgress:
 
 
 class Gauge:
-    """Files on their way. Thread-safe: they go side by side.
+    """Measures the progress of files that are moved. Thread-safe: files are moved in parallel.
 
     Args:
         clock: monotonic time decides.
-        tell: is told every :data:`TELL_EVERY` seconds the bytes that have arrived, all bytes, and the seconds it took
-            so far; on the threads that move them.
+        tell: called every :data:`TELL_EVERY` seconds with the bytes that have arrived, all bytes, and the seconds so
+            far; on the threads that move the files.
     """
 
     def __init__(self, clock: Clock, tell: Callable[[int, int, float], object]) -> None:
@@ -76,23 +76,23 @@ class Gauge:
 
     @classmethod
     def of_checkpoint(cls, number: int, clock: Clock, tell: Callable[[CheckpointInProgress], object]) -> Gauge:
-        """That of the attempt with this id."""
+        """The gauge of the attempt with id ``number``."""
         return cls(clock, lambda stored, total, seconds: tell(CheckpointInProgress(number, stored, total, seconds)))
 
     def begin(self, total: int) -> None:
-        """So many bytes are to be moved."""
+        """Begin to move ``total`` bytes."""
         with self._lock:
             self._arrived, self._total = 0, total
             self._began = self._told = self._clock.monotonic()
 
     def add(self, size: int) -> None:
-        """So many of them have arrived."""
+        """Note that ``size`` more bytes have arrived."""
         with self._lock:
             self._arrived += size
         self.look()
 
     def look(self) -> None:
-        """Called between any two pieces, also of one large file: tell, if it is time."""
+        """Report if it is time; called between any two pieces, also of one large file."""
         now = self._clock.monotonic()
         with self._lock:
             if now - self._told < TELL_EVERY:
@@ -104,13 +104,13 @@ class Gauge:
 
 @dataclass(slots=True)
 class PendingCheckpoint:
-    """A checkpoint attempt: it has an id, and either its publish or its expiry wins.
+    """A checkpoint attempt with its id. Either its publish or its expiry wins.
 
     Attributes:
         number: its id.
-        triggered_at: seconds since the epoch.
+        triggered_at: seconds since 1970.
         started: monotonic seconds; the timeout counts from here.
-        storing: its files on their way.
+        storing: the progress of storing its files.
     """
 
     number: int
@@ -121,7 +121,7 @@ class PendingCheckpoint:
     _state: str = "writing"
 
     def expire(self) -> bool:
-        """Give the attempt up; ``False`` when it is already being published."""
+        """Abandon the attempt; ``False`` when it is already being published."""
         with self._lock:
             if self._state == "publishing":
                 return False
@@ -132,7 +132,7 @@ class PendingCheckpoint:
         """Begin to publish.
 
         Raises:
-            Stopped: the attempt was given up before.
+            Stopped: the attempt was abandoned before.
         """
         with self._lock:
             if self._state == "expired":
@@ -141,6 +141,6 @@ class PendingCheckpoint:
 
     @property
     def expired(self) -> bool:
-        """Whether the attempt was given up."""
+        """Whether the attempt was abandoned."""
         with self._lock:
             return self._state == "expired"

@@ -1,6 +1,6 @@
-"""The completed checkpoints of a lineage that its newest start keeps, and the deletion of those that it does not keep.
+"""The completed checkpoints that the newest start of a lineage retains, and the deletion of the others.
 
-What became of a publish or a deletion that was broken off is found out before anything is decided.
+The outcome of an interrupted publish or deletion is determined before any decision.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dagster_ckpt.checkpoint.control.deletion_log import ROUNDS
 from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
 from dagster_ckpt.checkpoint.taking.savepoint_files import dispose_claimed
 from dagster_ckpt.checkpoint.taking.shared_files import SharedState
-from dagster_ckpt.config.retention import AnyOf, KeepPinned, RetentionPolicy, decide
+from dagster_ckpt.config import AnyOf, KeepPinned, RetentionPolicy, decide
 from dagster_ckpt.errors import CheckpointNotFound, CorruptCheckpoint
 
 __all__ = ["Dropped", "RetainedCheckpoints"]
@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """A checkpoint that was subsumed or given up, and why."""
+    """A checkpoint that was subsumed or discarded, and why."""
 
     metadata: CheckpointMetadata
     reason: str
@@ -38,18 +38,18 @@ class RetainedCheckpoints:
 
     Args:
         catalog: the reading side.
-        epoch: under which checkpoints are deleted.
+        epoch: the epoch under which checkpoints are deleted.
         job_id: the lineage.
-        restored_from: the reference of what the epoch began with.
-        claimed: a savepoint that the lineage was restored from and that is its own to delete.
+        restored_from: the reference of the checkpoint or savepoint that the epoch restored.
+        claimed: a savepoint that the lineage was restored from and may delete.
         shared: the files in ``shared/``; is told of every change.
         clock: wall time.
 
     Attributes:
         checkpoints: by (epoch, id), the newest last, without those in quarantine.
-        quarantined: neither counted nor deleted; what they share stays in use.
-        broken: what was found unreadable. While there is any, no shared file is deleted.
-        unsettled: published, and nobody knows yet whether that succeeded.
+        quarantined: checkpoints that are neither counted nor deleted; their shared files stay in use.
+        broken: the unreadable checkpoints. While there is one, no shared file is deleted.
+        unsettled: checkpoints whose publish has an unknown outcome.
     """
 
     def __init__(
@@ -70,29 +70,31 @@ class RetainedCheckpoints:
         self._claimed = claimed
         self._shared = shared
         self._clock = clock
-        #: Those that the lineage may have come from; what this epoch takes is nobody's ancestor before its end.
+        #: Savepoints that may be ancestors. A savepoint of this epoch is no ancestor before the epoch ends.
         self._earlier_savepoints = self._records.taken_savepoints.known()
         self.checkpoints: list[CheckpointMetadata] = []
         self.quarantined: list[CheckpointMetadata] = []
         self.broken: list[CorruptCheckpoint] = []
         self.unsettled: list[CheckpointMetadata] = []
-        #: A deletion was broken off: what is retained is not what ``checkpoints`` says until it is read again.
+        #: After an interrupted deletion ``checkpoints`` may be wrong until the checkpoints are read again.
         self._must_read_again = False
         self._read_again()
 
     def add(self, metadata: CheckpointMetadata) -> None:
-        """A checkpoint completed."""
+        """Add a completed checkpoint."""
         self.checkpoints = sorted([*self.checkpoints, metadata], key=lambda item: item.key)
 
     def share(self) -> None:
-        """Tell which shared files are needed now."""
+        """Tell :class:`SharedState` which checkpoints need shared files now."""
         self._shared.retain([*self.quarantined, *self.checkpoints])
 
     def subsume(self, retention: RetentionPolicy) -> list[Dropped]:
-        """Drop what ``retention`` does not keep and nobody has pinned; nothing, where pins are never settled.
+        """Delete the checkpoints that ``retention`` does not keep and no user pinned.
+
+        Nothing is deleted when pins keep changing meanwhile.
 
         Raises:
-            Fenced: a newer run has taken the job over; nothing was dropped.
+            Fenced: a newer run has taken the job over; nothing was deleted.
         """
         self._settle()
         drop: dict[str, str] = {}
@@ -135,24 +137,24 @@ class RetainedCheckpoints:
         return dropped + self._give_up_claimed(reason)
 
     def _decided(self, retention: RetentionPolicy) -> tuple[RetentionPolicy, dict[str, str]]:
-        """The policy with the pins in it, and what it drops: by reference the reason."""
+        """The policy including pins, and the reason for each checkpoint that it does not keep, by reference."""
         policy = retention
         if pinned := self._records.pins.pinned():
             policy = AnyOf((retention, KeepPinned(dict.fromkeys(pinned, ""))))
         decisions = decide(policy, for_retention(self._all_owned(), self._earlier_savepoints), self._clock.time())
         drop = {decision.name: decision.reason for decision in decisions if not decision.keep}
         if all(metadata.epoch < self._epoch for metadata in self.checkpoints):
-            drop.pop(self._restored_from or "", None)  # until this epoch has its own, it is what is gone on from
+            drop.pop(self._restored_from or "", None)  # a recovery needs it until this epoch has its own checkpoint
         return policy, drop
 
     def _drop(self, to_drop: Callable[[], tuple[list[Dropped], str]], what_next: str) -> list[Dropped] | None:
-        """Delete what is to be dropped, and say why; ``None`` when each time some of it was pinned meanwhile."""
+        """Delete what ``to_drop`` names, for its reason; ``None`` when a checkpoint was pinned meanwhile each time."""
         for _ in range(ROUNDS):
             dropped, reason = to_drop()
             if not dropped or self._discard(dropped, reason):
                 return dropped
         _log.warning(
-            "Nothing of %s is deleted: %d times in a row it was found to be pinned meanwhile. %s",
+            "Nothing of %s is deleted: %d times in a row a checkpoint to delete was found pinned meanwhile. %s",
             self._catalog.job_name,
             ROUNDS,
             what_next,
@@ -165,7 +167,7 @@ class RetainedCheckpoints:
         return sorted([*claimed, *self.checkpoints], key=lambda metadata: metadata.key)
 
     def _give_up_claimed(self, reason: str) -> list[Dropped]:
-        """Delete the claimed savepoint; what the storage refuses to delete is tried again with the next one."""
+        """Delete the claimed savepoint; if the storage refuses, the next deletion tries again."""
         claimed = self._claimed
         if claimed is None or claimed.location is None:
             return []
@@ -176,7 +178,7 @@ class RetainedCheckpoints:
         return [Dropped(claimed, reason)]
 
     def _settle(self) -> None:
-        """Find out what became of publishes and deletions that were broken off, before anything is decided on them."""
+        """Determine the outcome of interrupted publishes and deletions, before any decision depends on it."""
         for metadata in list(self.unsettled):
             with contextlib.suppress(CheckpointNotFound):
                 self._catalog.load(self._job_id, metadata.checkpoint_id)
@@ -198,23 +200,23 @@ class RetainedCheckpoints:
         completed, broken = self._catalog.completed(self._job_id)
         if broken:
             return None
-        # One in quarantine may just have been deleted: somebody has asked for that.
+        # A quarantined checkpoint may just have been deleted, because a user asked for that.
         present = {metadata.reference for metadata in completed}
         self.quarantined = [metadata for metadata in self.quarantined if metadata.reference in present]
         self.share()
         return self._shared.in_use() | {name.rpartition("/")[2] for name in references(completed)}
 
     def _discard(self, dropped: Sequence[Dropped], reason: str) -> bool:
-        """Delete checkpoints; ``False`` when one of them was pinned meanwhile, and nothing was deleted."""
+        """Delete checkpoints; ``False``, and nothing is deleted, when one of them was pinned meanwhile."""
         gone = {item.metadata.reference for item in dropped}
         candidates = references([item.metadata for item in dropped])
         self.checkpoints = [metadata for metadata in self.checkpoints if metadata.reference not in gone]
         self.share()
-        # Not even on record: a run that finishes this deletion later cannot know of an attempt that is under way now.
+        # Files in use are not even recorded: a run that finishes this deletion later does not know today's attempts.
         needed = self._shared.in_use()
         names = sorted({name.rpartition("/")[2] for name in candidates} - needed)
         if self.broken:
-            names = []  # an unreadable manifest may need any shared file: they stay until somebody has looked at it
+            names = []  # an unreadable checkpoint may need any shared file: all stay until a user repairs or deletes it
         self._must_read_again = True
         if not self._records.deletions.delete(
             self._epoch,

@@ -1,8 +1,8 @@
-"""Savepoints: checkpoints that stand alone in a directory of the user's and are never deleted unless asked.
+"""Savepoints: self-contained checkpoints in a directory that the user owns, deleted only on request.
 
-``{savepoint_path}/savepoint-{6 hex of the job id}-{12 random hex}/`` holds every file of the savepoint and, last,
-``_metadata``, which marks it as complete as that of a checkpoint does. It refers to nothing outside its directory, so
-the directory can be moved.
+``{savepoint_path}/savepoint-{6 hex of the job id}-{12 random hex}/`` holds every file of the savepoint. ``_metadata``
+is written last and marks the savepoint as complete, as for a checkpoint. A savepoint refers to nothing outside its
+directory, so the directory can be moved.
 """
 
 from __future__ import annotations
@@ -35,8 +35,7 @@ from dagster_ckpt.errors import (
     InvalidConfiguration,
     PublishUnknown,
 )
-from dagster_ckpt.filesystem import FileSystem, Stopped, open_filesystem
-from dagster_ckpt.filesystem.port import unheard
+from dagster_ckpt.filesystem import FileSystem, Stopped, open_filesystem, unheard
 
 __all__ = [
     "claim_savepoint",
@@ -55,9 +54,9 @@ _CLAIMED = "_claimed"
 
 @dataclass(frozen=True, slots=True)
 class _Claimed:
-    """Which lineage may delete the savepoint: written into the savepoint's directory when a user has it claimed.
+    """The lineage that may delete the savepoint: recorded in the savepoint's directory when a user has it claimed.
 
-    A record in the job's storage alone does not permit that, for a savepoint can be anywhere.
+    A record in the job's storage alone does not permit the deletion, because a savepoint can be anywhere.
     """
 
     job_name: Line
@@ -66,7 +65,7 @@ class _Claimed:
 
 @dataclass(frozen=True, slots=True)
 class _Disposal:
-    """What a disposal is going to delete beside ``_metadata``: names in the savepoint's directory."""
+    """The names in a savepoint's directory that a disposal deletes beside ``_metadata``."""
 
     files: tuple[FileName, ...]
 
@@ -88,19 +87,19 @@ def write_savepoint(
     Args:
         storage: the user's directory for savepoints.
         job_id: the lineage, whose first 6 digits are in the directory's name.
-        snapshot: what is saved; the caller releases it.
-        describe: makes the manifest for the entries of all files.
-        storing: is told how far it is.
+        snapshot: the data to save; the caller releases it.
+        describe: makes the manifest from the entries of all files.
+        storing: measures the progress.
         inline_threshold: files of at most this many bytes are kept in ``_metadata``, 1 MiB in all.
         stop: asked while data is written.
-        seal: called before the publish; what it raises prevents it.
-        new_token: the random part of the name.
+        seal: called before the publish; an exception prevents the publish.
+        new_token: makes the random part of the name.
 
     Raises:
         Stopped: ``stop()`` became true.
-        CheckpointFailure: a pinned file is not what it was.
-        StorageError: the storage failed. In each of these cases what was written is gone again where the storage
-            let it, unless the outcome of the publish is unknown; without ``_metadata`` it is no savepoint.
+        CheckpointFailure: a pinned file has changed.
+        StorageError: the storage failed. In all these cases the written files are deleted again as far as the storage
+            allows, unless the outcome of the publish is unknown; without ``_metadata`` they are no savepoint.
     """
     directory = new_savepoint_directory(storage, job_id, new_token)
     files = DataFiles(storage, directory, storing)
@@ -132,8 +131,8 @@ def copy_to_savepoint(
 ) -> CheckpointMetadata:
     """Make a savepoint of a completed checkpoint, for a job that does not run.
 
-    It keeps the id and epoch of the checkpoint: it is the same state. Every byte is verified on the way; they pass
-    through the temporary directory of this machine. ``tell`` is told how far it is, when that takes long.
+    The savepoint keeps the id and epoch of the checkpoint, because the state is the same. All bytes pass through this
+    machine's temporary directory and are verified on the way. ``tell`` is called with the progress if copying is slow.
 
     Raises:
         CorruptCheckpoint: the checkpoint is not what was written.
@@ -145,7 +144,7 @@ def copy_to_savepoint(
 
     def describe(entries: tuple[FileEntry, ...]) -> CheckpointMetadata:
         for entry, original in zip(entries, checkpoint.files, strict=True):
-            # What a store has copied has no SHA-256; by its CRC32C, or its version, it was compared when it was read.
+            # A file that a bucket had copied has no SHA-256; its CRC32C, MD5 or version was compared when it was read.
             if original.sha256 is not None and entry.sha256 != original.sha256:
                 raise CheckpointFailure(f"{original.path} of {checkpoint.name} changed while it was copied.")
         return replace(
@@ -169,20 +168,20 @@ def copy_to_savepoint(
 
 
 def dispose_savepoint(storage: FileSystem, directory: str) -> Sequence[str]:
-    """Delete a savepoint. What is to go is written down first, so that a disposal that was broken off is finished.
+    """Delete a savepoint. The files to delete are recorded first, so that an interrupted disposal can be finished.
 
     Args:
         storage: the file system.
-        directory: the savepoint's, below it.
+        directory: the savepoint's directory in ``storage``.
 
     Returns:
-        names in the directory that are not of the savepoint; they and the directory are still there.
+        names in the directory that are not of the savepoint; these files and the directory are still there.
 
     Raises:
         CheckpointNotFound: there is no savepoint.
-        InvalidConfiguration: it is a checkpoint, which its job's retention deletes.
-        CorruptMetadata: its ``_metadata`` cannot be believed.
-        StorageError: the storage failed; dispose of it again.
+        InvalidConfiguration: the directory holds a checkpoint, which its job's retention deletes.
+        CorruptMetadata: the savepoint's ``_metadata`` cannot be trusted.
+        StorageError: the storage failed; dispose of the savepoint again.
     """
     record = f"{directory}/{_DISPOSING}"
     disposal = read_record(storage, record, _Disposal, place=_DISPOSING)
@@ -190,7 +189,7 @@ def dispose_savepoint(storage: FileSystem, directory: str) -> Sequence[str]:
         disposal = _Disposal(tuple(_names_of_savepoint(storage, directory)))
         storage.create(record, encode_record(disposal, _DISPOSING))
     if disposal is not None:
-        # As with a checkpoint: first of all what makes it one, so that nothing half deleted can be restored.
+        # As with a checkpoint, the manifest goes first, so that nobody can restore a half-deleted savepoint.
         storage.remove(f"{directory}/{METADATA_FILE_NAME}")
         storage.sync_directories([directory])
         for name in disposal.files:
@@ -215,7 +214,7 @@ def claim_savepoint(savepoint: CheckpointMetadata, job_id: str, *, like: FileSys
 
 
 def claimed_savepoint(catalog: CheckpointCatalog, choice: Choice) -> CheckpointMetadata | None:
-    """The savepoint that a lineage may delete, if it is still there. A disposal that was broken off is finished."""
+    """The savepoint that a lineage may delete, if it is still there. Finishes an interrupted disposal."""
     location = choice.claimed
     if location is None:
         return None
@@ -240,7 +239,7 @@ def claimed_savepoint(catalog: CheckpointCatalog, choice: Choice) -> CheckpointM
 
 
 def dispose_claimed(location: str, *, like: FileSystem) -> bool:
-    """Delete a savepoint that its lineage does not need any more; ``False`` when it must be tried again."""
+    """Delete a claimed savepoint that its lineage no longer needs; ``False`` when the deletion must be tried again."""
     try:
         dispose_savepoint(*_place_of(location, like))
     except CheckpointNotFound:
@@ -264,22 +263,22 @@ def _names_of_savepoint(storage: FileSystem, directory: str) -> list[str]:
     except FileNotFoundError:
         raise CheckpointNotFound(
             f"Cannot find meta data file '_metadata' in directory '{where}': there is no savepoint to dispose of.",
-            hint="Name the directory of a savepoint. What an interrupted savepoint left, without _metadata, can be "
-            "deleted by hand.",
+            hint="Name the directory of a savepoint. An incomplete savepoint, without _metadata, can be deleted by "
+            "hand.",
         ) from None
     metadata = CheckpointMetadata.decode(data, f"{where}/{METADATA_FILE_NAME}")
     if metadata.kind != SAVEPOINT:
         raise InvalidConfiguration(
             f"{where} is {metadata.name} of job {metadata.job_name!r} and no savepoint: other checkpoints may need its "
             "files.",
-            hint="Checkpoints are deleted by their job's retention; see what it would delete with "
+            hint="Checkpoints are deleted by their job's retention; see what retention would delete with "
             f"`dagster-ckpt retention {metadata.job_name} --path ...`.",
         )
     return sorted({*metadata.references, _CLAIMED})
 
 
 def _is_left_over(storage: FileSystem, directory: str) -> bool:
-    """Whether this is the empty directory of a savepoint: a disposal was broken off before its last step."""
+    """Whether this is the empty directory of a savepoint, left by a disposal that was interrupted before its end."""
     parent, _, name = directory.rpartition("/")
     return (
         _NAME.fullmatch(name) is not None
@@ -296,7 +295,7 @@ def _store(
     packed: list[PinnedFile] = []
     inline_bytes = 0
     for file in snapshot.files:
-        if stop():  # each of the small ones may be a request
+        if stop():  # reading a small file may be a request to a bucket
             raise Stopped
         if file.size > inline_threshold:
             whole.append(file)

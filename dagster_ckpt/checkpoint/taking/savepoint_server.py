@@ -1,7 +1,7 @@
-"""The driver's side of savepoints: looks for requests, takes what is asked for, answers.
+"""The driver's side of savepoints: looks for requests, takes the savepoints, and answers.
 
-Driven like the coordinator, by :meth:`SavepointServer.tick` on the same thread, and independent of it: a savepoint
-ignores interval, pause and concurrency of checkpoints, and its failure is told to who asked and counted nowhere.
+:meth:`SavepointServer.tick` drives the server, on the coordinator's thread but independent of the coordinator: a
+savepoint ignores interval, pause and concurrency of checkpoints. A failure is reported to the asker and never counted.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ class _Taking:
     """A request that is being carried out.
 
     Attributes:
-        request: what is asked for.
-        storage: where it goes.
+        request: the request.
+        storage: where the savepoint goes.
         began: monotonic seconds; the timeout counts from here.
-        awaited: the last batch that had committed when another one was in flight: a later one is waited for.
-        incomplete: when, and of which batch, the last capture was incomplete, and how many were.
+        awaited: the last committed batch when a batch was in flight; the server waits for a later batch to commit.
+        incomplete: when, and of which batch, the last capture was incomplete, and how many captures were.
         pending: the attempt, once captured.
-        future: its writing.
+        future: the attempt's writing.
     """
 
     request: SavepointRequest
@@ -65,14 +65,14 @@ class SavepointServer:
     """Answers the requests to one job under one epoch.
 
     Args:
-        requests: where they are.
-        store: gives ids, and writes.
-        source: what is saved.
+        requests: the job's requests.
+        store: issues ids, and writes savepoints.
+        source: captures the job.
         clock: wall and monotonic time.
         executor: runs the writing.
         default: the configured directory for savepoints, ``None`` if there is none.
-        timeout: seconds after which a savepoint that is not complete has failed.
-        completed: is told of each savepoint, on the thread that ticks.
+        timeout: seconds after which an incomplete savepoint fails.
+        completed: called with each savepoint, on the thread that ticks.
     """
 
     def __init__(
@@ -103,11 +103,11 @@ class SavepointServer:
 
     @property
     def stop_asked(self) -> bool:
-        """Whether the job is to be stopped with a savepoint now: stop the query, then call :meth:`finish`."""
+        """Whether the job is to stop with a savepoint now: stop the query, then call :meth:`finish`."""
         return self._stop is not None
 
     def tick(self) -> float:
-        """Do what is due; returns in how many seconds to come again at the latest.
+        """Do what is due; returns the seconds until the next call at the latest.
 
         Raises:
             Fenced: a newer run has taken the job over.
@@ -122,10 +122,10 @@ class SavepointServer:
         return _POLL
 
     def finish(self) -> None:
-        """Nothing moves any more: take every savepoint that is asked for now, of the last committed batch.
+        """The query has stopped: take every requested savepoint now, of the last committed batch.
 
         Raises:
-            SavepointFailed: the one that the job was stopped with could not be taken; who asked was told.
+            SavepointFailed: the savepoint that was to stop the job could not be taken; the asker was told.
             Fenced: a newer run has taken the job over.
         """
         current, self._current = self._current, None
@@ -142,33 +142,34 @@ class SavepointServer:
             if error is not None:
                 raise SavepointFailed(
                     f"The job was to be stopped with a savepoint, which failed: {_reason(error)}",
-                    hint="The job goes on from its newest checkpoint. Mend what the error names, and ask again.",
+                    hint="The job goes on from its newest checkpoint. Mend the cause of the error, and ask again.",
                 ) from error
-        with contextlib.suppress(OSError):  # who asked waits in vain, and the checkpoints of the job are complete
+        with contextlib.suppress(OSError):  # the asker waits in vain, but the checkpoints of the job are complete
             for request in self._requests.open(self._clock.time()):
                 if request.token not in self._owed:
                     self._take_now(request)
             self._pay()
 
     def job_ended(self) -> None:
-        """The end of the job is on record: who stopped it with a savepoint is told of that now.
+        """The end of the job is recorded: now answer the asker who stopped the job with a savepoint.
 
-        Not before, because the answer is acted on: a job of which no end is on record would be resumed if this process
-        died, beside the one that somebody has started from the savepoint. Then the request is open, and taken up.
+        An earlier answer would be wrong: the asker may start another job from the savepoint. If this process then died
+        before the end was recorded, the stopped job would be resumed beside the other. Without an answer the request
+        stays open, and the resumed job takes it up.
         """
         self._has_ended = True
-        with contextlib.suppress(OSError, MustStop):  # who asked waits in vain, and the savepoint is on record
+        with contextlib.suppress(OSError, MustStop):  # the asker waits in vain, but the savepoint is recorded
             self._pay()
 
     def refuse_to_stop(self, error: CheckpointError) -> None:
-        """The job was to be stopped with a savepoint, and its last checkpoint failed."""
+        """Answer the request to stop the job with ``error``, because the job's last checkpoint failed."""
         if self._stop is not None:
             self._failed(self._stop, error)
 
     def abandon(self) -> None:
-        """Give up what is under way, unanswered: the next driver takes it up.
+        """Abandon the savepoint in progress without an answer: the next driver takes up the request.
 
-        A savepoint that has come to its publication is no longer to be given up: once complete, it is the answer.
+        A savepoint that is being published can no longer be abandoned: once complete, it is the answer.
         """
         current, self._current = self._current, None
         if current is not None and current.pending is not None and current.future is not None:
@@ -189,12 +190,12 @@ class SavepointServer:
             _log.warning("Requests for savepoints cannot be read and will be looked for again: %s", error)
 
     def _accept(self, request: SavepointRequest) -> bool:
-        """Begin with a request; ``False`` when it is answered already."""
+        """Begin with a request; ``False`` when the request has failed and was answered."""
         try:
             storage = self._storage_for(request)
             if request.stop:
-                storage.probe()  # the query is stopped for a savepoint that can be written only
-        except Exception as error:  # whatever a request says, it is answered, and the job goes on
+                storage.probe()  # stop the query only for a savepoint that can be written
+        except Exception as error:  # answer whatever the request says, and let the job go on
             self._failed(request, error)
             return False
         _log.info("A savepoint%s is asked for in %s", " to stop with" if request.stop else "", storage.url)
@@ -227,7 +228,7 @@ class SavepointServer:
             self._take(current, batch, now)
 
     def _batch_to_save(self, current: _Taking, now: float) -> int | None:
-        """The last committed batch, when it is its turn: what was in flight has committed."""
+        """The last committed batch, once the batch that was in flight has committed; ``None`` before."""
         progress = self._source.progress()
         committed = -1 if progress.committed is None else progress.committed
         if current.request.stop:
@@ -279,7 +280,7 @@ class SavepointServer:
             raise error
 
     def _expire(self, current: _Taking) -> bool:
-        """Give up what took too long; ``False`` while it is being published."""
+        """Abandon a savepoint that took too long; ``False`` while it is being published."""
         if current.pending is not None and not current.pending.expire():
             return False
         what = "no batch committed" if current.pending is None else "it was not complete"
@@ -287,7 +288,7 @@ class SavepointServer:
         return True
 
     def _take_now(self, request: SavepointRequest) -> Exception | None:
-        """Take a savepoint of the last committed batch, and wait for it; the error when it failed."""
+        """Take a savepoint of the last committed batch, and wait for it; returns the error if it failed."""
         try:
             storage = self._storage_for(request)
             batch = self._source.progress().committed
@@ -337,12 +338,12 @@ class SavepointServer:
             _log.warning("The answer to a request cannot be written and will be tried again: %s", error)
 
     def _pay(self) -> None:
-        """Write the answers that are owed: what was carried out once is not carried out again."""
+        """Write the answers that are owed, so that no request is carried out twice."""
         for token, (request, answer) in list(self._owed.items()):
             if request.stop and answer.savepoint is not None and not self._has_ended:
                 continue
             if not self._requests.answer(self._store.epoch, request, answer) and answer.savepoint is not None:
-                _log.warning("Who asked for savepoint %s had stopped waiting; it stays", answer.savepoint.pointer)
+                _log.warning("Savepoint %s stays, but its asker had stopped waiting", answer.savepoint.pointer)
             del self._owed[token]
 
 

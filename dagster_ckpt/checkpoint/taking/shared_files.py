@@ -1,7 +1,7 @@
-"""The files that checkpoints share: what is stored already, what is in use, and storing what is new.
+"""The files that checkpoints share: which are stored already, which are in use, and storing new ones.
 
-A file is shared by name *and* content, because Spark may write other bytes under a name it has used before. It lies
-in ``shared/`` under a name of its own that is never used again.
+A file is shared by name *and* content, because Spark may write other bytes under a name that it has used before. The
+stored file in ``shared/`` has its own name, which is never used again.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ class SharedState:
     Args:
         filesystem: the storage.
         directory: ``{job name}/{job id}/shared``.
-        epoch: of the writer, part of every new name.
-        inline_threshold: files of at most this many bytes are small: those that do not recur are kept in
-            ``_metadata`` (1 MiB in all), the others are packed together.
-        verified: a checkpoint whose every file has just been read and found sound; the files of a savepoint are its own
-            and shared by nobody.
-        max_state_size: every file is kept in ``_metadata``, and none may be larger than this, in bytes; ``None`` for
-            files that are stored as such.
+        epoch: the writer's epoch, part of every new name.
+        inline_threshold: files of at most this many bytes are small: small files that do not recur are kept in
+            ``_metadata`` (1 MiB in all), other small files are packed together.
+        verified: a checkpoint whose files have all just been read and found sound; a savepoint is ignored, because its
+            files are not shared.
+        max_state_size: if set, every file is kept in ``_metadata``, and no file may have more bytes than this; ``None``
+            to store files separately.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class SharedState:
         }
 
     def retain(self, checkpoints: Sequence[CheckpointMetadata]) -> None:
-        """These are the completed checkpoints now; only what they need may be shared."""
+        """Set the completed checkpoints; a new checkpoint may share only their files."""
         stored = [file for metadata in checkpoints for file in metadata.files if file.reference is not None]
         alive = {file.reference for file in stored}
         with self._lock:
@@ -90,7 +90,7 @@ class SharedState:
             self._pack_sizes = {pack: size for pack, size in self._pack_sizes.items() if pack in alive}
 
     def remember(self, snapshot: Snapshot, entries: Sequence[FileEntry]) -> None:
-        """A checkpoint of ``snapshot`` completed: the same unchanged files need not be read again."""
+        """Remember the files of a completed checkpoint of ``snapshot``: unchanged ones need not be read again."""
         with self._lock:
             self._by_identity = {
                 (file.path, file.identity): entry
@@ -99,40 +99,40 @@ class SharedState:
             }
 
     def in_use(self) -> frozenset[str]:
-        """The names in ``shared/`` that a completed checkpoint or an attempt needs."""
+        """The names in ``shared/`` that a completed checkpoint or a checkpoint attempt needs."""
         with self._lock:
             pinned = frozenset().union(*self._in_flight.values())
             return frozenset(name.rpartition("/")[2] for name in references(self._retained) | pinned)
 
     def release(self, number: int) -> None:
-        """The attempt is over; what it refers to is needed only if it completed."""
+        """Note that a checkpoint attempt is over: only if it completed, its files stay in use."""
         with self._lock:
             self._in_flight.pop(number, None)
             self._written.pop(number, None)
 
     def undo(self, number: int) -> None:
-        """Delete what a failed attempt wrote; what the storage refuses to delete is unreachable and harms nobody."""
+        """Delete the files of a failed checkpoint attempt. A file that cannot be deleted is unreachable: no harm."""
         if (files := self._written.get(number)) is not None:
             files.undo()
 
     def store(
         self, number: int, snapshot: Snapshot, stop: Callable[[], bool], storing: Gauge
     ) -> tuple[tuple[FileEntry, ...], int]:
-        """Store what no retained checkpoint has, and what is left of packs that are mostly dead.
+        """Store the files that no retained checkpoint has, and the live files of packs that are mostly dead.
 
         Returns the entries of all files, and the bytes that were written. Until :meth:`release` for the same
-        ``number``, nothing the entries refer to may be deleted. ``storing`` is told how far it is.
+        ``number``, no file that the entries refer to may be deleted. ``storing`` measures the progress.
 
         Raises:
             Stopped: ``stop()`` became true.
-            CheckpointFailure: a pinned file is not what it was, or larger than the state may be.
+            CheckpointFailure: a pinned file has changed, or is larger than the state may be.
             StorageError: the storage failed.
         """
         if self._max_state_size is not None:
             return self._all_inline(snapshot, self._max_state_size, stop)
         entries: dict[str, FileEntry] = {}
         to_write: list[PinnedFile] = []
-        # Names tell whose they are: a sweeper leaves the files of newer epochs alone.
+        # Each name contains the epoch, so that a sweep spares the files of newer epochs.
         files = self._written[number] = DataFiles(
             self._filesystem,
             self._shared,
@@ -146,8 +146,8 @@ class SharedState:
                 known = self._by_identity.get((file.path, file.identity)) if file.identity is not None else None
                 if known is not None and known.reference is not None:
                     entries[file.path] = known
-            # Held from before the first decision to reuse a file until the publish: a subsumption that runs
-            # meanwhile must not delete what this attempt is about to refer to.
+            # In use from before the first decision to reuse a file until the publish: a subsumption that runs
+            # meanwhile must not delete a file that this attempt is going to refer to.
             self._in_flight[number] = frozenset(
                 entry.reference for entry in entries.values() if entry.reference is not None
             )
@@ -162,7 +162,7 @@ class SharedState:
             elif (same := self._same_content(number, file)) is not None:
                 entries[file.path] = same
             else:
-                # What its store copies is not packed: its bytes would have to come here for that.
+                # An object that its bucket copies is not packed, because packing would download its bytes.
                 (to_pack if small and file.source is None else to_write).append(file)
         for file in self._moved(entries, snapshot):
             (to_pack if file.source is None else to_write).append(file)
@@ -178,7 +178,7 @@ class SharedState:
         return tuple(entries[file.path] for file in snapshot.files), new_bytes
 
     def _moved(self, entries: Mapping[str, FileEntry], snapshot: Snapshot) -> list[PinnedFile]:
-        """The files of ``snapshot`` that lie in packs which are mostly dead."""
+        """The files of ``snapshot`` that are stored in mostly dead packs."""
         packs = {entry.reference for entry in entries.values() if entry.reference and entry.offset is not None}
         with self._lock:
             sizes: dict[str, int | None] = {pack: size for pack, size in self._pack_sizes.items() if pack in packs}
@@ -191,7 +191,7 @@ class SharedState:
         return [file for file in snapshot.files if file.path in entries and entries[file.path].reference in dead]
 
     def _remember_packs(self, packed: Iterable[FileEntry]) -> None:
-        """These were just packed; their packs hold nothing else."""
+        """Remember the sizes of new packs, which contain exactly these files."""
         sizes: Counter[str] = Counter()
         for entry in packed:
             sizes[entry.reference or ""] += entry.size
@@ -224,7 +224,7 @@ class SharedState:
         return inline_entry(file.path, file.read())
 
     def _same_content(self, number: int, file: PinnedFile) -> FileEntry | None:
-        """A retained copy of the same name with the same bytes: after a restart identities are not known."""
+        """The retained entry of the same name and content: needed after a restart, when identities are unknown."""
         with self._lock:
             if (file.path, file.size) not in self._sizes:
                 return None
@@ -239,7 +239,7 @@ class SharedState:
         return known if self._is_sound(known) else None
 
     def _is_sound(self, entry: FileEntry) -> bool:
-        """Whether a stored file is what its manifest says: read once, unless this run wrote or restored it.
+        """Whether a stored file matches its manifest; the file is read once, unless this run restored it.
 
         A new checkpoint must not inherit the damage of an old one.
         """
@@ -258,14 +258,17 @@ class SharedState:
     def _is_as_written(self, path: str, part: Part | None, entry: FileEntry) -> bool:
         if entry.stored is None:
             return self._filesystem.checksum(path, part) == Written(entry.size, entry.sha256 or "")
-        # Only what a store tells by itself is asked for here, and it tells it without reading.
+        # Only the bucket's own checksums are compared, because the bucket tells them without a read.
         store = self._filesystem.copies
         return store is not None and store.stored(path).is_same_content(entry.stored)
 
     def know(self, files: Iterable[tuple[FileEntry, Identity]]) -> None:
-        """The live objects of these identities were copied from these entries, and need not be copied back.
+        """Remember that live objects were copied from stored files, so that they need not be copied back.
 
-        Those that no retained checkpoint of this lineage has are not heeded.
+        Stored files that no retained checkpoint of this lineage has are ignored.
+
+        Args:
+            files: each stored file's entry, with the identity of the live object copied from it.
         """
         with self._lock:
             alive = references(self._retained)
@@ -275,7 +278,7 @@ class SharedState:
 
 
 def _content_of(entry: FileEntry) -> str | None:
-    """A digest that tells a stored file's content from any other: CRC32C alone is too short for that."""
+    """A digest that identifies the content of a stored file; CRC32C alone is too short to identify it."""
     return entry.sha256 if entry.stored is None else _md5_of(entry.stored)
 
 

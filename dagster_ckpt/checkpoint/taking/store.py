@@ -1,7 +1,8 @@
-"""Writing side of the store: turns snapshots into completed checkpoints.
+"""The writing side of the storage: turns snapshots into completed checkpoints.
 
-One store belongs to one claimed epoch. New is stored before old is dropped; data is written before
-``_metadata``; the epoch is checked before the publish, before the acknowledgement and before a deletion.
+A :class:`CompletedCheckpointStore` belongs to one claimed epoch. A new checkpoint is stored before old checkpoints are
+deleted; data is written before ``_metadata``; the epoch is checked before the publish, before the acknowledgement and
+before a deletion.
 """
 
 from __future__ import annotations
@@ -22,10 +23,9 @@ from dagster_ckpt.checkpoint.taking.progress import CheckpointInProgress, Gauge,
 from dagster_ckpt.checkpoint.taking.retained import Dropped, RetainedCheckpoints
 from dagster_ckpt.checkpoint.taking.savepoint_files import write_savepoint
 from dagster_ckpt.checkpoint.taking.shared_files import DEFAULT_INLINE_THRESHOLD, SharedState
-from dagster_ckpt.config.retention import RetentionPolicy
+from dagster_ckpt.config import RetentionPolicy
 from dagster_ckpt.errors import CheckpointFailure, CorruptCheckpoint, PublishUnknown
-from dagster_ckpt.filesystem import FileSystem
-from dagster_ckpt.filesystem.port import unheard
+from dagster_ckpt.filesystem import FileSystem, unheard
 
 __all__ = ["CompletedCheckpointStore"]
 
@@ -37,19 +37,19 @@ class CompletedCheckpointStore:
 
     Args:
         catalog: the reading side.
-        claim: the epoch this store writes under.
+        claim: the claimed epoch.
         job_id: the lineage.
-        first_id: the first id it may use.
-        restored_from: the reference of what the epoch began with.
+        first_id: the first checkpoint id that the epoch may use.
+        restored_from: the reference of the checkpoint or savepoint that the epoch restored.
         mode: recorded in each checkpoint.
         clock: wall and monotonic time.
-        inline_threshold: files of at most this many bytes are small: those that do not recur are kept in
-            ``_metadata`` (1 MiB in all), the others are packed together.
-        verified: a checkpoint whose every file has just been read and found sound.
-        max_state_size: every file is kept in ``_metadata``, and none may be larger than this, in bytes; ``None`` for
-            files that are stored as such.
-        claimed: a savepoint that the lineage was restored from and that is its own to delete.
-        tell: is told of what takes long to store, on the threads that store it.
+        inline_threshold: files of at most this many bytes are small: small files that do not recur are kept in
+            ``_metadata`` (1 MiB in all), other small files are packed together.
+        verified: a checkpoint whose files have all just been read and found sound.
+        max_state_size: if set, every file is kept in ``_metadata``, and no file may have more bytes than this; ``None``
+            to store files separately.
+        claimed: a savepoint that the lineage was restored from and may delete.
+        tell: called with the progress of a checkpoint that takes long to store, on the threads that store it.
     """
 
     def __init__(
@@ -99,32 +99,32 @@ class CompletedCheckpointStore:
 
     @property
     def quarantined(self) -> list[CheckpointMetadata]:
-        """Completed checkpoints that are neither counted nor deleted; what they share stays in use."""
+        """Completed checkpoints in quarantine: neither counted nor deleted; their shared files stay in use."""
         return list(self._kept.quarantined)
 
     @property
     def broken(self) -> list[CorruptCheckpoint]:
-        """What was found unreadable at the start. While there is any, no shared file is deleted."""
+        """The checkpoints found unreadable at the start. While there is one, no shared file is deleted."""
         return list(self._kept.broken)
 
     @property
     def epoch(self) -> int:
-        """The epoch this store writes under."""
+        """The claimed epoch."""
         return self._claim.epoch
 
     def in_use(self) -> frozenset[str]:
-        """The names in ``shared/`` that the checkpoints need, those under way included."""
+        """The names in ``shared/`` that checkpoints need, including checkpoint attempts in progress."""
         return self._shared.in_use()
 
     def know(self, files: Iterable[tuple[FileEntry, Identity]]) -> None:
-        """The live location's objects of these identities were copied from these stored files, see ``SharedState``."""
+        """Note which stored files the live location's objects were copied from, see :meth:`SharedState.know`."""
         self._shared.know(files)
 
     def check_owner(self) -> None:
         """Make sure that no newer run has taken the job over.
 
         Raises:
-            Fenced: one has.
+            Fenced: a newer run has taken the job over.
         """
         self._records.epochs.check(self.epoch)
 
@@ -146,13 +146,13 @@ class CompletedCheckpointStore:
         kind: str = "checkpoint",
         timings_ms: Mapping[str, float] | None = None,
     ) -> CheckpointMetadata:
-        """Store a snapshot and publish it; on return it is durable, visible and acknowledged.
+        """Store a snapshot and publish it; on return the checkpoint is durable, visible and acknowledged.
 
         Raises:
-            Stopped: the attempt expired; what it wrote is gone again.
+            Stopped: the checkpoint attempt expired; its files are deleted again.
             Fenced: a newer run has taken the job over.
             CheckpointFailure: a newer checkpoint completed meanwhile.
-            StorageError: the storage failed; what it wrote is gone again, unless the outcome is unknown.
+            StorageError: the storage failed; the written files are deleted again, unless the outcome is unknown.
         """
         started = self._clock.monotonic()
         published = False
@@ -194,9 +194,9 @@ class CompletedCheckpointStore:
         *,
         timings_ms: Mapping[str, float] | None = None,
     ) -> CheckpointMetadata:
-        """Write a snapshot as a savepoint below ``storage``. It is the user's: nothing here counts or deletes it.
+        """Write a snapshot as a savepoint below ``storage``. The user owns it: no retention counts or deletes it.
 
-        That it was taken goes on record, for a recovery that is told to go on from savepoints, too.
+        The savepoint is recorded, for a recovery that is configured to restore savepoints too.
 
         Raises:
             Stopped: the attempt expired.
@@ -226,15 +226,15 @@ class CompletedCheckpointStore:
         try:
             self._records.epochs.check(self.epoch)
             self._records.taken_savepoints.add(RecordedSavepoint.of(metadata))
-        except OSError as error:  # whoever asked for the savepoint has it
-            _log.warning("Savepoint %s is complete and not on record: %s", metadata.reference, error)
+        except OSError as error:  # the asker has the savepoint
+            _log.warning("Savepoint %s is complete, but could not be recorded: %s", metadata.reference, error)
         return metadata
 
     def subsume(self, retention: RetentionPolicy) -> list[Dropped]:
-        """Drop what ``retention`` does not keep and nobody has pinned; nothing, where pins are never settled.
+        """Subsume checkpoints that ``retention`` does not keep and no user pinned; see :class:`RetainedCheckpoints`.
 
         Raises:
-            Fenced: a newer run has taken the job over; nothing was dropped.
+            Fenced: a newer run has taken the job over; nothing was deleted.
         """
         with self._lock:
             return self._kept.subsume(retention)

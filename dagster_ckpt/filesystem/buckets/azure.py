@@ -5,31 +5,17 @@ from __future__ import annotations
 import json
 import os
 import re
-import uuid
 from collections.abc import Mapping
-from functools import cache
 from typing import Any
 
-import adlfs
-from azure.core import MatchConditions
-from azure.core.exceptions import (
-    AzureError,
-    ClientAuthenticationError,
-    HttpResponseError,
-    ResourceExistsError,
-    ResourceNotFoundError,
-    ServiceRequestError,
-)
-from azure.storage.blob import BlobBlock
-from azure.storage.blob.aio import BlobPrefix
+from azure.core.exceptions import AzureError, ClientAuthenticationError, ServiceRequestError
 from fsspec.asyn import AsyncFileSystem
-from fsspec.callbacks import Callback
 
 from dagster_ckpt.errors import InvalidConfiguration, StorageError, StorageUnusable
-from dagster_ckpt.filesystem.buckets.azure_answers import error_code, is_marker, status_of
-from dagster_ckpt.filesystem.buckets.azure_copies import AzureServerSide
-from dagster_ckpt.filesystem.buckets.bucket import PASSING, REPEATED, SET_THE_CLOCK, check_options, first_line
-from dagster_ckpt.filesystem.buckets.transfers import in_chunks
+from dagster_ckpt.filesystem.buckets.azure_client import client_of, error_code, status_of, stored_of
+from dagster_ckpt.filesystem.buckets.bucket import PASSING, SET_THE_CLOCK
+from dagster_ckpt.filesystem.buckets.versioned_bucket import Found, Reason, VersionedBucket, check_options, first_line
+from dagster_ckpt.filesystem.server_side import Copy, Stored
 from dagster_ckpt.shown_text import redacted
 
 __all__ = ["AzureBlobFileSystem", "is_entrusted"]
@@ -55,14 +41,59 @@ _OPTIONS = frozenset(
 _OF_AN_ACCOUNT = ("AZURE_STORAGE_CONNECTION_STRING", "AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_SAS_TOKEN")
 #: What is told of a request that is dated otherwise than the account's clock says.
 _CLOCK = re.compile(r"date header (?:is )?(?:too old|too new|in the future)", re.IGNORECASE)
-#: The most blocks that a blob may have.
-_MOST_BLOCKS = 50_000
-#: What is answered when the name of a blob is taken, by the request that finds it so.
-_TAKEN = frozenset({"BlobAlreadyExists", "ConditionNotMet", "InvalidBlockList"})
 _TOO_MUCH = frozenset({"OperationTimedOut", "ServerBusy"})
 
 
-class AzureBlobFileSystem(AzureServerSide):
+def _is_of_credentials(error: BaseException) -> bool:
+    # A key that is not the account's is told of with the status 403.
+    failed = "failed to authenticate" in str(error)
+    return failed or isinstance(error, ClientAuthenticationError) or status_of(error) == 401
+
+
+_REASONS = (
+    Reason(
+        lambda error: isinstance(error, FileNotFoundError),
+        "there is no container {bucket!r}.",
+        "Create it (`az storage container create --name {bucket}`), or correct the checkpoint path.",
+        StorageUnusable,
+    ),
+    Reason(
+        lambda error: _CLOCK.search(str(error)) is not None,
+        "the clock of this machine is not that of the account of container {bucket!r} ({said}).",
+        SET_THE_CLOCK,
+    ),
+    Reason(
+        _is_of_credentials,
+        "the credentials for container {bucket!r} are missing or are not accepted ({said}).",
+        "Run `az login`, give the machine an identity, or give the storage options `account_key`, `sas_token`, or "
+        "`tenant_id`, `client_id` and `client_secret`.",
+    ),
+    Reason(
+        lambda error: status_of(error) == 403,
+        "permission denied on container {bucket!r} ({said}).",
+        "Grant the role Storage Blob Data Contributor on the container to who runs the job, and let the account's "
+        "network rules admit its host.",
+    ),
+    Reason(
+        lambda error: error_code(error) in _TOO_MUCH or status_of(error) == 429,
+        "the account of container {bucket!r} takes no more requests for now ({said}).",
+        "Take checkpoints less often (interval).",
+    ),
+    Reason(
+        lambda error: isinstance(error, ServiceRequestError),
+        "{said}",
+        "Container {bucket!r} was asked several times. Check the account's name and the network; the next checkpoint "
+        "tries again.",
+    ),
+    Reason(
+        lambda error: isinstance(error, AzureError | OSError),
+        "{said}",
+        "Container {bucket!r} was asked several times. The next checkpoint tries again.",
+    ),
+)
+
+
+class AzureBlobFileSystem(VersionedBucket):
     """Blobs of a container of an Azure storage account below one prefix, with or without a hierarchical namespace.
 
     Every request is compared with its MD5 by the store. Blocks of an upload that is broken off are invisible, cannot be
@@ -80,6 +111,10 @@ class AzureBlobFileSystem(AzureServerSide):
         InvalidConfiguration: the container has no possible name, the host is none, it and the options name two
             accounts, or an option is unknown.
     """
+
+    tells_checksums = False
+    reasons = _REASONS
+    _client_of = staticmethod(client_of)
 
     def __init__(
         self, container: str, prefix: str = "", options: Mapping[str, Any] | None = None, host: str = ""
@@ -99,15 +134,11 @@ class AzureBlobFileSystem(AzureServerSide):
             if cloud != _PUBLIC_CLOUD:
                 merged.setdefault("account_host", f"{account}.blob.{cloud}")
             place = f"{container}@{account}.dfs.{cloud}"
-        super().__init__(f"abfs://{place}/{prefix}".rstrip("/"), f"{container}/{prefix}".rstrip("/"))
-        self._made_of = (container, prefix, merged, host)
-
-    def __reduce__(self) -> tuple[type[AzureBlobFileSystem], tuple[str, str, dict[str, Any], str]]:
-        return (AzureBlobFileSystem, self._made_of)
-
-    @property
-    def storage_options(self) -> Mapping[str, Any]:
-        return self._made_of[2]
+        super().__init__(
+            f"abfs://{place}/{prefix}".rstrip("/"),
+            (container, prefix, merged, host),
+            f"{container}/{prefix}".rstrip("/"),
+        )
 
     @property
     def hadoop_url(self) -> str:
@@ -128,7 +159,7 @@ class AzureBlobFileSystem(AzureServerSide):
 
     def _connect(self) -> AsyncFileSystem:
         try:
-            client = _client(os.getpid(), json.dumps(self.storage_options, sort_keys=True))
+            client = client_of(os.getpid(), json.dumps(self.storage_options, sort_keys=True))
         except ValueError as error:  # adlfs was told of no account, or of an impossible one
             raise StorageUnusable(
                 f"Could not connect to container {self.bucket!r}: {redacted(first_line(error), self._secrets())}",
@@ -151,147 +182,31 @@ class AzureBlobFileSystem(AzureServerSide):
             return True
         return 400 <= status < 500 and status not in PASSING
 
-    def _explained(self, what: str, error: BaseException) -> StorageError:
+    def _copied(self, copy: Copy) -> Stored:
+        source, target = self._key(copy.source), self._key(copy.target)
+        of = copy.of or self._look(copy.source)
+        about = self._await(lambda client: client.copy_blob(self.bucket, source, of, target))
+        if about.copy.status != "success":
+            why = about.copy.status_description or about.copy.status
+            if str(why).startswith(("404", "412")):
+                raise FileNotFoundError(copy.source)
+            raise StorageError(f"Could not {self._copy_of(copy)}: {why}.", hint="The next checkpoint tries again.")
+        if about.size != of.size:
+            raise StorageError(
+                f"Could not {self._copy_of(copy)}: it came out with {about.size} bytes instead of {of.size}."
+            )
+        return stored_of(about)
+
+    def _settled(self, copy: Copy, error: OSError) -> Stored:
+        """Nothing: the client has looked at the target, where each copy says what it is of."""
         if isinstance(error, FileNotFoundError):
-            return StorageUnusable(
-                f"Could not {what}: there is no container {self.bucket!r}.",
-                hint=f"Create it (`az storage container create --name {self.bucket}`), or correct the checkpoint path.",
-            )
-        if _CLOCK.search(str(error)):
-            return StorageError(
-                f"Could not {what}: the clock of this machine is not that of the account of container {self.bucket!r} "
-                f"({first_line(error)}).",
-                hint=SET_THE_CLOCK,
-            )
-        if (
-            isinstance(error, ClientAuthenticationError)
-            or status_of(error) == 401
-            or "failed to authenticate" in str(error)  # with the status 403, where a key is not the account's
-        ):
-            return StorageError(
-                f"Could not {what}: the credentials for container {self.bucket!r} are missing or are not accepted "
-                f"({first_line(error)}).",
-                hint="Run `az login`, give the machine an identity, or give the storage options `account_key`, "
-                "`sas_token`, or `tenant_id`, `client_id` and `client_secret`.",
-            )
-        if status_of(error) == 403:
-            return StorageError(
-                f"Could not {what}: permission denied on container {self.bucket!r} ({first_line(error)}).",
-                hint="Grant the role Storage Blob Data Contributor on the container to who runs the job, and let the "
-                "account's network rules admit its host.",
-            )
-        if error_code(error) in _TOO_MUCH or status_of(error) == 429:
-            return StorageError(
-                f"Could not {what}: the account of container {self.bucket!r} takes no more requests for now "
-                f"({first_line(error)}).",
-                hint="Take checkpoints less often (interval).",
-            )
-        if isinstance(error, ServiceRequestError):
-            return StorageError(
-                f"Could not {what}: {first_line(error)}",
-                hint=f"Container {self.bucket!r} was asked several times. Check the account's name and the network; "
-                "the next checkpoint tries again.",
-            )
-        if isinstance(error, AzureError | OSError):
-            return StorageError(
-                f"Could not {what}: {first_line(error)}",
-                hint=f"Container {self.bucket!r} was asked several times. The next checkpoint tries again.",
-            )
-        return StorageError(f"Could not {what}: {type(error).__name__}: {first_line(error)}")
+            raise FileNotFoundError(self._shown(copy.source)) from error
+        raise StorageError(f"{self._shown(copy.target)} exists already and holds something else.") from error
 
-
-class _Client(adlfs.AzureBlobFileSystem):  # type: ignore[misc]  # adlfs publishes no types
-    """adlfs, with what arrives compared, uploads of bounded memory, and one request a page of a listing."""
-
-    async def _pipe_file(self, path: str, value: bytes, *, mode: str) -> None:
-        repeated: list[Mapping[str, Any]] = []
-        try:
-            await super()._pipe_file(
-                path,
-                value,
-                mode=mode,
-                validate_content=True,
-                retry_hook=lambda **request: repeated.append(request),
-            )
-        except ResourceNotFoundError as error:
-            raise FileNotFoundError(path) from error
-        except HttpResponseError as error:
-            if mode == "create" and error_code(error) in _TAKEN:
-                raise FileExistsError(path) from error
-            if repeated:
-                error.add_note(REPEATED)
-            raise
-
-    async def _put_file(self, lpath: str, rpath: str, *, callback: Callback, chunksize: int, mode: str) -> None:
-        """Upload a file in blocks, one after the other, and create the blob exclusively from them.
-
-        adlfs's own holds 64 MiB at a time.
-        """
-        if mode != "create":
-            raise NotImplementedError(mode)
-        container, name, _ = self.split_path(rpath)
-        blocks: list[BlobBlock] = []
-        try:
-            async with self.service_client.get_blob_client(container, name) as blob:
-                for chunk in in_chunks(lpath, chunksize, _MOST_BLOCKS):
-                    block = BlobBlock(uuid.uuid4().hex)
-                    await blob.stage_block(block.id, chunk, length=len(chunk), validate_content=True)
-                    blocks.append(block)
-                    callback.relative_update(len(chunk))
-                await blob.commit_block_list(blocks, match_condition=MatchConditions.IfMissing)
-        except ResourceNotFoundError as error:
-            raise FileNotFoundError(rpath) from error
-        except HttpResponseError as error:
-            # Who committed the name discarded the blocks of everybody else for it.
-            if isinstance(error, ResourceExistsError) or error_code(error) in _TAKEN:
-                raise FileExistsError(rpath) from error
-            raise
-
-    async def _ls(self, path: str, *, detail: bool) -> list[dict[str, Any]]:
-        if not detail:
-            raise NotImplementedError
-        container, directory, _ = self.split_path(path)
-        found: dict[str, bool] = {}
-        try:
-            async with self.service_client.get_container_client(container) as client:
-                async for item in client.walk_blobs(
-                    name_starts_with=f"{directory}/" if directory else None, include=["metadata"], delimiter="/"
-                ):
-                    name = item.name.rstrip("/")
-                    is_directory = isinstance(item, BlobPrefix) or is_marker(item)
-                    # A directory may show twice: as what names have in common, and as itself.
-                    found[name] = found.get(name, False) or is_directory
-        except ResourceNotFoundError as error:
-            raise FileNotFoundError(path) from error
-        return [
-            {"name": f"{container}/{name}", "type": "directory" if kind else "file"} for name, kind in found.items()
-        ]
-
-    async def remove_marker(self, path: str) -> None:
-        """Delete what stands for an empty directory; nothing when there is no such thing, or it is not empty."""
-        container, name, _ = self.split_path(path)
-        async with self.service_client.get_blob_client(container, name) as blob:
-            try:
-                if is_marker(await blob.get_blob_properties()):
-                    await blob.delete_blob()
-            except ResourceNotFoundError:
-                pass
-            except HttpResponseError as error:
-                if error_code(error) != "DirectoryIsNotEmpty":
-                    raise
-
-
-@cache
-def _client(process: int, options: str) -> AsyncFileSystem:
-    """The client of a process for these options: connections and tokens are used again."""
-    del process
-    return _Client(
-        **json.loads(options),
-        use_listings_cache=False,
-        skip_instance_cache=True,
-        # Requests side by side are those of several blobs.
-        max_concurrency=1,
-    )
+    def _own_markers(self, path: str) -> list[Found]:
+        key = self._key(path)
+        found: list[Found] = self._await(lambda client: client.marker_of(self.bucket, key))
+        return found
 
 
 def is_entrusted(host: str, own: str | None, options: Mapping[str, Any]) -> bool:

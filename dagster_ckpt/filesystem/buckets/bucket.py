@@ -13,20 +13,21 @@ import hashlib
 import os
 import threading
 from abc import abstractmethod
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
 from fsspec.asyn import AsyncFileSystem
 
-from dagster_ckpt.errors import InvalidConfiguration, PublishConflict, PublishUnknown, StorageError
+from dagster_ckpt.errors import PublishConflict, PublishUnknown, StorageError
 from dagster_ckpt.filesystem.bounds import Budget
 from dagster_ckpt.filesystem.buckets.transfers import StopBetweenChunks
-from dagster_ckpt.filesystem.port import Entry, FileSystem, Part, Stopped, Written
+from dagster_ckpt.filesystem.port import FileSystem
+from dagster_ckpt.filesystem.values import Entry, Part, Stopped, Written
 from dagster_ckpt.shown_text import redacted, secrets_of, shown_cause
 
-__all__ = ["PASSING", "REPEATED", "SET_THE_CLOCK", "ObjectFileSystem", "check_options", "first_line"]
+__all__ = ["PASSING", "REPEATED", "SET_THE_CLOCK", "ObjectFileSystem"]
 
 #: Statuses under 500 that are no refusal: the next request may be answered otherwise, and so may one before have been.
 PASSING = frozenset({408, 409, 429})
@@ -136,7 +137,7 @@ class ObjectFileSystem(FileSystem):
         with self._errors(f"write {self._shown(path)}"), self._in_flight.taken(_COPIES * min(size, chunk), stop):
             if isinstance(source, bytes) or size <= chunk:
                 data = source if isinstance(source, bytes) else source.read_bytes()
-                written = Written(len(data), hashlib.sha256(data).hexdigest())
+                written = Written.of(data)
                 with self._own_name(path, written):
                     self._await(lambda client: client._pipe_file(target, data, mode="create"))  # noqa: SLF001
                 return written
@@ -366,31 +367,6 @@ class ObjectFileSystem(FileSystem):
 
     def _secrets(self) -> Sequence[str]:
         return [value for _, value in secrets_of(self.storage_options)]
-
-
-def check_options(scheme: str, options: Mapping[str, Any], known: frozenset[str], more: str = "") -> None:
-    """Refuse storage options that nobody knows.
-
-    Args:
-        scheme: of the URLs.
-        options: what the user says.
-        known: what may be said.
-        more: the end of the hint.
-
-    Raises:
-        InvalidConfiguration: one is not known.
-    """
-    if unknown := sorted(set(options) - known):
-        raise InvalidConfiguration(
-            f"Storage options for {scheme}:// that are not known: {', '.join(unknown)}.",
-            hint=f"Known are {', '.join(sorted(known))}{more}.",
-        )
-
-
-def first_line(error: BaseException) -> str:
-    """What an error says, in one line; its type when it says nothing."""
-    text = str(error).strip() or type(error).__name__
-    return text.partition("\n")[0].rstrip()
 
 
 def _chunk_of(size: int) -> int:

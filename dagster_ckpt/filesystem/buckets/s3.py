@@ -2,41 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import json
-import os
 import re
+import threading
 import time
 from collections.abc import Mapping
 from email.utils import parsedate_to_datetime
-from functools import cache
 from typing import Any
 from urllib.parse import urlsplit
 
-import s3fs
-from aiobotocore.httpsession import AIOHTTPSession
-from botocore.exceptions import (
-    BotoCoreError,
-    ClientError,
-    CredentialRetrievalError,
-    NoAuthTokenError,
-    NoCredentialsError,
-    PartialCredentialsError,
-    ProfileNotFound,
-    ReadTimeoutError,
-    SSOError,
-    TokenRetrievalError,
-)
-from fsspec.asyn import AsyncFileSystem
-from fsspec.callbacks import Callback
-from s3fs.core import _error_wrapper
+from botocore import exceptions as boto
 
 from dagster_ckpt.errors import InvalidConfiguration, StorageError, StorageUnusable
-from dagster_ckpt.filesystem.buckets import transfers
-from dagster_ckpt.filesystem.buckets.bucket import PASSING, REPEATED, SET_THE_CLOCK, ObjectFileSystem, check_options
-from dagster_ckpt.filesystem.buckets.s3_copies import NotAsPinned, S3ServerSide
-from dagster_ckpt.filesystem.buckets.transfers import in_chunks
+from dagster_ckpt.filesystem.buckets.bucket import PASSING, SET_THE_CLOCK
+from dagster_ckpt.filesystem.buckets.s3_client import NotAsPinned, answer_of, client_of, code_of, message_of, status_of
+from dagster_ckpt.filesystem.buckets.versioned_bucket import Reason, VersionedBucket, check_options
+from dagster_ckpt.filesystem.server_side import Copy, Stored
 
 __all__ = ["S3FileSystem"]
 
@@ -56,24 +36,14 @@ _OPTIONS = frozenset(
         "token",
     }
 )
-#: Seconds without a byte of the answer after which a request is given up and repeated.
-_SILENCE = 60.0
-#: The most parts that an upload may have.
-_MOST_PARTS = 10_000
-#: Attempts at a create that meets a conflicting request of somebody else, and seconds before the second.
-_CONFLICTS = 5
-_PAUSE = 0.2
-#: Conditions that the object which is asked for is the one that was seen.
-_PINNED = frozenset({"IfMatch", "CopySourceIfMatch"})
-
 _NO_CREDENTIALS = (
-    CredentialRetrievalError,
-    NoAuthTokenError,
-    NoCredentialsError,
-    PartialCredentialsError,
-    ProfileNotFound,
-    SSOError,
-    TokenRetrievalError,
+    boto.CredentialRetrievalError,
+    boto.NoAuthTokenError,
+    boto.NoCredentialsError,
+    boto.PartialCredentialsError,
+    boto.ProfileNotFound,
+    boto.SSOError,
+    boto.TokenRetrievalError,
 )
 _BAD_CREDENTIALS = frozenset(
     {
@@ -99,9 +69,76 @@ _ELSEWHERE = frozenset(
     }
 )
 _TOO_MUCH = frozenset({"429", "503", "RequestLimitExceeded", "ServiceUnavailable", "SlowDown", "TooManyRequests"})
+#: The most bytes that one request copies.
+_MOST_COPIED = 5 << 30
+#: The version that no object has.
+_NO_VERSION = "0" * 32
+_LOCAL = "Set live_location to local: the live location then lies on a disk, and its files are uploaded."
 
 
-class S3FileSystem(S3ServerSide):
+def _is_off(error: BaseException) -> bool:
+    """Whether a request was refused with a date that makes every signature of this machine worthless.
+
+    An answer to a request for the size of an object has no body that could say so.
+    """
+    date = answer_of(error).get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date")
+    if status_of(error) != 403 or date is None:
+        return False
+    try:
+        return abs(parsedate_to_datetime(date).timestamp() - time.time()) > _MOST_OFF
+    except ValueError:
+        return False
+
+
+_REASONS = (
+    Reason(
+        lambda error: isinstance(error, FileNotFoundError),
+        "there is no bucket {bucket!r}, or it cannot be seen.",
+        "Create it (`aws s3 mb s3://{bucket}`), or correct the checkpoint path.",
+        StorageUnusable,
+    ),
+    Reason(
+        lambda error: code_of(error) in _CLOCK or _is_off(error),
+        "the clock of this machine is not that of the store of bucket {bucket!r} ({said}).",
+        SET_THE_CLOCK,
+    ),
+    Reason(
+        lambda error: isinstance(error, _NO_CREDENTIALS) or code_of(error) in _BAD_CREDENTIALS,
+        "the credentials for bucket {bucket!r} are missing or are not accepted ({said}).",
+        "Run `aws sso login` or `aws configure`, give the machine a role, or give the storage options `key` and "
+        "`secret` (with `token` if they are temporary), or `profile`.",
+    ),
+    Reason(
+        lambda error: isinstance(error, PermissionError),
+        "permission denied on bucket {bucket!r} ({said}).",
+        "Allow s3:GetObject, s3:PutObject, s3:DeleteObject and s3:AbortMultipartUpload on arn:aws:s3:::{root}/*, and "
+        "s3:ListBucket on arn:aws:s3:::{bucket}.",
+    ),
+    Reason(
+        lambda error: code_of(error) in _ELSEWHERE,
+        "bucket {bucket!r} is in another region ({said}).",
+        "Set AWS_REGION, or the storage option client_kwargs={{'region_name': ...}}.",
+    ),
+    Reason(
+        lambda error: code_of(error) == "NotImplemented",
+        "the store of bucket {bucket!r} cannot do that ({said}).",
+        "It must honour If-None-Match: * for PutObject and CompleteMultipartUpload.",
+        StorageUnusable,
+    ),
+    Reason(
+        lambda error: code_of(error) in _TOO_MUCH,
+        "bucket {bucket!r} takes no more requests for now ({said}).",
+        "Take checkpoints less often (interval), or give jobs prefixes of their own.",
+    ),
+    Reason(
+        lambda error: isinstance(error, OSError | boto.BotoCoreError | boto.ClientError),
+        "{said}",
+        "Bucket {bucket!r} was asked several times. If the network is all right, the next checkpoint tries again.",
+    ),
+)
+
+
+class S3FileSystem(VersionedBucket):
     """Objects of a bucket of Amazon S3 below one prefix.
 
     A store that speaks S3's protocol will do if it honours ``If-None-Match: *`` for single requests and for uploads in
@@ -123,6 +160,9 @@ class S3FileSystem(S3ServerSide):
         InvalidConfiguration: the bucket has no possible name, an option is unknown, or the endpoint is none.
     """
 
+    reasons = _REASONS
+    _client_of = staticmethod(client_of)
+
     def __init__(self, bucket: str, prefix: str = "", options: Mapping[str, Any] | None = None) -> None:
         if not _BUCKET.fullmatch(bucket):
             raise InvalidConfiguration(
@@ -131,203 +171,65 @@ class S3FileSystem(S3ServerSide):
             )
         check_options("s3", options or {}, _OPTIONS, "; a region is client_kwargs={'region_name': ...}")
         _check_endpoint((options or {}).get("endpoint_url"))
-        super().__init__(f"s3://{bucket}/{prefix}".rstrip("/"))
-        self._made_of = (bucket, prefix, dict(options or {}))
-
-    def __reduce__(self) -> tuple[type[S3FileSystem], tuple[str, str, dict[str, Any]]]:
-        return (S3FileSystem, self._made_of)
+        super().__init__(f"s3://{bucket}/{prefix}".rstrip("/"), (bucket, prefix, dict(options or {})))
+        self._heeding = threading.Lock()
+        self._heeds_pins = False
 
     @property
-    def storage_options(self) -> Mapping[str, Any]:
-        return self._made_of[2]
-
-    def _connect(self) -> AsyncFileSystem:
-        try:
-            return _client(os.getpid(), json.dumps(self._made_of[2], sort_keys=True))
-        except Exception as error:
-            raise self._told("connect", error) from self._cause(error)
+    def hadoop_url(self) -> str:
+        # Hadoop's client for s3:// is long gone; that of today has a scheme of its own.
+        return f"s3a{self.url.removeprefix('s3')}"
 
     def _was_refused(self, error: BaseException) -> bool:
-        status = _answer(error).get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+        status = status_of(error)
         # 501: the store does not know the header that makes a create exclusive.
         return isinstance(error, _NO_CREDENTIALS) or (400 <= status < 500 and status not in PASSING) or status == 501
 
-    def _explained(self, what: str, error: BaseException) -> StorageError:
-        code = _code(error)
-        if isinstance(error, FileNotFoundError):
-            return StorageUnusable(
-                f"Could not {what}: there is no bucket {self.bucket!r}, or it cannot be seen.",
-                hint=f"Create it (`aws s3 mb s3://{self.bucket}`), or correct the checkpoint path.",
+    def _said(self, error: BaseException) -> str:
+        return message_of(error)
+
+    def _copied(self, copy: Copy) -> Stored:
+        if copy.of is None:
+            return self._copied_as(copy, None)
+        if copy.of.size > _MOST_COPIED:
+            raise StorageError(
+                f"Could not {self._copy_of(copy)}: it has {copy.of.size} bytes, and S3 copies at most "
+                f"{_MOST_COPIED} in one request.",
+                hint=_LOCAL,
             )
-        if code in _CLOCK or _is_off(error):
-            return StorageError(
-                f"Could not {what}: the clock of this machine is not that of the store of bucket {self.bucket!r} "
-                f"({_message(error)}).",
-                hint=SET_THE_CLOCK,
-            )
-        if isinstance(error, _NO_CREDENTIALS) or code in _BAD_CREDENTIALS:
-            return StorageError(
-                f"Could not {what}: the credentials for bucket {self.bucket!r} are missing or are not accepted "
-                f"({_message(error)}).",
-                hint="Run `aws sso login` or `aws configure`, give the machine a role, or give the storage options "
-                "`key` and `secret` (with `token` if they are temporary), or `profile`.",
-            )
-        if isinstance(error, PermissionError):
-            return StorageError(
-                f"Could not {what}: permission denied on bucket {self.bucket!r} ({_message(error)}).",
-                hint=f"Allow s3:GetObject, s3:PutObject, s3:DeleteObject and s3:AbortMultipartUpload on "
-                f"arn:aws:s3:::{self._root}/*, and s3:ListBucket on arn:aws:s3:::{self.bucket}.",
-            )
-        if code in _ELSEWHERE:
-            return StorageError(
-                f"Could not {what}: bucket {self.bucket!r} is in another region ({_message(error)}).",
-                hint="Set AWS_REGION, or the storage option client_kwargs={'region_name': ...}.",
-            )
-        if code == "NotImplemented":
-            return StorageUnusable(
-                f"Could not {what}: the store of bucket {self.bucket!r} cannot do that ({_message(error)}).",
-                hint="It must honour If-None-Match: * for PutObject and CompleteMultipartUpload.",
-            )
-        if code in _TOO_MUCH:
-            return StorageError(
-                f"Could not {what}: bucket {self.bucket!r} takes no more requests for now ({_message(error)}).",
-                hint="Take checkpoints less often (interval), or give jobs prefixes of their own.",
-            )
-        if isinstance(error, OSError | BotoCoreError | ClientError):
-            return StorageError(
-                f"Could not {what}: {_message(error)}",
-                hint=f"Bucket {self.bucket!r} was asked several times. If the network is all right, the next "
-                "checkpoint tries again.",
-            )
-        return StorageError(f"Could not {what}: {type(error).__name__}: {_message(error)}")
+        self._prove_pins(copy)
+        return self._copied_as(copy, copy.of.version)
 
+    def _copied_as(self, copy: Copy, version: str | None) -> Stored:
+        source, target = self._key(copy.source), self._key(copy.target)
+        made: Stored = self._await(lambda client: client.copy_object(self.bucket, source, target, copy.of, version))
+        return made
 
-class _UploadGone(OSError):
-    """An upload in parts is not there: it was completed before, or aborted by somebody else."""
-
-
-class _Session(AIOHTTPSession):  # type: ignore[misc]  # aiobotocore publishes no types
-    """What sends requests, each of which has so much time."""
-
-    async def send(self, request: Any) -> Any:
-        try:
-            async with asyncio.timeout(transfers.LONGEST_REQUEST):
-                return await super().send(request)
-        except TimeoutError as error:
-            raise ReadTimeoutError(endpoint_url=request.url, error=error) from error
-
-
-class _Client(s3fs.S3FileSystem):  # type: ignore[misc]  # s3fs publishes no types
-    """s3fs, with names that are taken told as such by every store, and uploads that are aborted when cancelled."""
-
-    # botocore repeats each request by itself; twice that is enough.
-    retries = 2
-
-    async def _call_s3(self, method: str, *given: Any, **parameters: Any) -> Any:
-        for attempt in range(1, _CONFLICTS + 1):
+    def _prove_pins(self, copy: Copy) -> None:
+        """Find out once that the store heeds what a copy is pinned by: one that does not would copy anything."""
+        with self._heeding:
+            if self._heeds_pins:
+                return
             try:
-                return await self._ask(method, *given, **parameters)
-            except OSError as error:
-                code = _code(error)
-                # Only Amazon's own answer says which condition was not met; no request here has two.
-                if code == "PreconditionFailed":
-                    kind = NotAsPinned if _PINNED & parameters.keys() else FileExistsError
-                    raise kind(parameters.get("Key")) from error
-                if code == "NoSuchUpload":
-                    raise _UploadGone(_message(error)) from error
-                # Nothing was done, and the request may be repeated. An upload in parts would begin again: its name
-                # is nobody else's, so that it has no conflicts.
-                if code != "ConditionalRequestConflict" or method != "put_object" or attempt == _CONFLICTS:
-                    raise
-            await asyncio.sleep(_PAUSE * 2**attempt)
-        raise AssertionError("unreachable")
-
-    async def _ask(self, method: str, *given: Any, **parameters: Any) -> Any:
-        """What s3fs does with a call, with a note of an error that answers a repeated request."""
-        await self.set_session()
-        call = getattr(await self.get_s3(parameters.get("Bucket")), method)
-        attempts = 0
-
-        async def attempted(**asked: Any) -> Any:
-            nonlocal attempts
-            attempts += 1
-            return await call(**asked)
-
-        try:
-            return await _error_wrapper(
-                attempted, kwargs=self._get_s3_method_kwargs(call, *given, **parameters), retries=self.retries
+                self._copied_as(copy, _NO_VERSION)
+            except NotAsPinned:
+                self._heeds_pins = True
+                return
+            target = self._key(copy.target)
+            self._ask(lambda client: client.delete_object(self.bucket, target))
+            raise StorageUnusable(
+                f"The store of bucket {self.bucket!r} copies an object that is not the one it was asked to copy.",
+                hint=f"It must honour x-amz-copy-source-if-match for CopyObject. {_LOCAL}",
             )
-        except Exception as error:
-            if attempts > 1 or _answer(error).get("ResponseMetadata", {}).get("RetryAttempts"):
-                error.add_note(REPEATED)
-            raise
 
-    async def _ls(self, path: str, *, detail: bool) -> list[dict[str, Any]]:
-        """One directory. Where there is nothing, s3fs lists the one above, too."""
-        if not detail:
-            raise NotImplementedError
-        found: list[dict[str, Any]] = await self._lsdir(path)
-        return found
-
-    async def _put_file(self, lpath: str, rpath: str, *, callback: Callback, chunksize: int, mode: str) -> None:
-        """Upload a file in parts, one after the other, and create the object exclusively from them.
-
-        Not s3fs's own, which leaves the parts in the bucket when it is cancelled, and does not tell the checksums of
-        the parts when it completes the upload.
-        """
-        if mode != "create":
-            raise NotImplementedError(mode)
-        bucket, key, _ = self.split_path(rpath)
-        begun = await self._call_s3("create_multipart_upload", Bucket=bucket, Key=key)
-        upload = {"Bucket": bucket, "Key": key, "UploadId": begun["UploadId"]}
-        parts: list[dict[str, Any]] = []
-        try:
-            for number, chunk in enumerate(in_chunks(lpath, chunksize, _MOST_PARTS), 1):
-                answer = await self._call_s3("upload_part", **upload, PartNumber=number, Body=chunk)
-                parts.append(_part(number, answer))
-                callback.relative_update(len(chunk))
-            await self._completed(upload, parts)
-        except BaseException:  # cancelled, too: parts are paid for until somebody aborts the upload
-            with contextlib.suppress(Exception):
-                await self._call_s3("abort_multipart_upload", **upload)
-            raise
-
-    async def _completed(self, upload: Mapping[str, Any], parts: list[dict[str, Any]]) -> None:
-        try:
-            await self._call_s3(
-                "complete_multipart_upload", **upload, MultipartUpload={"Parts": parts}, IfNoneMatch="*"
+    def _proved(self, copy: Copy, made: Stored) -> Stored:
+        if made.crc32c is None:
+            raise StorageUnusable(
+                f"Could not {self._copy_of(copy)}: the store of bucket {self.bucket!r} does not tell the CRC32C of its "
+                "copy, without which nobody can prove it.",
+                hint=f"It must honour x-amz-checksum-algorithm: CRC32C for CopyObject. {_LOCAL}",
             )
-        except _UploadGone as error:
-            # A request before this one may have completed it: what is there tells.
-            raise FileExistsError(upload["Key"]) from error
-
-
-def _part(number: int, answer: Mapping[str, Any]) -> dict[str, Any]:
-    """A part as an upload is completed with it: an upload with checksums wants those of its parts."""
-    checksums = {
-        name: value for name, value in answer.items() if name.startswith("Checksum") and name != "ChecksumType"
-    }
-    return {"PartNumber": number, "ETag": answer["ETag"], **checksums}
-
-
-@cache
-def _client(process: int, options: str) -> AsyncFileSystem:
-    """The client of a process for these options: connections and tokens are used again."""
-    del process
-    given = json.loads(options)
-    network = {
-        "connect_timeout": 10,
-        "read_timeout": _SILENCE,
-        "max_pool_connections": ObjectFileSystem.concurrency,
-        "http_session_cls": _Session,
-    }
-    return _Client(
-        **{**given, "config_kwargs": {**network, **given.get("config_kwargs", {})}},
-        use_listings_cache=False,
-        skip_instance_cache=True,
-        # Requests side by side are those of several objects. With more for one, each read asks for the size first.
-        max_concurrency=1,
-    )
+        return super()._proved(copy, made)
 
 
 def _check_endpoint(endpoint: object) -> None:
@@ -339,35 +241,3 @@ def _check_endpoint(endpoint: object) -> None:
             "The storage option endpoint_url is not the URL of a server.",
             hint="Write it as https://host or https://host:port; credentials belong into `key` and `secret`.",
         )
-
-
-def _answer(error: BaseException) -> Mapping[str, Any]:
-    """What the store answered to a request that failed; nothing if it did not."""
-    known = error if isinstance(error, ClientError) else error.__cause__
-    answer: Mapping[str, Any] = known.response if isinstance(known, ClientError) else {}
-    return answer
-
-
-def _is_off(error: BaseException) -> bool:
-    """Whether a request was refused with a date that makes every signature of this machine worthless.
-
-    An answer to a request for the size of an object has no body that could say so.
-    """
-    about = _answer(error).get("ResponseMetadata", {})
-    date = about.get("HTTPHeaders", {}).get("date")
-    if about.get("HTTPStatusCode") != 403 or date is None:
-        return False
-    try:
-        return abs(parsedate_to_datetime(date).timestamp() - time.time()) > _MOST_OFF
-    except ValueError:
-        return False
-
-
-def _code(error: BaseException) -> str:
-    return str(_answer(error).get("Error", {}).get("Code", ""))
-
-
-def _message(error: BaseException) -> str:
-    about = _answer(error).get("Error", {})
-    text = str(about.get("Message") or about.get("Code") or error).strip() or type(error).__name__
-    return text.partition("\n")[0]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fsspec.callbacks import Callback
 
-from dagster_ckpt.filesystem.port import Stopped
+from dagster_ckpt.filesystem.values import Stopped
 
 __all__ = ["LONGEST_REQUEST", "StopBetweenChunks", "in_chunks"]
 

@@ -14,7 +14,8 @@ from typing import Any, TypeVar
 from dagster_ckpt.errors import InvalidConfiguration, PublishConflict, PublishUnknown, StorageError
 from dagster_ckpt.filesystem.hdfs.hadoop_jvm import THREADS, Hadoop, JavaFailure, hadoop_of_this_process
 from dagster_ckpt.filesystem.hdfs.hdfs_errors import explained
-from dagster_ckpt.filesystem.port import Entry, FileSystem, Part, Stopped, Written
+from dagster_ckpt.filesystem.port import FileSystem
+from dagster_ckpt.filesystem.values import Entry, Part, Stopped, Written
 from dagster_ckpt.shown_text import redacted, shown_cause
 
 __all__ = ["HdfsFileSystem"]

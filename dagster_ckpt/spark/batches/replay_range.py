@@ -10,7 +10,7 @@ from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
 from dagster_ckpt.checkpoint.catalog.newest import Newest
 from dagster_ckpt.checkpoint.control.plan_archive import PlannedBatch
 from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
-from dagster_ckpt.config.recovery import RestoreRequest
+from dagster_ckpt.config import RestoreRequest
 from dagster_ckpt.errors import CorruptCheckpoint, SinkMismatch
 from dagster_ckpt.spark.sinks import Sink
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from dagster_ckpt.checkpoint.format.facts import Facts, Operator, Source
 from dagster_ckpt.checkpoint.format.snapshot import NEXT_BATCH, PinnedFile, Snapshot
 from dagster_ckpt.checkpoint.format.values import believed
-from dagster_ckpt.config.state_backend import LAYOUTS, StateLayout
+from dagster_ckpt.config import LAYOUTS, StateLayout
 from dagster_ckpt.errors import CaptureIncomplete, RestoreRefused
 from dagster_ckpt.spark.capture.rocksdb_files import changelog_lineage, snapshot_members
 from dagster_ckpt.spark.capture.state_files import (

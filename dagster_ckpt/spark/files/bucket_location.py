@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
 from dagster_ckpt.checkpoint.format.snapshot import Identity, StoredSource
-from dagster_ckpt.config.state_backend import LAYOUTS, StateLayout
+from dagster_ckpt.config import LAYOUTS, StateLayout
 from dagster_ckpt.filesystem import FileSystem, Part, ServerSide, Stored
 from dagster_ckpt.spark.files.checkpoint_location import CheckpointLocation
 from dagster_ckpt.spark.files.log_entries import decoded, parse_query_id

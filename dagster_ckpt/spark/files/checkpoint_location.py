@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from dagster_ckpt.config.state_backend import LAYOUTS, StateLayout
+from dagster_ckpt.config import LAYOUTS, StateLayout
 from dagster_ckpt.errors import CaptureIncomplete
 from dagster_ckpt.spark.files.log_entries import (
     CommitEntry,

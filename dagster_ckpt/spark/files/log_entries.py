@@ -9,9 +9,9 @@ from typing import Any
 
 from dagster_ckpt.checkpoint.format.snapshot import Json
 from dagster_ckpt.checkpoint.format.values import SIGNED_64, component, parsed
-from dagster_ckpt.config.state_backend import HDFS_PROVIDER, LAYOUTS, PROVIDER_CONF, StateLayout
+from dagster_ckpt.config import HDFS_PROVIDER, LAYOUTS, PROVIDER_CONF, StateLayout
 from dagster_ckpt.errors import CaptureIncomplete, RestoreRefused
-from dagster_ckpt.filesystem.names import inside
+from dagster_ckpt.filesystem import inside
 
 __all__ = [
     "PARTITIONS_CONF",

@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING
 
 from dagster_ckpt.checkpoint.control.epochs import Choice
 from dagster_ckpt.checkpoint.control.heartbeat import live_here
-from dagster_ckpt.config.live_location import LiveLocationPlace
+from dagster_ckpt.config import LiveLocationPlace
 from dagster_ckpt.errors import InvalidConfiguration
-from dagster_ckpt.filesystem import FileSystem
-from dagster_ckpt.filesystem.private_directories import is_own
+from dagster_ckpt.filesystem import FileSystem, is_own
 from dagster_ckpt.spark.events import LiveLocationChosen
 from dagster_ckpt.spark.job import StreamingJob
 from dagster_ckpt.spark.live.live_location import LOCATION, LiveLocation

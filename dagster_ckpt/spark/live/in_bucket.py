@@ -16,7 +16,7 @@ from dagster_ckpt.checkpoint.catalog.file_reader import copy_files, materialize_
 from dagster_ckpt.checkpoint.format.layout import CHECKPOINT_TASK_OWNED_STATE_DIR
 from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata, FileEntry
 from dagster_ckpt.checkpoint.format.snapshot import Identity
-from dagster_ckpt.config.state_backend import LAYOUTS, StateLayout
+from dagster_ckpt.config import LAYOUTS, StateLayout
 from dagster_ckpt.filesystem import Copy, FileSystem, ServerSide
 from dagster_ckpt.spark.files import StoredCheckpointLocation, is_state_data, prepare_location, stored_identity
 from dagster_ckpt.spark.live.live_location import BEGUN, LOCATION, LiveLocation

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dagster_ckpt.config.state_backend import LAYOUTS, StateLayout
+from dagster_ckpt.config import LAYOUTS, StateLayout
 from dagster_ckpt.spark.files import CheckpointLocation
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dagster_ckpt.checkpoint.catalog.file_reader import materialize_checkpoint
-from dagster_ckpt.config.state_backend import LAYOUTS, StateLayout
+from dagster_ckpt.config import LAYOUTS, StateLayout
 from dagster_ckpt.spark.files import CheckpointLocation, prepare_location
 
 if TYPE_CHECKING:

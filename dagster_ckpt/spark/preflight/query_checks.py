@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 from dagster_ckpt.checkpoint.catalog.newest import Newest
 from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
-from dagster_ckpt.config.recovery import LATEST
-from dagster_ckpt.config.state_backend import StateBackend
+from dagster_ckpt.config import LATEST, StateBackend
 from dagster_ckpt.errors import CheckpointError, SinkMismatch, SinkNotEmpty
 from dagster_ckpt.spark.preflight.checkpoint_checks import sink_finding
 from dagster_ckpt.spark.query import (

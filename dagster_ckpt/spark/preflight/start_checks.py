@@ -12,10 +12,10 @@ from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
 from dagster_ckpt.checkpoint.catalog.newest import Newest
 from dagster_ckpt.checkpoint.clock import SystemClock, iso
 from dagster_ckpt.checkpoint.control.epochs import Choice, Claim
-from dagster_ckpt.checkpoint.control.heartbeat import HeartbeatFile, is_dead
+from dagster_ckpt.checkpoint.control.heartbeat import HeartbeatFile
 from dagster_ckpt.checkpoint.control.plan_archive import PlannedBatch
 from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
-from dagster_ckpt.config.recovery import LATEST, RestoreRequest
+from dagster_ckpt.config import LATEST, RestoreRequest
 from dagster_ckpt.errors import CheckpointError
 from dagster_ckpt.spark.batches import forget_plan
 from dagster_ckpt.spark.job import StreamingJob
@@ -155,7 +155,7 @@ def pass_preflight(start: ProposedStart, now: float) -> Passed:
 def _checked(start: ProposedStart, restored: CheckpointMetadata | None, plans: Sequence[PlannedBatch]) -> list[Finding]:
     job = start.job
     heartbeat = HeartbeatFile(job.filesystem, job.name).read()
-    dead = None if heartbeat is None else is_dead(heartbeat, SystemClock())
+    dead = None if heartbeat is None else heartbeat.is_dead(SystemClock())
     others = others_finding(job.name, heartbeat, dead, own_epoch=start.claim.epoch)
     if restored is None:
         sink = None if start.own_sink else start.sink

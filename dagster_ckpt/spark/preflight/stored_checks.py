@@ -12,11 +12,9 @@ from typing import TYPE_CHECKING
 from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
 from dagster_ckpt.checkpoint.catalog.file_reader import materialize_checkpoint, verify_checkpoint
 from dagster_ckpt.checkpoint.clock import Clock
-from dagster_ckpt.checkpoint.control.heartbeat import watched
 from dagster_ckpt.checkpoint.control.plan_archive import PlannedBatch
 from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
-from dagster_ckpt.config.checkpoint_config import CheckpointingMode
-from dagster_ckpt.config.recovery import LATEST
+from dagster_ckpt.config import LATEST, CheckpointingMode
 from dagster_ckpt.errors import CheckpointError
 from dagster_ckpt.spark.preflight.checkpoint_checks import (
     files_finding,
@@ -72,7 +70,7 @@ def check_stored(
             findings.append(Finding.fine("all else", "not checked: it is told by files that are broken."))
         else:
             findings += _of_unpacked(catalog, restored, directory, asked)
-    heartbeat, dead = watched(catalog.records.heartbeat, clock, wait)
+    heartbeat, dead = catalog.records.heartbeat.watched(clock, wait)
     findings.append(others_finding(catalog.job_name, heartbeat, dead))
     return Preflight(restored.reference, tuple(findings))
 

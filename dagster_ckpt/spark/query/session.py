@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dagster_ckpt.checkpoint.format.facts import Facts
-from dagster_ckpt.config.state_backend import (
+from dagster_ckpt.config import (
     CHANGELOG_CONF,
     PROVIDER_CONF,
     ROCKSDB_PROVIDER,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
 from dagster_ckpt.checkpoint.format.values import believed
-from dagster_ckpt.config.state_backend import (
+from dagster_ckpt.config import (
     HDFS_PROVIDER,
     LAYOUTS,
     LOCAL_DIRECTORIES_CONF,

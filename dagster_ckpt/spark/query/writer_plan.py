@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dagster_ckpt.config.checkpoint_config import CheckpointingMode
+from dagster_ckpt.config import CheckpointingMode
 from dagster_ckpt.errors import InvalidConfiguration, RestoreRefused
 from dagster_ckpt.spark.sinks import BatchSink, CustomSink, Sink, SparkFileSink, attached_sink
 

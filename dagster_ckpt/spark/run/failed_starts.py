@@ -1,14 +1,12 @@
-"""The failures of a run's starts: on record, counted, and judged."""
+"""The failures of a run's starts, on record."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
 
 from dagster_ckpt.checkpoint.clock import Clock
-from dagster_ckpt.checkpoint.control.failures import Failure, FailureLog, Streak, beyond_restart, poison_batch
+from dagster_ckpt.checkpoint.control.failures import Failure, FailureLog, Streak
 from dagster_ckpt.checkpoint.format.records import LONGEST_REASON
-from dagster_ckpt.config.restart import RestartDecision
 from dagster_ckpt.errors import CheckpointError, CorruptCheckpoint, PoisonBatch, QueryFailed
 from dagster_ckpt.spark.batches import BatchInFlight, batch_in_flight
 from dagster_ckpt.spark.job import StreamingJob
@@ -63,19 +61,12 @@ class FailedStarts:
             before = [item for item in self._failures.of(series) if (item.run_id, item.sequence) not in own]
         return [*before, *self._history]
 
-    def decide(self, failures: Sequence[Failure]) -> RestartDecision:
-        """Whether the job is started once more within its series, and when."""
-        if (why := beyond_restart(failures)) is not None:
-            return RestartDecision(allowed=False, at=failures[-1].at, attempt=0, reason=why)
-        return self._job.restart.decide(sorted(item.at for item in failures), key=self._job.name)
-
     def poison(self, found: Streak, prepared: Prepared | None) -> PoisonBatch:
         """The error with which the job ends for one batch."""
         filesystem, before = self._job.filesystem, None
         if prepared is not None:
             before = prepared.store.retained[-1] if prepared.store.retained else prepared.restored
-        return poison_batch(
-            found,
+        return found.poison(
             self._job.name,
             storage=filesystem.url if filesystem.is_durable else None,
             before=None if before is None else before.reference,

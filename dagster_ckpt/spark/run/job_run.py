@@ -19,14 +19,14 @@ from dagster_ckpt.checkpoint.cleanup.dead_runs import finish_deletions
 from dagster_ckpt.checkpoint.clock import Clock, iso
 from dagster_ckpt.checkpoint.control.epochs import FAILING, Claim, End
 from dagster_ckpt.checkpoint.control.failures import (
+    Streak,
+    restart_after,
     so_far,
-    streak,
 )
 from dagster_ckpt.checkpoint.control.heart import Heart
-from dagster_ckpt.checkpoint.control.heartbeat import HeartbeatFile, free_job
+from dagster_ckpt.checkpoint.control.heartbeat import HeartbeatFile
 from dagster_ckpt.checkpoint.processes import ProcessIdentity, this_host
-from dagster_ckpt.config.checkpoint_config import JobStatus
-from dagster_ckpt.config.recovery import RestoreRequest
+from dagster_ckpt.config import JobStatus, RestoreRequest
 from dagster_ckpt.errors import (
     CorruptCheckpoint,
     DriverLost,
@@ -39,8 +39,7 @@ from dagster_ckpt.errors import (
     SinkOverlap,
     StorageUnusable,
 )
-from dagster_ckpt.filesystem.local_disk import local_failure
-from dagster_ckpt.filesystem.private_directories import make_working_directory
+from dagster_ckpt.filesystem import local_failure, make_working_directory
 from dagster_ckpt.spark.events import (
     CheckpointCompleted,
     CheckpointsDropped,
@@ -178,7 +177,7 @@ class StreamingRun:
         _probe_working_directory(self._job)
         self._job.filesystem.probe()
         self._catalog.records.claim_ownership(self._job.deployment)
-        for process in free_job(heartbeats, self._job.name, self._clock, self._cancel.wait):
+        for process in heartbeats.free_job(self._clock, self._cancel.wait):
             _log.warning("Killed process %d, which a run declared dead had left behind", process.pid)
         return self._claim()
 
@@ -310,8 +309,8 @@ class StreamingRun:
             lost.__cause__ = error
             error = lost
         failures = self._failures.record(claim.series, error, self._state.prepared)
-        found = streak(failures)
-        decision = self._failures.decide(failures)
+        found = Streak.of(failures)
+        decision = restart_after(failures, self._job.restart, self._job.name)
         now = self._clock.time()
         reason = in_one_line(error)
         if found is not None and found.ends_loop(self._job.poison_batch_attempts):

@@ -14,7 +14,7 @@ from dagster_ckpt.checkpoint.clock import SystemClock
 from dagster_ckpt.checkpoint.control.epochs import Choice
 from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
 from dagster_ckpt.checkpoint.taking.store import CompletedCheckpointStore
-from dagster_ckpt.config.state_backend import StateLayout
+from dagster_ckpt.config import StateLayout
 from dagster_ckpt.errors import CheckpointError, CheckpointNotFound, Fenced
 from dagster_ckpt.spark.capture import StreamingSource
 from dagster_ckpt.spark.live import LiveLocation, LocalLive

@@ -26,9 +26,9 @@ from dagster_ckpt.checkpoint.format.manifest import FORK, CheckpointMetadata
 from dagster_ckpt.checkpoint.processes import this_host
 from dagster_ckpt.checkpoint.taking.savepoint_files import claim_savepoint
 from dagster_ckpt.checkpoint.taking.store import CompletedCheckpointStore
-from dagster_ckpt.config.recovery import LATEST, RestoreRequest
+from dagster_ckpt.config import LATEST, RestoreRequest
 from dagster_ckpt.errors import CorruptRecord, StorageError
-from dagster_ckpt.filesystem.private_directories import share_start
+from dagster_ckpt.filesystem import share_start
 from dagster_ckpt.spark.batches import plans_after, plans_to_replay, refuse_abandoned
 from dagster_ckpt.spark.events import CheckpointsUnreadable, Event, Started
 from dagster_ckpt.spark.files import prepare_new_location

@@ -13,7 +13,7 @@ from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
 from dagster_ckpt.checkpoint.taking.progress import Gauge, RestoreInProgress
 from dagster_ckpt.checkpoint.taking.savepoint_files import claimed_savepoint
 from dagster_ckpt.checkpoint.taking.store import CompletedCheckpointStore
-from dagster_ckpt.config.recovery import LATEST, NONE, RecoveryClaimMode, RestoreRequest
+from dagster_ckpt.config import LATEST, NONE, RecoveryClaimMode, RestoreRequest
 from dagster_ckpt.errors import CheckpointsLost
 from dagster_ckpt.spark.events import Event
 from dagster_ckpt.spark.job import StreamingJob

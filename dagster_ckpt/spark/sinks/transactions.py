@@ -27,8 +27,7 @@ from typing import Any, NamedTuple
 from dagster_ckpt.checkpoint.format.seal import is_sealed, seal
 from dagster_ckpt.checkpoint.format.values import believed, component, parsed, shown, whole
 from dagster_ckpt.errors import CheckpointFailure, PublishConflict, SinkMismatch
-from dagster_ckpt.filesystem import PosixFileSystem
-from dagster_ckpt.filesystem.names import inside
+from dagster_ckpt.filesystem import PosixFileSystem, inside
 
 __all__ = ["DataFile", "Line", "TransactionLog", "decode_files", "encode_files", "start_name"]
 

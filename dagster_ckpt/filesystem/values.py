@@ -1,0 +1,50 @@
+"""What the port of a storage takes and returns."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+__all__ = ["Entry", "Part", "Stopped", "Written", "unheard"]
+
+
+class Stopped(Exception):
+    """A transfer was asked to stop and did."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One name in a directory listing."""
+
+    name: str
+    is_directory: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What a transfer moved: bytes and the SHA-256 of exactly these bytes, in hex."""
+
+    size: int
+    sha256: str
+
+    @classmethod
+    def of(cls, data: bytes) -> Written:
+        """What a transfer of these bytes moved."""
+        return cls(len(data), hashlib.sha256(data).hexdigest())
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A run of bytes within a file."""
+
+    offset: int
+    size: int
+
+    def of(self, data: bytes) -> bytes:
+        """This part of all bytes of a file."""
+        return data[self.offset : self.offset + self.size]
+
+
+def unheard(told: object) -> None:
+    """Default progress callback: does nothing."""
+    del told
