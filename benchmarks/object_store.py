@@ -34,6 +34,7 @@ from pathlib import Path
 from typing import Any
 
 from dagster_ckpt.checkpoint.catalog.newest import find_newest
+from dagster_ckpt.checkpoint.format.facts import Facts
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -159,7 +160,7 @@ def _checkpoint(storage: Any, directory: str) -> Any:
         PinnedFile(f"checkpoint/state/0/0/{file.name}", str(file), file.stat().st_size, recurs=True)
         for file in sorted(Path(directory).iterdir())
     )
-    snapshot = Snapshot(0, files, {}, None, lambda: None)
+    snapshot = Snapshot(0, files, Facts(), None, lambda: None)
     return lambda: store.write(store.begin(), snapshot)
 
 
@@ -182,7 +183,7 @@ def _look_up(url: str, retained: int) -> dict[str, Any]:
 
     storage = storage_at(url)
     store = _store(storage)
-    first = store.write(store.begin(), Snapshot(0, (), {}, None, lambda: None))
+    first = store.write(store.begin(), Snapshot(0, (), Facts(), None, lambda: None))
     # The others are there by name: what is looked at must be the newest only.
     others = [replace(first, checkpoint_id=number, batch=number) for number in range(2, retained + 1)]
     storage.write_many(

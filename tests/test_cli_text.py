@@ -20,6 +20,7 @@ from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
 from dagster_ckpt.checkpoint.catalog.newest import find_newest
 from dagster_ckpt.checkpoint.control.pins import Pin, Pins
 from dagster_ckpt.checkpoint.control.quarantine import Quarantined
+from dagster_ckpt.checkpoint.format.facts import Facts
 from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata, FileEntry
 from dagster_ckpt.cli import main
 from dagster_ckpt.filesystem import PosixFileSystem
@@ -110,7 +111,7 @@ def test_what_is_written_in_a_manifest_or_a_record_is_shown_as_text(storage: Pat
                 original,
                 restored_from=restored,
                 writer={"run_id": writer, "host": writer},
-                facts={**original.facts, "note": fact, fact: [fact]},
+                facts=Facts.model_validate({**original.facts.to_json(), "note": fact, fact: [fact]}),
                 sink={**(original.sink or {}), "path": sink},
                 files=(*original.files, extra),
             ).encode()

@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import pairwise
-from typing import Any
 
 import fsspec
 
@@ -187,8 +186,7 @@ class _Plans:
             return {source: offsets.offset(source) for source, _ in offsets.sources}
         for metadata in self._catalog.completed(self._job_id)[0]:
             if metadata.batch == batch - 1:
-                facts: Any = metadata.facts
-                return {str(source["id"]): source["offset"] for source in facts.get("sources", [])}
+                return {source.id: source.offset for source in metadata.facts.sources}
         return {}
 
     def _in_live(self, batch: int) -> PlannedBatch | None:

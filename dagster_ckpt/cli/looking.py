@@ -98,10 +98,10 @@ def describe(job: str, checkpoint: str, path: str, as_json: bool) -> None:
         **_row(metadata, catalog),
         "mode": metadata.mode,
         "restored_from": metadata.restored_from,
-        "accepted_loss": metadata.facts.get("accepted_loss", []),
+        "accepted_loss": metadata.facts.accepted_loss,
         "timings_ms": dict(metadata.timings_ms),
         "writer": dict(metadata.writer),
-        "spark": dict(metadata.facts),
+        "spark": metadata.facts.to_json(),
         "sink": None if metadata.sink is None else dict(metadata.sink),
         "stored": [
             {"path": file.path, "bytes": file.size, "in": file.reference or "_metadata"} for file in metadata.files

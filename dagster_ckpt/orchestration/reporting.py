@@ -25,9 +25,7 @@ def checkpoint_metadata(
     metadata: CheckpointMetadata, catalog: CheckpointCatalog, retained: Sequence[CheckpointMetadata]
 ) -> dict[str, Any]:
     """The metadata of one checkpoint's materialization; what is a number is plotted by the UI."""
-    progress = metadata.facts.get("progress")
-    numbers: Mapping[str, Any] = progress if isinstance(progress, dict) else {}
-    watermark = metadata.facts.get("watermark_ms")
+    numbers, watermark = metadata.facts.progress, metadata.facts.watermark_ms
     found: dict[str, Any] = {
         "pointer": dg.MetadataValue.path(catalog.pointer(metadata)),
         "checkpoint": metadata.name,
@@ -49,7 +47,7 @@ def checkpoint_metadata(
         "retained": retained_table(retained),
         "retained_bytes": _stored_bytes(retained),
     }
-    if isinstance(watermark, int) and watermark > 0:
+    if watermark is not None and watermark > 0:
         found["watermark"] = dg.MetadataValue.timestamp(watermark / 1000)
     return {key: value for key, value in found.items() if value is not None}
 

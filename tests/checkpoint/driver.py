@@ -18,6 +18,7 @@ from dagster_ckpt.checkpoint.cleanup.start_sweep import sweep_start
 from dagster_ckpt.checkpoint.clock import iso
 from dagster_ckpt.checkpoint.control.deletion_log import DeletionLog
 from dagster_ckpt.checkpoint.control.epochs import Choice, Claim, End, Epochs
+from dagster_ckpt.checkpoint.format.facts import Facts
 from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
 from dagster_ckpt.checkpoint.format.snapshot import PinnedFile, Snapshot
 from dagster_ckpt.checkpoint.taking.progress import CheckpointInProgress, PendingCheckpoint
@@ -61,7 +62,7 @@ class Pins:
         return Snapshot(
             batch,
             tuple(self.file(path, data, identity=identities) for path, data in contents.items()),
-            {"query_id": "q", "batch": batch},
+            Facts(query_id="q", batch=batch),
             {"kind": "file", "batch": batch},
             self._release,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dagster_ckpt.checkpoint.format.facts import Facts
 from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
 
 JOB_ID = "a" * 32
@@ -20,7 +21,7 @@ MANIFEST = CheckpointMetadata(
     written_at="2026-01-01T00:00:01.000+00:00",
     timings_ms={},
     new_bytes=0,
-    facts={},
+    facts=Facts(),
     sink=None,
     files=(),
 )

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from dagster_ckpt.checkpoint.clock import SystemClock
+from dagster_ckpt.checkpoint.format.facts import Facts
 from dagster_ckpt.checkpoint.format.layout import METADATA_FILE_NAME
 from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata, FileEntry
 from dagster_ckpt.checkpoint.format.snapshot import PinnedFile, Snapshot, StoredSource
@@ -43,7 +44,7 @@ def stored_snapshot(bucket: CopyingMemory, contents: Mapping[str, bytes], seen: 
         bucket.replace(f"live/{path}", data)
         source = StoredSource(store, f"live/{path}", bucket.stored(f"live/{path}"))
         files.append(PinnedFile(path, "", len(data), source=source))
-    return Snapshot(1, tuple(files), {}, None, lambda: None)
+    return Snapshot(1, tuple(files), Facts(), None, lambda: None)
 
 
 def savepoints(target: FileSystem) -> list[str]:

@@ -28,6 +28,7 @@ from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
 from dagster_ckpt.checkpoint.catalog.file_reader import materialize_checkpoint, verify_checkpoint
 from dagster_ckpt.checkpoint.catalog.pointers import resolve_checkpoint_pointer
 from dagster_ckpt.checkpoint.control.plan_archive import ArchiveWriter, WriteAheadArchive
+from dagster_ckpt.checkpoint.format.facts import Facts
 from dagster_ckpt.checkpoint.format.layout import METADATA_FILE_NAME
 from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata, FileEntry
 from dagster_ckpt.checkpoint.format.seal import seal
@@ -192,15 +193,17 @@ def sha256(data: bytes) -> str:
 SAVEPOINT = replace(
     MANIFEST,
     kind="savepoint",
-    facts={
-        "query_id": "q",
-        "watermark_ms": 3,
-        "state_store_provider": None,
-        "operators": [{"id": "0", "name": "x", "partitions": 2, "stores": ["default"]}],
-        "sources": [{"id": "0", "offset": {"logOffset": 3}}],
-        "sql_confs": {"spark.sql.shuffle.partitions": "2"},
-        "progress": {"batch": 1, "rows_per_second": 1.5},
-    },
+    facts=Facts.model_validate(
+        {
+            "query_id": "q",
+            "watermark_ms": 3,
+            "state_store_provider": None,
+            "operators": [{"id": "0", "name": "x", "partitions": 2, "stores": ["default"]}],
+            "sources": [{"id": "0", "offset": {"logOffset": 3}}],
+            "sql_confs": {"spark.sql.shuffle.partitions": "2"},
+            "progress": {"batch": 1, "rows_per_second": 1.5},
+        }
+    ),
     sink={"kind": "file", "path": "/out", "batch": 1},
     timings_ms={"pin": 1.5},
     files=(

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dagster_ckpt.checkpoint.format import manifest as metadata_module
+from dagster_ckpt.checkpoint.format.facts import Facts
 from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata, FileEntry
 from dagster_ckpt.checkpoint.format.seal import seal
 from dagster_ckpt.errors import CheckpointFailure, CorruptCheckpoint, CorruptMetadata, UnknownMetadataVersion
@@ -70,7 +71,7 @@ def manifests(draw: st.DrawFn) -> CheckpointMetadata:
         written_at=draw(moments),
         timings_ms=draw(st.dictionaries(text, st.floats(0, 1e9), max_size=3)),
         new_bytes=draw(st.integers(0, 2**60)),
-        facts=draw(facts),
+        facts=Facts.model_validate(draw(facts)),
         sink=draw(st.none() | facts),
         files=tuple(draw(st.lists(entries(), max_size=5, unique_by=lambda file: file.path).filter(side_by_side))),
     )
@@ -90,7 +91,7 @@ SMALL = CheckpointMetadata(
     written_at="2026-01-01T00:00:01.000+00:00",
     timings_ms={"pin": 3.5},
     new_bytes=12,
-    facts={"query_id": "q"},
+    facts=Facts(query_id="q"),
     sink=None,
     files=(
         FileEntry("checkpoint/offsets/41", 3, hashlib.sha256(b"v1\n").hexdigest(), inline=b"v1\n"),
@@ -393,7 +394,7 @@ def test_text_that_is_no_text_is_refused(member: str) -> None:
 )
 def test_what_nobody_could_read_again_is_not_written(facts: Any, sink: Any) -> None:
     with pytest.raises(CheckpointFailure, match="chk-7 of job 'flights' cannot be written") as caught:
-        replace(SMALL, facts=facts, sink=sink).encode()
+        replace(SMALL, facts=Facts.model_validate(facts), sink=sink).encode()
     assert "JSON values" in caught.value.hint
 
 

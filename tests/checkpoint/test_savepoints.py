@@ -13,6 +13,7 @@ from dagster_ckpt.checkpoint.catalog.file_reader import materialize_checkpoint, 
 from dagster_ckpt.checkpoint.catalog.newest import find_newest
 from dagster_ckpt.checkpoint.catalog.pointers import savepoint_storage
 from dagster_ckpt.checkpoint.control.epochs import Choice
+from dagster_ckpt.checkpoint.format.facts import Facts
 from dagster_ckpt.checkpoint.format.layout import METADATA_FILE_NAME
 from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
 from dagster_ckpt.checkpoint.format.seal import seal
@@ -301,5 +302,5 @@ def test_a_snapshot_that_changed_while_it_was_written_is_no_savepoint(
     local.write_bytes(b"x" * 40)
     file = PinnedFile("checkpoint/state/0", str(local), 39)
     with pytest.raises(CheckpointError, match="changed while it was written"):
-        run.store.write_savepoint(run.begin(), Snapshot(1, (file,), {}, None, lambda: None), target)
+        run.store.write_savepoint(run.begin(), Snapshot(1, (file,), Facts(), None, lambda: None), target)
     assert not target.files

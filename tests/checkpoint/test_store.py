@@ -6,6 +6,7 @@ import pytest
 
 from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
 from dagster_ckpt.checkpoint.catalog.newest import find_newest
+from dagster_ckpt.checkpoint.format.facts import Facts
 from dagster_ckpt.checkpoint.format.snapshot import PinnedFile, Snapshot
 from dagster_ckpt.checkpoint.taking.progress import PendingCheckpoint
 from dagster_ckpt.checkpoint.taking.shared_files import MAX_INLINE_BYTES
@@ -34,7 +35,7 @@ class TestWriting:
         assert content(memory, metadata) == state(3)
         assert (metadata.checkpoint_id, metadata.epoch, metadata.batch) == (1, 1, 17)
         assert (metadata.mode, metadata.kind, metadata.restored_from) == ("EXACTLY_ONCE", "checkpoint", None)
-        assert metadata.facts == {"query_id": "q", "batch": 17}
+        assert metadata.facts == Facts(query_id="q", batch=17)
         assert metadata.sink == {"kind": "file", "batch": 17}
         assert metadata.new_bytes == metadata.size == sum(map(len, state(3).values()))
         assert metadata.writer["host"] == "h"
@@ -109,7 +110,7 @@ class TestWriting:
     ) -> None:
         local = tmp_path / "changing"
         local.write_bytes(b"x" * size)
-        snapshot = Snapshot(1, (PinnedFile("state/f", str(local), size + 1),), {}, None, lambda: None)
+        snapshot = Snapshot(1, (PinnedFile("state/f", str(local), size + 1),), Facts(), None, lambda: None)
         with pytest.raises(CheckpointFailure, match=f"state/f changed while it was written: {size} bytes"):
             run.store.write(run.begin(), snapshot)
         assert shared(memory) == directories(memory) == set()

@@ -70,8 +70,8 @@ def test_a_program_fails_is_restarted_interrupted_and_gone_on_with(bench: Bench)
     assert end is not None
     assert end.status == "CANCELED"
     (newest,) = bench.checkpoints()  # Flink retains one
-    assert newest.facts["state_store_provider"] == ROCKSDB_PROVIDER
-    assert newest.facts["partitions"] == 3, "not the two of the session"
+    assert newest.facts.state_store_provider == ROCKSDB_PROVIDER
+    assert newest.facts.partitions == 3, "not the two of the session"
     assert (bench.storage / "tiny" / newest.job_id / newest.name / "_metadata").is_file()
     assert bench.spark.conf.get("spark.sql.shuffle.partitions") == "2", "a query has a session of its own"
 
@@ -284,7 +284,7 @@ class TestWithoutCheckpointing:
 
         def look(line: str) -> bool:
             if "completed at batch" in line:
-                providers.append(bench.checkpoints()[-1].facts["state_store_provider"])
+                providers.append(bench.checkpoints()[-1].facts.state_store_provider)
             return bool(providers)
 
         run_until(lambda: env.execute("tiny"), look)

@@ -100,8 +100,8 @@ def test_a_fork_while_the_first_job_goes_on(bench: Bench, tmp_path: Path) -> Non
     assert restored.restored_from == bench.catalog.pointer(point)
     assert restored.job_id == second.run_id.replace("-", "") != point.job_id
     assert restored.checkpoint_id > point.checkpoint_id
-    assert restored.facts["query_id"] == second.completed[-1].facts["query_id"] != point.facts["query_id"]
-    assert first.completed[-1].facts["query_id"] == point.facts["query_id"]
+    assert restored.facts.query_id == second.completed[-1].facts.query_id != point.facts.query_id
+    assert first.completed[-1].facts.query_id == point.facts.query_id
     assert f"a fork of {point.name} of job 'tiny'" in second.started.reason
     chosen = fork.catalog.choice()
     assert chosen is not None

@@ -84,7 +84,7 @@ def test_a_rollback_whose_input_is_gone(ticked: Bench) -> None:
 
 
 def accepted(metadata: CheckpointMetadata) -> list[str]:
-    notes = metadata.facts.get("accepted_loss", [])
+    notes = metadata.facts.accepted_loss
     assert isinstance(notes, list)
     return [str(note) for note in notes]
 
@@ -160,7 +160,9 @@ def test_a_log_with_a_gap_and_a_newer_spark(ticked: Bench) -> None:
         (five,) = (file for file in metadata.files if file.path == "checkpoint/offsets/5")
         assert five.inline is not None
         ahead = inline_entry("checkpoint/offsets/9", five.inline)
-        return replace(metadata, files=(*metadata.files, ahead), facts={**metadata.facts, "spark_version": "9.1.0"})
+        return replace(
+            metadata, files=(*metadata.files, ahead), facts=metadata.facts.model_copy(update={"spark_version": "9.1.0"})
+        )
 
     rewritten(ticked, spoiled)
     refusal = ticked.refused(CorruptCheckpoint)

@@ -33,7 +33,7 @@ def test_batches_after_the_last_checkpoint_are_salvaged(ticked: Bench, caplog: p
     restored = went_on.started.restored
     assert restored is not None
     assert (restored.name, restored.kind, restored.batch) == ("chk-4", "salvage", 8)
-    assert restored.facts["planned_batch"] is None
+    assert restored.facts.planned_batch is None
     assert "Salvaged batch 8" in caplog.text
     assert not went_on.started.sink  # the sink was where the salvaged batch is: nothing to roll back
     assert went_on.completed[-1].batch == 9
@@ -55,7 +55,7 @@ def test_a_batch_in_flight_when_the_query_stopped_is_replayed(bench: Bench) -> N
     went_on = bench.tick(1)
     restored = went_on.started.restored
     assert restored is not None
-    assert (restored.kind, restored.batch, restored.facts["planned_batch"]) == ("salvage", 1, 2)
+    assert (restored.kind, restored.batch, restored.facts.planned_batch) == ("salvage", 1, 2)
     assert "1 log entries removed" in went_on.started.sink
     bench.assert_exact()
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from dagster_ckpt.checkpoint.format.facts import Facts
 from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
 from dagster_ckpt.checkpoint.format.snapshot import PinnedFile, Snapshot, StoredSource
 from dagster_ckpt.checkpoint.taking.savepoint_files import write_savepoint
@@ -44,7 +45,7 @@ def _pinned(bucket: ObjectFileSystem) -> Snapshot:
     files = (
         PinnedFile(path, "", of.size, source=StoredSource(store, f"live/{path}", of)) for path, of in found.items()
     )
-    return Snapshot(1, tuple(files), {}, None, lambda: None)
+    return Snapshot(1, tuple(files), Facts(), None, lambda: None)
 
 
 def _save(target: FileSystem, snapshot: Snapshot) -> CheckpointMetadata:

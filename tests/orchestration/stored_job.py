@@ -24,8 +24,9 @@ from dagster_ckpt.checkpoint.clock import SystemClock, iso
 from dagster_ckpt.checkpoint.control.epochs import Choice, Claim, End
 from dagster_ckpt.checkpoint.control.failures import Failure, FailureLog
 from dagster_ckpt.checkpoint.control.heartbeat import Heartbeat, HeartbeatFile
+from dagster_ckpt.checkpoint.format.facts import Facts
 from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
-from dagster_ckpt.checkpoint.format.snapshot import Json, PinnedFile, Snapshot
+from dagster_ckpt.checkpoint.format.snapshot import PinnedFile, Snapshot
 from dagster_ckpt.checkpoint.processes import ProcessIdentity, this_host
 from dagster_ckpt.checkpoint.taking.store import CompletedCheckpointStore
 from dagster_ckpt.config.restart import RestartStrategy
@@ -129,7 +130,7 @@ class StoredJob:
         pinned = self.root.parent / f"pinned-{uuid.uuid4().hex}"
         pinned.write_text(f"state of batch {batch}")
         file = PinnedFile("checkpoint/state/0/0/1.delta", str(pinned), pinned.stat().st_size)
-        facts: dict[str, Json] = {"watermark_ms": 1_000 * batch, "progress": {"input_rows": 7, "state_rows": 5}}
+        facts = Facts(watermark_ms=1_000 * batch, progress={"input_rows": 7, "state_rows": 5})
         return Snapshot(batch, (file,), facts, None, pinned.unlink)
 
     def beat(self, claim: Claim, *, alive: bool, stopped: bool = False, ago: float = 0) -> None:

@@ -8,6 +8,7 @@ import dagster as dg
 import pytest
 
 from dagster_ckpt.checkpoint.control.quarantine import FellBack, Quarantined
+from dagster_ckpt.checkpoint.format.facts import Facts
 from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
 from dagster_ckpt.checkpoint.taking.retained import Dropped
 from dagster_ckpt.config.retention import KeepNewest
@@ -287,7 +288,7 @@ def test_metadata_has_numbers_for_plots_and_the_pointer_and_the_retained_table(r
 def test_unknown_facts_are_left_out(reports: Reports) -> None:
     metadata = reports.complete()
     bare = CheckpointMetadata(
-        **{**{name: getattr(metadata, name) for name in CheckpointMetadata.__dataclass_fields__}, "facts": {}}
+        **{**{name: getattr(metadata, name) for name in CheckpointMetadata.__dataclass_fields__}, "facts": Facts()}
     )
     found = checkpoint_metadata(bare, reports.job.catalog, [bare])
     assert not {"input_rows", "state_rows", "watermark"} & found.keys()

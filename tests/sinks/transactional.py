@@ -74,7 +74,7 @@ class Start:
         self._check_owner = check_owner
 
     def restore(self, checkpoint: Checkpoint | None) -> None:
-        """Put the sink back, as `Attempt.prepare` does."""
+        """Put the sink back, as `Start.prepare` does."""
         if checkpoint is not None:
             self.sink.check(checkpoint.position, checkpoint.files)
         first = self.job.choice is _NEVER_STARTED

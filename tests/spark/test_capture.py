@@ -71,7 +71,7 @@ def test_a_snapshot_is_pinned_whole_and_released(live: Path, tmp_path: Path) -> 
 @pytest.mark.parametrize("live", ["rocks-v2+changelog"], indirect=True)
 def test_facts(live: Path, tmp_path: Path) -> None:
     location = CheckpointLocation(live)
-    facts = dict(capture(location, 2, tmp_path / "pins").facts)
+    facts = capture(location, 2, tmp_path / "pins").facts.to_json()
     confs = facts.pop("sql_confs")
     assert isinstance(confs, dict)
     assert confs["spark.sql.shuffle.partitions"] == "2"

@@ -104,7 +104,7 @@ def test_in_flight_batch_replays_exactly_the_planned_rows(spark: SparkSession, t
 
     expected = job.run(live, before_batch=capture_in_flight)
     discard(live)
-    assert snapshots[0].facts["planned_batch"] == 5
+    assert snapshots[0].facts.planned_batch == 5
     assert "checkpoint/offsets/5" in {file.path for file in snapshots[0].files}
     assert not any(file.path.endswith("/sources/0/6") for file in snapshots[0].files)
 
@@ -130,7 +130,7 @@ def test_completed_query_goes_on_with_new_data(spark: SparkSession, tmp_path: Pa
     location = CheckpointLocation(tmp_path / "live")
     assert location.planned() is None
     snapshot = capture(location, 4, tmp_path / "pins")
-    assert snapshot.facts["planned_batch"] is None
+    assert snapshot.facts.planned_batch is None
     discard(tmp_path / "live")
 
     write_input(tmp_path / "in", range(5, 8))
@@ -213,8 +213,8 @@ def test_offline_repartition(spark: SparkSession, tmp_path: Path, variant: str) 
     location = CheckpointLocation(tmp_path / "live")
     before, after = (capture(location, batch, tmp_path / f"pins-{batch}") for batch in (3, 4))
     discard(location.path)
-    assert (before.facts["partitions"], after.facts["partitions"]) == (2, 3)
-    assert before.facts["planned_batch"] is None  # half a repartition is not restartable
+    assert (before.facts.partitions, after.facts.partitions) == (2, 3)
+    assert before.facts.planned_batch is None  # half a repartition is not restartable
     write_input(tmp_path / "in", range(4, 6))
     for name, snapshot in (("before", before), ("after", after)):
         restored = job.run(materialize(snapshot, tmp_path / name))
@@ -222,10 +222,7 @@ def test_offline_repartition(spark: SparkSession, tmp_path: Path, variant: str) 
 
 
 def location_offset(snapshot: Snapshot) -> int:
-    sources = snapshot.facts["sources"]
-    assert isinstance(sources, list)
-    assert isinstance(sources[0], dict)
-    offset = sources[0]["offset"]
+    offset = snapshot.facts.sources[0].offset
     assert isinstance(offset, dict)
     number = offset["logOffset"]
     assert isinstance(number, int)

@@ -76,11 +76,9 @@ def test_every_snapshot_of_a_running_query_restarts_it_exactly(
     # What the plan of a query tells before it runs is what its checkpoints then have.
     facts = captures.snapshots[restorable[0]].facts
     writer = job.writer()
-    assert isinstance(facts["operators"], list)
-    assert isinstance(facts["sources"], list)
-    recorded = Counter(recorded_kind(str(item["name"])) for item in facts["operators"] if isinstance(item, dict))
+    recorded = Counter(recorded_kind(operator.name) for operator in facts.operators)
     assert recorded == stateful_kinds(writer)
-    assert len(facts["sources"]) in sources_of(writer)
+    assert len(facts.sources) in sources_of(writer)
     for batch in random.Random(f"{query} {variant}").sample(restorable, 2):
         restored = job.run(materialize(captures.snapshots[batch], tmp_path / f"restored-{batch}"))
         later = range(batch + 1, _FILES)

@@ -18,8 +18,8 @@ from dagster_ckpt.checkpoint.catalog.file_reader import verify_checkpoint
 from dagster_ckpt.checkpoint.catalog.newest import Newest, find_newest
 from dagster_ckpt.checkpoint.control.plan_archive import PlannedBatch
 from dagster_ckpt.checkpoint.control.quarantine import FellBack
+from dagster_ckpt.checkpoint.format.facts import Facts
 from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
-from dagster_ckpt.checkpoint.format.snapshot import Json
 from dagster_ckpt.errors import (
     CheckpointError,
     CheckpointFileMissing,
@@ -283,7 +283,7 @@ def test_the_rows_are_told_where_each_batch_is_on_record() -> None:
     with history() as job:
         for batch in range(1, 5):
             snapshot = job.run.pins.snapshot(batch, state(batch))
-            facts: dict[str, Json] = {"progress": {"batch": batch, "input_rows": 10 * batch}}
+            facts = Facts(progress={"batch": batch, "input_rows": 10 * batch})
             metadata = job.run.store.write(job.run.store.begin(), replace(snapshot, facts=facts))
             job.line.append(metadata.reference)
         for reference in job.line[2:]:

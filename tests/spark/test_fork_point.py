@@ -141,14 +141,14 @@ def test_the_copy_is_whole_and_of_its_own(first: Run, new: NewJob) -> None:
     expected = content(point.catalog.filesystem, point.metadata)
     found = content(new.catalog.filesystem, copy)
     query_id = json.loads(found.pop("checkpoint/metadata"))["id"]
-    assert query_id == copy.facts["query_id"] != "of the first"
+    assert query_id == copy.facts.query_id != "of the first"
     assert expected.pop("checkpoint/metadata") == b'{"id":"of the first"}'
     assert expected.pop("sink/log") == b"x"
     assert found == expected
     assert (copy.kind, copy.batch, copy.checkpoint_id, copy.restored_from) == ("fork", 2, 4, point.pointer)
     assert copy.sink is None
     second = NewJob(new.directory.with_name("second"))
-    assert second.fork(point).facts["query_id"] not in {query_id, "of the first"}
+    assert second.fork(point).facts.query_id not in {query_id, "of the first"}
 
 
 def test_of_a_savepoint(first: Run, new: NewJob, tmp_path: Path) -> None:

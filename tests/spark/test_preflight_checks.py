@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 
 from dagster_ckpt.checkpoint.control.heartbeat import Heartbeat
 from dagster_ckpt.checkpoint.control.plan_archive import PlannedBatch
-from dagster_ckpt.checkpoint.format.snapshot import Json
+from dagster_ckpt.checkpoint.format.facts import Facts
 from dagster_ckpt.checkpoint.processes import ProcessIdentity
 from dagster_ckpt.errors import CorruptCheckpoint, JobAlreadyRunning, RestoreRefused
 from dagster_ckpt.spark.batches.plans import forget_plan
@@ -33,7 +34,8 @@ from dagster_ckpt.spark.verdict import Verdict
 from tests.checkpoint.manifests import MANIFEST
 
 _CHECKPOINT = replace(MANIFEST, job_name="tiny", checkpoint_id=3, batch=3)
-_FILE_SOURCE: Json = {"id": "0", "offset": {"logOffset": 3}}
+_FILE_SOURCE = {"id": "0", "offset": {"logOffset": 3}}
+_FILES_ONLY = Facts.model_validate({"sources": [_FILE_SOURCE]})
 
 # --- the write-ahead log ---------------------------------------------------------------------------------------------
 
@@ -110,21 +112,21 @@ def test_files_that_are_all_there_are_counted_and_parquet_tells_its_rows(tmp_pat
     for number in (4, 5):
         pq.write_table(pa.table({"id": range(number)}), tmp_path / f"a b {number}.parquet")
     plans = [_plan(number, (tmp_path / f"a b {number}.parquet").as_uri()) for number in (4, 5)]
-    found = source_finding(plans, [_FILE_SOURCE])
+    found = source_finding(plans, _FILES_ONLY)
     assert found.verdict is Verdict.RESTORABLE
     assert "batches 4 and 5 are read again from 2 files with 9 rows" in found.reason
     (tmp_path / "a b 5.parquet").write_bytes(b"not Parquet")
-    assert "from 2 files, all there" in source_finding(plans, [_FILE_SOURCE]).reason
+    assert "from 2 files, all there" in source_finding(plans, _FILES_ONLY).reason
 
 
 def test_files_that_are_gone_are_named_with_their_batches(tmp_path: Path) -> None:
     for number in range(4, 8):
         (tmp_path / f"{number}.json").touch()
     plans = [_plan(number, f"file://{tmp_path}/{number}.json") for number in range(4, 8)]
-    assert source_finding(plans, [_FILE_SOURCE]).verdict is Verdict.RESTORABLE
+    assert source_finding(plans, _FILES_ONLY).verdict is Verdict.RESTORABLE
     for number in (5, 7):
         (tmp_path / f"{number}.json").unlink()
-    found = source_finding(plans, [_FILE_SOURCE])
+    found = source_finding(plans, _FILES_ONLY)
     assert found.verdict is Verdict.WITH_LOSS
     assert not found.only_doubles
     assert "2 files of batches 5 and 7 are gone" in found.reason
@@ -140,14 +142,14 @@ def test_files_that_are_gone_are_named_with_their_batches(tmp_path: Path) -> Non
         (None, "the checkpoint does not tell its sources"),
     ],
 )
-def test_what_is_not_checked_is_said(sources: Json, says: str) -> None:
-    found = source_finding([], sources)
+def test_what_is_not_checked_is_said(sources: list[Any] | None, says: str) -> None:
+    found = source_finding([], Facts() if sources is None else Facts.model_validate({"sources": sources}))
     assert found.verdict is Verdict.RESTORABLE
     assert f"Not checked: {says}" in found.reason
 
 
 def test_files_that_are_not_on_a_disk_here_are_not_checked() -> None:
-    found = source_finding([_plan(4, "hdfs://host/in/4.json")], [_FILE_SOURCE])
+    found = source_finding([_plan(4, "hdfs://host/in/4.json")], _FILES_ONLY)
     assert found.verdict is Verdict.RESTORABLE
     assert "Not checked: 1 files that are on no local disk, hdfs://host/in/4.json" in found.reason
 

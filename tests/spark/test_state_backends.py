@@ -127,10 +127,10 @@ def test_it_wins_over_the_session_and_its_state_comes_back(
     assert second.started.restored == first.completed[-1]
     bench.assert_exact()
     for metadata in (*first.completed, *second.completed):
-        assert metadata.facts["state_store_provider"] == provider
-        assert metadata.facts["state_format"] == state_format
+        assert metadata.facts.state_store_provider == provider
+        assert metadata.facts.state_format == state_format
         assert kinds(metadata) == files
-        fixed = metadata.facts["sql_confs"]  # what Spark wrote down as settled by the first start
+        fixed = metadata.facts.sql_confs  # what Spark wrote down as settled by the first start
         assert isinstance(fixed, dict)
         assert {key: fixed.get(key, value) for key, value in backend.spark_conf().items()} == backend.spark_conf()
     assert settings == [backend.spark_conf()] * 2
@@ -316,7 +316,7 @@ def test_another_provider_is_refused(
     bench.land(1)
     refusal = bench.refused(StateBackendMismatch, with_backend(bench, after), restore_from=restore_from)
     assert (newest.name if restore_from == "latest" else "chk-1") in refusal.message
-    assert str(newest.facts["state_store_provider"]) in refusal.message
+    assert str(newest.facts.state_store_provider) in refusal.message
     assert after.provider in refusal.message
     assert ("HashMapStateBackend()" if before == HashMapStateBackend() else "RocksDBStateBackend()") in refusal.hint
     assert "restore_from: none" in refusal.hint
@@ -363,7 +363,7 @@ def test_their_provider_is_captured_by_the_layout_it_is_said_to_have(bench: Benc
     first = bench.tick(2, job)
     second = bench.tick(2, job)
     assert second.started.restored == first.completed[-1]
-    assert second.completed[-1].facts["state_store_provider"] == _THEIRS
+    assert second.completed[-1].facts.state_store_provider == _THEIRS
     assert kinds(second.completed[-1]) == {".zip"}
     bench.assert_exact()
 

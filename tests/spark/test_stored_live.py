@@ -221,7 +221,7 @@ def test_nothing_partial_is_captured(storage: CopyingMemory, start: Make) -> Non
         assert not any((first.directory / "pins").iterdir())
         storage.replace(where, data)
     snapshot = first.source.pin(batch)
-    assert snapshot.facts["planned_batch"] == batch + 1
+    assert snapshot.facts.planned_batch == batch + 1
     snapshot.release()
 
 
@@ -245,7 +245,7 @@ def test_a_dead_run_is_salvaged_on_another_machine_and_never_written_to(storage:
     seen = FaultInjectingFileSystem(storage)
     second = start(seen=seen)
     assert second.restored is not None
-    assert (second.restored.kind, second.restored.batch, second.restored.facts["planned_batch"]) == ("salvage", 4, 5)
+    assert (second.restored.kind, second.restored.batch, second.restored.facts.planned_batch) == ("salvage", 4, 5)
     planned = {f"{kind}/5": left[f"{kind}/5"] for kind in ("offsets", "sources/0")}
     assert found_in(storage, second) == first.query.needed(4) | planned
     assert found_in(storage, first) == left, "the dead run may be alive"

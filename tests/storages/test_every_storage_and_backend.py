@@ -65,7 +65,7 @@ def test_where_the_storage_outlives_the_driver_it_is_killed_and_resumes_exact(
     newest = find_newest(catalog).metadata
     assert newest is not None
     verify_checkpoint(catalog, newest)
-    assert newest.facts["state_store_provider"] == BACKENDS[backend].provider
+    assert newest.facts.state_store_provider == BACKENDS[backend].provider
     whole = all(file.inline is not None for file in newest.files)
     assert whole == (kind == "jobmanager")
 
@@ -78,4 +78,4 @@ def test_where_it_does_not_a_failing_query_restarts_inside_the_run_exact(
     spark: SparkSession, tmp_path: Path, backend: str
 ) -> None:
     restored = restarted_from_memory(Bench(spark, tmp_path / "job"), state_backend=BACKENDS[backend])
-    assert restored.facts["state_store_provider"] == BACKENDS[backend].provider
+    assert restored.facts.state_store_provider == BACKENDS[backend].provider

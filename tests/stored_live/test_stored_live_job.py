@@ -76,7 +76,7 @@ def test_killed_and_gone_on_with_exactly_from_the_bucket_alone(
 
     _goes_on(catalog, (*told, "two", LiveLocationPlace.STORAGE), acknowledged, tmp_path)
     newest = _verified(catalog)
-    assert newest.facts["state_format"] == 2
+    assert newest.facts.state_format == 2
     kinds = {file.path.rpartition(".")[2] for file in newest.files if file.stored is not None}
     assert "changelog" in kinds or "zip" in kinds
     names = set(server.objects(BUCKET))

@@ -16,6 +16,7 @@ from itertools import islice
 from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
+from dagster_ckpt.checkpoint.format.facts import Facts
 from dagster_ckpt.checkpoint.format.manifest_schema import check_head, check_paths, local_name, stored_name
 from dagster_ckpt.checkpoint.format.seal import is_sealed, seal
 from dagster_ckpt.checkpoint.format.snapshot import Json
@@ -167,7 +168,7 @@ class CheckpointMetadata:
     written_at: str
     timings_ms: Mapping[str, float]
     new_bytes: int
-    facts: Mapping[str, Json]
+    facts: Facts
     sink: Mapping[str, Json] | None
     files: tuple[FileEntry, ...]
     location: str | None = None
@@ -229,7 +230,7 @@ class CheckpointMetadata:
                 "new_bytes": self.new_bytes,
                 "inline_files": sum(file.inline is not None for file in self.files),
             },
-            "spark": dict(self.facts),
+            "spark": self.facts.to_json(),
             "sink": None if self.sink is None else dict(self.sink),
         }
         try:
@@ -291,7 +292,7 @@ class CheckpointMetadata:
         if document["format"] != FORMAT:
             raise ValueError(f"its format is {document['format']!r}")
         _check_version(document["version"], where)
-        check_head(document)
+        head = check_head(document)
         checkpoint = document["checkpoint"]
         metadata = cls(
             job_name=document["job"]["name"],
@@ -307,7 +308,7 @@ class CheckpointMetadata:
             written_at=checkpoint["written_at"],
             timings_ms=checkpoint["timings_ms"],
             new_bytes=document["totals"]["new_bytes"],
-            facts=document["spark"],
+            facts=head.spark,
             sink=document["sink"],
             files=tuple(islice(_entries(data, at + len(_FILES)), MOST_FILES + 1)),
         )

@@ -10,8 +10,9 @@ from collections.abc import Iterable
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
+from dagster_ckpt.checkpoint.format.facts import Facts, Number, Signed
 from dagster_ckpt.checkpoint.format.layout import is_job_id, is_job_name
 from dagster_ckpt.checkpoint.format.values import LONGEST_TEXT, SIGNED_64, check_tree, shown
 from dagster_ckpt.filesystem import inside
@@ -99,8 +100,6 @@ def _job_id(value: str) -> str:
 
 
 _Whole = Annotated[int, Field(ge=0, le=SIGNED_64)]
-_Signed = Annotated[int, Field(ge=-SIGNED_64 - 1, le=SIGNED_64)]
-_Number = _Signed | Annotated[FiniteFloat, Field(ge=-1e18, le=1e18)]
 _Text = Annotated[str, Field(max_length=LONGEST_TEXT)]
 _Moment = Annotated[str, Field(max_length=64), AfterValidator(_moment)]
 
@@ -125,42 +124,11 @@ class _Checkpoint(_Strict):
     restored_from: _Text | None
     triggered_at: _Moment
     written_at: _Moment
-    timings_ms: dict[_Text, _Number]
+    timings_ms: dict[_Text, Number]
 
 
 class _Totals(_Strict):
     new_bytes: _Whole
-
-
-class _Operator(_Strict):
-    id: str
-    name: str
-    partitions: _Signed
-    stores: list[str]
-
-
-class _Source(_Strict):
-    id: str
-    offset: Any
-
-
-class _Facts(_Strict):
-    """The facts from Spark that this package reads; other members are for people."""
-
-    query_id: str = ""
-    batch: _Signed | None = None
-    planned_batch: _Signed | None = None
-    watermark_ms: _Signed | None = None
-    timestamp_ms: _Signed | None = None
-    state_store_provider: str | None = None
-    state_format: _Signed | None = None
-    partitions: _Signed | None = None
-    operators: list[_Operator] = []
-    sources: list[_Source] = []
-    sql_confs: dict[str, str] = {}
-    spark_version: str | None = None
-    accepted_loss: list[str] = []
-    progress: dict[str, _Number | str | None] = {}
 
 
 class _Sink(_Strict):
@@ -168,11 +136,11 @@ class _Sink(_Strict):
 
     kind: _Text = ""
     path: _Text = ""
-    batch: _Signed | None = None
+    batch: Signed | None = None
 
 
 class Head(_Strict):
-    """Everything in a manifest except its files. Facts and the sink's position are checked, then used unconverted."""
+    """Everything in a manifest except its files. The sink's position is checked, then used unconverted."""
 
     format: Literal["dagster_ckpt"]
     version: int
@@ -180,5 +148,5 @@ class Head(_Strict):
     checkpoint: _Checkpoint
     writer: dict[_Text, Any]
     totals: _Totals
-    spark: _Facts
+    spark: Facts
     sink: _Sink | None

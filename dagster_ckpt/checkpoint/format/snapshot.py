@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeAlias
 
+from dagster_ckpt.checkpoint.format.facts import Facts
 from dagster_ckpt.errors import CaptureIncomplete
 from dagster_ckpt.filesystem import ServerSide, Stored
 
@@ -119,14 +120,14 @@ class Snapshot:
     Attributes:
         batch: the last committed micro-batch (or batch step) that the cut covers.
         files: everything a restore needs.
-        facts: what ``_metadata`` tells about the job at the cut (JSON values only).
+        facts: what ``_metadata`` tells about the job at the cut.
         sink: the sink's position at the cut, ``None`` for a sink without one.
         release: drops the pins; called once, whether the checkpoint completes or not.
     """
 
     batch: int
     files: tuple[PinnedFile, ...]
-    facts: Mapping[str, Json]
+    facts: Facts
     sink: Mapping[str, Json] | None
     release: Callable[[], None]
 

@@ -2,7 +2,7 @@
 
 The location is listed once, with the version of every object. Logs are read and written down here, they are small.
 The files of state stores are pinned by their versions and stay where they are: only what names other files is read.
-Spark may delete a pinned object before it is copied; then the attempt is dropped, as when it was gone before the pin.
+Spark may delete a pinned object before it is copied: that drops the checkpoint attempt, as a missing object does.
 """
 
 from __future__ import annotations

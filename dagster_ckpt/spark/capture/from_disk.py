@@ -1,7 +1,7 @@
 """Pinning, while the query runs, everything that a restart after one committed batch needs.
 
 A pin is a hard link (a copy on another disk): it costs no bytes, takes microseconds, and Spark may then
-delete or replace the name. What is missing or short drops the whole attempt; nothing partial is returned.
+delete or replace the name. What is missing or short drops the whole checkpoint attempt; nothing partial is returned.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from dagster_ckpt.checkpoint.format.snapshot import NEXT_BATCH, Json, PinnedFile, Snapshot
+from dagster_ckpt.checkpoint.format.facts import Facts, Operator, Source
+from dagster_ckpt.checkpoint.format.snapshot import NEXT_BATCH, PinnedFile, Snapshot
+from dagster_ckpt.checkpoint.format.values import believed
 from dagster_ckpt.config import LAYOUTS, StateLayout
 from dagster_ckpt.errors import CaptureIncomplete, RestoreRefused
 from dagster_ckpt.spark.capture.rocksdb_files import changelog_lineage, snapshot_members
@@ -115,27 +117,20 @@ class Capture:
             # Only asynchronous progress tracking leaves gaps, and only stateless queries can have it.
             raise CaptureIncomplete(f"offsets/{self._batch - 1} is gone", hint=NEXT_BATCH)
         position = None if sink is None else sink.pin_position(self._batch, self._pin_of_sink)
-        facts: dict[str, Json] = {
-            "query_id": query_id,
-            "batch": self._batch,
-            "planned_batch": self._batch + 1 if planned else None,
-            "watermark_ms": offsets.watermark_ms,
-            "timestamp_ms": offsets.timestamp_ms,
-            "state_store_provider": offsets.provider_class if operators else None,
-            "state_format": (2 if commit.unique_ids else 1) if operators else None,
-            "partitions": max((operator.partitions for operator in operators), default=None),
-            "operators": [
-                {
-                    "id": operator.entry.id,
-                    "name": operator.entry.name,
-                    "partitions": operator.partitions,
-                    "stores": list(operator.entry.stores),
-                }
-                for operator in operators
-            ],
-            "sources": [{"id": source, "offset": offsets.offset(source)} for source, _ in offsets.sources],
-            "sql_confs": dict(offsets.conf),
-        }
+        with believed(f"What Spark says of batch {self._batch}", NEXT_BATCH, CaptureIncomplete):
+            facts = Facts(
+                query_id=query_id,
+                batch=self._batch,
+                planned_batch=self._batch + 1 if planned else None,
+                watermark_ms=offsets.watermark_ms,
+                timestamp_ms=offsets.timestamp_ms,
+                state_store_provider=offsets.provider_class if operators else None,
+                state_format=(2 if commit.unique_ids else 1) if operators else None,
+                partitions=max((operator.partitions for operator in operators), default=None),
+                operators=[_recorded(operator) for operator in operators],
+                sources=[Source(id=source, offset=offsets.offset(source)) for source, _ in offsets.sources],
+                sql_confs=dict(offsets.conf),
+            )
         return Snapshot(
             batch=self._batch,
             files=tuple(self._files.values()),
@@ -296,12 +291,17 @@ class Capture:
         return known.local
 
 
+def _recorded(operator: _Operator) -> Operator:
+    entry = operator.entry
+    return Operator(id=entry.id, name=entry.name, partitions=operator.partitions, stores=list(entry.stores))
+
+
 def _read_operator(metadata: Path) -> OperatorEntry:
     return parse_operator(metadata.read_text(encoding="utf-8"), str(metadata))
 
 
 def _check_layout(store: StateStore, provider_class: str, layout: StateLayout, operator: OperatorEntry) -> None:
-    """A user said that a class keeps the files of ``layout``; a file that is none of them is told, not passed over."""
+    """What a user says of a class is that it keeps the files of ``layout``: any other file is refused."""
     for name in unplanned(store, layout):
         if name not in operator.stores:
             own = next(spark for spark, known in LAYOUTS.items() if known is layout)

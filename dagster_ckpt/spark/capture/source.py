@@ -73,12 +73,12 @@ class StreamingSource:
             snapshot = capture_stored(self._location, batch, pins, sink=self._sink)
         else:
             snapshot = capture(self._location, batch, pins, sink=self._sink)
-        facts: dict[str, Json] = {"spark_version": self._spark_version, **snapshot.facts}
+        facts: dict[str, Any] = {"spark_version": self._spark_version}
         if self._accepted_loss:
             facts["accepted_loss"] = [*self._accepted_loss]
         if report := self._last_progress():
             facts["progress"] = _numbers(report)
-        return replace(snapshot, facts=facts)
+        return replace(snapshot, facts=snapshot.facts.model_copy(update=facts))
 
 
 def _numbers(report: Mapping[str, Any]) -> dict[str, Json]:

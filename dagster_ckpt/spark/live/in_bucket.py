@@ -31,9 +31,9 @@ _PLANS = "offsets/"
 _LOGS = (_PLANS, "sources/")
 
 
-def stored_live(filesystem: FileSystem, store: ServerSide, job_name: str, attempt: str) -> StoredLive:
+def stored_live(filesystem: FileSystem, store: ServerSide, job_name: str, start: str) -> StoredLive:
     """Where the live location of a start lies in a storage: in a directory that no other start ever writes to."""
-    directory = f"{job_name}/{CHECKPOINT_TASK_OWNED_STATE_DIR}/{attempt}/{LOCATION}"
+    directory = f"{job_name}/{CHECKPOINT_TASK_OWNED_STATE_DIR}/{start}/{LOCATION}"
     return StoredLive(filesystem, store, directory)
 
 
@@ -64,7 +64,7 @@ class StoredLive(LiveLocation):
         return self._for_spark(self._directory)
 
     @property
-    def attempt(self) -> str:
+    def start(self) -> str:
         return self._above.rpartition("/")[2]
 
     def location(self, providers: Mapping[str, StateLayout] = LAYOUTS) -> StoredCheckpointLocation:

@@ -44,7 +44,7 @@ class LiveLocation(ABC):
 
     @property
     @abstractmethod
-    def attempt(self) -> str:
+    def start(self) -> str:
         """The name of the start it is of."""
 
     @abstractmethod

@@ -37,7 +37,7 @@ class LocalLive(LiveLocation):
         return str(self.path)
 
     @property
-    def attempt(self) -> str:
+    def start(self) -> str:
         return self.path.parent.name
 
     def location(self, providers: Mapping[str, StateLayout] = LAYOUTS) -> CheckpointLocation:

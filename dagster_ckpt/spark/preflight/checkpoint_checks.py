@@ -77,7 +77,7 @@ def log_finding(restored: CheckpointMetadata, location: Path) -> Finding:
     """Whether Spark goes on right after the checkpoint's batch from what was unpacked of it."""
     check = "write-ahead log"
     offsets, commits = _numbers(location / "offsets"), _numbers(location / "commits")
-    gap = log_gap(restored.batch, offsets, commits, stateful=bool(restored.facts.get("operators")))
+    gap = log_gap(restored.batch, offsets, commits, stateful=bool(restored.facts.operators))
     if gap is None:
         try:
             live = CheckpointLocation(location)
@@ -94,7 +94,7 @@ def log_finding(restored: CheckpointMetadata, location: Path) -> Finding:
     return Finding.fine(check, f"goes on after batch {restored.batch}{planned}.")
 
 
-def version_finding(recorded: object, running: str | None) -> Finding:
+def version_finding(recorded: str | None, running: str | None) -> Finding:
     """Whether the Spark that runs can read what the checkpoint's Spark wrote: the same minor release, or an older one.
 
     Args:
@@ -105,7 +105,7 @@ def version_finding(recorded: object, running: str | None) -> Finding:
     if recorded is None or running is None:
         unknown = "the checkpoint does not tell its Spark" if recorded is None else f"{recorded}; no Spark here"
         return Finding.fine(check, f"not checked: {unknown}.")
-    was, now = _MINOR.match(str(recorded)), _MINOR.match(running)
+    was, now = _MINOR.match(recorded), _MINOR.match(running)
     if was is None or now is None:
         return Finding.fine(check, f"not checked: {recorded} and {running} cannot be compared.")
     if tuple(map(int, was.groups())) > tuple(map(int, now.groups())):

@@ -44,10 +44,10 @@ def state_finding(backend: StateBackend | None, restored: CheckpointMetadata) ->
         check_state_backend(backend, restored)
     except CheckpointError as error:
         return Finding.of_error(check, error)
-    provider = restored.facts.get("state_store_provider")
+    provider = restored.facts.state_store_provider
     if provider is None:
         return Finding.fine(check, "the query has none.")
-    return Finding.fine(check, f"{str(provider).rpartition('.')[2]}, format {restored.facts.get('state_format')}.")
+    return Finding.fine(check, f"{provider.rpartition('.')[2]}, format {restored.facts.state_format}.")
 
 
 def partitions_finding(partitions: int | None, restored: CheckpointMetadata) -> Finding:
@@ -63,8 +63,8 @@ def partitions_finding(partitions: int | None, restored: CheckpointMetadata) -> 
 def sources_finding(job_name: str, restored: CheckpointMetadata, writer: DataStreamWriter) -> Finding:
     """Whether the query has as many sources as the checkpoint."""
     check = "sources"
-    recorded = restored.facts.get("sources")
-    if not isinstance(recorded, list):
+    recorded = restored.facts.sources
+    if not restored.facts.tells_sources:
         return Finding.fine(check, "not checked: the checkpoint does not tell.")
     now = sources_of(writer)
     if len(recorded) not in now:
@@ -82,8 +82,7 @@ def operators_finding(job_name: str, restored: CheckpointMetadata, writer: DataS
     checkpoint has is left to Spark to refuse; one kind less, or another number of the others, is another query.
     """
     check = "stateful operators"
-    recorded = restored.facts.get("operators")
-    names = [str(item.get("name")) for item in recorded if isinstance(item, dict)] if isinstance(recorded, list) else []
+    names = [operator.name for operator in restored.facts.operators]
     kinds = [recorded_kind(name) for name in names]
     if None in kinds:
         return Finding.fine(check, f"not checked: {', '.join(names)} are not all known. Spark checks them itself.")

@@ -12,7 +12,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from dagster_ckpt.checkpoint.control.plan_archive import PlannedBatch
-from dagster_ckpt.checkpoint.format.snapshot import Json
+from dagster_ckpt.checkpoint.format.facts import Facts
 from dagster_ckpt.spark.batches import planned_files
 from dagster_ckpt.spark.verdict import Finding, Verdict
 
@@ -67,14 +67,14 @@ class SourceFiles:
             return None
 
 
-def source_finding(plans: Sequence[PlannedBatch], sources: Json) -> Finding:
+def source_finding(plans: Sequence[PlannedBatch], facts: Facts) -> Finding:
     """What a restore reads again, and what of it is gone.
 
     Args:
         plans: of every batch that is run again, as it was or with new boundaries.
-        sources: what the checkpoint says of the query's sources.
+        facts: of the checkpoint, which name the query's sources.
     """
-    unchecked = _not_files(sources)
+    unchecked = _not_files(facts)
     also = f" Not checked: {'; '.join(unchecked)}." if unchecked else ""
     if not plans:
         return Finding.fine(CHECK, f"no batch after the checkpoint is known to be read again.{also}")
@@ -110,17 +110,17 @@ def batches(numbers: Iterable[int]) -> str:
     return f"batches {', '.join(map(str, known[:-1]))} and {known[-1]}" if known else "no batch"
 
 
-def _not_files(sources: Json) -> list[str]:
+def _not_files(facts: Facts) -> list[str]:
     """The sources of a checkpoint that are not file sources, or cannot be told."""
-    if not isinstance(sources, list):
+    if not facts.tells_sources:
         return ["the checkpoint does not tell its sources"]
     told = []
-    for source in sources:
-        offset = source.get("offset") if isinstance(source, dict) else None
-        if not isinstance(source, dict) or (isinstance(offset, dict) and offset.keys() == {"logOffset"}):
+    for source in facts.sources:
+        offset = source.offset
+        if isinstance(offset, dict) and offset.keys() == {"logOffset"}:
             continue
         why = "had no data yet" if offset is None else "is no file source, and only its own system knows what it keeps"
-        told.append(f"source {source.get('id')} {why}")
+        told.append(f"source {source.id} {why}")
     return told
 
 

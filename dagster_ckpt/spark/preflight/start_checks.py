@@ -46,7 +46,7 @@ from dagster_ckpt.spark.verdict import Finding, Preflight
 if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-__all__ = ["Passed", "Start", "pass_preflight"]
+__all__ = ["Passed", "ProposedStart", "pass_preflight"]
 
 _log = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ _ACCEPTED = " (accepted "
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class ProposedStart:
     """What a start of a query is about to do. The checkpoint's files were verified when they were unpacked.
 
     Attributes:
@@ -121,7 +121,7 @@ class Passed:
     accepted_loss: tuple[str, ...]
 
 
-def pass_preflight(start: Start, now: float) -> Passed:
+def pass_preflight(start: ProposedStart, now: float) -> Passed:
     """Check a start, touching nothing but what was unpacked for it.
 
     Args:
@@ -152,7 +152,7 @@ def pass_preflight(start: Start, now: float) -> Passed:
     return Passed(preflight, replay, notes)
 
 
-def _checked(start: Start, restored: CheckpointMetadata | None, plans: Sequence[PlannedBatch]) -> list[Finding]:
+def _checked(start: ProposedStart, restored: CheckpointMetadata | None, plans: Sequence[PlannedBatch]) -> list[Finding]:
     job = start.job
     heartbeat = HeartbeatFile(job.filesystem, job.name).read()
     dead = None if heartbeat is None else heartbeat.is_dead(SystemClock())
@@ -167,19 +167,19 @@ def _checked(start: Start, restored: CheckpointMetadata | None, plans: Sequence[
     return [
         files_finding(restored),
         log_finding(restored, start.location),
-        version_finding(restored.facts.get("spark_version"), start.spark_version),
+        version_finding(restored.facts.spark_version, start.spark_version),
         state_finding(job.state_backend, restored),
         partitions_finding(job.partitions, restored),
         sources_finding(job.name, restored, start.writer),
         operators_finding(job.name, restored, start.writer),
         query_sink_finding(restored, start.plan, start.sink, start.directory),
         replay_finding(restored, start.sink, None if start.plan.is_transient else start.plan.format, again, known),
-        source_finding(plans, restored.facts.get("sources")),
+        source_finding(plans, restored.facts),
         others,
     ]
 
 
-def _read_again(start: Start, restored: CheckpointMetadata) -> Sequence[PlannedBatch]:
+def _read_again(start: ProposedStart, restored: CheckpointMetadata) -> Sequence[PlannedBatch]:
     """The plans of all batches whose input is read again, as it was or with new boundaries, in order."""
     try:
         known = start.known()
@@ -189,11 +189,10 @@ def _read_again(start: Start, restored: CheckpointMetadata) -> Sequence[PlannedB
     return known if start.replay else with_in_flight(known, start.location, restored.batch)
 
 
-def _accepted_before(start: Start) -> tuple[str, ...]:
+def _accepted_before(start: ProposedStart) -> tuple[str, ...]:
     """What was accepted in this lineage up to here; a checkpoint to which somebody goes back knows its own part."""
     restored = start.target.metadata
-    recorded = None if restored is None else restored.facts.get("accepted_loss")
-    notes = [str(note) for note in recorded] if isinstance(recorded, list) else []
+    notes = [] if restored is None else list(restored.facts.accepted_loss)
     previous = start.previous
     if start.request.restore_from == LATEST and previous is not None and previous.job_id == start.target.job_id:
         notes += previous.accepted_loss
@@ -204,7 +203,7 @@ def _is_of(note: str, finding: Finding) -> bool:
     return note.startswith(f"{finding.check}: {finding.reason}{_ACCEPTED}")
 
 
-def _choose_anew(start: Start, restored: CheckpointMetadata) -> Sequence[PlannedBatch]:
+def _choose_anew(start: ProposedStart, restored: CheckpointMetadata) -> Sequence[PlannedBatch]:
     """Give up the plans from the first whose files are gone on: Spark plans these batches anew, of what is there."""
     following = restored.batch + 1
     planned = in_flight(start.location, restored.batch)

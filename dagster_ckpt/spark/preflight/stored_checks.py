@@ -60,7 +60,7 @@ def check_stored(
         files = files_finding(restored)
     except CheckpointError as error:
         files = Finding.of_error("files", error)
-    findings = [files, version_finding(restored.facts.get("spark_version"), _spark_here())]
+    findings = [files, version_finding(restored.facts.spark_version, _spark_here())]
     with tempfile.TemporaryDirectory(prefix="dagster-ckpt-preflight-") as scratch:
         directory = Path(scratch) / "unpacked"
         small = tuple(file for file in restored.files if not file.path.startswith(_STATE))
@@ -98,7 +98,7 @@ def _of_unpacked(
             findings.append(sink_finding(restored, sink, directory / "sink"))
         kept = None if restored.mode == CheckpointingMode.EXACTLY_ONCE else "query's"
         findings.append(replay_finding(restored, sink, kept, again, [plan.batch for plan in plans]))
-    return [*findings, source_finding(plans, restored.facts.get("sources"))]
+    return [*findings, source_finding(plans, restored.facts)]
 
 
 def _spark_here() -> str | None:

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dagster_ckpt.checkpoint.format.facts import Facts
 from dagster_ckpt.config import (
     CHANGELOG_CONF,
     PROVIDER_CONF,
@@ -77,7 +78,7 @@ def start_session(app_name: str, master: str, conf: Mapping[str, str]) -> SparkS
 
     Raises:
         JavaNotFound: no usable Java.
-        SparkNotStarted: Spark did not start; it may at the next attempt.
+        SparkNotStarted: Spark did not start; it may at the next start.
         DriverLost: the JVM that this process has started before is gone, so that only a new process can start Spark.
     """
     try:
@@ -114,7 +115,7 @@ def _session(app_name: str, master: str, conf: Mapping[str, str]) -> SparkSessio
 
 def streaming_session(
     spark: SparkSession,
-    restored: Mapping[str, object] | None,
+    restored: Facts | None,
     backend: StateBackend | None = None,
     partitions: int | None = None,
 ) -> SparkSession:
@@ -125,7 +126,7 @@ def streaming_session(
 
     Args:
         spark: the session whose configuration counts.
-        restored: the ``spark`` section of the checkpoint that is restored.
+        restored: the facts of the checkpoint that is restored.
         backend: the job's state backend, which wins over that configuration; it must fit ``restored``.
         partitions: of a query that starts from nothing; ``None`` for what that configuration says.
 
@@ -142,8 +143,8 @@ def streaming_session(
         for key, value in backend.spark_conf().items():
             session.conf.set(key, value)
     if restored is not None:
-        session.conf.set(PROVIDER_CONF, str(restored.get("state_store_provider") or session.conf.get(PROVIDER_CONF)))
-        session.conf.set(STATE_FORMAT_CONF, str(restored.get("state_format") or 1))
+        session.conf.set(PROVIDER_CONF, str(restored.state_store_provider or session.conf.get(PROVIDER_CONF)))
+        session.conf.set(STATE_FORMAT_CONF, str(restored.state_format or 1))
     elif session.conf.get(STATE_FORMAT_CONF, None) is None and session.conf.get(PROVIDER_CONF) == ROCKSDB_PROVIDER:
         session.conf.set(STATE_FORMAT_CONF, "2")
     if partitions is not None:

@@ -46,7 +46,7 @@ def check_state_backend(backend: StateBackend | None, restored: CheckpointMetada
     Raises:
         StateBackendMismatch: it is not.
     """
-    began_with = restored.facts.get("state_store_provider")
+    began_with = restored.facts.state_store_provider
     if began_with is None:  # a query without state
         return
     if began_with in LAYOUTS if backend is None else began_with == backend.provider:
@@ -54,7 +54,7 @@ def check_state_backend(backend: StateBackend | None, restored: CheckpointMetada
     now = "no state backend that knows its files"
     if backend is not None:
         now = f"{type(backend).__name__} with {backend.provider}, which cannot read it"
-    keep = _BACKENDS.get(str(began_with), f"CustomStateBackend({began_with!r}, layout=...)")
+    keep = _BACKENDS.get(began_with, f"CustomStateBackend({began_with!r}, layout=...)")
     raise StateBackendMismatch(
         f"{restored.name} has its state of {began_with}, and the job now has {now}.",
         hint=f"Keep the state backend, {keep}, or start from nothing into an empty sink with restore_from: none.",
@@ -71,12 +71,11 @@ def check_partitions(partitions: int | None, restored: CheckpointMetadata) -> in
     Raises:
         QueryMismatch: the checkpoint has another number, and Spark would go on with that one without a word.
     """
-    confs = restored.facts.get("sql_confs")
-    text = confs.get(PARTITIONS_CONF) if isinstance(confs, dict) else None
+    text = restored.facts.sql_confs.get(PARTITIONS_CONF)
     if text is None:
         return None
     with believed(f"The number of partitions of {restored.name}", "Restore another checkpoint.", QueryMismatch):
-        fixed = int(str(text))
+        fixed = int(text)
     if partitions is not None and fixed != partitions:
         raise QueryMismatch(
             f"{restored.name} has {fixed} partitions, and the job is to have {partitions}. Spark fixes the number when "
@@ -128,7 +127,5 @@ def _why_elsewhere(spark: SparkSession, wanted: str) -> str | None:
 
 def _fixed(restored: CheckpointMetadata) -> dict[str, str]:
     """Settings that Spark fixed when the query of a checkpoint first started; none matters to one without state."""
-    confs = restored.facts.get("sql_confs")
-    if restored.facts.get("state_store_provider") is None or not isinstance(confs, dict):
-        return {}
-    return {**{key: str(value) for key, value in confs.items()}, STATE_FORMAT_CONF: str(restored.facts["state_format"])}
+    facts = restored.facts
+    return {} if facts.state_store_provider is None else {**facts.sql_confs, STATE_FORMAT_CONF: str(facts.state_format)}

@@ -1,7 +1,7 @@
 """Waiting for the tasks of a query that has ended.
 
 Spark's ``stop()`` waits for the query and not for its tasks: they are told to end and may write for a moment longer. In
-the same JVM that moment can reach into the next attempt, behind the back of the sink that was just set back.
+the same JVM that moment can reach into the next start, behind the back of the sink that was just set back.
 
 Which tasks run Spark tells by events that it delivers later: under load a task that has just begun is not known yet. So
 all events are awaited before each look, and two looks in a row must find nothing.

@@ -200,9 +200,7 @@ def _rows(passed: Sequence[CheckpointMetadata], batches: Sequence[int]) -> int |
     """The rows that ``batches`` read, where a checkpoint has the report of each of them."""
     reported: dict[int, int] = {}
     for item in passed:
-        progress = item.facts.get("progress")
-        if isinstance(progress, dict):
-            batch, rows = progress.get("batch"), progress.get("input_rows")
-            if isinstance(batch, int) and isinstance(rows, int):
-                reported[batch] = rows
+        batch, rows = item.facts.progress.get("batch"), item.facts.progress.get("input_rows")
+        if isinstance(batch, int) and isinstance(rows, int):
+            reported[batch] = rows
     return sum(reported[batch] for batch in batches) if batches and reported.keys() >= set(batches) else None

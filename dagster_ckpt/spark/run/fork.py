@@ -150,7 +150,7 @@ def lay_out_fork(
 
     Args:
         point: what is forked.
-        directory: of the attempt; it does not exist yet.
+        directory: of the start; it does not exist yet.
         sink: of the query, ``None`` for one that checkpoints do not cover.
         session: of the query.
         job_name: of the job that is to begin.
@@ -180,7 +180,7 @@ def lay_out_fork(
         job_id=job_id,
         kind=FORK,
         restored_from=point.pointer,
-        facts={**point.metadata.facts, "query_id": query_id},
+        facts=point.metadata.facts.model_copy(update={"query_id": query_id}),
         sink=position,
         location=None,
     )

@@ -1,4 +1,4 @@
-"""A run of a streaming job: attempts, one after another, under the restart strategy, with one owner at a time."""
+"""A run of a streaming job: starts of its query, one after another, under the restart strategy. It has one owner."""
 
 from __future__ import annotations
 
@@ -19,35 +19,26 @@ from dagster_ckpt.checkpoint.cleanup.dead_runs import finish_deletions
 from dagster_ckpt.checkpoint.clock import Clock, iso
 from dagster_ckpt.checkpoint.control.epochs import FAILING, Claim, End
 from dagster_ckpt.checkpoint.control.failures import (
-    Failure,
-    FailureLog,
     Streak,
     restart_after,
     so_far,
 )
 from dagster_ckpt.checkpoint.control.heart import Heart
-from dagster_ckpt.checkpoint.control.heartbeat import HeartbeatFile
-from dagster_ckpt.checkpoint.control.job_records import JobRecords
-from dagster_ckpt.checkpoint.format.records import LONGEST_REASON
 from dagster_ckpt.checkpoint.processes import ProcessIdentity, this_host
 from dagster_ckpt.config import JobStatus, RestoreRequest
 from dagster_ckpt.errors import (
-    CheckpointError,
     CorruptCheckpoint,
     DriverLost,
     Fenced,
     ForeignCheckpoint,
     InvalidConfiguration,
     JobAlreadyRunning,
-    PoisonBatch,
-    QueryFailed,
     QueryNotBuilt,
     RestoreRefused,
     SinkOverlap,
     StorageUnusable,
 )
 from dagster_ckpt.filesystem import local_failure, make_working_directory
-from dagster_ckpt.spark.batches import BatchInFlight, batch_in_flight
 from dagster_ckpt.spark.events import (
     CheckpointCompleted,
     CheckpointsDropped,
@@ -59,9 +50,10 @@ from dagster_ckpt.spark.events import (
 )
 from dagster_ckpt.spark.job import RunResult, StreamingJob
 from dagster_ckpt.spark.live import refuse_impossible
-from dagster_ckpt.spark.query import driver_jvm_pid, failed_in_batch, is_jvm_alive
+from dagster_ckpt.spark.query import driver_jvm_pid, is_jvm_alive
+from dagster_ckpt.spark.run.failed_starts import FailedStarts, in_one_line
 from dagster_ckpt.spark.run.running_query import Prepared
-from dagster_ckpt.spark.run.start import Attempt
+from dagster_ckpt.spark.run.start import Start
 from dagster_ckpt.spark.run.watchdog import Watchdog
 
 if TYPE_CHECKING:
@@ -75,12 +67,11 @@ _RUN_ID = re.compile(r"[0-9a-f](?:-?[0-9a-f]){31}")
 
 @dataclass(slots=True)
 class _State:
-    """What survives from one attempt of a run to the next."""
+    """What survives from one start of a run to the next."""
 
     request: RestoreRequest
     series: int | None
     prepared: Prepared | None = None
-    history: list[Failure] = field(default_factory=list)
     ignored: set[str] = field(default_factory=set)
 
 
@@ -127,7 +118,7 @@ class StreamingRun:
         self._cancel = Flag()
         self._is_interrupted = False
         self._catalog = CheckpointCatalog(job.filesystem, job.name)
-        self._failures = FailureLog(job.filesystem, job.name)
+        self._failures = FailedStarts(job, run_id, clock)
         self._state = _State(request, series)
         self._spark: SparkSession | None = None
 
@@ -153,17 +144,18 @@ class StreamingRun:
             Fenced: a newer run has taken the job over.
             CheckpointError: the job failed and is not restarted within this run.
         """
-        heartbeats = HeartbeatFile(self._job.filesystem, self._job.name)
         try:
-            claim = self._take_over(heartbeats)
+            claim = self._take_over()
         except Exception as error:
             self._note_before_claim(error)
             raise
-        heart = Heart(heartbeats, self._clock, epoch=claim.epoch, run_id=self._run_id, worker=self._worker)
+        heart = Heart(
+            self._catalog.records.heartbeat, self._clock, epoch=claim.epoch, run_id=self._run_id, worker=self._worker
+        )
         heart.start()
         try:
             while True:
-                result = self._attempt(claim, heart)
+                result = self._start(claim, heart)
                 while result is None:
                     try:
                         claim = self._claim()
@@ -178,14 +170,14 @@ class StreamingRun:
         finally:
             heart.stop()
 
-    def _take_over(self, heartbeats: HeartbeatFile) -> Claim:
+    def _take_over(self) -> Claim:
         """The first claim of the run, once the job can be run here and nobody else runs it."""
         refuse_impossible(self._job)
         # First: a storage in the memory of the driver keeps its records in the working directory.
         _probe_working_directory(self._job)
         self._job.filesystem.probe()
-        JobRecords(self._job.filesystem, self._job.name).claim_ownership(self._job.deployment)
-        for process in heartbeats.free_job(self._clock, self._cancel.wait):
+        self._catalog.records.claim_ownership(self._job.deployment)
+        for process in self._catalog.records.heartbeat.free_job(self._clock, self._cancel.wait):
             _log.warning("Killed process %d, which a run declared dead had left behind", process.pid)
         return self._claim()
 
@@ -197,7 +189,7 @@ class StreamingRun:
         """
         series = self._state.series
         if series is not None and not isinstance(error, (Fenced, ForeignCheckpoint, JobAlreadyRunning)):
-            self._record(series, error)
+            self._failures.record(series, error, None)
 
     def _claim(self) -> Claim:
         claim = self._catalog.records.epochs.claim(
@@ -212,10 +204,10 @@ class StreamingRun:
         self._state.series = claim.series
         return claim
 
-    def _attempt(self, claim: Claim, heart: Heart) -> RunResult | None:
-        """One attempt; ``None`` when it failed and the next one is due."""
+    def _start(self, claim: Claim, heart: Heart) -> RunResult | None:
+        """One start of the query; ``None`` when it failed and the next one is due."""
         self._state.prepared = None
-        attempt: Attempt | None = None
+        start: Start | None = None
         watchdog = Watchdog(self._job.name)
         try:
             self._failures.forget_before(claim.series)
@@ -228,27 +220,26 @@ class StreamingRun:
                 watchdog.arm(spark)
                 heart.on_beat = watchdog.renew
                 heart.add_process(pid)
-            attempt = Attempt(self._job, claim, spark, self._clock, partial(self._tell, heart))
-            prepared = self._state.prepared = attempt.prepare(self._state.request, self._cancel)
+            start = Start(self._job, claim, spark, self._clock, partial(self._tell, heart))
+            prepared = self._state.prepared = start.prepare(self._state.request, self._cancel)
             # From here on the choice is on record: going on means going on from it.
             self._state.request = RestoreRequest()
             self._tell_ignored(prepared.ignored)
-            ended = attempt.run(prepared, self._cancel)
+            ended = start.run(prepared, self._cancel)
         except Fenced:
             raise
         except Exception as error:
             with contextlib.suppress(OSError):
-                self._catalog.records.epochs.check(
-                    claim.epoch
-                )  # a fenced run has nothing to say about the job any more
+                # A fenced run has nothing to say about the job any more.
+                self._catalog.records.epochs.check(claim.epoch)
             if self._cancel.is_set():
                 _log.info("The job was canceled while it failed: %s", error)
                 return self._end(claim, JobStatus.CANCELED, "canceled while it failed")
             if (named := local_failure(error, self._job.working_directory)) is not None:
                 named.__cause__ = error
             result = self._fail(claim, named or error)
-            if result is None and attempt is not None:
-                attempt.forget()
+            if result is None and start is not None:
+                start.forget()
             return result
         finally:
             watchdog.disarm()
@@ -317,13 +308,13 @@ class StreamingRun:
             )
             lost.__cause__ = error
             error = lost
-        failures = self._record(claim.series, error)
+        failures = self._failures.record(claim.series, error, self._state.prepared)
         found = Streak.of(failures)
         decision = restart_after(failures, self._job.restart, self._job.name)
         now = self._clock.time()
-        reason = _told(error)
+        reason = in_one_line(error)
         if found is not None and found.ends_loop(self._job.poison_batch_attempts):
-            poison = self._poison(found)
+            poison = self._failures.poison(found, self._state.prepared)
             with contextlib.suppress(OSError):
                 self._end(claim, JobStatus.FAILED, poison.in_one_line)
             raise poison from error
@@ -347,54 +338,6 @@ class StreamingRun:
         with contextlib.suppress(OSError):
             self._catalog.records.epochs.record_end(claim.epoch, failing)
         return RunResult(JobStatus.CANCELED, None) if self._is_interrupted else None
-
-    def _record(self, series: int, error: Exception) -> list[Failure]:
-        """Put a failure on record; all of the series so far, those of this run last, in order.
-
-        They are the latest whatever a clock says: nobody else runs the job.
-        """
-        in_flight = self._in_flight(error)
-        failure = Failure(
-            run_id=self._run_id,
-            sequence=len(self._state.history) + 1,
-            at=self._clock.time(),
-            batch=None if in_flight is None else in_flight.batch,
-            reason=_told(error),
-            recoverable=not isinstance(error, CheckpointError) or error.recoverable,
-            kind=type(error).__name__,
-            plan=None if in_flight is None else in_flight.plan,
-        )
-        self._state.history.append(failure)
-        own = {(item.run_id, item.sequence) for item in self._state.history}
-        before: list[Failure] = []
-        # A storage that refuses writes, or a damaged record, must neither hide a failure nor forget it.
-        with contextlib.suppress(OSError, CorruptCheckpoint):
-            self._failures.record(series, failure)
-            before = [item for item in self._failures.of(series) if (item.run_id, item.sequence) not in own]
-        return [*before, *self._state.history]
-
-    def _in_flight(self, error: Exception) -> BatchInFlight | None:
-        """The batch that was under way, ``None`` when the query had not come to one."""
-        prepared = self._state.prepared
-        if prepared is None or (isinstance(error, QueryFailed) and not failed_in_batch(error)):
-            return None
-        return batch_in_flight(prepared.live)
-
-    def _poison(self, found: Streak) -> PoisonBatch:
-        filesystem, before = self._job.filesystem, None
-        if (prepared := self._state.prepared) is not None:
-            before = prepared.store.retained[-1] if prepared.store.retained else prepared.restored
-        return found.poison(
-            self._job.name,
-            storage=filesystem.url if filesystem.is_durable else None,
-            before=None if before is None else before.reference,
-        )
-
-
-def _told(error: Exception) -> str:
-    """An error in one line. One of this package says all there is to say; of any other, its name is half of it."""
-    first = str(error).partition("\n")[0][:LONGEST_REASON]
-    return first if isinstance(error, CheckpointError) else f"{type(error).__name__}{first and f': {first}'}"
 
 
 def _probe_working_directory(job: StreamingJob) -> None:

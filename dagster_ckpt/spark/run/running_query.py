@@ -66,7 +66,7 @@ class Prepared:
         choice: what is on record.
         restored: the checkpoint it goes on from, ``None`` for a start from nothing.
         store: where its checkpoints go.
-        directory: of this attempt, in the working directory.
+        directory: of this start, in the working directory.
         sink: the query's, if it is one that a checkpoint covers.
         writer: the query, without its checkpointLocation.
         session: of the query.
@@ -226,7 +226,7 @@ class RunningQuery:
             self._clock,
             prepared.choice.accepted_loss,
         )
-        # A writer that hangs in the storage keeps its thread; two more let the next attempts go on beside it. One is
+        # A writer that hangs in the storage keeps its thread; two more let the next checkpoints go on beside it. One is
         # for a savepoint.
         uploads = ThreadPoolExecutor(config.max_concurrent_checkpoints + 3, "dagster-ckpt-upload")
         told = [lambda _: archiver.completed()]
@@ -309,7 +309,7 @@ class RunningQuery:
             raise failure_of(error, self._job.name, self._prepared.restored) from error
 
     def _stop(self, query: StreamingQuery) -> None:
-        """Stop the query, if it still runs, and wait for its tasks: the next attempt may be in the same JVM."""
+        """Stop the query, if it still runs, and wait for its tasks: the next start may be in the same JVM."""
         try:
             query.stop()
             await_tasks(self._spark, str(query.runId))

@@ -171,7 +171,7 @@ def salvage(
     """
     location = live.location(providers)
     # On a disk the directory of the start is where its live location is, wherever the working directory is now.
-    directory = live.path.parent if isinstance(live, LocalLive) else pins.parent / live.attempt
+    directory = live.path.parent if isinstance(live, LocalLive) else pins.parent / live.start
     source = StreamingSource(
         location,
         pins,

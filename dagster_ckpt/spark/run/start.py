@@ -9,9 +9,8 @@ from __future__ import annotations
 import logging
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache, partial
-from pathlib import Path
 from threading import Event as Flag
 from typing import TYPE_CHECKING
 
@@ -19,47 +18,77 @@ from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
 from dagster_ckpt.checkpoint.catalog.newest import Newest, fallback_of
 from dagster_ckpt.checkpoint.cleanup.live_locations import forget_live_locations
 from dagster_ckpt.checkpoint.cleanup.start_sweep import sweep_start
-from dagster_ckpt.checkpoint.clock import Clock, seconds_of
+from dagster_ckpt.checkpoint.clock import Clock
 from dagster_ckpt.checkpoint.control.epochs import Choice, Claim
 from dagster_ckpt.checkpoint.control.plan_archive import ArchiveWriter
+from dagster_ckpt.checkpoint.control.quarantine import FellBack
 from dagster_ckpt.checkpoint.format.manifest import FORK, CheckpointMetadata
 from dagster_ckpt.checkpoint.processes import this_host
 from dagster_ckpt.checkpoint.taking.savepoint_files import claim_savepoint
 from dagster_ckpt.checkpoint.taking.store import CompletedCheckpointStore
 from dagster_ckpt.config import LATEST, RestoreRequest
-from dagster_ckpt.errors import CheckpointError, CorruptRecord, QueryMismatch, StorageError
+from dagster_ckpt.errors import CorruptRecord, StorageError
 from dagster_ckpt.filesystem import share_start
 from dagster_ckpt.spark.batches import plans_after, plans_to_replay, refuse_abandoned
 from dagster_ckpt.spark.events import CheckpointsUnreadable, Event, Started
 from dagster_ckpt.spark.files import prepare_new_location
 from dagster_ckpt.spark.job import StreamingJob
 from dagster_ckpt.spark.live import LOCATION, choose_live
-from dagster_ckpt.spark.preflight import Start, pass_preflight
-from dagster_ckpt.spark.query import (
-    failure_of,
-    ignored_settings,
-    make_active,
-    not_built,
-    plan_of,
-    streaming_session,
-    try_query,
-)
+from dagster_ckpt.spark.preflight import Passed, ProposedStart, pass_preflight
+from dagster_ckpt.spark.run.built_query import BuiltQuery, Queries
 from dagster_ckpt.spark.run.fallback import cost_of
 from dagster_ckpt.spark.run.fork import ForkPoint, fork_point, lay_out_fork, publish_fork
 from dagster_ckpt.spark.run.running_query import Ended, Prepared, RunningQuery
-from dagster_ckpt.spark.run.starting_point import Choosing, claimed_by
+from dagster_ckpt.spark.run.starting_point import Choosing, claimed_by, sink_began
 from dagster_ckpt.spark.sinks import Sink
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-    from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-__all__ = ["Attempt"]
+__all__ = ["Start"]
 
 _log = logging.getLogger(__name__)
 
 
-class Attempt:
+@dataclass(frozen=True, slots=True)
+class _Chosen:
+    """What a start goes on from.
+
+    Attributes:
+        previous: what the start before had begun with.
+        fork: the checkpoint of another job that this one begins with.
+        target: the checkpoint, or nothing.
+        job_id: the lineage.
+        claimed: the savepoint that is the lineage's own to delete.
+    """
+
+    previous: Choice | None
+    fork: ForkPoint | None
+    target: Newest
+    job_id: str
+    claimed: CheckpointMetadata | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Checked:
+    """A start that may go on.
+
+    Attributes:
+        target: what it goes on from; of a fork, the job's own copy.
+        passed: what preflight found.
+        line: the epoch whose plans this start goes on from.
+        began: when the lineage began to fill its sink from nothing, ``None`` if it has a checkpoint.
+        fell_back: what it costs that newer checkpoints are broken.
+    """
+
+    target: Newest
+    passed: Passed
+    line: int | None
+    began: float | None
+    fell_back: FellBack | None
+
+
+class Start:
     """One start of a job under one claimed epoch.
 
     Args:
@@ -86,6 +115,7 @@ class Attempt:
         self._catalog = CheckpointCatalog(job.filesystem, job.name)
         self._directory = job.working_directory / f"{claim.epoch:06}-{claim.token[:8]}"
         self._live, self._why_there = choose_live(job, spark, self._directory)
+        self._queries = Queries(job, spark)
         self._is_recorded = False
 
     def prepare(self, request: RestoreRequest, cancel: Flag) -> Prepared:
@@ -120,45 +150,87 @@ class Attempt:
             raise
 
     def _prepared(self, request: RestoreRequest, cancel: Flag, prepare_from: float) -> Prepared:
-        previous = self._previous(request)
-        point = None if request.fork_from is None else fork_point(self._catalog, request.fork_from)
-        target = (
-            self._choosing().target(request, previous)
-            if point is None
-            else Newest(point.metadata, None, f"a fork of {point}")
+        chosen = self._choose(request)
+        query = self._queries.build(chosen.target.metadata)
+        chosen = self._lay_out(chosen, query)
+        checked = self._check(request, chosen, query)
+        target, passed = checked.target, checked.passed
+        if request.restore_from != LATEST:
+            self._try(target.metadata, query.sink, cancel)
+        self._live.lay_out(self._directory)
+        choice = self._record_choice(chosen, checked, query.sink)
+        rolled_back = self._roll_back(target.metadata, checked.began, query.sink)
+        store = self._open_store(choice, target.metadata, chosen.claimed)
+        archive = self._archive(choice.job_id)
+        archive.begin(-1 if target.metadata is None else target.metadata.batch, checked.line, passed.replay)
+        return Prepared(
+            choice=choice,
+            restored=target.metadata,
+            store=store,
+            directory=self._directory,
+            sink=query.sink,
+            writer=query.writer,
+            session=query.session,
+            started=Started(
+                epoch=self._claim.epoch,
+                job_id=choice.job_id,
+                restored=target.metadata,
+                retained=store.retained,
+                reason=target.reason,
+                sink=rolled_back,
+                restore_seconds=self._clock.monotonic() - prepare_from,
+                preflight=passed.preflight,
+                fell_back=checked.fell_back,
+            ),
+            ignored=query.ignored,
+            archive=archive,
+            replay=passed.replay,
+            live=self._live,
+            token=self._claim.token,
         )
-        job_id = target.job_id or self._claim.run_id.replace("-", "")
-        restored = target.metadata
-        session = self._session(restored)
-        ignored = ignored_settings(self._job.state_backend, self._spark, restored)
-        writer = self._query(session)
-        plan = plan_of(writer)
-        plan.check(self._job.name, self._job.config.mode)
-        sink = plan.sink()
-        if plan.query_name is None:
-            writer = writer.queryName(self._job.name)
-        if point is not None:
-            restored = self._lay_out(point, job_id, sink, session)
-            target = replace(target, metadata=restored, job_id=job_id)
-        elif restored is None:
+
+    def _choose(self, request: RestoreRequest) -> _Chosen:
+        """What the start goes on from; a checkpoint of the job itself has been unpacked then."""
+        recorded = self._previous(request)
+        previous = None if recorded is None else recorded[1]
+        fork = None if request.fork_from is None else fork_point(self._catalog, request.fork_from)
+        if fork is None:
+            target = self._choosing().target(request, recorded)
+        else:
+            target = Newest(fork.metadata, None, f"a fork of {fork}")
+        claimed = claimed_by(self._catalog, target, previous, asked=request.restore_from != LATEST)
+        return _Chosen(previous, fork, target, target.job_id or self._claim.run_id.replace("-", ""), claimed)
+
+    def _lay_out(self, chosen: _Chosen, query: BuiltQuery) -> _Chosen:
+        """Make the directory of the start, and lay out in the directory what is forked."""
+        if chosen.fork is not None:
+            restored = lay_out_fork(
+                chosen.fork, self._directory, query.sink, query.session, self._job.name, chosen.job_id
+            )
+            self._live.prepare(self._directory)
+            chosen = replace(chosen, target=replace(chosen.target, metadata=restored, job_id=chosen.job_id))
+        elif chosen.target.metadata is None:
             self._directory.mkdir(mode=0o700, parents=True)
         share_start(self._directory)
-        asked = request.restore_from != LATEST
-        claimed = claimed_by(self._catalog, target, None if previous is None else previous[1], asked=asked)
-        began = self._sink_began(sink, target)
+        return chosen
+
+    def _check(self, request: RestoreRequest, chosen: _Chosen, query: BuiltQuery) -> _Checked:
+        """Refuse what would lose or double rows. A fork that passes becomes the first checkpoint of its lineage."""
+        target, sink = chosen.target, query.sink
+        began = sink_began(self._catalog, sink, target)
         known = cache(partial(plans_after, self._catalog, target))
         line, planned = plans_to_replay(request, sink, target, known)
         passed = pass_preflight(
-            Start(
+            ProposedStart(
                 job=self._job,
                 catalog=self._catalog,
                 claim=self._claim,
                 request=request,
                 target=target,
-                previous=None if previous is None else previous[1],
+                previous=chosen.previous,
                 directory=self._directory,
-                writer=writer,
-                plan=plan,
+                writer=query.writer,
+                plan=query.plan,
                 sink=sink,
                 own_sink=began is not None,
                 replay=planned,
@@ -167,17 +239,20 @@ class Attempt:
             ),
             self._clock.time(),
         )
-        replay = passed.replay
+        restored, asked = target.metadata, request.restore_from != LATEST
         if asked and restored is not None and sink is not None and not sink.can_roll_back and not request.allow_loss:
             refuse_abandoned(self._catalog, restored, sink)
-        if restored is not None and point is not None:
-            restored = self._publish(restored)
-        if restored is None and replay:
-            prepare_new_location(self._location)
-        fell_back = cost_of(self._catalog, target, replay, sink) if target.passed_over else None
-        if asked and restored is not None and sink is not None and (sink.newest_batch() or 0) > restored.batch:
-            self._try(restored, cancel)
-        self._live.lay_out(self._directory)
+        if restored is not None and chosen.fork is not None:
+            target = replace(target, metadata=self._publish(restored))
+        if restored is None and passed.replay:
+            prepare_new_location(self._directory / LOCATION)
+        fell_back = cost_of(self._catalog, target, passed.replay, sink) if target.passed_over else None
+        return _Checked(target, passed, line, began, fell_back)
+
+    def _record_choice(self, chosen: _Chosen, checked: _Checked, sink: Sink | None) -> Choice:
+        """Put the choice on record: from here on, going on means going on from what was chosen."""
+        job_id, claimed, target = chosen.job_id, chosen.claimed, checked.target
+        restored = target.metadata
         complete = self._catalog.completed_at_choice(self._claim.epoch, job_id, restored)
         choice = Choice(
             job_id=job_id,
@@ -191,8 +266,8 @@ class Attempt:
             claimed=None if claimed is None else claimed.reference,
             sink_kind=None if sink is None else sink.kind,
             fallback=fallback_of(target),
-            accepted_loss=passed.accepted_loss,
-            fell_back="" if fell_back is None else str(fell_back),
+            accepted_loss=checked.passed.accepted_loss,
+            fell_back="" if checked.fell_back is None else str(checked.fell_back),
             forked_from=restored.restored_from if restored is not None and restored.kind == FORK else None,
             complete=complete,
             marks=sink is not None and bool(sink.writer_options(self._claim.token)),
@@ -203,44 +278,27 @@ class Attempt:
         self._catalog.records.epochs.record_choice(self._claim.epoch, choice)
         if restored is not None and self._catalog.records.quarantine.lift(restored.reference):
             _log.info("%s was asked for and is whole: it is not in quarantine any more", restored.reference)
-        rolled_back = ""
-        if sink is not None and restored is not None and sink.can_roll_back:
-            rolled_back = sink.rollback_to(restored.sink or {}, self._directory / "sink", self._claim.epoch)
-        elif sink is not None and began is not None:
-            rolled_back = sink.rollback_to_nothing(began, self._claim.epoch)
-        store = self._store(job_id, choice.first_id, choice.restored, verified=restored, claimed=claimed)
+        return choice
+
+    def _roll_back(self, restored: CheckpointMetadata | None, began: float | None, sink: Sink | None) -> str:
+        """Put the sink back to where the checkpoint has it; what was done, for people."""
+        if sink is None:
+            return ""
+        if restored is not None:
+            position = restored.sink or {}
+            return sink.rollback_to(position, self._directory / "sink", self._claim.epoch) if sink.can_roll_back else ""
+        return "" if began is None else sink.rollback_to_nothing(began, self._claim.epoch)
+
+    def _open_store(
+        self, choice: Choice, restored: CheckpointMetadata | None, claimed: CheckpointMetadata | None
+    ) -> CompletedCheckpointStore:
+        """The store that the checkpoints of this start go to, swept."""
+        store = self._store(choice.job_id, choice.first_id, choice.restored, verified=restored, claimed=claimed)
         store.know(self._live.copied_from())
         self._sweep(store)
         if store.broken:
             self._emit(CheckpointsUnreadable(store.broken, f"{self._job.filesystem.url}/{self._job.name}"))
-        archive = self._archive(job_id)
-        archive.begin(-1 if restored is None else restored.batch, line, replay)
-        started = Started(
-            epoch=self._claim.epoch,
-            job_id=job_id,
-            restored=restored,
-            retained=store.retained,
-            reason=target.reason,
-            sink=rolled_back,
-            restore_seconds=self._clock.monotonic() - prepare_from,
-            preflight=passed.preflight,
-            fell_back=fell_back,
-        )
-        return Prepared(
-            choice,
-            restored,
-            store,
-            self._directory,
-            sink,
-            writer,
-            session,
-            started,
-            ignored,
-            archive,
-            replay,
-            self._live,
-            self._claim.token,
-        )
+        return store
 
     def _previous(self, request: RestoreRequest) -> tuple[int, Choice] | None:
         """The newest choice before this start's; a damaged one keeps nobody from naming what to go on from."""
@@ -256,10 +314,10 @@ class Attempt:
         try:
             swept = sweep_start(store)
         except StorageError as error:  # nothing needs the space now; a checkpoint will find out whether it can be taken
-            _log.warning("What earlier attempts left unfinished is still there: %s", error.message)
+            _log.warning("What earlier starts left unfinished is still there: %s", error.message)
         else:
             if swept:
-                _log.info("Swept %d files that earlier attempts had left unfinished: %s", len(swept), ", ".join(swept))
+                _log.info("Swept %d files that earlier starts had left unfinished: %s", len(swept), ", ".join(swept))
 
     def forget(self) -> None:
         """Delete what a start has laid out that failed before it was on record: the next one lays out its own."""
@@ -268,7 +326,7 @@ class Attempt:
 
     def run(self, prepared: Prepared, cancel: Flag) -> Ended | None:
         """Start the query and checkpoint it until it ends; see :meth:`RunningQuery.run`."""
-        query = RunningQuery(self._job, prepared, self._spark, self._clock, self._emit, self._forget_other_attempts)
+        query = RunningQuery(self._job, prepared, self._spark, self._clock, self._emit, self._forget_other_starts)
         return query.run(cancel)
 
     def _choosing(self) -> Choosing:
@@ -283,11 +341,6 @@ class Attempt:
             store=self._store,
         )
 
-    def _lay_out(self, point: ForkPoint, job_id: str, sink: Sink | None, session: SparkSession) -> CheckpointMetadata:
-        laid_out = lay_out_fork(point, self._directory, sink, session, self._job.name, job_id)
-        self._live.prepare(self._directory)
-        return laid_out
-
     def _publish(self, laid_out: CheckpointMetadata) -> CheckpointMetadata:
         """The fork passed: make it the first checkpoint of the new lineage."""
         first_id = self._catalog.next_id(laid_out.job_id, laid_out)
@@ -300,60 +353,17 @@ class Attempt:
             self._job.filesystem, self._job.name, job_id, epoch, lambda: self._catalog.records.epochs.check(epoch)
         )
 
-    def _try(self, restored: CheckpointMetadata, cancel: Flag) -> None:
+    def _try(self, restored: CheckpointMetadata | None, sink: Sink | None, cancel: Flag) -> None:
         """Before batches are taken out of the sink, find out on a copy that the query can go on from there.
 
         Raises:
             QueryMismatch: it is not the query the checkpoint was taken of.
         """
+        if restored is None or sink is None or (sink.newest_batch() or 0) <= restored.batch:
+            return
         _log.info("Trying the query on a copy of %s before the sink is rolled back", restored.name)
         with self._live.trial(self._directory) as scratch:
-            writer = self._query(self._session(restored))
-            failure = try_query(writer, scratch, cancel)
-        error = None if failure is None else failure_of(failure, self._job.name, restored)
-        if isinstance(error, QueryMismatch):
-            raise error from failure
-
-    def _query(self, session: SparkSession) -> DataStreamWriter:
-        """The query as the job's own function builds it.
-
-        Raises:
-            QueryNotBuilt: the function raised; its exception is the cause.
-        """
-        try:
-            return self._job.query(session)
-        except CheckpointError:  # which names itself: a sink, for example, or a storage that the function reads
-            raise
-        except Exception as error:
-            raise not_built(error, self._job.name) from error
-
-    def _session(self, restored: CheckpointMetadata | None) -> SparkSession:
-        facts = None if restored is None else restored.facts
-        session = streaming_session(self._spark, facts, self._job.state_backend, self._job.partitions)
-        make_active(session)  # the query is built and started on this thread
-        return session
-
-    def _sink_began(self, sink: Sink | None, target: Newest) -> float | None:
-        """When the lineage began to fill this sink, if it did so from nothing and has no checkpoint yet.
-
-        The sink was found empty then, so all it holds is of this lineage and is written again.
-        """
-        if sink is None or target.metadata is not None or target.job_id is None:
-            return None
-        for epoch in sorted(self._catalog.records.epochs.names()):
-            choice, claim = (
-                self._catalog.records.epochs.read_choice(epoch),
-                self._catalog.records.epochs.read_claim(epoch),
-            )
-            if choice is not None and claim is not None and choice.job_id == target.job_id:
-                same = choice.restored is None and (choice.sink, choice.sink_kind) == (sink.path, sink.kind)
-                return seconds_of(claim.claimed_at) if same else None
-        return None
-
-    @property
-    def _location(self) -> Path:
-        """What is laid out on this machine: the live location, or as much of it as checks without a query need."""
-        return self._directory / LOCATION
+            self._queries.check_on_copy(restored, scratch, cancel)
 
     def _store(
         self,
@@ -378,6 +388,6 @@ class Attempt:
             tell=self._emit,
         )
 
-    def _forget_other_attempts(self) -> None:
-        """A checkpoint of this attempt is complete: the live locations of earlier ones can help nobody."""
+    def _forget_other_starts(self) -> None:
+        """A checkpoint of this start is complete: the live locations of earlier starts can help nobody."""
         forget_live_locations(self._job.working_directory, self._job.filesystem, self._job.name, self._claim.epoch)

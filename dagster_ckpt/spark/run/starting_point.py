@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
 from dagster_ckpt.checkpoint.catalog.newest import Newest, find_newest
-from dagster_ckpt.checkpoint.clock import Clock
+from dagster_ckpt.checkpoint.clock import Clock, seconds_of
 from dagster_ckpt.checkpoint.control.epochs import Choice, Claim
 from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
 from dagster_ckpt.checkpoint.taking.progress import Gauge, RestoreInProgress
@@ -21,8 +21,9 @@ from dagster_ckpt.spark.live import LiveLocation, recorded_live
 from dagster_ckpt.spark.query import known_providers
 from dagster_ckpt.spark.run.fallback import FallbackChain
 from dagster_ckpt.spark.run.salvage import Salvaging
+from dagster_ckpt.spark.sinks import Sink
 
-__all__ = ["Choosing", "claimed_by"]
+__all__ = ["Choosing", "claimed_by", "sink_began"]
 
 
 class Choosing:
@@ -151,3 +152,19 @@ def claimed_by(
     if not asked or restored is None or restored.location is None or restored.job_id != target.job_id:
         return before
     return restored
+
+
+def sink_began(catalog: CheckpointCatalog, sink: Sink | None, target: Newest) -> float | None:
+    """When the lineage began to fill this sink, if it did so from nothing and has no checkpoint yet.
+
+    The sink was found empty then, so all it holds is of this lineage and is written again.
+    """
+    if sink is None or target.metadata is not None or target.job_id is None:
+        return None
+    epochs = catalog.records.epochs
+    for epoch in sorted(epochs.names()):
+        choice, claim = epochs.read_choice(epoch), epochs.read_claim(epoch)
+        if choice is not None and claim is not None and choice.job_id == target.job_id:
+            same = choice.restored is None and (choice.sink, choice.sink_kind) == (sink.path, sink.kind)
+            return seconds_of(claim.claimed_at) if same else None
+    return None

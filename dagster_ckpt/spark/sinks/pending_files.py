@@ -2,9 +2,9 @@
 
 ::
 
-    {root}/pending/{attempt}/{batch}/       data files of one batch
-    {root}/pending/{attempt}/{batch}.json   their list, written when they are durable
-    {root}/dropped/{attempt}.{unique}/      what was pending of a start of the query, moved aside
+    {root}/pending/{start}/{batch}/       data files of one batch
+    {root}/pending/{start}/{batch}.json   their list, written when they are durable
+    {root}/dropped/{start}.{unique}/      what was pending of a start of the query, moved aside
 """
 
 from __future__ import annotations
@@ -40,49 +40,48 @@ class PendingFiles:
         self._root = root
         self._files = PosixFileSystem(root)
 
-    def target(self, attempt: str, batch: int) -> Path:
+    def target(self, start: str, batch: int) -> Path:
         """Where a batch writes its files."""
-        return self._root / _PENDING / attempt / str(batch)
+        return self._root / _PENDING / start / str(batch)
 
     def staged(self, file: DataFile) -> Path:
         """Where a file is until it is made visible."""
-        return self.target(file.attempt, file.batch) / file.path
+        return self.target(file.start, file.batch) / file.path
 
-    def list_of(self, attempt: str, batch: int) -> Path:
+    def list_of(self, start: str, batch: int) -> Path:
         """The file that lists what a batch has written."""
-        return self.target(attempt, batch).with_name(f"{batch}{_LIST}")
+        return self.target(start, batch).with_name(f"{batch}{_LIST}")
 
-    def complete(self, attempt: str, batch: int) -> None:
+    def complete(self, start: str, batch: int) -> None:
         """All that a batch has written is there: make it durable, and list it."""
-        target = self.target(attempt, batch)
+        target = self.target(start, batch)
         files = [
-            DataFile(file.relative_to(target).as_posix(), _sync_file(file), batch, attempt)
-            for file in data_files(target)
+            DataFile(file.relative_to(target).as_posix(), _sync_file(file), batch, start) for file in data_files(target)
         ]
-        where = f"{_PENDING}/{attempt}/{batch}"
+        where = f"{_PENDING}/{start}/{batch}"
         self._files.sync_directories(
             f"{where}/{directory}" for directory in directories_of(file.path for file in files)
         )
         self._files.create(f"{where}{_LIST}", encode_files(files))
 
-    def batches(self, attempt: str) -> list[int]:
+    def batches(self, start: str) -> list[int]:
         """The batches that are pending whole, ascending."""
-        return _batches(self._root / _PENDING / attempt)
+        return _batches(self._root / _PENDING / start)
 
-    def of(self, attempt: str, batch: int) -> list[DataFile]:
+    def of(self, start: str, batch: int) -> list[DataFile]:
         """What a batch has written.
 
         Raises:
             CaptureIncomplete: it has no list (any more).
         """
-        return read_list(self.list_of(attempt, batch))
+        return read_list(self.list_of(start, batch))
 
-    def forget(self, attempt: str, batch: int) -> None:
+    def forget(self, start: str, batch: int) -> None:
         """All that a batch has written is visible and listed: it is not pending any more."""
-        self.list_of(attempt, batch).unlink(missing_ok=True)
-        shutil.rmtree(self.target(attempt, batch), ignore_errors=True)
+        self.list_of(start, batch).unlink(missing_ok=True)
+        shutil.rmtree(self.target(start, batch), ignore_errors=True)
 
-    def attempts(self) -> list[str]:
+    def starts(self) -> list[str]:
         """The starts of the query that have something pending."""
         return self._names(_PENDING)
 
@@ -90,19 +89,19 @@ class PendingFiles:
         """The starts of the query of which something is being removed."""
         return {name.partition(".")[0] for name in self._names(_DROPPED)}
 
-    def drop(self, attempts: Collection[str], is_void: Callable[[DataFile], bool]) -> list[DataFile]:
-        """Move aside what is pending of some attempts, and remove what of it is void.
+    def drop(self, starts: Collection[str], is_void: Callable[[DataFile], bool]) -> list[DataFile]:
+        """Move aside what is pending of some starts, and remove what of it is void.
 
         Returns:
             All that is void. Whoever was about to make some of it visible has done so now, or can do so no more.
         """
-        for attempt in set(self.attempts()) & set(attempts):
-            aside = self._root / _DROPPED / f"{attempt}.{os.urandom(4).hex()}"
+        for start in set(self.starts()) & set(starts):
+            aside = self._root / _DROPPED / f"{start}.{os.urandom(4).hex()}"
             aside.parent.mkdir(exist_ok=True)
             with contextlib.suppress(FileNotFoundError):
-                (self._root / _PENDING / attempt).rename(aside)
+                (self._root / _PENDING / start).rename(aside)
         void = []
-        for directory in self._aside(attempts):
+        for directory in self._aside(starts):
             for batch in _batches(directory):
                 with contextlib.suppress(CaptureIncomplete):  # somebody else removes it, too, and is further on
                     for file in filter(is_void, read_list(directory / f"{batch}{_LIST}")):
@@ -110,13 +109,13 @@ class PendingFiles:
                         void.append(file)
         return void
 
-    def purge(self, attempts: Collection[str]) -> None:
+    def purge(self, starts: Collection[str]) -> None:
         """Remove what was moved aside."""
-        for directory in self._aside(attempts):
+        for directory in self._aside(starts):
             shutil.rmtree(directory, ignore_errors=True)
 
-    def _aside(self, attempts: Collection[str]) -> list[Path]:
-        return [self._root / _DROPPED / name for name in self._names(_DROPPED) if name.partition(".")[0] in attempts]
+    def _aside(self, starts: Collection[str]) -> list[Path]:
+        return [self._root / _DROPPED / name for name in self._names(_DROPPED) if name.partition(".")[0] in starts]
 
     def _names(self, directory: str) -> list[str]:
         return sorted(entry.name for entry in self._files.list(directory) if entry.is_directory)

@@ -7,8 +7,8 @@ Flink's file sink does the same: what a batch writes is *pending* until the chec
     {path}/part-*.parquet                               visible: moved here by the commit of a checkpoint
     {path}/_transactions/line/                          which starts of the query count, and until which batch
     {path}/_transactions/commits/                       lists of what commits made visible
-    {path}/_transactions/pending/{attempt}/{batch}/     data files of one batch, not visible
-    {path}/_transactions/pending/{attempt}/{batch}.json their list, written when they are durable
+    {path}/_transactions/pending/{start}/{batch}/     data files of one batch, not visible
+    {path}/_transactions/pending/{start}/{batch}.json their list, written when they are durable
     {path}/_transactions/dropped/                       pending files that a rollback is removing
 
 Spark, pandas and pyarrow do not look into directories that begin with ``_``. A commit moves files one by one, each at
@@ -46,7 +46,7 @@ from dagster_ckpt.spark.sinks.pending_files import (
 )
 from dagster_ckpt.spark.sinks.sink import BatchSink, Pin, PositionReader, SinkRun, SinkStart, batch_of
 from dagster_ckpt.spark.sinks.spark_sink_log import FileSink
-from dagster_ckpt.spark.sinks.transactions import DataFile, Line, TransactionLog, attempt_name
+from dagster_ckpt.spark.sinks.transactions import DataFile, Line, TransactionLog, start_name
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -133,7 +133,7 @@ class TransactionalFileSink(BatchSink):
             StorageError: the disk does not do it.
         """
         before, self._cut = self._cut or Line(0, 0, {}), None
-        self._line = self._log.advance(before, {**before.attempts, run.directory.name: None}, run.epoch)
+        self._line = self._log.advance(before, {**before.starts, run.directory.name: None}, run.epoch)
         self._held = -1 if run.restored is None else batch_of(run.restored)
         self._run = run
 
@@ -153,12 +153,12 @@ class TransactionalFileSink(BatchSink):
                 hint="Return the writer of sink_to() from the function of a checkpointed streaming asset.",
             )
         self._check_owner(run)
-        attempt = run.directory.name
+        start = run.directory.name
         writer = rows.write.format(self._format).options(**self._options).mode("overwrite")
         if self._partition_by:
             writer = writer.partitionBy(*self._partition_by)
-        writer.save(str(self._pending.target(attempt, batch)))
-        self._pending.complete(attempt, batch)
+        writer.save(str(self._pending.target(start, batch)))
+        self._pending.complete(start, batch)
 
     def completed(self, metadata: CheckpointMetadata) -> None:
         """Make visible what the checkpoint covers.
@@ -171,13 +171,13 @@ class TransactionalFileSink(BatchSink):
         if run is None:
             return
         self._check_owner(run)
-        attempt = run.directory.name
-        batches = [batch for batch in self._pending.batches(attempt) if batch <= metadata.batch]
+        start = run.directory.name
+        batches = [batch for batch in self._pending.batches(start) if batch <= metadata.batch]
         try:
-            self._publish([file for batch in batches for file in self._pending.of(attempt, batch)], metadata.batch)
+            self._publish([file for batch in batches for file in self._pending.of(start, batch)], metadata.batch)
             self._held = max(self._held, metadata.batch)
             for batch in batches:
-                self._pending.forget(attempt, batch)
+                self._pending.forget(start, batch)
         except (CaptureIncomplete, SinkMismatch, OSError) as error:
             self._check_owner(run)  # a newer run has moved the pending files aside
             raise CheckpointFailure(
@@ -225,28 +225,28 @@ class TransactionalFileSink(BatchSink):
         del location, start  # what a start writes is in a directory of its own
         return _Position(self, directory.name)
 
-    def pin_position(self, attempt: str, batch: int, pin: Pin) -> dict[str, Json]:
-        """The position of an attempt after ``batch``: the lists of what is pending.
+    def pin_position(self, start: str, batch: int, pin: Pin) -> dict[str, Json]:
+        """The position of a start after ``batch``: the lists of what is pending.
 
         Raises:
             CaptureIncomplete: a batch has left no list.
         """
-        batches = [number for number in self._pending.batches(attempt) if number <= batch]
-        own = self._run is not None and self._run.directory.name == attempt
+        batches = [number for number in self._pending.batches(start) if number <= batch]
+        own = self._run is not None and self._run.directory.name == start
         held = self._held if own else min(batches, default=batch) - 1
         for number in range(held + 1, batch + 1):
             if number not in batches:
                 raise CaptureIncomplete(
-                    f"{self._pending.list_of(attempt, number)} is not there",
+                    f"{self._pending.list_of(start, number)} is not there",
                     hint="The next committed batch can be captured.",
                 )
-        lists = [pin(self._pending.list_of(attempt, number), f"{_PINNED}/{number}") for number in batches]
+        lists = [pin(self._pending.list_of(start, number), f"{_PINNED}/{number}") for number in batches]
         files = [file for pinned in lists for file in read_list(pinned)]
         return {
             "kind": self.kind,
             "path": self.path,
             "batch": batch,
-            "attempt": attempt,
+            "attempt": start,
             "pending_files": len(files),
             "pending_bytes": sum(file.size for file in files),
         }
@@ -258,18 +258,18 @@ class TransactionalFileSink(BatchSink):
     def _check(self, line: Line, position: Mapping[str, Json], pinned: Sequence[DataFile]) -> None:
         batch = batch_of(position)
         with believed("The recorded position of the sink", _OTHER, SinkMismatch):
-            attempt = attempt_name(position["attempt"])
-        if attempt != _FORK and not line.covers(attempt, batch):
+            start = start_name(position["attempt"])
+        if start != _FORK and not line.covers(start, batch):
             raise SinkMismatch(
-                f"{self.path} was rolled back to before batch {batch} of {attempt} since, so not all that the "
+                f"{self.path} was rolled back to before batch {batch} of {start} since, so not all that the "
                 "checkpoint covers is there any more.",
                 hint="Nothing was touched. Restore the checkpoint it was rolled back to, or a newer one.",
             )
         for file in pinned:
-            if file.attempt != attempt or file.batch > batch:
+            if file.start != start or file.batch > batch:
                 raise SinkMismatch(
-                    f"The checkpoint of batch {batch} of {attempt} lists {self._root / file.path} as of batch "
-                    f"{file.batch} of {file.attempt}, which the sink had not written by then.",
+                    f"The checkpoint of batch {batch} of {start} lists {self._root / file.path} as of batch "
+                    f"{file.batch} of {file.start}, which the sink had not written by then.",
                     hint=_OTHER,
                 )
             # In this order: a commit may move it meanwhile.
@@ -298,7 +298,7 @@ class TransactionalFileSink(BatchSink):
         pinned = pinned_files(files / _PINNED)
         self._check(seen, position, pinned)
         batch = batch_of(position)
-        known = self._attempts(seen)
+        known = self._starts(seen)
         self._cut = self._log.advance(seen, seen.until(batch), epoch)
         listed = {file.path for file in self._log.listed()}
         completed = self._publish([file for file in pinned if file.path not in listed], batch)
@@ -319,7 +319,7 @@ class TransactionalFileSink(BatchSink):
                 hint="Nothing was touched. If no other run writes there, empty it with every hidden directory in it, "
                 "and launch with restore_from: none.",
             )
-        known = self._attempts(seen)
+        known = self._starts(seen)
         self._cut = self._log.advance(seen, {}, epoch)
         return _describe(0, *self._retract(known, self._cut))
 
@@ -329,37 +329,37 @@ class TransactionalFileSink(BatchSink):
         return {**position, "attempt": _FORK, "pending_files": 0, "pending_bytes": 0}
 
     def newest_batch(self) -> int | None:
-        pending = (batch for attempt in self._pending.attempts() for batch in self._pending.batches(attempt))
+        pending = (batch for start in self._pending.starts() for batch in self._pending.batches(start))
         return max([*pending, *(file.batch for file in self._log.committed(self._log.line()))], default=None)
 
     def first_data(self) -> str | None:
         data = next((str(file) for file in data_files(self._root)), None)
-        if data is None and (self._log.newest() or self._pending.attempts() or self._log.listed()):
+        if data is None and (self._log.newest() or self._pending.starts() or self._log.listed()):
             return str(self._transactions)
         return data
 
-    def _attempts(self, line: Line) -> set[str]:
+    def _starts(self, line: Line) -> set[str]:
         """Every start that has, or may have, left something here."""
-        return {*line.attempts, *self._pending.attempts(), *self._pending.dropped()}
+        return {*line.starts, *self._pending.starts(), *self._pending.dropped()}
 
-    def _retract(self, attempts: Collection[str], line: Line) -> tuple[int, int]:
-        """Remove what some attempts wrote and ``line`` does not cover; returns the visible files and bytes removed.
+    def _retract(self, starts: Collection[str], line: Line) -> tuple[int, int]:
+        """Remove what some starts wrote and ``line`` does not cover; returns the visible files and bytes removed.
 
-        Only of attempts that were there before the line was: whoever is told so late that he was overtaken finds
+        Only of starts that were there before the line was: whoever is told so late that he was overtaken finds
         nothing here of those that came after him.
         """
 
         def is_void(file: DataFile) -> bool:
-            return file.attempt in attempts and not line.covers(file.attempt, file.batch)
+            return file.start in starts and not line.covers(file.start, file.batch)
 
         # What is pending first: a writer that was declared dead and is not can make none of it visible from then on.
-        dropped = self._pending.drop(attempts, is_void)
+        dropped = self._pending.drop(starts, is_void)
         void = sorted({file.path for file in (*dropped, *filter(is_void, self._log.listed()))})
         removed = [size for path in void if (size := self._remove(path)) is not None]
         # Durably, before it is forgotten that they are void.
         self._visible.sync_directories(directories_of(void))
-        self._log.forget(attempts, line)
-        self._pending.purge(attempts)
+        self._log.forget(starts, line)
+        self._pending.purge(starts)
         return len(removed), sum(removed)
 
     def _remove(self, path: str) -> int | None:
@@ -375,13 +375,13 @@ class _Position:
     """Tells the positions of one start of a query."""
 
     sink: TransactionalFileSink
-    attempt: str
+    start: str
 
     def look(self, committed: int) -> None:
         """Nothing to look at: only its own start writes there."""
 
     def pin_position(self, batch: int, pin: Pin) -> dict[str, Json]:
-        return self.sink.pin_position(self.attempt, batch, pin)
+        return self.sink.pin_position(self.start, batch, pin)
 
 
 def _describe(completed: int, removed: int, size: int) -> str:

@@ -29,7 +29,7 @@ from dagster_ckpt.checkpoint.format.values import believed, component, parsed, s
 from dagster_ckpt.errors import CheckpointFailure, PublishConflict, SinkMismatch
 from dagster_ckpt.filesystem import PosixFileSystem, inside
 
-__all__ = ["DataFile", "Line", "TransactionLog", "attempt_name", "decode_files", "encode_files"]
+__all__ = ["DataFile", "Line", "TransactionLog", "decode_files", "encode_files", "start_name"]
 
 _LINE = "line"
 _COMMITS = "commits"
@@ -48,7 +48,7 @@ class DataFile(NamedTuple):
     path: str
     size: int
     batch: int
-    attempt: str
+    start: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,21 +58,21 @@ class Line:
     Attributes:
         number: of the record, 0 when there is none yet.
         epoch: of the start that wrote it.
-        attempts: starts of the query by name; each with the last of its batches that counts, ``None`` for all.
+        starts: starts of the query by name; each with the last of its batches that counts, ``None`` for all.
     """
 
     number: int
     epoch: int
-    attempts: Mapping[str, int | None]
+    starts: Mapping[str, int | None]
 
-    def covers(self, attempt: str, batch: int) -> bool:
-        """Whether data counts that ``attempt`` wrote in ``batch``."""
-        until = self.attempts.get(attempt, -1)
+    def covers(self, start: str, batch: int) -> bool:
+        """Whether data counts that ``start`` wrote in ``batch``."""
+        until = self.starts.get(start, -1)
         return until is None or batch <= until
 
     def until(self, batch: int) -> dict[str, int | None]:
-        """The attempts of the line that goes back to what it was after ``batch``."""
-        return {attempt: batch if last is None else min(last, batch) for attempt, last in self.attempts.items()}
+        """The starts of the line that goes back to what it was after ``batch``."""
+        return {start: batch if last is None else min(last, batch) for start, last in self.starts.items()}
 
 
 class TransactionLog:
@@ -102,22 +102,22 @@ class TransactionLog:
             what = f"{self._files.local(_line(number))}, which tells whose data counts,"
             with believed(what, _BACKUP, SinkMismatch):
                 fields = _unsealed(data)
-                return Line(number, whole(fields["epoch"], "an epoch"), _attempts(fields["attempts"]))
+                return Line(number, whole(fields["epoch"], "an epoch"), _starts(fields["attempts"]))
 
     def newest(self) -> int:
         """The number of the line that counts now; one listing."""
         names = (_LINE_NAME.fullmatch(entry.name) for entry in self._files.list(_LINE) if not entry.is_directory)
         return max((int(match[1]) for match in names if match), default=0)
 
-    def advance(self, seen: Line, attempts: Mapping[str, int | None], epoch: int) -> Line:
+    def advance(self, seen: Line, starts: Mapping[str, int | None], epoch: int) -> Line:
         """Make another line count, if ``seen`` still does.
 
         Raises:
             CheckpointFailure: it does not any more.
             StorageError: the disk does not do it.
         """
-        line = Line(seen.number + 1, epoch, dict(attempts))
-        fields = {"epoch": epoch, "attempts": line.attempts, "unique": uuid.uuid4().hex}
+        line = Line(seen.number + 1, epoch, dict(starts))
+        fields = {"epoch": epoch, "attempts": line.starts, "unique": uuid.uuid4().hex}
         if self.newest() != seen.number:
             raise self._overtaken()
         left = [name for directory in (_LINE, _COMMITS) for name in self._left_by_a_crash(directory)]
@@ -146,7 +146,7 @@ class TransactionLog:
 
     def committed(self, line: Line) -> list[DataFile]:
         """What was committed and counts."""
-        return [file for file in self.listed() if line.covers(file.attempt, file.batch)]
+        return [file for file in self.listed() if line.covers(file.start, file.batch)]
 
     def listed(self) -> list[DataFile]:
         """What was committed, whether it counts or not."""
@@ -168,10 +168,10 @@ class TransactionLog:
                 for name in lists:
                     self._files.remove(f"{_COMMITS}/{name}")
 
-    def forget(self, attempts: Collection[str], line: Line) -> None:
-        """Drop the lists in which nothing counts and all is of ``attempts``."""
+    def forget(self, starts: Collection[str], line: Line) -> None:
+        """Drop the lists in which nothing counts and all is of ``starts``."""
         for name, files in self._lists().items():
-            if all(file.attempt in attempts and not line.covers(file.attempt, file.batch) for file in files):
+            if all(file.start in starts and not line.covers(file.start, file.batch) for file in files):
                 self._files.remove(f"{_COMMITS}/{name}")
 
     def _list_files(self, level: int, files: Iterable[DataFile], batch: int) -> None:
@@ -216,7 +216,7 @@ def decode_files(data: bytes, where: str) -> list[DataFile]:
         return [_data_file(*file) for file in _unsealed(data)["files"]]
 
 
-def attempt_name(value: object) -> str:
+def start_name(value: object) -> str:
     """``value``, the name of a start of a query, which is that of its directory.
 
     Raises:
@@ -228,18 +228,17 @@ def attempt_name(value: object) -> str:
     return name
 
 
-def _data_file(path: object, size: object, batch: object, attempt: object) -> DataFile:
+def _data_file(path: object, size: object, batch: object, start: object) -> DataFile:
     name = inside(path)
     # What Spark itself would not look at, where the records are, too.
     if any(part.startswith(("_", ".")) for part in name.split("/")):
         raise ValueError(f"{shown(name)} is no data file")
-    return DataFile(name, whole(size, "a size"), whole(batch, "a batch"), attempt_name(attempt))
+    return DataFile(name, whole(size, "a size"), whole(batch, "a batch"), start_name(start))
 
 
-def _attempts(value: Any) -> dict[str, int | None]:
+def _starts(value: Any) -> dict[str, int | None]:
     return {
-        attempt_name(attempt): None if last is None else whole(last, "a batch", least=-1)
-        for attempt, last in value.items()
+        start_name(start): None if last is None else whole(last, "a batch", least=-1) for start, last in value.items()
     }
 
 

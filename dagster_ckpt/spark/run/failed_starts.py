@@ -1,0 +1,87 @@
+"""The failures of a run's starts: on record, counted, and judged."""
+
+from __future__ import annotations
+
+import contextlib
+
+from dagster_ckpt.checkpoint.clock import Clock
+from dagster_ckpt.checkpoint.control.failures import Failure, Streak
+from dagster_ckpt.checkpoint.control.job_records import JobRecords
+from dagster_ckpt.checkpoint.format.records import LONGEST_REASON
+from dagster_ckpt.errors import CheckpointError, CorruptCheckpoint, PoisonBatch, QueryFailed
+from dagster_ckpt.spark.batches import BatchInFlight, batch_in_flight
+from dagster_ckpt.spark.job import StreamingJob
+from dagster_ckpt.spark.query import failed_in_batch
+from dagster_ckpt.spark.run.running_query import Prepared
+
+__all__ = ["FailedStarts", "in_one_line"]
+
+
+class FailedStarts:
+    """The starts of one run that failed, and those of the series before.
+
+    Args:
+        job: the job.
+        run_id: of the run.
+        clock: wall time.
+    """
+
+    def __init__(self, job: StreamingJob, run_id: str, clock: Clock) -> None:
+        self._job = job
+        self._run_id = run_id
+        self._clock = clock
+        self._failures = JobRecords(job.filesystem, job.name).failures
+        self._history: list[Failure] = []
+
+    def forget_before(self, series: int) -> None:
+        """Forget the failures of earlier series."""
+        self._failures.forget_before(series)
+
+    def record(self, series: int, error: Exception, prepared: Prepared | None) -> list[Failure]:
+        """Put a failure on record; all of the series so far, those of this run last, in order.
+
+        They are the latest whatever a clock says: nobody else runs the job.
+        """
+        in_flight = _in_flight(error, prepared)
+        failure = Failure(
+            run_id=self._run_id,
+            sequence=len(self._history) + 1,
+            at=self._clock.time(),
+            batch=None if in_flight is None else in_flight.batch,
+            reason=in_one_line(error),
+            recoverable=not isinstance(error, CheckpointError) or error.recoverable,
+            kind=type(error).__name__,
+            plan=None if in_flight is None else in_flight.plan,
+        )
+        self._history.append(failure)
+        own = {(item.run_id, item.sequence) for item in self._history}
+        before: list[Failure] = []
+        # A storage that refuses writes, or a damaged record, must neither hide a failure nor forget it.
+        with contextlib.suppress(OSError, CorruptCheckpoint):
+            self._failures.record(series, failure)
+            before = [item for item in self._failures.of(series) if (item.run_id, item.sequence) not in own]
+        return [*before, *self._history]
+
+    def poison(self, found: Streak, prepared: Prepared | None) -> PoisonBatch:
+        """The error with which the job ends for one batch."""
+        filesystem, before = self._job.filesystem, None
+        if prepared is not None:
+            before = prepared.store.retained[-1] if prepared.store.retained else prepared.restored
+        return found.poison(
+            self._job.name,
+            storage=filesystem.url if filesystem.is_durable else None,
+            before=None if before is None else before.reference,
+        )
+
+
+def in_one_line(error: Exception) -> str:
+    """An error in one line. One of this package says all there is to say; of any other, its name is half of it."""
+    first = str(error).partition("\n")[0][:LONGEST_REASON]
+    return first if isinstance(error, CheckpointError) else f"{type(error).__name__}{first and f': {first}'}"
+
+
+def _in_flight(error: Exception, prepared: Prepared | None) -> BatchInFlight | None:
+    """The batch that was under way, ``None`` when the query had not come to one."""
+    if prepared is None or (isinstance(error, QueryFailed) and not failed_in_batch(error)):
+        return None
+    return batch_in_flight(prepared.live)
