@@ -1,0 +1,54 @@
+"""What ``mkdocs.yml`` needs beside its plugins: the commands' reference, plain docstrings, and a site that fetches nothing."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import click
+import griffe
+
+COMMANDS = "<!-- every command of dagster-ckpt -->"
+_ROLE = re.compile(r":(?:attr|class|data|exc|func|meth|mod):`~?\.?([^`]+)`")
+_FETCHED = re.compile(r"<(?:script|img|iframe)[^>]+src=\"?https?:|<link[^>]+rel=\"?(?:stylesheet|preconnect)\"?[^>]+https?:")
+
+
+class PlainRoles(griffe.Extension):
+    """Shows Sphinx' roles in docstrings as code, and its literal blocks as indented ones."""
+
+    def on_instance(self, *, obj: griffe.Object, **kwargs: Any) -> None:
+        """Change the docstring of one object."""
+        del kwargs
+        if obj.docstring is not None:
+            value = _ROLE.sub(lambda role: f"`{role[1].rpartition('.')[2]}`", obj.docstring.value)
+            value = re.sub(r"^\.\. code-block:: python$", "", value, flags=re.MULTILINE)
+            obj.docstring.value = re.sub(r"^::$", "", value, flags=re.MULTILINE).replace("::\n\n", ":\n\n")
+
+
+def commands(main: click.Group) -> str:
+    """The commands of the command line, as their own ``--help`` tells them."""
+    found = []
+    for name, command in sorted(main.commands.items()):
+        context = click.Context(command, info_name=f"dagster-ckpt {name}", max_content_width=100)
+        found.append(f"## {name}\n\n```text\n{command.get_help(context)}\n```\n")
+    return "\n".join(found)
+
+
+def on_page_markdown(markdown: str, **kwargs: Any) -> str:
+    """Put the commands in their place."""
+    del kwargs
+    if COMMANDS not in markdown:
+        return markdown
+    from dagster_ckpt.cli import main  # noqa: PLC0415 - takes a second, and only one page needs it
+
+    return markdown.replace(COMMANDS, commands(main))
+
+
+def on_post_build(config: Any, **kwargs: Any) -> None:
+    """Refuse a site that would fetch anything from another host."""
+    del kwargs
+    for page in Path(config["site_dir"]).rglob("*.html"):
+        found = _FETCHED.search(page.read_text(encoding="utf-8"))
+        if found is not None:
+            raise RuntimeError(f"{page} fetches from another host: {found[0]}")
