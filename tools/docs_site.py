@@ -1,4 +1,7 @@
-"""What ``mkdocs.yml`` needs beside its plugins: the commands' reference, plain docstrings, and a site that fetches nothing."""
+"""What ``mkdocs.yml`` needs beside its plugins.
+
+The reference of the commands, docstrings without Sphinx' markup, and a site that fetches nothing.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,9 @@ import griffe
 
 COMMANDS = "<!-- every command of dagster-ckpt -->"
 _ROLE = re.compile(r":(?:attr|class|data|exc|func|meth|mod):`~?\.?([^`]+)`")
-_FETCHED = re.compile(r"<(?:script|img|iframe)[^>]+src=\"?https?:|<link[^>]+rel=\"?(?:stylesheet|preconnect)\"?[^>]+https?:")
+_FETCHED = re.compile(
+    r"""<(?:script|img|iframe)[^>]+src="?https?:|<link[^>]+rel="?(?:stylesheet|preconnect)"?[^>]+https?:"""
+)
 
 
 class PlainRoles(griffe.Extension):

@@ -206,8 +206,8 @@ def table(cases: list[Case], seed: int) -> str:
     lines = [
         "# Kills at random moments",
         "",
-        f"Made by `python tools/random_kills.py --cases {len(cases)} --seed {seed} --table docs/reference/random-kills.md`; "
-        "see the script for what a case is.",
+        f"Made by `python tools/random_kills.py --cases {len(cases)} --seed {seed} "
+        "--table docs/reference/random-kills.md`; see the script for what a case is.",
         "",
         f"**{good} of {len(cases)} identical** to the batch computation: no row lost, none doubled, in the sink's log "
         "and in the raw directory, and every checkpoint listed at the end verified.",
