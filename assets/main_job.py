@@ -30,14 +30,15 @@ from assets.settings import (
     STORAGE_OPTIONS_VARIABLE,
     DataPaths,
 )
-from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
-from dagster_ckpt.checkpoint.liveness import HeartbeatFile
+from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.catalog.newest import find_newest
+from dagster_ckpt.checkpoint.control.heartbeat import HeartbeatFile
 from dagster_ckpt.filesystem import FileSystem, open_filesystem
 from dagster_ckpt.orchestration.names import ATTEMPT_TAG
-from dagster_ckpt.spark.checkpoint_location import CheckpointLocation
-from dagster_ckpt.spark.file_sink import FileSink
+from dagster_ckpt.spark.files.checkpoint_location import CheckpointLocation
+from dagster_ckpt.spark.sinks.spark_sink_log import FileSink
 from dagster_ckpt.testing.dagster_dev import DagsterDev, wait_for
-from dagster_ckpt.testing.gcs_server import GcsServer
+from dagster_ckpt.testing.gcs.server import GcsServer
 
 __all__ = ["main"]
 
@@ -192,7 +193,7 @@ def _stream(dev: DagsterDev, storage: FileSystem, report: Report, *, checkpoints
     report.last_committed_batch = location.last_committed() or 0
     report.killed_in_batch = report.last_committed_batch + 1
     job.look()
-    newest = job.catalog.newest().metadata
+    newest = find_newest(job.catalog).metadata
     report.newest_checkpoint_at_kill = newest.name if newest else "nothing"
     shutil.rmtree(location.path)
     report.live_location_deleted = str(location.path)

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from assets.batch_answer import read_delays
 from assets.settings import DataPaths
 from assets.streams import flight_delays
-from dagster_ckpt.spark.file_sink import FileSink
+from dagster_ckpt.spark.sinks.spark_sink_log import FileSink
 
 __all__ = ["daily_report", "delay_report", "picture"]
 

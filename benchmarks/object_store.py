@@ -33,6 +33,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from dagster_ckpt.checkpoint.catalog.newest import find_newest
+
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
@@ -144,13 +146,13 @@ def _rclone(url: str, directory: str) -> None:
 
 def storage_at(url: str) -> Any:
     """The library's storage in the bucket of a server."""
-    from dagster_ckpt.filesystem.gcs import GcsFileSystem  # noqa: PLC0415 - of the child alone
+    from dagster_ckpt.filesystem.buckets.gcs import GcsFileSystem  # noqa: PLC0415 - of the child alone
 
     return GcsFileSystem(BUCKET, "base", {"endpoint_url": url, "token": "anon", "project": "p"})
 
 
 def _checkpoint(storage: Any, directory: str) -> Any:
-    from dagster_ckpt.checkpoint.snapshot import PinnedFile, Snapshot  # noqa: PLC0415 - of the child alone
+    from dagster_ckpt.checkpoint.format.snapshot import PinnedFile, Snapshot  # noqa: PLC0415 - of the child alone
 
     store = _store(storage)
     files = tuple(
@@ -162,21 +164,21 @@ def _checkpoint(storage: Any, directory: str) -> Any:
 
 
 def _store(storage: Any) -> Any:
-    from dagster_ckpt.checkpoint.catalog import CheckpointCatalog  # noqa: PLC0415 - of the child alone
+    from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog  # noqa: PLC0415 - of the child alone
     from dagster_ckpt.checkpoint.clock import SystemClock  # noqa: PLC0415
-    from dagster_ckpt.checkpoint.epochs import Choice  # noqa: PLC0415
-    from dagster_ckpt.checkpoint.store import CompletedCheckpointStore  # noqa: PLC0415
+    from dagster_ckpt.checkpoint.control.epochs import Choice  # noqa: PLC0415
+    from dagster_ckpt.checkpoint.taking.store import CompletedCheckpointStore  # noqa: PLC0415
 
     catalog = CheckpointCatalog(storage, "benchmark")
-    claim = catalog.epochs.claim(token="t", series=None, run_id="r", host="h", pid=1, now="now")
-    catalog.epochs.record_choice(claim.epoch, Choice("a" * 32, None, 1, 0, "/live", "h", None, "benchmark"))
+    claim = catalog.records.epochs.claim(token="t", series=None, run_id="r", host="h", pid=1, now="now")
+    catalog.records.epochs.record_choice(claim.epoch, Choice("a" * 32, None, 1, 0, "/live", "h", None, "benchmark"))
     return CompletedCheckpointStore(
         catalog, claim, job_id="a" * 32, first_id=1, restored_from=None, mode="EXACTLY_ONCE", clock=SystemClock()
     )
 
 
 def _look_up(url: str, retained: int) -> dict[str, Any]:
-    from dagster_ckpt.checkpoint.snapshot import Snapshot  # noqa: PLC0415 - not of the children
+    from dagster_ckpt.checkpoint.format.snapshot import Snapshot  # noqa: PLC0415 - not of the children
 
     storage = storage_at(url)
     store = _store(storage)
@@ -192,9 +194,9 @@ def _look_up(url: str, retained: int) -> dict[str, Any]:
 
 
 def _newest(storage: Any, retained: int) -> None:
-    from dagster_ckpt.checkpoint.catalog import CheckpointCatalog  # noqa: PLC0415 - not of the children
+    from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog  # noqa: PLC0415 - not of the children
 
-    found = CheckpointCatalog(storage, "benchmark").newest().metadata
+    found = find_newest(CheckpointCatalog(storage, "benchmark")).metadata
     assert found is not None
     assert found.checkpoint_id == retained
 
@@ -202,7 +204,7 @@ def _newest(storage: Any, retained: int) -> None:
 @contextmanager
 def serving(latency: float) -> Iterator[str]:
     """A server with an empty bucket in a process of its own; where it is."""
-    command = [sys.executable, "-m", "dagster_ckpt.testing.gcs_server", "--bucket", BUCKET, "--latency", str(latency)]
+    command = [sys.executable, "-m", "dagster_ckpt.testing.gcs.server", "--bucket", BUCKET, "--latency", str(latency)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
     try:
         assert process.stdout is not None

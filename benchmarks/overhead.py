@@ -42,20 +42,24 @@ from pyspark.sql import functions as F  # noqa: N812 - the name every Spark user
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
+from dagster_ckpt.checkpoint.catalog.file_reader import materialize_checkpoint
+
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from dagster_ckpt.checkpoint.catalog import CheckpointCatalog  # noqa: E402
+from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog  # noqa: E402
 from dagster_ckpt.checkpoint.clock import SystemClock, iso  # noqa: E402
-from dagster_ckpt.checkpoint.epochs import Choice, End  # noqa: E402
-from dagster_ckpt.checkpoint.liveness import this_host  # noqa: E402
-from dagster_ckpt.checkpoint.metadata import CheckpointMetadata  # noqa: E402
-from dagster_ckpt.checkpoint.store import DEFAULT_INLINE_THRESHOLD, CompletedCheckpointStore  # noqa: E402
+from dagster_ckpt.checkpoint.control.epochs import Choice, End  # noqa: E402
+from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata  # noqa: E402
+from dagster_ckpt.checkpoint.processes import this_host  # noqa: E402
+from dagster_ckpt.checkpoint.taking.store import DEFAULT_INLINE_THRESHOLD, CompletedCheckpointStore  # noqa: E402
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig, CheckpointingMode, JobStatus  # noqa: E402
 from dagster_ckpt.config.recovery import RestoreRequest  # noqa: E402
 from dagster_ckpt.config.restart import RestartStrategies  # noqa: E402
 from dagster_ckpt.filesystem import open_filesystem  # noqa: E402
-from dagster_ckpt.spark.checkpoint_location import CheckpointLocation  # noqa: E402
+from dagster_ckpt.spark.capture.source import StreamingSource  # noqa: E402
+from dagster_ckpt.spark.files.checkpoint_location import CheckpointLocation  # noqa: E402
+from dagster_ckpt.spark.files.prepare import prepare_location  # noqa: E402
 from dagster_ckpt.spark.job import (  # noqa: E402
     CheckpointCompleted,
     CheckpointFailed,
@@ -63,11 +67,9 @@ from dagster_ckpt.spark.job import (  # noqa: E402
     Started,
     StreamingJob,
 )
-from dagster_ckpt.spark.restore import prepare_location  # noqa: E402
-from dagster_ckpt.spark.session import start_session, streaming_session  # noqa: E402
-from dagster_ckpt.spark.streaming_run import StreamingRun  # noqa: E402
-from dagster_ckpt.spark.streaming_source import StreamingSource  # noqa: E402
-from dagster_ckpt.spark.supervisor import supervise  # noqa: E402
+from dagster_ckpt.spark.query.session import start_session, streaming_session  # noqa: E402
+from dagster_ckpt.spark.run.job_run import StreamingRun  # noqa: E402
+from dagster_ckpt.spark.run.supervisor import supervise  # noqa: E402
 from dagster_ckpt.testing.dagster_dev import wait_for  # noqa: E402
 
 JOB = "overhead"
@@ -262,11 +264,11 @@ def _capture(live: CheckpointLocation, directory: Path, spark_version: str) -> C
     catalog = CheckpointCatalog(open_filesystem(str(directory / "prepared")), JOB)
     catalog.filesystem.probe()
     run_id, now = uuid.uuid4().hex, iso(clock.time())
-    claim = catalog.epochs.claim(
+    claim = catalog.records.epochs.claim(
         token=uuid.uuid4().hex, series=None, run_id=run_id, host=this_host(), pid=os.getpid(), now=now
     )
     choice = Choice(run_id, None, 1, 0, str(live.path), this_host(), None, "the state is filled")
-    catalog.epochs.record_choice(claim.epoch, choice)
+    catalog.records.epochs.record_choice(claim.epoch, choice)
     store = CompletedCheckpointStore(
         catalog,
         claim,
@@ -283,7 +285,7 @@ def _capture(live: CheckpointLocation, directory: Path, spark_version: str) -> C
     finally:
         snapshot.release()
     end = End(JobStatus.FINISHED.value, "filled", discarded=False, ended_at=iso(clock.time()))
-    catalog.epochs.record_end(claim.epoch, end)
+    catalog.records.epochs.record_end(claim.epoch, end)
     return metadata
 
 
@@ -312,7 +314,7 @@ class Worker:
     def _plain(self, spark: SparkSession) -> None:
         catalog = CheckpointCatalog(open_filesystem(str(self._prepared)), JOB)
         prepared = catalog.resolve("chk-1")
-        catalog.materialize(prepared, self._directory / "live")
+        materialize_checkpoint(catalog, prepared, self._directory / "live")
         live = self._directory / "live" / "checkpoint"
         prepare_location(live)
         writer = query_over(streaming_session(spark, prepared.facts), self._feed.directory)

@@ -43,22 +43,22 @@ sys.path.insert(0, str(ROOT))
 
 from assets.flights import land  # noqa: E402
 from assets.settings import DATA_VARIABLE, DataPaths  # noqa: E402
-from dagster_ckpt.checkpoint.catalog import CheckpointCatalog  # noqa: E402
+from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog  # noqa: E402
 from dagster_ckpt.checkpoint.clock import SystemClock  # noqa: E402
-from dagster_ckpt.checkpoint.layout import CONTROL_DIR  # noqa: E402
-from dagster_ckpt.checkpoint.liveness import HeartbeatFile  # noqa: E402
-from dagster_ckpt.checkpoint.store import DEFAULT_INLINE_THRESHOLD  # noqa: E402
+from dagster_ckpt.checkpoint.control.heartbeat import HeartbeatFile  # noqa: E402
+from dagster_ckpt.checkpoint.format.layout import CONTROL_DIR  # noqa: E402
+from dagster_ckpt.checkpoint.taking.store import DEFAULT_INLINE_THRESHOLD  # noqa: E402
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig, JobStatus  # noqa: E402
 from dagster_ckpt.config.recovery import RestoreRequest  # noqa: E402
 from dagster_ckpt.config.restart import RestartStrategies  # noqa: E402
 from dagster_ckpt.filesystem import open_filesystem  # noqa: E402
 from dagster_ckpt.orchestration import names  # noqa: E402
-from dagster_ckpt.spark.checkpoint_location import CheckpointLocation  # noqa: E402
-from dagster_ckpt.spark.file_sink import FileSink  # noqa: E402
+from dagster_ckpt.spark.files.checkpoint_location import CheckpointLocation  # noqa: E402
 from dagster_ckpt.spark.job import Event, Restarting, SparkStarted, Started, StreamingJob  # noqa: E402
-from dagster_ckpt.spark.session import start_session  # noqa: E402
-from dagster_ckpt.spark.streaming_run import StreamingRun  # noqa: E402
-from dagster_ckpt.spark.supervisor import supervise  # noqa: E402
+from dagster_ckpt.spark.query.session import start_session  # noqa: E402
+from dagster_ckpt.spark.run.job_run import StreamingRun  # noqa: E402
+from dagster_ckpt.spark.run.supervisor import supervise  # noqa: E402
+from dagster_ckpt.spark.sinks.spark_sink_log import FileSink  # noqa: E402
 from dagster_ckpt.testing.dagster_dev import DagsterDev, wait_for  # noqa: E402
 
 JOB = "flight_delays"
@@ -153,7 +153,7 @@ class NewRun:
     def _marks(self, first: str, second: str, killed: float) -> dict[str, float]:
         """Moments from Dagster's event log and the control files."""
         catalog = self._catalog()
-        epochs = catalog.epochs
+        epochs = catalog.records.epochs
         claim = epochs.read_claim(epochs.highest())
         chosen = catalog.choice()
         if claim is None or chosen is None or claim.run_id != second:
@@ -304,7 +304,7 @@ class InRun:
         if not isinstance(event, Started) or event.epoch == 1:
             return
         times, restored = dict(self._times), event.restored
-        claim, chosen = self._catalog.epochs.read_claim(event.epoch), self._catalog.choice()
+        claim, chosen = self._catalog.records.epochs.read_claim(event.epoch), self._catalog.choice()
         if restored is None or claim is None or chosen is None:
             raise RuntimeError("The restart began from nothing")
         batch, committed = _first_commit(CheckpointLocation(Path(chosen[1].live)), restored.batch)

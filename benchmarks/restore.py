@@ -31,25 +31,27 @@ import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
+from dagster_ckpt.checkpoint.catalog.file_reader import materialize_checkpoint, verify_checkpoint
+
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from dagster_ckpt.checkpoint.catalog import CheckpointCatalog  # noqa: E402
+from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog  # noqa: E402
 from dagster_ckpt.checkpoint.clock import SystemClock  # noqa: E402
-from dagster_ckpt.checkpoint.metadata import CheckpointMetadata  # noqa: E402
-from dagster_ckpt.checkpoint.write_ahead_archive import WriteAheadArchive  # noqa: E402
+from dagster_ckpt.checkpoint.control.plan_archive import WriteAheadArchive  # noqa: E402
+from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata  # noqa: E402
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig  # noqa: E402
 from dagster_ckpt.config.recovery import RestoreRequest  # noqa: E402
 from dagster_ckpt.config.restart import NoRestart  # noqa: E402
 from dagster_ckpt.filesystem import PosixFileSystem  # noqa: E402
-from dagster_ckpt.spark.checkpoint_location import CheckpointLocation  # noqa: E402
-from dagster_ckpt.spark.file_sink import FileSink  # noqa: E402
+from dagster_ckpt.spark.files.checkpoint_location import CheckpointLocation  # noqa: E402
+from dagster_ckpt.spark.files.prepare import prepare_location  # noqa: E402
 from dagster_ckpt.spark.job import Event, Started, StreamingJob  # noqa: E402
-from dagster_ckpt.spark.restore import prepare_location  # noqa: E402
-from dagster_ckpt.spark.session import start_session  # noqa: E402
+from dagster_ckpt.spark.query.session import start_session  # noqa: E402
+from dagster_ckpt.spark.run.job_run import StreamingRun  # noqa: E402
+from dagster_ckpt.spark.run.supervisor import supervise  # noqa: E402
 from dagster_ckpt.spark.sinks.spark_file_sink import SparkFileSink  # noqa: E402
-from dagster_ckpt.spark.streaming_run import StreamingRun  # noqa: E402
-from dagster_ckpt.spark.supervisor import supervise  # noqa: E402
+from dagster_ckpt.spark.sinks.spark_sink_log import FileSink  # noqa: E402
 
 JOB = "restore"
 REPLAY, ANEW = "replay", "anew"
@@ -186,8 +188,8 @@ def steps(stream: Stream, directory: Path) -> dict[str, float]:
 
     newest = timed("choose the checkpoint", stream.catalog.newest).metadata
     target = directory / uuid.uuid4().hex
-    timed("read and verify every file", lambda: stream.catalog.verify(newest))
-    timed("read, verify and write every file", lambda: stream.catalog.materialize(newest, target))
+    timed("read and verify every file", lambda: verify_checkpoint(stream.catalog, newest))
+    timed("read, verify and write every file", lambda: materialize_checkpoint(stream.catalog, newest, target))
     timed("adapt the location", lambda: prepare_location(target / "checkpoint"))
     sink = SparkFileSink(stream.sink)
     timed("check the sink", lambda: sink.check(newest.sink, target / "sink"))

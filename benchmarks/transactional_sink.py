@@ -39,9 +39,9 @@ from pyspark.sql import SparkSession
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from dagster_ckpt.checkpoint.metadata import CheckpointMetadata  # noqa: E402
+from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata  # noqa: E402
 from dagster_ckpt.filesystem import PosixFileSystem  # noqa: E402
-from dagster_ckpt.spark.session import start_session  # noqa: E402
+from dagster_ckpt.spark.query.session import start_session  # noqa: E402
 from dagster_ckpt.spark.sinks.pending_files import PendingFiles  # noqa: E402
 from dagster_ckpt.spark.sinks.sink import SinkRun, sink_to  # noqa: E402
 from dagster_ckpt.spark.sinks.transactional_file_sink import TransactionalFileSink  # noqa: E402

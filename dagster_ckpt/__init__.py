@@ -26,9 +26,9 @@ from dagster_ckpt.orchestration.streaming_asset import (
     CheckpointedStreamingAsset,
     checkpointed_streaming_asset,
 )
-from dagster_ckpt.spark.sinks.custom import CustomSink, ForeachBatchSink
 from dagster_ckpt.spark.sinks.sink import sink_to
 from dagster_ckpt.spark.sinks.transactional_file_sink import TransactionalFileSink
+from dagster_ckpt.spark.sinks.user_sinks import CustomSink, ForeachBatchSink
 
 __all__ = [
     "CheckpointConfig",

@@ -15,7 +15,7 @@ from typing import Any, Self
 import pytest
 from azure.storage.blob import BlobServiceClient
 
-from dagster_ckpt.filesystem.azure import AzureBlobFileSystem
+from dagster_ckpt.filesystem.buckets.azure import AzureBlobFileSystem
 
 VERSION = "3.35.0"
 ACCOUNT = "accountofmine"

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Protocol
 
 import gcsfs.retry
 
-from dagster_ckpt.filesystem.gcs import GcsFileSystem
-from dagster_ckpt.testing.gcs_server import GcsServer
+from dagster_ckpt.filesystem.buckets.gcs import GcsFileSystem
+from dagster_ckpt.testing.gcs.server import GcsServer
 
 if TYPE_CHECKING:
     import pytest

@@ -26,8 +26,8 @@ from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_ba
 from moto.s3.models import S3Backend, s3_backends
 from werkzeug.serving import WSGIRequestHandler, make_server
 
-from dagster_ckpt.filesystem.s3 import S3FileSystem
-from dagster_ckpt.testing.gcs_server import Reset
+from dagster_ckpt.filesystem.buckets.s3 import S3FileSystem
+from dagster_ckpt.testing.gcs.server import Reset
 
 BUCKET = "checkpoints"
 KEY, SECRET = "key-of-mine", "secret-of-mine"

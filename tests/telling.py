@@ -10,8 +10,8 @@ import uuid
 from dagster_ckpt.checkpoint.clock import SystemClock
 from dagster_ckpt.config.recovery import RestoreRequest
 from dagster_ckpt.spark.job import CheckpointCompleted, CheckpointFailed, Event, Restarting, Started, StreamingJob
-from dagster_ckpt.spark.streaming_run import StreamingRun
-from dagster_ckpt.spark.supervisor import supervise
+from dagster_ckpt.spark.run.job_run import StreamingRun
+from dagster_ckpt.spark.run.supervisor import supervise
 
 
 def drive(job: StreamingJob, request: RestoreRequest | None = None) -> None:

@@ -9,13 +9,19 @@ from threading import Event, Thread
 import pytest
 from click.testing import CliRunner, Result
 
-from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
 from dagster_ckpt.checkpoint.clock import SystemClock
-from dagster_ckpt.checkpoint.epochs import End
-from dagster_ckpt.checkpoint.liveness import Heart, HeartbeatFile
-from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
-from dagster_ckpt.checkpoint.quarantine import Quarantined
-from dagster_ckpt.checkpoint.requests import Answer, SavepointRequest, SavepointRequests, TakenSavepoint
+from dagster_ckpt.checkpoint.control.epochs import End
+from dagster_ckpt.checkpoint.control.heart import Heart
+from dagster_ckpt.checkpoint.control.heartbeat import HeartbeatFile
+from dagster_ckpt.checkpoint.control.quarantine import Quarantined
+from dagster_ckpt.checkpoint.control.savepoint_requests import (
+    Answer,
+    SavepointRequest,
+    SavepointRequests,
+    TakenSavepoint,
+)
+from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
 from dagster_ckpt.cli import main
 from dagster_ckpt.filesystem import PosixFileSystem
 from tests.checkpoint.driver import JOB, Ledger, Pins, Run, state
@@ -297,7 +303,7 @@ def test_what_is_in_quarantine_is_listed_with_the_reason_and_can_be_disposed_of(
     catalog = CheckpointCatalog(PosixFileSystem(storage), JOB)
     *_, last, newest = taken
     for item, reason in ((last, "A file is gone."), (newest, "Its manifest was changed.")):
-        catalog.quarantine.add(Quarantined(item.reference, reason, 1, "run", "host", "then"))
+        catalog.records.quarantine.add(Quarantined(item.reference, reason, 1, "run", "host", "then"))
     manifest = storage / JOB / newest.reference / "_metadata"
     manifest.write_bytes(manifest.read_bytes()[:-9])
     result = call(storage, "list", JOB, "--json")
@@ -316,13 +322,13 @@ def test_what_is_in_quarantine_is_listed_with_the_reason_and_can_be_disposed_of(
     asked = CliRunner(catch_exceptions=False).invoke(main, ["dispose", str(manifest)])
     assert "Job flights is not over" in asked.stdout
     assert manifest.exists()
-    catalog.epochs.record_end(1, End("FINISHED", "done", discarded=False, ended_at="now"))
+    catalog.records.epochs.record_end(1, End("FINISHED", "done", discarded=False, ended_at="now"))
     for item in (last, newest):
         gone = CliRunner(catch_exceptions=False).invoke(main, ["dispose", str(storage / JOB / item.reference)])
         assert gone.stdout == f"{storage / JOB / item.reference} is deleted.\n"
         assert not (storage / JOB / item.reference).exists()
     assert call(storage, "verify", JOB).exit_code == 0
-    assert not catalog.quarantine.names()
+    assert not catalog.records.quarantine.names()
 
 
 def test_sweep_tells_first_and_then_deletes_what_nothing_needs(
@@ -333,7 +339,7 @@ def test_sweep_tells_first_and_then_deletes_what_nothing_needs(
     assert f"Job '{JOB}' is not over" in refused.stderr
     assert f"dagster-ckpt sweep {JOB} --older-than" in refused.stderr
     assert json.loads(call(storage, "sweep", "--json").stdout)[0]["job"] == JOB, "of every job: told, and no error"
-    CheckpointCatalog(PosixFileSystem(storage), JOB).epochs.record_end(1, End("FINISHED", "", False, "now"))
+    CheckpointCatalog(PosixFileSystem(storage), JOB).records.epochs.record_end(1, End("FINISHED", "", False, "now"))
     orphan = storage / JOB / taken[0].job_id / "shared" / "000001-0123456789ab-left.sst"
     orphan.write_bytes(b"12345")
     before = files(storage)

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from dagster_ckpt.checkpoint.failures import Failure
-from dagster_ckpt.checkpoint.write_ahead_archive import ArchiveWriter
+from dagster_ckpt.checkpoint.control.failures import Failure
+from dagster_ckpt.checkpoint.control.plan_archive import ArchiveWriter
 from dagster_ckpt.cli import main
-from dagster_ckpt.spark.checkpoint_location import CheckpointLocation
-from dagster_ckpt.spark.planned_batches import PlannedBatches
+from dagster_ckpt.spark.batches.plans import PlannedBatches
+from dagster_ckpt.spark.files.checkpoint_location import CheckpointLocation
 from tests.orchestration.stored_job import StoredJob, run_id
 from tests.spark.live_location import LiveLocation
 

@@ -16,10 +16,11 @@ from click.testing import CliRunner, Result
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
-from dagster_ckpt.checkpoint.metadata import CheckpointMetadata, FileEntry
-from dagster_ckpt.checkpoint.pins import Pin, Pins
-from dagster_ckpt.checkpoint.quarantine import Quarantined
+from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.catalog.newest import find_newest
+from dagster_ckpt.checkpoint.control.pins import Pin, Pins
+from dagster_ckpt.checkpoint.control.quarantine import Quarantined
+from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata, FileEntry
 from dagster_ckpt.cli import main
 from dagster_ckpt.filesystem import PosixFileSystem
 from tests.checkpoint.driver import JOB, Ledger, Run, state
@@ -81,7 +82,7 @@ def lines_of(storage: Path) -> list[tuple[str, int, int]]:
         assert is_plain(shown), f"{command}: {shown!r}"
         shown.encode()
         found.append((" ".join(command), result.exit_code, shown.count("\n")))
-    assert catalog.newest().metadata is not None
+    assert find_newest(catalog).metadata is not None
     return found
 
 
@@ -94,7 +95,7 @@ def lines_of(storage: Path) -> list[tuple[str, int, int]]:
 def test_what_is_written_in_a_manifest_or_a_record_is_shown_as_text(storage: Path, texts: list[str]) -> None:
     restored, writer, fact, sink, file, pinned, broken = texts
     catalog = CheckpointCatalog(PosixFileSystem(storage), JOB)
-    newest = catalog.newest().metadata
+    newest = find_newest(catalog).metadata
     assert newest is not None
     place = storage / catalog.pointer(newest) / "_metadata"
     genuine = place.read_bytes()
@@ -114,7 +115,7 @@ def test_what_is_written_in_a_manifest_or_a_record_is_shown_as_text(storage: Pat
                 files=(*original.files, extra),
             ).encode()
         )
-        catalog.quarantine.add(Quarantined(first, broken, 1, "run", broken.replace("\0", ""), "then"))
+        catalog.records.quarantine.add(Quarantined(first, broken, 1, "run", broken.replace("\0", ""), "then"))
         Pins(catalog.filesystem, JOB).add(Pin(original.reference, pinned, "now", "0" * 32))
         changed = lines_of(storage)
         assert [(name, status) for name, status, _ in changed] == [(name, status) for name, status, _ in lines]
@@ -122,7 +123,7 @@ def test_what_is_written_in_a_manifest_or_a_record_is_shown_as_text(storage: Pat
         assert document["restored_from"] == restored
     finally:
         place.write_bytes(genuine)
-        catalog.quarantine.lift(first)
+        catalog.records.quarantine.lift(first)
         Pins(catalog.filesystem, JOB).clear(original.reference)
 
 

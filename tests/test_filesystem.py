@@ -5,13 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from dagster_ckpt import memory
-from dagster_ckpt.checkpoint.driver_memory import DriverMemory
 from dagster_ckpt.errors import (
     InvalidConfiguration,
     StorageUnusable,
 )
-from dagster_ckpt.filesystem import FileSystem, PosixFileSystem, open_filesystem
+from dagster_ckpt.filesystem import FileSystem, PosixFileSystem, memory, open_filesystem
+from dagster_ckpt.filesystem.driver_memory import DriverMemory
 from dagster_ckpt.testing import Fail, FaultInjectingFileSystem, Flip, Lie, Operation
 from dagster_ckpt.testing.filesystem_contract import FileSystemContract
 from tests.checkpoint.memory import MemoryFileSystem

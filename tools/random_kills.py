@@ -23,18 +23,20 @@ from pathlib import Path
 
 import psutil
 
+from dagster_ckpt.checkpoint.catalog.file_reader import verify_checkpoint
+
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from assets.batch_answer import batch_answer, compare, read_delays  # noqa: E402
 from assets.flights import Lateness, land, landing_plan  # noqa: E402
 from assets.settings import CATCH_UP_VARIABLE, DATA_VARIABLE, DataPaths  # noqa: E402
-from dagster_ckpt.checkpoint.catalog import CheckpointCatalog  # noqa: E402
-from dagster_ckpt.checkpoint.liveness import Heartbeat, HeartbeatFile  # noqa: E402
+from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog  # noqa: E402
+from dagster_ckpt.checkpoint.control.heartbeat import Heartbeat, HeartbeatFile  # noqa: E402
 from dagster_ckpt.errors import CheckpointError  # noqa: E402
 from dagster_ckpt.filesystem import open_filesystem  # noqa: E402
-from dagster_ckpt.spark.checkpoint_location import CheckpointLocation  # noqa: E402
-from dagster_ckpt.spark.file_sink import FileSink  # noqa: E402
+from dagster_ckpt.spark.files.checkpoint_location import CheckpointLocation  # noqa: E402
+from dagster_ckpt.spark.sinks.spark_sink_log import FileSink  # noqa: E402
 from dagster_ckpt.testing.dagster_dev import DagsterDev, wait_for  # noqa: E402
 
 JOB = "flight_delays"
@@ -123,7 +125,7 @@ class Kills:
             case.restored = chosen[1].restored.rpartition("/")[2]
             case.kind_of_checkpoint = self._catalog().resolve(chosen[1].restored).kind
         wait_for(self._ended, f"case {case.number} to end (see {self._dev.log})", seconds=400)
-        case.attempts = self._catalog().epochs.highest()
+        case.attempts = self._catalog().records.epochs.highest()
         wait_for(
             lambda: all(run.is_finished for run in self._dev.runs(JOB)), "every run to be over", seconds=120, poll=0.5
         )
@@ -178,7 +180,7 @@ class Kills:
             case.unverified += len(broken)
             for metadata in completed:
                 try:
-                    catalog.verify(metadata)
+                    verify_checkpoint(catalog, metadata)
                 except CheckpointError as error:
                     print(error, file=sys.stderr)
                     case.unverified += 1
@@ -192,7 +194,7 @@ class Kills:
         return None if chosen is None else CheckpointLocation(Path(chosen[1].live))
 
     def _ended(self) -> bool:
-        epochs = self._catalog().epochs
+        epochs = self._catalog().records.epochs
         highest = epochs.highest()
         end = epochs.read_end(highest) if highest else None
         if end is not None and end.status == "FAILED":

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from dagster_ckpt.errors import CorruptRecord
 
-__all__ = ["Clock", "SystemClock", "iso", "seconds_of"]
+__all__ = ["Clock", "SystemClock", "iso", "milliseconds", "seconds_of"]
 
 
 class Clock(Protocol):
@@ -34,6 +34,11 @@ class SystemClock:
 def iso(seconds: float) -> str:
     """ISO 8601 in UTC with milliseconds."""
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
+
+
+def milliseconds(seconds: float) -> float:
+    """Seconds as milliseconds, to the microsecond."""
+    return round(seconds * 1000, 3)
 
 
 def seconds_of(text: str) -> float:

@@ -7,17 +7,17 @@ from dataclasses import asdict
 
 import click
 
-from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.cleanup.broken_checkpoints import dispose_broken, is_broken
+from dagster_ckpt.checkpoint.cleanup.job_sweep import sweep_job
+from dagster_ckpt.checkpoint.cleanup.pinning import pin_checkpoint, unpin_checkpoint
 from dagster_ckpt.checkpoint.clock import SystemClock
-from dagster_ckpt.checkpoint.disposing import dispose_broken, is_broken
-from dagster_ckpt.checkpoint.job_sweep import sweep_job
-from dagster_ckpt.checkpoint.layout import METADATA_FILE_NAME, checkpoint_id, is_job_id
-from dagster_ckpt.checkpoint.pinning import pin_checkpoint, unpin_checkpoint
-from dagster_ckpt.checkpoint.savepoint_asking import take_savepoint
-from dagster_ckpt.checkpoint.savepoints import dispose_savepoint
+from dagster_ckpt.checkpoint.format.layout import METADATA_FILE_NAME, checkpoint_id, is_job_id
+from dagster_ckpt.checkpoint.taking.ask_savepoint import take_savepoint
+from dagster_ckpt.checkpoint.taking.savepoint_files import dispose_savepoint
 from dagster_ckpt.cli.places import JSON, PATH, find_checkpoint, job_names, storage_at
 from dagster_ckpt.cli.printing import say, say_json, warn
-from dagster_ckpt.config.durations import parse_duration
+from dagster_ckpt.config.quantities import parse_duration
 from dagster_ckpt.errors import (
     CorruptCheckpoint,
     InvalidConfiguration,

@@ -11,14 +11,14 @@ from typing import Any
 
 import click
 
-from dagster_ckpt.checkpoint.ancestry import for_retention
-from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.catalog.file_reader import verify_checkpoint
+from dagster_ckpt.checkpoint.catalog.lineage import for_retention, reclaimable_bytes
+from dagster_ckpt.checkpoint.catalog.newest import find_newest
 from dagster_ckpt.checkpoint.clock import SystemClock
-from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
-from dagster_ckpt.checkpoint.pins import Pins
-from dagster_ckpt.checkpoint.preflight import Finding, Preflight
-from dagster_ckpt.checkpoint.reclaiming import reclaimable_bytes
-from dagster_ckpt.checkpoint.recorded_savepoints import RecordedSavepoints
+from dagster_ckpt.checkpoint.control.pins import Pins
+from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
+from dagster_ckpt.cli.batch_report import report_batch
 from dagster_ckpt.cli.places import JSON, PATH, find_checkpoint, job_names, storage_at
 from dagster_ckpt.cli.printing import say, say_json, say_table, warn
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
@@ -29,8 +29,8 @@ from dagster_ckpt.errors import (
     CheckpointNotFound,
     CorruptCheckpoint,
 )
-from dagster_ckpt.spark.batch_report import report_batch
-from dagster_ckpt.spark.preflight import check_stored
+from dagster_ckpt.spark.preflight.start_checks import check_stored
+from dagster_ckpt.spark.verdict import Finding, Preflight
 
 __all__ = ["batch", "describe", "list_checkpoints", "preflight", "retention", "verify"]
 
@@ -48,9 +48,9 @@ def list_checkpoints(job: str | None, path: str, as_json: bool) -> None:
     rows = []
     for name in jobs:
         catalog = CheckpointCatalog(filesystem, name)
-        newest = _quietly(lambda catalog=catalog: catalog.newest().metadata)  # type: ignore[misc]
+        newest = _quietly(lambda catalog=catalog: find_newest(catalog).metadata)  # type: ignore[misc]
         pinned = Pins(filesystem, name).reasons()
-        quarantined = {reference: record.reason for reference, record in catalog.quarantine.records().items()}
+        quarantined = {reference: record.reason for reference, record in catalog.records.quarantine.records().items()}
         for job_id in sorted(catalog.job_ids()):
             completed, broken = catalog.completed(job_id)
             found = [(item.reference, _row(item, catalog)) for item in completed]
@@ -151,7 +151,7 @@ def verify(job: str, checkpoint: str | None, path: str) -> None:
         say(error.message, color="red")
     for metadata in found:
         try:
-            catalog.verify(metadata)
+            verify_checkpoint(catalog, metadata)
         except CheckpointError as error:
             bad += 1
             say(error.message, color="red")
@@ -206,19 +206,19 @@ def retention(
     """
     config = CheckpointConfig(num_retained=num_retained, retain_for=retain_for, retain_every=retain_every)
     catalog = CheckpointCatalog(storage_at(path), job)
-    newest = catalog.newest()
+    newest = find_newest(catalog)
     if newest.job_id is None:
         raise CheckpointNotFound(f"Job {job!r} has no checkpoint in {catalog.filesystem.url}: {newest.reason}.")
     everything, broken = catalog.completed(newest.job_id)
     for error in broken:
         warn(f"{error.message} While it is there, no shared file is deleted.", color="red")
-    quarantined = catalog.quarantine.names()
+    quarantined = catalog.records.quarantine.names()
     completed = [item for item in everything if item.reference not in quarantined]
     if quarantined:
         warn(f"In quarantine, neither counted nor deleted: {', '.join(sorted(quarantined))}")
-    pinned = KeepPinned(Pins(catalog.filesystem, job).reasons())
+    pinned = KeepPinned(catalog.records.pins.reasons())
     policy = AnyOf((pinned, config.retention)) if pinned.names else config.retention
-    savepoints = RecordedSavepoints(catalog.filesystem, job).known()
+    savepoints = catalog.records.taken_savepoints.known()
     decisions = decide(policy, for_retention(completed, savepoints), SystemClock().time())
     freed = reclaimable_bytes(catalog, everything, {decision.name for decision in decisions if not decision.keep})
     rows = [

@@ -7,9 +7,10 @@ import os
 
 import click
 
-from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
-from dagster_ckpt.checkpoint.layout import CONTROL_DIR, is_job_name
-from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
+from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.catalog.newest import find_newest
+from dagster_ckpt.checkpoint.format.layout import CONTROL_DIR, is_job_name
+from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
 from dagster_ckpt.config.recovery import LATEST
 from dagster_ckpt.errors import (
     CheckpointNotFound,
@@ -57,7 +58,7 @@ def find_checkpoint(catalog: CheckpointCatalog, checkpoint: str) -> CheckpointMe
     """The checkpoint that is named, or the newest of ``latest``."""
     if checkpoint != LATEST:
         return catalog.resolve(checkpoint)
-    newest = catalog.newest()
+    newest = find_newest(catalog)
     if newest.metadata is None:
         raise CheckpointNotFound(f"Job {catalog.job_name!r} has nothing to go on from: {newest.reason}.")
     return newest.metadata

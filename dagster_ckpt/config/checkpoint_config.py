@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from dagster_ckpt.config.durations import Duration
+from dagster_ckpt.config.quantities import Duration
 from dagster_ckpt.config.retention import AnyOf, KeepEvery, KeepNewest, KeepYounger, RetentionPolicy
 from dagster_ckpt.errors import InvalidConfiguration
 

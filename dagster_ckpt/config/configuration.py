@@ -14,9 +14,9 @@ import yaml
 from pydantic import ValidationError
 
 from dagster_ckpt.config.checkpoint_config import UNLIMITED, CheckpointConfig
-from dagster_ckpt.config.durations import format_duration
 from dagster_ckpt.config.option_types import ConfigurationOption, Handling, Place
 from dagster_ckpt.config.options import CONFIGURATION_OPTIONS
+from dagster_ckpt.config.quantities import format_duration
 from dagster_ckpt.config.recovery import RecoveryClaimMode
 from dagster_ckpt.config.restart import (
     ExponentialDelayRestart,

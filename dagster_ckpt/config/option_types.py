@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
 
-from dagster_ckpt.config.durations import parse_duration
+from dagster_ckpt.config.quantities import parse_duration
 from dagster_ckpt.config.sizes import parse_size
 
 __all__ = [

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
-from dagster_ckpt.config.durations import format_duration, parse_duration
+from dagster_ckpt.config.quantities import format_duration, parse_duration
 from dagster_ckpt.errors import InvalidConfiguration
 
 __all__ = [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dagster_ckpt.checkpoint.shared_state import MAX_INLINE_BYTES
+from dagster_ckpt.checkpoint.taking.shared_files import MAX_INLINE_BYTES
 from dagster_ckpt.config.configuration import Configuration
 from dagster_ckpt.orchestration import storages
 

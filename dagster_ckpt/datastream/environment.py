@@ -14,12 +14,12 @@ from dagster_ckpt.datastream.differences import warn
 from dagster_ckpt.datastream.enums import CheckpointingMode, TimeCharacteristic, member
 from dagster_ckpt.datastream.execution import JobExecutionResult, run_jobs
 from dagster_ckpt.datastream.execution_config import ExecutionConfig
+from dagster_ckpt.datastream.kryo import kryo_conf
 from dagster_ckpt.datastream.program import Program, SharedSpark
 from dagster_ckpt.datastream.restart import RestartStrategies
 from dagster_ckpt.datastream.rocksdb_state_backend import configured_backend
 from dagster_ckpt.datastream.state_backend import StateBackend
 from dagster_ckpt.errors import InvalidConfiguration
-from dagster_ckpt.spark.kryo import kryo_conf
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

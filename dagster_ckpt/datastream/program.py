@@ -8,21 +8,21 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from dagster_ckpt.checkpoint.layout import validate_job_name
+from dagster_ckpt.checkpoint.format.layout import validate_job_name
 from dagster_ckpt.config.configuration import Configuration
 from dagster_ckpt.config.restart import NoRestart, RestartStrategy
 from dagster_ckpt.datastream.checkpoint_config import CheckpointConfig
 from dagster_ckpt.datastream.checkpoint_storage import CheckpointStorage, configured_storage
 from dagster_ckpt.datastream.differences import warn
 from dagster_ckpt.datastream.enums import TimeCharacteristic
+from dagster_ckpt.datastream.kryo import check_kryo
 from dagster_ckpt.datastream.state_backend import StateBackend
 from dagster_ckpt.errors import InvalidConfiguration
 from dagster_ckpt.orchestration.resources import SparkSessionResource
 from dagster_ckpt.spark.job import StreamingJob
-from dagster_ckpt.spark.kryo import check_kryo
-from dagster_ckpt.spark.partitions import set_partitions
-from dagster_ckpt.spark.query_plan import has_watermark, plan_nodes
-from dagster_ckpt.spark.session import streaming_session
+from dagster_ckpt.spark.query.logical_plan import has_watermark, plan_nodes
+from dagster_ckpt.spark.query.partitions import set_partitions
+from dagster_ckpt.spark.query.session import streaming_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

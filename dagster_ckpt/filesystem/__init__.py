@@ -2,11 +2,11 @@
 
 * :mod:`~dagster_ckpt.filesystem.port`: the port.
 * :mod:`~dagster_ckpt.filesystem.posix`: directories of local and POSIX network file systems.
-* :mod:`~dagster_ckpt.filesystem.object_store`: buckets, through an asynchronous fsspec file system.
-* :mod:`~dagster_ckpt.filesystem.gcs`: Google Cloud Storage, through gcsfs.
-* :mod:`~dagster_ckpt.filesystem.s3`: Amazon S3 and what speaks its protocol, through s3fs.
-* :mod:`~dagster_ckpt.filesystem.azure`: Azure Blob Storage and Data Lake Storage, through adlfs.
-* :mod:`~dagster_ckpt.filesystem.hdfs`: HDFS, through Spark's own Hadoop client.
+* :mod:`~dagster_ckpt.filesystem.buckets.bucket`: buckets, through an asynchronous fsspec file system.
+* :mod:`~dagster_ckpt.filesystem.buckets.gcs`: Google Cloud Storage, through gcsfs.
+* :mod:`~dagster_ckpt.filesystem.buckets.s3`: Amazon S3 and what speaks its protocol, through s3fs.
+* :mod:`~dagster_ckpt.filesystem.buckets.azure`: Azure Blob Storage and Data Lake Storage, through adlfs.
+* :mod:`~dagster_ckpt.filesystem.hdfs.hdfs`: HDFS, through Spark's own Hadoop client.
 * :mod:`~dagster_ckpt.filesystem.server_side`: what a store does with its objects by itself.
 * :mod:`~dagster_ckpt.filesystem.opening`: which of them a path means.
 """

@@ -32,9 +32,10 @@ def open_filesystem(
         location: the path.
         write_buffer_size: bytes that are copied at a time when a data file is written to a disk.
         storage_options: how to connect to what is no directory, see
-            :class:`~dagster_ckpt.filesystem.gcs.GcsFileSystem`, :class:`~dagster_ckpt.filesystem.s3.S3FileSystem`,
-            :class:`~dagster_ckpt.filesystem.azure.AzureBlobFileSystem` and
-            :class:`~dagster_ckpt.filesystem.hdfs.HdfsFileSystem`.
+            :class:`~dagster_ckpt.filesystem.buckets.gcs.GcsFileSystem`,
+            :class:`~dagster_ckpt.filesystem.buckets.s3.S3FileSystem`,
+            :class:`~dagster_ckpt.filesystem.buckets.azure.AzureBlobFileSystem` and
+            :class:`~dagster_ckpt.filesystem.hdfs.hdfs.HdfsFileSystem`.
         like: the storage in whose records or requests the path was found. With it the path is not believed to be the
             user's: that storage's options are taken where the path is at the same endpoint, and no credentials go to
             a host that only the path names. Without it the path is the user's own.
@@ -114,26 +115,26 @@ def local_path(path: str) -> Path:
 
 
 def _gcs(authority: str, path: str, options: Mapping[str, Any] | None) -> FileSystem:
-    from dagster_ckpt.filesystem.gcs import GcsFileSystem  # noqa: PLC0415
+    from dagster_ckpt.filesystem.buckets.gcs import GcsFileSystem  # noqa: PLC0415
 
     return GcsFileSystem(authority, path, options)
 
 
 def _s3(authority: str, path: str, options: Mapping[str, Any] | None) -> FileSystem:
-    from dagster_ckpt.filesystem.s3 import S3FileSystem  # noqa: PLC0415
+    from dagster_ckpt.filesystem.buckets.s3 import S3FileSystem  # noqa: PLC0415
 
     return S3FileSystem(authority, path, options)
 
 
 def _azure(authority: str, path: str, options: Mapping[str, Any] | None) -> FileSystem:
-    from dagster_ckpt.filesystem.azure import AzureBlobFileSystem  # noqa: PLC0415
+    from dagster_ckpt.filesystem.buckets.azure import AzureBlobFileSystem  # noqa: PLC0415
 
     container, _, host = authority.partition("@")
     return AzureBlobFileSystem(container, path, options, host)
 
 
 def _hdfs(authority: str, path: str, options: Mapping[str, Any] | None) -> FileSystem:
-    from dagster_ckpt.filesystem.hdfs import HdfsFileSystem  # noqa: PLC0415
+    from dagster_ckpt.filesystem.hdfs.hdfs import HdfsFileSystem  # noqa: PLC0415
 
     return HdfsFileSystem(authority, f"/{path}", options)
 
@@ -149,7 +150,7 @@ def _is_same_kind(authority: str, own: str | None, options: Mapping[str, Any]) -
 
 
 def _is_azure(authority: str, own: str | None, options: Mapping[str, Any]) -> bool:
-    from dagster_ckpt.filesystem.azure import is_entrusted  # noqa: PLC0415
+    from dagster_ckpt.filesystem.buckets.azure import is_entrusted  # noqa: PLC0415
 
     host = authority.partition("@")[2]
     return is_entrusted(host, None if own is None else own.partition("@")[2], options) and own is not None

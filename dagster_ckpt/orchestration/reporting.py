@@ -8,11 +8,11 @@ from typing import Any, TypeAlias
 
 import dagster as dg
 
-from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
 from dagster_ckpt.checkpoint.clock import Clock
-from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
-from dagster_ckpt.checkpoint.quarantine import FellBack, Quarantined
-from dagster_ckpt.checkpoint.store import Dropped
+from dagster_ckpt.checkpoint.control.quarantine import FellBack, Quarantined
+from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
+from dagster_ckpt.checkpoint.taking.retained import Dropped
 from dagster_ckpt.orchestration.names import partition_key, partition_of
 from dagster_ckpt.shown_text import in_one_line, redacted
 
@@ -174,7 +174,7 @@ class CheckpointReporter:
         if self._retained is None:
             return
         self._reported_at = self._clock.monotonic()
-        if self._catalog.epochs.highest() <= self._epoch:
+        if self._catalog.records.epochs.highest() <= self._epoch:
             self._report(self._retained)
         self._is_told = True
 

@@ -16,24 +16,16 @@ from typing import Any
 
 import dagster as dg
 
-from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.catalog.newest import find_newest
+from dagster_ckpt.checkpoint.cleanup.dead_runs import end_dead_epoch, finish_end, is_unfinished
 from dagster_ckpt.checkpoint.clock import Clock, SystemClock, seconds_of
-from dagster_ckpt.checkpoint.ending import end_dead_epoch, finish_end, is_unfinished
-from dagster_ckpt.checkpoint.epochs import FAILING, Claim, End
-from dagster_ckpt.checkpoint.failures import DIED, Failure, FailureLog
-from dagster_ckpt.checkpoint.liveness import (
-    LEASE,
-    SETTLED,
-    HeartbeatFile,
-    is_dead,
-    silent_for,
-    this_host,
-    unchanged_for,
-)
-from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
-from dagster_ckpt.checkpoint.poison import Streak, poison_batch
-from dagster_ckpt.checkpoint.preference import newest_preferred
-from dagster_ckpt.checkpoint.store import Dropped
+from dagster_ckpt.checkpoint.control.epochs import FAILING, Claim, End
+from dagster_ckpt.checkpoint.control.failures import DIED, Failure, FailureLog, Streak, poison_batch
+from dagster_ckpt.checkpoint.control.heartbeat import LEASE, SETTLED, is_dead, silent_for, unchanged_for
+from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
+from dagster_ckpt.checkpoint.processes import this_host
+from dagster_ckpt.checkpoint.taking.retained import Dropped
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.config.recovery import LATEST
 from dagster_ckpt.errors import CheckpointError, CorruptCheckpoint, Fenced
@@ -53,8 +45,8 @@ from dagster_ckpt.orchestration.resume_decision import (
 from dagster_ckpt.orchestration.run_settings import RunSettings, going_on
 from dagster_ckpt.orchestration.storages import CheckpointStorage
 from dagster_ckpt.orchestration.streaming_asset import CheckpointedStreamingAsset
-from dagster_ckpt.spark.batch_in_flight import BatchInFlight, batch_in_flight
-from dagster_ckpt.spark.live import recorded_live
+from dagster_ckpt.spark.batches.in_flight import BatchInFlight, batch_in_flight
+from dagster_ckpt.spark.live.live_location import recorded_live
 
 __all__ = ["build_resume_sensor"]
 
@@ -200,9 +192,9 @@ class _JobWatch:
 
     def _facts(self) -> Facts:
         now = self._clock.time()
-        epoch = self._catalog.epochs.highest()
-        claim = self._catalog.epochs.read_claim(epoch) if epoch else None
-        end = self._catalog.epochs.read_end(epoch) if epoch else None
+        epoch = self._catalog.records.epochs.highest()
+        claim = self._catalog.records.epochs.read_claim(epoch) if epoch else None
+        end = self._catalog.records.epochs.read_end(epoch) if epoch else None
         dead, died_at = self._liveness(claim, end, now)
         records = self._instance.get_run_records(
             dg.RunsFilter(tags={names.JOB_TAG: self._asset.name}), limit=_RECENT_RUNS
@@ -240,14 +232,14 @@ class _JobWatch:
         """What a dead run was doing, from what it left within reach; asked once, until its death is on record."""
         if any((failure.run_id, failure.sequence) == (claim.run_id, DIED) for failure in failures):
             return None
-        choice = self._catalog.epochs.read_choice(claim.epoch)
+        choice = self._catalog.records.epochs.read_choice(claim.epoch)
         live = None if choice is None else recorded_live(choice, self._catalog.filesystem)
         return None if live is None else batch_in_flight(live)
 
     def _told(self, poison: Streak) -> str:
         filesystem, before = self._catalog.filesystem, None
         with contextlib.suppress(OSError, CheckpointError):  # what cannot be read is told by whoever needs it
-            before = self._catalog.newest().metadata
+            before = find_newest(self._catalog).metadata
         return poison_batch(
             poison,
             self._asset.name,
@@ -259,7 +251,7 @@ class _JobWatch:
         if claim is None:
             return None, now
         claimed_at = _claimed_at(claim, now)
-        file = HeartbeatFile(self._catalog.filesystem, self._asset.name)
+        file = self._catalog.records.heartbeat
         heartbeat = file.read()
         same = unchanged_for((*file.key, "epoch"), None if heartbeat is None else heartbeat.epoch, self._clock)
         if heartbeat is None or heartbeat.epoch != claim.epoch:
@@ -335,7 +327,7 @@ class _JobWatch:
         """
         try:
             prefer_checkpoint = config.prefer_checkpoint_for_recovery
-            return newest_preferred(self._catalog, prefer_checkpoint=prefer_checkpoint).metadata
+            return find_newest(self._catalog, prefer_checkpoint=prefer_checkpoint).metadata
         except CorruptCheckpoint as error:
             chosen = self._catalog.choice()
             here = None if chosen is None else recorded_live(chosen[1], self._catalog.filesystem)
@@ -346,12 +338,12 @@ class _JobWatch:
 
     def _fell_back(self, claim: Claim) -> str:
         """That the run of ``claim`` goes on from an older checkpoint, and what that costs."""
-        choice = self._catalog.epochs.read_choice(claim.epoch)
+        choice = self._catalog.records.epochs.read_choice(claim.epoch)
         return f"; {choice.fell_back}" if choice is not None and choice.fell_back else ""
 
     def _has_chosen(self, claim: Claim) -> bool:
         """Whether the run of ``claim`` has recorded a choice, in this epoch or an earlier one of its own."""
-        epochs = self._catalog.epochs
+        epochs = self._catalog.records.epochs
         names = epochs.names()
         for epoch in range(claim.epoch, 0, -1):
             earlier = epochs.read_claim(epoch)
@@ -391,7 +383,7 @@ class _JobWatch:
         reporter.holds(claim.epoch)
         chosen = self._catalog.choice()
         completed = self._catalog.completed(chosen[1].job_id)[0] if chosen is not None else []
-        quarantined = self._catalog.quarantine.names()
+        quarantined = self._catalog.records.quarantine.names()
         reporter.dropped(dropped, [item for item in completed if item.reference not in quarantined])
 
 

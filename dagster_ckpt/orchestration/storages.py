@@ -17,17 +17,17 @@ from typing import Any
 import dagster as dg
 from pydantic import ConfigDict, Field, field_validator
 
-from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
-from dagster_ckpt.checkpoint.driver_memory import DriverMemory
-from dagster_ckpt.checkpoint.layout import CHECKPOINT_TASK_OWNED_STATE_DIR
-from dagster_ckpt.checkpoint.shared_state import DEFAULT_INLINE_THRESHOLD, MAX_INLINE_BYTES
+from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.format.layout import CHECKPOINT_TASK_OWNED_STATE_DIR
+from dagster_ckpt.checkpoint.taking.shared_files import DEFAULT_INLINE_THRESHOLD, MAX_INLINE_BYTES
 from dagster_ckpt.config.configuration import Configuration
 from dagster_ckpt.config.import_path import load
 from dagster_ckpt.config.live_location import LiveLocationPlace
 from dagster_ckpt.errors import InvalidConfiguration
 from dagster_ckpt.filesystem import FileSystem, PosixFileSystem, open_filesystem
+from dagster_ckpt.filesystem.driver_memory import DriverMemory
+from dagster_ckpt.filesystem.private_directories import default_root
 from dagster_ckpt.shown_text import redacted, secrets_of, shown_cause
-from dagster_ckpt.spark.private_directories import default_root
 
 __all__ = [
     "CheckpointStorage",

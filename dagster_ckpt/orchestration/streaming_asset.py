@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 from pydantic import Field
 
-from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
 from dagster_ckpt.checkpoint.clock import SystemClock
-from dagster_ckpt.checkpoint.layout import validate_job_name
+from dagster_ckpt.checkpoint.format.layout import validate_job_name
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig, JobStatus
 from dagster_ckpt.config.configuration import Configuration
 from dagster_ckpt.config.recovery import RecoveryClaimMode
@@ -37,8 +37,8 @@ from dagster_ckpt.spark.job import (
     Started,
     StreamingJob,
 )
-from dagster_ckpt.spark.streaming_run import StreamingRun
-from dagster_ckpt.spark.supervisor import die_with_parent, supervise
+from dagster_ckpt.spark.run.job_run import StreamingRun
+from dagster_ckpt.spark.run.supervisor import die_with_parent, supervise
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

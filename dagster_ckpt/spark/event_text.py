@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 
-from dagster_ckpt.checkpoint.progress import CheckpointInProgress, RestoreInProgress
+from dagster_ckpt.checkpoint.taking.progress import CheckpointInProgress, RestoreInProgress
 from dagster_ckpt.shown_text import in_one_line, printable, redacted
 from dagster_ckpt.spark.job import (
     CheckpointCompleted,

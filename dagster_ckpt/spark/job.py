@@ -7,17 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
-from dagster_ckpt.checkpoint.preflight import Preflight
-from dagster_ckpt.checkpoint.progress import CheckpointInProgress, RestoreInProgress
-from dagster_ckpt.checkpoint.quarantine import FellBack, Quarantined
-from dagster_ckpt.checkpoint.store import Dropped
+from dagster_ckpt.checkpoint.control.quarantine import FellBack, Quarantined
+from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
+from dagster_ckpt.checkpoint.taking.progress import CheckpointInProgress, RestoreInProgress
+from dagster_ckpt.checkpoint.taking.retained import Dropped
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig, JobStatus
 from dagster_ckpt.config.live_location import LiveLocationPlace
 from dagster_ckpt.config.restart import POISON_BATCH_ATTEMPTS, RestartStrategy
 from dagster_ckpt.config.state_backend import StateBackend
 from dagster_ckpt.errors import CorruptCheckpoint
 from dagster_ckpt.filesystem import FileSystem
+from dagster_ckpt.spark.verdict import Preflight
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

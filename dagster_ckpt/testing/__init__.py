@@ -5,7 +5,7 @@
 * :func:`enumerate_interleavings`: several drivers at once, one of them a zombie, in an order drawn from a seed.
 * :mod:`~dagster_ckpt.testing.filesystem_contract`: what every storage must keep, as tests to inherit; needs pytest.
 * :mod:`~dagster_ckpt.testing.disturbed_server`: a server that answers late, refuses and loses replies, to inherit.
-* :mod:`~dagster_ckpt.testing.gcs_server`: a strict server of Google Cloud Storage with faults.
+* :mod:`~dagster_ckpt.testing.gcs.server`: a strict server of Google Cloud Storage with faults.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from assets.delays import delays_query
 from assets.flights import Lateness, land
 from assets.report import daily_report, delay_report, picture
 from assets.settings import DATA_VARIABLE, DataPaths
-from dagster_ckpt.spark.file_sink import FileSink
+from dagster_ckpt.spark.sinks.spark_sink_log import FileSink
 
 
 @pytest.fixture(scope="module")

@@ -8,10 +8,10 @@ from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from dagster_ckpt.checkpoint.coordinator import CheckpointCoordinator, Progress
-from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
-from dagster_ckpt.checkpoint.snapshot import PinnedFile, Snapshot, StoredSource
-from dagster_ckpt.checkpoint.store import Dropped
+from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
+from dagster_ckpt.checkpoint.format.snapshot import PinnedFile, Progress, Snapshot, StoredSource
+from dagster_ckpt.checkpoint.taking.coordinator import CheckpointCoordinator
+from dagster_ckpt.checkpoint.taking.retained import Dropped
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.errors import (
     CaptureIncomplete,

@@ -9,19 +9,20 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dagster_ckpt.checkpoint.ancestry import line_of_descent
-from dagster_ckpt.checkpoint.catalog import CheckpointCatalog, Newest
+from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.catalog.lineage import line_of_descent
+from dagster_ckpt.checkpoint.catalog.newest import Newest, fallback_of, find_newest
+from dagster_ckpt.checkpoint.cleanup.dead_runs import finish_deletions
+from dagster_ckpt.checkpoint.cleanup.pinning import pin_checkpoint, unpin_checkpoint
+from dagster_ckpt.checkpoint.cleanup.start_sweep import sweep_start
 from dagster_ckpt.checkpoint.clock import iso
-from dagster_ckpt.checkpoint.deletions import DeletionLog
-from dagster_ckpt.checkpoint.ending import finish_deletions
-from dagster_ckpt.checkpoint.epochs import Choice, Claim, End, Epochs
-from dagster_ckpt.checkpoint.issuing import next_id
-from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
-from dagster_ckpt.checkpoint.pinning import pin_checkpoint, unpin_checkpoint
-from dagster_ckpt.checkpoint.preference import fallback_of, newest_preferred
-from dagster_ckpt.checkpoint.progress import CheckpointInProgress
-from dagster_ckpt.checkpoint.snapshot import PinnedFile, Snapshot
-from dagster_ckpt.checkpoint.store import CompletedCheckpointStore, Dropped, PendingCheckpoint
+from dagster_ckpt.checkpoint.control.deletion_log import DeletionLog
+from dagster_ckpt.checkpoint.control.epochs import Choice, Claim, End, Epochs
+from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
+from dagster_ckpt.checkpoint.format.snapshot import PinnedFile, Snapshot
+from dagster_ckpt.checkpoint.taking.progress import CheckpointInProgress, PendingCheckpoint
+from dagster_ckpt.checkpoint.taking.retained import Dropped
+from dagster_ckpt.checkpoint.taking.store import CompletedCheckpointStore
 from dagster_ckpt.config.retention import KeepNewest
 from dagster_ckpt.errors import CheckpointError
 from dagster_ckpt.filesystem import FileSystem
@@ -214,14 +215,14 @@ class Run:
         choice = self.choose(restore_from, branch=branch)
         self.record(choice)
         self.open(choice)
-        self.store.sweep()
+        sweep_start(self.store)
         return self
 
     def claim_epoch(self) -> None:
         self._before = max(self.ledger.acknowledged.values(), default=(0, 0))
         token = f"{id(self)}-{next(self._tokens)}"
         now = iso(self.clock.time())
-        self.claim = self.catalog.epochs.claim(token=token, series=None, run_id=token, host="h", pid=1, now=now)
+        self.claim = self.catalog.records.epochs.claim(token=token, series=None, run_id=token, host="h", pid=1, now=now)
 
     def choose(self, restore_from: str = "latest", *, branch: bool = False) -> Choice:
         fallback = None
@@ -238,7 +239,7 @@ class Run:
         if branch or job_id is None:
             job_id = self.ledger.new_job_id()
         restored = None if metadata is None else metadata.reference
-        first_id = next_id(self.catalog, job_id, metadata)
+        first_id = self.catalog.next_id(job_id, metadata)
         complete = self.catalog.completed_at_choice(self.claim.epoch, job_id, metadata)
         last_id = max(complete, default=0)
         return Choice(
@@ -247,9 +248,9 @@ class Run:
 
     def record(self, choice: Choice) -> None:
         epoch = self.claim.epoch
-        self.catalog.epochs.record_choice(epoch, choice)
+        self.catalog.records.epochs.record_choice(epoch, choice)
         self.ledger.chosen[epoch] = (choice.restored, self._before)
-        if epoch == self.catalog.epochs.highest():
+        if epoch == self.catalog.records.epochs.highest():
             self.ledger.floor = (choice.restored, (epoch, 0))
             self.ledger.discarded = False
 
@@ -265,7 +266,7 @@ class Run:
             inline_threshold=INLINE,
             tell=self.told.append,
         )
-        self._unfence(self.store._deletions)
+        self._unfence(self.catalog.records.deletions)
 
     def begin(self) -> PendingCheckpoint:
         pending = self.store.begin()
@@ -328,24 +329,24 @@ class Run:
         self.ledger.discarded = True
         self.ledger.given_up |= set(self.ledger.meant)
         end = End("CANCELED", "terminated", discarded=True, ended_at=iso(self.clock.time()))
-        self.catalog.epochs.record_end(self.claim.epoch, end)
+        self.catalog.records.epochs.record_end(self.claim.epoch, end)
         self.store.discard_all("canceled")
 
     def finish(self, status: str = "FINISHED") -> None:
         """The end of a job that keeps its checkpoints."""
-        self.catalog.epochs.check(self.claim.epoch)
+        self.catalog.records.epochs.check(self.claim.epoch)
         end = End(status, "of the test", discarded=False, ended_at=iso(self.clock.time()))
-        self.catalog.epochs.record_end(self.claim.epoch, end)
+        self.catalog.records.epochs.record_end(self.claim.epoch, end)
 
     def _newest(self) -> Newest:
         try:
-            return newest_preferred(self.catalog, prefer_checkpoint=self._prefer_checkpoint)
+            return find_newest(self.catalog, prefer_checkpoint=self._prefer_checkpoint)
         except CheckpointError:
-            self.catalog.epochs.check(self.claim.epoch)  # a newer run may have deleted what this one looks at
+            self.catalog.records.epochs.check(self.claim.epoch)  # a newer run may have deleted what this one looks at
             raise
 
     def _overlapped(self) -> bool:
-        return self.catalog.epochs.highest() > self.claim.epoch
+        return self.catalog.records.epochs.highest() > self.claim.epoch
 
 
 def pin(storage: FileSystem, ledger: Ledger, pointer: str) -> str:

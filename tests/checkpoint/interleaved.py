@@ -6,8 +6,9 @@ import random
 from collections.abc import Callable, Iterable
 from functools import partial
 
-from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
-from dagster_ckpt.checkpoint.deletions import DeletionLog
+from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.catalog.newest import find_newest
+from dagster_ckpt.checkpoint.control.deletion_log import DeletionLog
 from dagster_ckpt.errors import CheckpointError, Fenced
 from dagster_ckpt.filesystem import FileSystem
 from dagster_ckpt.testing import (
@@ -99,5 +100,5 @@ def kept(storage: FileSystem, ledger: Ledger) -> None:
             assert restored is not None, f"epoch {epoch} began from nothing"
             # What was acknowledged before an epoch claimed is not ahead of what it went on from.
             assert ledger.acknowledged.get(restored, before) >= before, f"epoch {epoch} lost {before}"
-    assert ledger.acceptable(CheckpointCatalog(storage, JOB).newest().metadata)
+    assert ledger.acceptable(find_newest(CheckpointCatalog(storage, JOB)).metadata)
     ledger.examine(storage)

@@ -6,8 +6,10 @@ import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
-from dagster_ckpt.checkpoint.pins import Pins as CheckpointPins
+from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.catalog.file_reader import materialize_checkpoint
+from dagster_ckpt.checkpoint.catalog.newest import find_newest
+from dagster_ckpt.checkpoint.control.pins import Pins as CheckpointPins
 from dagster_ckpt.errors import CheckpointError, Fenced
 from dagster_ckpt.filesystem import FileSystem
 from dagster_ckpt.testing import Enumeration, Late, enumerate_crash_points
@@ -53,7 +55,7 @@ class Life:
             assert metadata.checkpoint_id not in issued, "an id was issued twice"
             run.subsume(2)
             ledger.examine(storage)
-        newest = CheckpointCatalog(storage, JOB).newest().metadata
+        newest = find_newest(CheckpointCatalog(storage, JOB)).metadata
         assert newest is not None
         assert newest.reference == ledger.floor[0]
         pinned = CheckpointPins(storage, JOB).pinned()
@@ -95,7 +97,7 @@ class Life:
         metadata = run.checkpoint(state(1), 1)
         with tempfile.TemporaryDirectory() as directory:
             live = Path(directory) / "live"
-            run.catalog.materialize(run.catalog.load(metadata.job_id, metadata.checkpoint_id), live)
+            materialize_checkpoint(run.catalog, run.catalog.load(metadata.job_id, metadata.checkpoint_id), live)
             found = {str(path.relative_to(live)): path.read_bytes() for path in live.rglob("*") if path.is_file()}
         assert found == state(1), "what was restored is not what was meant"
 
@@ -143,7 +145,7 @@ def after_the_next_start(life: Life, scenario: str) -> Enumeration:
         run = life.process(storage, ledger, life.pins).start()
         arrive(held)
         ledger.examine(storage)
-        if run.claim.epoch == run.catalog.epochs.highest():
+        if run.claim.epoch == run.catalog.records.epochs.highest():
             run.checkpoint(state(30), 30)
             run.subsume(2)
             ledger.examine(storage)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
+from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
 
 JOB_ID = "a" * 32
 #: Without files; what a test is about is put in its place with ``replace``.

@@ -8,9 +8,8 @@ import itertools
 from collections.abc import Mapping
 from dataclasses import replace
 
-from dagster_ckpt import memory
 from dagster_ckpt.errors import StorageError
-from dagster_ckpt.filesystem import Copy, Part, ServerSide, Stored
+from dagster_ckpt.filesystem import Copy, Part, ServerSide, Stored, memory
 from dagster_ckpt.filesystem.server_side import crc32c_of
 
 

@@ -13,16 +13,23 @@ from typing import Any
 
 import pytest
 
-from dagster_ckpt.checkpoint import deletions, ending, reading, store, sweeping
-from dagster_ckpt.checkpoint.catalog import CheckpointCatalog, _AtChoice
-from dagster_ckpt.checkpoint.data_files import DataFiles
-from dagster_ckpt.checkpoint.deletions import DeletionLog
-from dagster_ckpt.checkpoint.epochs import Claim, Epochs
-from dagster_ckpt.checkpoint.layout import METADATA_FILE_NAME
-from dagster_ckpt.checkpoint.shared_state import SharedState
-from dagster_ckpt.checkpoint.store import CompletedCheckpointStore
+from dagster_ckpt.checkpoint.catalog import file_reader as reading
+from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog, _AtChoice
+from dagster_ckpt.checkpoint.cleanup import dead_runs as ending
+from dagster_ckpt.checkpoint.cleanup import start_sweep
+from dagster_ckpt.checkpoint.cleanup.start_sweep import sweep_start
+from dagster_ckpt.checkpoint.control import deletion_log as deletions
+from dagster_ckpt.checkpoint.control.deletion_log import DeletionLog
+from dagster_ckpt.checkpoint.control.epochs import Claim, Epochs
+from dagster_ckpt.checkpoint.control.issued_ids import IssuedIds
+from dagster_ckpt.checkpoint.format.layout import METADATA_FILE_NAME
+from dagster_ckpt.checkpoint.taking import store
+from dagster_ckpt.checkpoint.taking.data_files import DataFiles
+from dagster_ckpt.checkpoint.taking.retained import RetainedCheckpoints
+from dagster_ckpt.checkpoint.taking.shared_files import SharedState
+from dagster_ckpt.checkpoint.taking.store import CompletedCheckpointStore
 from dagster_ckpt.filesystem import FileSystem, Written
-from dagster_ckpt.filesystem.object_store import ObjectFileSystem
+from dagster_ckpt.filesystem.buckets.bucket import ObjectFileSystem
 from dagster_ckpt.testing import FaultInjectingFileSystem
 from tests.checkpoint.driver import Run
 from tests.checkpoint.memory import MemoryFileSystem
@@ -154,17 +161,17 @@ def no_reference_count(patch: pytest.MonkeyPatch) -> None:
 
 def no_settling(patch: pytest.MonkeyPatch) -> None:
     """What became of an unknown publish is not looked at before a deletion."""
-    settle = CompletedCheckpointStore._settle
+    settle = RetainedCheckpoints._settle
 
-    def unsettled(store: CompletedCheckpointStore) -> None:
-        store._unsettled.clear()
-        settle(store)
+    def unsettled(kept: RetainedCheckpoints) -> None:
+        kept.unsettled.clear()
+        settle(kept)
 
-    patch.setattr(CompletedCheckpointStore, "_settle", unsettled)
+    patch.setattr(RetainedCheckpoints, "_settle", unsettled)
 
 
 def ids_are_not_recorded(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(store, "record_issued", lambda *arguments: None)
+    patch.setattr(IssuedIds, "record", lambda *arguments: None)
 
 
 def nothing_is_void(patch: pytest.MonkeyPatch) -> None:
@@ -180,6 +187,8 @@ def nothing_is_compared(patch: pytest.MonkeyPatch) -> None:
 
 
 def everything_is_swept(patch: pytest.MonkeyPatch) -> None:
+    real = start_sweep.sweep
+
     def careless(
         catalog: CheckpointCatalog,
         job_id: str,
@@ -188,9 +197,9 @@ def everything_is_swept(patch: pytest.MonkeyPatch) -> None:
         completed: Collection[int],
         in_use: Collection[str],
     ) -> list[str]:
-        return sweeping.sweep(catalog, job_id, epoch, first_id, completed, ())
+        return real(catalog, job_id, epoch, first_id, completed, ())
 
-    patch.setattr(store, "sweep", careless)
+    patch.setattr(start_sweep, "sweep", careless)
 
 
 def in_the_driver(patch: pytest.MonkeyPatch) -> None:
@@ -205,7 +214,7 @@ class SweepsFirst(Run):
         ending.finish_deletions(self.catalog, self.claim.epoch)
         choice = self.choose(restore_from, branch=branch)
         self.open(choice)
-        self.store.sweep()
+        sweep_start(self.store)
         self.record(self.choose(restore_from, branch=branch))
         return self
 
@@ -214,11 +223,11 @@ class ClaimsLate(Run):
     """Looks for what it goes on from before it claims."""
 
     def start(self, restore_from: str = "latest", *, branch: bool = False) -> Run:
-        self.claim = Claim(self.catalog.epochs.highest() + 1, "", 1, "", "h", 1, "now")
+        self.claim = Claim(self.catalog.records.epochs.highest() + 1, "", 1, "", "h", 1, "now")
         choice = self.choose(restore_from, branch=branch)
         self.claim_epoch()
         ending.finish_deletions(self.catalog, self.claim.epoch)
         self.record(choice)
         self.open(choice)
-        self.store.sweep()
+        sweep_start(self.store)
         return self

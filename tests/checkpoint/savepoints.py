@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from dagster_ckpt.checkpoint.clock import SystemClock
-from dagster_ckpt.checkpoint.layout import METADATA_FILE_NAME
-from dagster_ckpt.checkpoint.metadata import CheckpointMetadata, FileEntry
-from dagster_ckpt.checkpoint.progress import Gauge
-from dagster_ckpt.checkpoint.snapshot import PinnedFile, Snapshot, StoredSource
+from dagster_ckpt.checkpoint.format.layout import METADATA_FILE_NAME
+from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata, FileEntry
+from dagster_ckpt.checkpoint.format.snapshot import PinnedFile, Snapshot, StoredSource
+from dagster_ckpt.checkpoint.taking.progress import Gauge
 from dagster_ckpt.filesystem import FileSystem
 from tests.checkpoint.driver import JOB
 from tests.checkpoint.manifests import MANIFEST

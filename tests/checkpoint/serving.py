@@ -5,9 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
-from dagster_ckpt.checkpoint.requests import Answer, SavepointRequest, SavepointRequests, TakenSavepoint
-from dagster_ckpt.checkpoint.savepoint_server import SavepointServer
+from dagster_ckpt.checkpoint.control.savepoint_requests import (
+    Answer,
+    SavepointRequest,
+    SavepointRequests,
+    TakenSavepoint,
+)
+from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
+from dagster_ckpt.checkpoint.taking.savepoint_server import SavepointServer
 from dagster_ckpt.filesystem import FileSystem, PosixFileSystem
 from tests.checkpoint.coordinating import Job
 from tests.checkpoint.driver import JOB, Run, state

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dagster_ckpt.checkpoint.ancestry import for_retention, line_of_descent
-from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
-from dagster_ckpt.checkpoint.recorded_savepoints import RecordedSavepoint
+from dagster_ckpt.checkpoint.catalog.lineage import for_retention, line_of_descent
+from dagster_ckpt.checkpoint.control.taken_savepoints import RecordedSavepoint
+from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
 from dagster_ckpt.config.retention import KeepNewest, decide
 from tests.checkpoint.manifests import JOB_ID, MANIFEST
 

@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
-from dagster_ckpt.checkpoint.issuing import next_id, record_issued
-from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
+from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.catalog.file_reader import materialize_checkpoint, verify_checkpoint
+from dagster_ckpt.checkpoint.catalog.newest import find_newest
+from dagster_ckpt.checkpoint.control.issued_ids import IssuedIds
+from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
 from dagster_ckpt.config.retention import KeepNewest
 from dagster_ckpt.errors import (
     CheckpointError,
@@ -41,16 +43,16 @@ def metadata_path(metadata: CheckpointMetadata) -> str:
 
 
 def newest(storage: MemoryFileSystem | PosixFileSystem) -> str | None:
-    found = CheckpointCatalog(storage, JOB).newest().metadata
+    found = find_newest(CheckpointCatalog(storage, JOB)).metadata
     return None if found is None else found.name
 
 
 class TestNewest:
     def test_nothing_yet(self, memory: MemoryFileSystem, ledger: Ledger, pins: Pins) -> None:
-        found = CheckpointCatalog(memory, JOB).newest()
+        found = find_newest(CheckpointCatalog(memory, JOB))
         assert (found.metadata, found.job_id) == (None, None)
         run = Run(memory, ledger, pins).start()
-        found = CheckpointCatalog(memory, JOB).newest()
+        found = find_newest(CheckpointCatalog(memory, JOB))
         assert (found.metadata, found.job_id) == (None, run.store.job_id)
         assert "began from nothing" in found.reason
 
@@ -89,10 +91,10 @@ class TestNewest:
     ) -> None:
         """A start may take a checkpoint before its choice, and without one nothing of the writer before is void."""
         last = take(Run(memory, ledger, pins).start(), 2)[-1]
-        epochs = CheckpointCatalog(memory, JOB).epochs
+        epochs = CheckpointCatalog(memory, JOB).records.epochs
         for number in range(1 + claims):
             epochs.claim(token=f"{number}", series=None, run_id="r", host="h", pid=1, now="now")
-        record_issued(memory, JOB, last.job_id, 2, 3)
+        IssuedIds(memory, JOB, last.job_id).record(2, 3)
         for number, epoch in ((3, 2), (4, 1)):
             published = replace(last, checkpoint_id=number, epoch=epoch)
             memory.create(metadata_path(published), published.encode())
@@ -104,7 +106,7 @@ class TestNewest:
         memory.create(f"{JOB}/{run.store.job_id}/chk-3/somefile", b"")
         memory.create(f"{JOB}/{run.store.job_id}/chk-4/._metadata.abc.tmp", b"")
         assert newest(memory) == "chk-2"
-        assert next_id(CheckpointCatalog(memory, JOB), run.store.job_id) == 5
+        assert CheckpointCatalog(memory, JOB).next_id(run.store.job_id) == 5
 
     def test_after_its_checkpoints_were_given_up_a_job_begins_anew(
         self, memory: MemoryFileSystem, ledger: Ledger, pins: Pins
@@ -112,7 +114,7 @@ class TestNewest:
         run = Run(memory, ledger, pins).start()
         take(run, 2)
         run.cleanup()
-        found = CheckpointCatalog(memory, JOB).newest()
+        found = find_newest(CheckpointCatalog(memory, JOB))
         assert (found.metadata, found.job_id) == (None, None)
         assert "CANCELED" in found.reason
         assert Run(memory, ledger, pins).start().store.job_id != run.store.job_id
@@ -167,7 +169,7 @@ class TestNewest:
                 run.store.subsume(KeepNewest(1))
 
         reader = FaultInjectingFileSystem(memory, job_goes_on)
-        found = CheckpointCatalog(reader, JOB).newest().metadata
+        found = find_newest(CheckpointCatalog(reader, JOB)).metadata
         assert found is not None
         assert found.name == "chk-2"
 
@@ -253,9 +255,9 @@ class TestContent:
     ) -> None:
         catalog = CheckpointCatalog(disk, JOB)
         for step, metadata in enumerate(taken):
-            catalog.verify(metadata)
+            verify_checkpoint(catalog, metadata)
             target = tmp_path / f"restored {step}"
-            catalog.materialize(metadata, target)
+            materialize_checkpoint(catalog, metadata, target)
             found = {str(path.relative_to(target)): path.read_bytes() for path in target.rglob("*") if path.is_file()}
             assert found == state(step)
 
@@ -264,7 +266,7 @@ class TestContent:
     ) -> None:
         (tmp_path / "used").mkdir()
         with pytest.raises(FileExistsError):
-            CheckpointCatalog(disk, JOB).materialize(taken[0], tmp_path / "used")
+            materialize_checkpoint(CheckpointCatalog(disk, JOB), taken[0], tmp_path / "used")
 
     @pytest.mark.parametrize("damage", ["missing", "short", "flipped"])
     def test_every_damage_to_any_stored_file_is_found(
@@ -283,13 +285,13 @@ class TestContent:
                 path.write_bytes(changed[damage])
             expected = CheckpointFileMissing if damage == "missing" else CheckpointFileChanged
             with pytest.raises(expected, match=str(path)) as raised:
-                catalog.verify(last)
+                verify_checkpoint(catalog, last)
             assert f"restore_from: {last.job_id}/chk-2" in raised.value.hint
             assert "batch 1 instead of 2" in raised.value.hint
             with pytest.raises(expected, match=str(path)):
-                catalog.materialize(last, tmp_path / f"{damage} {number}")
+                materialize_checkpoint(catalog, last, tmp_path / f"{damage} {number}")
             path.write_bytes(data)
-        catalog.verify(last)
+        verify_checkpoint(catalog, last)
 
     def test_bytes_added_to_a_stored_file_are_found(
         self, disk: PosixFileSystem, taken: list[CheckpointMetadata]
@@ -299,7 +301,7 @@ class TestContent:
         path = disk.local(f"{JOB}/{last.job_id}/{whole.removeprefix('../')}")
         path.write_bytes(path.read_bytes() + b"x")
         with pytest.raises(CheckpointFileChanged, match="bytes instead of"):
-            CheckpointCatalog(disk, JOB).verify(last)
+            verify_checkpoint(CheckpointCatalog(disk, JOB), last)
 
     def test_the_only_checkpoint_has_no_older_one_to_go_back_to(
         self, disk: PosixFileSystem, taken: list[CheckpointMetadata]
@@ -307,7 +309,7 @@ class TestContent:
         reference = min(taken[0].references)
         disk.remove(f"{JOB}/{taken[0].job_id}/{reference.removeprefix('../')}")
         with pytest.raises(CheckpointFileMissing) as raised:
-            CheckpointCatalog(disk, JOB).verify(taken[0])
+            verify_checkpoint(CheckpointCatalog(disk, JOB), taken[0])
         assert "restore_from: none" in raised.value.hint
 
     def test_bits_that_flip_on_the_way_are_found(
@@ -317,7 +319,7 @@ class TestContent:
             FaultInjectingFileSystem(disk, lambda operation: Flip(13) if operation.name == "fetch" else None), JOB
         )
         with pytest.raises(CheckpointFileChanged, match="was changed"):
-            catalog.materialize(taken[0], tmp_path / "target")
+            materialize_checkpoint(catalog, taken[0], tmp_path / "target")
 
     def test_relocation(self, disk: PosixFileSystem, ledger: Ledger, pins: Pins, tmp_path: Path) -> None:
         """Copy the job's directory elsewhere and remove the original: it restores, and goes on."""
@@ -347,7 +349,7 @@ def test_listings_that_never_agree_are_an_error_and_no_loop(disturbed: FaultInje
 
     disturbed.plan = another_each_time
     with pytest.raises(StorageError, match="50 times in a row the listing of memory/flights") as raised:
-        CheckpointCatalog(disturbed, JOB).newest()
+        find_newest(CheckpointCatalog(disturbed, JOB))
     assert "not consistent" in raised.value.hint
 
 

@@ -7,12 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from dagster_ckpt.checkpoint import savepoints
-from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
-from dagster_ckpt.checkpoint.ending import finish_giving_up
-from dagster_ckpt.checkpoint.epochs import Choice, End, Epochs
-from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
-from dagster_ckpt.checkpoint.savepoints import claim_savepoint, claimed_savepoint, dispose_claimed, dispose_savepoint
+from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.catalog.file_reader import verify_checkpoint
+from dagster_ckpt.checkpoint.cleanup.dead_runs import finish_giving_up
+from dagster_ckpt.checkpoint.control.epochs import Choice, End, Epochs
+from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
+from dagster_ckpt.checkpoint.taking import savepoint_files as savepoints
+from dagster_ckpt.checkpoint.taking.savepoint_files import (
+    claim_savepoint,
+    claimed_savepoint,
+    dispose_claimed,
+    dispose_savepoint,
+)
 from dagster_ckpt.config.retention import KeepNewest
 from dagster_ckpt.errors import Fenced
 from dagster_ckpt.filesystem import FileSystem, PosixFileSystem
@@ -37,7 +43,7 @@ def is_there(metadata: CheckpointMetadata) -> bool:
 
 
 def test_it_counts_as_retained_and_is_given_up_once(run: Run, directory: PosixFileSystem) -> None:
-    savepoint = run.store._claimed = saved(run, directory, 1)
+    savepoint = run.store._kept._claimed = saved(run, directory, 1)
     run.checkpoint(state(2), 2)
     assert run.store.subsume(KeepNewest(2)) == []
     assert is_there(savepoint)
@@ -53,7 +59,7 @@ def test_it_counts_as_retained_and_is_given_up_once(run: Run, directory: PosixFi
 def test_a_fenced_writer_deletes_no_savepoint(
     run: Run, memory: MemoryFileSystem, ledger: Ledger, pins: Pins, directory: PosixFileSystem
 ) -> None:
-    savepoint = run.store._claimed = saved(run, directory, 1)
+    savepoint = run.store._kept._claimed = saved(run, directory, 1)
     run.checkpoint(state(2), 2)
     Run(memory, ledger, pins).start()
     with pytest.raises(Fenced):
@@ -66,7 +72,7 @@ def test_a_fenced_writer_deletes_no_savepoint(
 def test_what_the_storage_refuses_to_delete_is_tried_again(
     run: Run, directory: PosixFileSystem, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    savepoint = run.store._claimed = saved(run, directory, 1)
+    savepoint = run.store._kept._claimed = saved(run, directory, 1)
     run.checkpoint(state(2), 2)
     with monkeypatch.context() as patched:
         patched.setattr(PosixFileSystem, "remove", _refuses)
@@ -101,7 +107,7 @@ def test_a_disposal_that_was_broken_off_is_finished_by_the_next_start(
         except ProcessDied:
             found = claimed_savepoint(catalog, claims(savepoint.reference))
             if found is not None:
-                catalog.verify(found)
+                verify_checkpoint(catalog, found)
                 assert dispose_claimed(savepoint.reference, like=memory)
             assert not Path(savepoint.reference).exists()
         else:
@@ -147,7 +153,7 @@ def test_a_claimed_savepoint_that_cannot_be_read_is_left_alone(
 
 
 def test_another_savepoint_of_the_lineage_is_none_of_its_business(run: Run, directory: PosixFileSystem) -> None:
-    run.store._claimed, other = saved(run, directory, 1), saved(run, directory, 1)
+    run.store._kept._claimed, other = saved(run, directory, 1), saved(run, directory, 1)
     run.store.discard_all("the job is over")
     assert is_there(other)
     assert savepoints.dispose_savepoint(directory, other.name) == []

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import Phase, find, given, settings
 from hypothesis import strategies as st
 
-from dagster_ckpt.checkpoint import shared_state
-from dagster_ckpt.checkpoint.compaction import LARGEST, mostly_dead
-from dagster_ckpt.checkpoint.metadata import CheckpointMetadata, FileEntry
+from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata, FileEntry
+from dagster_ckpt.checkpoint.taking import shared_files as shared_state
+from dagster_ckpt.checkpoint.taking.compaction import LARGEST, mostly_dead
 from dagster_ckpt.errors import StorageError
 from dagster_ckpt.filesystem import FileSystem
 from dagster_ckpt.testing import Fail, FaultInjectingFileSystem

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from dagster_ckpt.checkpoint.coordinator import CheckpointCoordinator, Progress
+from dagster_ckpt.checkpoint.format.snapshot import Progress
+from dagster_ckpt.checkpoint.taking.coordinator import CheckpointCoordinator
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from tests.checkpoint.coordinating import Job
 from tests.checkpoint.driver import ManualClock, Pins

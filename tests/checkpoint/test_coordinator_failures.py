@@ -10,9 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from dagster_ckpt.checkpoint import coordinator
-from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
-from dagster_ckpt.checkpoint.store import Dropped
+from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
+from dagster_ckpt.checkpoint.taking import attempts
+from dagster_ckpt.checkpoint.taking.retained import Dropped
 from dagster_ckpt.errors import CheckpointFailure, Fenced, StorageError, ToleranceExceeded
 from dagster_ckpt.testing import Operation
 from tests.checkpoint.coordinating import Job
@@ -410,7 +410,7 @@ class TestEnding:
     def test_abandon_does_not_wait_for_a_storage_that_hangs(
         self, memory: MemoryFileSystem, pins: Pins, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(coordinator, "_ABANDON", 0.01)
+        monkeypatch.setattr(attempts, "_ABANDON", 0.01)
         job = Job(memory, pins, at_once=False)
         job.stream.committed = 1
         job.pass_time(11)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
 from dagster_ckpt.errors import CheckpointError
 from dagster_ckpt.filesystem import FileSystem
 from dagster_ckpt.testing import Fail, Flip, enumerate_crash_points

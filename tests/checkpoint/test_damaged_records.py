@@ -10,14 +10,17 @@ from dataclasses import dataclass
 
 import pytest
 
-from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
-from dagster_ckpt.checkpoint.epochs import Choice, End, Epochs, Settled
-from dagster_ckpt.checkpoint.failures import Failure, FailureLog
-from dagster_ckpt.checkpoint.liveness import Completed, Heart, Heartbeat, HeartbeatFile, ProcessIdentity
-from dagster_ckpt.checkpoint.pins import Pins as CheckpointPins
-from dagster_ckpt.checkpoint.quarantine import Quarantine, Quarantined
-from dagster_ckpt.checkpoint.records import encode_record
-from dagster_ckpt.checkpoint.write_ahead_archive import WriteAheadArchive
+from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.catalog.newest import find_newest
+from dagster_ckpt.checkpoint.control.epochs import Choice, End, Epochs, Settled
+from dagster_ckpt.checkpoint.control.failures import Failure, FailureLog
+from dagster_ckpt.checkpoint.control.heart import Heart
+from dagster_ckpt.checkpoint.control.heartbeat import Completed, Heartbeat, HeartbeatFile
+from dagster_ckpt.checkpoint.control.pins import Pins as CheckpointPins
+from dagster_ckpt.checkpoint.control.plan_archive import WriteAheadArchive
+from dagster_ckpt.checkpoint.control.quarantine import Quarantine, Quarantined
+from dagster_ckpt.checkpoint.format.records import encode_record
+from dagster_ckpt.checkpoint.processes import ProcessIdentity
 from dagster_ckpt.errors import (
     CheckpointError,
     CheckpointFileMissing,
@@ -84,7 +87,7 @@ def after_damage(story: Story, name: str, data: bytes | None, pins: Pins) -> str
     else:
         storage.files[name] = data
     try:
-        newest = CheckpointCatalog(storage, JOB).newest().metadata
+        newest = find_newest(CheckpointCatalog(storage, JOB)).metadata
         assert newest is not None
         assert newest.reference == story.newest, "an older start without a word"
     except CorruptCheckpoint:
@@ -161,7 +164,7 @@ class TestChoices:
         storage = story.storage.backup()
         storage.files[name] = story.storage.files[f"{CONTROL}epochs/e-0000000002.choice"]
         with pytest.raises(CorruptRecord, match=r"e-0000000003\.choice") as refusal:
-            CheckpointCatalog(storage, JOB).newest()
+            find_newest(CheckpointCatalog(storage, JOB))
         assert "restore_from" in refusal.value.hint
 
     def test_where_damaged_ones_alone_could_tell_a_checkpoint_is_named_and_stays(
@@ -202,12 +205,12 @@ class TestANewestManifestThatIsDeleted:
         storage = story.storage.backup()
         manifest = storage.files.pop(f"{JOB}/{story.newest}/_metadata")
         with pytest.raises(CheckpointFileMissing, match="is gone: epoch 3 completed it") as refusal:
-            CheckpointCatalog(storage, JOB).newest()
+            find_newest(CheckpointCatalog(storage, JOB))
         assert refusal.value.checkpoint == story.newest
         older = refusal.value.hint.partition("restore_from: ")[2].removesuffix(".")
         assert older == f"{LINEAGE}/chk-8"
         storage.files[f"{JOB}/{story.newest}/_metadata"] = manifest
-        newest = CheckpointCatalog(storage, JOB).newest().metadata
+        newest = find_newest(CheckpointCatalog(storage, JOB)).metadata
         assert newest is not None
         assert newest.reference == story.newest
 
@@ -217,7 +220,7 @@ class TestANewestManifestThatIsDeleted:
         del ledger.acknowledged[story.newest]
         again = Run(storage, ledger, pins).start(f"{LINEAGE}/chk-8")
         assert again.begin().number > 9
-        newest = CheckpointCatalog(storage, JOB).newest().metadata
+        newest = find_newest(CheckpointCatalog(storage, JOB)).metadata
         assert newest is not None
         assert newest.reference == f"{LINEAGE}/chk-8"
 
@@ -225,7 +228,7 @@ class TestANewestManifestThatIsDeleted:
         storage = story.storage.backup()
         del storage.files[f"{JOB}/{story.newest}/_metadata"]
         Quarantine(storage, JOB).add(Quarantined(story.newest, "gone", 4, "run", "h", "2026-11-23T10:00:00+00:00"))
-        newest = CheckpointCatalog(storage, JOB).newest()
+        newest = find_newest(CheckpointCatalog(storage, JOB))
         assert newest.metadata is not None
         assert newest.metadata.reference == f"{LINEAGE}/chk-8"
         assert newest.passed_over[0] == story.newest
@@ -258,7 +261,7 @@ class TestAJobThatWasUpgraded:
         }
         storage.files[place] = as_version_1(encode_record(records[kind], place))
         with pytest.raises(CorruptRecord, match=f"{kind} cannot be believed: it is of version 1"):
-            CheckpointCatalog(storage, JOB).newest()
+            find_newest(CheckpointCatalog(storage, JOB))
 
     def test_nor_is_an_old_file_of_the_archive(self, story: Story) -> None:
         storage = story.storage.backup()
@@ -280,7 +283,7 @@ class TestTheNextStepThatIsNamed:
         Run(storage, ledger, pins).start()
         storage.files[f"{CONTROL}epochs/e-0000000004.choice"] = b"{"
         with pytest.raises(CorruptRecord):
-            CheckpointCatalog(storage, JOB).newest()
+            find_newest(CheckpointCatalog(storage, JOB))
         again = Run(storage, ledger, pins).start(story.newest)
         assert again.store.restored_from == story.newest
         again.checkpoint(state(9), 9)
@@ -291,7 +294,7 @@ class TestTheNextStepThatIsNamed:
         storage, ledger = story.storage.backup(), copy.deepcopy(story.ledger)
         storage.files[f"{CONTROL}epochs/e-0000000003.settled"] = b"{"
         with pytest.raises(CorruptRecord):
-            CheckpointCatalog(storage, JOB).newest()
+            find_newest(CheckpointCatalog(storage, JOB))
         assert Run(storage, ledger, pins).start(story.newest).store.restored_from == story.newest
 
     @pytest.mark.parametrize(
@@ -317,7 +320,7 @@ class TestTheNextStepThatIsNamed:
         storage.files[f"{CONTROL}epochs/e-000000000\N{ARABIC-INDIC DIGIT NINE}"] = b""
         storage.files[f"{JOB}/{LINEAGE}/chk-{'9' * 5000}/_metadata"] = b""
         catalog = CheckpointCatalog(storage, JOB)
-        assert catalog.epochs.highest() == 3
+        assert catalog.records.epochs.highest() == 3
         assert max(catalog.numbers(LINEAGE)) == 9
 
 

@@ -2,10 +2,11 @@ from __future__ import annotations
 
 import pytest
 
-from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
-from dagster_ckpt.checkpoint.deletions import DeletionLog
-from dagster_ckpt.checkpoint.ending import end_dead_epoch, finish_end, is_unfinished
-from dagster_ckpt.checkpoint.epochs import Claim, End
+from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.catalog.newest import find_newest
+from dagster_ckpt.checkpoint.cleanup.dead_runs import end_dead_epoch, finish_end, is_unfinished
+from dagster_ckpt.checkpoint.control.deletion_log import DeletionLog
+from dagster_ckpt.checkpoint.control.epochs import Claim, End
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig, ExternalizedCheckpointCleanup, JobStatus
 from dagster_ckpt.errors import CheckpointError, Fenced
 from dagster_ckpt.filesystem import FileSystem
@@ -29,7 +30,7 @@ def test_where_the_policy_deletes_nothing_is_left_and_the_zombie_is_fenced(
     assert [name for name in memory.files if "/chk-" in name or "/shared/" in name] == []
     with pytest.raises(Fenced):
         dead.checkpoint(state(9))
-    found = catalog.newest()
+    found = find_newest(catalog)
     assert (found.metadata, found.job_id) == (None, None)
     assert "CANCELED" in found.reason
 
@@ -41,7 +42,7 @@ def test_where_it_keeps_the_job_can_go_on(
     dead.checkpoint(state(1))
     catalog = CheckpointCatalog(memory, JOB)
     assert end_dead_epoch(catalog, dead.claim, KEEPING, JobStatus.FAILED, "gave up", clock) == ()
-    end = catalog.epochs.read_end(catalog.epochs.highest())
+    end = catalog.records.epochs.read_end(catalog.records.epochs.highest())
     assert end is not None
     assert (end.status, end.reason, end.discarded) == ("FAILED", "gave up", False)
     assert Run(memory, ledger, pins).start().store.restored_from == f"{1:032x}/chk-1"
@@ -53,10 +54,10 @@ def test_a_run_that_died_before_it_chose(
     """What its predecessor left is the job's, and the policy is about the job."""
     Run(memory, ledger, pins).start().checkpoint(state(1))
     catalog = CheckpointCatalog(memory, JOB)
-    dead: Claim = catalog.epochs.claim(token="t", series=1, run_id="r", host="h", pid=1, now="now")
+    dead: Claim = catalog.records.epochs.claim(token="t", series=1, run_id="r", host="h", pid=1, now="now")
     end_dead_epoch(catalog, dead, DELETING, JobStatus.CANCELED, "terminated", clock)
-    assert catalog.newest().metadata is None
-    assert catalog.newest().job_id is None
+    assert find_newest(catalog).metadata is None
+    assert find_newest(catalog).job_id is None
 
 
 @pytest.mark.parametrize("went_back", [False, True])
@@ -69,9 +70,9 @@ def test_a_run_that_had_recorded_its_failure(
     if went_back:
         dead = Run(memory, ledger, pins).start("chk-1")
     catalog = CheckpointCatalog(memory, JOB)
-    catalog.epochs.record_end(dead.claim.epoch, End("FAILING", "driver lost", discarded=False, ended_at="now"))
+    catalog.records.epochs.record_end(dead.claim.epoch, End("FAILING", "driver lost", discarded=False, ended_at="now"))
     end_dead_epoch(catalog, dead.claim, DELETING, JobStatus.FAILED, "all restarts are used up", clock)
-    found = catalog.newest()
+    found = find_newest(catalog)
     assert (found.metadata, found.job_id) == (None, None)
     assert "FAILED" in found.reason
 
@@ -86,7 +87,7 @@ def test_a_crash_anywhere_leaves_all_or_is_finished_by_the_next(pins: Pins) -> N
 
     def end(storage: FileSystem, ledger: Ledger) -> None:
         catalog = CheckpointCatalog(storage, JOB)
-        dead = catalog.epochs.read_claim(1)
+        dead = catalog.records.epochs.read_claim(1)
         assert dead is not None
         ledger.discarded = True
         ledger.given_up |= set(ledger.meant)
@@ -107,8 +108,8 @@ def test_a_crash_anywhere_leaves_all_or_is_finished_by_the_next(pins: Pins) -> N
 def look_after(storage: FileSystem) -> None:
     """What whoever looks after a dead run does next: end the job, or carry out what its end asks for."""
     catalog, clock = CheckpointCatalog(storage, JOB), ManualClock()
-    highest = catalog.epochs.highest()
-    dead, end = catalog.epochs.read_claim(highest), catalog.epochs.read_end(highest)
+    highest = catalog.records.epochs.highest()
+    dead, end = catalog.records.epochs.read_claim(highest), catalog.records.epochs.read_end(highest)
     assert dead is not None
     if end is None:
         end_dead_epoch(catalog, dead, DELETING, JobStatus.CANCELED, "terminated", clock)
@@ -126,7 +127,7 @@ def test_a_crash_anywhere_is_made_up_for_without_another_start(pins: Pins, *, is
         for step in range(3):
             run.checkpoint(state(step))
         if is_on_record:
-            run.catalog.epochs.record_end(1, End("CANCELED", "terminated", discarded=True, ended_at="now"))
+            run.catalog.records.epochs.record_end(1, End("CANCELED", "terminated", discarded=True, ended_at="now"))
         return storage, ledger
 
     def examine(storage: FileSystem, _: Ledger) -> None:
@@ -137,9 +138,9 @@ def test_a_crash_anywhere_is_made_up_for_without_another_start(pins: Pins, *, is
         assert isinstance(storage, MemoryFileSystem)
         assert [name for name in storage.files if "/chk-" in name or "/shared/" in name] == []
         assert catalog.given_up() is not None
-        highest = catalog.epochs.highest()
+        highest = catalog.records.epochs.highest()
         look_after(storage)
-        assert catalog.epochs.highest() == highest, "what is done is not done again"
+        assert catalog.records.epochs.highest() == highest, "what is done is not done again"
 
     result = enumerate_crash_points(
         fresh, lambda storage, _: look_after(storage), examine, expected=(OSError, CheckpointError)
@@ -161,4 +162,4 @@ def test_nobody_but_the_dead_run_is_fenced(
     with pytest.raises(Fenced):
         finish_end(catalog, dead.claim, end, clock)
     assert new.checkpoint(state(2)).name == "chk-2"
-    assert catalog.epochs.highest() == new.claim.epoch
+    assert catalog.records.epochs.highest() == new.claim.epoch

@@ -5,9 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
-from dagster_ckpt.checkpoint.epochs import Choice, Claim, End, Epochs
-from dagster_ckpt.checkpoint.owner import claim_ownership
+from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.catalog.newest import find_newest
+from dagster_ckpt.checkpoint.control.epochs import Choice, Claim, End, Epochs
+from dagster_ckpt.checkpoint.control.job_records import JobRecords
 from dagster_ckpt.errors import CorruptCheckpoint, Fenced, ForeignCheckpoint, PublishUnknown, StorageUnusable
 from dagster_ckpt.filesystem import FileSystem
 from dagster_ckpt.testing import FailAfter, FaultInjectingFileSystem, Lie, Operation, at_operation
@@ -139,7 +140,7 @@ def test_hundreds_of_starts_that_came_to_nothing_do_not_forget_the_choice(
     newest = Run(memory, ledger, pins).start().checkpoint(state(1), 1)
     for _ in range(450):
         claim(memory)
-    found = CheckpointCatalog(memory, JOB).newest().metadata
+    found = find_newest(CheckpointCatalog(memory, JOB)).metadata
     assert found is not None
     assert found.reference == newest.reference
 
@@ -155,9 +156,9 @@ def test_old_epochs_are_forgotten(memory: MemoryFileSystem) -> None:
 
 
 def test_two_deployments_do_not_share_a_job_by_accident(memory: MemoryFileSystem) -> None:
-    claim_ownership(memory, JOB, "production")
-    claim_ownership(memory, JOB, "production")
+    JobRecords(memory, JOB).claim_ownership("production")
+    JobRecords(memory, JOB).claim_ownership("production")
     with pytest.raises(ForeignCheckpoint, match=r"memory/flights belongs to deployment 'production'") as raised:
-        claim_ownership(memory, JOB, "staging")
+        JobRecords(memory, JOB).claim_ownership("staging")
     assert "deployment='production'" in raised.value.hint
-    claim_ownership(memory, "other", "staging")
+    JobRecords(memory, "other").claim_ownership("staging")

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dagster_ckpt.checkpoint.failures import DIED, Failure, FailureLog
+from dagster_ckpt.checkpoint.control.failures import DIED, Failure, FailureLog
 from tests.checkpoint.driver import JOB
 from tests.checkpoint.memory import MemoryFileSystem
 

@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
-from dagster_ckpt.checkpoint.deletions import DeletionLog
-from dagster_ckpt.checkpoint.ending import finish_deletions
-from dagster_ckpt.checkpoint.epochs import Settled
-from dagster_ckpt.checkpoint.failures import Failure, FailureLog
-from dagster_ckpt.checkpoint.issuing import next_id
-from dagster_ckpt.checkpoint.job_sweep import Swept, sweep_job
-from dagster_ckpt.checkpoint.ownership import is_checkpoint_file, is_record, written_by
-from dagster_ckpt.checkpoint.write_ahead_archive import ArchiveWriter, WriteAheadArchive
+from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.catalog.newest import find_newest
+from dagster_ckpt.checkpoint.cleanup.dead_runs import finish_deletions
+from dagster_ckpt.checkpoint.cleanup.job_sweep import Swept, sweep_job
+from dagster_ckpt.checkpoint.control.deletion_log import DeletionLog
+from dagster_ckpt.checkpoint.control.epochs import Settled
+from dagster_ckpt.checkpoint.control.failures import Failure, FailureLog
+from dagster_ckpt.checkpoint.control.plan_archive import ArchiveWriter, WriteAheadArchive
+from dagster_ckpt.checkpoint.format.file_names import is_checkpoint_file, is_record, written_by
 from dagster_ckpt.cli import main
 from dagster_ckpt.errors import CheckpointError
 from dagster_ckpt.filesystem import FileSystem, PosixFileSystem
@@ -137,7 +137,7 @@ def test_a_file_named_like_a_checkpoint_is_none(storage: FileSystem, ledger: Led
     again.finish()
     assert swept(storage).orphans == ()
     assert storage.read(f"{LINEAGE}/chk-5") == b"of mine"
-    assert next_id(again.catalog, f"{1:032x}") == 7
+    assert again.catalog.next_id(f"{1:032x}") == 7
 
 
 class TestWhatIsGivenUp:
@@ -171,7 +171,7 @@ class TestWhatIsGivenUp:
         disturbed = FaultInjectingFileSystem(
             storage, lambda operation: Crash() if "deletions/" in operation.path else None
         )
-        run.store._deletions = DeletionLog(disturbed, JOB)
+        run.store._records.deletions = DeletionLog(disturbed, JOB)
         with pytest.raises(ProcessDied):
             run.cleanup()
         assert directories(storage) == {"chk-1", "chk-2"}
@@ -282,7 +282,7 @@ class TestRecords:
         pin(disturbed, ledger, "chk-1")
         run.checkpoint(state(2), 2)
         run.subsume(1)
-        run.catalog.epochs.record_settled(1, Settled({}))
+        run.catalog.records.epochs.record_settled(1, Settled({}))
         run.cleanup()
         look(None)
         control = f"{JOB}/control/"
@@ -378,7 +378,7 @@ class TestTheBase:
         assert {path for path in before - files(base) if not path.startswith(f"{JOB}/")} == set()
 
     def test_are_in_nobodys_way(self, base: PosixFileSystem, ledger: Ledger, pins: Pins) -> None:
-        newest = CheckpointCatalog(base, JOB).newest().metadata
+        newest = find_newest(CheckpointCatalog(base, JOB)).metadata
         assert newest is not None
         run = Run(base, ledger, pins).start()
         run.checkpoint(state(2), 2)

@@ -24,36 +24,37 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
-from dagster_ckpt.checkpoint.layout import METADATA_FILE_NAME
-from dagster_ckpt.checkpoint.metadata import CheckpointMetadata, FileEntry
-from dagster_ckpt.checkpoint.savepoints import dispose_savepoint
-from dagster_ckpt.checkpoint.seal import seal
-from dagster_ckpt.checkpoint.storage_access import (
+from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.catalog.file_reader import materialize_checkpoint, verify_checkpoint
+from dagster_ckpt.checkpoint.catalog.pointers import (
     CheckpointStorageLocationReference,
     decode_path_from_reference,
     encode_path_as_reference,
     resolve_checkpoint_pointer,
 )
-from dagster_ckpt.checkpoint.write_ahead_archive import ArchiveWriter, WriteAheadArchive
+from dagster_ckpt.checkpoint.control.plan_archive import ArchiveWriter, WriteAheadArchive
+from dagster_ckpt.checkpoint.format.layout import METADATA_FILE_NAME
+from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata, FileEntry
+from dagster_ckpt.checkpoint.format.seal import seal
+from dagster_ckpt.checkpoint.taking.savepoint_files import dispose_savepoint
 from dagster_ckpt.errors import CheckpointError
 from dagster_ckpt.filesystem import PosixFileSystem, Stored, open_filesystem
 from dagster_ckpt.filesystem.names import inside
-from dagster_ckpt.spark.checkpoint_location import (
+from dagster_ckpt.spark.batches.plans import PlannedBatches, forget_plan, lay_out, planned_files, planned_offsets
+from dagster_ckpt.spark.capture.rocksdb_files import UnreadableStateFile, changelog_lineage, snapshot_members
+from dagster_ckpt.spark.files.checkpoint_location import (
     CheckpointLocation,
     parse_commit,
     parse_offsets,
     parse_operator,
     parse_query_id,
 )
-from dagster_ckpt.spark.file_sink import FileSink
-from dagster_ckpt.spark.planned_batches import PlannedBatches, forget_plan, lay_out, planned_files, planned_offsets
-from dagster_ckpt.spark.restore import prepare_location
-from dagster_ckpt.spark.rocksdb_files import UnreadableStateFile, changelog_lineage, snapshot_members
+from dagster_ckpt.spark.files.prepare import prepare_location
+from dagster_ckpt.spark.preflight.source_files import SourceFiles
 from dagster_ckpt.spark.sinks.recorded_positions import RecordedPositions
+from dagster_ckpt.spark.sinks.spark_sink_log import FileSink
 from dagster_ckpt.spark.sinks.transactional_file_sink import TransactionalFileSink
 from dagster_ckpt.spark.sinks.transactions import TransactionLog, decode_files
-from dagster_ckpt.spark.source_files import SourceFiles
 from tests.checkpoint.manifests import JOB_ID, MANIFEST
 from tests.jobs.harness import tree
 from tests.sinks.transactional import TransactionalJob
@@ -252,8 +253,8 @@ def read_savepoint(place: Place, data: bytes) -> None:
     catalog = CheckpointCatalog(storage, JOB)
     with domain_errors():
         metadata = catalog.resolve(str(savepoint))
-        catalog.verify(metadata)
-        catalog.materialize(metadata, here / "materialized")
+        verify_checkpoint(catalog, metadata)
+        materialize_checkpoint(catalog, metadata, here / "materialized")
         assert CheckpointMetadata.decode(metadata.encode(), "again") == replace(metadata, location=None)
     with domain_errors():
         dispose_savepoint(storage, savepoint.name)
@@ -618,7 +619,7 @@ def test_what_is_not_changed_is_read(examples: dict[str, Any], place: Place) -> 
     (savepoint / "0-whole").write_bytes(b"whole")
     (savepoint / METADATA_FILE_NAME).write_bytes(examples["a savepoint's manifest"][2])
     catalog = CheckpointCatalog(PosixFileSystem(here), JOB)
-    catalog.materialize(catalog.resolve(str(savepoint)), here / "materialized")
+    materialize_checkpoint(catalog, catalog.resolve(str(savepoint)), here / "materialized")
     assert len(tree(here / "materialized")) == 5
     (here / "1.zip").write_bytes(zipped(b"v1\n" + json.dumps(SNAPSHOT).encode()))
     assert snapshot_members(here / "1.zip") == (("SSTs/1-a.sst", 3),)

@@ -14,17 +14,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dagster_ckpt.checkpoint import job_sweep
-from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.cleanup import job_sweep
+from dagster_ckpt.checkpoint.cleanup.broken_checkpoints import dispose_broken
+from dagster_ckpt.checkpoint.cleanup.job_sweep import Swept, sweep_job
 from dagster_ckpt.checkpoint.clock import iso
-from dagster_ckpt.checkpoint.deletions import DeletionLog
-from dagster_ckpt.checkpoint.disposing import dispose_broken
-from dagster_ckpt.checkpoint.epochs import End, Epochs, Settled
-from dagster_ckpt.checkpoint.job_sweep import Swept, sweep_job
-from dagster_ckpt.checkpoint.liveness import Heartbeat, HeartbeatFile, ProcessIdentity
-from dagster_ckpt.checkpoint.metadata import FORK
-from dagster_ckpt.checkpoint.pins import Pins as PinRecords
-from dagster_ckpt.checkpoint.quarantine import Quarantined
+from dagster_ckpt.checkpoint.control.deletion_log import DeletionLog
+from dagster_ckpt.checkpoint.control.epochs import End, Epochs, Settled
+from dagster_ckpt.checkpoint.control.heartbeat import Heartbeat, HeartbeatFile
+from dagster_ckpt.checkpoint.control.pins import Pins as PinRecords
+from dagster_ckpt.checkpoint.control.quarantine import Quarantined
+from dagster_ckpt.checkpoint.format.manifest import FORK
+from dagster_ckpt.checkpoint.processes import ProcessIdentity
 from dagster_ckpt.errors import CheckpointError, CheckpointNotFound, Fenced, InvalidConfiguration, JobAlreadyRunning
 from dagster_ckpt.filesystem import FileSystem
 from dagster_ckpt.testing import (
@@ -91,7 +92,7 @@ def left_behind(memory: MemoryFileSystem, ledger: Ledger, pins: Pins) -> Run:
     run.checkpoint(state(9), 9)
     die(run, disk, 70)
     run = Run(memory, ledger, pins)
-    run.claim = run.catalog.epochs.claim(token="t", series=None, run_id="r", host="h", pid=1, now=iso(1.0))
+    run.claim = run.catalog.records.epochs.claim(token="t", series=None, run_id="r", host="h", pid=1, now=iso(1.0))
     run.finish()
     return run
 
@@ -121,7 +122,7 @@ class TestWhatGoes:
         disk.plan = once("remove", "_metadata", Crash())
         with pytest.raises(ProcessDied):
             run.subsume(1)
-        Run(memory, ledger, pins).catalog.epochs.record_end(1, End("FAILED", "of the test", False, iso(1.0)))
+        Run(memory, ledger, pins).catalog.records.epochs.record_end(1, End("FAILED", "of the test", False, iso(1.0)))
         planned = sweep(memory, dry_run=True)
         assert directories(memory) == {"chk-1", "chk-2", "chk-3"}
         assert "its deletion was begun" in planned.orphans[0].reason
@@ -209,7 +210,7 @@ class TestWhatGoes:
     ) -> None:
         run = left_behind(memory, ledger, pins)
         name = f"{1:032x}/chk-1"
-        run.catalog.quarantine.add(Quarantined(name, "broken", 3, "r", "h", "now"))
+        run.catalog.records.quarantine.add(Quarantined(name, "broken", 3, "r", "h", "now"))
         (note,) = sweep(memory).notes
         assert f"In quarantine, and kept unless it is asked for: {name}." in note
         ledger.examine(memory)
@@ -224,7 +225,7 @@ class TestWhatGoes:
         assert set(sweep(memory, quarantined=True).orphans) == set(planned.orphans)
         assert directories(memory) == {"chk-2"}
         assert stored(memory) == reachable(memory)
-        assert run.catalog.quarantine.names() == set()
+        assert run.catalog.records.quarantine.names() == set()
 
 
 class TestWhoRuns:
@@ -265,7 +266,7 @@ class TestWhoRuns:
         run.checkpoint(state(1), 1)
         die(run, disk, 50)
         if failing:
-            Run(memory, ledger, pins).catalog.epochs.record_end(1, End("FAILING", "", False, iso(clock.time())))
+            Run(memory, ledger, pins).catalog.records.epochs.record_end(1, End("FAILING", "", False, iso(clock.time())))
         clock.advance(3600)
         self.beat(memory, clock)
         clock.advance(DAY.total_seconds() - 100)
@@ -275,9 +276,9 @@ class TestWhoRuns:
             assert f"dagster-ckpt sweep {JOB} --older-than" in refused.value.hint
         clock.advance(101)
         planned = sweep(memory, clock, older_than=DAY, dry_run=True)
-        assert CheckpointCatalog(memory, JOB).epochs.highest() == 1
+        assert CheckpointCatalog(memory, JOB).records.epochs.highest() == 1
         assert sweep(memory, clock, older_than=DAY).orphans == planned.orphans != ()
-        end = CheckpointCatalog(memory, JOB).epochs.read_end(2)
+        end = CheckpointCatalog(memory, JOB).records.epochs.read_end(2)
         assert end is not None
         assert end.status == "SUSPENDED"
         assert stored(memory) == reachable(memory)
@@ -353,7 +354,7 @@ class TestWhoRuns:
         def sweeper() -> None:
             catalog = CheckpointCatalog(FaultInjectingFileSystem(memory, pause), JOB)
             if unfenced:
-                catalog.epochs = Unfenced(catalog.filesystem, JOB)
+                catalog.records.epochs = Unfenced(catalog.filesystem, JOB)
             try:
                 sweep_job(catalog, ManualClock())
             except JobAlreadyRunning as error:
@@ -477,7 +478,7 @@ class TestRecords:
 def test_every_operation_may_crash_fail_or_lose_its_reply(pins: Pins) -> None:
     over, promised = MemoryFileSystem(), Ledger()
     run = left_behind(over, promised, pins)
-    run.catalog.quarantine.add(Quarantined(f"{1:032x}/chk-1", "broken", 3, "r", "h", "now"))
+    run.catalog.records.quarantine.add(Quarantined(f"{1:032x}/chk-1", "broken", 3, "r", "h", "now"))
     promised.given_up.add(f"{1:032x}/chk-1")
 
     def fresh() -> tuple[FileSystem, Ledger]:

@@ -19,17 +19,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dagster_ckpt.checkpoint import processes
-from dagster_ckpt.checkpoint.liveness import (
-    LEASE,
-    Heart,
-    Heartbeat,
-    HeartbeatFile,
-    ProcessIdentity,
-    free_job,
-    is_dead,
-    this_host,
-)
-from dagster_ckpt.checkpoint.processes import DRIVER_VARIABLE, is_proven, mark_driver
+from dagster_ckpt.checkpoint.control.heart import Heart
+from dagster_ckpt.checkpoint.control.heartbeat import LEASE, Heartbeat, HeartbeatFile, free_job, is_dead
+from dagster_ckpt.checkpoint.processes import DRIVER_VARIABLE, ProcessIdentity, is_proven, mark_driver, this_host
 from dagster_ckpt.errors import CorruptCheckpoint, JobAlreadyRunning
 from tests.checkpoint.bystanders import SPARK, driving, jvm, running
 from tests.checkpoint.driver import JOB, ManualClock

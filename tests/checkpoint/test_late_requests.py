@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
-from dagster_ckpt.checkpoint.epochs import Epochs
+from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.catalog.file_reader import verify_checkpoint
+from dagster_ckpt.checkpoint.control.epochs import Epochs
 from dagster_ckpt.errors import CheckpointFileMissing, CheckpointNotFound, PublishUnknown
 from dagster_ckpt.testing import Late
 from tests.checkpoint.driver import JOB, Ledger, Pins, Run, content, once, shared, state
@@ -88,7 +89,7 @@ def test_a_manifest_that_arrives_in_a_lineage_that_was_given_up_is_gone_on_from_
     catalog = CheckpointCatalog(memory, JOB)
     late = catalog.load(run.store.job_id, 2)
     with pytest.raises(CheckpointFileMissing, match="is gone"):
-        catalog.verify(late)
+        verify_checkpoint(catalog, late)
     again = Run(memory, ledger, pins).start()
     assert again.store.restored_from is None
     assert again.store.job_id != run.store.job_id

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from dagster_ckpt.checkpoint import layout
+from dagster_ckpt.checkpoint.format import layout
 from dagster_ckpt.errors import InvalidConfiguration
 
 

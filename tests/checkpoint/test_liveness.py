@@ -11,20 +11,19 @@ from dataclasses import replace
 import psutil
 import pytest
 
-from dagster_ckpt.checkpoint import liveness
-from dagster_ckpt.checkpoint.liveness import (
+from dagster_ckpt.checkpoint.control import heart
+from dagster_ckpt.checkpoint.control.heart import Heart
+from dagster_ckpt.checkpoint.control.heartbeat import (
     INTERVAL,
     LEASE,
     SETTLED,
-    Heart,
     Heartbeat,
     HeartbeatFile,
-    ProcessIdentity,
     free_job,
     is_dead,
-    this_host,
     unchanged_for,
 )
+from dagster_ckpt.checkpoint.processes import ProcessIdentity, this_host
 from dagster_ckpt.errors import JobAlreadyRunning, StorageError
 from dagster_ckpt.testing import Action, Fail, FaultInjectingFileSystem, Hang, Operation
 from tests.checkpoint.bystanders import driving, jvm
@@ -382,11 +381,11 @@ class TestHangingRequests:
         self, memory: MemoryFileSystem, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
     ) -> Iterator[Hanging]:
         def patience(seconds: float) -> None:
-            monkeypatch.setattr(liveness, "_PATIENCE", seconds)
+            monkeypatch.setattr(heart, "PATIENCE", seconds)
 
         patience(60)
-        monkeypatch.setattr(liveness, "INTERVAL", 3600.0)
-        monkeypatch.setattr(liveness, "SETTLED", 0.0)
+        monkeypatch.setattr(heart, "INTERVAL", 3600.0)
+        monkeypatch.setattr(heart, "SETTLED", 0.0)
         made = Hanging(memory, clock, patience)
         yield made
         patience(0)
@@ -395,7 +394,7 @@ class TestHangingRequests:
 
     @pytest.mark.parametrize("kind", ["read", "replace"])
     def test_the_heart_goes_on_beside_one(self, hanging: Hanging, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-        monkeypatch.setattr(liveness, "INTERVAL", 0.01)
+        monkeypatch.setattr(heart, "INTERVAL", 0.01)
         hanging.hangs(kind, hanging.heart.start)
         for _ in range(3):
             hanging.beaten.clear()

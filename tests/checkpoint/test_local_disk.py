@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from dagster_ckpt.checkpoint.local_disk import local_failure
-from dagster_ckpt.checkpoint.metadata import FileEntry
-from dagster_ckpt.checkpoint.reading import read_files
+from dagster_ckpt.checkpoint.catalog.file_reader import read_files
+from dagster_ckpt.checkpoint.format.manifest import FileEntry
 from dagster_ckpt.errors import StorageError, WorkingDirectoryFailed
 from dagster_ckpt.filesystem import FileSystem, PosixFileSystem
+from dagster_ckpt.filesystem.local_disk import local_failure
 from dagster_ckpt.testing import Fail, FaultInjectingFileSystem
 from tests.jobs.mounts import mounted
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagster_ckpt.checkpoint import metadata as metadata_module
-from dagster_ckpt.checkpoint.metadata import CheckpointMetadata, FileEntry
-from dagster_ckpt.checkpoint.seal import seal
+from dagster_ckpt.checkpoint.format import manifest as metadata_module
+from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata, FileEntry
+from dagster_ckpt.checkpoint.format.seal import seal
 from dagster_ckpt.errors import CheckpointFailure, CorruptCheckpoint, CorruptMetadata, UnknownMetadataVersion
 from dagster_ckpt.filesystem import Stored
 

@@ -10,7 +10,7 @@ from hypothesis import Phase
 
 from dagster_ckpt.errors import CheckpointError
 from dagster_ckpt.testing import Flip, enumerate_crash_points
-from dagster_ckpt.testing.gcs_server import GcsServer
+from dagster_ckpt.testing.gcs.server import GcsServer
 from tests.checkpoint import mutants
 from tests.checkpoint.driver import Pins, Run
 from tests.checkpoint.interleaved import interleavings

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dagster_ckpt.checkpoint import savepoints as writing
-from dagster_ckpt.checkpoint.metadata import CheckpointMetadata, FileEntry
-from dagster_ckpt.checkpoint.progress import Gauge
-from dagster_ckpt.checkpoint.reading import read_files
-from dagster_ckpt.checkpoint.savepoints import write_savepoint
+from dagster_ckpt.checkpoint.catalog.file_reader import read_files
+from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata, FileEntry
+from dagster_ckpt.checkpoint.taking import savepoint_files as writing
+from dagster_ckpt.checkpoint.taking.progress import Gauge
+from dagster_ckpt.checkpoint.taking.savepoint_files import write_savepoint
 from dagster_ckpt.errors import CaptureIncomplete, StorageError
 from dagster_ckpt.filesystem import FileSystem, Part, PosixFileSystem, Stopped, Written, bounds, server_side
 from dagster_ckpt.testing import Fail, FaultInjectingFileSystem, Operation

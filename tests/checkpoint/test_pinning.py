@@ -7,14 +7,15 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
-from dagster_ckpt.checkpoint.deletions import ROUNDS, DeletionLog
-from dagster_ckpt.checkpoint.ending import end_dead_epoch
-from dagster_ckpt.checkpoint.epochs import End
-from dagster_ckpt.checkpoint.pinning import pin_checkpoint, unpin_checkpoint
-from dagster_ckpt.checkpoint.pins import Pin
-from dagster_ckpt.checkpoint.pins import Pins as CheckpointPins
-from dagster_ckpt.checkpoint.savepoints import copy_to_savepoint
+from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.catalog.newest import find_newest
+from dagster_ckpt.checkpoint.cleanup.dead_runs import end_dead_epoch
+from dagster_ckpt.checkpoint.cleanup.pinning import pin_checkpoint, unpin_checkpoint
+from dagster_ckpt.checkpoint.control.deletion_log import ROUNDS, DeletionLog
+from dagster_ckpt.checkpoint.control.epochs import End
+from dagster_ckpt.checkpoint.control.pins import Pin
+from dagster_ckpt.checkpoint.control.pins import Pins as CheckpointPins
+from dagster_ckpt.checkpoint.taking.savepoint_files import copy_to_savepoint
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig, ExternalizedCheckpointCleanup, JobStatus
 from dagster_ckpt.config.retention import KeepNewest
 from dagster_ckpt.errors import CheckpointError, CheckpointNotFound, InvalidConfiguration, StorageError
@@ -115,13 +116,13 @@ class TestCleanup:
         pinned = pin(memory, ledger, "chk-2")
         run.cleanup()
         catalog = CheckpointCatalog(memory, JOB)
-        assert (catalog.newest().metadata, catalog.newest().job_id) == (None, None)
+        assert (find_newest(catalog).metadata, find_newest(catalog).job_id) == (None, None)
         back = Run(memory, ledger, pins).start(pinned)
         assert (back.store.job_id, back.store.restored_from) == (LINEAGE, pinned)
         assert [item.name for item in back.store.retained] == ["chk-2"]
         taken = back.checkpoint(state(7))
         assert taken.checkpoint_id == 4, "no id is issued twice"
-        newest = catalog.newest().metadata
+        newest = find_newest(catalog).metadata
         assert newest is not None
         assert newest.reference == taken.reference
         ledger.examine(memory)
@@ -143,7 +144,7 @@ class TestCleanup:
         for step in range(3):
             run.checkpoint(state(step))
         pinned = pin(memory, ledger, "chk-2")
-        run.catalog.epochs.record_end(1, End("CANCELED", "terminated", discarded=True, ended_at="now"))
+        run.catalog.records.epochs.record_end(1, End("CANCELED", "terminated", discarded=True, ended_at="now"))
         ledger.discarded, ledger.given_up = True, set(ledger.meant)
         again = Run(memory, ledger, pins).start()
         assert again.store.job_id != LINEAGE
@@ -174,7 +175,7 @@ class TestCleanup:
         whole = memory.files[broken]
         memory.files[broken] = whole[:-5]
         before = shared(memory)
-        run.catalog.epochs.record_end(1, End("CANCELED", "terminated", discarded=True, ended_at="now"))
+        run.catalog.records.epochs.record_end(1, End("CANCELED", "terminated", discarded=True, ended_at="now"))
         ledger.discarded, ledger.given_up = True, set(ledger.meant)
         Run(memory, ledger, pins).start()
         assert directories(memory) == {"chk-2"}
@@ -317,7 +318,7 @@ class Race:
         """Of a run that ended and gave its checkpoints up, and died before it wrote a deletion down."""
         self.ledger.discarded, self.ledger.given_up = True, set(self.ledger.meant)
         end = End("CANCELED", "terminated", discarded=True, ended_at="now")
-        CheckpointCatalog(self.memory, JOB).epochs.record_end(1, end)
+        CheckpointCatalog(self.memory, JOB).records.epochs.record_end(1, end)
         Run(self.disk, self.ledger, self.pins).start()
 
     def pin(self) -> None:

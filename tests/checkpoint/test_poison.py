@@ -10,8 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagster_ckpt.checkpoint.failures import DIED, Failure
-from dagster_ckpt.checkpoint.poison import Streak, beyond_restart, is_outage, poison_batch, so_far, streak, symptom
+from dagster_ckpt.checkpoint.control.failures import (
+    DIED,
+    Failure,
+    Streak,
+    beyond_restart,
+    is_outage,
+    poison_batch,
+    so_far,
+    streak,
+    symptom,
+)
 from dagster_ckpt.config.restart import check_poison_batch_attempts
 from dagster_ckpt.errors import InvalidConfiguration, PoisonBatch
 

@@ -8,12 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from dagster_ckpt.checkpoint.catalog import CheckpointCatalog, Newest
-from dagster_ckpt.checkpoint.layout import METADATA_FILE_NAME
-from dagster_ckpt.checkpoint.liveness import Completed, Heartbeat, HeartbeatFile, ProcessIdentity
-from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
-from dagster_ckpt.checkpoint.preference import newest_preferred
-from dagster_ckpt.checkpoint.recorded_savepoints import RecordedSavepoint, RecordedSavepoints
+from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.catalog.file_reader import verify_checkpoint
+from dagster_ckpt.checkpoint.catalog.newest import Newest, find_newest
+from dagster_ckpt.checkpoint.control.heartbeat import Completed, Heartbeat, HeartbeatFile
+from dagster_ckpt.checkpoint.control.taken_savepoints import RecordedSavepoint, RecordedSavepoints
+from dagster_ckpt.checkpoint.format.layout import METADATA_FILE_NAME
+from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
+from dagster_ckpt.checkpoint.processes import ProcessIdentity
 from dagster_ckpt.errors import (
     CheckpointFileMissing,
     CheckpointNotFound,
@@ -57,7 +59,7 @@ def again(run: Run, storage: FileSystem, *, prefer_checkpoint: bool = False, res
 
 
 def newest(storage: FileSystem, *, prefer_checkpoint: bool = False) -> Newest:
-    return newest_preferred(CheckpointCatalog(storage, JOB), prefer_checkpoint=prefer_checkpoint)
+    return find_newest(CheckpointCatalog(storage, JOB), prefer_checkpoint=prefer_checkpoint)
 
 
 def records(memory: MemoryFileSystem) -> list[str]:
@@ -106,7 +108,7 @@ class TestRecords:
         run.checkpoint(state(1), 1)
         disturbed.plan = lambda operation: Fail() if "/savepoints/" in operation.path else None
         taken = save(run, target, 2)
-        run.catalog.verify(run.catalog.resolve(taken.reference))
+        verify_checkpoint(run.catalog, run.catalog.resolve(taken.reference))
         assert f"{taken.reference} is complete and not on record" in caplog.text
         found = newest(memory).metadata
         assert found is not None
@@ -148,7 +150,7 @@ class TestRecords:
                 run.store.write_savepoint(pending, pins.snapshot(2, state(2)), target)
             found = newest(memory)
             assert found.metadata is not None
-            CheckpointCatalog(memory, JOB).verify(found.metadata)
+            verify_checkpoint(CheckpointCatalog(memory, JOB), found.metadata)
             preferred.append(found.metadata.kind == "savepoint")
             if len(disturbed.log) <= at:
                 break
@@ -185,7 +187,7 @@ class TestChoosing:
         assert first.reference == f"{LINEAGE}/chk-3"
         assert [item.metadata.name for item in second.subsume(1)] == ["chk-1"]
         second.cleanup()
-        run.catalog.verify(taken)
+        verify_checkpoint(run.catalog, taken)
         assert newest(memory).metadata is None, "a lineage that is given up is gone on from in no way"
 
     def test_one_without_any_checkpoint(self, run: Run, memory: MemoryFileSystem, target: PosixFileSystem) -> None:

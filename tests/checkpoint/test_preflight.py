@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagster_ckpt.checkpoint.preflight import Finding, Preflight, Verdict
 from dagster_ckpt.config.checkpoint_config import CheckpointingMode
 from dagster_ckpt.errors import (
     CheckpointError,
@@ -16,6 +15,7 @@ from dagster_ckpt.errors import (
     RestoreWithLoss,
     SinkMismatch,
 )
+from dagster_ckpt.spark.verdict import Finding, Preflight, Verdict
 
 _FINE = Finding.fine("files", "all there.")
 _LOSES = Finding("source files", Verdict.WITH_LOSS, "a.json is gone.", "Put it back.")

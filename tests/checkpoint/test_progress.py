@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dagster_ckpt.checkpoint.savepoint_asking import take_savepoint
+from dagster_ckpt.checkpoint.taking.ask_savepoint import take_savepoint
 from dagster_ckpt.filesystem import PosixFileSystem, Written
 from tests.checkpoint.driver import Ledger, ManualClock, Pins, Run
 from tests.checkpoint.memory import MemoryFileSystem
@@ -96,7 +96,9 @@ def test_a_savepoint_tells_of_all_its_bytes(run: Run) -> None:
 
 
 def test_who_copies_a_checkpoint_is_told(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dagster_ckpt.checkpoint.savepoint_asking.savepoint_storage", lambda *_, **__: Slow(run.clock))
+    monkeypatch.setattr(
+        "dagster_ckpt.checkpoint.taking.ask_savepoint.savepoint_storage", lambda *_, **__: Slow(run.clock)
+    )
     run.checkpoint(dict.fromkeys(files(3), b"x" * 2**20))
     reports: list[str] = []
     take_savepoint(

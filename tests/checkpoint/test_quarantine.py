@@ -6,12 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dagster_ckpt.checkpoint.ancestry import Unreadable, line_of_descent, unreadable
-from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
-from dagster_ckpt.checkpoint.disposing import dispose_broken, is_broken
-from dagster_ckpt.checkpoint.ending import finish_deletions
-from dagster_ckpt.checkpoint.epochs import Choice, End
-from dagster_ckpt.checkpoint.quarantine import Quarantine, Quarantined
+from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.catalog.lineage import Unreadable, line_of_descent, unreadable
+from dagster_ckpt.checkpoint.catalog.newest import find_newest
+from dagster_ckpt.checkpoint.cleanup.broken_checkpoints import dispose_broken, is_broken
+from dagster_ckpt.checkpoint.cleanup.dead_runs import finish_deletions
+from dagster_ckpt.checkpoint.control.epochs import Choice, End
+from dagster_ckpt.checkpoint.control.quarantine import Quarantine, Quarantined
 from dagster_ckpt.errors import CorruptCheckpoint, InvalidConfiguration
 from dagster_ckpt.filesystem import FileSystem
 from tests.checkpoint.driver import JOB, Ledger, Pins, Run, content, directories, pin, shared, state
@@ -114,13 +115,13 @@ class TestDisposal:
         for step in range(4):
             run.checkpoint(state(step))
         put_away(memory, "chk-4")
-        run.catalog.epochs.record_end(1, End("FINISHED", "done", discarded=False, ended_at="now"))
+        run.catalog.records.epochs.record_end(1, End("FINISHED", "done", discarded=False, ended_at="now"))
         catalog = CheckpointCatalog(memory, JOB)
         assert is_broken(catalog, LINEAGE, 4)
         assert not is_broken(catalog, LINEAGE, 3)
         assert dispose_broken(catalog, LINEAGE, 4)
         assert directories(memory) == {"chk-1", "chk-2", "chk-3"}
-        assert not catalog.quarantine.names()
+        assert not catalog.records.quarantine.names()
         needed = {name.rpartition("/")[2] for item in catalog.completed(LINEAGE)[0] for name in item.references}
         assert shared(memory) == needed
 
@@ -143,7 +144,7 @@ class TestDisposal:
         needed = {name.rpartition("/")[2] for item in again.store.retained for name in item.references}
         assert shared(memory) == needed
         finish_deletions(catalog, again.claim.epoch)
-        assert not catalog.quarantine.names(), "the record goes when the checkpoint is gone"
+        assert not catalog.records.quarantine.names(), "the record goes when the checkpoint is gone"
 
     def test_beside_a_run_that_dies_the_next_one_does_it(
         self, run: Run, memory: MemoryFileSystem, ledger: Ledger, pins: Pins
@@ -165,7 +166,7 @@ class TestDisposal:
         unreadable_manifest(memory, "chk-3")
         catalog = CheckpointCatalog(memory, JOB)
         with pytest.raises(CorruptCheckpoint):
-            catalog.newest()
+            find_newest(catalog)
         with pytest.raises(InvalidConfiguration, match="is what it would go on from"):
             dispose_broken(catalog, LINEAGE, 3)
         again = Run(memory, ledger, pins).start("chk-2")

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
-from dagster_ckpt.checkpoint.reclaiming import reclaimable_bytes
+from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.catalog.lineage import reclaimable_bytes
 from dagster_ckpt.config.retention import KeepNewest
 from tests.checkpoint.driver import JOB, Ledger, Pins, Run, state
 from tests.checkpoint.memory import MemoryFileSystem

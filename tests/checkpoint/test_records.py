@@ -11,17 +11,18 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from dagster_ckpt.checkpoint.deletions import Deletion
-from dagster_ckpt.checkpoint.epochs import Choice, Claim, End, Settled
-from dagster_ckpt.checkpoint.failures import Failure
-from dagster_ckpt.checkpoint.liveness import Heartbeat, ProcessIdentity
-from dagster_ckpt.checkpoint.owner import _Owner
-from dagster_ckpt.checkpoint.pins import Pin
-from dagster_ckpt.checkpoint.quarantine import Quarantined
-from dagster_ckpt.checkpoint.recorded_savepoints import RecordedSavepoint
-from dagster_ckpt.checkpoint.records import encode_record, read_record
-from dagster_ckpt.checkpoint.requests import Answer, SavepointRequest, TakenSavepoint
-from dagster_ckpt.checkpoint.savepoints import _Disposal
+from dagster_ckpt.checkpoint.control.deletion_log import Deletion
+from dagster_ckpt.checkpoint.control.epochs import Choice, Claim, End, Settled
+from dagster_ckpt.checkpoint.control.failures import Failure
+from dagster_ckpt.checkpoint.control.heartbeat import Heartbeat
+from dagster_ckpt.checkpoint.control.job_records import _Owner
+from dagster_ckpt.checkpoint.control.pins import Pin
+from dagster_ckpt.checkpoint.control.quarantine import Quarantined
+from dagster_ckpt.checkpoint.control.savepoint_requests import Answer, SavepointRequest, TakenSavepoint
+from dagster_ckpt.checkpoint.control.taken_savepoints import RecordedSavepoint
+from dagster_ckpt.checkpoint.format.records import encode_record, read_record
+from dagster_ckpt.checkpoint.processes import ProcessIdentity
+from dagster_ckpt.checkpoint.taking.savepoint_files import _Disposal
 from dagster_ckpt.errors import CorruptRecord, InvalidConfiguration
 from tests.checkpoint.memory import MemoryFileSystem
 from tests.checkpoint.record_files import as_version_1, fields_of, resealed

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
-from dagster_ckpt.checkpoint.epochs import End
-from dagster_ckpt.checkpoint.liveness import Heart, HeartbeatFile
-from dagster_ckpt.checkpoint.requests import TakenSavepoint
-from dagster_ckpt.checkpoint.savepoint_asking import take_savepoint
+from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.control.epochs import End
+from dagster_ckpt.checkpoint.control.heart import Heart
+from dagster_ckpt.checkpoint.control.heartbeat import HeartbeatFile
+from dagster_ckpt.checkpoint.control.savepoint_requests import TakenSavepoint
+from dagster_ckpt.checkpoint.taking.ask_savepoint import take_savepoint
 from dagster_ckpt.errors import (
     CheckpointNotFound,
     InvalidConfiguration,
@@ -73,7 +74,9 @@ class TestAsking:
 
     def test_a_job_that_ends_meanwhile_is_not_waited_for(self, heart: Served) -> None:
         def end(seconds: float) -> None:
-            heart.job.run.catalog.epochs.record_end(1, End("CANCELED", "terminated", discarded=False, ended_at="now"))
+            heart.job.run.catalog.records.epochs.record_end(
+                1, End("CANCELED", "terminated", discarded=False, ended_at="now")
+            )
 
         with pytest.raises(SavepointFailed, match="the job ended meanwhile: CANCELED, terminated"):
             self.take(heart, end)
@@ -85,7 +88,9 @@ class TestAsking:
                 heart.pass_time(seconds)
             elif not heart.completed:
                 heart.server.finish()
-                heart.job.run.catalog.epochs.record_end(1, End("FINISHED", "stopped", discarded=False, ended_at="now"))
+                heart.job.run.catalog.records.epochs.record_end(
+                    1, End("FINISHED", "stopped", discarded=False, ended_at="now")
+                )
             else:
                 heart.server.job_ended()
 
@@ -94,7 +99,7 @@ class TestAsking:
     def test_who_stopped_a_job_that_ended_otherwise_does_not_wait_for_ever(self, heart: Served) -> None:
         def end(seconds: float) -> None:
             heart.job.clock.advance(seconds)
-            heart.job.run.catalog.epochs.record_end(1, End("FAILED", "broken", discarded=False, ended_at="now"))
+            heart.job.run.catalog.records.epochs.record_end(1, End("FAILED", "broken", discarded=False, ended_at="now"))
 
         with pytest.raises(SavepointFailed, match="the job ended meanwhile: FAILED, broken"):
             self.take(heart, end, stop=True, timeout="1 h")

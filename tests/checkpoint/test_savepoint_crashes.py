@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import pytest
 
-from dagster_ckpt.checkpoint.layout import METADATA_FILE_NAME
-from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
-from dagster_ckpt.checkpoint.savepoints import (
+from dagster_ckpt.checkpoint.format.layout import METADATA_FILE_NAME
+from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
+from dagster_ckpt.checkpoint.taking.savepoint_files import (
     dispose_savepoint,
     write_savepoint,
 )

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from dagster_ckpt.checkpoint import savepoint_server
-from dagster_ckpt.checkpoint.coordinator import Progress
-from dagster_ckpt.checkpoint.records import encode_record
-from dagster_ckpt.checkpoint.requests import Answer, SavepointRequest
+from dagster_ckpt.checkpoint.control.savepoint_requests import Answer, SavepointRequest
+from dagster_ckpt.checkpoint.format.records import encode_record
+from dagster_ckpt.checkpoint.format.snapshot import Progress
+from dagster_ckpt.checkpoint.taking import attempts
 from dagster_ckpt.errors import Fenced, SavepointFailed, StorageError
 from dagster_ckpt.testing import Fail
 from tests.checkpoint.driver import JOB, Ledger, Pins, Run
@@ -377,7 +377,7 @@ class TestDrivers:
     def test_a_driver_that_gives_up_leaves_the_request_open(
         self, make: Callable[..., Served], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(savepoint_server, "_ABANDON", 0.0)
+        monkeypatch.setattr(attempts, "_ABANDON", 0.0)
         served = make(at_once=False)
         served.job.stream.committed = 4
         served.ask()

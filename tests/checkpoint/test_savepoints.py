@@ -8,19 +8,21 @@ from pathlib import Path
 
 import pytest
 
-from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
-from dagster_ckpt.checkpoint.epochs import Choice
-from dagster_ckpt.checkpoint.layout import METADATA_FILE_NAME
-from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
-from dagster_ckpt.checkpoint.savepoints import (
+from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.catalog.file_reader import materialize_checkpoint, verify_checkpoint
+from dagster_ckpt.checkpoint.catalog.newest import find_newest
+from dagster_ckpt.checkpoint.catalog.pointers import savepoint_storage
+from dagster_ckpt.checkpoint.control.epochs import Choice
+from dagster_ckpt.checkpoint.format.layout import METADATA_FILE_NAME
+from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
+from dagster_ckpt.checkpoint.format.seal import seal
+from dagster_ckpt.checkpoint.format.snapshot import PinnedFile, Snapshot
+from dagster_ckpt.checkpoint.taking.savepoint_files import (
     copy_to_savepoint,
     dispose_savepoint,
     write_savepoint,
 )
-from dagster_ckpt.checkpoint.seal import seal
-from dagster_ckpt.checkpoint.shared_state import MAX_INLINE_BYTES
-from dagster_ckpt.checkpoint.snapshot import PinnedFile, Snapshot
-from dagster_ckpt.checkpoint.storage_access import savepoint_storage
+from dagster_ckpt.checkpoint.taking.shared_files import MAX_INLINE_BYTES
 from dagster_ckpt.config.retention import KeepNewest
 from dagster_ckpt.errors import (
     CheckpointError,
@@ -89,7 +91,7 @@ class TestWriting:
         run.checkpoint(state(1), 1)
         savepoint = save(run, target, 2)
         before = dict(target.files)
-        newest = CheckpointCatalog(memory, JOB).newest().metadata
+        newest = find_newest(CheckpointCatalog(memory, JOB)).metadata
         assert newest is not None
         assert newest.batch == 1
         for step in range(3, 6):
@@ -195,8 +197,8 @@ class TestReading:
             metadata = disk_run.catalog.resolve(pointer)
             assert metadata.location == metadata.reference == disk_run.catalog.pointer(metadata) == str(moved)
             assert metadata.name == "moved to here"
-        disk_run.catalog.verify(metadata)
-        disk_run.catalog.materialize(metadata, tmp_path / "live")
+        verify_checkpoint(disk_run.catalog, metadata)
+        materialize_checkpoint(disk_run.catalog, metadata, tmp_path / "live")
         assert {
             str(path.relative_to(tmp_path / "live")): path.read_bytes()
             for path in (tmp_path / "live").rglob("*")
@@ -208,7 +210,7 @@ class TestReading:
         victim.write_bytes(b"?" + victim.read_bytes()[1:])
         metadata = disk_run.catalog.resolve(str(moved))
         with pytest.raises(CheckpointFileChanged, match=victim.name):
-            disk_run.catalog.verify(metadata)
+            verify_checkpoint(disk_run.catalog, metadata)
 
     def test_another_jobs_is_refused(self, disk: PosixFileSystem, moved: Path) -> None:
         with pytest.raises(ForeignCheckpoint, match="belongs to job 'flights', not to 'other'"):
@@ -225,15 +227,15 @@ class TestReading:
         self, disk_run: Run, disk: PosixFileSystem, pins: Pins, ledger: Ledger, moved: Path
     ) -> None:
         begun = Run(disk, ledger, pins)
-        begun.claim = begun.catalog.epochs.claim(token="t", series=None, run_id="r", host="h", pid=1, now="now")
+        begun.claim = begun.catalog.records.epochs.claim(token="t", series=None, run_id="r", host="h", pid=1, now="now")
         choice = Choice("b" * 32, str(moved), 2, 0, "/live", "h", None, "asked for")
-        begun.catalog.epochs.record_choice(begun.claim.epoch, choice)
-        newest = begun.catalog.newest()
+        begun.catalog.records.epochs.record_choice(begun.claim.epoch, choice)
+        newest = find_newest(begun.catalog)
         assert newest.metadata is not None
         assert (newest.metadata.location, newest.job_id) == (str(moved), "b" * 32)
         shutil.rmtree(moved)
         with pytest.raises(CheckpointNotFound, match=str(moved)):
-            begun.catalog.newest()
+            find_newest(begun.catalog)
 
 
 class TestDisposing:

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from dagster_ckpt.checkpoint import liveness
 from dagster_ckpt.checkpoint.clock import SystemClock
-from dagster_ckpt.checkpoint.liveness import Completed, Heart, HeartbeatFile
+from dagster_ckpt.checkpoint.control import heart as heart_module
+from dagster_ckpt.checkpoint.control.heart import Heart
+from dagster_ckpt.checkpoint.control.heartbeat import Completed, HeartbeatFile
 from dagster_ckpt.errors import StorageError
 from dagster_ckpt.filesystem import PosixFileSystem
 
@@ -30,7 +31,7 @@ class Failing(PosixFileSystem):
 def test_each_beat_is_told_even_if_whoever_is_told_fails(
     storage: type[PosixFileSystem], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(liveness, "INTERVAL", 0.01)
+    monkeypatch.setattr(heart_module, "INTERVAL", 0.01)
     told, often = 0, threading.Event()
 
     def on_beat() -> None:
@@ -51,7 +52,7 @@ def test_each_beat_is_told_even_if_whoever_is_told_fails(
 
 def test_what_is_complete_is_told_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that is killed seconds after a checkpoint has told of it."""
-    monkeypatch.setattr(liveness, "INTERVAL", 10 * _DEADLINE)
+    monkeypatch.setattr(heart_module, "INTERVAL", 10 * _DEADLINE)
     file = HeartbeatFile(PosixFileSystem(tmp_path), "job")
     heart, beats = Heart(file, SystemClock(), epoch=1, run_id="run"), threading.Semaphore(0)
     heart.on_beat = beats.release

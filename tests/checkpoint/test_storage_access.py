@@ -10,9 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagster_ckpt.checkpoint import layout
-from dagster_ckpt.checkpoint.driver_memory import DriverMemory
-from dagster_ckpt.checkpoint.storage_access import (
+from dagster_ckpt.checkpoint.catalog.pointers import (
     CheckpointStorageAccess,
     CheckpointStorageLocationReference,
     create_checkpoint_directory,
@@ -22,8 +20,10 @@ from dagster_ckpt.checkpoint.storage_access import (
     new_savepoint_directory,
     resolve_checkpoint_pointer,
 )
+from dagster_ckpt.checkpoint.format import layout
 from dagster_ckpt.errors import CheckpointNotFound, CorruptMetadata, InvalidConfiguration, PublishConflict, StorageError
 from dagster_ckpt.filesystem import PosixFileSystem
+from dagster_ckpt.filesystem.driver_memory import DriverMemory
 from tests.checkpoint.memory import MemoryFileSystem
 
 JOB_ID = "1b080b6e710aabbef8993ab18c6de98b"

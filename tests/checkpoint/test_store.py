@@ -4,10 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
-from dagster_ckpt.checkpoint.shared_state import MAX_INLINE_BYTES
-from dagster_ckpt.checkpoint.snapshot import PinnedFile, Snapshot
-from dagster_ckpt.checkpoint.store import CompletedCheckpointStore, PendingCheckpoint
+from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.catalog.newest import find_newest
+from dagster_ckpt.checkpoint.format.snapshot import PinnedFile, Snapshot
+from dagster_ckpt.checkpoint.taking.progress import PendingCheckpoint
+from dagster_ckpt.checkpoint.taking.shared_files import MAX_INLINE_BYTES
+from dagster_ckpt.checkpoint.taking.store import CompletedCheckpointStore
 from dagster_ckpt.config.retention import KeepNewest
 from dagster_ckpt.errors import CheckpointFailure, CheckpointNotFound, Fenced, PublishUnknown, StorageError
 from dagster_ckpt.filesystem import Stopped
@@ -289,6 +291,6 @@ class TestFailing:
         with pytest.raises(CheckpointNotFound, match="is void: epoch 1 published it after epoch 2") as raised:
             CheckpointCatalog(memory, JOB).resolve("chk-2")
         assert "dagster-ckpt list flights" in raised.value.hint
-        newest = CheckpointCatalog(memory, JOB).newest().metadata
+        newest = find_newest(CheckpointCatalog(memory, JOB)).metadata
         assert newest is not None
         assert newest.epoch == 2

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
-from dagster_ckpt.checkpoint.deletions import DeletionLog
-from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
+from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.catalog.newest import find_newest
+from dagster_ckpt.checkpoint.control.deletion_log import DeletionLog
+from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
 from dagster_ckpt.config.retention import KeepNewest
 from dagster_ckpt.errors import Fenced, StorageError
 from dagster_ckpt.testing import (
@@ -94,7 +95,7 @@ class TestSubsuming:
             run.checkpoint(state(step))
         again = Run(memory, ledger, pins).start("chk-2")
         again.store.subsume(KeepNewest(1))
-        newest = CheckpointCatalog(memory, JOB).newest().metadata
+        newest = find_newest(CheckpointCatalog(memory, JOB)).metadata
         assert newest is not None
         assert newest.name == "chk-2"
 

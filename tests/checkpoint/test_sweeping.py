@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from dagster_ckpt.checkpoint.cleanup.start_sweep import sweep_start
 from dagster_ckpt.errors import Fenced
 from dagster_ckpt.testing import Crash, FaultInjectingFileSystem, Lie, ProcessDied
 from tests.checkpoint.driver import JOB, Ledger, Pins, Run, directories, once, shared, state
@@ -70,9 +71,9 @@ def test_what_a_newer_epoch_writes_is_not_touched(memory: MemoryFileSystem, ledg
     memory.create(name, b"of an attempt under way")
     memory.create(f"{JOB}/{newer.store.job_id}/shared/000001-0123456789ab-old.sst", b"of a dead attempt")
     with pytest.raises(Fenced):
-        older.store.sweep()
+        sweep_start(older.store)
     assert memory.read(name)
-    newer.store.sweep()
+    sweep_start(newer.store)
     assert memory.read(name), "nor by its own start: it may be of its own attempt"
     assert shared(memory) == needed(newer) | {name.rpartition("/")[2]}
 

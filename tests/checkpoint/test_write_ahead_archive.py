@@ -13,8 +13,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
-from dagster_ckpt.checkpoint.write_ahead_archive import ArchiveWriter, PlannedBatch, WriteAheadArchive
+from dagster_ckpt.checkpoint.control.plan_archive import ArchiveWriter, PlannedBatch, WriteAheadArchive
+from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
 from dagster_ckpt.errors import CorruptCheckpoint, CorruptRecord
 from tests.checkpoint.manifests import JOB_ID, MANIFEST
 from tests.checkpoint.memory import MemoryFileSystem

@@ -19,7 +19,7 @@ from urllib.error import URLError
 import psutil
 from pyspark.find_spark_home import _find_spark_home
 
-from dagster_ckpt.spark.session import find_java
+from dagster_ckpt.spark.query.session import find_java
 
 _ROOT = Path(__file__).resolve().parents[2]
 _DEADLINE = 300.0

@@ -12,10 +12,12 @@ import pytest
 
 from assets.batch_answer import batch_answer, compare, read_delays
 from assets.flights import CLOSING_FILES, _write, land, landing_plan
-from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.catalog.file_reader import verify_checkpoint
+from dagster_ckpt.checkpoint.catalog.newest import find_newest
 from dagster_ckpt.filesystem import PosixFileSystem
-from dagster_ckpt.spark.checkpoint_location import CheckpointLocation
-from dagster_ckpt.spark.file_sink import FileSink
+from dagster_ckpt.spark.files.checkpoint_location import CheckpointLocation
+from dagster_ckpt.spark.sinks.spark_sink_log import FileSink
 from tests.cluster.layout import FILES_PER_TRIGGER, JOB, Shared
 from tests.cluster.standalone import Cluster, standalone_cluster
 from tests.driving import Driver, driving
@@ -86,7 +88,7 @@ def test_an_executor_and_then_the_driver_are_killed(cluster: Cluster, tmp_path: 
     assert not broken
     assert len(completed) == 4
     for metadata in completed:
-        catalog.verify(metadata)
+        verify_checkpoint(catalog, metadata)
 
 
 @pytest.mark.exhaustive  # salvages are many, on one machine
@@ -111,7 +113,7 @@ def test_a_driver_killed_in_a_batch_is_salvaged(tmp_path: Path) -> None:
         )
         driver.kill()
         committed = location.last_committed()
-        newest = catalog.newest().metadata
+        newest = find_newest(catalog).metadata
         assert committed is not None
         assert newest is not None
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagster_ckpt.config.durations import format_duration, parse_duration
+from dagster_ckpt.config.quantities import format_duration, parse_duration
 
 whole_milliseconds = st.integers(0, 10**12).map(lambda value: timedelta(milliseconds=value))
 

@@ -6,8 +6,8 @@ from collections import Counter
 
 import pytest
 
-from dagster_ckpt.checkpoint.data_files import MAX_PACK_BYTES
-from dagster_ckpt.checkpoint.shared_state import DEFAULT_INLINE_THRESHOLD, MAX_INLINE_BYTES
+from dagster_ckpt.checkpoint.taking.data_files import MAX_PACK_BYTES
+from dagster_ckpt.checkpoint.taking.shared_files import DEFAULT_INLINE_THRESHOLD, MAX_INLINE_BYTES
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.config.configuration import CONFIGURATION_OPTIONS, Configuration
 from dagster_ckpt.config.option_types import ConfigurationOption, Handling

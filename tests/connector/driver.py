@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dagster_ckpt.spark.session import start_session, streaming_session
-from dagster_ckpt.spark.supervisor import die_with_parent
+from dagster_ckpt.spark.query.session import start_session, streaming_session
+from dagster_ckpt.spark.run.supervisor import die_with_parent
 from tests.connector.layout import DIRECTORY, LARGE, OURS, SCHEMA, TABLE_ROWS, large_content
 from tests.gcs import BUCKET
 from tests.gcs_connector import connector_conf

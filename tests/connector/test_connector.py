@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from dagster_ckpt.filesystem.gcs import GcsFileSystem
-from dagster_ckpt.testing.gcs_server import GcsServer
+from dagster_ckpt.filesystem.buckets.gcs import GcsFileSystem
+from dagster_ckpt.testing.gcs.server import GcsServer
 from tests.connector.layout import (
     DIRECTORY,
     LARGE,

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dagster_ckpt.checkpoint.driver_memory import DriverMemory
 from dagster_ckpt.config import restart as ours
 from dagster_ckpt.config import state_backend
 from dagster_ckpt.datastream import (
@@ -30,6 +29,7 @@ from dagster_ckpt.datastream import (
 )
 from dagster_ckpt.errors import InvalidConfiguration
 from dagster_ckpt.filesystem import PosixFileSystem
+from dagster_ckpt.filesystem.driver_memory import DriverMemory
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dagster_ckpt.checkpoint.clock import SystemClock
-from dagster_ckpt.checkpoint.savepoint_asking import take_savepoint
+from dagster_ckpt.checkpoint.taking.ask_savepoint import take_savepoint
 from dagster_ckpt.config.checkpoint_config import JobStatus
 from dagster_ckpt.config.state_backend import HDFS_PROVIDER, ROCKSDB_PROVIDER
 from dagster_ckpt.datastream import (
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-    from dagster_ckpt.checkpoint.requests import TakenSavepoint
+    from dagster_ckpt.checkpoint.control.savepoint_requests import TakenSavepoint
     from tests.jobs.harness import Query
 
 
@@ -66,7 +66,7 @@ def test_a_program_fails_is_restarted_interrupted_and_gone_on_with(bench: Bench)
         "tiny: Epoch 1",
         "tiny: Epoch 2",
     ]
-    end = bench.catalog.epochs.read_end(2)
+    end = bench.catalog.records.epochs.read_end(2)
     assert end is not None
     assert end.status == "CANCELED"
     (newest,) = bench.checkpoints()  # Flink retains one

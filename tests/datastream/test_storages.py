@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from dagster_ckpt.checkpoint.driver_memory import DriverMemory
 from dagster_ckpt.datastream import (
     CheckpointStorage,
     Configuration,
@@ -18,6 +17,7 @@ from dagster_ckpt.datastream import (
 from dagster_ckpt.datastream.checkpoint_storage import configured_storage
 from dagster_ckpt.errors import InvalidConfiguration
 from dagster_ckpt.filesystem import PosixFileSystem
+from dagster_ckpt.filesystem.driver_memory import DriverMemory
 from dagster_ckpt.orchestration import storages
 
 _URI = "file://var/checkpoints/"

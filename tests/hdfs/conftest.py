@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dagster_ckpt.filesystem.hdfs import HdfsFileSystem
+from dagster_ckpt.filesystem.hdfs.hdfs import HdfsFileSystem
 from tests.hdfs.cluster import MiniDfs, cluster_jvm
 
 #: A NameNode that is not there is asked twice and not ten times.

@@ -8,7 +8,7 @@ from multiprocessing.queues import Queue
 from multiprocessing.synchronize import Barrier
 
 from dagster_ckpt.errors import PublishConflict
-from dagster_ckpt.filesystem.hdfs import HdfsFileSystem
+from dagster_ckpt.filesystem.hdfs.hdfs import HdfsFileSystem
 
 TURNS = 10
 

@@ -22,9 +22,10 @@ from dagster_ckpt.errors import (
     StorageError,
     StorageUnusable,
 )
-from dagster_ckpt.filesystem import Entry, Part, Stopped, Written, hadoop_jvm, hdfs, open_filesystem
-from dagster_ckpt.filesystem.hadoop_jvm import JavaFailure
-from dagster_ckpt.filesystem.hdfs import HdfsFileSystem
+from dagster_ckpt.filesystem import Entry, Part, Stopped, Written, open_filesystem
+from dagster_ckpt.filesystem.hdfs import hadoop_jvm, hdfs
+from dagster_ckpt.filesystem.hdfs.hadoop_jvm import JavaFailure
+from dagster_ckpt.filesystem.hdfs.hdfs import HdfsFileSystem
 from dagster_ckpt.testing.filesystem_contract import FileSystemContract
 from tests.hdfs import racing
 from tests.hdfs.cluster import MiniDfs

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dagster_ckpt.filesystem import FileSystem, hadoop_jvm
-from dagster_ckpt.filesystem.hdfs import HdfsFileSystem
+from dagster_ckpt.filesystem import FileSystem
+from dagster_ckpt.filesystem.hdfs import hadoop_jvm
+from dagster_ckpt.filesystem.hdfs.hdfs import HdfsFileSystem
 from tests.jobs.harness import Bench
 
 if TYPE_CHECKING:

@@ -18,15 +18,15 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 import pyarrow.parquet as pq
 import pytest
 
-from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.catalog.file_reader import verify_checkpoint
 from dagster_ckpt.checkpoint.clock import SystemClock
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig, JobStatus
 from dagster_ckpt.config.recovery import RestoreRequest
 from dagster_ckpt.config.restart import NoRestart, RestartStrategy
 from dagster_ckpt.errors import CheckpointError
 from dagster_ckpt.filesystem import FileSystem, PosixFileSystem
-from dagster_ckpt.spark.checkpoint_location import CheckpointLocation
-from dagster_ckpt.spark.file_sink import FileSink
+from dagster_ckpt.spark.files.checkpoint_location import CheckpointLocation
 from dagster_ckpt.spark.job import (
     CheckpointCompleted,
     CheckpointFailed,
@@ -36,13 +36,14 @@ from dagster_ckpt.spark.job import (
     Started,
     StreamingJob,
 )
-from dagster_ckpt.spark.streaming_run import StreamingRun
+from dagster_ckpt.spark.run.job_run import StreamingRun
+from dagster_ckpt.spark.sinks.spark_sink_log import FileSink
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-    from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
+    from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
 
 SCHEMA = "id int, k int, ts timestamp, v int"
 ROWS_PER_FILE = 8
@@ -266,7 +267,7 @@ class Bench:
         completed, broken = self.catalog.completed(chosen[1].job_id)
         assert not broken
         for metadata in completed:
-            self.catalog.verify(metadata)
+            verify_checkpoint(self.catalog, metadata)
         return completed
 
     def refused(

@@ -8,13 +8,13 @@ from threading import Event
 from typing import TYPE_CHECKING, TypeAlias
 
 from dagster_ckpt.checkpoint.clock import SystemClock
-from dagster_ckpt.checkpoint.savepoint_asking import take_savepoint
+from dagster_ckpt.checkpoint.taking.ask_savepoint import take_savepoint
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.spark.job import Started
 from tests.jobs.harness import NEVER, Bench, Launch, eventually
 
 if TYPE_CHECKING:
-    from dagster_ckpt.checkpoint.requests import TakenSavepoint
+    from dagster_ckpt.checkpoint.control.savepoint_requests import TakenSavepoint
 
 Take: TypeAlias = "Callable[..., TakenSavepoint]"
 

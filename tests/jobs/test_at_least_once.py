@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dagster_ckpt.checkpoint.preflight import Verdict
 from dagster_ckpt.config.checkpoint_config import CheckpointingMode, JobStatus
-from dagster_ckpt.spark.checkpoint_location import CheckpointLocation
+from dagster_ckpt.spark.files.checkpoint_location import CheckpointLocation
 from dagster_ckpt.spark.job import Started
+from dagster_ckpt.spark.verdict import Verdict
 from tests.jobs.harness import NEVER, Bench, Launch, Row, eventually
 
 if TYPE_CHECKING:

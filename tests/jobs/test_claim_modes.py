@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from dagster_ckpt.checkpoint.cleanup.dead_runs import end_dead_epoch
 from dagster_ckpt.checkpoint.clock import SystemClock
-from dagster_ckpt.checkpoint.ending import end_dead_epoch
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig, ExternalizedCheckpointCleanup, JobStatus
 from dagster_ckpt.config.recovery import RecoveryClaimMode
 from dagster_ckpt.spark.job import CheckpointCompleted
@@ -17,7 +17,7 @@ from tests.jobs.harness import NEVER, Bench, tree
 from tests.jobs.savepoints import Take
 
 if TYPE_CHECKING:
-    from dagster_ckpt.checkpoint.requests import TakenSavepoint
+    from dagster_ckpt.checkpoint.control.savepoint_requests import TakenSavepoint
 
 CLAIM, NO_CLAIM = RecoveryClaimMode.CLAIM, RecoveryClaimMode.NO_CLAIM
 _TWO = NEVER.model_copy(update={"num_retained": 2})
@@ -70,7 +70,7 @@ def test_a_cleanup_that_deletes_deletes_a_claimed_savepoint_too(ticked: Bench, s
 
 def test_who_cleans_up_after_a_dead_run_deletes_its_claimed_savepoint(ticked: Bench, savepoint: TakenSavepoint) -> None:
     ticked.tick(1, restore_from=savepoint.pointer, claim_mode=CLAIM)
-    dead = ticked.catalog.epochs.read_claim(ticked.catalog.epochs.highest())
+    dead = ticked.catalog.records.epochs.read_claim(ticked.catalog.records.epochs.highest())
     assert dead is not None
     config = CheckpointConfig(cleanup=ExternalizedCheckpointCleanup.DELETE_ON_CANCELLATION)
     dropped = end_dead_epoch(ticked.catalog, dead, config, JobStatus.CANCELED, "it died", SystemClock())

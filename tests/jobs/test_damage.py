@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import pytest
 
+from dagster_ckpt.checkpoint.catalog.file_reader import verify_checkpoint
+from dagster_ckpt.checkpoint.catalog.newest import find_newest
 from dagster_ckpt.errors import (
     CheckpointError,
     CheckpointFileChanged,
@@ -19,7 +21,7 @@ from dagster_ckpt.errors import (
 )
 
 if TYPE_CHECKING:
-    from dagster_ckpt.checkpoint.metadata import CheckpointMetadata, FileEntry
+    from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata, FileEntry
     from tests.jobs.harness import Bench
 
 Damage: TypeAlias = "Callable[[Path, FileEntry], None]"
@@ -73,7 +75,7 @@ def test_a_damaged_choice_refuses_latest_and_lets_a_checkpoint_be_named(ticked: 
     again = ticked.tick(1, restore_from=newest.reference)
     assert again.started.restored == newest
     assert again.completed[-1].checkpoint_id > newest.checkpoint_id
-    assert ticked.catalog.newest().metadata == again.completed[-1]
+    assert find_newest(ticked.catalog).metadata == again.completed[-1]
     ticked.assert_exact()
 
 
@@ -100,7 +102,7 @@ def test_damaged_metadata(
         assert way_on in refusal.hint
         if error is CorruptMetadata and pointer == "latest":
             assert "fallback_to_older: true" in refusal.hint
-    assert not ticked.catalog.quarantine.names(), "nobody has asked for that"
+    assert not ticked.catalog.records.quarantine.names(), "nobody has asked for that"
     _goes_on_from(ticked, older)
 
 
@@ -172,8 +174,8 @@ def _goes_on_from(bench: Bench, older: CheckpointMetadata) -> None:
     again = bench.tick(1, restore_from=older.reference)
     assert again.started.restored == older
     assert again.completed[-1].checkpoint_id > older.checkpoint_id + 1  # the id of the broken one is not used again
-    assert bench.catalog.newest().metadata == again.completed[-1]
-    bench.catalog.verify(again.completed[-1])  # it does not lean on what is broken
+    assert find_newest(bench.catalog).metadata == again.completed[-1]
+    verify_checkpoint(bench.catalog, again.completed[-1])  # it does not lean on what is broken
     bench.assert_exact()
 
 

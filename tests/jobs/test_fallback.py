@@ -9,14 +9,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dagster_ckpt.checkpoint.quarantine import FellBack, Quarantined
+from dagster_ckpt.checkpoint.catalog.file_reader import verify_checkpoint
+from dagster_ckpt.checkpoint.catalog.newest import find_newest
+from dagster_ckpt.checkpoint.control.quarantine import FellBack, Quarantined
 from dagster_ckpt.errors import CorruptCheckpoint
 from dagster_ckpt.spark.event_text import describe
 from dagster_ckpt.spark.job import CheckpointQuarantined, CheckpointsUnreadable, Replaying, Started
 from tests.jobs.harness import NEVER, OFTEN, Bench, Launch, eventually
 
 if TYPE_CHECKING:
-    from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
+    from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
 
 OPTED_IN = NEVER.model_copy(update={"fallback_to_older": True, "num_retained": 2})
 
@@ -57,7 +59,7 @@ def test_the_next_older_one_is_used_and_all_after_it_runs_again_as_it_was(ticked
 
     (quarantined,) = launch.of(CheckpointQuarantined)
     record = quarantined.record
-    assert ticked.catalog.quarantine.records() == {third.reference: record}
+    assert ticked.catalog.records.quarantine.records() == {third.reference: record}
     assert (record.run_id, record.epoch, record.checkpoint) == (launch.run_id, 4, third.reference)
     assert str(own) in record.reason
     assert own.name in said(launch)
@@ -105,14 +107,14 @@ def test_none_is_left(ticked: Bench) -> None:
         file.unlink()
     opted_in = ticked.job(config=OPTED_IN)
     refusal = ticked.refused(CorruptCheckpoint, opted_in)
-    assert ticked.catalog.quarantine.names() == {item.reference for item in (first, second, third)}
+    assert ticked.catalog.records.quarantine.names() == {item.reference for item in (first, second, third)}
     assert f"restore_from: {third.reference}" in refusal.hint
     assert "restore_from: none" in refusal.hint
     shutil.copytree(backup, ticked.storage / "tiny" / first.job_id, dirs_exist_ok=True)
     ticked.refused(CorruptCheckpoint, opted_in)
 
     assert ticked.tick(1, restore_from="chk-3").started.restored == third
-    assert ticked.catalog.quarantine.names() == {first.reference, second.reference}
+    assert ticked.catalog.records.quarantine.names() == {first.reference, second.reference}
     ticked.assert_exact()
 
 
@@ -120,7 +122,7 @@ def test_none_is_left(ticked: Bench) -> None:
 def test_without_the_option_what_was_quarantined_is_not_passed_over(ticked: Bench) -> None:
     """Somebody had opted in, and the run died before its choice was on record."""
     _, second, third = ticked.checkpoints()
-    ticked.catalog.quarantine.add(Quarantined(third.reference, "A file is gone.", 4, "run", "host", "then"))
+    ticked.catalog.records.quarantine.add(Quarantined(third.reference, "A file is gone.", 4, "run", "host", "then"))
     refusal = ticked.refused(CorruptCheckpoint)
     assert "A file is gone." in refusal.message
     for way in (f"restore_from: {third.reference}", f"restore_from: {second.reference}", "fallback_to_older: true"):
@@ -141,7 +143,7 @@ def checkpointed_and_canceled(bench: Bench) -> CheckpointMetadata:
     launch.run.cancel()
     launch.result()
     bench.until_done = True
-    newest = bench.catalog.newest().metadata
+    newest = find_newest(bench.catalog).metadata
     assert newest is not None
     assert newest.batch == last
     return newest
@@ -167,7 +169,7 @@ def test_with_the_live_location_there_nothing_older_is_needed(
     assert "Salvaged batch" in caplog.text
     assert launch.started.fell_back is None
     assert not launch.started.sink, "the sink was where the salvaged batch is"
-    assert not ticked.catalog.quarantine.names()
+    assert not ticked.catalog.records.quarantine.names()
     for completed in (restored, *launch.completed):
-        ticked.catalog.verify(completed)  # none of them leans on what is broken
+        verify_checkpoint(ticked.catalog, completed)  # none of them leans on what is broken
     ticked.assert_exact()

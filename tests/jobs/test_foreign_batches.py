@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dagster_ckpt.checkpoint.epochs import Choice
+from dagster_ckpt.checkpoint.control.epochs import Choice
 from dagster_ckpt.config.checkpoint_config import JobStatus
 from dagster_ckpt.errors import SinkOverlap
 from dagster_ckpt.spark.job import Started

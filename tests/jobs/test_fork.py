@@ -10,22 +10,22 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
 from dagster_ckpt.checkpoint.clock import SystemClock
-from dagster_ckpt.checkpoint.savepoints import copy_to_savepoint
+from dagster_ckpt.checkpoint.taking.savepoint_files import copy_to_savepoint
 from dagster_ckpt.errors import CheckpointNotFound, RestoreRefused, SinkMismatch, SinkNotEmpty
 from dagster_ckpt.filesystem import PosixFileSystem
 from dagster_ckpt.spark.job import Started
-from dagster_ckpt.spark.sinks.custom import ForeachBatchSink
 from dagster_ckpt.spark.sinks.sink import sink_to
 from dagster_ckpt.spark.sinks.transactional_file_sink import TransactionalFileSink
+from dagster_ckpt.spark.sinks.user_sinks import ForeachBatchSink
 from tests.jobs.harness import NEW_PER_FILE, OFTEN, ROWS_PER_FILE, Bench, Row, copied, eventually, tree
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-    from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
+    from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
 
 
 @dataclass

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from dagster_ckpt.checkpoint.catalog.file_reader import verify_checkpoint
 from dagster_ckpt.config.checkpoint_config import JobStatus
 from dagster_ckpt.errors import CheckpointError, StorageUnusable
-from dagster_ckpt.filesystem.gcs import GcsFileSystem
+from dagster_ckpt.filesystem.buckets.gcs import GcsFileSystem
 from dagster_ckpt.spark.job import CheckpointFailed
-from dagster_ckpt.testing.gcs_server import Answer, GcsServer, Request
+from dagster_ckpt.testing.gcs.server import Answer, GcsServer, Request
 from tests.gcs import BUCKET, BucketServer, bucket_of
 from tests.jobs.buckets import BucketBench
 from tests.jobs.harness import OFTEN, Launch, eventually
@@ -92,7 +93,7 @@ def test_the_stream_outlives_a_bucket_that_fails(bench: BucketBench, server: Gcs
     bench.await_in_sink(launch)
     eventually("a checkpoint fails", lambda: bool(launch.of(CheckpointFailed)), unless=launch.check)
     assert _newest_batch(launch) == 1
-    bench.catalog.verify(bench.catalog.load(acknowledged.job_id, acknowledged.checkpoint_id))
+    verify_checkpoint(bench.catalog, bench.catalog.load(acknowledged.job_id, acknowledged.checkpoint_id))
     failed = launch.of(CheckpointFailed)[0]
     assert f"bucket '{BUCKET}'" in failed.reason
     server.plan = lambda request: None

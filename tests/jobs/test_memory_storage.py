@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dagster_ckpt.checkpoint.catalog import NOT_ADDRESSABLE, CheckpointCatalog
-from dagster_ckpt.checkpoint.driver_memory import DriverMemory
+from dagster_ckpt.checkpoint.catalog.catalog import NOT_ADDRESSABLE, CheckpointCatalog
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig, ExternalizedCheckpointCleanup, JobStatus
 from dagster_ckpt.config.restart import FixedDelayRestart
 from dagster_ckpt.errors import CheckpointsLost, ToleranceExceeded
 from dagster_ckpt.filesystem import PosixFileSystem
+from dagster_ckpt.filesystem.driver_memory import DriverMemory
 from dagster_ckpt.spark.job import CheckpointCompleted, Started
 from tests.jobs.harness import OFTEN, Bench, eventually
 from tests.spark.streaming import discard
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-    from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
+    from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
     from dagster_ckpt.spark.job import StreamingJob
     from tests.jobs.harness import Query
 

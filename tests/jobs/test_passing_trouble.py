@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dagster_ckpt.checkpoint.failures import DIED, Failure, FailureLog
+from dagster_ckpt.checkpoint.control.failures import DIED, Failure, FailureLog
 from dagster_ckpt.config.checkpoint_config import JobStatus
 from dagster_ckpt.config.live_location import LiveLocationPlace
 from dagster_ckpt.config.recovery import RestoreRequest
@@ -85,7 +85,7 @@ class TestTheJobsFunction:
         assert raised.value.__cause__ is mistake
         assert raised.value.__cause__.__traceback__ is not None
         assert "twice in a row" in raised.value.hint
-        end = bench.catalog.epochs.read_end(2)
+        end = bench.catalog.records.epochs.read_end(2)
         assert end is not None
         assert end.status == "FAILED"
         assert "no such setting" in end.reason
@@ -293,7 +293,7 @@ from pathlib import Path
 from pyspark import SparkContext
 from dagster_ckpt.config.restart import FixedDelayRestart
 from dagster_ckpt.errors import DriverLost
-from dagster_ckpt.spark.session import start_session
+from dagster_ckpt.spark.query.session import start_session
 from tests.jobs.harness import Bench
 from tests.local_spark import set_up_jvms
 

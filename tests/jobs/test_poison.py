@@ -12,14 +12,15 @@ from typing import TYPE_CHECKING
 import pytest
 from click.testing import CliRunner
 
-from dagster_ckpt.checkpoint.failures import FailureLog
-from dagster_ckpt.checkpoint.write_ahead_archive import WriteAheadArchive
+from dagster_ckpt.checkpoint.catalog.newest import find_newest
+from dagster_ckpt.checkpoint.control.failures import FailureLog
+from dagster_ckpt.checkpoint.control.plan_archive import WriteAheadArchive
 from dagster_ckpt.cli import main
 from dagster_ckpt.config.checkpoint_config import JobStatus
 from dagster_ckpt.config.restart import FixedDelayRestart
 from dagster_ckpt.errors import PoisonBatch, QueryFailed
+from dagster_ckpt.spark.batches.plans import planned_files
 from dagster_ckpt.spark.job import Started
-from dagster_ckpt.spark.planned_batches import planned_files
 
 if TYPE_CHECKING:
     from typing import Any
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-    from dagster_ckpt.checkpoint.failures import Failure
+    from dagster_ckpt.checkpoint.control.failures import Failure
     from dagster_ckpt.spark.job import StreamingJob
     from tests.jobs.harness import Bench, Query
 
@@ -95,7 +96,7 @@ def test_the_loop_ends_the_batch_is_told_and_the_mended_job_is_exact(bench: Benc
     assert [(failure.batch, failure.kind) for failure in failures] == [(1, "QueryFailed")] * 3
     (plan,) = {failure.plan for failure in failures}
     assert plan is not None
-    before = bench.catalog.newest().metadata
+    before = find_newest(bench.catalog).metadata
     assert before is not None
     assert (before.kind, before.batch) == ("salvage", 0)
     said = str(caught.value)
@@ -104,7 +105,7 @@ def test_the_loop_ends_the_batch_is_told_and_the_mended_job_is_exact(bench: Benc
     assert f"The checkpoint before it is {before.reference}." in said
     assert f"dagster-ckpt batch tiny 1 --path {bench.filesystem.url}" in said
     assert isinstance(caught.value.__cause__, QueryFailed)
-    end = bench.catalog.epochs.read_end(3)
+    end = bench.catalog.records.epochs.read_end(3)
     assert end is not None
     assert (end.status, end.reason) == ("FAILED", caught.value.in_one_line)
 
@@ -175,7 +176,7 @@ def test_a_replay_that_fails_is_told_by_the_batch_that_failed(bench: Bench) -> N
     with pytest.raises(PoisonBatch, match="Batch 3 "):
         launch.result()
     assert len(launch.of(Started)) == 2
-    assert [failure.batch for failure in failures_of(bench, bench.catalog.epochs.highest() - 1)] == [3, 3]
+    assert [failure.batch for failure in failures_of(bench, bench.catalog.records.epochs.highest() - 1)] == [3, 3]
     chosen = bench.catalog.choice()
     assert chosen is not None
     plan = WriteAheadArchive(bench.filesystem, bench.name, chosen[1].job_id).planned(3)

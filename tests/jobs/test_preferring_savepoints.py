@@ -14,7 +14,7 @@ from tests.jobs.harness import NEVER, Bench, tree
 from tests.jobs.savepoints import Take, started
 
 if TYPE_CHECKING:
-    from dagster_ckpt.checkpoint.requests import TakenSavepoint
+    from dagster_ckpt.checkpoint.control.savepoint_requests import TakenSavepoint
     from dagster_ckpt.spark.job import StreamingJob
 
 Spoil = Callable[[Path], None]

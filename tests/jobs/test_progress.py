@@ -6,18 +6,19 @@ import logging
 
 import pytest
 
-from dagster_ckpt.checkpoint.progress import CheckpointInProgress, RestoreInProgress
+from dagster_ckpt.checkpoint.catalog.newest import find_newest
+from dagster_ckpt.checkpoint.taking.progress import CheckpointInProgress, RestoreInProgress
 from dagster_ckpt.spark.event_text import describe
 from tests.jobs.harness import Bench
 
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dagster_ckpt.checkpoint.progress.TELL_EVERY", 0.0)
+    monkeypatch.setattr("dagster_ckpt.checkpoint.taking.progress.TELL_EVERY", 0.0)
 
 
 def test_a_restore_and_a_checkpoint_tell_how_far_they_are(ticked: Bench) -> None:
-    newest = ticked.catalog.newest().metadata
+    newest = find_newest(ticked.catalog).metadata
     assert newest is not None
     launch = ticked.tick(1)
     restored = launch.of(RestoreInProgress)

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from dagster_ckpt.checkpoint.catalog.file_reader import verify_checkpoint
+from dagster_ckpt.checkpoint.catalog.newest import find_newest
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.errors import (
     CorruptRecord,
@@ -93,13 +95,13 @@ def test_a_storage_without_exclusive_create(ticked: Bench) -> None:
 def test_a_storage_that_lists_nothing_voids_no_checkpoint(ticked: Bench) -> None:
     """As a mount does that went away after what was restored had been read: a start records what it finds complete."""
     lineage = f"tiny/{ticked.catalog.job_ids()[0]}"
-    before = ticked.catalog.newest().metadata
+    before = find_newest(ticked.catalog).metadata
     broken = FaultInjectingFileSystem(ticked.filesystem)
     broken.plan = lambda asked: Lie() if (asked.name, asked.path) == ("list", lineage) else None
     refusal = ticked.refused(StorageError, ticked.job(filesystem=broken))
     assert f"{ticked.storage}/{lineage}" in refusal.message
     assert "mounted" in refusal.hint
-    assert ticked.catalog.newest().metadata == before
+    assert find_newest(ticked.catalog).metadata == before
     _goes_on(ticked)
 
 
@@ -151,7 +153,8 @@ _HOLDER = """
 import sys
 from pathlib import Path
 from dagster_ckpt.checkpoint.clock import SystemClock
-from dagster_ckpt.checkpoint.liveness import Heart, HeartbeatFile
+from dagster_ckpt.checkpoint.control.heartbeat import HeartbeatFile
+from dagster_ckpt.checkpoint.control.heart import Heart
 from dagster_ckpt.filesystem import PosixFileSystem
 heart = Heart(HeartbeatFile(PosixFileSystem(Path(sys.argv[1])), "tiny"), SystemClock(), epoch=4, run_id="the-other-run")
 heart.start()
@@ -183,7 +186,7 @@ def test_two_runs_of_one_job(ticked: Bench, other_run: subprocess.Popen[str]) ->
     assert "the-other-run" in refusal.message
     assert f"process {other_run.pid}" in refusal.message
     assert "Terminate run the-other-run" in refusal.hint
-    assert ticked.catalog.epochs.highest() == 3  # it did not even claim an epoch
+    assert ticked.catalog.records.epochs.highest() == 3  # it did not even claim an epoch
     assert other_run.stdin is not None
     other_run.stdin.close()  # the other run ends in order
     assert other_run.wait() == 0
@@ -295,7 +298,7 @@ def test_start_from_nothing_into_an_emptied_sink(ticked: Bench) -> None:
     assert ticked.tick(1).started.restored == afresh.completed[-1]
     ticked.assert_exact()
     for metadata in before:
-        ticked.catalog.verify(ticked.catalog.resolve(metadata.reference))  # the old lineage stays
+        verify_checkpoint(ticked.catalog, ticked.catalog.resolve(metadata.reference))  # the old lineage stays
 
 
 # --- what the job's function returns ---------------------------------------------------------------------------------

@@ -13,9 +13,9 @@ import pytest
 
 from dagster_ckpt.config.checkpoint_config import CheckpointingMode
 from dagster_ckpt.errors import InvalidConfiguration
-from dagster_ckpt.spark.sinks.custom import CustomSink, ForeachBatchSink
+from dagster_ckpt.spark.query.writer_plan import plan_of
 from dagster_ckpt.spark.sinks.sink import sink_to
-from dagster_ckpt.spark.writer import plan_of
+from dagster_ckpt.spark.sinks.user_sinks import CustomSink, ForeachBatchSink
 from tests.jobs.harness import NEVER, Bench, deduplicated
 
 if TYPE_CHECKING:

@@ -108,9 +108,9 @@ def test_two_failures_and_two_restarts(bench: Bench) -> None:
         (launch.run_id, 2, True),
     ]
     assert all("row 12 is bad" in item["reason"] for item in failures)
-    ends = [bench.catalog.epochs.read_end(epoch) for epoch in (1, 2, 3)]
+    ends = [bench.catalog.records.epochs.read_end(epoch) for epoch in (1, 2, 3)]
     assert [end.status for end in ends if end] == ["FAILING", "FAILING", "FINISHED"]
-    assert {claim.series for epoch in (1, 2, 3) if (claim := bench.catalog.epochs.read_claim(epoch))} == {1}
+    assert {claim.series for epoch in (1, 2, 3) if (claim := bench.catalog.records.epochs.read_claim(epoch))} == {1}
 
 
 def test_attempts_are_used_up(bench: Bench) -> None:
@@ -120,7 +120,7 @@ def test_attempts_are_used_up(bench: Bench) -> None:
     with pytest.raises(QueryFailed, match="row 12 is bad"):
         launch.result()
     assert len(launch.restarts) == 1
-    end = bench.catalog.epochs.read_end(2)
+    end = bench.catalog.records.epochs.read_end(2)
     assert end is not None
     assert end.status == "FAILED"
     assert "all 1 restarts are used up" in end.reason
@@ -159,7 +159,7 @@ def test_cancel_while_waiting_for_the_restart(bench: Bench) -> None:
     launch.run.cancel()
     assert launch.result().status is JobStatus.CANCELED
     assert len(launch.of(Started)) == 1
-    end = bench.catalog.epochs.read_end(1)
+    end = bench.catalog.records.epochs.read_end(1)
     assert end is not None
     assert (end.status, end.reason) == ("CANCELED", "canceled while it waited for its restart")
     bench.tick()
@@ -175,7 +175,7 @@ def test_cancel_during_a_long_batch(bench: Bench) -> None:
     eventually("the bad row is reached", Path(f"{gate}.reached").exists, unless=launch.check)
     launch.run.cancel()
     assert launch.result().status is JobStatus.CANCELED
-    end = bench.catalog.epochs.read_end(1)
+    end = bench.catalog.records.epochs.read_end(1)
     assert end is not None
     assert end.status == "CANCELED"
     gate.unlink()

@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from dagster_ckpt.checkpoint.catalog.file_reader import verify_checkpoint
 from dagster_ckpt.errors import CheckpointFileMissing
-from dagster_ckpt.spark.checkpoint_location import CheckpointLocation
+from dagster_ckpt.spark.files.checkpoint_location import CheckpointLocation
 from dagster_ckpt.spark.job import Started
 from tests.jobs.harness import OFTEN, Bench, eventually
 from tests.jobs.threads import own_threads
 
 if TYPE_CHECKING:
-    from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
+    from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
 
 Spoil = Callable[[Path], None]
 
@@ -125,8 +126,8 @@ def test_the_salvage_does_not_lean_on_a_stored_file_that_is_gone(ticked: Bench) 
     assert (restored.kind, restored.batch) == ("salvage", 6)
     ticked.assert_exact()
     with pytest.raises(CheckpointFileMissing):
-        ticked.catalog.verify(ticked.catalog.resolve("chk-3"))  # so it was really gone
-    ticked.catalog.verify(went_on.completed[-1])
+        verify_checkpoint(ticked.catalog, ticked.catalog.resolve("chk-3"))  # so it was really gone
+    verify_checkpoint(ticked.catalog, went_on.completed[-1])
 
 
 def test_the_first_run_dies_before_its_first_checkpoint(bench: Bench) -> None:

@@ -85,7 +85,7 @@ def test_stopped_with_a_savepoint_the_job_is_finished(bench: Bench, take: Take) 
     assert taken.batch == 1
     (last,) = bench.checkpoints()
     assert last.batch == taken.batch, "the last checkpoint and the savepoint are of one batch"
-    end = bench.catalog.epochs.read_end(bench.catalog.epochs.highest())
+    end = bench.catalog.records.epochs.read_end(bench.catalog.records.epochs.highest())
     assert end is not None
     assert (end.status, end.reason) == ("FINISHED", "stopped with a savepoint")
     shutil.rmtree(bench.storage)

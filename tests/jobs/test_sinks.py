@@ -15,8 +15,8 @@ import pandas as pd
 import pyarrow.dataset as ds
 import pytest
 
-from dagster_ckpt.checkpoint.snapshot import Json
-from dagster_ckpt.checkpoint.write_ahead_archive import WriteAheadArchive
+from dagster_ckpt.checkpoint.control.plan_archive import WriteAheadArchive
+from dagster_ckpt.checkpoint.format.snapshot import Json
 from dagster_ckpt.config.checkpoint_config import JobStatus
 from dagster_ckpt.config.recovery import RecoveryClaimMode
 from dagster_ckpt.config.restart import FixedDelayRestart
@@ -26,10 +26,10 @@ from dagster_ckpt.errors import (
     SinkNotEmpty,
 )
 from dagster_ckpt.spark.job import Replaying, Started
-from dagster_ckpt.spark.sinks.custom import CustomSink, ForeachBatchSink
 from dagster_ckpt.spark.sinks.sink import sink_to
 from dagster_ckpt.spark.sinks.spark_file_sink import SparkFileSink
 from dagster_ckpt.spark.sinks.transactional_file_sink import TransactionalFileSink
+from dagster_ckpt.spark.sinks.user_sinks import CustomSink, ForeachBatchSink
 from dagster_ckpt.testing import FaultInjectingFileSystem, Operation
 from tests.jobs.harness import OFTEN, Bench, Launch, Row, eventually, tree
 

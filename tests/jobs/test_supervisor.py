@@ -16,16 +16,16 @@ import psutil
 import pytest
 
 from dagster_ckpt.checkpoint.clock import SystemClock
-from dagster_ckpt.checkpoint.epochs import FAILING
-from dagster_ckpt.checkpoint.failures import FailureLog
-from dagster_ckpt.checkpoint.liveness import HeartbeatFile
+from dagster_ckpt.checkpoint.control.epochs import FAILING
+from dagster_ckpt.checkpoint.control.failures import FailureLog
+from dagster_ckpt.checkpoint.control.heartbeat import HeartbeatFile
 from dagster_ckpt.config.checkpoint_config import ExternalizedCheckpointCleanup, JobStatus
 from dagster_ckpt.config.recovery import RestoreRequest
 from dagster_ckpt.config.restart import FixedDelayRestart
 from dagster_ckpt.errors import CheckpointNotFound, InvalidConfiguration, StorageError
 from dagster_ckpt.spark.job import CheckpointCompleted, Event, Restarting, RunResult, Started
-from dagster_ckpt.spark.streaming_run import StreamingRun
-from dagster_ckpt.spark.supervisor import supervise
+from dagster_ckpt.spark.run.job_run import StreamingRun
+from dagster_ckpt.spark.run.supervisor import supervise
 from tests.jobs.harness import OFTEN, Bench, eventually, new_run_id
 from tests.jobs.threads import own_threads
 
@@ -76,7 +76,7 @@ def test_an_interrupt_stops_the_query_and_is_raised_again(bench: Bench) -> None:
     with pytest.raises(Interrupted, match="terminate"):
         supervised(bench.job(), interrupt)
     assert [type(event) for event in reported].count(Started) == 2, "what was not handled to its end is handled again"
-    end = bench.catalog.epochs.read_end(1)
+    end = bench.catalog.records.epochs.read_end(1)
     assert end is not None
     assert end.status == "CANCELED"
     assert bench.spark.sparkContext._jvm is not None
@@ -112,7 +112,7 @@ def test_an_interrupt_that_is_no_cancellation_leaves_the_job_to_be_gone_on_with(
 
     with pytest.raises(Interrupted, match="shuts down"):
         supervised(bench.job(config=config), note, on_turn=interrupt, is_cancellation=is_cancellation)
-    assert bench.catalog.epochs.read_end(1) is None
+    assert bench.catalog.records.epochs.read_end(1) is None
     assert bench.checkpoints()
     heartbeat = HeartbeatFile(bench.filesystem, bench.name).read()
     assert heartbeat is not None
@@ -136,7 +136,7 @@ def test_an_interrupt_while_a_restart_is_waited_for_leaves_the_restart_to_others
     job = bench.job(query=broken, restart=restart)  # type: ignore[arg-type]
     with pytest.raises(Interrupted, match="shuts down"):
         supervised(job, interrupt, is_cancellation=lambda: False)
-    end = bench.catalog.epochs.read_end(1)
+    end = bench.catalog.records.epochs.read_end(1)
     assert end is not None
     assert end.status == FAILING
     (failure,) = FailureLog(bench.filesystem, bench.name).of(1)
@@ -193,7 +193,7 @@ def test_what_the_run_raises_is_raised(bench: Bench) -> None:
 
 _STEP = """
 import json, os, sys
-from dagster_ckpt.spark.supervisor import die_with_parent
+from dagster_ckpt.spark.run.supervisor import die_with_parent
 if sys.argv[1] == "guarded":
     die_with_parent()
 from pyspark.java_gateway import launch_gateway

@@ -9,9 +9,9 @@ from weakref import WeakKeyDictionary
 import pytest
 
 from dagster_ckpt.config.checkpoint_config import JobStatus
-from dagster_ckpt.spark import watchdog
 from dagster_ckpt.spark.job import Started
-from dagster_ckpt.spark.watchdog import Watchdog
+from dagster_ckpt.spark.run import watchdog
+from dagster_ckpt.spark.run.watchdog import Watchdog
 from tests.jobs.harness import Bench, eventually
 
 if TYPE_CHECKING:

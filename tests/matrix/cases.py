@@ -9,10 +9,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.catalog.file_reader import materialize_checkpoint
+from dagster_ckpt.checkpoint.catalog.newest import find_newest
 from dagster_ckpt.config.checkpoint_config import CheckpointingMode
 from dagster_ckpt.errors import RestoreRefused
-from dagster_ckpt.spark.checkpoint_location import CheckpointLocation
+from dagster_ckpt.spark.files.checkpoint_location import CheckpointLocation
 from dagster_ckpt.spark.job import Started
 from tests.jobs.harness import NEVER, OFTEN, Bench, Pristine, eventually
 from tests.matrix.streams import (
@@ -144,10 +146,10 @@ class MatrixBench(Bench):
 
     def batches(self) -> list[list[Path]]:
         """Which files were read together, as the newest checkpoint knows."""
-        newest = self.catalog.newest().metadata
+        newest = find_newest(self.catalog).metadata
         assert newest is not None
         where = self.root / "opened"
-        self.catalog.materialize(newest, where)
+        materialize_checkpoint(self.catalog, newest, where)
         try:
             return batches_of(where / "checkpoint" / "sources", self.source)
         finally:
@@ -239,7 +241,7 @@ class Base:
 def _go_on(bench: MatrixBench, case: Case, failure_free: FailureFree) -> Outcome:
     """Go on with a stopped job as the case says, to the end of the data, and compare."""
     restore_from = "latest"
-    retained = CheckpointCatalog(bench.filesystem, bench.name).newest()
+    retained = find_newest(CheckpointCatalog(bench.filesystem, bench.name))
     assert retained.metadata is not None
     assert retained.job_id is not None
     line = bench.catalog.completed(retained.job_id)[0]

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dagster_ckpt.spark.checkpoint_location import CheckpointLocation
-from dagster_ckpt.spark.tasks import await_tasks
+from dagster_ckpt.spark.files.checkpoint_location import CheckpointLocation
+from dagster_ckpt.spark.query.tasks import await_tasks
 from tests.jobs.harness import eventually
 from tests.matrix.cases import BEYOND, BY_FIVE, BY_ONE, CHECKPOINTED, KEPT, LATER, SAME, Case, Outcome, compare
 from tests.matrix.streams import (

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from dagster_ckpt.testing.gcs_server import GcsServer
+from dagster_ckpt.testing.gcs.server import GcsServer
 from tests import gcs, s3
 from tests.azurite import Azurite, install
 from tests.object_stores.conversation import Conversation

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.catalog.file_reader import verify_checkpoint
+from dagster_ckpt.checkpoint.catalog.newest import find_newest
 from dagster_ckpt.filesystem import FileSystem
 from tests.checkpoint.driver import JOB, Ledger, Pins, Run, state
 
@@ -21,9 +23,9 @@ def live(storage: Callable[[], FileSystem], home: Path) -> None:
             run.subsume(2)
         ledger.examine(filesystem)
         catalog = CheckpointCatalog(filesystem, JOB)
-        newest = catalog.newest().metadata
+        newest = find_newest(catalog).metadata
         assert newest is not None
         assert newest.batch == first + 2
         assert len(run.store.retained) == 2
         for metadata in run.store.retained:
-            catalog.verify(metadata)
+            verify_checkpoint(catalog, metadata)

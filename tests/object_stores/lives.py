@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.catalog.file_reader import materialize_checkpoint
 from dagster_ckpt.errors import CheckpointError
 from dagster_ckpt.filesystem import FileSystem
 from dagster_ckpt.testing import FaultInjectingFileSystem, Operation, ProcessDied
@@ -161,7 +162,7 @@ class BucketLife:
         run.start(oldest.reference)
         assert left not in self.store.objects()
         with tempfile.TemporaryDirectory() as directory:
-            run.catalog.materialize(run.catalog.resolve(oldest.reference), Path(directory) / "live")
+            materialize_checkpoint(run.catalog, run.catalog.resolve(oldest.reference), Path(directory) / "live")
         _take(run, told, state(7), 7)
         told.ended = True
 

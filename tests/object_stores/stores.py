@@ -13,12 +13,12 @@ from typing import Any, ClassVar
 
 import pytest
 
-from dagster_ckpt.filesystem import object_store
-from dagster_ckpt.filesystem.azure import AzureBlobFileSystem
-from dagster_ckpt.filesystem.gcs import GcsFileSystem
-from dagster_ckpt.filesystem.object_store import ObjectFileSystem
-from dagster_ckpt.filesystem.s3 import S3FileSystem
-from dagster_ckpt.testing import gcs_server
+from dagster_ckpt.filesystem.buckets import bucket as object_store
+from dagster_ckpt.filesystem.buckets.azure import AzureBlobFileSystem
+from dagster_ckpt.filesystem.buckets.bucket import ObjectFileSystem
+from dagster_ckpt.filesystem.buckets.gcs import GcsFileSystem
+from dagster_ckpt.filesystem.buckets.s3 import S3FileSystem
+from dagster_ckpt.testing.gcs import server as gcs_server
 from tests import azure_front, gcs, s3
 from tests.azurite import Azurite, options_at
 from tests.versitygw import VersityServer

@@ -10,7 +10,7 @@ from azure.core.exceptions import ClientAuthenticationError
 
 from dagster_ckpt.errors import InvalidConfiguration, StorageUnusable
 from dagster_ckpt.filesystem import open_filesystem
-from dagster_ckpt.filesystem.azure import AzureBlobFileSystem
+from dagster_ckpt.filesystem.buckets.azure import AzureBlobFileSystem
 
 KEY = "c2VjcmV0LW9mLW1pbmU="
 
@@ -159,7 +159,7 @@ def test_secrets_are_not_shown() -> None:
 
 
 def test_a_library_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "dagster_ckpt.filesystem.azure")
+    monkeypatch.delitem(sys.modules, "dagster_ckpt.filesystem.buckets.azure")
     monkeypatch.setitem(sys.modules, "adlfs", None)
     with pytest.raises(InvalidConfiguration, match="Azure Blob Storage need the module 'adlfs'") as raised:
         open_filesystem("abfs://data/a")

@@ -11,11 +11,13 @@ import pytest
 from azure.storage.blob import AccountSasPermissions, BlobBlock, ContentSettings, ResourceTypes, generate_account_sas
 from click.testing import CliRunner
 
-from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.catalog.file_reader import verify_checkpoint
 from dagster_ckpt.cli import main
 from dagster_ckpt.errors import CheckpointFileChanged, StorageError
-from dagster_ckpt.filesystem import Copy, azure_copies
-from dagster_ckpt.filesystem.azure import AzureBlobFileSystem
+from dagster_ckpt.filesystem import Copy
+from dagster_ckpt.filesystem.buckets import azure_copies
+from dagster_ckpt.filesystem.buckets.azure import AzureBlobFileSystem
 from tests.azure_front import AzureFront, Fault, Pending, Request
 from tests.azurite import ACCOUNT, KEY, Azurite, container_of, options_at
 from tests.spark.stored_starts import JOB, Promised, Start, found_in
@@ -204,5 +206,5 @@ def test_a_job_goes_on_in_its_container_and_nowhere_else(
             blob.upload_blob(data)
     moved = container_of(azurite, elsewhere)
     with pytest.raises(CheckpointFileChanged, match="cannot be verified: its store told no checksum") as caught:
-        CheckpointCatalog(moved, JOB).verify(two)
+        verify_checkpoint(CheckpointCatalog(moved, JOB), two)
     assert caught.value.checkpoint == two.reference

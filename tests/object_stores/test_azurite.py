@@ -8,8 +8,8 @@ import pytest
 
 from dagster_ckpt.errors import StorageError
 from dagster_ckpt.filesystem import Entry, Stopped
-from dagster_ckpt.filesystem.azure import AzureBlobFileSystem
-from dagster_ckpt.filesystem.object_store import CHUNK
+from dagster_ckpt.filesystem.buckets.azure import AzureBlobFileSystem
+from dagster_ckpt.filesystem.buckets.bucket import CHUNK
 from tests.azurite import Azurite, container_of
 
 pytestmark = pytest.mark.integration

@@ -7,7 +7,7 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
 from dagster_ckpt.cli import main
 from tests import s3 as amazon
 from tests.checkpoint.driver import JOB, Ledger, Pins, Run, state

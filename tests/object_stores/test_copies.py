@@ -8,7 +8,7 @@ import pytest
 
 from dagster_ckpt.errors import StorageError
 from dagster_ckpt.filesystem import Copy, Part, ServerSide, Stopped, Stored
-from dagster_ckpt.filesystem.object_store import ObjectFileSystem
+from dagster_ckpt.filesystem.buckets.bucket import ObjectFileSystem
 from dagster_ckpt.filesystem.server_side import crc32c_of
 from tests.object_stores.stores import Asked, DisturbedStore, Store, Trouble
 

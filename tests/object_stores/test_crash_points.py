@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dagster_ckpt.filesystem import object_store
+from dagster_ckpt.filesystem.buckets import bucket as object_store
 from tests.checkpoint.driver import Pins
 from tests.object_stores.lives import CARRIED_OUT, TROUBLES, BucketLife, every
 from tests.object_stores.stores import AmazonStore, DisturbedStore

@@ -20,10 +20,11 @@ from cryptography.x509.oid import NameOID
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from dagster_ckpt.checkpoint.storage_access import resolve_checkpoint_pointer, savepoint_storage
+from dagster_ckpt.checkpoint.catalog.pointers import resolve_checkpoint_pointer, savepoint_storage
 from dagster_ckpt.errors import CheckpointError, InvalidConfiguration
-from dagster_ckpt.filesystem import FileSystem, azure, open_filesystem
-from dagster_ckpt.filesystem.azure import AzureBlobFileSystem
+from dagster_ckpt.filesystem import FileSystem, open_filesystem
+from dagster_ckpt.filesystem.buckets import azure
+from dagster_ckpt.filesystem.buckets.azure import AzureBlobFileSystem
 
 SECRET = "c2VjcmV0LW9mLW1pbmU"
 MINE = "abfs://data@mine.dfs.core.windows.net/a"

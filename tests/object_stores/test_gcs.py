@@ -13,9 +13,10 @@ from dagster_ckpt.errors import (
     StorageError,
     StorageUnusable,
 )
-from dagster_ckpt.filesystem import gcs, open_filesystem
-from dagster_ckpt.filesystem.gcs import GcsFileSystem
-from dagster_ckpt.testing.gcs_server import Alter, Answer, Fault, GcsServer, Hang, Reset
+from dagster_ckpt.filesystem import open_filesystem
+from dagster_ckpt.filesystem.buckets import gcs
+from dagster_ckpt.filesystem.buckets.gcs import GcsFileSystem
+from dagster_ckpt.testing.gcs.server import Alter, Answer, Fault, GcsServer, Hang, Reset
 from tests.gcs import BUCKET, bucket_of
 
 

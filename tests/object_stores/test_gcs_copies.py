@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from dagster_ckpt.errors import StorageError
-from dagster_ckpt.filesystem import Copy, ServerSide, Stored, gcs_copies
-from dagster_ckpt.filesystem.gcs import GcsFileSystem
+from dagster_ckpt.filesystem import Copy, ServerSide, Stored
+from dagster_ckpt.filesystem.buckets import gcs_copies
+from dagster_ckpt.filesystem.buckets.gcs import GcsFileSystem
 from dagster_ckpt.filesystem.server_side import crc32c_of
-from dagster_ckpt.testing.gcs_server import GcsServer, Request, Reset
+from dagster_ckpt.testing.gcs.server import GcsServer, Request, Reset
 from tests.gcs import BUCKET, bucket_of
 
 DATA = b"the bytes of an object"

@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from dagster_ckpt import FileSystemCheckpointStorage
 from dagster_ckpt.errors import InvalidConfiguration, StorageError, StorageUnusable
 from dagster_ckpt.filesystem import open_filesystem
-from dagster_ckpt.testing.gcs_server import GcsServer
+from dagster_ckpt.testing.gcs.server import GcsServer
 from tests.gcs import BUCKET
 
 ACCOUNT = "jobs@project.iam.gserviceaccount.com"

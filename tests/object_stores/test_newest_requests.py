@@ -7,8 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
-from dagster_ckpt.testing.gcs_server import GcsServer
+from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.catalog.newest import find_newest
+from dagster_ckpt.testing.gcs.server import GcsServer
 from tests.checkpoint.driver import JOB, Ledger, Pins, Run, state
 from tests.gcs import BUCKET, bucket_of
 
@@ -40,7 +41,7 @@ def asked(server: GcsServer) -> Counter[str]:
 
 
 def test_the_newest_of_a_running_job(run: Run, server: GcsServer) -> None:
-    found = CheckpointCatalog(bucket_of(server), JOB).newest().metadata
+    found = find_newest(CheckpointCatalog(bucket_of(server), JOB)).metadata
     assert found is not None
     assert found.checkpoint_id == RETAINED
     assert asked(server) == {
@@ -60,9 +61,9 @@ def test_the_newest_of_a_running_job(run: Run, server: GcsServer) -> None:
 def test_the_newest_for_a_run_that_has_just_claimed_its_epoch(run: Run, server: GcsServer) -> None:
     """It is the highest epoch and has no checkpoint, so no checkpoint is of the highest epoch."""
     catalog = CheckpointCatalog(bucket_of(server), JOB)
-    catalog.epochs.claim(token="t", series=None, run_id="another", host="h", pid=1, now="now")
+    catalog.records.epochs.claim(token="t", series=None, run_id="another", host="h", pid=1, now="now")
     server.log.clear()
-    found = catalog.newest().metadata
+    found = find_newest(catalog).metadata
     assert found is not None
     assert found.checkpoint_id == RETAINED
     told = asked(server)

@@ -19,12 +19,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dagster_ckpt import FileSystemCheckpointStorage
-from dagster_ckpt.checkpoint.storage_access import resolve_checkpoint_pointer
+from dagster_ckpt.checkpoint.catalog.pointers import resolve_checkpoint_pointer
 from dagster_ckpt.errors import CheckpointError, InvalidConfiguration, StorageError
-from dagster_ckpt.filesystem.azure import AzureBlobFileSystem
-from dagster_ckpt.filesystem.gcs import GcsFileSystem
-from dagster_ckpt.filesystem.object_store import ObjectFileSystem
-from dagster_ckpt.filesystem.s3 import S3FileSystem
+from dagster_ckpt.filesystem.buckets.azure import AzureBlobFileSystem
+from dagster_ckpt.filesystem.buckets.bucket import ObjectFileSystem
+from dagster_ckpt.filesystem.buckets.gcs import GcsFileSystem
+from dagster_ckpt.filesystem.buckets.s3 import S3FileSystem
 from dagster_ckpt.shown_text import in_one_line, printable, redacted, secrets_of
 
 #: Where a secret stands, each with ``{}`` in its place.

@@ -22,8 +22,9 @@ from dagster_ckpt.errors import (
     StorageError,
     StorageUnusable,
 )
-from dagster_ckpt.filesystem import object_store, open_filesystem
-from dagster_ckpt.filesystem.s3 import S3FileSystem
+from dagster_ckpt.filesystem import open_filesystem
+from dagster_ckpt.filesystem.buckets import bucket as object_store
+from dagster_ckpt.filesystem.buckets.s3 import S3FileSystem
 from tests.checkpoint.driver import Ledger, Pins, Run, state
 from tests.s3 import BUCKET, Answer, Fault, Request, S3Server, Spoil, answering_at_once, bucket_of, connection
 
@@ -270,7 +271,7 @@ def test_a_refusal_without_a_word_is_explained_by_its_date(
     """As of a request for the size of an object, whose answer has no body."""
     storage.create("f", b"1")
     s3.plan = always("stat", Answer(403, "RequestTimeTooSkewed"))
-    monkeypatch.setattr("dagster_ckpt.filesystem.s3.time", SimpleNamespace(time=lambda: time.time() - off))
+    monkeypatch.setattr("dagster_ckpt.filesystem.buckets.s3.time", SimpleNamespace(time=lambda: time.time() - off))
     with pytest.raises(StorageError, match=told):
         storage.size("f")
 
@@ -334,7 +335,7 @@ def test_secrets_are_not_shown(storage: S3FileSystem) -> None:
 
 
 def test_a_library_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "dagster_ckpt.filesystem.s3")
+    monkeypatch.delitem(sys.modules, "dagster_ckpt.filesystem.buckets.s3")
     monkeypatch.setitem(sys.modules, "s3fs", None)
     with pytest.raises(InvalidConfiguration, match="Amazon S3 need the module 's3fs'") as raised:
         open_filesystem("s3://bucket/a")

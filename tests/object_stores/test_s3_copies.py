@@ -9,7 +9,7 @@ import pytest
 
 from dagster_ckpt.errors import StorageError, StorageUnusable
 from dagster_ckpt.filesystem import Copy, Part, ServerSide
-from dagster_ckpt.filesystem.s3 import S3FileSystem
+from dagster_ckpt.filesystem.buckets.s3 import S3FileSystem
 from dagster_ckpt.filesystem.server_side import crc32c_of
 from tests.s3 import BUCKET, Answer, BreakOff, S3Server, answering_at_once, bucket_of
 

@@ -11,12 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
-from dagster_ckpt.checkpoint.savepoints import write_savepoint
-from dagster_ckpt.checkpoint.snapshot import PinnedFile, Snapshot, StoredSource
+from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
+from dagster_ckpt.checkpoint.format.snapshot import PinnedFile, Snapshot, StoredSource
+from dagster_ckpt.checkpoint.taking.savepoint_files import write_savepoint
 from dagster_ckpt.errors import CaptureIncomplete
-from dagster_ckpt.filesystem import FileSystem, bounds, object_store, server_side
-from dagster_ckpt.filesystem.object_store import ObjectFileSystem
+from dagster_ckpt.filesystem import FileSystem, bounds, server_side
+from dagster_ckpt.filesystem.buckets import bucket as object_store
+from dagster_ckpt.filesystem.buckets.bucket import ObjectFileSystem
 from tests.checkpoint.savepoints import described, quiet, saved
 from tests.object_stores.stores import Asked, DisturbedStore, Store, Trouble
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from dagster_ckpt.filesystem import FileSystem, transfers
-from dagster_ckpt.filesystem.gcs import GcsFileSystem
-from dagster_ckpt.filesystem.s3 import S3FileSystem
-from dagster_ckpt.testing.gcs_server import GcsServer
+from dagster_ckpt.filesystem import FileSystem
+from dagster_ckpt.filesystem.buckets import transfers
+from dagster_ckpt.filesystem.buckets.gcs import GcsFileSystem
+from dagster_ckpt.filesystem.buckets.s3 import S3FileSystem
+from dagster_ckpt.testing.gcs.server import GcsServer
 from tests import gcs
 from tests import s3 as amazon
 from tests.object_stores.stalling import StallingWay

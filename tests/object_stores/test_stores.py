@@ -16,10 +16,11 @@ from threading import Barrier, Thread
 import pytest
 
 from dagster_ckpt.errors import PublishConflict, PublishUnknown, StorageError, StorageUnusable
-from dagster_ckpt.filesystem import Entry, FileSystem, Stopped, Written, object_store, open_filesystem
-from dagster_ckpt.filesystem.object_store import ObjectFileSystem
+from dagster_ckpt.filesystem import Entry, FileSystem, Stopped, Written, open_filesystem
+from dagster_ckpt.filesystem.buckets import bucket as object_store
+from dagster_ckpt.filesystem.buckets.bucket import ObjectFileSystem
 from dagster_ckpt.testing.filesystem_contract import FileSystemContract
-from dagster_ckpt.testing.gcs_server import GcsServer
+from dagster_ckpt.testing.gcs.server import GcsServer
 from tests.gcs import bucket_of
 from tests.object_stores.life import live
 from tests.object_stores.stores import (

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
-from dagster_ckpt.spark.file_sink import FileSink
+from dagster_ckpt.spark.sinks.spark_sink_log import FileSink
 
 ROOT_VARIABLE = "DAGSTER_CKPT_TEST_ROOT"
 POISON = "poison"

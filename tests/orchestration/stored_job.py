@@ -18,15 +18,16 @@ from dagster_ckpt import (
     RestartStrategies,
     checkpointed_streaming_asset,
 )
-from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.catalog.newest import find_newest
 from dagster_ckpt.checkpoint.clock import SystemClock, iso
-from dagster_ckpt.checkpoint.epochs import Choice, Claim, End
-from dagster_ckpt.checkpoint.failures import Failure, FailureLog
-from dagster_ckpt.checkpoint.issuing import next_id
-from dagster_ckpt.checkpoint.liveness import Heartbeat, HeartbeatFile, ProcessIdentity, this_host
-from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
-from dagster_ckpt.checkpoint.snapshot import Json, PinnedFile, Snapshot
-from dagster_ckpt.checkpoint.store import CompletedCheckpointStore
+from dagster_ckpt.checkpoint.control.epochs import Choice, Claim, End
+from dagster_ckpt.checkpoint.control.failures import Failure, FailureLog
+from dagster_ckpt.checkpoint.control.heartbeat import Heartbeat, HeartbeatFile
+from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
+from dagster_ckpt.checkpoint.format.snapshot import Json, PinnedFile, Snapshot
+from dagster_ckpt.checkpoint.processes import ProcessIdentity, this_host
+from dagster_ckpt.checkpoint.taking.store import CompletedCheckpointStore
 from dagster_ckpt.config.restart import RestartStrategy
 from dagster_ckpt.filesystem import open_filesystem
 
@@ -79,7 +80,7 @@ class StoredJob:
         return FileSystemCheckpointStorage(checkpoint_path=str(self.root))
 
     def claim(self, run: str, *, series: int | None = None, ago: float = 0) -> Claim:
-        return self.catalog.epochs.claim(
+        return self.catalog.records.epochs.claim(
             token=uuid.uuid4().hex,
             series=series,
             run_id=run,
@@ -95,7 +96,7 @@ class StoredJob:
         choice = Choice(
             job_id=job_id,
             restored=restored.reference if restored else None,
-            first_id=next_id(self.catalog, job_id),
+            first_id=self.catalog.next_id(job_id),
             last_id=max(complete, default=0),
             live=str(self.root.parent / "live"),
             host=this_host(),
@@ -103,7 +104,7 @@ class StoredJob:
             reason="of the test",
             complete=complete,
         )
-        self.catalog.epochs.record_choice(claim.epoch, choice)
+        self.catalog.records.epochs.record_choice(claim.epoch, choice)
         return CompletedCheckpointStore(
             self.catalog,
             claim,
@@ -141,7 +142,7 @@ class StoredJob:
         HeartbeatFile(self.catalog.filesystem, self.name).write(beat)
 
     def end(self, claim: Claim, status: str, reason: str = "of the test") -> None:
-        self.catalog.epochs.record_end(claim.epoch, End(status, reason, False, iso(time.time())))
+        self.catalog.records.epochs.record_end(claim.epoch, End(status, reason, False, iso(time.time())))
 
     def fail(self, claim: Claim, sequence: int, *, recoverable: bool = True) -> None:
         failure = Failure(claim.run_id, sequence, time.time(), None, f"failure {sequence}", recoverable)
@@ -150,7 +151,7 @@ class StoredJob:
     def die(self, run: str, *, checkpoints: int = 1, series: int | None = None) -> Claim:
         """A run that claimed, chose, completed checkpoints, and is gone without a word."""
         claim = self.claim(run, series=series)
-        store = self.choose(claim, self.catalog.newest().metadata)
+        store = self.choose(claim, find_newest(self.catalog).metadata)
         for batch in range(checkpoints):
             self.checkpoint(store, batch)
         self.beat(claim, alive=False)

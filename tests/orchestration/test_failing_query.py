@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from dagster_ckpt.checkpoint.failures import DIED
+from dagster_ckpt.checkpoint.control.failures import DIED
 from tests.orchestration.watch import JobWatch, step_failure
 
 # A Dagster, and a Spark for each run: minutes where others use the machine too, far less where not.
@@ -88,6 +88,6 @@ def test_a_query_that_fails_twice_and_then_succeeds_is_exact(watch: Callable[[st
 
 
 def _status(job: JobWatch, epoch: int) -> str:
-    end = job.catalog.epochs.read_end(epoch)
+    end = job.catalog.records.epochs.read_end(epoch)
     assert end is not None
     return end.status

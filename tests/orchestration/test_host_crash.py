@@ -70,7 +70,7 @@ def test_ctrl_c_on_dagster_cancels_no_job(tmp_path: Path) -> None:
         job.wait_gone(processes)
         dev.kill()  # what is left of the servers
         assert job.completed() == completed
-        assert job.catalog.epochs.read_end(job.epoch()) is None
+        assert job.catalog.records.epochs.read_end(job.epoch()) is None
 
         pipeline.release()
         pipeline.until_caught_up.touch()

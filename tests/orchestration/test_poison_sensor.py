@@ -10,12 +10,13 @@ import dagster as dg
 import pytest
 
 from dagster_ckpt import RestartStrategies
-from dagster_ckpt.checkpoint.epochs import Claim
-from dagster_ckpt.checkpoint.failures import DIED
+from dagster_ckpt.checkpoint.catalog.newest import find_newest
+from dagster_ckpt.checkpoint.control.epochs import Claim
+from dagster_ckpt.checkpoint.control.failures import DIED
 from dagster_ckpt.config.restart import RestartStrategy
 from dagster_ckpt.orchestration import names
-from dagster_ckpt.spark.batch_in_flight import batch_in_flight
-from dagster_ckpt.spark.live import LocalLive
+from dagster_ckpt.spark.batches.in_flight import batch_in_flight
+from dagster_ckpt.spark.live.live_location import LocalLive
 from tests.orchestration.stored_job import StoredJob, make_asset, run_id
 from tests.orchestration.test_resume_sensor import Sensor
 from tests.spark.live_location import LiveLocation
@@ -70,7 +71,7 @@ def test_a_batch_that_kills_its_process_ends_the_job(instance: dg.DagsterInstanc
         job.die_in(7, sensor.launch(request, dg.DagsterRunStatus.STARTED), series)
     requests, said = sensor.tick()
     assert requests == []
-    newest = job.catalog.newest().metadata
+    newest = find_newest(job.catalog).metadata
     assert newest is not None, "nothing was deleted"
     assert "it ended FAILED: Batch 7 of job 'orders' is poison: it failed 3 times in a row" in said
     assert f"The checkpoint before it is {newest.reference}." in said

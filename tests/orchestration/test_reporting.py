@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 import pytest
 
-from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
-from dagster_ckpt.checkpoint.quarantine import FellBack, Quarantined
-from dagster_ckpt.checkpoint.store import Dropped
+from dagster_ckpt.checkpoint.control.quarantine import FellBack, Quarantined
+from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
+from dagster_ckpt.checkpoint.taking.retained import Dropped
 from dagster_ckpt.config.retention import KeepNewest
 from dagster_ckpt.orchestration.names import partition_key
 from dagster_ckpt.orchestration.reporting import CheckpointReporter, checkpoint_metadata
 from tests.orchestration.stored_job import StoredJob, run_id
 
 if TYPE_CHECKING:
-    from dagster_ckpt.checkpoint.store import CompletedCheckpointStore
+    from dagster_ckpt.checkpoint.taking.store import CompletedCheckpointStore
 
 _KEY = dg.AssetKey(["orders", "checkpoints"])
 _PARTITIONS = "orders/checkpoints"
@@ -57,7 +57,7 @@ class Reports:
             self.clock,
             interval,
         )
-        reporter.holds(self.job.catalog.epochs.highest())
+        reporter.holds(self.job.catalog.records.epochs.highest())
         return reporter
 
     def complete(self, *, after: float = 0, keep: int = 100) -> CheckpointMetadata:
@@ -305,7 +305,7 @@ def test_a_fallback_is_told_with_what_it_costs(reports: Reports) -> None:
     """At once as an observation, with the partition that goes, and with every checkpoint of the run."""
     first, second = reports.complete(), reports.complete(after=_INTERVAL)
     quarantined = Quarantined(second.reference, "A file is gone.", 2, "run", "host", "then")
-    reports.job.catalog.quarantine.add(quarantined)
+    reports.job.catalog.records.quarantine.add(quarantined)
     store = reports.job.choose(reports.job.claim(run_id()), first)
     reporter = reports.new_reporter(interval=0)
     reporter.quarantined(quarantined)

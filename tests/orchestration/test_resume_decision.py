@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagster_ckpt.checkpoint.epochs import Claim, End
-from dagster_ckpt.checkpoint.failures import DIED, Failure, in_order
-from dagster_ckpt.checkpoint.poison import Streak, streak
+from dagster_ckpt.checkpoint.control.epochs import Claim, End
+from dagster_ckpt.checkpoint.control.failures import DIED, Failure, Streak, in_order, streak
 from dagster_ckpt.config.checkpoint_config import JobStatus
 from dagster_ckpt.config.restart import (
     ExponentialDelayRestart,
@@ -31,7 +30,7 @@ from dagster_ckpt.orchestration.resume_decision import (
     Wait,
     decide,
 )
-from dagster_ckpt.spark.batch_in_flight import BatchInFlight
+from dagster_ckpt.spark.batches.in_flight import BatchInFlight
 
 NOW = 10_000.0
 GONE = "its process 7 is gone"

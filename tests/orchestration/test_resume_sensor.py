@@ -20,12 +20,14 @@ from dagster_ckpt import (
     SparkSessionResource,
     build_checkpoint_definitions,
 )
+from dagster_ckpt.checkpoint.catalog.newest import find_newest
+from dagster_ckpt.checkpoint.cleanup.pinning import pin_checkpoint
 from dagster_ckpt.checkpoint.clock import SystemClock
-from dagster_ckpt.checkpoint.epochs import Choice, Claim
-from dagster_ckpt.checkpoint.failures import Failure
-from dagster_ckpt.checkpoint.liveness import SETTLED, Heartbeat, HeartbeatFile, ProcessIdentity
-from dagster_ckpt.checkpoint.pinning import pin_checkpoint
-from dagster_ckpt.checkpoint.store import CompletedCheckpointStore
+from dagster_ckpt.checkpoint.control.epochs import Choice, Claim
+from dagster_ckpt.checkpoint.control.failures import Failure
+from dagster_ckpt.checkpoint.control.heartbeat import SETTLED, Heartbeat, HeartbeatFile
+from dagster_ckpt.checkpoint.processes import ProcessIdentity
+from dagster_ckpt.checkpoint.taking.store import CompletedCheckpointStore
 from dagster_ckpt.orchestration import names, resume_sensor
 from dagster_ckpt.orchestration.resume_decision import Action, Facts, decide
 from tests.jobs.mounts import fill, mounted
@@ -132,7 +134,7 @@ def test_a_job_that_never_ran_is_left_alone(sensor: Sensor) -> None:
 def test_a_new_instance_resumes_from_what_the_storage_says_alone(sensor: Sensor, job: StoredJob) -> None:
     dead = job.die(run_id(), checkpoints=2)
     request = sensor.request()
-    newest = job.catalog.newest().metadata
+    newest = find_newest(job.catalog).metadata
     assert newest is not None
     assert request.job_name == "orders_job"
     assert request.run_config == {"ops": {"orders": {"config": {"restore_from": "latest"}}}}
@@ -312,9 +314,9 @@ def test_what_a_tick_could_not_delete_the_next_one_deletes(
     assert len(job.catalog.completed(job_id)[0]) == 2
     assert "it ended CANCELED" in sensor.tick()[1]
     assert not job.catalog.numbers(job_id)
-    epochs = job.catalog.epochs.highest()
+    epochs = job.catalog.records.epochs.highest()
     assert "it ended CANCELED" in sensor.tick()[1]
-    assert job.catalog.epochs.highest() == epochs, "once is enough"
+    assert job.catalog.records.epochs.highest() == epochs, "once is enough"
 
 
 def test_a_run_that_begins_while_another_is_being_ended_is_not_fenced(
@@ -332,8 +334,8 @@ def test_a_run_that_begins_while_another_is_being_ended_is_not_fenced(
 
     monkeypatch.setattr(resume_sensor, "decide", and_then_a_claim)
     assert sensor.tick() == ([], f"orders: run {claims[0].run_id} is alive")
-    assert job.catalog.epochs.highest() == claims[0].epoch == canceled.epoch + 1
-    assert job.catalog.epochs.read_end(canceled.epoch) is None
+    assert job.catalog.records.epochs.highest() == claims[0].epoch == canceled.epoch + 1
+    assert job.catalog.records.epochs.read_end(canceled.epoch) is None
 
 
 def test_a_run_that_was_interrupted_and_not_canceled_is_resumed(sensor: Sensor, job: StoredJob) -> None:
@@ -406,7 +408,7 @@ def test_the_budget_is_counted_over_runs_and_then_the_sensor_says_why_it_stopped
     assert requests == []
     assert "it ended FAILED: " in said
     assert "all 2 restarts are used up (fixed delay 0 ms, 2 attempts)" in said
-    assert job.catalog.newest().metadata is not None, "nothing was deleted"
+    assert find_newest(job.catalog).metadata is not None, "nothing was deleted"
 
 
 def test_a_storage_that_is_full_delays_the_restart_and_forgets_nothing(sensor: Sensor, job: StoredJob) -> None:
@@ -640,7 +642,7 @@ def test_past_a_newest_checkpoint_that_is_broken_the_run_finds_its_way(
     instance: dg.DagsterInstance, job: StoredJob, way: str
 ) -> None:
     job.die(run_id(), checkpoints=2)
-    newest = job.catalog.newest().metadata
+    newest = find_newest(job.catalog).metadata
     assert newest is not None
     manifest = job.root / "orders" / newest.reference / "_metadata"
     manifest.write_bytes(manifest.read_bytes()[:-4])
@@ -653,6 +655,8 @@ def test_past_a_newest_checkpoint_that_is_broken_the_run_finds_its_way(
 def test_a_run_that_fell_back_is_said_to_have(sensor: Sensor, job: StoredJob) -> None:
     claim = job.claim(sensor.add_run(run_id(), Status.STARTED))
     cost = "chk-9 is broken, and it fell back to chk-7 (batch 12): batch 13 is run again (1 batch)"
-    job.catalog.epochs.record_choice(claim.epoch, Choice("a" * 32, None, 1, 0, "/l", "h", None, "", fell_back=cost))
+    job.catalog.records.epochs.record_choice(
+        claim.epoch, Choice("a" * 32, None, 1, 0, "/l", "h", None, "", fell_back=cost)
+    )
     job.beat(claim, alive=True)
     assert sensor.tick() == ([], f"orders: run {claim.run_id} is alive; {cost}")

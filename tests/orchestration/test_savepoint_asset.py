@@ -10,8 +10,10 @@ import dagster as dg
 import pytest
 
 from dagster_ckpt import FileSystemCheckpointStorage, SparkSessionResource, build_checkpoint_definitions
-from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
-from dagster_ckpt.checkpoint.requests import Answer, SavepointRequests, TakenSavepoint
+from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.catalog.file_reader import verify_checkpoint
+from dagster_ckpt.checkpoint.catalog.newest import find_newest
+from dagster_ckpt.checkpoint.control.savepoint_requests import Answer, SavepointRequests, TakenSavepoint
 from dagster_ckpt.errors import InvalidConfiguration
 from dagster_ckpt.orchestration import names, savepoint_asset
 from tests.orchestration.stored_job import StoredJob, make_asset, run_id
@@ -41,13 +43,13 @@ def logged(result: dg.ExecuteInProcessResult) -> dict[str, Any]:
 
 def test_of_a_job_that_does_not_run(job: StoredJob, tmp_path: Path) -> None:
     job.die(run_id(), checkpoints=3)
-    newest = job.catalog.newest().metadata
+    newest = find_newest(job.catalog).metadata
     assert newest is not None
     for config, parent in (({}, tmp_path / "default"), ({"to": str(tmp_path / "asked")}, tmp_path / "asked")):
         metadata = logged(materialize(job, config, tmp_path / "default"))
         assert Path(metadata["pointer"]).parent == parent
         savepoint = job.catalog.resolve(metadata["pointer"])
-        job.catalog.verify(savepoint)
+        verify_checkpoint(job.catalog, savepoint)
         assert metadata == {
             "pointer": savepoint.location,
             "checkpoint_id": newest.checkpoint_id,

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
+from dagster_ckpt.checkpoint.catalog.file_reader import materialize_checkpoint
+from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
 from tests.orchestration.watch import JobWatch
 
 # A Dagster, and a Spark for each run: minutes where others use the machine too, far less where not.
@@ -52,7 +53,7 @@ def test_three_ticks_the_second_one_killed_read_everything_once(
 
 def _files_read(job: JobWatch, checkpoint: CheckpointMetadata, target: Path) -> list[str]:
     """Every file that the source's log in a checkpoint names, as often as it does."""
-    job.catalog.materialize(checkpoint, target)
+    materialize_checkpoint(job.catalog, checkpoint, target)
     logs = (target / "checkpoint" / "sources" / "0").iterdir()
     lines = [line for log in logs for line in log.read_text().splitlines() if line.startswith("{")]
     return [Path(json.loads(line)["path"]).name for line in lines]

@@ -31,7 +31,7 @@ from dagster_ckpt.config.restart import ExponentialDelayRestart, FixedDelayResta
 from dagster_ckpt.errors import InvalidConfiguration
 from dagster_ckpt.orchestration import names, streaming_asset
 from dagster_ckpt.spark.job import CheckpointCompleted, EpochClaimed, Event, RunResult
-from dagster_ckpt.spark.streaming_run import StreamingRun
+from dagster_ckpt.spark.run.job_run import StreamingRun
 from tests.orchestration.stored_job import StoredJob, run_id
 
 _RESOURCES: Mapping[str, Any] = {

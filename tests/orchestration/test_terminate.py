@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 import dagster as dg
 import pytest
 
-from dagster_ckpt.checkpoint.epochs import End
+from dagster_ckpt.checkpoint.catalog.newest import find_newest
+from dagster_ckpt.checkpoint.control.epochs import End
 from tests.orchestration.pipeline import Pipeline
 from tests.orchestration.watch import JobWatch, step_failure
 
@@ -121,7 +122,7 @@ def _assert_deleted(job: JobWatch) -> None:
     """No checkpoint is left, in the storage or in Dagster, and Dagster says why."""
     assert _stored_files(job.pipeline, job.catalog.job_ids()) == []
     assert _end(job).discarded
-    assert job.catalog.newest().metadata is None
+    assert find_newest(job.catalog).metadata is None
     job.assert_shown()
     with job.dev.instance() as instance:
         observed = instance.fetch_observations(dg.AssetKey([job.name, "checkpoints"]), limit=200).records
@@ -135,6 +136,6 @@ def _stored_files(pipeline: Pipeline, lineages: Sequence[str]) -> list[str]:
 
 
 def _end(job: JobWatch) -> End:
-    end = job.catalog.epochs.read_end(job.epoch())
+    end = job.catalog.records.epochs.read_end(job.epoch())
     assert end is not None
     return end

@@ -12,14 +12,16 @@ from typing import TypeVar
 
 import dagster as dg
 
-from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
-from dagster_ckpt.checkpoint.epochs import Choice
-from dagster_ckpt.checkpoint.failures import Failure, FailureLog
-from dagster_ckpt.checkpoint.liveness import Heartbeat, HeartbeatFile, ProcessIdentity
-from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
+from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.catalog.file_reader import verify_checkpoint
+from dagster_ckpt.checkpoint.control.epochs import Choice
+from dagster_ckpt.checkpoint.control.failures import Failure, FailureLog
+from dagster_ckpt.checkpoint.control.heartbeat import Heartbeat, HeartbeatFile
+from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
+from dagster_ckpt.checkpoint.processes import ProcessIdentity
 from dagster_ckpt.filesystem import open_filesystem
 from dagster_ckpt.orchestration import names
-from dagster_ckpt.spark.checkpoint_location import CheckpointLocation
+from dagster_ckpt.spark.files.checkpoint_location import CheckpointLocation
 from dagster_ckpt.testing.dagster_dev import DagsterDev, wait_for
 from tests.orchestration.pipeline import ROOT_VARIABLE, Pipeline
 
@@ -77,7 +79,7 @@ class JobWatch:
         return chosen[1]
 
     def epoch(self) -> int:
-        return self.catalog.epochs.highest()
+        return self.catalog.records.epochs.highest()
 
     def location(self) -> CheckpointLocation:
         return CheckpointLocation(Path(self.choice().live))
@@ -89,7 +91,7 @@ class JobWatch:
 
     def failures(self) -> list[Failure]:
         """The failures on record in the series of the newest start."""
-        claim = self.catalog.epochs.read_claim(self.epoch())
+        claim = self.catalog.records.epochs.read_claim(self.epoch())
         assert claim is not None
         return FailureLog(self.catalog.filesystem, self.name).of(claim.series)
 
@@ -133,8 +135,10 @@ class JobWatch:
     def _chose(self, run_id: str) -> bool:
         """Whether the newest epoch is the run's, and what it began with is on record."""
         epoch = self.epoch()
-        claim = self.catalog.epochs.read_claim(epoch)
-        return claim is not None and claim.run_id == run_id and self.catalog.epochs.read_choice(epoch) is not None
+        claim = self.catalog.records.epochs.read_claim(epoch)
+        return (
+            claim is not None and claim.run_id == run_id and self.catalog.records.epochs.read_choice(epoch) is not None
+        )
 
     def wait_caught_up(self, run_id: str) -> None:
         """Wait until all that has landed is in the output, and covered by a checkpoint."""
@@ -197,7 +201,7 @@ class JobWatch:
         completed, broken = self.catalog.completed(self.choice().job_id)
         assert not broken
         for metadata in completed:
-            self.catalog.verify(metadata)
+            verify_checkpoint(self.catalog, metadata)
         return completed
 
     def assert_shown(self) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from dagster_ckpt.checkpoint.seal import seal
+from dagster_ckpt.checkpoint.format.seal import seal
 from dagster_ckpt.errors import CheckpointError, SinkMismatch
 from dagster_ckpt.spark.sinks.transactional_file_sink import TransactionalFileSink
 from dagster_ckpt.spark.sinks.transactions import DataFile, TransactionLog, decode_files, encode_files

@@ -14,16 +14,16 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 from unittest import mock
 
-from dagster_ckpt.checkpoint.snapshot import Json
+from dagster_ckpt.checkpoint.format.snapshot import Json
 from dagster_ckpt.errors import CheckpointError
-from dagster_ckpt.spark.checkpoint_location import CheckpointLocation
+from dagster_ckpt.spark.files.checkpoint_location import CheckpointLocation
 from dagster_ckpt.spark.sinks.sink import SinkRun
 from dagster_ckpt.spark.sinks.transactional_file_sink import TransactionalFileSink
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
+    from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
 
 #: Everything the sink does to a disk but opening and writing a file, which shows when it is renamed, linked or synced.
 OPERATIONS = ("rename", "replace", "link", "unlink", "mkdir", "rmdir", "fsync")

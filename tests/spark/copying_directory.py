@@ -12,12 +12,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
 
-from dagster_ckpt.checkpoint.snapshot import PinnedFile, Snapshot, vanished
+from dagster_ckpt.checkpoint.format.snapshot import PinnedFile, Snapshot, vanished
 from dagster_ckpt.filesystem import Copy, Part, PosixFileSystem, ServerSide, Stored
 from dagster_ckpt.filesystem.server_side import crc32c_of
-from dagster_ckpt.spark.checkpoint_location import CheckpointLocation
-from dagster_ckpt.spark.stored_capture import capture_stored
-from dagster_ckpt.spark.stored_location import StoredCheckpointLocation
+from dagster_ckpt.spark.capture.from_bucket import capture_stored
+from dagster_ckpt.spark.files.bucket_location import StoredCheckpointLocation
+from dagster_ckpt.spark.files.checkpoint_location import CheckpointLocation
 
 __all__ = ["CopyingDirectory", "capture_and_copy"]
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import uuid
 from pathlib import Path
 
-from dagster_ckpt.checkpoint.catalog import CheckpointCatalog, references
-from dagster_ckpt.checkpoint.live_orphans import stored_before
+from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog, references
+from dagster_ckpt.checkpoint.catalog.file_reader import materialize_checkpoint
+from dagster_ckpt.checkpoint.cleanup.dead_locations import forget_stored
+from dagster_ckpt.checkpoint.cleanup.live_locations import stored_before
 from dagster_ckpt.errors import CheckpointError, Fenced
 from dagster_ckpt.filesystem import FileSystem
-from dagster_ckpt.spark.dead_locations import forget_stored
 from dagster_ckpt.testing import FaultInjectingFileSystem
 from tests.checkpoint.memory import CopyingMemory
 from tests.spark.stored_starts import JOB, Promised, Start, found_in, shared
@@ -85,7 +86,7 @@ def _take(start: Start) -> None:
 
 
 def _content(catalog: CheckpointCatalog, reference: str, target: Path) -> dict[str, bytes]:
-    catalog.materialize(catalog.resolve(reference), target)
+    materialize_checkpoint(catalog, catalog.resolve(reference), target)
     root = target / "checkpoint"
     return {file.relative_to(root).as_posix(): file.read_bytes() for file in root.rglob("*") if file.is_file()}
 

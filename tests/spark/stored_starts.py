@@ -6,22 +6,24 @@ import uuid
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.catalog.newest import find_newest
+from dagster_ckpt.checkpoint.cleanup.dead_runs import finish_deletions
+from dagster_ckpt.checkpoint.cleanup.start_sweep import sweep_start
 from dagster_ckpt.checkpoint.clock import iso
-from dagster_ckpt.checkpoint.ending import finish_deletions
-from dagster_ckpt.checkpoint.epochs import Choice
-from dagster_ckpt.checkpoint.issuing import next_id
-from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
-from dagster_ckpt.checkpoint.snapshot import Snapshot
-from dagster_ckpt.checkpoint.store import CompletedCheckpointStore, Dropped
+from dagster_ckpt.checkpoint.control.epochs import Choice
+from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
+from dagster_ckpt.checkpoint.format.snapshot import Snapshot
+from dagster_ckpt.checkpoint.taking.retained import Dropped
+from dagster_ckpt.checkpoint.taking.store import CompletedCheckpointStore
 from dagster_ckpt.config.retention import KeepNewest
 from dagster_ckpt.filesystem import FileSystem
 from dagster_ckpt.filesystem.port import unheard
-from dagster_ckpt.spark.live import LiveLocation, LocalLive, recorded_live
-from dagster_ckpt.spark.salvage import Salvaging
-from dagster_ckpt.spark.state_files import PROVIDERS
-from dagster_ckpt.spark.stored_live import stored_live
-from dagster_ckpt.spark.streaming_source import StreamingSource
+from dagster_ckpt.spark.capture.source import StreamingSource
+from dagster_ckpt.spark.capture.state_files import PROVIDERS
+from dagster_ckpt.spark.live.in_bucket import stored_live
+from dagster_ckpt.spark.live.live_location import LiveLocation, LocalLive, recorded_live
+from dagster_ckpt.spark.run.salvage import Salvaging
 from tests.checkpoint.driver import ManualClock
 from tests.spark.stored_query import StoredQuery
 
@@ -66,7 +68,7 @@ class Start:
         self.working = working
         self.restored: CheckpointMetadata | None = None
         token = uuid.uuid4().hex
-        self.claim = self.catalog.epochs.claim(
+        self.claim = self.catalog.records.epochs.claim(
             token=token, series=None, run_id=token, host=str(working), pid=1, now=iso(self.clock.time())
         )
         self.directory = working / f"{self.claim.epoch:06}-{token[:8]}"
@@ -85,7 +87,7 @@ class Start:
             pins = self.directory.with_suffix(".salvage")
             live = recorded_live(previous[1], self.storage)
             Salvaging(self.catalog, PROVIDERS, previous, live, pins, self._store_of).salvage()
-        newest = self.catalog.newest()
+        newest = find_newest(self.catalog)
         self.restored = newest.metadata
         if newest.metadata is not None:
             self.live.unpack(self.catalog, newest.metadata, self.directory, unheard)
@@ -93,16 +95,16 @@ class Start:
             self.directory.mkdir(parents=True)
         self.live.lay_out(self.directory)
         job_id = newest.job_id or self.claim.run_id
-        first_id = next_id(self.catalog, job_id, newest.metadata)
+        first_id = self.catalog.next_id(job_id, newest.metadata)
         complete = self.catalog.completed_at_choice(self.claim.epoch, job_id, newest.metadata)
         restored = None if newest.metadata is None else newest.metadata.reference
         choice = Choice(
             job_id, restored, first_id, max(complete, default=0), self.live.url, "h", None, "", complete=complete
         )
-        self.catalog.epochs.record_choice(self.claim.epoch, choice)
+        self.catalog.records.epochs.record_choice(self.claim.epoch, choice)
         self.store = self._store_of(job_id, first_id, restored)
         self.store.know(self.live.copied_from())
-        self.store.sweep()
+        sweep_start(self.store)
         return self
 
     def start(self) -> Start:

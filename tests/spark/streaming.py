@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from dagster_ckpt.errors import CaptureIncomplete
-from dagster_ckpt.spark.capture import capture
-from dagster_ckpt.spark.checkpoint_location import CheckpointLocation
-from dagster_ckpt.spark.restore import prepare_location
+from dagster_ckpt.spark.capture.from_disk import capture
+from dagster_ckpt.spark.files.checkpoint_location import CheckpointLocation
+from dagster_ckpt.spark.files.prepare import prepare_location
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.state import GroupState
     from pyspark.sql.streaming.stateful_processor import StatefulProcessorHandle
 
-    from dagster_ckpt.checkpoint.snapshot import Snapshot
+    from dagster_ckpt.checkpoint.format.snapshot import Snapshot
 
 SCHEMA = "k int, id int, ts timestamp, v int"
 Output: TypeAlias = dict[int, list[tuple[Any, ...]]]

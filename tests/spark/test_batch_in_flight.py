@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dagster_ckpt.spark.batch_in_flight import BatchInFlight, batch_in_flight, fingerprint
-from dagster_ckpt.spark.checkpoint_location import CheckpointLocation
-from dagster_ckpt.spark.live import LocalLive
-from dagster_ckpt.spark.planned_batches import PlannedBatches
+from dagster_ckpt.spark.batches.in_flight import BatchInFlight, batch_in_flight, fingerprint
+from dagster_ckpt.spark.batches.plans import PlannedBatches
+from dagster_ckpt.spark.files.checkpoint_location import CheckpointLocation
+from dagster_ckpt.spark.live.live_location import LocalLive
 from tests.spark.live_location import LiveLocation
 
 

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dagster_ckpt.errors import CaptureIncomplete, CheckpointFileMissing, CorruptCheckpoint, RestoreRefused
-from dagster_ckpt.spark.capture import capture
-from dagster_ckpt.spark.checkpoint_location import CheckpointLocation
-from dagster_ckpt.spark.restore import prepare_location
+from dagster_ckpt.spark.capture.from_disk import capture
+from dagster_ckpt.spark.files.checkpoint_location import CheckpointLocation
+from dagster_ckpt.spark.files.prepare import prepare_location
 from tests.spark.streaming import VARIANTS, Job, tree, write_input
 
 if TYPE_CHECKING:

@@ -11,15 +11,15 @@ import pytest
 from pyspark.errors import StreamingQueryException
 
 from dagster_ckpt.errors import CaptureIncomplete, RestoreRefused
-from dagster_ckpt.spark.capture import capture
-from dagster_ckpt.spark.checkpoint_location import CheckpointLocation
+from dagster_ckpt.spark.capture.from_disk import capture
+from dagster_ckpt.spark.files.checkpoint_location import CheckpointLocation
 from tests.spark.streaming import EAGER, SCHEMA, VARIANTS, Job, confs, discard, materialize, write_input
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-    from dagster_ckpt.checkpoint.snapshot import Snapshot
+    from dagster_ckpt.checkpoint.format.snapshot import Snapshot
 
 
 def copy_naively(source: Path, target: Path, *besides: str) -> None:

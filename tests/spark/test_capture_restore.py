@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dagster_ckpt.spark.checkpoint_location import CheckpointLocation
-from dagster_ckpt.spark.query_plan import recorded_kind, sources_of, stateful_kinds
+from dagster_ckpt.spark.files.checkpoint_location import CheckpointLocation
+from dagster_ckpt.spark.query.logical_plan import recorded_kind, sources_of, stateful_kinds
 from tests.spark.streaming import EAGER, VARIANTS, Captures, Job, discard, materialize, write_input
 
 if TYPE_CHECKING:

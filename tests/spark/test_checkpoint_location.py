@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from dagster_ckpt.errors import CaptureIncomplete, RestoreRefused
-from dagster_ckpt.spark.checkpoint_location import (
+from dagster_ckpt.spark.capture.state_files import Provider
+from dagster_ckpt.spark.files.checkpoint_location import (
     CheckpointLocation,
     parse_commit,
     parse_offsets,
     parse_operator,
 )
-from dagster_ckpt.spark.state_files import Provider
 
 _METADATA = '{"batchWatermarkMs":5,"batchTimestampMs":7,"conf":{"spark.sql.shuffle.partitions":"2"}}'
 

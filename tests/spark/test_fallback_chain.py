@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -12,11 +13,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dagster_ckpt.checkpoint.catalog import CheckpointCatalog, Newest
-from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
-from dagster_ckpt.checkpoint.quarantine import FellBack
-from dagster_ckpt.checkpoint.snapshot import Json
-from dagster_ckpt.checkpoint.write_ahead_archive import PlannedBatch
+from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.catalog.file_reader import verify_checkpoint
+from dagster_ckpt.checkpoint.catalog.newest import Newest, find_newest
+from dagster_ckpt.checkpoint.control.plan_archive import PlannedBatch
+from dagster_ckpt.checkpoint.control.quarantine import FellBack
+from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
+from dagster_ckpt.checkpoint.format.snapshot import Json
 from dagster_ckpt.errors import (
     CheckpointError,
     CheckpointFileMissing,
@@ -26,10 +29,10 @@ from dagster_ckpt.errors import (
     UnknownMetadataVersion,
 )
 from dagster_ckpt.filesystem import FileSystem
-from dagster_ckpt.spark.fallback import FallbackChain, cost_of
 from dagster_ckpt.spark.job import CheckpointQuarantined, Event
-from dagster_ckpt.spark.salvage import Salvaging
-from dagster_ckpt.spark.sinks.custom import CustomSink
+from dagster_ckpt.spark.run.fallback import FallbackChain, cost_of
+from dagster_ckpt.spark.run.salvage import Salvaging
+from dagster_ckpt.spark.sinks.user_sinks import CustomSink
 from dagster_ckpt.testing import Action, Crash, Fail, FaultInjectingFileSystem, Operation, ProcessDied
 from tests.checkpoint.driver import JOB, Ledger, ManualClock, Pins, Run, state
 from tests.checkpoint.memory import MemoryFileSystem
@@ -85,8 +88,8 @@ def history() -> Iterator[History]:
 def choose(storage: FileSystem, *, opted_in: bool = True) -> tuple[Newest, list[Event]]:
     """What a new start of the job goes on from. The live location of the run before is on another host."""
     catalog = CheckpointCatalog(storage, JOB)
-    epoch = catalog.epochs.highest() + 1
-    claim = catalog.epochs.claim(token=f"t{epoch}", series=None, run_id="again", host="here", pid=1, now="now")
+    epoch = catalog.records.epochs.highest() + 1
+    claim = catalog.records.epochs.claim(token=f"t{epoch}", series=None, run_id="again", host="here", pid=1, now="now")
     previous = catalog.choice()
     assert previous is not None
 
@@ -101,8 +104,8 @@ def choose(storage: FileSystem, *, opted_in: bool = True) -> tuple[Newest, list[
         ManualClock(),
         events.append,
         opted_in=opted_in,
-        newest=catalog.newest,
-        unpack=catalog.verify,
+        newest=partial(find_newest, catalog),
+        unpack=partial(verify_checkpoint, catalog),
         salvaging=salvaging,
     )
     return chain.newest(), events
@@ -154,7 +157,7 @@ def test_the_newest_whole_one_on_the_line_of_descent(steps: list[tuple[str, int]
         else:
             with pytest.raises(CorruptCheckpoint, match="no checkpoint left"):
                 choose(job.storage)
-        assert CheckpointCatalog(job.storage, JOB).quarantine.names() == set(passed)
+        assert CheckpointCatalog(job.storage, JOB).records.quarantine.names() == set(passed)
         assert {path: found for path, found in job.storage.files.items() if "/control/" not in path} == before
 
 
@@ -181,7 +184,7 @@ def test_wherever_the_process_dies_the_next_one_ends_the_same(broken: History) -
         copy = broken.storage.backup()
         with pytest.raises(ProcessDied):
             choose(FaultInjectingFileSystem(copy, at(number, Crash())))
-        changing += len(CheckpointCatalog(copy, JOB).quarantine.names()) == 1
+        changing += len(CheckpointCatalog(copy, JOB).records.quarantine.names()) == 1
         assert choose(copy)[0] == expected
     assert changing, "some died with one of two in quarantine"
 
@@ -195,7 +198,7 @@ def test_a_storage_that_is_down_is_no_reason(broken: History) -> None:
         try:
             found = choose(FaultInjectingFileSystem(copy, at(number, Fail())))[0]
         except StorageError:
-            assert CheckpointCatalog(copy, JOB).quarantine.names() <= set(expected.passed_over)
+            assert CheckpointCatalog(copy, JOB).records.quarantine.names() <= set(expected.passed_over)
         else:
             assert found == expected
 
@@ -208,7 +211,7 @@ def test_without_the_option_it_fails_and_nothing_is_written(broken: History) -> 
     with pytest.raises(CorruptMetadata) as caught:
         choose(broken.storage, opted_in=False)
     assert "fallback_to_older: true" in caught.value.hint
-    assert not CheckpointCatalog(broken.storage, JOB).quarantine.names()
+    assert not CheckpointCatalog(broken.storage, JOB).records.quarantine.names()
 
 
 def test_a_manifest_of_a_newer_release_is_not_broken(broken: History) -> None:
@@ -216,19 +219,19 @@ def test_a_manifest_of_a_newer_release_is_not_broken(broken: History) -> None:
     broken.storage.files[path] = b'{"format": "dagster_ckpt", "version": 3}'
     with pytest.raises(UnknownMetadataVersion):
         choose(broken.storage)
-    assert not CheckpointCatalog(broken.storage, JOB).quarantine.names()
+    assert not CheckpointCatalog(broken.storage, JOB).records.quarantine.names()
 
 
 def test_a_fenced_run_puts_nothing_into_quarantine(broken: History) -> None:
     def take_over(operation: Operation) -> None:
         """When the files of the second one are read, and the first is in quarantine."""
         if operation.name == "checksum":
-            epochs = CheckpointCatalog(broken.storage, JOB).epochs
+            epochs = CheckpointCatalog(broken.storage, JOB).records.epochs
             epochs.claim(token="z", series=None, run_id="z", host="z", pid=1, now="z")
 
     with pytest.raises(CheckpointError, match="is fenced"):
         choose(FaultInjectingFileSystem(broken.storage, take_over))
-    assert CheckpointCatalog(broken.storage, JOB).quarantine.names() == {broken.line[-1]}, "from before"
+    assert CheckpointCatalog(broken.storage, JOB).records.quarantine.names() == {broken.line[-1]}, "from before"
 
 
 def test_what_it_costs(broken: History) -> None:
@@ -272,7 +275,7 @@ def test_the_error_names_the_checkpoint(broken: History) -> None:
     catalog = CheckpointCatalog(broken.storage, JOB)
     metadata: CheckpointMetadata = catalog.resolve(broken.line[2])
     with pytest.raises(CheckpointFileMissing) as caught:
-        catalog.verify(metadata)
+        verify_checkpoint(catalog, metadata)
     assert caught.value.checkpoint == broken.line[2]
 
 

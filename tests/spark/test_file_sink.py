@@ -14,7 +14,7 @@ from urllib.parse import quote
 import pytest
 
 from dagster_ckpt.errors import CaptureIncomplete, InvalidConfiguration, SinkMismatch
-from dagster_ckpt.spark.file_sink import FileSink, SinkRollback, log_files
+from dagster_ckpt.spark.sinks.spark_sink_log import FileSink, SinkRollback, log_files
 from tests.spark.streaming import tree
 
 

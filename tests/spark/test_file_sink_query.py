@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dagster_ckpt.spark.capture import capture
-from dagster_ckpt.spark.checkpoint_location import CheckpointLocation
-from dagster_ckpt.spark.file_sink import FileSink
+from dagster_ckpt.spark.capture.from_disk import capture
+from dagster_ckpt.spark.files.checkpoint_location import CheckpointLocation
 from dagster_ckpt.spark.sinks.spark_file_sink import SparkFileSink
+from dagster_ckpt.spark.sinks.spark_sink_log import FileSink
 from tests.spark.streaming import QUERIES, SCHEMA, VARIANTS, confs, discard, materialize, tree, write_input
 
 if TYPE_CHECKING:

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
-from dagster_ckpt.checkpoint.epochs import Choice
-from dagster_ckpt.checkpoint.issuing import next_id
-from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
-from dagster_ckpt.checkpoint.savepoints import copy_to_savepoint
-from dagster_ckpt.checkpoint.store import CompletedCheckpointStore
+from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.catalog.newest import find_newest
+from dagster_ckpt.checkpoint.control.epochs import Choice
+from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
+from dagster_ckpt.checkpoint.taking.savepoint_files import copy_to_savepoint
+from dagster_ckpt.checkpoint.taking.store import CompletedCheckpointStore
 from dagster_ckpt.config.retention import KeepNewest
 from dagster_ckpt.errors import (
     CheckpointFileChanged,
@@ -26,9 +26,9 @@ from dagster_ckpt.errors import (
     SinkNotEmpty,
 )
 from dagster_ckpt.filesystem import PosixFileSystem
-from dagster_ckpt.spark.file_sink import FileSink, log_files
-from dagster_ckpt.spark.fork import ForkPoint, fork_point, lay_out_fork, publish_fork
+from dagster_ckpt.spark.run.fork import ForkPoint, fork_point, lay_out_fork, publish_fork
 from dagster_ckpt.spark.sinks.spark_file_sink import SparkFileSink
+from dagster_ckpt.spark.sinks.spark_sink_log import FileSink, log_files
 from dagster_ckpt.testing import FaultInjectingFileSystem, Operation
 from tests.checkpoint.driver import JOB, Ledger, ManualClock, Pins, Run, content, state
 
@@ -63,7 +63,7 @@ class NewJob:
 
     def __post_init__(self) -> None:
         self.catalog = CheckpointCatalog(PosixFileSystem(self.directory / "ckpt"), "other")
-        self.claim = self.catalog.epochs.claim(token="t", series=None, run_id="r", host="h", pid=1, now="now")
+        self.claim = self.catalog.records.epochs.claim(token="t", series=None, run_id="r", host="h", pid=1, now="now")
         self.job_id = "f" * 32
 
     def fork(self, point: ForkPoint, sink: SparkFileSink | None = None) -> CheckpointMetadata:
@@ -73,7 +73,7 @@ class NewJob:
             self.catalog,
             self.claim,
             job_id=self.job_id,
-            first_id=next_id(self.catalog, self.job_id, laid_out),
+            first_id=self.catalog.next_id(self.job_id, laid_out),
             restored_from=laid_out.restored_from,
             mode="EXACTLY_ONCE",
             clock=ManualClock(),
@@ -89,7 +89,7 @@ class NewJob:
 
     def choose(self, restored: CheckpointMetadata) -> None:
         choice = Choice(self.job_id, restored.reference, restored.checkpoint_id + 1, 0, "/l", "h", None, "forked")
-        self.catalog.epochs.record_choice(self.claim.epoch, choice)
+        self.catalog.records.epochs.record_choice(self.claim.epoch, choice)
 
 
 @pytest.fixture
@@ -109,7 +109,7 @@ def new(tmp_path: Path) -> NewJob:
 
 
 def pointed_to(run: Run) -> str:
-    newest = run.catalog.newest().metadata
+    newest = find_newest(run.catalog).metadata
     assert newest is not None
     return run.catalog.pointer(newest)
 
@@ -122,7 +122,7 @@ def resolved(new: NewJob, pointer: str) -> ForkPoint:
 
 def test_every_spelling_of_it(first: Run, new: NewJob, tmp_path: Path) -> None:
     pointer = pointed_to(first)
-    newest = first.catalog.newest().metadata
+    newest = find_newest(first.catalog).metadata
     for spelling in (pointer, f"{pointer}/", f"{pointer}/_metadata", f"file://{pointer}"):
         assert resolved(new, spelling).metadata == newest
         assert resolved(new, spelling).pointer == pointer
@@ -151,7 +151,7 @@ def test_the_copy_is_whole_and_of_its_own(first: Run, new: NewJob) -> None:
 
 
 def test_of_a_savepoint(first: Run, new: NewJob, tmp_path: Path) -> None:
-    newest = first.catalog.newest().metadata
+    newest = find_newest(first.catalog).metadata
     assert newest is not None
     saved = copy_to_savepoint(first.catalog, newest, PosixFileSystem(tmp_path / "saved"), ManualClock())
     assert saved.location is not None
@@ -161,7 +161,7 @@ def test_of_a_savepoint(first: Run, new: NewJob, tmp_path: Path) -> None:
 
 
 def test_the_first_job_subsumes_it_while_it_is_read(first: Run, new: NewJob) -> None:
-    newest = first.catalog.newest().metadata
+    newest = find_newest(first.catalog).metadata
     assert newest is not None
     storage = FaultInjectingFileSystem(first.filesystem, _once(lambda: _go_on(first)))
     of_first = CheckpointCatalog(storage, JOB)
@@ -216,7 +216,7 @@ def test_once_forked_it_goes_on_until_it_has_a_checkpoint_of_its_own(first: Run,
         new.catalog,
         new.claim,
         job_id=new.job_id,
-        first_id=next_id(new.catalog, new.job_id),
+        first_id=new.catalog.next_id(new.job_id),
         restored_from=f"{new.job_id}/chk-4",
         mode="EXACTLY_ONCE",
         clock=ManualClock(),

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from dagster_ckpt.checkpoint.write_ahead_archive import PlannedBatch
+from dagster_ckpt.checkpoint.control.plan_archive import PlannedBatch
 from dagster_ckpt.errors import CaptureIncomplete, CheckpointError, CorruptCheckpoint
-from dagster_ckpt.spark.checkpoint_location import CheckpointLocation, parse_offsets, parse_operator
-from dagster_ckpt.spark.planned_batches import PlannedBatches, forget_plan, lay_out
-from dagster_ckpt.spark.restore import prepare_location
-from dagster_ckpt.spark.rocksdb_files import UnreadableStateFile, snapshot_members
+from dagster_ckpt.spark.batches.plans import PlannedBatches, forget_plan, lay_out
+from dagster_ckpt.spark.capture.rocksdb_files import UnreadableStateFile, snapshot_members
+from dagster_ckpt.spark.files.checkpoint_location import CheckpointLocation, parse_offsets, parse_operator
+from dagster_ckpt.spark.files.prepare import prepare_location
 from tests.jobs.harness import tree
 from tests.spark.live_location import LiveLocation
 

@@ -14,14 +14,14 @@ from dagster_ckpt.config.live_location import LiveLocationPlace
 from dagster_ckpt.config.restart import NoRestart
 from dagster_ckpt.errors import InvalidConfiguration
 from dagster_ckpt.filesystem import FileSystem, PosixFileSystem
-from dagster_ckpt.filesystem.azure import AzureBlobFileSystem
-from dagster_ckpt.filesystem.gcs import GcsFileSystem
-from dagster_ckpt.filesystem.s3 import S3FileSystem
-from dagster_ckpt.spark import live_choice
+from dagster_ckpt.filesystem.buckets.azure import AzureBlobFileSystem
+from dagster_ckpt.filesystem.buckets.gcs import GcsFileSystem
+from dagster_ckpt.filesystem.buckets.s3 import S3FileSystem
 from dagster_ckpt.spark.event_text import describe
 from dagster_ckpt.spark.job import StreamingJob
-from dagster_ckpt.spark.live_choice import choose_live, connector_of, refuse_impossible
-from dagster_ckpt.spark.stored_live import stored_live
+from dagster_ckpt.spark.live import choose as live_choice
+from dagster_ckpt.spark.live.choose import choose_live, connector_of, refuse_impossible
+from dagster_ckpt.spark.live.in_bucket import stored_live
 from tests.ivy import hadoop_version
 
 if TYPE_CHECKING:

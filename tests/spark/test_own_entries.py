@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from dagster_ckpt.errors import CaptureIncomplete
-from dagster_ckpt.spark.file_sink import FileSink
 from dagster_ckpt.spark.sinks.own_entries import NotOwn, OwnEntries, mark_of
 from dagster_ckpt.spark.sinks.sink import SinkStart
+from dagster_ckpt.spark.sinks.spark_sink_log import FileSink
 
 OURS, OTHER = "ours", "other"
 

@@ -12,12 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagster_ckpt.checkpoint.liveness import Heartbeat, ProcessIdentity
-from dagster_ckpt.checkpoint.preflight import Verdict
-from dagster_ckpt.checkpoint.snapshot import Json
-from dagster_ckpt.checkpoint.write_ahead_archive import PlannedBatch
+from dagster_ckpt.checkpoint.control.heartbeat import Heartbeat
+from dagster_ckpt.checkpoint.control.plan_archive import PlannedBatch
+from dagster_ckpt.checkpoint.format.snapshot import Json
+from dagster_ckpt.checkpoint.processes import ProcessIdentity
 from dagster_ckpt.errors import CorruptCheckpoint, JobAlreadyRunning, RestoreRefused
-from dagster_ckpt.spark.checkpoint_checks import (
+from dagster_ckpt.spark.batches.plans import forget_plan
+from dagster_ckpt.spark.files.checkpoint_location import CheckpointLocation
+from dagster_ckpt.spark.preflight.checkpoint_checks import (
     in_flight,
     log_finding,
     log_gap,
@@ -25,10 +27,9 @@ from dagster_ckpt.spark.checkpoint_checks import (
     replay_finding,
     version_finding,
 )
-from dagster_ckpt.spark.checkpoint_location import CheckpointLocation
-from dagster_ckpt.spark.planned_batches import forget_plan
-from dagster_ckpt.spark.sinks.custom import ForeachBatchSink
-from dagster_ckpt.spark.source_files import batches, source_finding
+from dagster_ckpt.spark.preflight.source_files import batches, source_finding
+from dagster_ckpt.spark.sinks.user_sinks import ForeachBatchSink
+from dagster_ckpt.spark.verdict import Verdict
 from tests.checkpoint.manifests import MANIFEST
 
 _CHECKPOINT = replace(MANIFEST, job_name="tiny", checkpoint_id=3, batch=3)

@@ -10,17 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from dagster_ckpt.checkpoint.epochs import Choice
-from dagster_ckpt.checkpoint.liveness import this_host
+from dagster_ckpt.checkpoint.cleanup.dead_locations import forget_attempts
+from dagster_ckpt.checkpoint.control.epochs import Choice
+from dagster_ckpt.checkpoint.processes import this_host
 from dagster_ckpt.errors import StorageUnusable
+from dagster_ckpt.filesystem.private_directories import default_root, is_own, make_working_directory, share_start
 from dagster_ckpt.orchestration.storages import (
     CheckpointStorage,
     FileSystemCheckpointStorage,
     JobManagerCheckpointStorage,
 )
-from dagster_ckpt.spark.dead_locations import forget_attempts
-from dagster_ckpt.spark.live import recorded_live
-from dagster_ckpt.spark.private_directories import default_root, is_own, make_working_directory, share_start
+from dagster_ckpt.spark.live.live_location import recorded_live
 from tests.checkpoint.memory import MemoryFileSystem
 
 _NOBODY = 65534

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dagster_ckpt.spark.checkpoint_location import CheckpointLocation
-from dagster_ckpt.spark.query_plan import StatefulKind, sources_of, stateful_kinds
+from dagster_ckpt.spark.files.checkpoint_location import CheckpointLocation
+from dagster_ckpt.spark.query.logical_plan import StatefulKind, sources_of, stateful_kinds
 from tests.spark.streaming import SCHEMA, write_input
 
 if TYPE_CHECKING:

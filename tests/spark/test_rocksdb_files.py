@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagster_ckpt.spark.rocksdb_files import (
+from dagster_ckpt.spark.capture.rocksdb_files import (
     LineageItem,
     SnapshotMember,
     UnreadableStateFile,

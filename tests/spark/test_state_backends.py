@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from dagster_ckpt import CustomStateBackend, EmbeddedRocksDBStateBackend, HashMapStateBackend, PredefinedOptions
+from dagster_ckpt.checkpoint.catalog.file_reader import materialize_checkpoint
 from dagster_ckpt.config import state_backend
 from dagster_ckpt.config.restart import RestartStrategies
 from dagster_ckpt.config.state_backend import HDFS_PROVIDER, ROCKSDB_PROVIDER, StateBackend
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-    from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
+    from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
 
 _STATE = "spark.sql.streaming.stateStore"
 _FORMAT = f"{_STATE}.checkpointFormatVersion"
@@ -51,7 +52,7 @@ def kinds(metadata: CheckpointMetadata) -> set[str]:
 
 def rocksdb_options(bench: Bench, metadata: CheckpointMetadata, scratch: Path) -> dict[str, str]:
     """What RocksDB itself wrote down of its options, in the newest snapshot of a checkpoint."""
-    bench.catalog.materialize(metadata, scratch)
+    materialize_checkpoint(bench.catalog, metadata, scratch)
     archive = max((scratch / "checkpoint/state/0/0").glob("*.zip"))
     with zipfile.ZipFile(archive) as opened:
         (name,) = [name for name in opened.namelist() if name.rpartition("/")[2].startswith("OPTIONS")]

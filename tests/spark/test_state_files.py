@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from dagster_ckpt.errors import CaptureIncomplete
-from dagster_ckpt.spark.rocksdb_files import LineageItem, SnapshotMember
-from dagster_ckpt.spark.state_files import Provider, StateFile, StateStore, StoreReader, plan_store, unplanned
+from dagster_ckpt.spark.capture.rocksdb_files import LineageItem, SnapshotMember
+from dagster_ckpt.spark.capture.state_files import Provider, StateFile, StateStore, StoreReader, plan_store, unplanned
 
 
 class _Reader:

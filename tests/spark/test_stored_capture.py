@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dagster_ckpt.spark.stored_location import StoredCheckpointLocation
+from dagster_ckpt.spark.files.bucket_location import StoredCheckpointLocation
 from tests.spark.copying_directory import CopyingDirectory, capture_and_copy
 from tests.spark.streaming import EAGER, VARIANTS, Captures, Job, discard, materialize, write_input
 

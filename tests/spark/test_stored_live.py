@@ -13,22 +13,24 @@ from time import monotonic
 
 import pytest
 
-from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.catalog.file_reader import materialize_checkpoint, verify_checkpoint
+from dagster_ckpt.checkpoint.catalog.newest import find_newest
+from dagster_ckpt.checkpoint.cleanup.dead_locations import forget_attempts
+from dagster_ckpt.checkpoint.cleanup.job_sweep import sweep_job
+from dagster_ckpt.checkpoint.cleanup.live_locations import stored_before
 from dagster_ckpt.checkpoint.clock import iso
-from dagster_ckpt.checkpoint.epochs import End
-from dagster_ckpt.checkpoint.job_sweep import sweep_job
-from dagster_ckpt.checkpoint.live_orphans import stored_before
-from dagster_ckpt.checkpoint.savepoints import copy_to_savepoint
+from dagster_ckpt.checkpoint.control.epochs import End
+from dagster_ckpt.checkpoint.taking.savepoint_files import copy_to_savepoint
 from dagster_ckpt.config.checkpoint_config import JobStatus
 from dagster_ckpt.errors import CaptureIncomplete, CheckpointFileChanged, CheckpointFileMissing, CorruptCheckpoint
 from dagster_ckpt.filesystem import FileSystem, Part, PosixFileSystem, server_side
 from dagster_ckpt.filesystem.port import unheard
-from dagster_ckpt.spark.dead_locations import forget_attempts
-from dagster_ckpt.spark.live import recorded_live
-from dagster_ckpt.spark.planned_batches import PlannedBatches, lay_out
-from dagster_ckpt.spark.stored_capture import capture_stored
-from dagster_ckpt.spark.stored_live import stored_live
-from dagster_ckpt.spark.stored_location import StoredCheckpointLocation
+from dagster_ckpt.spark.batches.plans import PlannedBatches, lay_out
+from dagster_ckpt.spark.capture.from_bucket import capture_stored
+from dagster_ckpt.spark.files.bucket_location import StoredCheckpointLocation
+from dagster_ckpt.spark.live.in_bucket import stored_live
+from dagster_ckpt.spark.live.live_location import recorded_live
 from dagster_ckpt.testing import FaultInjectingFileSystem, Operation
 from tests.checkpoint.memory import CopyingMemory, UnprovingMemory
 from tests.spark.stored_starts import JOB, Promised, Start, found_in, shared
@@ -92,7 +94,7 @@ def test_state_is_captured_by_copies_and_only_what_names_other_files_is_read(
     read = CheckpointCatalog(storage, JOB).load(metadata.job_id, metadata.checkpoint_id)
     assert read == metadata
     assert b'"version": 2' in metadata.encode()
-    CheckpointCatalog(storage, JOB).verify(read)
+    verify_checkpoint(CheckpointCatalog(storage, JOB), read)
 
 
 def test_what_names_other_files_is_read_piece_by_piece(
@@ -111,7 +113,7 @@ def test_what_names_other_files_is_read_piece_by_piece(
     monkeypatch.setattr(storage, "read_stored", read)
     first = start()
     first.query.run(3)
-    CheckpointCatalog(storage, JOB).verify(first.checkpoint())
+    verify_checkpoint(CheckpointCatalog(storage, JOB), first.checkpoint())
     assert max(pieces) == 100
 
 
@@ -156,7 +158,7 @@ def test_from_a_bucket_to_a_disk_and_back(storage: CopyingMemory, start: Make, *
         now.query.run(2)
     final = starts[-1].checkpoint()
     assert any(file.stored for file in final.files) is not finally_
-    CheckpointCatalog(storage, JOB).verify(final)
+    verify_checkpoint(CheckpointCatalog(storage, JOB), final)
 
 
 @pytest.mark.parametrize("local", [False, True])
@@ -183,7 +185,7 @@ def test_a_damaged_copy_is_found_before_anything_is_begun(storage: CopyingMemory
         assert caught.value.checkpoint == metadata.reference
         assert not stored_before(storage, JOB, 100), "half a location is left"
         with pytest.raises(error, match=what):
-            CheckpointCatalog(storage, JOB).verify(metadata)
+            verify_checkpoint(CheckpointCatalog(storage, JOB), metadata)
 
 
 @pytest.mark.parametrize("replaced", [False, True])
@@ -204,7 +206,7 @@ def test_what_spark_deletes_or_replaces_after_the_pin_drops_the_attempt(
     assert not shared(storage, first.store.job_id), "what was copied is gone again"
     storage.replace(victim, data)
     first.query.run(1)
-    CheckpointCatalog(storage, JOB).verify(first.checkpoint())
+    verify_checkpoint(CheckpointCatalog(storage, JOB), first.checkpoint())
 
 
 def test_nothing_partial_is_captured(storage: CopyingMemory, start: Make) -> None:
@@ -269,13 +271,13 @@ def test_locations_of_dead_starts_are_no_checkpoints_and_go_with_the_next_one(
     forget_attempts(second.working, storage, JOB, second.claim.epoch)
     _until(lambda: not stored_before(storage, JOB, second.claim.epoch))
     assert found_in(storage, second).keys() >= second.query.needed(newest.batch).keys()
-    catalog.verify(newest)
+    verify_checkpoint(catalog, newest)
     chosen = catalog.choice()
     assert chosen is not None
     assert recorded_live(chosen[1], storage) is not None
     second.live.remove()
     assert recorded_live(chosen[1], storage) is None
-    catalog.verify(newest)
+    verify_checkpoint(catalog, newest)
 
 
 def test_the_sweep_of_a_job_that_is_over_leaves_what_can_be_salvaged(storage: CopyingMemory, start: Make) -> None:
@@ -287,7 +289,7 @@ def test_the_sweep_of_a_job_that_is_over_leaves_what_can_be_salvaged(storage: Co
     storage.replace(f"{JOB}/taskowned/notes/of the user", b"")
     catalog = CheckpointCatalog(storage, JOB)
     end = End(JobStatus.CANCELED.value, "of the test", discarded=False, ended_at=iso(second.clock.time()))
-    catalog.epochs.record_end(second.claim.epoch, end)
+    catalog.records.epochs.record_end(second.claim.epoch, end)
     below = {f"{JOB}/taskowned/{first.directory.name}/{path}" for path in ("begun", "checkpoint/metadata")}
     planned = sweep_job(catalog, second.clock, dry_run=True)
     assert below <= {orphan.path for orphan in planned.orphans}
@@ -302,10 +304,10 @@ def test_the_sweep_of_a_job_that_is_over_leaves_what_can_be_salvaged(storage: Co
     assert (third.restored.kind, third.restored.batch) == ("salvage", 2)
     assert found_in(storage, third) == second.query.needed(2)
     newest = third.checkpoint()
-    catalog.epochs.record_end(third.claim.epoch, replace(end, status=JobStatus.FINISHED.value))
+    catalog.records.epochs.record_end(third.claim.epoch, replace(end, status=JobStatus.FINISHED.value))
     sweep_job(catalog, third.clock)
     assert not stored_before(storage, JOB, 100), "a job that has finished has it all in its checkpoints"
-    catalog.verify(newest)
+    verify_checkpoint(catalog, newest)
 
 
 def test_a_savepoint_elsewhere_has_the_bytes_themselves(start: Make, tmp_path: Path) -> None:
@@ -316,7 +318,7 @@ def test_a_savepoint_elsewhere_has_the_bytes_themselves(start: Make, tmp_path: P
     snapshot.release()
     assert all(file.sha256 for file in saved.files)
     assert b'"version": 1' in saved.encode()
-    first.catalog.materialize(first.catalog.resolve(saved.reference), tmp_path / "restored")
+    materialize_checkpoint(first.catalog, first.catalog.resolve(saved.reference), tmp_path / "restored")
     root = tmp_path / "restored" / "checkpoint"
     found = {file.relative_to(root).as_posix(): file.read_bytes() for file in root.rglob("*") if file.is_file()}
     assert found == first.query.needed(batch)
@@ -327,7 +329,7 @@ def test_a_savepoint_is_copied_of_a_checkpoint_of_a_job_that_does_not_run(start:
     first.query.run(3)
     metadata = first.checkpoint()
     saved = copy_to_savepoint(first.catalog, metadata, PosixFileSystem(tmp_path / "savepoints"), first.clock)
-    first.catalog.verify(first.catalog.resolve(saved.reference))
+    verify_checkpoint(first.catalog, first.catalog.resolve(saved.reference))
     assert saved.size == metadata.size
     assert all(file.sha256 for file in saved.files)
 
@@ -393,7 +395,7 @@ def test_a_trial_runs_on_a_copy(storage: CopyingMemory, start: Make) -> None:
     first.query.run(2)
     first.checkpoint()
     second = Start(storage, storage, first.promised, first.working / "other")
-    newest = second.catalog.newest().metadata
+    newest = find_newest(second.catalog).metadata
     assert newest is not None
     second.live.unpack(second.catalog, newest, second.directory, unheard)
     with second.live.trial(second.directory) as url:
@@ -417,11 +419,11 @@ def test_a_job_that_was_copied_to_a_disk_restores_if_the_store_told_checksums(
     _carry(storage, copied)
     if not storage.tells_checksums:
         with pytest.raises(CheckpointFileChanged, match="cannot be verified: its store told no checksum"):
-            CheckpointCatalog(copied, JOB).materialize(metadata, tmp_path / "restored")
+            materialize_checkpoint(CheckpointCatalog(copied, JOB), metadata, tmp_path / "restored")
         with pytest.raises(CheckpointFileChanged, match="copied to where it is now"):
-            CheckpointCatalog(copied, JOB).verify(metadata)
+            verify_checkpoint(CheckpointCatalog(copied, JOB), metadata)
         return
-    CheckpointCatalog(copied, JOB).materialize(metadata, tmp_path / "restored")
+    materialize_checkpoint(CheckpointCatalog(copied, JOB), metadata, tmp_path / "restored")
     root = tmp_path / "restored" / "checkpoint"
     found = {file.relative_to(root).as_posix(): file.read_bytes() for file in root.rglob("*") if file.is_file()}
     assert found == first.query.needed(1)
@@ -437,13 +439,13 @@ def test_without_a_checksum_the_same_bytes_written_again_are_not_believed(tmp_pa
     first.live.remove()
     sst = next(file for file in metadata.files if file.path.endswith(".sst"))
     stored = f"{JOB}/{metadata.job_id}/{(sst.reference or '').removeprefix('../')}"
-    CheckpointCatalog(storage, JOB).verify(metadata)
+    verify_checkpoint(CheckpointCatalog(storage, JOB), metadata)
     storage.replace(stored, storage.read(stored))
     with pytest.raises(CheckpointFileChanged, match="cannot be verified: its store told no checksum") as caught:
         Start(storage, storage, promised, tmp_path / "2", local=local).start()
     assert sst.path in str(caught.value)
     with pytest.raises(CheckpointFileChanged, match="cannot be verified"):
-        CheckpointCatalog(storage, JOB).verify(metadata)
+        verify_checkpoint(CheckpointCatalog(storage, JOB), metadata)
 
 
 @pytest.mark.parametrize("damaged", [False, True])

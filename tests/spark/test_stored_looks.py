@@ -7,14 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from dagster_ckpt.checkpoint.coordinator import CheckpointCoordinator, Progress
-from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
-from dagster_ckpt.checkpoint.write_ahead_archive import ArchiveWriter, WriteAheadArchive
+from dagster_ckpt.checkpoint.control.plan_archive import ArchiveWriter, WriteAheadArchive
+from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
+from dagster_ckpt.checkpoint.format.snapshot import Progress
+from dagster_ckpt.checkpoint.taking.coordinator import CheckpointCoordinator
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
-from dagster_ckpt.spark.archiving import Archiver
-from dagster_ckpt.spark.checkpoint_location import CheckpointLocation
-from dagster_ckpt.spark.planned_batches import PlannedBatches
-from dagster_ckpt.spark.streaming_source import StreamingSource
+from dagster_ckpt.spark.batches.archiver import Archiver
+from dagster_ckpt.spark.batches.plans import PlannedBatches
+from dagster_ckpt.spark.capture.source import StreamingSource
+from dagster_ckpt.spark.files.checkpoint_location import CheckpointLocation
 from dagster_ckpt.testing import FaultInjectingFileSystem
 from tests.checkpoint.coordinating import AtInterval, HeldExecutor, Listener
 from tests.checkpoint.memory import CopyingMemory

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dagster_ckpt.spark.tasks import _active, await_tasks
+from dagster_ckpt.spark.query.tasks import _active, await_tasks
 from tests.jobs.harness import eventually
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from assets.delays import delays_query
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.config.restart import FixedDelayRestart
 from dagster_ckpt.spark.job import StreamingJob
-from dagster_ckpt.spark.session import start_session
-from dagster_ckpt.spark.supervisor import die_with_parent
+from dagster_ckpt.spark.query.session import start_session
+from dagster_ckpt.spark.run.supervisor import die_with_parent
 from tests.cluster.layout import FILES_PER_TRIGGER, JOB, Shared
 from tests.storages.kinds import BACKENDS, storage
 from tests.telling import drive

@@ -10,8 +10,10 @@ import pytest
 
 from assets.batch_answer import batch_answer, compare, read_delays
 from assets.flights import CLOSING_FILES, _write, land, landing_plan
-from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
-from dagster_ckpt.spark.file_sink import FileSink
+from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.catalog.file_reader import verify_checkpoint
+from dagster_ckpt.checkpoint.catalog.newest import find_newest
+from dagster_ckpt.spark.sinks.spark_sink_log import FileSink
 from tests.cluster.layout import JOB, Shared
 from tests.driving import driving
 from tests.jobs.harness import Bench
@@ -60,9 +62,9 @@ def test_where_the_storage_outlives_the_driver_it_is_killed_and_resumes_exact(
     assert compare(batch_answer(shared.landed), read_delays(FileSink(shared.output).committed_files())).identical
     assert compare(batch_answer(shared.landed), read_delays(shared.output.rglob("part-*.parquet"))).identical
     catalog = CheckpointCatalog(storage(kind, shared).filesystem(), JOB)
-    newest = catalog.newest().metadata
+    newest = find_newest(catalog).metadata
     assert newest is not None
-    catalog.verify(newest)
+    verify_checkpoint(catalog, newest)
     assert newest.facts["state_store_provider"] == BACKENDS[backend].provider
     whole = all(file.inline is not None for file in newest.files)
     assert whole == (kind == "jobmanager")

@@ -19,8 +19,8 @@ from dagster_ckpt.config.live_location import LiveLocationPlace
 from dagster_ckpt.config.recovery import LATEST, RestoreRequest
 from dagster_ckpt.config.restart import FixedDelayRestart
 from dagster_ckpt.spark.job import StreamingJob
-from dagster_ckpt.spark.session import start_session
-from dagster_ckpt.spark.supervisor import die_with_parent
+from dagster_ckpt.spark.query.session import start_session
+from dagster_ckpt.spark.run.supervisor import die_with_parent
 from tests.matrix.streams import FILE, SCHEMA, Target
 from tests.stored_live.kinds import KINDS, Kind
 from tests.telling import drive

@@ -10,10 +10,10 @@ from typing import Protocol
 from urllib.parse import urlsplit
 
 from dagster_ckpt.filesystem import FileSystem
-from dagster_ckpt.filesystem.azure import AzureBlobFileSystem
-from dagster_ckpt.filesystem.gcs import GcsFileSystem
-from dagster_ckpt.filesystem.s3 import S3FileSystem
-from dagster_ckpt.testing.gcs_server import GcsServer
+from dagster_ckpt.filesystem.buckets.azure import AzureBlobFileSystem
+from dagster_ckpt.filesystem.buckets.gcs import GcsFileSystem
+from dagster_ckpt.filesystem.buckets.s3 import S3FileSystem
+from dagster_ckpt.testing.gcs.server import GcsServer
 from tests import gcs, s3, versitygw
 from tests.abfs_connector import HOST, abfs_classpath, abfs_conf
 from tests.azure_front import AzureFront

@@ -14,13 +14,15 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
-from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
+from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.catalog.file_reader import verify_checkpoint
+from dagster_ckpt.checkpoint.catalog.newest import find_newest
+from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
 from dagster_ckpt.config.live_location import LiveLocationPlace
 from dagster_ckpt.config.recovery import LATEST
 from dagster_ckpt.filesystem import FileSystem
-from dagster_ckpt.spark.file_sink import FileSink
-from dagster_ckpt.spark.live import recorded_live
+from dagster_ckpt.spark.live.live_location import recorded_live
+from dagster_ckpt.spark.sinks.spark_sink_log import FileSink
 from tests.driving import driving
 from tests.gcs import BUCKET
 from tests.matrix.streams import land
@@ -109,8 +111,8 @@ def test_the_connector_is_found_wherever_it_is_named(
     conf = {name: value for name, value in kind.conf("http://127.0.0.1:1", classpath).items() if "hadoop" in name}
     script = """
 import json, sys
-from dagster_ckpt.spark.live_choice import connector_of
-from dagster_ckpt.spark.session import start_session
+from dagster_ckpt.spark.live.choose import connector_of
+from dagster_ckpt.spark.query.session import start_session
 print("found", connector_of(start_session("asks", "local[1]", json.loads(sys.argv[1])), sys.argv[2]))
 """
     more = {"spark.ui.enabled": "false", "spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
@@ -157,12 +159,12 @@ def _goes_on(
 
 def _verified(catalog: CheckpointCatalog) -> CheckpointMetadata:
     """The newest checkpoint; every file of all of them is what was written."""
-    newest = catalog.newest().metadata
+    newest = find_newest(catalog).metadata
     assert newest is not None
     completed, broken = catalog.completed(newest.job_id)
     assert not broken
     for metadata in completed:
-        catalog.verify(metadata)
+        verify_checkpoint(catalog, metadata)
     return newest
 
 

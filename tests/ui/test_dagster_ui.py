@@ -13,9 +13,9 @@ import pytest
 
 from assets.flights import land
 from assets.settings import DATA_VARIABLE, MAX_FILES_VARIABLE, DataPaths
-from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
-from dagster_ckpt.checkpoint.liveness import HeartbeatFile
-from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
+from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.control.heartbeat import HeartbeatFile
+from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
 from dagster_ckpt.filesystem import open_filesystem
 from dagster_ckpt.orchestration import names
 from dagster_ckpt.testing.dagster_dev import DagsterDev, wait_for

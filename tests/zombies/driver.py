@@ -20,16 +20,16 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dagster_ckpt.checkpoint.liveness import LEASE, free_job
+from dagster_ckpt.checkpoint.control.heartbeat import LEASE, free_job
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.config.restart import FixedDelayRestart
 from dagster_ckpt.errors import StorageError
 from dagster_ckpt.filesystem import PosixFileSystem
-from dagster_ckpt.spark import streaming_run
 from dagster_ckpt.spark.job import StreamingJob
-from dagster_ckpt.spark.session import start_session
-from dagster_ckpt.spark.supervisor import die_with_parent
-from dagster_ckpt.spark.watchdog import Watchdog
+from dagster_ckpt.spark.query.session import start_session
+from dagster_ckpt.spark.run import job_run as streaming_run
+from dagster_ckpt.spark.run.supervisor import die_with_parent
+from dagster_ckpt.spark.run.watchdog import Watchdog
 from tests.matrix.streams import SCHEMA, Target
 from tests.telling import drive
 

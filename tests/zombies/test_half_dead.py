@@ -16,9 +16,10 @@ import psutil
 import pyarrow.parquet as pq
 import pytest
 
-from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.catalog.newest import find_newest
 from dagster_ckpt.filesystem import PosixFileSystem
-from dagster_ckpt.spark.file_sink import FileSink
+from dagster_ckpt.spark.sinks.spark_sink_log import FileSink
 from tests.cluster.standalone import eventually
 from tests.driving import Driver, driving
 from tests.matrix.streams import FILE, ROWS, Row, land
@@ -93,7 +94,7 @@ def test_rows_are_neither_lost_nor_doubled_while_a_jvm_outlives_its_python(tmp_p
     with driving(_DRIVER, FILE, str(tmp_path), "rows", "end", "lease=5", "live=elsewhere", **elsewhere) as again:  # type: ignore[arg-type]
         assert again.ended() == "FINISHED"
     catalog = CheckpointCatalog(PosixFileSystem(tmp_path / "storage"), JOB)
-    newest = catalog.newest()
+    newest = find_newest(catalog)
     assert newest.job_id is not None
     completed, broken = catalog.completed(newest.job_id)
     assert completed

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from dagster_ckpt.checkpoint.liveness import LEASE, HeartbeatFile, free_job
+from dagster_ckpt.checkpoint.control.heartbeat import LEASE, HeartbeatFile, free_job
 from dagster_ckpt.errors import JobAlreadyRunning
 from dagster_ckpt.filesystem import PosixFileSystem
 from tests.checkpoint.driver import ManualClock

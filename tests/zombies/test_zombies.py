@@ -10,10 +10,12 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.catalog.file_reader import verify_checkpoint
+from dagster_ckpt.checkpoint.catalog.newest import find_newest
 from dagster_ckpt.filesystem import PosixFileSystem
-from dagster_ckpt.spark.checkpoint_location import CheckpointLocation
-from dagster_ckpt.spark.file_sink import FileSink
+from dagster_ckpt.spark.files.checkpoint_location import CheckpointLocation
+from dagster_ckpt.spark.sinks.spark_sink_log import FileSink
 from tests.cluster.standalone import eventually
 from tests.driving import Driver, driving
 from tests.matrix.streams import FILE, FOREACH_BATCH, TRANSACTIONAL, Row, Target, land
@@ -75,12 +77,12 @@ def test_a_zombie_changes_nothing(sink: str, woken: str, tmp_path: Path) -> None
     else:
         assert ended == "FINISHED"
 
-    newest = catalog.newest()
+    newest = find_newest(catalog)
     assert newest.job_id is not None
     completed, broken = catalog.completed(newest.job_id)
     assert not broken
     for metadata in completed:
-        catalog.verify(metadata)
+        verify_checkpoint(catalog, metadata)
     assert _rows(sink, tmp_path / "out") == _expected()
 
 

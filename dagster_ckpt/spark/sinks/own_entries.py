@@ -26,8 +26,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dagster_ckpt.errors import CaptureIncomplete
-from dagster_ckpt.spark.file_sink import FileSink, effective_files, log_id
 from dagster_ckpt.spark.sinks.sink import SinkStart
+from dagster_ckpt.spark.sinks.spark_sink_log import FileSink, effective_files, log_id
 
 __all__ = ["NotOwn", "OwnEntries", "mark_of", "marking_options"]
 

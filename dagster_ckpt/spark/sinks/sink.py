@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
-from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
-from dagster_ckpt.checkpoint.snapshot import Json
-from dagster_ckpt.checkpoint.values import believed, whole
+from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
+from dagster_ckpt.checkpoint.format.snapshot import Json
+from dagster_ckpt.checkpoint.format.values import believed, whole
 from dagster_ckpt.errors import InvalidConfiguration, SinkMismatch
-from dagster_ckpt.spark.checkpoint_location import CheckpointLocation
+from dagster_ckpt.spark.files.checkpoint_location import CheckpointLocation
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -214,7 +214,7 @@ def sink_to(rows: DataFrame | DataStreamWriter, sink: Sink) -> DataStreamWriter:
     """A writer of ``rows`` to ``sink``, not started, for a streaming asset to return.
 
     Args:
-        rows: a streaming DataFrame; or, for a :class:`~dagster_ckpt.spark.sinks.custom.CustomSink`, a writer whose
+        rows: a streaming DataFrame; or, for a :class:`~dagster_ckpt.spark.sinks.user_sinks.CustomSink`, a writer whose
             format and options say where it writes to.
         sink: where they go.
 

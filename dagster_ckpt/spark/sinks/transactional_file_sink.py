@@ -23,9 +23,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dagster_ckpt.checkpoint.metadata import CheckpointMetadata
-from dagster_ckpt.checkpoint.snapshot import Json
-from dagster_ckpt.checkpoint.values import believed
+from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
+from dagster_ckpt.checkpoint.format.snapshot import Json
+from dagster_ckpt.checkpoint.format.values import believed
 from dagster_ckpt.errors import (
     CaptureIncomplete,
     CheckpointFailure,
@@ -35,8 +35,7 @@ from dagster_ckpt.errors import (
     SinkMismatch,
 )
 from dagster_ckpt.filesystem import PosixFileSystem
-from dagster_ckpt.spark.checkpoint_location import CheckpointLocation
-from dagster_ckpt.spark.file_sink import FileSink
+from dagster_ckpt.spark.files.checkpoint_location import CheckpointLocation
 from dagster_ckpt.spark.sinks.pending_files import (
     PendingFiles,
     data_files,
@@ -46,6 +45,7 @@ from dagster_ckpt.spark.sinks.pending_files import (
     size_of,
 )
 from dagster_ckpt.spark.sinks.sink import BatchSink, Pin, PositionReader, SinkRun, SinkStart, batch_of
+from dagster_ckpt.spark.sinks.spark_sink_log import FileSink
 from dagster_ckpt.spark.sinks.transactions import DataFile, Line, TransactionLog, attempt_name
 
 if TYPE_CHECKING:

@@ -24,8 +24,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dagster_ckpt.checkpoint.seal import is_sealed, seal
-from dagster_ckpt.checkpoint.values import believed, component, parsed, shown, whole
+from dagster_ckpt.checkpoint.format.seal import is_sealed, seal
+from dagster_ckpt.checkpoint.format.values import believed, component, parsed, shown, whole
 from dagster_ckpt.errors import CheckpointFailure, PublishConflict, SinkMismatch
 from dagster_ckpt.filesystem import PosixFileSystem
 from dagster_ckpt.filesystem.names import inside

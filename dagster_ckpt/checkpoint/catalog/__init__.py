@@ -1,0 +1,1 @@
+"""What checkpoints there are, and which one to go on from."""

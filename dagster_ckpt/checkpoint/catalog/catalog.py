@@ -1,0 +1,399 @@
+"""Reading side of the store: what checkpoints exist, and what their manifests say.
+
+Needs no epoch and changes nothing, so the CLI, the sensor and the UI use it beside a running job.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+
+from dagster_ckpt.checkpoint.catalog.pointers import resolve_checkpoint_pointer
+from dagster_ckpt.checkpoint.control.epochs import Choice, End, Settled
+from dagster_ckpt.checkpoint.control.job_records import JobRecords
+from dagster_ckpt.checkpoint.format.layout import (
+    METADATA_FILE_NAME,
+    checkpoint_directory,
+    checkpoint_id,
+    is_job_id,
+    validate_job_name,
+)
+from dagster_ckpt.checkpoint.format.manifest import SAVEPOINT, CheckpointMetadata
+from dagster_ckpt.errors import (
+    CheckpointNotFound,
+    CorruptCheckpoint,
+    CorruptMetadata,
+    CorruptRecord,
+    ForeignCheckpoint,
+    StorageError,
+)
+from dagster_ckpt.filesystem import FileSystem, open_filesystem
+
+__all__ = ["CheckpointCatalog", "references", "shared_in_use", "unreadable_id"]
+
+_log = logging.getLogger(__name__)
+
+#: What stands where the pointer of a checkpoint in a driver's memory would.
+NOT_ADDRESSABLE = "<checkpoint-not-externally-addressable>"
+_SHORT = re.compile(r"(?:([0-9a-f]{32})/)?(chk-[1-9][0-9]*)/?")
+_INSIDE = re.compile(r"([^/]+)/([0-9a-f]{32})/chk-([1-9][0-9]*)")
+
+
+@dataclass(frozen=True, slots=True)
+class _AtChoice:
+    """What a choice says of the checkpoints before it."""
+
+    job_id: str
+    last_id: int
+    complete: frozenset[int] | None
+
+    @classmethod
+    def by(cls, choice: Choice) -> _AtChoice:
+        return cls(choice.job_id, choice.last_id, None if choice.complete is None else frozenset(choice.complete))
+
+    def counts(self, number: int) -> bool:
+        """Whether a checkpoint of an older epoch was complete by then."""
+        return number <= self.last_id if self.complete is None else number in self.complete
+
+
+class CheckpointCatalog:
+    """The completed checkpoints of one job name.
+
+    Args:
+        filesystem: the storage.
+        job_name: the job's stable name.
+
+    Attributes:
+        records: the job's records.
+    """
+
+    def __init__(self, filesystem: FileSystem, job_name: str) -> None:
+        self.filesystem = filesystem
+        self.job_name = validate_job_name(job_name)
+        self.records = JobRecords(filesystem, job_name)
+        self._at_choice: dict[int, _AtChoice] = {}
+        self._settled: dict[int, Settled] = {}
+
+    def job_ids(self) -> list[str]:
+        """The lineages that have a directory, in no particular order."""
+        entries = self.filesystem.list(self.job_name)
+        return [entry.name for entry in entries if entry.is_directory and is_job_id(entry.name)]
+
+    def numbers(self, job_id: str) -> list[int]:
+        """The ids of all ``chk-N`` directories, ascending by number, completed or not."""
+        entries = self.filesystem.list(f"{self.job_name}/{job_id}")
+        return sorted(number for entry in entries if (number := checkpoint_id(entry.name)) is not None)
+
+    def next_id(self, job_id: str, restored: CheckpointMetadata | None = None) -> int:
+        """The id after the highest ever issued in a lineage, after every ``chk-N`` there and after ``restored``.
+
+        Raises:
+            CorruptRecord: a record of version 1 does not hold an id.
+        """
+        return self.records.issued(job_id).next(self.numbers(job_id), restored.checkpoint_id if restored else 0)
+
+    def pointer(self, metadata: CheckpointMetadata) -> str:
+        """Where the checkpoint lies, as a user may give it to ``restore_from``; of one in memory, that it cannot be."""
+        if metadata.location is not None:
+            return metadata.location
+        if not self.filesystem.is_durable:
+            return NOT_ADDRESSABLE
+        directory = checkpoint_directory(metadata.job_name, metadata.job_id, metadata.checkpoint_id)
+        return f"{self.filesystem.url}/{directory}"
+
+    def storage_of(self, metadata: CheckpointMetadata) -> FileSystem:
+        """The file system that has the files of a checkpoint: the job's, or a savepoint's own directory."""
+        return (
+            self.filesystem if metadata.location is None else open_filesystem(metadata.location, like=self.filesystem)
+        )
+
+    def stored_path(self, metadata: CheckpointMetadata, reference: str) -> str:
+        """Where a file that the checkpoint refers to lies in :meth:`storage_of` it."""
+        if metadata.location is not None:
+            return reference
+        directory = f"{metadata.job_name}/{metadata.job_id}"
+        inside = reference.removeprefix("../")
+        return f"{directory}/{inside}" if inside != reference else f"{directory}/{metadata.name}/{inside}"
+
+    def load(self, job_id: str, number: int, *, named: bool = False) -> CheckpointMetadata:
+        """The manifest of one checkpoint.
+
+        Args:
+            job_id: the lineage.
+            number: of the checkpoint.
+            named: a user has named it, and goes on from it although damaged records do not tell whether it is void.
+
+        Raises:
+            CheckpointNotFound: there is no completed checkpoint of that number.
+            CorruptMetadata: its ``_metadata`` cannot be believed.
+            CorruptRecord: damaged records do not tell whether it is void.
+            ForeignCheckpoint: its ``_metadata`` is another job's.
+        """
+        try:
+            data = self.filesystem.read(self._manifest(job_id, number))
+        except FileNotFoundError:
+            data = None
+        return self._believed(job_id, number, data, self.records.epochs.names, named=named)
+
+    def _manifest(self, job_id: str, number: int) -> str:
+        return f"{checkpoint_directory(self.job_name, job_id, number)}/{METADATA_FILE_NAME}"
+
+    def _believed(
+        self,
+        job_id: str,
+        number: int,
+        data: bytes | None,
+        epochs: Callable[[], Mapping[int, set[str]]],
+        *,
+        named: bool = False,
+    ) -> CheckpointMetadata:
+        """The manifest that was read, if it can be believed; raises as :meth:`load`."""
+        where = f"{self.filesystem.url}/{self._manifest(job_id, number)}"
+        if data is None:
+            raise CheckpointNotFound(
+                f"Cannot find meta data file '_metadata' in directory '{where.rpartition('/')[0]}'.",
+                hint=self._see_list,
+            )
+        try:
+            metadata = CheckpointMetadata.decode(data, where)
+            if metadata.job_name != self.job_name:
+                raise _foreign(where, metadata.job_name, self.job_name)
+            if (metadata.job_id, metadata.checkpoint_id) != (job_id, number) or metadata.kind == SAVEPOINT:
+                raise CorruptMetadata(
+                    f"{where} says it is {metadata.reference}: it was moved or copied here by hand.",
+                    hint="Copy the directory of a whole job, not single checkpoints.",
+                )
+        except CorruptCheckpoint as error:
+            error.checkpoint = f"{job_id}/chk-{number}"
+            raise
+        try:
+            epoch = self._voided_by(metadata, epochs())
+        except CorruptRecord as error:
+            if named:
+                _log.warning("Nobody can tell whether %s is void: %s", where, error.message)
+                return metadata
+            error.checkpoint = f"{job_id}/chk-{number}"
+            raise
+        if epoch is not None:
+            when = f"epoch {epoch} had taken the job over" if epoch > metadata.epoch else "the job was over and swept"
+            raise CheckpointNotFound(
+                f"{where} is void: epoch {metadata.epoch} published it after {when}.",
+                hint=self._see_list,
+            )
+        return metadata
+
+    def completed(self, job_id: str) -> tuple[list[CheckpointMetadata], list[CorruptCheckpoint]]:
+        """Every completed checkpoint of one lineage by (epoch, id), and the errors of those that cannot be read."""
+        found: list[CheckpointMetadata] = []
+        broken: list[CorruptCheckpoint] = []
+        numbers = self.numbers(job_id)
+        contents = self.filesystem.read_many([self._manifest(job_id, number) for number in numbers])
+        names = cache(self.records.epochs.names)  # once, and after the manifests: who took over meanwhile is among them
+        for number, data in zip(numbers, contents, strict=True):
+            try:
+                found.append(self._believed(job_id, number, data, names))
+            except CheckpointNotFound:
+                continue
+            except CorruptCheckpoint as error:
+                broken.append(error)
+        return sorted(found, key=lambda metadata: metadata.key), broken
+
+    def completed_ids(self, job_id: str) -> tuple[int, ...]:
+        """The ids of a lineage that are complete now, ascending."""
+        completed, broken = self.completed(job_id)
+        # An unreadable manifest was published by now, too, and so was one of which damaged records do not decide.
+        unreadable = set(map(unreadable_id, broken)) - {0}
+        return tuple(sorted({item.checkpoint_id for item in completed} | unreadable))
+
+    def completed_at_choice(self, epoch: int, job_id: str, restored: CheckpointMetadata | None) -> tuple[int, ...]:
+        """The ids that a choice is to record as complete: whatever else there is of earlier epochs is void then.
+
+        A directory that is not there is listed as an empty one, as when a mount went away. So what was restored from
+        the lineage must be among them.
+
+        Args:
+            epoch: of who chooses.
+            job_id: of the lineage.
+            restored: what was restored, also of elsewhere.
+
+        Raises:
+            Fenced: a newer run has taken the job over, and may have deleted it.
+            StorageError: it is not among them, or the storage failed.
+        """
+        complete = self.completed_ids(job_id)
+        own = restored if restored is not None and (restored.location, restored.job_id) == (None, job_id) else None
+        if own is not None and own.checkpoint_id not in complete:
+            self.records.epochs.check(epoch)
+            raise self.unlisted(own)
+        return complete
+
+    def unlisted(self, metadata: CheckpointMetadata) -> StorageError:
+        """That a listing does not show a checkpoint which could be read."""
+        return StorageError(
+            f"{self.filesystem.url}/{self.job_name}/{metadata.job_id} is listed without {metadata.name}, which was "
+            "read from there just now: what the storage lists cannot be believed.",
+            hint="No checkpoint was touched. See whether the storage is still mounted there, and launch the job "
+            f"again. {self._see_list}",
+        )
+
+    def last_completed(self, job_id: str) -> int:
+        """The greatest id of a lineage that is complete now, 0 when there is none."""
+        return max(self.completed_ids(job_id), default=0)
+
+    def _voided_by(self, metadata: CheckpointMetadata, names: Mapping[int, set[str]]) -> int | None:
+        """The epoch that had taken the job over before ``metadata`` was published, or after which it was swept.
+
+        Such a publish, by a fenced writer or held back by the network, can refer to files that have been deleted or
+        swept since.
+
+        Each later choice of the lineage lists what was complete by then: nothing that an earlier one had voided, and
+        all of which damaged records did not tell. So the newest that can be read decides, and a damaged record matters
+        only where none decides.
+
+        Raises:
+            CorruptRecord: the records that can be read do not decide.
+        """
+        damaged: CorruptRecord | None = None
+        for epoch in sorted((epoch for epoch in names if epoch >= metadata.epoch), reverse=True):
+            try:
+                settled = self._settled_after(epoch) if "settled" in names[epoch] else None
+                then = self._choice_of(epoch) if "choice" in names[epoch] and epoch > metadata.epoch else None
+            except CorruptRecord as error:
+                damaged = damaged or error
+                continue
+            if settled is not None and settled.voids(metadata.job_id, metadata.checkpoint_id):
+                return epoch
+            if then is not None and then.job_id == metadata.job_id:
+                if not then.counts(metadata.checkpoint_id):
+                    return epoch
+                if then.complete is not None:
+                    return None
+        if damaged is not None:
+            raise damaged
+        return None
+
+    def _settled_after(self, epoch: int) -> Settled | None:
+        if epoch not in self._settled and (settled := self.records.epochs.read_settled(epoch)) is not None:
+            self._settled[epoch] = settled
+        return self._settled.get(epoch)
+
+    def _choice_of(self, epoch: int) -> _AtChoice | None:
+        if epoch not in self._at_choice and (choice := self.records.epochs.read_choice(epoch)) is not None:
+            self._at_choice[epoch] = _AtChoice.by(choice)
+        return self._at_choice.get(epoch)
+
+    def choice(self) -> tuple[int, Choice] | None:
+        """The newest recorded choice and its epoch."""
+        return self.choice_among(self.records.epochs.names())
+
+    def choice_among(self, names: Mapping[int, set[str]]) -> tuple[int, Choice] | None:
+        """The newest choice, and its epoch, of a listing of the epochs."""
+        for epoch in sorted((epoch for epoch, kinds in names.items() if "choice" in kinds), reverse=True):
+            if choice := self.records.epochs.read_choice(epoch):
+                self._at_choice[epoch] = _AtChoice.by(choice)
+                return epoch, choice
+        return None
+
+    def choices(self) -> dict[int, Choice]:
+        """The recorded choices, by epoch."""
+        epochs = sorted(epoch for epoch, kinds in self.records.epochs.names().items() if "choice" in kinds)
+        return {epoch: choice for epoch in epochs if (choice := self.records.epochs.read_choice(epoch)) is not None}
+
+    def given_up(self) -> End | None:
+        """The end with which the cleanup policy gave up the newest choice's lineage, if it did."""
+        names = self.records.epochs.names()
+        chosen = self.choice_among(names)
+        return None if chosen is None else self.given_up_since(chosen[0], names)
+
+    def given_up_since(self, chooser: int, names: Mapping[int, set[str]]) -> End | None:
+        """The end with which the lineage was given up that epoch ``chooser`` chose, of a listing of the epochs."""
+        # The end may be of a later epoch: whoever cleans up after a dead run claims one.
+        for epoch, kinds in names.items():
+            if epoch >= chooser and "end" in kinds:
+                end = self.records.epochs.read_end(epoch)
+                if end is not None and end.discarded:
+                    return end
+        return None
+
+    def resolve(self, pointer: str) -> CheckpointMetadata:
+        """What a user named: ``chk-N``, ``{job id}/chk-N``, or the path of a checkpoint or savepoint.
+
+        Raises:
+            CheckpointNotFound: it names nothing.
+            ForeignCheckpoint: it names what is another job's, or a checkpoint of another storage.
+        """
+        if short := _SHORT.fullmatch(pointer):
+            job_id = short[1]
+            if job_id is None:
+                chosen = self.choice()
+                if chosen is None:
+                    raise CheckpointNotFound(
+                        f"Cannot find {pointer}: job {self.job_name!r} has no checkpoint in {self.filesystem.url}.",
+                        hint="Launch it without restore_from to begin.",
+                    )
+                job_id = chosen[1].job_id
+            return self.load(job_id, checkpoint_id(short[2]) or 0, named=True)
+        return self._resolve_path(pointer)
+
+    def _resolve_path(self, pointer: str) -> CheckpointMetadata:
+        own = pointer.removeprefix(f"{self.filesystem.url}/").removesuffix(f"/{METADATA_FILE_NAME}").strip("/")
+        if inside := _INSIDE.fullmatch(own):
+            # In a storage of any kind, not on a file system of this machine only.
+            if inside[1] != self.job_name:
+                where = f"{self.filesystem.url}/{own}/{METADATA_FILE_NAME}"
+                raise _foreign(where, inside[1], self.job_name)
+            return self.load(inside[2], int(inside[3]), named=True)
+        location = resolve_checkpoint_pointer(pointer, self._see_list, like=self.filesystem)
+        metadata = location.metadata()
+        if metadata.job_name != self.job_name:
+            raise _foreign(location.metadata_file, metadata.job_name, self.job_name)
+        if metadata.kind == SAVEPOINT:
+            if any(reference.startswith("../") for reference in metadata.references):
+                raise CorruptMetadata(
+                    f"{location.metadata_file} is a savepoint and refers to files outside its directory.",
+                    hint=self._see_list,
+                )
+            return replace(metadata, location=location.external_pointer)
+        if not _is_same_place(self.pointer(metadata), location.external_pointer):
+            raise ForeignCheckpoint(
+                f"{pointer} is not in this job's storage {self.filesystem.url}.",
+                hint="Set checkpoint_path to the storage that holds it, or copy the directory of the whole job "
+                f"to {self.filesystem.url}/{self.job_name}.",
+            )
+        return self.load(metadata.job_id, metadata.checkpoint_id, named=True)
+
+    @property
+    def _see_list(self) -> str:
+        return f"See the completed checkpoints with `dagster-ckpt list {self.job_name} --path {self.filesystem.url}`."
+
+
+def _foreign(where: str, owner: str, job_name: str) -> ForeignCheckpoint:
+    return ForeignCheckpoint(
+        f"{where} belongs to job {owner!r}, not to {job_name!r}.",
+        hint=f"Name a checkpoint of {job_name!r}; `dagster-ckpt list {job_name} --path ...` shows them.",
+    )
+
+
+def shared_in_use(catalog: CheckpointCatalog, job_id: str) -> frozenset[str] | None:
+    """The names in ``shared/`` that completed checkpoints of a lineage need; ``None`` when one cannot be read."""
+    completed, broken = catalog.completed(job_id)
+    return None if broken else frozenset(name.rpartition("/")[2] for name in references(completed))
+
+
+def _is_same_place(one: str, other: str) -> bool:
+    """Whether two paths lead to the same directory, links of a local file system followed."""
+    return one == other or (Path(one).exists() and Path(other).exists() and Path(one).samefile(other))
+
+
+def unreadable_id(error: CorruptCheckpoint) -> int:
+    """The id of a checkpoint whose manifest cannot be read, by its place; 0 when that tells none."""
+    return checkpoint_id((error.checkpoint or "").rpartition("/")[2]) or 0
+
+
+def references(checkpoints: Sequence[CheckpointMetadata]) -> frozenset[str]:
+    """The stored files that any of ``checkpoints`` needs."""
+    return frozenset().union(*(metadata.references for metadata in checkpoints))

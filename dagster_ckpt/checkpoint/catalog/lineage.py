@@ -1,0 +1,183 @@
+"""Which checkpoints a checkpoint descends from; after a rollback, the others are abandoned.
+
+Also what deleting checkpoints would free: files that several checkpoints share go with the last of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Protocol, TypeVar
+
+from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog, references
+from dagster_ckpt.checkpoint.control.epochs import Choice
+from dagster_ckpt.checkpoint.control.taken_savepoints import RecordedSavepoint
+from dagster_ckpt.checkpoint.format.layout import METADATA_FILE_NAME, checkpoint_directory, checkpoint_id, is_job_id
+from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
+from dagster_ckpt.config.retention import Retained
+from dagster_ckpt.errors import CheckpointNotFound, CorruptCheckpoint
+
+__all__ = ["for_retention", "line_before", "line_of_descent", "older_than", "reclaimable_bytes"]
+
+
+class _Descendant(Protocol):
+    @property
+    def reference(self) -> str: ...
+    @property
+    def checkpoint_id(self) -> int: ...
+    @property
+    def epoch(self) -> int: ...
+    @property
+    def restored_from(self) -> str | None: ...
+    @property
+    def key(self) -> tuple[int, int]: ...
+
+
+_D = TypeVar("_D", bound=_Descendant)
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """What is known of a checkpoint whose manifest cannot be read, from the records of the starts of its job."""
+
+    reference: str
+    checkpoint_id: int
+    epoch: int
+    restored_from: str | None
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """As of a checkpoint that can be read."""
+        return (self.epoch, self.checkpoint_id)
+
+
+def unreadable(job_id: str, number: int, choices: Mapping[int, Choice]) -> Unreadable:
+    """Where a checkpoint that cannot be read belongs.
+
+    Ids rise with the starts of a job, so it belongs to the latest start whose ``first_id`` is not above its id. A
+    salvage is taken just before the choice of its start, so it counts as one of the start that it was salvaged from.
+
+    Args:
+        job_id: the lineage.
+        number: its id.
+        choices: the recorded choices, by epoch.
+    """
+    starts = [epoch for epoch, choice in choices.items() if choice.job_id == job_id and choice.first_id <= number]
+    epoch = max(starts, default=0)
+    restored = choices[epoch].restored if epoch else None
+    return Unreadable(f"{job_id}/chk-{number}", number, epoch, restored)
+
+
+def line_of_descent(start: _D, completed: Sequence[_D], savepoints: Sequence[RecordedSavepoint] = ()) -> list[_D]:
+    """``start`` and its ancestors among ``completed``, by (epoch, id).
+
+    The ancestors are the earlier checkpoints of the same start of the job, then what that start was restored from,
+    and so on. A file sink still holds the data of these only: a rollback has taken out what came after. The line goes
+    on behind a savepoint of the lineage that a start was restored from, if ``savepoints`` has it on record.
+    """
+    by_reference: dict[str, _D | RecordedSavepoint] = {item.reference: item for item in savepoints}
+    by_reference.update((metadata.reference, metadata) for metadata in completed)
+    line: dict[str, _D] = {}
+    seen: set[str] = set()
+    current: _D | RecordedSavepoint | None = start
+    while current is not None and current.reference not in seen:
+        seen.add(current.reference)
+        if not isinstance(current, RecordedSavepoint):
+            line[current.reference] = current
+        for other in completed:
+            same_start = other.epoch == current.epoch and other.restored_from == current.restored_from
+            if same_start and other.checkpoint_id < current.checkpoint_id:
+                line[other.reference] = other
+        current = by_reference.get(current.restored_from or "")
+    return sorted(line.values(), key=lambda metadata: metadata.key)
+
+
+def for_retention(
+    completed: Sequence[CheckpointMetadata], savepoints: Sequence[RecordedSavepoint] = ()
+) -> list[Retained]:
+    """What retention needs to know of ``completed``, which are in order of (epoch, id), the newest last.
+
+    Args:
+        completed: of one lineage.
+        savepoints: of it, that are on record: what descends from one descends from the checkpoints before it.
+    """
+    line = line_of_descent(completed[-1], completed, savepoints) if completed else []
+    return [
+        Retained(
+            item.reference,
+            item.key,
+            written_at=datetime.fromisoformat(item.written_at).timestamp(),
+            abandoned=item not in line,
+        )
+        for item in completed
+    ]
+
+
+def line_before(catalog: CheckpointCatalog, checkpoint: CheckpointMetadata | str) -> list[str]:
+    """What a checkpoint descends from in its lineage, the newest first, whether it can be read or not.
+
+    Args:
+        catalog: the job's.
+        checkpoint: it, or where it cannot be read ``{job id}/chk-N``.
+    """
+    start: CheckpointMetadata | Unreadable | None = None
+    if isinstance(checkpoint, CheckpointMetadata):
+        job_id, start = checkpoint.job_id, checkpoint
+    else:
+        job_id, _, name = checkpoint.partition("/")
+        if not is_job_id(job_id) or checkpoint_id(name) is None:
+            return []
+    completed, broken = catalog.completed(job_id)
+    nodes: dict[str, CheckpointMetadata | Unreadable] = {item.reference: item for item in completed}
+    missing = {error.checkpoint for error in broken if error.checkpoint is not None}
+    if isinstance(checkpoint, str) and checkpoint not in nodes:
+        missing.add(checkpoint)
+    if missing:
+        choices = catalog.choices()
+        for reference in missing:
+            number = checkpoint_id(reference.rpartition("/")[2]) or 0
+            nodes[reference] = unreadable(job_id, number, choices)
+    start = start or nodes[str(checkpoint)]
+    savepoints = catalog.records.taken_savepoints.known()
+    line = line_of_descent(start, list(nodes.values()), savepoints)
+    return [item.reference for item in reversed(line) if item.reference != start.reference]
+
+
+def older_than(catalog: CheckpointCatalog, checkpoint: CheckpointMetadata | str) -> Iterator[CheckpointMetadata]:
+    """What of :func:`line_before` can be read and is not in quarantine, the newest first."""
+    quarantined = catalog.records.quarantine.names()
+    for older in line_before(catalog, checkpoint):
+        if older not in quarantined:
+            try:
+                yield catalog.resolve(older)
+            except (CheckpointNotFound, CorruptCheckpoint):
+                continue
+
+
+def reclaimable_bytes(
+    catalog: CheckpointCatalog, completed: Sequence[CheckpointMetadata], drop: Collection[str]
+) -> dict[str, int]:
+    """Bytes that deleting the checkpoints named in ``drop`` frees, by checkpoint.
+
+    A file that several of them share counts with the last one in order; one that a checkpoint outside ``drop``
+    needs counts nowhere. The sum is what all the deletions free together.
+
+    Args:
+        catalog: where they are.
+        completed: every completed checkpoint of one lineage, in order.
+        drop: references (``{job id}/chk-N``) of those to be deleted.
+
+    Raises:
+        StorageError: the storage failed.
+    """
+    dropped = [metadata for metadata in completed if metadata.reference in drop]
+    needed = references([metadata for metadata in completed if metadata.reference not in drop])
+    last_user = {reference: metadata for metadata in dropped for reference in metadata.references - needed}
+    freed: dict[str, int] = {}
+    for metadata in dropped:
+        directory = checkpoint_directory(metadata.job_name, metadata.job_id, metadata.checkpoint_id)
+        freed[metadata.reference] = catalog.filesystem.size(f"{directory}/{METADATA_FILE_NAME}")
+    for reference, metadata in last_user.items():
+        freed[metadata.reference] += catalog.filesystem.size(catalog.stored_path(metadata, reference))
+    return freed

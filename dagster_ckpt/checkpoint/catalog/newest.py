@@ -1,0 +1,343 @@
+"""Which checkpoint a job goes on from by itself: the newest, past those that are in quarantine.
+
+Savepoints count, too, where checkpoints are not preferred (``prefer_checkpoint_for_recovery=False``, as in Flink). Only
+savepoints that the newest start of the job took are looked at: the job is on their line. What an older start took was
+weighed when the newer start chose, and is abandoned if that chose an earlier checkpoint.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.catalog.lineage import line_before
+from dagster_ckpt.checkpoint.control.epochs import NOTHING, Choice
+from dagster_ckpt.checkpoint.control.heartbeat import Completed
+from dagster_ckpt.checkpoint.control.taken_savepoints import RecordedSavepoint
+from dagster_ckpt.checkpoint.format.layout import checkpoint_id
+from dagster_ckpt.checkpoint.format.manifest import FORK, SAVEPOINT, CheckpointMetadata
+from dagster_ckpt.errors import (
+    CheckpointError,
+    CheckpointFileMissing,
+    CheckpointNotFound,
+    CorruptCheckpoint,
+    CorruptRecord,
+    StorageError,
+)
+
+__all__ = ["Newest", "fallback_of", "find_newest"]
+
+_log = logging.getLogger(__name__)
+
+#: How often in a row the job may have changed while the newest was looked for. Each time takes a few requests, and the
+#: time between two checkpoints is longer than that.
+_MOST_LOOKS = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Newest:
+    """The checkpoint to go on from.
+
+    Attributes:
+        metadata: the checkpoint; ``None`` means there is nothing to go on from, and that this is as it should be.
+        job_id: the lineage to go on with; ``None`` to begin one, from nothing or from a savepoint.
+        reason: why this one.
+        otherwise: where ``metadata`` is a savepoint that was preferred to a checkpoint: what to go on from if the user
+            has damaged it.
+        passed_over: quarantined checkpoints that would have been it, each as ``{job id}/chk-N``, the newest first.
+    """
+
+    metadata: CheckpointMetadata | None
+    job_id: str | None
+    reason: str
+    otherwise: Callable[[], Newest] | None = None
+    passed_over: tuple[str, ...] = ()
+
+
+def find_newest(catalog: CheckpointCatalog, *, prefer_checkpoint: bool = True) -> Newest:
+    """What an automatic recovery goes on from.
+
+    That is the newest complete checkpoint of the highest epoch that has one, else that epoch's choice. What is in
+    quarantine is passed over, and named in ``passed_over``.
+
+    Args:
+        catalog: the job's checkpoints.
+        prefer_checkpoint: whether savepoints do not count. If they do, the newest one that is there is gone on from
+            where it is newer than every completed checkpoint. It stays the user's, and the lineage stays the same.
+
+    Raises:
+        CorruptMetadata: what must be the newest cannot be read; an older one is never taken silently.
+        CorruptCheckpoint: every checkpoint there is is in quarantine.
+        CorruptRecord: a record that tells what is the newest cannot be read.
+        CheckpointNotFound: the recorded choice is gone although nothing gave it up.
+        StorageError: the storage failed, or gives another listing each time it is asked.
+    """
+    chosen = catalog.choice()
+    if prefer_checkpoint or chosen is None or catalog.given_up() is not None:
+        return _newest_checkpoint(catalog)
+    epoch, choice = chosen
+    known = catalog.records.taken_savepoints.taken_in(epoch)
+    taken = [savepoint for savepoint in known if savepoint.job_id == choice.job_id]
+    last = max(catalog.last_completed(choice.job_id), _last_known(catalog, epoch, choice)) if taken else 0
+    return _newest_of(catalog, [savepoint for savepoint in taken if savepoint.checkpoint_id > last])
+
+
+def fallback_of(newest: Newest) -> str | None:
+    """What to put on record as the ``fallback`` of a choice; ``None`` where there is none."""
+    otherwise = newest.otherwise
+    if otherwise is None:
+        return None
+    try:
+        while otherwise is not None:
+            newest = otherwise()
+            otherwise = newest.otherwise
+    except (CheckpointError, OSError) as error:
+        _log.warning("There is nothing to fall back on if the savepoint should go: %s", _first_line(error))
+        return None
+    return NOTHING if newest.metadata is None else newest.metadata.reference
+
+
+def _newest_of(catalog: CheckpointCatalog, newer: Sequence[RecordedSavepoint]) -> Newest:
+    """The first of ``newer`` that can be read, else the newest checkpoint."""
+    for position, savepoint in enumerate(newer, start=1):
+        try:
+            metadata = _read_savepoint(catalog, savepoint)
+        except (CheckpointError, OSError) as error:
+            _log.warning(
+                "Savepoint %s, which is newer than every checkpoint, is passed over: %s",
+                savepoint.reference,
+                _first_line(error),
+            )
+            continue
+        return Newest(
+            metadata,
+            savepoint.job_id,
+            f"{metadata.name} is newer than every complete checkpoint (epoch {savepoint.epoch}), and no checkpoint is "
+            "preferred",
+            lambda: _newest_of(catalog, newer[position:]),  # noqa: B023 - of the iteration that returns
+        )
+    return _newest_checkpoint(catalog)
+
+
+def _read_savepoint(catalog: CheckpointCatalog, savepoint: RecordedSavepoint) -> CheckpointMetadata:
+    metadata = catalog.resolve(savepoint.reference)
+    if (metadata.kind, metadata.job_id, metadata.key) != (SAVEPOINT, savepoint.job_id, savepoint.key):
+        raise CheckpointNotFound(f"{metadata.reference} lies there now, of epoch {metadata.epoch}.")
+    return metadata
+
+
+def _newest_checkpoint(catalog: CheckpointCatalog) -> Newest:
+    """What :func:`_select` selects, once nothing changed while it looked."""
+    before: object = None
+    for _ in range(_MOST_LOOKS):
+        try:
+            newest = _select(catalog)
+        except (CheckpointNotFound, CorruptCheckpoint):
+            found = _listing(catalog)
+            if found == before:
+                raise
+        else:
+            if newest.metadata is not None:
+                return newest
+            found = _listing(catalog)
+            if found == before:
+                return newest
+        # What is not there may have been published or subsumed while this was read: once more, and it is believed
+        # when nothing changed meanwhile.
+        before = found
+    raise StorageError(
+        f"The newest checkpoint of {catalog.job_name!r} cannot be told: {_MOST_LOOKS} times in a row the listing of "
+        f"{catalog.filesystem.url}/{catalog.job_name} was another one before than after it was looked for.",
+        hint="If a run takes checkpoints faster than this machine can list them, try again with a greater "
+        "interval, or nearer to the storage; else the storage's listings are not consistent, and no job is safe "
+        "on it.",
+    )
+
+
+def _listing(catalog: CheckpointCatalog) -> object:
+    chosen = catalog.choice()
+    return catalog.records.epochs.names(), chosen, catalog.numbers(chosen[1].job_id) if chosen else []
+
+
+def _select(catalog: CheckpointCatalog) -> Newest:
+    """The newest complete checkpoint of the highest epoch that has one, else that epoch's choice.
+
+    Past those that are in quarantine it goes along the line of descent, never to what a rollback has abandoned.
+
+    Raises:
+        CorruptCheckpoint: what must be the newest cannot be read, or every one there is is in quarantine.
+        CheckpointNotFound: the recorded choice is gone although nothing gave it up.
+        StorageError: a listing does not show a checkpoint that is there.
+    """
+    known = _known_complete(catalog)  # before the checkpoints are listed, so that none is taken for gone that is new
+    # One listing for all that is asked of the epochs here: in a bucket each costs what a read costs.
+    epochs = catalog.records.epochs.names()
+    chosen = catalog.choice_among(epochs)
+    if chosen is None:
+        return Newest(None, None, "this job has no checkpoint yet")
+    epoch, choice = chosen
+    if (end := catalog.given_up_since(epoch, epochs)) is not None:
+        return Newest(None, None, f"the last run ended {end.status} and gave its checkpoints up: {end.reason}")
+    quarantined = catalog.records.quarantine.names()
+    best, passed = _own(catalog, epoch, max(epochs), choice, quarantined)
+    if known is not None and known.epoch >= epoch and _is_gone(known.checkpoint, choice, best):
+        if known.checkpoint not in quarantined:
+            raise _gone(catalog, known, choice.restored if best is None else best.reference)
+        passed = passed if known.checkpoint in passed else [known.checkpoint, *passed]
+    if best is not None:
+        reason = f"{best.name} is the newest complete checkpoint (epoch {best.epoch})"
+        return Newest(best, choice.job_id, f"{reason}{_past(passed)}", passed_over=tuple(passed))
+    if choice.restored is None:
+        if passed:
+            raise _none_left(catalog, passed)
+        return Newest(None, choice.job_id, "the job began from nothing and has no complete checkpoint yet")
+    restored, fallback = choice.restored, choice.fallback
+    if restored not in quarantined:
+        try:
+            metadata = catalog.resolve(restored)
+        except (CheckpointError, OSError) as error:
+            if fallback is None:
+                raise
+            told = _first_line(error)
+            _log.warning("Savepoint %s, which epoch %d began with, is passed over: %s", restored, epoch, told)
+            return _without_savepoint(catalog, choice, fallback, passed)
+        what = f", the fork of {metadata.restored_from}," if metadata.kind == FORK else ""
+        reason = f"{metadata.name}{what} is what epoch {epoch} began with, and it completed no checkpoint of its own"
+        return Newest(
+            metadata,
+            choice.job_id,
+            f"{reason}{_past(passed)}",
+            None if fallback is None else lambda: _without_savepoint(catalog, choice, fallback, passed),
+            tuple(passed),
+        )
+    return _on_line(catalog, choice.job_id, restored, passed)
+
+
+def _last_known(catalog: CheckpointCatalog, epoch: int, choice: Choice) -> int:
+    """The greatest id of a lineage that a run since ``epoch`` has said to be complete, 0 where none has."""
+    known = _known_complete(catalog)
+    if known is None or known.epoch < epoch or not known.checkpoint.startswith(f"{choice.job_id}/"):
+        return 0
+    return checkpoint_id(known.checkpoint.rpartition("/")[2]) or 0
+
+
+def _known_complete(catalog: CheckpointCatalog) -> Completed | None:
+    """The newest checkpoint that a run has said to be complete; where its heartbeat cannot be read nobody can tell."""
+    try:
+        heartbeat = catalog.records.heartbeat.read()
+    except CorruptRecord:
+        return None
+    return None if heartbeat is None else heartbeat.completed
+
+
+def _is_gone(checkpoint: str, choice: Choice, newest: CheckpointMetadata | None) -> bool:
+    """Whether a checkpoint that was complete is not there, nor any newer one: retention never does that."""
+    job_id, _, name = checkpoint.partition("/")
+    number = checkpoint_id(name) or 0
+    return job_id == choice.job_id and (newest is None or newest.checkpoint_id < number)
+
+
+def _gone(catalog: CheckpointCatalog, known: Completed, older: str | None) -> CheckpointFileMissing | StorageError:
+    job_id, _, name = known.checkpoint.partition("/")
+    with contextlib.suppress(CheckpointNotFound):
+        return catalog.unlisted(catalog.load(job_id, checkpoint_id(name) or 0))
+    where = f"{catalog.filesystem.url}/{catalog.job_name}"
+    back = "empty the sink and start over with restore_from: none" if older is None else f"restore_from: {older}"
+    error = CheckpointFileMissing(
+        f"{known.checkpoint} is gone: epoch {known.epoch} completed it, no newer one is complete, and "
+        f"{where}/{known.checkpoint} has no _metadata that counts. Somebody has deleted it, or it was lost.",
+        hint=f"Put the directory back from a backup, and launch the job again. Or go back: launch the job with {back}.",
+    )
+    error.checkpoint = known.checkpoint
+    return error
+
+
+def _without_savepoint(catalog: CheckpointCatalog, choice: Choice, fallback: str, passed: list[str]) -> Newest:
+    """What a savepoint was preferred to that is not there any more."""
+    reason = f"what is gone on from without savepoint {choice.restored}, which cannot be used"
+    if fallback == NOTHING:
+        return Newest(None, choice.job_id, f"nothing is {reason}: the lineage has no checkpoint")
+    if fallback in catalog.records.quarantine.names():
+        return _on_line(catalog, choice.job_id, fallback, list(passed))
+    metadata = catalog.resolve(fallback)
+    return Newest(metadata, choice.job_id, f"{metadata.name} is {reason}", passed_over=tuple(passed))
+
+
+def _on_line(catalog: CheckpointCatalog, job_id: str, quarantined: str, passed: list[str]) -> Newest:
+    """The newest that one in quarantine descends from and that is not in it as well."""
+    names = catalog.records.quarantine.names()
+    passed.append(quarantined)
+    for reference in line_before(catalog, quarantined):
+        if reference in names:
+            passed.append(reference)
+            continue
+        metadata = catalog.resolve(reference)
+        reason = f"{metadata.name} is the newest checkpoint on the line of descent"
+        return Newest(metadata, job_id, f"{reason}{_past(passed)}", passed_over=tuple(passed))
+    raise _none_left(catalog, passed)
+
+
+def _own(
+    catalog: CheckpointCatalog, epoch: int, highest: int, choice: Choice, quarantined: frozenset[str]
+) -> tuple[CheckpointMetadata | None, list[str]]:
+    """The newest checkpoint that was taken since ``choice``, and those in quarantine after it.
+
+    Args:
+        catalog: the job's.
+        epoch: that chose.
+        highest: the highest epoch claimed when ``choice`` was read.
+        choice: what it chose.
+        quarantined: passed over.
+    """
+    best: CheckpointMetadata | None = None
+    passed: list[str] = []
+    issuing: frozenset[int] | None = None
+    for number in reversed(catalog.numbers(choice.job_id)):
+        if number < choice.first_id:
+            break
+        reference = f"{choice.job_id}/chk-{number}"
+        if reference in quarantined:
+            passed += [reference] if best is None else []
+            continue
+        try:
+            metadata = catalog.load(choice.job_id, number)
+        except CheckpointNotFound:
+            continue
+        except CorruptCheckpoint:
+            if best is None:
+                raise
+            continue  # older than a good one: it is not what would be restored
+        if metadata.epoch >= epoch and (best is None or metadata.key > best.key):
+            best = metadata
+        if epoch <= metadata.epoch < highest and issuing is None:
+            # A run claims its epoch before it looks for what it goes on from: one that issued no id has nothing here.
+            issuing = catalog.records.issued(choice.job_id).epochs()
+            highest = max((later for later in issuing if later >= metadata.epoch), default=highest)
+        if metadata.epoch >= highest:
+            break  # no later epoch has a checkpoint, and within an epoch ids rise
+    return best, passed
+
+
+def _past(passed: list[str]) -> str:
+    names = ", ".join(name.rpartition("/")[2] for name in passed)
+    return f", past {names} in quarantine" if passed else ""
+
+
+def _none_left(catalog: CheckpointCatalog, passed: list[str]) -> CorruptCheckpoint:
+    records = catalog.records.quarantine.records()
+    reasons = " ".join(records[name].reason for name in passed if name in records)
+    error = CorruptCheckpoint(
+        f"Job {catalog.job_name!r} has no checkpoint left that it could go on from: {', '.join(passed)} "
+        f"{'is' if len(passed) == 1 else 'are'} in quarantine. {reasons}",
+        hint=f"Put the files back from a backup and launch with restore_from: {passed[0]}, which verifies it and takes "
+        "it out of quarantine; or empty the sink and start over with restore_from: none.",
+    )
+    error.checkpoint = passed[-1]
+    return error
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]

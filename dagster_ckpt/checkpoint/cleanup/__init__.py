@@ -1,0 +1,1 @@
+"""Deleting what nobody needs, and keeping what somebody does."""

@@ -1,0 +1,181 @@
+"""Ending a job whose run cannot do it any more: recording the end, and the cleanup its policy asks for."""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog, shared_in_use
+from dagster_ckpt.checkpoint.clock import Clock, iso
+from dagster_ckpt.checkpoint.control.deletion_log import ROUNDS
+from dagster_ckpt.checkpoint.control.epochs import Claim, End
+from dagster_ckpt.checkpoint.format.file_names import written_by
+from dagster_ckpt.checkpoint.format.layout import checkpoint_id, shared_directory
+from dagster_ckpt.checkpoint.processes import ProcessIdentity, this_host
+from dagster_ckpt.checkpoint.taking.retained import Dropped
+from dagster_ckpt.checkpoint.taking.savepoint_files import claimed_savepoint, dispose_claimed
+from dagster_ckpt.checkpoint.taking.store import CompletedCheckpointStore
+from dagster_ckpt.config.checkpoint_config import CheckpointConfig, JobStatus
+from dagster_ckpt.errors import CorruptRecord
+
+__all__ = [
+    "end_dead_epoch",
+    "finish_deletions",
+    "finish_end",
+    "finish_giving_up",
+    "finish_recorded_deletions",
+    "given_up_numbers",
+    "is_unfinished",
+]
+
+_log = logging.getLogger(__name__)
+
+
+def finish_deletions(catalog: CheckpointCatalog, epoch: int) -> None:
+    """Finish, as the holder of ``epoch``, what earlier epochs began to delete; what is pinned or quarantined stays."""
+    in_use = partial(shared_in_use, catalog)
+    finish_recorded_deletions(catalog, epoch, in_use)
+    finish_giving_up(catalog, epoch, in_use)
+
+
+def finish_recorded_deletions(
+    catalog: CheckpointCatalog, epoch: int, in_use: Callable[[str], frozenset[str] | None]
+) -> None:
+    """Finish the deletions that are on record of epochs before ``epoch``.
+
+    Args:
+        catalog: of the job.
+        epoch: of the caller.
+        in_use: names in ``shared/`` of a lineage that must stay, as for :meth:`DeletionLog.recover`.
+    """
+    catalog.records.deletions.recover(epoch, in_use)
+    for reference in catalog.records.quarantine.names():
+        lineage, _, name = reference.partition("/")
+        if checkpoint_id(name) not in catalog.numbers(lineage):
+            catalog.records.quarantine.lift(reference)  # somebody has asked for its deletion
+
+
+def finish_giving_up(catalog: CheckpointCatalog, epoch: int, in_use: Callable[[str], frozenset[str] | None]) -> None:
+    """Delete, as the holder of ``epoch``, what is left of a lineage that was given up; arguments as above."""
+    try:
+        chosen, end = catalog.choice(), catalog.given_up()
+    except CorruptRecord as error:  # whoever names a checkpoint goes on from it; whoever asks for the newest is refused
+        _log.warning("Nobody can tell whether the job was given up, so nothing of it is deleted: %s", error.message)
+        return
+    if chosen is None or end is None:
+        return
+    # The end was recorded, and the run died before it wrote the deletion down; or what it kept was unpinned since.
+    if (claimed := claimed_savepoint(catalog, chosen[1])) is not None:
+        dispose_claimed(claimed.reference, like=catalog.filesystem)
+    job_id = chosen[1].job_id
+    log = catalog.records.deletions
+    for _ in range(ROUNDS):
+        numbers = given_up_numbers(catalog, job_id)
+        if not numbers:
+            return
+        entries = catalog.filesystem.list(shared_directory(catalog.job_name, job_id))
+        shared = [entry.name for entry in entries if not entry.is_directory and written_by(entry.name) is not None]
+        # In use is what the pinned ones need, when the others are gone.
+        if log.delete(epoch, job_id, numbers, shared, end.reason, partial(in_use, job_id)):
+            log.tell_foreign(job_id)
+            return
+    _log.warning(
+        "A lineage that was given up is not deleted: %d times in a row it was found to be pinned meanwhile. Once "
+        "nobody needs it, `dagster-ckpt sweep %s --path %s` deletes it.",
+        ROUNDS,
+        catalog.job_name,
+        catalog.filesystem.url,
+    )
+
+
+def given_up_numbers(catalog: CheckpointCatalog, job_id: str) -> list[int]:
+    """The checkpoints, complete or not, of a lineage that was given up and that are neither pinned nor quarantined."""
+    pinned = catalog.records.pins.numbers(job_id)
+    return sorted({*catalog.numbers(job_id)} - pinned - catalog.records.quarantine.numbers(job_id))
+
+
+def is_unfinished(catalog: CheckpointCatalog) -> bool:
+    """Whether a deletion that was recorded, or that an end on record asks for, has not been carried out."""
+    if catalog.records.deletions.pending():
+        return True
+    chosen = catalog.choice()
+    return chosen is not None and catalog.given_up() is not None and bool(given_up_numbers(catalog, chosen[1].job_id))
+
+
+def finish_end(catalog: CheckpointCatalog, dead: Claim, end: End, clock: Clock) -> Claim:
+    """Carry out what the recorded ``end`` of a run that is gone still asks for.
+
+    Args:
+        catalog: of the job.
+        dead: its highest claim.
+        end: of that epoch.
+        clock: wall time.
+
+    Returns:
+        the claim under which that was done, and the same end recorded.
+
+    Raises:
+        Fenced: a run has taken the job over meanwhile, and nothing was changed.
+        StorageError: the storage failed; call it again.
+    """
+    claim = _claim_after(catalog, dead, clock)
+    catalog.records.epochs.record_end(claim.epoch, end)
+    finish_deletions(catalog, claim.epoch)
+    return claim
+
+
+def end_dead_epoch(
+    catalog: CheckpointCatalog,
+    dead: Claim,
+    config: CheckpointConfig,
+    status: JobStatus,
+    reason: str,
+    clock: Clock,
+) -> Sequence[Dropped]:
+    """End the job of a run that is dead, for good.
+
+    A new epoch is claimed for it, so that the dead run, should it wake up, can neither go on nor publish into what
+    is being deleted. The end is on record before anything is deleted. What is pinned stays.
+
+    Returns:
+        the checkpoints deleted.
+
+    Raises:
+        Fenced: a run has taken the job over meanwhile, and nothing was changed.
+        StorageError: the storage failed; where the end is on record, :func:`finish_end` does the rest.
+    """
+    epochs = catalog.records.epochs
+    chosen = catalog.choice()
+    discards = config.discards(status) and chosen is not None
+    claim = _claim_after(catalog, dead, clock)
+    finish_deletions(catalog, claim.epoch)
+    epochs.record_end(claim.epoch, End(status.value, reason, discards, iso(clock.time())))
+    if not discards or chosen is None:
+        return ()
+    job_id = chosen[1].job_id
+    store = CompletedCheckpointStore(
+        catalog,
+        claim,
+        job_id=job_id,
+        first_id=catalog.next_id(job_id),
+        restored_from=None,
+        mode=config.mode.value,
+        clock=clock,
+        claimed=claimed_savepoint(catalog, chosen[1]),
+    )
+    return store.discard_all(f"{status.value}: {reason}, and the cleanup policy deletes")
+
+
+def _claim_after(catalog: CheckpointCatalog, dead: Claim, clock: Clock) -> Claim:
+    """The epoch after that of a dead run, so that nobody is fenced but it."""
+    return catalog.records.epochs.claim(
+        token=uuid.uuid4().hex,
+        series=dead.series,
+        run_id=dead.run_id,
+        host=this_host(),
+        pid=ProcessIdentity.current().pid,
+        now=iso(clock.time()),
+        after=dead.epoch,
+    )

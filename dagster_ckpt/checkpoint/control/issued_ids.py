@@ -1,0 +1,81 @@
+"""The ids of checkpoints and savepoints: rising, and never issued twice in a lineage, whoever issues them.
+
+The name of a record tells the id, so that nothing inside the record can: ``issued/{job id}/e-{epoch}-{id}``. Records of
+version 1 are named ``e-{epoch}`` and hold the id.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterable
+
+from dagster_ckpt.checkpoint.format.layout import CONTROL_DIR
+from dagster_ckpt.checkpoint.format.records import corrupt
+from dagster_ckpt.filesystem import FileSystem
+
+__all__ = ["IssuedIds"]
+
+_NAME = re.compile(r"e-([0-9]{10})(?:-([0-9]{15}))?")
+#: The last that a name has room for.
+_LAST = 10**15 - 1
+_VERSION_1 = re.compile(rb"[0-9]{1,15}\n?")
+
+
+class IssuedIds:
+    """The ids issued in one lineage of a job.
+
+    Args:
+        filesystem: the job's storage.
+        job_name: the job's stable name.
+        job_id: the lineage.
+    """
+
+    def __init__(self, filesystem: FileSystem, job_name: str, job_id: str) -> None:
+        self._filesystem = filesystem
+        self._lineage = f"{job_name}/{job_id}"
+        self._directory = f"{job_name}/{CONTROL_DIR}/issued/{job_id}"
+
+    def record(self, epoch: int, number: int) -> None:
+        """Remember that ``epoch`` issued ``number``; durable on return.
+
+        Each epoch has records of its own, so that a fenced writer cannot lower what a newer one recorded. Of an epoch
+        the newest record is kept.
+        """
+        self._filesystem.create(f"{self._directory}/e-{epoch:010}-{number:015}", f"{number}\n".encode())
+        self._filesystem.sync_directories([self._directory])
+        with contextlib.suppress(OSError):  # an older record says less, and does no harm
+            self._filesystem.remove(f"{self._directory}/e-{epoch:010}-{number - 1:015}")
+
+    def epochs(self) -> frozenset[int]:
+        """The epochs that have issued an id in this lineage: no other has a checkpoint in it. One listing."""
+        entries = self._filesystem.list(self._directory)
+        return frozenset(int(match[1]) for entry in entries if (match := _NAME.fullmatch(entry.name)))
+
+    def next(self, present: Iterable[int], restored: int = 0) -> int:
+        """The id after the highest ever issued, and after those that are there.
+
+        Args:
+            present: the ids of every ``chk-N`` of the lineage, complete or not.
+            restored: the id of what the lineage goes on from.
+
+        Raises:
+            CorruptRecord: a record of version 1 does not hold an id.
+        """
+        known = {number: f"{self._lineage}/chk-{number}" for number in present}
+        for entry in self._filesystem.list(self._directory):
+            if not entry.is_directory and (match := _NAME.fullmatch(entry.name)) is not None:
+                path = f"{self._directory}/{entry.name}"
+                known[int(match[2]) if match[2] else self._read_version_1(path)] = path
+        greatest = max([0, *known, restored])
+        if greatest >= _LAST:
+            raise corrupt(
+                self._filesystem, known.get(greatest, self._directory), "no job has had that many checkpoints"
+            )
+        return greatest + 1
+
+    def _read_version_1(self, path: str) -> int:
+        data = self._filesystem.read(path)
+        if _VERSION_1.fullmatch(data) is None:
+            raise corrupt(self._filesystem, path, "it does not hold the number of a checkpoint")
+        return int(data)

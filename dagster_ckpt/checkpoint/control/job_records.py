@@ -1,0 +1,85 @@
+"""The records of one job: what its runs know of each other, one directory under ``control/`` for each kind."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dagster_ckpt.checkpoint.control.deletion_log import DeletionLog
+from dagster_ckpt.checkpoint.control.epochs import Epochs
+from dagster_ckpt.checkpoint.control.failures import FailureLog
+from dagster_ckpt.checkpoint.control.heartbeat import HeartbeatFile
+from dagster_ckpt.checkpoint.control.issued_ids import IssuedIds
+from dagster_ckpt.checkpoint.control.pins import Pins
+from dagster_ckpt.checkpoint.control.plan_archive import WriteAheadArchive
+from dagster_ckpt.checkpoint.control.quarantine import Quarantine
+from dagster_ckpt.checkpoint.control.savepoint_requests import SavepointRequests
+from dagster_ckpt.checkpoint.control.taken_savepoints import RecordedSavepoints
+from dagster_ckpt.checkpoint.format.layout import CONTROL_DIR, validate_job_name
+from dagster_ckpt.checkpoint.format.records import Line, encode_record, read_record
+from dagster_ckpt.errors import ForeignCheckpoint, PublishConflict
+from dagster_ckpt.filesystem import FileSystem
+
+__all__ = ["JobRecords"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Owner:
+    deployment: Line
+
+
+class JobRecords:
+    """The records of one job.
+
+    Args:
+        filesystem: the job's storage.
+        job_name: the job's stable name.
+
+    Attributes:
+        epochs: who may write, what each start began with, and how it ended.
+        heartbeat: the sign of life of the run that holds the job.
+        failures: why starts failed.
+        pins: checkpoints that somebody wants kept.
+        quarantine: checkpoints that were found broken.
+        deletions: deletions that are not yet carried out.
+        savepoint_requests: savepoints that somebody asks for.
+        taken_savepoints: savepoints that the job has taken.
+    """
+
+    def __init__(self, filesystem: FileSystem, job_name: str) -> None:
+        self._filesystem = filesystem
+        self._job_name = validate_job_name(job_name)
+        self.epochs = Epochs(filesystem, job_name)
+        self.heartbeat = HeartbeatFile(filesystem, job_name)
+        self.failures = FailureLog(filesystem, job_name)
+        self.pins = Pins(filesystem, job_name)
+        self.quarantine = Quarantine(filesystem, job_name)
+        self.deletions = DeletionLog(filesystem, job_name)
+        self.savepoint_requests = SavepointRequests(filesystem, job_name)
+        self.taken_savepoints = RecordedSavepoints(filesystem, job_name)
+
+    def issued(self, job_id: str) -> IssuedIds:
+        """The ids issued in a lineage."""
+        return IssuedIds(self._filesystem, self._job_name, job_id)
+
+    def plans(self, job_id: str) -> WriteAheadArchive:
+        """The batch plans of a lineage."""
+        return WriteAheadArchive(self._filesystem, self._job_name, job_id)
+
+    def claim_ownership(self, deployment: str) -> None:
+        """Make ``deployment`` the owner of the job's directory, or find that it is: two must not share one by accident.
+
+        Raises:
+            ForeignCheckpoint: another deployment owns it.
+        """
+        path = f"{self._job_name}/{CONTROL_DIR}/owner"
+        try:
+            self._filesystem.create(path, encode_record(_Owner(deployment), path))
+        except PublishConflict:
+            owner = read_record(self._filesystem, path, _Owner)
+            if owner is not None and owner.deployment != deployment:
+                raise ForeignCheckpoint(
+                    f"{self._filesystem.url}/{self._job_name} belongs to deployment {owner.deployment!r}, and this is "
+                    f"{deployment!r}.",
+                    hint="Give this deployment another checkpoint_path or job name; if it is meant to take the job "
+                    f"over, set deployment={owner.deployment!r} on its checkpoint storage.",
+                ) from None

@@ -1,0 +1,100 @@
+"""Checkpoints that somebody wants kept: records in ``control/pins/`` that whatever deletes checkpoints looks at.
+
+A pin belongs to the user, not to an epoch: it outlives runs, and the end of the job. The names of the records tell
+which checkpoints are pinned, so that one listing is enough to know. A checkpoint may have several pins.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from dagster_ckpt.checkpoint.format.layout import CONTROL_DIR
+from dagster_ckpt.checkpoint.format.records import CheckpointName, Line, Text, Token, encode_record, read_record
+from dagster_ckpt.errors import CorruptRecord
+from dagster_ckpt.filesystem import FileSystem
+
+__all__ = ["Pin", "Pins"]
+
+_NAME = re.compile(r"p-([0-9a-f]{32})-(chk-[1-9][0-9]{0,14})-[0-9a-f]{32}")
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """A pin of one checkpoint.
+
+    Attributes:
+        checkpoint: ``{job id}/chk-N``.
+        reason: whoever pinned it says why; may be empty.
+        pinned_at: ISO 8601 in UTC.
+        token: 32 hex digits, unique: who takes back a pin of his own must not take off another's.
+    """
+
+    checkpoint: CheckpointName
+    reason: Text
+    pinned_at: Line
+    token: Token
+
+
+class Pins:
+    """The pins of one job name.
+
+    Args:
+        filesystem: the job's storage.
+        job_name: the job's stable name.
+    """
+
+    def __init__(self, filesystem: FileSystem, job_name: str) -> None:
+        self._filesystem = filesystem
+        self._directory = f"{job_name}/{CONTROL_DIR}/pins"
+
+    def add(self, pin: Pin) -> None:
+        """Put a pin on record."""
+        path = f"{self._directory}/{_name(pin)}"
+        self._filesystem.create(path, encode_record(pin, path))
+
+    def remove(self, pin: Pin) -> None:
+        """Take one pin off; no error when it is not there."""
+        self._remove({_name(pin)})
+
+    def clear(self, checkpoint: str) -> None:
+        """Take every pin off ``{job id}/chk-N``."""
+        self._remove({name for name, pinned in self._names().items() if pinned == checkpoint})
+
+    def pinned(self) -> frozenset[str]:
+        """What is pinned, each as ``{job id}/chk-N``; one listing."""
+        return frozenset(self._names().values())
+
+    def numbers(self, job_id: str) -> frozenset[int]:
+        """The ids of the pinned checkpoints of one lineage; one listing."""
+        own = (checkpoint for checkpoint in self.pinned() if checkpoint.startswith(f"{job_id}/"))
+        return frozenset(int(checkpoint.rpartition("-")[2]) for checkpoint in own)
+
+    def reasons(self) -> dict[str, str]:
+        """Why each pinned checkpoint is, the oldest reason first, by ``{job id}/chk-N``; reads every record."""
+        found: dict[str, list[Pin]] = {}
+        for name, checkpoint in self._names().items():
+            path = f"{self._directory}/{name}"
+            try:
+                pin = read_record(self._filesystem, path, Pin, checkpoint=checkpoint, token=name[-32:])
+            except CorruptRecord:  # its name pins
+                pin = Pin(checkpoint, "the record of this pin cannot be read", "", name[-32:])
+            if pin is not None:
+                found.setdefault(checkpoint, []).append(pin)
+        return {
+            checkpoint: "; ".join(pin.reason for pin in sorted(pins, key=lambda pin: pin.pinned_at) if pin.reason)
+            for checkpoint, pins in found.items()
+        }
+
+    def _names(self) -> dict[str, str]:
+        names = [entry.name for entry in self._filesystem.list(self._directory)]
+        return {name: f"{match[1]}/{match[2]}" for name in names if (match := _NAME.fullmatch(name)) is not None}
+
+    def _remove(self, names: set[str]) -> None:
+        for name in sorted(names):
+            self._filesystem.remove(f"{self._directory}/{name}")
+        self._filesystem.sync_directories([self._directory])
+
+
+def _name(pin: Pin) -> str:
+    return f"p-{pin.checkpoint.replace('/', '-')}-{pin.token}"

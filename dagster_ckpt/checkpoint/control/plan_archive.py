@@ -1,0 +1,396 @@
+"""The boundaries of every batch since the oldest retained checkpoint, so that batches can be replayed as they were.
+
+Spark plans a batch by writing down what it will read, and runs it then. It forgets that plan when the batch is done,
+and all of it is lost with the live location. The archive keeps the plans beside the checkpoints, also of batches after
+the last one.
+
+::
+
+    control/wal/{job-id}/e-{epoch}/begin                      how the epoch began, and the plans it took over
+    control/wal/{job-id}/e-{epoch}/{first}-{last}-{unique}    plans of these batches
+
+An epoch's own plans are for the batches after the one it began with: those it took over to replay, and those of the
+batches it ran. Going back from the newest epoch, epoch by epoch, gives the line that leads to now.
+
+A file is lines of JSON: first its version and its place, so that a file of another epoch or lineage is not taken for
+it, then what it says, and in the last line a SHA-256 of all others. (The first release wrote no line with a place.)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import math
+import re
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dagster_ckpt.checkpoint.control.epochs import Epochs
+from dagster_ckpt.checkpoint.format.file_names import is_record
+from dagster_ckpt.checkpoint.format.layout import CONTROL_DIR
+from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
+from dagster_ckpt.checkpoint.format.records import is_there_sealed
+from dagster_ckpt.checkpoint.format.values import believed, check_tree, parsed, shown, whole
+from dagster_ckpt.errors import CorruptRecord
+from dagster_ckpt.filesystem import FileSystem
+from dagster_ckpt.filesystem.names import inside
+
+__all__ = ["ArchiveWriter", "PlannedBatch", "WriteAheadArchive"]
+
+_EPOCH = re.compile(r"e-([0-9]{10})")
+_SEGMENT = re.compile(r"([0-9]{12})-([0-9]{12})-[0-9a-f]{8}")
+_BEGIN = "begin"
+_VERSION = 2
+#: Batches of one file, by its name: a day of ten a second without one checkpoint is a tenth of it.
+_MOST_BATCHES = 10_000_000
+_HINT = "Put it back from a backup; or launch with replay_to: none, and later batches get new boundaries."
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedBatch:
+    """What Spark wrote down before it ran a batch.
+
+    Attributes:
+        batch: its number.
+        files: text by name, relative to the checkpointLocation: ``offsets/<batch>`` and the entries that the batch
+            added to the logs of its sources. Of a compacted log only what the entry added.
+    """
+
+    batch: int
+    files: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Begin:
+    """How an epoch began: after which batch (-1 for none), after which epoch of the line, and with which plans."""
+
+    after: int
+    previous: int | None
+    plans: Mapping[int, PlannedBatch]
+
+
+class WriteAheadArchive:
+    """The plans of one lineage; reading.
+
+    Args:
+        filesystem: the storage.
+        job_name: the job's stable name.
+        job_id: the lineage.
+    """
+
+    def __init__(self, filesystem: FileSystem, job_name: str, job_id: str) -> None:
+        self._filesystem = filesystem
+        self._epochs = Epochs(filesystem, job_name)
+        self._directory = f"{job_name}/{CONTROL_DIR}/wal/{job_id}"
+        self._begun: dict[int, _Begin] = {}  # never changed once they are there
+
+    def epochs(self) -> list[int]:
+        """The epochs that have plans, ascending."""
+        names = (entry.name for entry in self._filesystem.list(self._directory))
+        return sorted(int(match[1]) for name in names if (match := _EPOCH.fullmatch(name)))
+
+    def newest(self) -> int | None:
+        """The newest epoch that began, ``None`` when there is none."""
+        return next((epoch for epoch in reversed(self.epochs()) if self._begin(epoch) is not None), None)
+
+    def has_begun(self, epoch: int) -> bool:
+        """Whether an epoch got as far as to start its query: its sink had been put back by then."""
+        return any(entry.name == _BEGIN for entry in self._filesystem.list(self.of_epoch(epoch)))
+
+    def began_after(self, epoch: int) -> int | None:
+        """The batch after which an epoch began, -1 for a start from nothing; ``None`` when it did not begin.
+
+        Raises:
+            CorruptCheckpoint: a file of the archive is not what was written.
+        """
+        begin = self._begin(epoch)
+        return None if begin is None else begin.after
+
+    def line_through(self, metadata: CheckpointMetadata) -> int | None:
+        """The newest epoch that a checkpoint led to, which may be its own; ``None`` when none is known.
+
+        Raises:
+            CorruptRecord: a file of the archive is not what was written.
+        """
+        origin = self._origin(metadata.epoch)
+        for epoch in reversed(self.epochs()):
+            on_line = (at == origin and metadata.batch <= until for at, until, _ in self._line(epoch, metadata.batch))
+            if origin is not None and any(on_line):
+                return epoch
+        return None
+
+    def after(self, metadata: CheckpointMetadata) -> list[PlannedBatch]:
+        """The batches that were planned after a checkpoint on the newest line it is on, without a gap, in order.
+
+        Raises:
+            CorruptRecord: a file of the archive is not what was written.
+        """
+        return self._after(self.line_through(metadata), metadata.batch)
+
+    def newest_after(self, batch: int) -> list[PlannedBatch]:
+        """The batches of the newest line after one, -1 for all, without a gap, in order.
+
+        Raises:
+            CorruptRecord: a file of the archive is not what was written.
+        """
+        return self._after(self.newest(), batch)
+
+    def planned(self, batch: int) -> PlannedBatch | None:
+        """The newest plan of one batch, ``None`` when there is none.
+
+        Raises:
+            CorruptRecord: a file of the archive is not what was written.
+        """
+        for epoch in reversed(self.epochs()):
+            if plan := self._of(epoch, batch - 1).get(batch):
+                return plan
+        return None
+
+    def batches(self) -> list[int]:
+        """The batches that have a plan, ascending.
+
+        Raises:
+            CorruptRecord: a file of the archive is not what was written.
+        """
+        return sorted({batch for epoch in self.epochs() for some in self._numbers(epoch) for batch in some})
+
+    def newest_batch(self) -> int | None:
+        """The last batch that was planned in the newest epoch that planned any, ``None`` when there is none.
+
+        Raises:
+            CorruptRecord: a file of the archive is not what was written.
+        """
+        found = (max((some[-1] for some in self._numbers(epoch)), default=None) for epoch in reversed(self.epochs()))
+        return next((batch for batch in found if batch is not None), None)
+
+    def _numbers(self, epoch: int) -> list[range]:
+        begin = self._begin(epoch)
+        found = [] if begin is None else [range(batch, batch + 1) for batch in begin.plans]
+        for entry in self._filesystem.list(self.of_epoch(epoch)):
+            if match := _SEGMENT.fullmatch(entry.name):
+                with self._believed(f"{self.of_epoch(epoch)}/{entry.name}"):
+                    found.append(_batches_of(match))
+        return found
+
+    def _after(self, epoch: int | None, batch: int) -> list[PlannedBatch]:
+        found: dict[int, PlannedBatch] = {}
+        for at, until, _ in () if epoch is None else self._line(epoch, batch):
+            plans = self._of(at, batch)
+            found |= {number: plan for number, plan in plans.items() if number <= until and number not in found}
+        return list(_without_gap(found, batch))
+
+    def _line(self, epoch: int, batch: int) -> Iterator[tuple[int, float, _Begin]]:
+        """The epochs of the line that leads to ``epoch``, down to the one that ran ``batch``, the newest first.
+
+        Each comes with the last of its batches that is on the line.
+        """
+        until: float = math.inf
+        at: int | None = epoch
+        while at is not None and (begin := self._begin(at)) is not None:
+            yield at, until, begin
+            if begin.after < batch:
+                return
+            until, at = min(until, begin.after), begin.previous
+
+    def _origin(self, epoch: int) -> int | None:
+        """The epoch that ran the last batch of a checkpoint of ``epoch``.
+
+        An epoch that died before it began has at most salvaged a checkpoint, of what the newest before it ran.
+        """
+        began = (known for known in reversed(self.epochs()) if known <= epoch and self._begin(known) is not None)
+        return next(began, None)
+
+    def _of(self, epoch: int, after: int) -> dict[int, PlannedBatch]:
+        directory = self.of_epoch(epoch)
+        begin = self._begin(epoch)
+        found = {} if begin is None else {batch: plan for batch, plan in begin.plans.items() if batch > after}
+        for entry in self._filesystem.list(directory):
+            match = _SEGMENT.fullmatch(entry.name)
+            if match is not None and int(match[2]) > after:
+                path = f"{directory}/{entry.name}"
+                with contextlib.suppress(FileNotFoundError), self._believed(path):
+                    # It may have been packed with others since it was listed.
+                    plans = _plans(self._lines(epoch, path))
+                    batches = _batches_of(match)
+                    if not all(batch in batches for batch in plans):
+                        raise ValueError("it has plans of other batches than its name says")
+                    found |= {batch: plan for batch, plan in plans.items() if batch > after}
+        return found
+
+    def _begin(self, epoch: int) -> _Begin | None:
+        if epoch not in self._begun:
+            path = f"{self.of_epoch(epoch)}/{_BEGIN}"
+            try:
+                with self._believed(path):
+                    head, *lines = self._lines(epoch, path)
+                    self._begun[epoch] = _begin(parsed(head), lines, epoch)
+            except FileNotFoundError:
+                return None
+        return self._begun[epoch]
+
+    def _lines(self, epoch: int, path: str) -> list[str]:
+        body, mark, digest = self._filesystem.read(path).rpartition(b"sha256:")
+        if not mark or digest != hashlib.sha256(body).hexdigest().encode("ascii") + b"\n":
+            raise CorruptRecord(
+                f"{self._filesystem.url}/{path}, which tells how batches are replayed, is truncated or was changed.",
+                hint=_HINT,
+            )
+        first, *others = lines = body.decode().removesuffix("\n").split("\n")
+        head = parsed(first)
+        if "version" not in head:
+            if is_there_sealed(self._filesystem, self._epochs.claim_path(epoch)):
+                raise ValueError("it is of version 1, and the release that wrote it writes version 2")
+            return lines
+        if head["version"] != _VERSION:
+            raise ValueError(f"its version is {shown(head['version'])}; this release reads version {_VERSION}")
+        if head["place"] != path:
+            raise ValueError(f"it was written as {shown(head['place'])}")
+        return others
+
+    def _believed(self, path: str) -> contextlib.AbstractContextManager[None]:
+        what = f"{self._filesystem.url}/{path}, which tells how batches are replayed,"
+        return believed(what, _HINT, CorruptRecord)
+
+    def of_epoch(self, epoch: int) -> str:
+        """The directory of the plans of one epoch."""
+        return f"{self._directory}/e-{epoch:010}"
+
+    def forget(self, *, before: int) -> None:
+        """Drop the plans that lead to no checkpoint of an epoch or a later one."""
+        origin = self._origin(before)
+        for epoch in self.epochs():
+            if origin is not None and epoch < origin:
+                directory = self.of_epoch(epoch)
+                for entry in self._filesystem.list(directory):
+                    path = f"{directory}/{entry.name}"
+                    if not entry.is_directory and is_record(path.partition(f"/{CONTROL_DIR}/")[2]):
+                        self._filesystem.remove(path)
+                self._filesystem.remove_directory(directory)
+        self._filesystem.remove_directory(self._directory)
+
+
+class ArchiveWriter:
+    """The plans of one lineage; writing, by one epoch. Not to be used by two threads at once.
+
+    Args:
+        filesystem: the storage.
+        job_name: the job's stable name.
+        job_id: the lineage.
+        epoch: of the writer.
+        check_owner: raises when a newer epoch has taken the job over.
+    """
+
+    def __init__(
+        self, filesystem: FileSystem, job_name: str, job_id: str, epoch: int, check_owner: Callable[[], None]
+    ) -> None:
+        self._filesystem = filesystem
+        self._archive = WriteAheadArchive(filesystem, job_name, job_id)
+        self._directory = self._archive.of_epoch(epoch)
+        self._check_owner = check_owner
+        self._loose: list[str] = []
+        self._unpacked: list[PlannedBatch] = []
+
+    def begin(self, after: int, previous: int | None, pending: Sequence[PlannedBatch]) -> None:
+        """Write down how the epoch begins, and the plans that it takes over.
+
+        Raises:
+            Fenced: a newer epoch has taken the job over.
+        """
+        self._check_owner()
+        head = json.dumps({"after": after, "previous": previous})
+        path = f"{self._directory}/{_BEGIN}"
+        self._filesystem.create(path, _encode(path, [head, *map(_line, pending)]))
+
+    def append(self, plans: Sequence[PlannedBatch]) -> None:
+        """Make plans durable.
+
+        Raises:
+            Fenced: a newer epoch has taken the job over.
+            StorageError: the storage failed.
+        """
+        if not plans:
+            return
+        self._check_owner()
+        self._loose.append(self._write(plans))
+        self._unpacked += plans
+
+    def pack(self, retained: Sequence[CheckpointMetadata]) -> None:
+        """Put what was appended since the last time into one file, and drop what no retained checkpoint needs.
+
+        Raises:
+            Fenced: a newer epoch has taken the job over.
+            StorageError: the storage failed; all plans that are needed are still there.
+        """
+        self._check_owner()
+        loose, self._loose = self._loose, []
+        plans, self._unpacked = self._unpacked, []
+        if len(loose) > 1:
+            self._write(plans)
+            for name in loose:
+                self._filesystem.remove(f"{self._directory}/{name}")
+        if not retained:
+            return
+        self._archive.forget(before=min(metadata.epoch for metadata in retained))
+        oldest = min(metadata.batch for metadata in retained)
+        for entry in self._filesystem.list(self._directory):
+            match = _SEGMENT.fullmatch(entry.name)
+            if match is not None and int(match[2]) <= oldest:
+                self._filesystem.remove(f"{self._directory}/{entry.name}")
+
+    def _write(self, plans: Sequence[PlannedBatch]) -> str:
+        name = f"{plans[0].batch:012}-{plans[-1].batch:012}-{uuid.uuid4().hex[:8]}"
+        path = f"{self._directory}/{name}"
+        self._filesystem.create(path, _encode(path, list(map(_line, plans))))
+        return name
+
+
+def _encode(place: str, lines: Sequence[str]) -> bytes:
+    """The lines of the file at ``place``, and their checksum in the last."""
+    head = json.dumps({"version": _VERSION, "place": place})
+    body = "".join(f"{line}\n" for line in (head, *lines)).encode()
+    return body + f"sha256:{hashlib.sha256(body).hexdigest()}\n".encode("ascii")
+
+
+def _line(plan: PlannedBatch) -> str:
+    return json.dumps({"batch": plan.batch, "files": dict(plan.files)})
+
+
+def _begin(fields: Any, lines: Iterable[str], epoch: int) -> _Begin:
+    previous = fields["previous"]
+    # It leads back, so that a line ends.
+    if previous is not None and whole(previous, "the epoch before") >= epoch:
+        raise ValueError(f"epoch {previous} was not before {epoch}")
+    return _Begin(whole(fields["after"], "the last batch", least=-1), previous, _plans(lines))
+
+
+def _plans(lines: Iterable[str]) -> dict[int, PlannedBatch]:
+    return {plan.batch: plan for plan in map(_plan, lines)}
+
+
+def _plan(line: str) -> PlannedBatch:
+    fields = parsed(line)
+    check_tree(fields)
+    batch, files = whole(fields["batch"], "a batch"), fields["files"]
+    if f"offsets/{batch}" not in files or not all(isinstance(text, str) for text in files.values()):
+        raise ValueError(f"it has no plan of batch {batch}")
+    for name in files:
+        inside(name)
+    return PlannedBatch(batch, files)
+
+
+def _batches_of(segment: re.Match[str]) -> range:
+    """The batches that a file has plans of, by its name."""
+    first, last = int(segment[1]), int(segment[2])
+    if not 0 <= last - first < _MOST_BATCHES:
+        raise ValueError(f"its name says that it has plans of batches {first} to {last}")
+    return range(first, last + 1)
+
+
+def _without_gap(plans: Mapping[int, PlannedBatch], after: int) -> Iterable[PlannedBatch]:
+    batch = after + 1
+    while batch in plans:
+        yield plans[batch]
+        batch += 1

@@ -1,0 +1,135 @@
+"""Checkpoints that were found broken and passed over: records in ``control/quarantine/``.
+
+A quarantined checkpoint is never chosen automatically, and neither retention nor a cleanup counts or deletes it: it is
+evidence, and perhaps can be mended. The names of the records tell which ones they are, so that one listing is enough.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from dagster_ckpt.checkpoint.format.layout import CONTROL_DIR
+from dagster_ckpt.checkpoint.format.records import CheckpointName, Epoch, Line, RunId, Text, encode_record, read_record
+from dagster_ckpt.errors import CorruptRecord, PublishConflict
+from dagster_ckpt.filesystem import FileSystem
+
+__all__ = ["FellBack", "Quarantine", "Quarantined"]
+
+_NAME = re.compile(r"q-([0-9a-f]{32})-(chk-[1-9][0-9]{0,14})")
+
+
+@dataclass(frozen=True, slots=True)
+class Quarantined:
+    """A checkpoint in quarantine.
+
+    Attributes:
+        checkpoint: ``{job id}/chk-N``.
+        reason: what is wrong with it.
+        epoch: of the start that found out.
+        run_id: of its run.
+        host: where that was.
+        quarantined_at: ISO 8601 in UTC.
+    """
+
+    checkpoint: CheckpointName
+    reason: Text
+    epoch: Epoch
+    run_id: RunId
+    host: Line
+    quarantined_at: Line
+
+
+class Quarantine:
+    """The quarantined checkpoints of one job name.
+
+    Args:
+        filesystem: the job's storage.
+        job_name: the job's stable name.
+    """
+
+    def __init__(self, filesystem: FileSystem, job_name: str) -> None:
+        self._filesystem = filesystem
+        self._directory = f"{job_name}/{CONTROL_DIR}/quarantine"
+
+    def add(self, record: Quarantined) -> None:
+        """Put a checkpoint into quarantine; durable on return. The first record of a checkpoint stands.
+
+        Raises:
+            StorageError: the storage failed.
+        """
+        path = self._path(record.checkpoint)
+        try:
+            self._filesystem.create(path, encode_record(record, path))
+        except PublishConflict:
+            return
+
+    def lift(self, checkpoint: str) -> bool:
+        """Take ``{job id}/chk-N`` out of quarantine; ``False`` when it was not in it."""
+        if checkpoint not in self.names():
+            return False
+        self._filesystem.remove(self._path(checkpoint))
+        self._filesystem.sync_directories([self._directory])
+        return True
+
+    def names(self) -> frozenset[str]:
+        """What is quarantined, each as ``{job id}/chk-N``; one listing."""
+        matches = (_NAME.fullmatch(entry.name) for entry in self._filesystem.list(self._directory))
+        return frozenset(f"{match[1]}/{match[2]}" for match in matches if match is not None)
+
+    def numbers(self, job_id: str) -> frozenset[int]:
+        """The ids of the quarantined checkpoints of one lineage; one listing."""
+        own = (checkpoint for checkpoint in self.names() if checkpoint.startswith(f"{job_id}/"))
+        return frozenset(int(checkpoint.rpartition("-")[2]) for checkpoint in own)
+
+    def records(self) -> dict[str, Quarantined]:
+        """Every record, by ``{job id}/chk-N``; one that cannot be read says so, for its name holds."""
+        found = {}
+        for name in sorted(self.names()):
+            try:
+                record = read_record(self._filesystem, self._path(name), Quarantined, checkpoint=name)
+            except CorruptRecord as error:
+                record = Quarantined(name, f"Its record cannot be read: {error.message}", 1, "?", "?", "")
+            if record is not None:
+                found[name] = record
+        return found
+
+    def _path(self, checkpoint: str) -> str:
+        return f"{self._directory}/q-{checkpoint.replace('/', '-')}"
+
+
+@dataclass(frozen=True, slots=True)
+class FellBack:
+    """That a job went on from an older checkpoint than its newest, and what that costs.
+
+    Attributes:
+        passed_over: the quarantined checkpoints that are newer, each as ``{job id}/chk-N``, the newest first.
+        restored: the checkpoint it went on from.
+        batch: of that checkpoint.
+        last: the last batch that is known to have run, and so to be run again; ``batch`` when none is known.
+        files: how many files the batches that are run again read, ``None`` when that is not known.
+        rows: how many rows they read, ``None`` when that is not known.
+    """
+
+    passed_over: tuple[str, ...]
+    restored: str
+    batch: int
+    last: int
+    files: int | None
+    rows: int | None
+
+    @property
+    def batches(self) -> int:
+        """How many batches are known to be run again."""
+        return self.last - self.batch
+
+    def __str__(self) -> str:
+        passed = ", ".join(name.rpartition("/")[2] for name in self.passed_over)
+        told = f"{passed} {'is' if len(self.passed_over) == 1 else 'are'} broken, and it fell back to {self.restored}"
+        if not self.batches:
+            return f"{told} (batch {self.batch}): no batch is known to be run again"
+        first = self.batch + 1
+        which = f"batch {first} is" if self.batches == 1 else f"batches {first} to {self.last} are"
+        more = [f"{count} {what}" for count, what in ((self.files, "files"), (self.rows, "rows")) if count is not None]
+        size = ", ".join([f"{self.batches} {'batch' if self.batches == 1 else 'batches'}", *more])
+        return f"{told} (batch {self.batch}): {which} run again ({size})"

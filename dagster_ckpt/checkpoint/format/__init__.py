@@ -1,0 +1,1 @@
+"""What is written: names, manifests, records and their checks."""

@@ -1,0 +1,365 @@
+"""``_metadata``: the manifest of a checkpoint and, by existing, the mark of its completion.
+
+It is JSON that a person can read. The last member is a SHA-256 over every byte before it, so that a truncated
+or flipped file is found before anything in it is believed. References to files are relative to the directory
+``_metadata`` lies in: a job's directory can be copied elsewhere and still restores.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import PurePosixPath
+from typing import Any, NamedTuple
+
+from dagster_ckpt.checkpoint.format.manifest_schema import check_head, check_paths, local_name, stored_name
+from dagster_ckpt.checkpoint.format.seal import is_sealed, seal
+from dagster_ckpt.checkpoint.format.snapshot import Json
+from dagster_ckpt.checkpoint.format.values import hex_digits, parsed, text, whole
+from dagster_ckpt.errors import CheckpointFailure, CorruptMetadata, UnknownMetadataVersion
+from dagster_ckpt.filesystem import Stored
+
+__all__ = ["FORK", "SAVEPOINT", "CheckpointMetadata", "FileEntry"]
+
+#: The kind of a savepoint: self-contained, in a directory of the user's.
+SAVEPOINT = "savepoint"
+#: The kind of the first checkpoint of a job that was forked: a copy of a checkpoint or savepoint of another.
+FORK = "fork"
+FORMAT = "dagster_ckpt"
+VERSION = 1
+#: Of a manifest with files that their store has copied.
+VERSION_WITH_COPIES = 2
+_VERSIONS = (VERSION, VERSION_WITH_COPIES)
+#: Bytes of a manifest, and files of a checkpoint: 10^6 files that are stored beside it take 230 MiB.
+LONGEST = 1 << 30
+MOST_FILES = 4_000_000
+#: Between the members that :meth:`CheckpointMetadata.encode` writes first and the files, and after these.
+_FILES = b',\n "files": ['
+_DIGEST = b',\n "digest": '
+_COMPONENT = rb"[!#-\-0-\[\]-~][ !#-.0-\[\]-~]{0,254}"
+_NAME = rb"%b(?:/%b)*" % (_COMPONENT, _COMPONENT)
+#: The line of nearly every file, with nothing in it that :meth:`FileEntry.from_json` would refuse.
+_ORDINARY = re.compile(
+    rb'  \{"path": "(%b)", "size": ([0-9]{1,18}), "sha256": "([0-9a-f]{64})", "file": "((?:\.\./shared/)?%b)"'
+    rb'(?:, "offset": ([0-9]{1,18}))?\},?\n' % (_NAME, _NAME)
+).match
+#: Bytes of such a line: no name in it can be too long.
+_ORDINARY_LENGTH = 2048
+_GO_ON = "List what can be restored with `dagster-ckpt list --path ...`, and name another checkpoint in restore_from."
+
+
+class FileEntry(NamedTuple):
+    """One file of a checkpoint. It is a tuple, because a frozen dataclass takes four times as long to make.
+
+    Attributes:
+        path: its name within the snapshot.
+        size: bytes.
+        sha256: checksum of its bytes, in hex; ``None`` for a file whose bytes nobody has read, as its store copied it.
+        inline: its bytes, when they are kept in ``_metadata`` itself.
+        reference: otherwise where they lie, relative to the checkpoint's directory (``../shared/...``).
+        offset: where they begin there, for a small file packed with others; ``None`` for a whole file.
+        stored: what the store said of a file that it copied.
+    """
+
+    path: str
+    size: int
+    sha256: str | None
+    inline: bytes | None = None
+    reference: str | None = None
+    offset: int | None = None
+    stored: Stored | None = None
+
+    def to_json(self) -> dict[str, Json]:
+        if self.stored is not None:
+            return {
+                "path": self.path,
+                "size": self.size,
+                **({} if self.stored.crc32c is None else {"crc32c": self.stored.crc32c}),
+                **({} if self.stored.md5 is None else {"md5": self.stored.md5}),
+                "version": self.stored.version,
+                "file": self.reference,
+            }
+        entry: dict[str, Json] = {"path": self.path, "size": self.size, "sha256": self.sha256}
+        if self.reference is not None:
+            entry["file"] = self.reference
+            return entry if self.offset is None else {**entry, "offset": self.offset}
+        data = self.inline or b""
+        try:
+            return {**entry, "text": data.decode("utf-8")}
+        except UnicodeDecodeError:
+            return {**entry, "base64": base64.b64encode(data).decode("ascii")}
+
+    @classmethod
+    def from_json(cls, entry: Mapping[str, Any]) -> FileEntry:
+        """The reverse of :meth:`to_json`.
+
+        Raises:
+            ValueError: a member is not what it must be, or the file would lie outside its checkpoint.
+            KeyError: a member is not there.
+            TypeError: it is no entry.
+        """
+        path, size = local_name(entry["path"]), whole(entry["size"], "a size")
+        reference, offset = entry.get("file"), entry.get("offset")
+        inline: bytes | None = None
+        if "text" in entry:
+            inline = entry["text"].encode("utf-8")
+        elif "base64" in entry:
+            inline = base64.b64decode(entry["base64"], validate=True)
+        if (inline is None) == (reference is None):
+            raise ValueError(f"{path} must be either inline or a reference")
+        if reference is not None:
+            stored_name(reference)
+        if offset is not None:
+            whole(offset, "an offset")
+        if "version" in entry:
+            if reference is None or offset is not None or "sha256" in entry:
+                raise ValueError(f"{path} is a copy, and such a file lies whole under a name of its own")
+            crc32c, md5 = (None if name not in entry else text(entry[name], name) for name in ("crc32c", "md5"))
+            stored = Stored(size, text(entry["version"], "a version"), crc32c, md5)
+            return cls(path, size, None, reference=reference, stored=stored)
+        return cls(path, size, hex_digits(entry["sha256"]), inline, reference, offset)
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointMetadata:
+    """Everything known about one completed checkpoint.
+
+    Attributes:
+        job_name: the job's stable name.
+        job_id: its lineage of state, 32 hex digits.
+        checkpoint_id: N of ``chk-N``.
+        epoch: the writer's epoch; with ``checkpoint_id`` it orders checkpoints.
+        batch: the last committed micro-batch covered.
+        mode: ``EXACTLY_ONCE`` or ``AT_LEAST_ONCE``.
+        kind: ``checkpoint``, ``salvage`` when taken from a dead run's live location, ``fork`` when copied from another
+            job, or ``savepoint``.
+        restored_from: the :attr:`reference` of what the writing run began with, ``None`` for a fresh start; of a fork
+            the directory of what it was copied from.
+        writer: run id, host and process of the writer.
+        triggered_at: when the attempt began, ISO 8601 in UTC.
+        written_at: when its last data file was durable, ISO 8601 in UTC.
+        timings_ms: milliseconds by step (``align``, ``pin``, ``write``).
+        new_bytes: bytes this checkpoint had to write: what no retained one had, and what was left of packs that are
+            mostly dead.
+        facts: what Spark says about the job at the cut.
+        sink: the sink's position, ``None`` where it has none.
+        files: every file, inline or by reference.
+        location: the directory it lies in, when that is not its place in the job's storage, as for a savepoint; not
+            part of ``_metadata``, which can be moved.
+    """
+
+    job_name: str
+    job_id: str
+    checkpoint_id: int
+    epoch: int
+    batch: int
+    mode: str
+    kind: str
+    restored_from: str | None
+    writer: Mapping[str, Json]
+    triggered_at: str
+    written_at: str
+    timings_ms: Mapping[str, float]
+    new_bytes: int
+    facts: Mapping[str, Json]
+    sink: Mapping[str, Json] | None
+    files: tuple[FileEntry, ...]
+    location: str | None = None
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """What orders the checkpoints of one job id: epoch, then id."""
+        return (self.epoch, self.checkpoint_id)
+
+    @property
+    def name(self) -> str:
+        """``chk-N``, or the name of a savepoint's directory."""
+        return f"chk-{self.checkpoint_id}" if self.location is None else PurePosixPath(self.location).name
+
+    @property
+    def reference(self) -> str:
+        """``{job id}/chk-N``, unique below the job's name; of what lies elsewhere, its directory."""
+        return self.location or f"{self.job_id}/{self.name}"
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return sum(file.size for file in self.files)
+
+    @property
+    def references(self) -> frozenset[str]:
+        """The stored files it needs, relative to its directory."""
+        return frozenset(file.reference for file in self.files if file.reference is not None)
+
+    def with_timing(self, step: str, milliseconds: float) -> CheckpointMetadata:
+        """A copy that also knows how long ``step`` took."""
+        return replace(self, timings_ms={**self.timings_ms, step: milliseconds})
+
+    def encode(self) -> bytes:
+        """The bytes of ``_metadata``.
+
+        Raises:
+            CheckpointFailure: :meth:`decode` would refuse them.
+        """
+        document = {
+            "format": FORMAT,
+            "version": VERSION_WITH_COPIES if any(file.stored is not None for file in self.files) else VERSION,
+            "job": {"name": self.job_name, "id": self.job_id},
+            "checkpoint": {
+                "id": self.checkpoint_id,
+                "epoch": self.epoch,
+                "batch": self.batch,
+                "kind": self.kind,
+                "mode": self.mode,
+                "restored_from": self.restored_from,
+                "triggered_at": self.triggered_at,
+                "written_at": self.written_at,
+                "timings_ms": dict(self.timings_ms),
+            },
+            "writer": dict(self.writer),
+            "totals": {
+                "files": len(self.files),
+                "bytes": self.size,
+                "new_bytes": self.new_bytes,
+                "inline_files": sum(file.inline is not None for file in self.files),
+            },
+            "spark": dict(self.facts),
+            "sink": None if self.sink is None else dict(self.sink),
+        }
+        try:
+            check_head(document)
+            for file in self.files:
+                local_name(file.path)
+            self._check_files()
+            # A file to a line: as easy to read, and without indentation the encoder that is written in C does it.
+            files = ",\n  ".join(json.dumps(file.to_json(), ensure_ascii=False) for file in self.files)
+            head = json.dumps(document, indent=1, ensure_ascii=False).removesuffix("\n}")
+            data = seal(head.encode() + _FILES + f"\n  {files}\n ]".encode())
+            _check_length(data)
+        except (TypeError, ValueError) as error:
+            raise CheckpointFailure(
+                f"The _metadata of {self.name} of job {self.job_name!r} cannot be written, because nobody could read "
+                f"it again: {error}.",
+                hint="If it is about the sink, its position must be JSON values. If it is about files, the job has "
+                "more state than one checkpoint can name.",
+            ) from error
+        return data
+
+    def _check_files(self) -> None:
+        """Make sure that all files can lie in one directory, and that a savepoint has its own.
+
+        Raises:
+            ValueError: they cannot, or it has not.
+        """
+        if len(self.files) > MOST_FILES:
+            raise ValueError(f"it has more than {MOST_FILES} files")
+        check_paths(file.path for file in self.files)
+        if self.kind == SAVEPOINT and any(reference.startswith("../") for reference in self.references):
+            raise ValueError("it is a savepoint and refers to files outside its directory")
+
+    @classmethod
+    def decode(cls, data: bytes, where: str) -> CheckpointMetadata:
+        """Read ``_metadata``; ``where`` names it in errors.
+
+        Raises:
+            CorruptMetadata: it is truncated, was changed, or is something else.
+            UnknownMetadataVersion: a release newer than this one wrote it.
+        """
+        try:
+            _check_length(data)
+            if not is_sealed(data):
+                _raise_for_version(data, where)
+                raise CorruptMetadata(
+                    f"{where} is truncated or was changed: its checksum does not match its content.", hint=_GO_ON
+                )
+            return cls._decode(data, where)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise CorruptMetadata(f"{where} is not a checkpoint's _metadata: {error}.", hint=_GO_ON) from error
+
+    @classmethod
+    def _decode(cls, data: bytes, where: str) -> CheckpointMetadata:
+        at = data.find(_FILES)
+        if at < 0:
+            raise ValueError("it has no list of files")
+        document = parsed(data[:at] + b"}")
+        if document["format"] != FORMAT:
+            raise ValueError(f"its format is {document['format']!r}")
+        _check_version(document["version"], where)
+        check_head(document)
+        checkpoint = document["checkpoint"]
+        metadata = cls(
+            job_name=document["job"]["name"],
+            job_id=document["job"]["id"],
+            checkpoint_id=checkpoint["id"],
+            epoch=checkpoint["epoch"],
+            batch=checkpoint["batch"],
+            mode=checkpoint["mode"],
+            kind=checkpoint["kind"],
+            restored_from=checkpoint["restored_from"],
+            writer=document["writer"],
+            triggered_at=checkpoint["triggered_at"],
+            written_at=checkpoint["written_at"],
+            timings_ms=checkpoint["timings_ms"],
+            new_bytes=document["totals"]["new_bytes"],
+            facts=document["spark"],
+            sink=document["sink"],
+            files=tuple(islice(_entries(data, at + len(_FILES)), MOST_FILES + 1)),
+        )
+        metadata._check_files()
+        return metadata
+
+
+def _entries(data: bytes, at: int) -> Iterator[FileEntry]:
+    """The files of a manifest, line by line: 10^6 of them take far more memory as text and as JSON than they are.
+
+    Args:
+        data: the manifest.
+        at: where its list of files begins, after the bracket.
+
+    Raises:
+        ValueError: it is no list of files, or something else than the digest follows it.
+    """
+    end = data.rindex(_DIGEST)
+    if not data.startswith(b'\n  {"', at):  # none, or laid out by somebody else
+        yield from map(FileEntry.from_json, parsed(b"[" + data[at:end]))
+        return
+    if not data.endswith(b"\n ]", at, end):
+        raise ValueError("its list of files is broken off")
+    at, end = at + 1, end - len("\n ]")
+    while at < end:
+        line = _ORDINARY(data, at)
+        if line is not None and line.end() - at < _ORDINARY_LENGTH:
+            path, size, sha256, reference, offset = line.groups()
+            at = line.end()
+            begins = None if offset is None else int(offset)
+            yield FileEntry(path.decode(), int(size), sha256.decode(), None, reference.decode(), begins)
+        else:
+            begin, at = at, data.index(b"\n", at) + 1
+            yield FileEntry.from_json(parsed(data[begin : at - 1].removesuffix(b",")))
+
+
+def _check_length(data: bytes) -> None:
+    if len(data) > LONGEST:
+        raise ValueError(f"it has {len(data)} bytes, more than {LONGEST}")
+
+
+def _check_version(version: object, where: str) -> None:
+    if version not in _VERSIONS:
+        raise UnknownMetadataVersion(
+            f"{where} has metadata version {version!r}; this release reads version {VERSION_WITH_COPIES}.",
+            hint="Restore it with the release that wrote it, or install a newer release of dagster-ckpt.",
+        )
+
+
+def _raise_for_version(data: bytes, where: str) -> None:
+    """A later version may have another kind of digest: say so rather than call it corrupt."""
+    try:
+        document = parsed(data)
+    except ValueError:
+        return
+    if isinstance(document, dict) and document.get("format") == FORMAT and document.get("version") not in _VERSIONS:
+        _check_version(document.get("version"), where)

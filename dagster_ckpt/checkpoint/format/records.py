@@ -1,0 +1,233 @@
+"""Control records: small JSON documents that one writer creates or replaces and others read.
+
+All of them pass this one door. A record is sealed with a digest and says which place it is for, so that a flipped bit,
+a truncation, and another record in its place are found. Then its members must be what the record's dataclass says:
+strict types, finite numbers, bounded lengths. A record of version 1 has neither digest nor place; the dataclass holds
+for such a record too.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Annotated, TypeVar
+
+from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
+
+from dagster_ckpt.checkpoint.format.layout import METADATA_FILE_NAME
+from dagster_ckpt.checkpoint.format.seal import is_sealed, seal
+from dagster_ckpt.errors import CorruptRecord, InvalidConfiguration
+from dagster_ckpt.filesystem import FileSystem
+from dagster_ckpt.filesystem.names import inside
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+__all__ = [
+    "LONGEST_REASON",
+    "Batch",
+    "CheckpointId",
+    "CheckpointName",
+    "Count",
+    "Epoch",
+    "FileName",
+    "JobId",
+    "Line",
+    "RunId",
+    "Seconds",
+    "Text",
+    "Token",
+    "corrupt",
+    "encode_record",
+    "is_there_sealed",
+    "read_record",
+]
+
+VERSION = 2
+#: Bytes of a record. The longest ones list the checkpoints or shared files of a job: a million names fit.
+_LARGEST = 256 * 1024 * 1024
+#: How a record of this version or a later one begins, whatever else was changed in it.
+_BEGIN = b'{\n "version": '
+
+#: A number of an epoch: ten digits in the name of its record.
+Epoch = Annotated[int, Field(ge=1, lt=10**10)]
+#: A number of a checkpoint, 0 where none was issued.
+CheckpointId = Annotated[int, Field(ge=0, lt=10**15)]
+#: A number of a micro-batch, -1 for "before the first".
+Batch = Annotated[int, Field(ge=-1, lt=2**63)]
+#: How many, or how many bytes.
+Count = Annotated[int, Field(ge=0, lt=2**63)]
+#: Seconds since an epoch or on a monotonic clock, or between two moments.
+Seconds = Annotated[float, Field(allow_inf_nan=False, ge=-1e12, le=1e12)]
+#: Text for people, as long as an error of Spark may be.
+Text = Annotated[str, Field(max_length=1_000_000)]
+#: A name, a path or a URL.
+Line = Annotated[str, Field(max_length=8192, pattern=r"^[^\x00]*$")]
+#: Who drives a job; part of the names of records.
+RunId = Annotated[str, Field(pattern=r"^[^/\x00-\x1f\x7f]{1,128}$")]
+#: 32 hex digits: a lineage of state.
+JobId = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
+#: 32 hex digits: unique.
+Token = JobId
+#: ``{job id}/chk-N``.
+CheckpointName = Annotated[str, Field(pattern=r"^[0-9a-f]{32}/chk-[1-9][0-9]{0,14}$")]
+#: A file in a directory that the record is about.
+FileName = Annotated[str, AfterValidator(inside)]
+
+#: Characters of an error that are put on record: the first are what a person reads.
+LONGEST_REASON = 10_000
+
+_R = TypeVar("_R", bound="DataclassInstance")
+
+
+@dataclass(frozen=True, slots=True)
+class _Head:
+    version: int
+    place: str
+
+
+def encode_record(record: DataclassInstance, place: str) -> bytes:
+    """The bytes of a record.
+
+    Args:
+        record: what it says.
+        place: the path it is written to; the record is believed at that place only.
+
+    Raises:
+        InvalidConfiguration: nobody could read the record back, because a member is not what its type says.
+    """
+    fields = {"version": VERSION, "place": place, **asdict(record)}
+    # An error may quote the name of a file that is not UTF-8.
+    text = json.dumps(fields, indent=1, ensure_ascii=False).encode("utf-8", "replace")
+    data = seal(text.removesuffix(b"\n}"))
+    try:
+        _decode(data, place, type(record))
+    except ValueError as error:
+        raise InvalidConfiguration(
+            f"{place} cannot be put on record: {error}.",
+            hint="Change what the record was to say: a name, a path or an id that was chosen.",
+        ) from None
+    return data
+
+
+def read_record(
+    filesystem: FileSystem,
+    path: str,
+    make: type[_R],
+    *,
+    place: str | None = None,
+    sealed_as: str | None = None,
+    **named: object,
+) -> _R | None:
+    """The record at ``path``; ``None`` when there is none.
+
+    Members that this release does not know are ignored: a newer one may have written the record.
+
+    Args:
+        filesystem: the storage.
+        path: of the record.
+        make: its dataclass, whose annotations say what each member may be.
+        place: the place that it was written for, where that is not ``path``.
+        sealed_as: the path of a record of the same release: where that one is sealed, this one must be, too. Else a
+            record of version 1 would be believed in the place of another one.
+        named: members that the name of the record tells, too.
+
+    Raises:
+        CorruptRecord: it was changed, or is not such a record.
+    """
+    try:
+        data = filesystem.read(path)
+    except FileNotFoundError:
+        return None
+    try:
+        record = _decode(data, path if place is None else place, make)
+        if sealed_as is not None and not is_sealed(data) and is_there_sealed(filesystem, sealed_as):
+            raise ValueError("it is of version 1, and the release that wrote it writes version 2")
+        for name, told in named.items():
+            if (value := getattr(record, name)) != told:
+                raise ValueError(f"{name} is {value!r}, and by its name it is {told!r}")
+        return record
+    except ValueError as error:
+        raise corrupt(filesystem, path, str(error)) from None
+
+
+def is_there_sealed(filesystem: FileSystem, path: str) -> bool:
+    """Whether there is a record at ``path``, of version 2 or later."""
+    try:
+        return is_sealed(filesystem.read(path))
+    except FileNotFoundError:
+        return False
+
+
+def corrupt(filesystem: FileSystem, path: str, why: str) -> CorruptRecord:
+    """That the record at ``path`` cannot be believed, and what to do."""
+    return CorruptRecord(
+        f"{filesystem.url}/{path} cannot be believed: {why}.",
+        hint="Something else has changed it. Make sure that no run of the job is alive, and put the file back from a "
+        f"backup. Without a backup: {_way_on(path)}",
+    )
+
+
+def _way_on(path: str) -> str:
+    name = path.rpartition("/")[2]
+    if name.endswith(".choice"):
+        return (
+            "see what there is with `dagster-ckpt list`, and launch the job with restore_from: {job id}/chk-N, which "
+            "does not ask this record. Deleting it would forget which checkpoints a rollback had abandoned."
+        )
+    if "/epochs/" in path:
+        return "launch the job with restore_from: {job id}/chk-N, which claims an epoch of its own."
+    if "/issued/" in path and "-" not in name.removeprefix("e-"):
+        return "write a number into the file that is above the id of every checkpoint and savepoint of the job."
+    if name == "heartbeat" or "/requests/" in path or "/failures/" in path:
+        return "delete the file. It is about the runs of the job, and no checkpoint depends on it."
+    if "/pins/" in path:
+        return "its name tells which checkpoint is pinned, and the pin holds. `dagster-ckpt unpin` removes it."
+    if "/quarantine/" in path:
+        return (
+            "its name tells which checkpoint is in quarantine, and it stays there. Launch the job with restore_from "
+            "that checkpoint, or `dagster-ckpt dispose` it."
+        )
+    if "/deletions/" in path:
+        return (
+            "delete the file. What it says is deleted stays, and `dagster-ckpt sweep` finds what nothing refers to; "
+            f"a directory without {METADATA_FILE_NAME} holds no checkpoint."
+        )
+    if "/savepoints/" in path:
+        return "delete the file. The savepoint itself stays, and restore_from can name its directory."
+    return "delete the file."
+
+
+def _decode(data: bytes, place: str, make: type[_R]) -> _R:
+    """The record; raises ValueError with the reason."""
+    if len(data) > _LARGEST:
+        raise ValueError(f"it has {len(data)} bytes, and no record is that long")
+    if is_sealed(data):
+        _check_head(data, place)
+    elif data.startswith(_BEGIN) or b'"digest": "sha256:' in data[-100:]:
+        raise ValueError("it is truncated or was changed, for its checksum does not match its content")
+    try:
+        record: _R = _adapter(make).validate_json(data, strict=True)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        raise ValueError(f"{where}: {first['msg']}" if where else first["msg"]) from None
+    return record
+
+
+def _check_head(data: bytes, place: str) -> None:
+    """Check the version and the place of a sealed record."""
+    try:
+        head = _adapter(_Head).validate_json(data, strict=True)
+    except ValidationError:
+        raise ValueError("it does not say of which version it is and which place it is for") from None
+    if head.version != VERSION:
+        raise ValueError(f"it is of version {head.version}, and this release reads versions 1 and {VERSION}")
+    if head.place != place:
+        raise ValueError(f"it was written for {head.place!r}")
+
+
+@cache
+def _adapter(make: type[_R]) -> TypeAdapter[_R]:
+    return TypeAdapter(make)

@@ -1,0 +1,1 @@
+"""Taking checkpoints and savepoints."""

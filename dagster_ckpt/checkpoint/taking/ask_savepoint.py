@@ -1,0 +1,167 @@
+"""The asker's side of savepoints: of a running job one is requested and waited for, else a checkpoint is copied."""
+
+from __future__ import annotations
+
+import contextlib
+import uuid
+from collections.abc import Callable
+
+from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.catalog.newest import find_newest
+from dagster_ckpt.checkpoint.catalog.pointers import savepoint_storage
+from dagster_ckpt.checkpoint.clock import Clock
+from dagster_ckpt.checkpoint.control.epochs import FAILING
+from dagster_ckpt.checkpoint.control.heartbeat import watched
+from dagster_ckpt.checkpoint.control.savepoint_requests import (
+    Answer,
+    SavepointRequest,
+    TakenSavepoint,
+)
+from dagster_ckpt.checkpoint.taking.savepoint_files import copy_to_savepoint
+from dagster_ckpt.config.quantities import parse_duration
+from dagster_ckpt.errors import CheckpointNotFound, InvalidConfiguration, SavepointFailed
+from dagster_ckpt.filesystem import open_filesystem
+
+__all__ = ["take_savepoint"]
+
+#: Seconds between two looks for the answer.
+_LOOK = 0.5
+#: Seconds between two reports of progress.
+_REPORT = 5.0
+#: How long after the end of a job the answer may come of whoever has stopped it.
+_AFTER_END = 30.0
+
+
+def take_savepoint(
+    catalog: CheckpointCatalog,
+    to: str | None,
+    *,
+    default: str | None,
+    stop: bool,
+    timeout: str,
+    clock: Clock,
+    wait: Callable[[float], object],
+    report: Callable[[str], object],
+) -> TakenSavepoint:
+    """Take a savepoint of a job: by its driver while it runs, else of its newest completed checkpoint.
+
+    Args:
+        catalog: the job's checkpoints.
+        to: the directory for savepoints that is asked for, if any.
+        default: the configured one, if any; a running job has one of its own.
+        stop: stop the job with it.
+        timeout: how long to wait for a running job, such as ``"10 min"``.
+        clock: wall and monotonic time.
+        wait: sleeps for so many seconds.
+        report: is given the progress, in words.
+
+    Raises:
+        SavepointFailed: it could not be taken, or not in time.
+        InvalidConfiguration: there is no directory for it, no running job to stop, or the timeout is no duration.
+        CheckpointNotFound: the job does not run and has no checkpoint.
+        CorruptCheckpoint: the checkpoint to be copied is not what was written.
+        StorageError: the storage failed.
+    """
+    seconds = _seconds(timeout)
+    heartbeat, dead = watched(catalog.records.heartbeat, clock, wait)
+    if heartbeat is not None and dead is None:
+        location = to or default
+        # A relative path means one thing here and another where the driver runs.
+        target = None if location is None else open_filesystem(location, like=catalog.filesystem).url
+        report(f"Asking run {heartbeat.run_id} (epoch {heartbeat.epoch}) for a savepoint{' to stop with' * stop}.")
+        request = SavepointRequest(uuid.uuid4().hex, target, stop, clock.time(), clock.time() + seconds)
+        return _Asker(catalog, request, seconds, clock, wait, report).take()
+    if stop:
+        raise InvalidConfiguration(
+            f"Job {catalog.job_name!r} cannot be stopped: no run of it is alive.",
+            hint="Leave --stop out to make a savepoint of its newest completed checkpoint.",
+        )
+    storage = savepoint_storage(to, default, like=catalog.filesystem)
+    newest = find_newest(catalog)
+    if newest.metadata is None:
+        raise CheckpointNotFound(
+            f"Job {catalog.job_name!r} does not run and has nothing to save: {newest.reason}.",
+            hint=f"Launch it, or see `dagster-ckpt list {catalog.job_name} --path {catalog.filesystem.url}`.",
+        )
+    past = f" {', '.join(newest.passed_over)}, which is newer, is in quarantine." if newest.passed_over else ""
+    report(f"No run is alive: copying {newest.metadata.reference}.{past}")
+    copy = copy_to_savepoint(catalog, newest.metadata, storage, clock, lambda progress: report(f"{progress}."))
+    return TakenSavepoint.of(copy)
+
+
+def _seconds(timeout: str) -> float:
+    try:
+        return parse_duration(timeout).total_seconds()
+    except ValueError as error:
+        raise InvalidConfiguration(
+            f"The timeout cannot be used: {error}.", hint="Durations are written like '10 s' or '10 min'."
+        ) from None
+
+
+class _Asker:
+    def __init__(
+        self,
+        catalog: CheckpointCatalog,
+        request: SavepointRequest,
+        timeout: float,
+        clock: Clock,
+        wait: Callable[[float], object],
+        report: Callable[[str], object],
+    ) -> None:
+        self._catalog = catalog
+        self._requests = catalog.records.savepoint_requests
+        self._request = request
+        self._timeout = timeout
+        self._clock = clock
+        self._wait = wait
+        self._report = report
+
+    def take(self) -> TakenSavepoint:
+        try:
+            self._requests.ask(self._request)
+            answer = self._answer()
+        except BaseException:  # an interrupt too: what nobody waits for any more must not stop the job later
+            self._requests.withdraw(self._request.token, self._clock.time(), "the asker was interrupted")
+            raise
+        with contextlib.suppress(OSError):  # the next start of the job removes what stays
+            self._requests.forget(self._request.token)
+        if answer.savepoint is None:
+            raise SavepointFailed(
+                f"The savepoint of {self._catalog.job_name!r} was not taken: {answer.error}", hint=answer.hint
+            )
+        return answer.savepoint
+
+    def _answer(self) -> Answer:
+        began = reported = self._clock.monotonic()
+        over = None
+        while (answer := self._requests.answer_to(self._request.token)) is None:
+            now = self._clock.monotonic()
+            if (ended := self._ended()) is not None:
+                # Who stops a job with a savepoint is told after its end is on record.
+                over = now if over is None else over
+                if not self._request.stop or now - over >= _AFTER_END:
+                    hint = "Ask again, without stop: its newest checkpoint is copied."
+                    return self._give_up(f"the job ended meanwhile: {ended}", hint)
+            if now - began >= self._timeout:
+                return self._give_up(
+                    f"no answer within {self._timeout:g} s",
+                    "The job waits for a batch to commit, restarts, or its storage is slow: see its run. Then ask "
+                    "again, with a longer timeout.",
+                )
+            if now - reported >= _REPORT:
+                reported = now
+                self._report(f"Waiting for {now - began:.0f} s.")
+            self._wait(_LOOK)
+        return answer
+
+    def _give_up(self, reason: str, hint: str) -> Answer:
+        """Withdraw the request, unless the answer came in this moment."""
+        now = self._clock.time()
+        if (answer := self._requests.withdraw(self._request.token, now, reason)) is not None:
+            return answer
+        raise SavepointFailed(f"The savepoint of {self._catalog.job_name!r} was not taken: {reason}.", hint=hint)
+
+    def _ended(self) -> str | None:
+        """How the job ended for good; ``None`` while it runs or is going to be resumed."""
+        end = self._catalog.records.epochs.read_end(self._catalog.records.epochs.highest())
+        return None if end is None or end.status == FAILING else f"{end.status}, {end.reason}"

@@ -1,0 +1,373 @@
+"""The coordinator: decides when a checkpoint is taken, drives attempts, and counts failures.
+
+It is driven by :meth:`CheckpointCoordinator.tick` and by the clock it is given; what is slow (writing) runs on an
+executor, so the job never waits for it. It knows neither Spark nor Dagster.
+
+What counts as a failed checkpoint is what counts in Flink: a source that cannot tell how far it is, an id that cannot
+be issued, a pin that fails, data that cannot be written, ``_metadata`` that cannot be published, an attempt that
+expires. Each attempt counts once, and only in a row: a completed checkpoint forgives all failures before it. Five
+incomplete captures in a row count as one failure; fewer do not, because the next batch may be complete.
+
+What does not count: a turn that is not taken (no new batch, the pause, too many at once), an attempt that a newer
+checkpoint overtook, one that is under way when the job ends, old checkpoints that cannot be deleted, and savepoints. In
+Flink a completed savepoint forgives as well; here it does not, because it says nothing about the checkpoint storage. A
+run that is fenced stops at once.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import random
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass
+from typing import Protocol
+
+from dagster_ckpt.checkpoint.clock import Clock, milliseconds
+from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
+from dagster_ckpt.checkpoint.format.snapshot import CheckpointSource, Progress, Snapshot
+from dagster_ckpt.checkpoint.taking.attempts import RETRIES, RETRY_AFTER, outcome_of_abandoned, until_whole
+from dagster_ckpt.checkpoint.taking.progress import PendingCheckpoint
+from dagster_ckpt.checkpoint.taking.retained import Dropped
+from dagster_ckpt.checkpoint.taking.store import CompletedCheckpointStore
+from dagster_ckpt.config.checkpoint_config import CheckpointConfig
+from dagster_ckpt.errors import (
+    CaptureIncomplete,
+    CheckpointError,
+    CheckpointExpired,
+    CheckpointFailure,
+    MustStop,
+    ToleranceExceeded,
+)
+from dagster_ckpt.filesystem import Stopped
+
+__all__ = ["CheckpointCoordinator", "CheckpointListener"]
+
+_log = logging.getLogger(__name__)
+
+#: How often to look while waiting for a batch to commit, and otherwise at most.
+_POLL = 0.01
+_IDLE_POLL = 0.05
+_LONGEST = 0.2
+
+
+class CheckpointListener(Protocol):
+    """Is told what happened, on the thread that ticks."""
+
+    def completed(self, metadata: CheckpointMetadata, dropped: Sequence[Dropped]) -> None:
+        """A checkpoint completed, and others were subsumed by it."""
+
+    def failed(self, number: int, reason: str, consecutive: int) -> None:
+        """An attempt failed; so many in a row have now."""
+
+
+@dataclass(slots=True)
+class _Attempt:
+    pending: PendingCheckpoint
+    snapshot: Snapshot
+    future: Future[tuple[CheckpointMetadata, Sequence[Dropped]]]
+
+
+class CheckpointCoordinator:
+    """Takes checkpoints of one source into one store.
+
+    Args:
+        store: where they go.
+        source: what they are of.
+        config: interval, timeout, pause, concurrency, tolerance, alignment, retention.
+        clock: monotonic time decides.
+        executor: runs the writing.
+        listener: is told.
+        rng: draws the delay before the first checkpoint, from ``min_pause`` to the interval, so that many jobs
+            that start together do not all checkpoint together.
+    """
+
+    def __init__(
+        self,
+        store: CompletedCheckpointStore,
+        source: CheckpointSource,
+        config: CheckpointConfig,
+        clock: Clock,
+        executor: Executor,
+        listener: CheckpointListener,
+        rng: random.Random,
+    ) -> None:
+        self._store = store
+        self._source = source
+        self._config = config
+        self._clock = clock
+        self._executor = executor
+        self._listener = listener
+        interval = config.effective_interval
+        self._interval = math.inf if interval is None else interval.total_seconds()
+        self._pause = config.effective_min_pause.total_seconds()
+        self._next = math.inf if interval is None else clock.monotonic() + rng.uniform(self._pause, self._interval)
+        self._last_completion: float | None = None
+        self._attempts: list[_Attempt] = []
+        self._expired: list[_Attempt] = []
+        self._last_succeeded = 0
+        self._captured: int | None = None
+        self._waiting: tuple[float, int] | None = None
+        self._incomplete: tuple[float, int] | None = None
+        self._incomplete_in_a_row = 0
+        self._consecutive_failures = 0
+
+    @property
+    def captured(self) -> int | None:
+        """The batch of the newest capture, completed or under way."""
+        return self._captured
+
+    def already_have(self, batch: int) -> None:
+        """The checkpoint the job was restored from covers ``batch``: nothing older is worth a checkpoint."""
+        self._captured = batch
+
+    def tick(self) -> float:
+        """Do what is due; returns in how many seconds to come again at the latest.
+
+        Raises:
+            ToleranceExceeded: too many checkpoints failed in a row.
+            Fenced: a newer run has taken the job over.
+        """
+        self._collect()
+        self._expire()
+        now = self._clock.monotonic()
+        wake = self._next
+        if self._last_completion is not None:
+            wake = max(wake, self._last_completion + self._pause)
+        if now < wake:
+            return min(wake - now, _LONGEST)
+        if len(self._attempts) >= self._config.max_concurrent_checkpoints:
+            return _IDLE_POLL
+        try:
+            batch = self._batch_to_take(now)
+            if batch is not None:
+                # What is captured is the newest there is.
+                self._source.look_again()
+                batch = self._batch_to_take(now)
+        except MustStop:
+            raise
+        except (CheckpointError, OSError) as error:
+            self._schedule_next(now)
+            self._count_failure(0, error)
+            return _POLL
+        if batch is not None:
+            self._take(batch, now)
+        elif self._waiting is None and self._incomplete is None:
+            return _IDLE_POLL
+        return _POLL
+
+    def finish(self) -> None:
+        """Take a last checkpoint of what was committed since the previous one, and wait for all of them.
+
+        Raises:
+            CheckpointFailure: the last batch could not be checkpointed.
+            Fenced: a newer run has taken the job over.
+        """
+        self.drain()
+        last = ""
+        try:
+            committed = self._source.progress().committed
+            if committed is None or committed == self._captured:
+                return
+            last = f", {committed},"
+            metadata, dropped = until_whole(lambda: self._pin_and_write(committed))
+        except MustStop:
+            raise
+        except (CheckpointError, OSError, Stopped) as error:
+            raise CheckpointFailure(f"The last batch{last} could not be checkpointed: {error}") from error
+        self._captured = committed
+        self._listener.completed(metadata, dropped)
+
+    def _pin_and_write(self, batch: int) -> tuple[CheckpointMetadata, Sequence[Dropped]]:
+        pending = self._store.begin()
+        pin_from = self._clock.monotonic()
+        snapshot = self._source.pin(batch)
+        return self._write(pending, snapshot, {"pin": milliseconds(self._clock.monotonic() - pin_from)})
+
+    def drain(self) -> None:
+        """Wait for the attempts under way.
+
+        Raises:
+            Fenced: a newer run has taken the job over.
+        """
+        while self._attempts:
+            attempt = self._attempts[0]
+            left = self._config.timeout.total_seconds() - (self._clock.monotonic() - attempt.pending.started)
+            try:
+                attempt.future.exception(timeout=max(left, 0))
+            except TimeoutError:
+                self._expire()
+            self._collect()
+
+    def abandon(self) -> None:
+        """Give up the attempts under way, without waiting for a checkpoint; used when the job is canceled or fails.
+
+        One that has come to its publication is no longer to be given up: it may complete, and is told of like any
+        other. How the job ends is not changed by what the listener raises.
+        """
+        for attempt in self._attempts:
+            attempt.pending.expire()
+        for attempt in self._attempts:
+            if (outcome := outcome_of_abandoned(attempt.future)) is not None:
+                self._tell_at_the_end(*outcome)
+        self._attempts.clear()
+
+    def _tell_at_the_end(self, metadata: CheckpointMetadata, dropped: Sequence[Dropped]) -> None:
+        try:
+            self._listener.completed(metadata, dropped)
+        except Exception as error:
+            _log.warning("%s completed while the job ended, but: %s", metadata.name, error)
+
+    def _batch_to_take(self, now: float) -> int | None:
+        """The last committed batch, when it is its turn."""
+        progress = self._source.progress()
+        if progress.committed is None or progress.committed == self._captured:
+            # Nothing committed since: an idle stream is not a failing one. But a batch in flight is waited for.
+            if progress.planned is None:
+                self._waiting = None
+            elif self._waiting is None:
+                self._waiting = (now, -1 if progress.committed is None else progress.committed)
+            return None
+        if not self._is_aligned(progress, now):
+            return None
+        if self._incomplete is not None:
+            tried_at, batch = self._incomplete
+            if progress.committed == batch and now - tried_at < RETRY_AFTER:
+                return None
+        return progress.committed
+
+    def _is_aligned(self, progress: Progress, now: float) -> bool:
+        """Whether to capture now: at once when no batch is in flight or unaligned, else when it has committed."""
+        committed = progress.committed or 0
+        if progress.planned is None:
+            return True
+        if self._waiting is None:
+            self._waiting = (now, committed)
+        since, batch = self._waiting
+        limit = self._config.longest_alignment
+        return committed > batch or (limit is not None and now - since >= limit.total_seconds())
+
+    def _take(self, batch: int, now: float) -> None:
+        aligned_for = now - self._waiting[0] if self._waiting is not None else 0.0
+        number = 0
+        try:
+            pending = self._store.begin()
+            number = pending.number
+            pin_from = self._clock.monotonic()
+            snapshot = self._source.pin(batch)
+        except MustStop:
+            raise
+        except CaptureIncomplete as error:
+            if self._incomplete_in_a_row + 1 >= RETRIES:
+                self._schedule_next(now)
+            self._count_incomplete(batch, number, now, error)
+            return
+        except (CheckpointError, OSError) as error:
+            self._schedule_next(now)
+            self._count_failure(number, error)
+            return
+        timings = {"align": milliseconds(aligned_for), "pin": milliseconds(self._clock.monotonic() - pin_from)}
+        self._waiting = self._incomplete = None
+        self._captured = batch
+        self._schedule_next(now)
+        future = self._executor.submit(self._write, pending, snapshot, timings)
+        self._attempts.append(_Attempt(pending, snapshot, future))
+
+    def _write(
+        self, pending: PendingCheckpoint, snapshot: Snapshot, timings: Mapping[str, float]
+    ) -> tuple[CheckpointMetadata, Sequence[Dropped]]:
+        try:
+            metadata = self._store.write(pending, snapshot, timings_ms=timings)
+        finally:
+            snapshot.release()
+        try:
+            return metadata, self._store.subsume(self._config.retention)
+        except OSError as error:
+            _log.warning("Old checkpoints could not be deleted and will be tried again: %s", error)
+            return metadata, ()
+
+    def _collect(self) -> None:
+        self._expired = [attempt for attempt in self._expired if not attempt.future.done()]
+        done = [attempt for attempt in self._attempts if attempt.future.done()]
+        # The completed ones first: what one of them has overtaken has not failed.
+        for attempt in sorted(done, key=lambda attempt: attempt.future.exception() is not None):
+            self._attempts.remove(attempt)
+            error = attempt.future.exception()
+            if error is None:
+                metadata, dropped = attempt.future.result()
+                self._consecutive_failures = self._incomplete_in_a_row = 0
+                self._last_succeeded = max(self._last_succeeded, metadata.checkpoint_id)
+                self._last_completion = self._clock.monotonic()
+                self._listener.completed(metadata, dropped)
+            elif isinstance(error, CaptureIncomplete):
+                self._vanished(attempt, error)
+            elif isinstance(error, (CheckpointError, OSError)) and not isinstance(error, MustStop):
+                self._failed(attempt, error)
+            else:
+                raise error
+
+    def _expire(self) -> None:
+        timeout = self._config.timeout.total_seconds()
+        for attempt in list(self._attempts):
+            too_old = self._clock.monotonic() - attempt.pending.started > timeout
+            if too_old and attempt.pending.expire():
+                # Its writer may hang in the storage for good; it must not take a turn from the next attempt.
+                self._attempts.remove(attempt)
+                self._expired.append(attempt)
+                self._failed(
+                    attempt,
+                    CheckpointExpired(f"it was not complete {timeout:g} s after its pin and was discarded"),
+                )
+
+    def _failed(self, attempt: _Attempt, error: BaseException) -> None:
+        if attempt.pending.number < self._last_succeeded:
+            return  # a newer checkpoint is complete: as in Flink, nothing is lost and nothing counts
+        self._captured_again(attempt)
+        self._count_failure(attempt.pending.number, error)
+
+    def _vanished(self, attempt: _Attempt, error: CaptureIncomplete) -> None:
+        """What was pinned in its store was deleted there before the store had copied it."""
+        if attempt.pending.number < self._last_succeeded:
+            return
+        self._captured_again(attempt)
+        now = self._clock.monotonic()
+        if not self._count_incomplete(attempt.snapshot.batch, attempt.pending.number, now, error):
+            self._next = min(self._next, now)  # this turn has come to nothing: it is taken again
+
+    def _count_incomplete(self, batch: int, number: int, now: float, error: CaptureIncomplete) -> bool:
+        """Note that a capture was incomplete; whether there were so many in a row that they count as a failure."""
+        self._incomplete = (now, batch)
+        self._incomplete_in_a_row += 1
+        _log.info("Capture of batch %d was incomplete and is taken again: %s", batch, error.message)
+        if self._incomplete_in_a_row < RETRIES:
+            return False
+        self._incomplete_in_a_row = 0
+        self._count_failure(number, error)
+        return True
+
+    def _captured_again(self, attempt: _Attempt) -> None:
+        """The batch of a failed attempt is worth a checkpoint again, even if no other batch follows."""
+        if self._captured == attempt.snapshot.batch:
+            self._captured = None
+
+    def _schedule_next(self, now: float) -> None:
+        """Fixed rate; but after a long wait for a batch the missed turns are not made up for."""
+        self._next += self._interval
+        if self._next <= now:
+            self._next = now + self._interval
+
+    def _count_failure(self, number: int, error: BaseException) -> None:
+        self._consecutive_failures += 1
+        reason = error.message if isinstance(error, CheckpointError) else str(error)
+        _log.warning("Checkpoint %d failed (%d in a row): %s", number, self._consecutive_failures, reason)
+        self._listener.failed(number, reason, self._consecutive_failures)
+        tolerable = self._config.tolerable_failures
+        if tolerable is not None and self._consecutive_failures > tolerable:
+            count, self._consecutive_failures = self._consecutive_failures, 0
+            raise ToleranceExceeded(
+                f"Exceeded checkpoint tolerable failure threshold: {count} checkpoints in a row failed, "
+                f"{tolerable} are tolerated. The latest checkpoint failed due to: {reason}",
+                hint="The job fails over to its newest completed checkpoint. Mend the storage, or raise "
+                f"tolerable_failed_checkpoints. {getattr(error, 'hint', '')}".rstrip(),
+            ) from error

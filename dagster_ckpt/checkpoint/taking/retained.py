@@ -1,0 +1,230 @@
+"""The completed checkpoints of a lineage that its newest start keeps, and the deletion of those that it does not keep.
+
+What became of a publish or a deletion that was broken off is found out before anything is decided.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog, references
+from dagster_ckpt.checkpoint.catalog.lineage import for_retention
+from dagster_ckpt.checkpoint.clock import Clock
+from dagster_ckpt.checkpoint.control.deletion_log import ROUNDS
+from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
+from dagster_ckpt.checkpoint.taking.savepoint_files import dispose_claimed
+from dagster_ckpt.checkpoint.taking.shared_files import SharedState
+from dagster_ckpt.config.retention import AnyOf, KeepPinned, RetentionPolicy, decide
+from dagster_ckpt.errors import CheckpointNotFound, CorruptCheckpoint
+
+__all__ = ["Dropped", "RetainedCheckpoints"]
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """A checkpoint that was subsumed or given up, and why."""
+
+    metadata: CheckpointMetadata
+    reason: str
+
+
+class RetainedCheckpoints:
+    """The completed checkpoints of one lineage under one epoch. Not for several threads at once.
+
+    Args:
+        catalog: the reading side.
+        epoch: under which checkpoints are deleted.
+        job_id: the lineage.
+        restored_from: the reference of what the epoch began with.
+        claimed: a savepoint that the lineage was restored from and that is its own to delete.
+        shared: the files in ``shared/``; is told of every change.
+        clock: wall time.
+
+    Attributes:
+        checkpoints: by (epoch, id), the newest last, without those in quarantine.
+        quarantined: neither counted nor deleted; what they share stays in use.
+        broken: what was found unreadable. While there is any, no shared file is deleted.
+        unsettled: published, and nobody knows yet whether that succeeded.
+    """
+
+    def __init__(
+        self,
+        catalog: CheckpointCatalog,
+        epoch: int,
+        job_id: str,
+        restored_from: str | None,
+        claimed: CheckpointMetadata | None,
+        shared: SharedState,
+        clock: Clock,
+    ) -> None:
+        self._catalog = catalog
+        self._records = catalog.records
+        self._epoch = epoch
+        self._job_id = job_id
+        self._restored_from = restored_from
+        self._claimed = claimed
+        self._shared = shared
+        self._clock = clock
+        #: Those that the lineage may have come from; what this epoch takes is nobody's ancestor before its end.
+        self._earlier_savepoints = self._records.taken_savepoints.known()
+        self.checkpoints: list[CheckpointMetadata] = []
+        self.quarantined: list[CheckpointMetadata] = []
+        self.broken: list[CorruptCheckpoint] = []
+        self.unsettled: list[CheckpointMetadata] = []
+        #: A deletion was broken off: what is retained is not what ``checkpoints`` says until it is read again.
+        self._must_read_again = False
+        self._read_again()
+
+    def add(self, metadata: CheckpointMetadata) -> None:
+        """A checkpoint completed."""
+        self.checkpoints = sorted([*self.checkpoints, metadata], key=lambda item: item.key)
+
+    def share(self) -> None:
+        """Tell which shared files are needed now."""
+        self._shared.retain([*self.quarantined, *self.checkpoints])
+
+    def subsume(self, retention: RetentionPolicy) -> list[Dropped]:
+        """Drop what ``retention`` does not keep and nobody has pinned; nothing, where pins are never settled.
+
+        Raises:
+            Fenced: a newer run has taken the job over; nothing was dropped.
+        """
+        self._settle()
+        drop: dict[str, str] = {}
+
+        def to_drop() -> tuple[list[Dropped], str]:
+            nonlocal drop
+            policy, drop = self._decided(retention)
+            found = [Dropped(item, drop[item.reference]) for item in self.checkpoints if item.reference in drop]
+            return found, f"subsumed: retained are {policy}"
+
+        dropped = self._drop(to_drop, "The next checkpoint tries again.")
+        if dropped is not None and self._claimed is not None and self._claimed.reference in drop:
+            dropped += self._give_up_claimed(drop[self._claimed.reference])
+        return dropped or []
+
+    def discard_all(self, reason: str) -> list[Dropped]:
+        """Delete every checkpoint of this lineage that is neither pinned nor quarantined, for the cleanup policy.
+
+        Raises:
+            Fenced: a newer run has taken the job over; nothing was deleted.
+        """
+
+        def to_drop() -> tuple[list[Dropped], str]:
+            pinned = self._records.pins.reasons()
+            kept = [
+                f"{metadata.name} ({pinned[metadata.reference]})" if pinned[metadata.reference] else metadata.name
+                for metadata in self.checkpoints
+                if metadata.reference in pinned
+            ]
+            why = f"{reason}; pinned and kept: {', '.join(kept)}" if kept else reason
+            if self.quarantined:
+                why += f"; in quarantine and kept: {', '.join(metadata.name for metadata in self.quarantined)}"
+            return [Dropped(metadata, why) for metadata in self.checkpoints if metadata.reference not in pinned], why
+
+        self._settle()
+        dropped = self._drop(to_drop, "The next start of the job tries again.")
+        if dropped is None:
+            return []
+        self._records.deletions.tell_foreign(self._job_id)
+        return dropped + self._give_up_claimed(reason)
+
+    def _decided(self, retention: RetentionPolicy) -> tuple[RetentionPolicy, dict[str, str]]:
+        """The policy with the pins in it, and what it drops: by reference the reason."""
+        policy = retention
+        if pinned := self._records.pins.pinned():
+            policy = AnyOf((retention, KeepPinned(dict.fromkeys(pinned, ""))))
+        decisions = decide(policy, for_retention(self._all_owned(), self._earlier_savepoints), self._clock.time())
+        drop = {decision.name: decision.reason for decision in decisions if not decision.keep}
+        if all(metadata.epoch < self._epoch for metadata in self.checkpoints):
+            drop.pop(self._restored_from or "", None)  # until this epoch has its own, it is what is gone on from
+        return policy, drop
+
+    def _drop(self, to_drop: Callable[[], tuple[list[Dropped], str]], what_next: str) -> list[Dropped] | None:
+        """Delete what is to be dropped, and say why; ``None`` when each time some of it was pinned meanwhile."""
+        for _ in range(ROUNDS):
+            dropped, reason = to_drop()
+            if not dropped or self._discard(dropped, reason):
+                return dropped
+        _log.warning(
+            "Nothing of %s is deleted: %d times in a row it was found to be pinned meanwhile. %s",
+            self._catalog.job_name,
+            ROUNDS,
+            what_next,
+        )
+        return None
+
+    def _all_owned(self) -> list[CheckpointMetadata]:
+        """The completed checkpoints and the claimed savepoint, in order."""
+        claimed = [] if self._claimed is None else [self._claimed]
+        return sorted([*claimed, *self.checkpoints], key=lambda metadata: metadata.key)
+
+    def _give_up_claimed(self, reason: str) -> list[Dropped]:
+        """Delete the claimed savepoint; what the storage refuses to delete is tried again with the next one."""
+        claimed = self._claimed
+        if claimed is None or claimed.location is None:
+            return []
+        self._records.epochs.check(self._epoch)
+        if not dispose_claimed(claimed.location, like=self._catalog.filesystem):
+            return []
+        self._claimed = None
+        return [Dropped(claimed, reason)]
+
+    def _settle(self) -> None:
+        """Find out what became of publishes and deletions that were broken off, before anything is decided on them."""
+        for metadata in list(self.unsettled):
+            with contextlib.suppress(CheckpointNotFound):
+                self._catalog.load(self._job_id, metadata.checkpoint_id)
+                self.add(metadata)
+                self.share()
+            self.unsettled.remove(metadata)
+        if self._records.deletions.retry(self._epoch, self._in_use_as_stored) or self._must_read_again:
+            self._read_again()
+
+    def _read_again(self) -> None:
+        completed, self.broken = self._catalog.completed(self._job_id)
+        quarantined = self._records.quarantine.names()
+        self.checkpoints = [metadata for metadata in completed if metadata.reference not in quarantined]
+        self.quarantined = [metadata for metadata in completed if metadata.reference in quarantined]
+        self.share()
+        self._must_read_again = False
+
+    def _in_use_as_stored(self) -> frozenset[str] | None:
+        completed, broken = self._catalog.completed(self._job_id)
+        if broken:
+            return None
+        # One in quarantine may just have been deleted: somebody has asked for that.
+        present = {metadata.reference for metadata in completed}
+        self.quarantined = [metadata for metadata in self.quarantined if metadata.reference in present]
+        self.share()
+        return self._shared.in_use() | {name.rpartition("/")[2] for name in references(completed)}
+
+    def _discard(self, dropped: Sequence[Dropped], reason: str) -> bool:
+        """Delete checkpoints; ``False`` when one of them was pinned meanwhile, and nothing was deleted."""
+        gone = {item.metadata.reference for item in dropped}
+        candidates = references([item.metadata for item in dropped])
+        self.checkpoints = [metadata for metadata in self.checkpoints if metadata.reference not in gone]
+        self.share()
+        # Not even on record: a run that finishes this deletion later cannot know of an attempt that is under way now.
+        needed = self._shared.in_use()
+        names = sorted({name.rpartition("/")[2] for name in candidates} - needed)
+        if self.broken:
+            names = []  # an unreadable manifest may need any shared file: they stay until somebody has looked at it
+        self._must_read_again = True
+        if not self._records.deletions.delete(
+            self._epoch,
+            self._job_id,
+            [item.metadata.checkpoint_id for item in dropped],
+            names,
+            reason,
+            self._shared.in_use,
+        ):
+            self._read_again()
+            return False
+        self._must_read_again = False
+        return True

@@ -1,0 +1,310 @@
+"""Savepoints: checkpoints that stand alone in a directory of the user's and are never deleted unless asked.
+
+``{savepoint_path}/savepoint-{6 hex of the job id}-{12 random hex}/`` holds every file of the savepoint and, last,
+``_metadata``, which marks it as complete as that of a checkpoint does. It refers to nothing outside its directory, so
+the directory can be moved.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.catalog.file_reader import materialize_checkpoint
+from dagster_ckpt.checkpoint.catalog.pointers import new_savepoint_directory, savepoint_token
+from dagster_ckpt.checkpoint.clock import Clock, iso
+from dagster_ckpt.checkpoint.control.epochs import Choice
+from dagster_ckpt.checkpoint.format.layout import METADATA_FILE_NAME, SAVEPOINT_DIR_PREFIX
+from dagster_ckpt.checkpoint.format.manifest import SAVEPOINT, CheckpointMetadata, FileEntry
+from dagster_ckpt.checkpoint.format.records import FileName, JobId, Line, encode_record, read_record
+from dagster_ckpt.checkpoint.format.snapshot import PinnedFile, Snapshot
+from dagster_ckpt.checkpoint.taking.data_files import DataFiles
+from dagster_ckpt.checkpoint.taking.progress import CheckpointInProgress, Gauge
+from dagster_ckpt.checkpoint.taking.shared_files import DEFAULT_INLINE_THRESHOLD, MAX_INLINE_BYTES, inline_entry
+from dagster_ckpt.errors import (
+    CheckpointError,
+    CheckpointFailure,
+    CheckpointNotFound,
+    CorruptCheckpoint,
+    InvalidConfiguration,
+    PublishUnknown,
+)
+from dagster_ckpt.filesystem import FileSystem, Stopped, open_filesystem
+from dagster_ckpt.filesystem.port import unheard
+
+__all__ = [
+    "claim_savepoint",
+    "claimed_savepoint",
+    "copy_to_savepoint",
+    "dispose_claimed",
+    "dispose_savepoint",
+    "write_savepoint",
+]
+
+_log = logging.getLogger(__name__)
+_NAME = re.compile(rf"{SAVEPOINT_DIR_PREFIX}[0-9a-f]{{6}}-[0-9a-f]{{12}}")
+_DISPOSING = "_disposing"
+_CLAIMED = "_claimed"
+
+
+@dataclass(frozen=True, slots=True)
+class _Claimed:
+    """Which lineage may delete the savepoint: written into the savepoint's directory when a user has it claimed.
+
+    A record in the job's storage alone does not permit that, for a savepoint can be anywhere.
+    """
+
+    job_name: Line
+    job_id: JobId
+
+
+@dataclass(frozen=True, slots=True)
+class _Disposal:
+    """What a disposal is going to delete beside ``_metadata``: names in the savepoint's directory."""
+
+    files: tuple[FileName, ...]
+
+
+def write_savepoint(
+    storage: FileSystem,
+    job_id: str,
+    snapshot: Snapshot,
+    describe: Callable[[tuple[FileEntry, ...]], CheckpointMetadata],
+    storing: Gauge,
+    *,
+    inline_threshold: int = DEFAULT_INLINE_THRESHOLD,
+    stop: Callable[[], bool] = lambda: False,
+    seal: Callable[[], None] = lambda: None,
+    new_token: Callable[[], str] = savepoint_token,
+) -> CheckpointMetadata:
+    """Write a snapshot as a savepoint into a new directory below ``storage``; durable and visible on return.
+
+    Args:
+        storage: the user's directory for savepoints.
+        job_id: the lineage, whose first 6 digits are in the directory's name.
+        snapshot: what is saved; the caller releases it.
+        describe: makes the manifest for the entries of all files.
+        storing: is told how far it is.
+        inline_threshold: files of at most this many bytes are kept in ``_metadata``, 1 MiB in all.
+        stop: asked while data is written.
+        seal: called before the publish; what it raises prevents it.
+        new_token: the random part of the name.
+
+    Raises:
+        Stopped: ``stop()`` became true.
+        CheckpointFailure: a pinned file is not what it was.
+        StorageError: the storage failed. In each of these cases what was written is gone again where the storage
+            let it, unless the outcome of the publish is unknown; without ``_metadata`` it is no savepoint.
+    """
+    directory = new_savepoint_directory(storage, job_id, new_token)
+    files = DataFiles(storage, directory, storing)
+    storing.begin(snapshot.size)
+    settled = False
+    try:
+        metadata = describe(_store(files, snapshot, inline_threshold, stop))
+        seal()
+        try:
+            storage.create(f"{directory}/{METADATA_FILE_NAME}", metadata.encode())
+        except PublishUnknown:
+            settled = True  # nothing is deleted on a guess
+            raise
+        settled = True
+        return replace(metadata, location=f"{storage.url}/{directory}")
+    finally:
+        if not settled:
+            files.undo()
+            with contextlib.suppress(OSError):
+                storage.remove_directory(directory)
+
+
+def copy_to_savepoint(
+    catalog: CheckpointCatalog,
+    checkpoint: CheckpointMetadata,
+    storage: FileSystem,
+    clock: Clock,
+    tell: Callable[[CheckpointInProgress], object] = unheard,
+) -> CheckpointMetadata:
+    """Make a savepoint of a completed checkpoint, for a job that does not run.
+
+    It keeps the id and epoch of the checkpoint: it is the same state. Every byte is verified on the way; they pass
+    through the temporary directory of this machine. ``tell`` is told how far it is, when that takes long.
+
+    Raises:
+        CorruptCheckpoint: the checkpoint is not what was written.
+        CheckpointFailure: a file changed on the way.
+        StorageError: the storage failed.
+    """
+    began = clock.monotonic()
+    triggered_at = iso(clock.time())
+
+    def describe(entries: tuple[FileEntry, ...]) -> CheckpointMetadata:
+        for entry, original in zip(entries, checkpoint.files, strict=True):
+            # What a store has copied has no SHA-256; by its CRC32C, or its version, it was compared when it was read.
+            if original.sha256 is not None and entry.sha256 != original.sha256:
+                raise CheckpointFailure(f"{original.path} of {checkpoint.name} changed while it was copied.")
+        return replace(
+            checkpoint,
+            kind=SAVEPOINT,
+            triggered_at=triggered_at,
+            written_at=iso(clock.time()),
+            timings_ms={"write": round((clock.monotonic() - began) * 1000, 3)},
+            new_bytes=sum(entry.size for entry in entries),
+            files=entries,
+            location=None,
+        )
+
+    with tempfile.TemporaryDirectory(prefix="dagster-ckpt-savepoint-") as scratch:
+        local = Path(scratch) / "files"
+        materialize_checkpoint(catalog, checkpoint, local)
+        pinned = tuple(PinnedFile(file.path, str(local / file.path), file.size) for file in checkpoint.files)
+        snapshot = Snapshot(checkpoint.batch, pinned, checkpoint.facts, checkpoint.sink, lambda: None)
+        storing = Gauge.of_checkpoint(checkpoint.checkpoint_id, clock, tell)
+        return write_savepoint(storage, checkpoint.job_id, snapshot, describe, storing)
+
+
+def dispose_savepoint(storage: FileSystem, directory: str) -> Sequence[str]:
+    """Delete a savepoint. What is to go is written down first, so that a disposal that was broken off is finished.
+
+    Args:
+        storage: the file system.
+        directory: the savepoint's, below it.
+
+    Returns:
+        names in the directory that are not of the savepoint; they and the directory are still there.
+
+    Raises:
+        CheckpointNotFound: there is no savepoint.
+        InvalidConfiguration: it is a checkpoint, which its job's retention deletes.
+        CorruptMetadata: its ``_metadata`` cannot be believed.
+        StorageError: the storage failed; dispose of it again.
+    """
+    record = f"{directory}/{_DISPOSING}"
+    disposal = read_record(storage, record, _Disposal, place=_DISPOSING)
+    if disposal is None and not _is_left_over(storage, directory):
+        disposal = _Disposal(tuple(_names_of_savepoint(storage, directory)))
+        storage.create(record, encode_record(disposal, _DISPOSING))
+    if disposal is not None:
+        # As with a checkpoint: first of all what makes it one, so that nothing half deleted can be restored.
+        storage.remove(f"{directory}/{METADATA_FILE_NAME}")
+        storage.sync_directories([directory])
+        for name in disposal.files:
+            storage.remove(f"{directory}/{name}")
+        storage.sync_directories([directory])
+        storage.remove(record)
+    unknown = sorted(entry.name for entry in storage.list(directory))
+    if not unknown:
+        storage.remove_directory(directory)
+    return unknown
+
+
+def claim_savepoint(savepoint: CheckpointMetadata, job_id: str, *, like: FileSystem) -> None:
+    """Permit a lineage of the savepoint's job to delete the savepoint; durable on return.
+
+    Raises:
+        StorageError: the savepoint's directory cannot be written to.
+    """
+    storage, name = _place_of(savepoint.reference, like)
+    storage.replace(f"{name}/{_CLAIMED}", encode_record(_Claimed(savepoint.job_name, job_id), _CLAIMED))
+    storage.sync_directories([name])
+
+
+def claimed_savepoint(catalog: CheckpointCatalog, choice: Choice) -> CheckpointMetadata | None:
+    """The savepoint that a lineage may delete, if it is still there. A disposal that was broken off is finished."""
+    location = choice.claimed
+    if location is None:
+        return None
+    try:
+        savepoint = catalog.resolve(location)
+        storage, name = _place_of(location, catalog.filesystem)
+        claimed = read_record(storage, f"{name}/{_CLAIMED}", _Claimed, place=_CLAIMED)
+        if claimed == _Claimed(catalog.job_name, choice.job_id):
+            return savepoint
+        _log.warning(
+            "Savepoint %s is left alone: nothing in its directory says that lineage %s of %s may delete it. "
+            "`dagster-ckpt dispose` deletes it.",
+            location,
+            choice.job_id,
+            catalog.job_name,
+        )
+    except CheckpointNotFound:
+        dispose_claimed(location, like=catalog.filesystem)
+    except CorruptCheckpoint as error:
+        _log.warning("The claimed savepoint %s cannot be read and is left alone: %s", location, error.message)
+    return None
+
+
+def dispose_claimed(location: str, *, like: FileSystem) -> bool:
+    """Delete a savepoint that its lineage does not need any more; ``False`` when it must be tried again."""
+    try:
+        dispose_savepoint(*_place_of(location, like))
+    except CheckpointNotFound:
+        return True
+    except (CheckpointError, OSError) as error:
+        _log.warning("The claimed savepoint %s could not be deleted and will be tried again: %s", location, error)
+        return False
+    return True
+
+
+def _place_of(location: str, like: FileSystem) -> tuple[FileSystem, str]:
+    """The file system above a savepoint's directory, and the directory's name."""
+    parent, _, name = location.rstrip("/").rpartition("/")
+    return open_filesystem(parent, like=like), name
+
+
+def _names_of_savepoint(storage: FileSystem, directory: str) -> list[str]:
+    where = f"{storage.url}/{directory}"
+    try:
+        data = storage.read(f"{directory}/{METADATA_FILE_NAME}")
+    except FileNotFoundError:
+        raise CheckpointNotFound(
+            f"Cannot find meta data file '_metadata' in directory '{where}': there is no savepoint to dispose of.",
+            hint="Name the directory of a savepoint. What an interrupted savepoint left, without _metadata, can be "
+            "deleted by hand.",
+        ) from None
+    metadata = CheckpointMetadata.decode(data, f"{where}/{METADATA_FILE_NAME}")
+    if metadata.kind != SAVEPOINT:
+        raise InvalidConfiguration(
+            f"{where} is {metadata.name} of job {metadata.job_name!r} and no savepoint: other checkpoints may need its "
+            "files.",
+            hint="Checkpoints are deleted by their job's retention; see what it would delete with "
+            f"`dagster-ckpt retention {metadata.job_name} --path ...`.",
+        )
+    return sorted({*metadata.references, _CLAIMED})
+
+
+def _is_left_over(storage: FileSystem, directory: str) -> bool:
+    """Whether this is the empty directory of a savepoint: a disposal was broken off before its last step."""
+    parent, _, name = directory.rpartition("/")
+    return (
+        _NAME.fullmatch(name) is not None
+        and any(entry.name == name and entry.is_directory for entry in storage.list(parent))
+        and not storage.list(directory)
+    )
+
+
+def _store(
+    files: DataFiles, snapshot: Snapshot, inline_threshold: int, stop: Callable[[], bool]
+) -> tuple[FileEntry, ...]:
+    entries: dict[str, FileEntry] = {}
+    whole: list[PinnedFile] = []
+    packed: list[PinnedFile] = []
+    inline_bytes = 0
+    for file in snapshot.files:
+        if stop():  # each of the small ones may be a request
+            raise Stopped
+        if file.size > inline_threshold:
+            whole.append(file)
+        elif inline_bytes + file.size > MAX_INLINE_BYTES:
+            packed.append(file)
+        else:
+            entries[file.path] = inline_entry(file.path, file.read())
+            inline_bytes += file.size
+    for entry in [*files.write_whole(whole, stop), *files.write_packed(packed, stop)]:
+        entries[entry.path] = entry
+    return tuple(entries[file.path] for file in snapshot.files)

@@ -1,0 +1,351 @@
+"""The driver's side of savepoints: looks for requests, takes what is asked for, answers.
+
+Driven like the coordinator, by :meth:`SavepointServer.tick` on the same thread, and independent of it: a savepoint
+ignores interval, pause and concurrency of checkpoints, and its failure is told to who asked and counted nowhere.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass
+
+from dagster_ckpt.checkpoint.catalog.pointers import savepoint_storage
+from dagster_ckpt.checkpoint.clock import Clock, milliseconds
+from dagster_ckpt.checkpoint.control.savepoint_requests import (
+    Answer,
+    SavepointRequest,
+    SavepointRequests,
+    TakenSavepoint,
+)
+from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
+from dagster_ckpt.checkpoint.format.records import LONGEST_REASON
+from dagster_ckpt.checkpoint.format.snapshot import CheckpointSource, Snapshot
+from dagster_ckpt.checkpoint.taking.attempts import RETRIES, RETRY_AFTER, outcome_of_abandoned, until_whole
+from dagster_ckpt.checkpoint.taking.progress import PendingCheckpoint
+from dagster_ckpt.checkpoint.taking.store import CompletedCheckpointStore
+from dagster_ckpt.errors import CaptureIncomplete, CheckpointError, CheckpointExpired, MustStop, SavepointFailed
+from dagster_ckpt.filesystem import FileSystem
+
+__all__ = ["SavepointServer"]
+
+_log = logging.getLogger(__name__)
+
+#: Seconds between two looks for requests.
+_LOOK = 1.0
+_POLL = 0.01
+
+
+@dataclass(slots=True)
+class _Taking:
+    """A request that is being carried out.
+
+    Attributes:
+        request: what is asked for.
+        storage: where it goes.
+        began: monotonic seconds; the timeout counts from here.
+        awaited: the last batch that had committed when another one was in flight: a later one is waited for.
+        incomplete: when, and of which batch, the last capture was incomplete, and how many were.
+        pending: the attempt, once captured.
+        future: its writing.
+    """
+
+    request: SavepointRequest
+    storage: FileSystem
+    began: float
+    awaited: int | None = None
+    incomplete: tuple[float, int, int] = (0.0, -1, 0)
+    pending: PendingCheckpoint | None = None
+    future: Future[CheckpointMetadata] | None = None
+
+
+class SavepointServer:
+    """Answers the requests to one job under one epoch.
+
+    Args:
+        requests: where they are.
+        store: gives ids, and writes.
+        source: what is saved.
+        clock: wall and monotonic time.
+        executor: runs the writing.
+        default: the configured directory for savepoints, ``None`` if there is none.
+        timeout: seconds after which a savepoint that is not complete has failed.
+        completed: is told of each savepoint, on the thread that ticks.
+    """
+
+    def __init__(
+        self,
+        requests: SavepointRequests,
+        store: CompletedCheckpointStore,
+        source: CheckpointSource,
+        clock: Clock,
+        executor: Executor,
+        *,
+        default: str | None,
+        timeout: float,
+        completed: Callable[[CheckpointMetadata], None],
+    ) -> None:
+        self._requests = requests
+        self._store = store
+        self._source = source
+        self._clock = clock
+        self._executor = executor
+        self._default = default
+        self._timeout = timeout
+        self._completed = completed
+        self._look_at = clock.monotonic()
+        self._current: _Taking | None = None
+        self._stop: SavepointRequest | None = None
+        self._owed: dict[str, tuple[SavepointRequest, Answer]] = {}
+        self._has_ended = False
+
+    @property
+    def stop_asked(self) -> bool:
+        """Whether the job is to be stopped with a savepoint now: stop the query, then call :meth:`finish`."""
+        return self._stop is not None
+
+    def tick(self) -> float:
+        """Do what is due; returns in how many seconds to come again at the latest.
+
+        Raises:
+            Fenced: a newer run has taken the job over.
+        """
+        now = self._clock.monotonic()
+        if self._current is None and now >= self._look_at:
+            self._look_at = now + _LOOK
+            self._look()
+        if self._current is None:
+            return max(self._look_at - now, _POLL)
+        self._advance(self._current, now)
+        return _POLL
+
+    def finish(self) -> None:
+        """Nothing moves any more: take every savepoint that is asked for now, of the last committed batch.
+
+        Raises:
+            SavepointFailed: the one that the job was stopped with could not be taken; who asked was told.
+            Fenced: a newer run has taken the job over.
+        """
+        current, self._current = self._current, None
+        if current is not None and current.future is not None:
+            left = self._timeout - (self._clock.monotonic() - current.began)
+            with contextlib.suppress(TimeoutError):
+                current.future.exception(timeout=max(left, 0))
+            if not current.future.done():
+                self._expire(current)
+            else:
+                self._collect(current, current.future)
+        if self._stop is not None:
+            error = self._take_now(self._stop)
+            if error is not None:
+                raise SavepointFailed(
+                    f"The job was to be stopped with a savepoint, which failed: {_reason(error)}",
+                    hint="The job goes on from its newest checkpoint. Mend what the error names, and ask again.",
+                ) from error
+        with contextlib.suppress(OSError):  # who asked waits in vain, and the checkpoints of the job are complete
+            for request in self._requests.open(self._clock.time()):
+                if request.token not in self._owed:
+                    self._take_now(request)
+            self._pay()
+
+    def job_ended(self) -> None:
+        """The end of the job is on record: who stopped it with a savepoint is told of that now.
+
+        Not before, because the answer is acted on: a job of which no end is on record would be resumed if this process
+        died, beside the one that somebody has started from the savepoint. Then the request is open, and taken up.
+        """
+        self._has_ended = True
+        with contextlib.suppress(OSError, MustStop):  # who asked waits in vain, and the savepoint is on record
+            self._pay()
+
+    def refuse_to_stop(self, error: CheckpointError) -> None:
+        """The job was to be stopped with a savepoint, and its last checkpoint failed."""
+        if self._stop is not None:
+            self._failed(self._stop, error)
+
+    def abandon(self) -> None:
+        """Give up what is under way, unanswered: the next driver takes it up.
+
+        A savepoint that has come to its publication is no longer to be given up: once complete, it is the answer.
+        """
+        current, self._current = self._current, None
+        if current is not None and current.pending is not None and current.future is not None:
+            current.pending.expire()
+            if (metadata := outcome_of_abandoned(current.future)) is not None:
+                with contextlib.suppress(MustStop):
+                    self._taken(current.request, metadata)
+
+    def _look(self) -> None:
+        try:
+            self._pay()
+            for request in self._requests.open(self._clock.time()):
+                if request.token not in self._owed and self._accept(request):
+                    return
+        except MustStop:
+            raise
+        except OSError as error:
+            _log.warning("Requests for savepoints cannot be read and will be looked for again: %s", error)
+
+    def _accept(self, request: SavepointRequest) -> bool:
+        """Begin with a request; ``False`` when it is answered already."""
+        try:
+            storage = self._storage_for(request)
+            if request.stop:
+                storage.probe()  # the query is stopped for a savepoint that can be written only
+        except Exception as error:  # whatever a request says, it is answered, and the job goes on
+            self._failed(request, error)
+            return False
+        _log.info("A savepoint%s is asked for in %s", " to stop with" if request.stop else "", storage.url)
+        self._current = _Taking(request, storage, self._clock.monotonic())
+        self._source.look_again()
+        return True
+
+    def _advance(self, current: _Taking, now: float) -> None:
+        if current.future is not None and current.future.done():
+            self._current = None
+            self._collect(current, current.future)
+        elif now - current.began > self._timeout:
+            if self._expire(current):
+                self._current = None
+        elif current.future is None:
+            self._begin(current, now)
+
+    def _begin(self, current: _Taking, now: float) -> None:
+        try:
+            batch = self._batch_to_save(current, now)
+        except MustStop:
+            raise
+        except Exception as error:  # the same
+            self._current = None
+            self._failed(current.request, error)
+            return
+        if batch is not None and current.request.stop:
+            self._current, self._stop = None, current.request
+        elif batch is not None:
+            self._take(current, batch, now)
+
+    def _batch_to_save(self, current: _Taking, now: float) -> int | None:
+        """The last committed batch, when it is its turn: what was in flight has committed."""
+        progress = self._source.progress()
+        committed = -1 if progress.committed is None else progress.committed
+        if current.request.stop:
+            return progress.committed  # the query is stopped first
+        if progress.planned is not None and current.awaited is None:
+            current.awaited = committed
+        if progress.committed is None or (progress.planned is not None and committed == current.awaited):
+            return None
+        tried_at, batch, _ = current.incomplete
+        return None if batch == committed and now - tried_at < RETRY_AFTER else committed
+
+    def _take(self, current: _Taking, batch: int, now: float) -> None:
+        try:
+            pending = self._store.begin()
+            pin_from = self._clock.monotonic()
+            snapshot = self._source.pin(batch)
+        except MustStop:
+            raise
+        except CaptureIncomplete as error:
+            count = current.incomplete[2] + 1
+            current.incomplete = (now, batch, count)
+            if count >= RETRIES:
+                self._current = None
+                self._failed(current.request, error)
+            return
+        except Exception as error:  # the same
+            self._current = None
+            self._failed(current.request, error)
+            return
+        timings = {"align": milliseconds(now - current.began), "pin": milliseconds(self._clock.monotonic() - pin_from)}
+        current.pending = pending
+        current.future = self._executor.submit(self._write, pending, snapshot, current.storage, timings)
+
+    def _write(
+        self, pending: PendingCheckpoint, snapshot: Snapshot, storage: FileSystem, timings: dict[str, float]
+    ) -> CheckpointMetadata:
+        try:
+            return self._store.write_savepoint(pending, snapshot, storage, timings_ms=timings)
+        finally:
+            snapshot.release()
+
+    def _collect(self, current: _Taking, future: Future[CheckpointMetadata]) -> None:
+        error = future.exception()
+        if error is None:
+            self._taken(current.request, future.result())
+        elif isinstance(error, Exception) and not isinstance(error, MustStop):
+            self._failed(current.request, error)
+        else:
+            raise error
+
+    def _expire(self, current: _Taking) -> bool:
+        """Give up what took too long; ``False`` while it is being published."""
+        if current.pending is not None and not current.pending.expire():
+            return False
+        what = "no batch committed" if current.pending is None else "it was not complete"
+        self._failed(current.request, CheckpointExpired(f"{what} within {self._timeout:g} s"))
+        return True
+
+    def _take_now(self, request: SavepointRequest) -> Exception | None:
+        """Take a savepoint of the last committed batch, and wait for it; the error when it failed."""
+        try:
+            storage = self._storage_for(request)
+            batch = self._source.progress().committed
+            if batch is None:
+                raise SavepointFailed("No batch has committed yet, so there is nothing to save.")
+            metadata = until_whole(lambda: self._pin_and_write(batch, storage))
+        except MustStop:
+            raise
+        except Exception as error:  # the same
+            self._failed(request, error)
+            return error
+        self._taken(request, metadata)
+        return None
+
+    def _pin_and_write(self, batch: int, storage: FileSystem) -> CheckpointMetadata:
+        pending = self._store.begin()
+        pin_from = self._clock.monotonic()
+        snapshot = self._source.pin(batch)
+        return self._write(pending, snapshot, storage, {"pin": milliseconds(self._clock.monotonic() - pin_from)})
+
+    def _storage_for(self, request: SavepointRequest) -> FileSystem:
+        if request.until < self._clock.time():
+            raise SavepointFailed("The request is older than its timeout.")
+        return savepoint_storage(request.target, self._default, like=self._store.filesystem)
+
+    def _taken(self, request: SavepointRequest, metadata: CheckpointMetadata) -> None:
+        self._completed(metadata)
+        answer = Answer(self._clock.time(), TakenSavepoint.of(metadata))
+        if request.stop:
+            self._owed[request.token] = (request, answer)
+        else:
+            self._answer(request, answer)
+
+    def _failed(self, request: SavepointRequest, error: Exception) -> None:
+        reason = _reason(error)
+        _log.warning("A savepoint was asked for and not taken: %s", reason)
+        hint = error.hint if isinstance(error, CheckpointError) else ""
+        self._answer(request, Answer(self._clock.time(), error=reason, hint=hint))
+
+    def _answer(self, request: SavepointRequest, answer: Answer) -> None:
+        self._owed[request.token] = (request, answer)
+        try:
+            self._pay()
+        except MustStop:
+            raise
+        except OSError as error:
+            _log.warning("The answer to a request cannot be written and will be tried again: %s", error)
+
+    def _pay(self) -> None:
+        """Write the answers that are owed: what was carried out once is not carried out again."""
+        for token, (request, answer) in list(self._owed.items()):
+            if request.stop and answer.savepoint is not None and not self._has_ended:
+                continue
+            if not self._requests.answer(self._store.epoch, request, answer) and answer.savepoint is not None:
+                _log.warning("Who asked for savepoint %s had stopped waiting; it stays", answer.savepoint.pointer)
+            del self._owed[token]
+
+
+def _reason(error: Exception) -> str:
+    told = error.message if isinstance(error, CheckpointError) else str(error)
+    return told[:LONGEST_REASON]

@@ -1,0 +1,283 @@
+"""Writing side of the store: turns snapshots into completed checkpoints.
+
+One store belongs to one claimed epoch. New is stored before old is dropped; data is written before
+``_metadata``; the epoch is checked before the publish, before the acknowledgement and before a deletion.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Callable, Iterable, Mapping
+
+from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.clock import Clock, iso, milliseconds
+from dagster_ckpt.checkpoint.control.epochs import Claim
+from dagster_ckpt.checkpoint.control.taken_savepoints import RecordedSavepoint
+from dagster_ckpt.checkpoint.format.layout import METADATA_FILE_NAME, checkpoint_directory, shared_directory
+from dagster_ckpt.checkpoint.format.manifest import SAVEPOINT, CheckpointMetadata, FileEntry
+from dagster_ckpt.checkpoint.format.snapshot import Identity, Snapshot
+from dagster_ckpt.checkpoint.taking.progress import CheckpointInProgress, Gauge, PendingCheckpoint
+from dagster_ckpt.checkpoint.taking.retained import Dropped, RetainedCheckpoints
+from dagster_ckpt.checkpoint.taking.savepoint_files import write_savepoint
+from dagster_ckpt.checkpoint.taking.shared_files import DEFAULT_INLINE_THRESHOLD, SharedState
+from dagster_ckpt.config.retention import RetentionPolicy
+from dagster_ckpt.errors import CheckpointFailure, CorruptCheckpoint, PublishUnknown
+from dagster_ckpt.filesystem import FileSystem
+from dagster_ckpt.filesystem.port import unheard
+
+__all__ = ["CompletedCheckpointStore"]
+
+_log = logging.getLogger(__name__)
+
+
+class CompletedCheckpointStore:
+    """The completed checkpoints of one lineage, as written under one epoch.
+
+    Args:
+        catalog: the reading side.
+        claim: the epoch this store writes under.
+        job_id: the lineage.
+        first_id: the first id it may use.
+        restored_from: the reference of what the epoch began with.
+        mode: recorded in each checkpoint.
+        clock: wall and monotonic time.
+        inline_threshold: files of at most this many bytes are small: those that do not recur are kept in
+            ``_metadata`` (1 MiB in all), the others are packed together.
+        verified: a checkpoint whose every file has just been read and found sound.
+        max_state_size: every file is kept in ``_metadata``, and none may be larger than this, in bytes; ``None`` for
+            files that are stored as such.
+        claimed: a savepoint that the lineage was restored from and that is its own to delete.
+        tell: is told of what takes long to store, on the threads that store it.
+    """
+
+    def __init__(
+        self,
+        catalog: CheckpointCatalog,
+        claim: Claim,
+        *,
+        job_id: str,
+        first_id: int,
+        restored_from: str | None,
+        mode: str,
+        clock: Clock,
+        inline_threshold: int = DEFAULT_INLINE_THRESHOLD,
+        verified: CheckpointMetadata | None = None,
+        max_state_size: int | None = None,
+        claimed: CheckpointMetadata | None = None,
+        tell: Callable[[CheckpointInProgress], object] = unheard,
+    ) -> None:
+        self.catalog = catalog
+        self.filesystem: FileSystem = catalog.filesystem
+        self._claim = claim
+        self.job_id = job_id
+        self.restored_from = restored_from
+        self._mode = mode
+        self._inline_threshold = inline_threshold
+        self._clock = clock
+        self._tell = tell
+        self._records = catalog.records
+        self._shared = SharedState(
+            catalog.filesystem,
+            shared_directory(catalog.job_name, job_id),
+            claim.epoch,
+            inline_threshold,
+            verified,
+            max_state_size,
+        )
+        self._lock = threading.RLock()
+        #: The id of the next checkpoint or savepoint.
+        self.next_id = first_id
+        self._kept = RetainedCheckpoints(catalog, claim.epoch, job_id, restored_from, claimed, self._shared, clock)
+
+    @property
+    def retained(self) -> list[CheckpointMetadata]:
+        """Completed checkpoints by (epoch, id), the newest last, without those in quarantine."""
+        with self._lock:
+            return list(self._kept.checkpoints)
+
+    @property
+    def quarantined(self) -> list[CheckpointMetadata]:
+        """Completed checkpoints that are neither counted nor deleted; what they share stays in use."""
+        return list(self._kept.quarantined)
+
+    @property
+    def broken(self) -> list[CorruptCheckpoint]:
+        """What was found unreadable at the start. While there is any, no shared file is deleted."""
+        return list(self._kept.broken)
+
+    @property
+    def epoch(self) -> int:
+        """The epoch this store writes under."""
+        return self._claim.epoch
+
+    def in_use(self) -> frozenset[str]:
+        """The names in ``shared/`` that the checkpoints need, those under way included."""
+        return self._shared.in_use()
+
+    def know(self, files: Iterable[tuple[FileEntry, Identity]]) -> None:
+        """The live location's objects of these identities were copied from these stored files, see ``SharedState``."""
+        self._shared.know(files)
+
+    def check_owner(self) -> None:
+        """Make sure that no newer run has taken the job over.
+
+        Raises:
+            Fenced: one has.
+        """
+        self._records.epochs.check(self.epoch)
+
+    def begin(self) -> PendingCheckpoint:
+        """Issue the next id, durably, so that it is never issued again."""
+        with self._lock:
+            self._records.epochs.check(self.epoch)
+            number = self.next_id
+            self._records.issued(self.job_id).record(self.epoch, number)
+            self.next_id += 1
+        storing = Gauge.of_checkpoint(number, self._clock, self._tell)
+        return PendingCheckpoint(number, self._clock.time(), self._clock.monotonic(), storing)
+
+    def write(
+        self,
+        pending: PendingCheckpoint,
+        snapshot: Snapshot,
+        *,
+        kind: str = "checkpoint",
+        timings_ms: Mapping[str, float] | None = None,
+    ) -> CheckpointMetadata:
+        """Store a snapshot and publish it; on return it is durable, visible and acknowledged.
+
+        Raises:
+            Stopped: the attempt expired; what it wrote is gone again.
+            Fenced: a newer run has taken the job over.
+            CheckpointFailure: a newer checkpoint completed meanwhile.
+            StorageError: the storage failed; what it wrote is gone again, unless the outcome is unknown.
+        """
+        started = self._clock.monotonic()
+        published = False
+        try:
+            entries, new_bytes = self._shared.store(pending.number, snapshot, lambda: pending.expired, pending.storing)
+            metadata = self._describe(pending, snapshot, kind, entries, new_bytes, timings_ms, started)
+            with self._lock:
+                self._records.epochs.check(self.epoch)
+                if self.retained and self.retained[-1].key > metadata.key:
+                    raise CheckpointFailure(f"{metadata.name} was subsumed by {self.retained[-1].name} meanwhile.")
+                pending.seal()
+                directory = checkpoint_directory(self.catalog.job_name, self.job_id, pending.number)
+                published = True  # from here on the outcome may be unknown: nothing is deleted on a guess
+                self._kept.unsettled.append(metadata)
+                try:
+                    self.filesystem.create(f"{directory}/{METADATA_FILE_NAME}", metadata.encode())
+                except PublishUnknown:
+                    raise
+                except OSError:
+                    published = False
+                    self._kept.unsettled.remove(metadata)
+                    raise
+                self._records.epochs.check(self.epoch)
+                self._kept.unsettled.remove(metadata)
+                self._kept.add(metadata)
+                self._shared.remember(snapshot, entries)
+                self._kept.share()
+            return metadata
+        finally:
+            if not published:
+                self._undo(pending)
+            self._shared.release(pending.number)
+
+    def write_savepoint(
+        self,
+        pending: PendingCheckpoint,
+        snapshot: Snapshot,
+        storage: FileSystem,
+        *,
+        timings_ms: Mapping[str, float] | None = None,
+    ) -> CheckpointMetadata:
+        """Write a snapshot as a savepoint below ``storage``. It is the user's: nothing here counts or deletes it.
+
+        That it was taken goes on record, for a recovery that is told to go on from savepoints, too.
+
+        Raises:
+            Stopped: the attempt expired.
+            Fenced: a newer run has taken the job over.
+            StorageError: the storage failed.
+        """
+        started = self._clock.monotonic()
+
+        def describe(entries: tuple[FileEntry, ...]) -> CheckpointMetadata:
+            size = sum(entry.size for entry in entries)
+            return self._describe(pending, snapshot, SAVEPOINT, entries, size, timings_ms, started)
+
+        def seal() -> None:
+            self._records.epochs.check(self.epoch)
+            pending.seal()
+
+        metadata = write_savepoint(
+            storage,
+            self.job_id,
+            snapshot,
+            describe,
+            pending.storing,
+            inline_threshold=self._inline_threshold,
+            stop=lambda: pending.expired,
+            seal=seal,
+        )
+        try:
+            self._records.epochs.check(self.epoch)
+            self._records.taken_savepoints.add(RecordedSavepoint.of(metadata))
+        except OSError as error:  # whoever asked for the savepoint has it
+            _log.warning("Savepoint %s is complete and not on record: %s", metadata.reference, error)
+        return metadata
+
+    def subsume(self, retention: RetentionPolicy) -> list[Dropped]:
+        """Drop what ``retention`` does not keep and nobody has pinned; nothing, where pins are never settled.
+
+        Raises:
+            Fenced: a newer run has taken the job over; nothing was dropped.
+        """
+        with self._lock:
+            return self._kept.subsume(retention)
+
+    def discard_all(self, reason: str) -> list[Dropped]:
+        """Delete every checkpoint of this lineage that is neither pinned nor quarantined, for the cleanup policy.
+
+        Raises:
+            Fenced: a newer run has taken the job over; nothing was deleted.
+        """
+        with self._lock:
+            return self._kept.discard_all(reason)
+
+    def _describe(
+        self,
+        pending: PendingCheckpoint,
+        snapshot: Snapshot,
+        kind: str,
+        entries: tuple[FileEntry, ...],
+        new_bytes: int,
+        timings_ms: Mapping[str, float] | None,
+        started: float,
+    ) -> CheckpointMetadata:
+        return CheckpointMetadata(
+            job_name=self.catalog.job_name,
+            job_id=self.job_id,
+            checkpoint_id=pending.number,
+            epoch=self.epoch,
+            batch=snapshot.batch,
+            mode=self._mode,
+            kind=kind,
+            restored_from=self.restored_from,
+            writer={"run_id": self._claim.run_id, "host": self._claim.host, "pid": self._claim.pid},
+            triggered_at=iso(pending.triggered_at),
+            written_at=iso(self._clock.time()),
+            timings_ms={**(timings_ms or {}), "write": milliseconds(self._clock.monotonic() - started)},
+            new_bytes=new_bytes,
+            facts=snapshot.facts,
+            sink=snapshot.sink,
+            files=entries,
+        )
+
+    def _undo(self, pending: PendingCheckpoint) -> None:
+        self._shared.undo(pending.number)
+        with contextlib.suppress(OSError):
+            self.filesystem.remove_directory(checkpoint_directory(self.catalog.job_name, self.job_id, pending.number))

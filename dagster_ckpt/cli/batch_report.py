@@ -1,0 +1,256 @@
+"""What is in a batch: what it reads of each source, what became of it, and how often it failed.
+
+Read from the storage, and from the live location where that is on this host; no JVM is needed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from itertools import pairwise
+from typing import Any
+
+import fsspec
+
+from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.catalog.lineage import line_of_descent
+from dagster_ckpt.checkpoint.catalog.newest import find_newest
+from dagster_ckpt.checkpoint.control.epochs import Choice
+from dagster_ckpt.checkpoint.control.failures import Failure
+from dagster_ckpt.checkpoint.control.plan_archive import PlannedBatch
+from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
+from dagster_ckpt.checkpoint.format.snapshot import Json
+from dagster_ckpt.errors import CheckpointError, CheckpointNotFound
+from dagster_ckpt.spark.batches.in_flight import fingerprint
+from dagster_ckpt.spark.batches.plans import PlannedBatches, planned_files, planned_offsets
+from dagster_ckpt.spark.live.live_location import recorded_live
+from dagster_ckpt.spark.preflight.source_files import local_file
+
+__all__ = ["BatchReport", "ReadFile", "ReadSource", "report_batch"]
+
+
+@dataclass(frozen=True, slots=True)
+class ReadFile:
+    """A file that a batch reads.
+
+    Attributes:
+        path: its URI, as Spark logged it.
+        bytes: its size now, ``None`` when it is gone or cannot be looked at.
+        exists: whether it is still there, ``None`` when that cannot be told from here.
+    """
+
+    path: str
+    bytes: int | None
+    exists: bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class ReadSource:
+    """What a batch reads of one source.
+
+    Attributes:
+        source: its id in the write-ahead log.
+        start: the offset after which it reads, ``None`` for the beginning, or when it is not known any more.
+        end: the last offset it reads, ``None`` while the source has no data.
+        files: of a file source.
+    """
+
+    source: str
+    start: Json
+    end: Json
+    files: Sequence[ReadFile]
+
+
+@dataclass(frozen=True, slots=True)
+class BatchReport:
+    """A batch.
+
+    Attributes:
+        job: the job.
+        job_id: the lineage.
+        batch: its number.
+        planned_at: its processing time, ISO 8601 in UTC; a batch that is run again keeps it.
+        watermark: that it runs with, ISO 8601 in UTC, ``None`` when there is none.
+        plan: fingerprint of what it reads, as in the records of failures.
+        committed: whether it is done, ``None`` when that cannot be told from here.
+        checkpoint: the oldest retained checkpoint that covers it, ``None`` when there is none.
+        failures: its failures, oldest first.
+        sources: what it reads.
+    """
+
+    job: str
+    job_id: str
+    batch: int
+    planned_at: str
+    watermark: str | None
+    plan: str
+    committed: bool | None
+    checkpoint: str | None
+    failures: Sequence[Failure]
+    sources: Sequence[ReadSource] = field(default_factory=list)
+
+    def lines(self) -> Iterator[str]:
+        """The report for people."""
+        became = {True: "committed", False: "planned, not committed", None: "planned; not known whether committed"}
+        covered = f", covered by {self.checkpoint}" if self.checkpoint else ", in no checkpoint"
+        yield f"batch {self.batch} of job {self.job}, lineage {self.job_id}: {became[self.committed]}{covered}"
+        yield f"planned at {self.planned_at}, watermark {self.watermark or 'none'}"
+        for source in self.sources:
+            yield f"source {source.source}: after {json.dumps(source.start)} up to {json.dumps(source.end)}"
+            for file in source.files:
+                size = {True: f"{file.bytes or 0:,}", False: "gone", None: "?"}[file.exists]
+                yield f"  {size:>14}  {file.path}"
+        yield f"failed {len(self.failures)} times"
+        for failure in self.failures[-1:]:
+            at = datetime.fromtimestamp(failure.at, UTC).isoformat(timespec="seconds")
+            yield f"  last at {at} in run {failure.run_id}: {failure.reason}"
+
+
+def report_batch(catalog: CheckpointCatalog, batch: int | None) -> BatchReport:
+    """What is in a batch.
+
+    Args:
+        catalog: of the job.
+        batch: its number, ``None`` for the newest that was planned.
+
+    Raises:
+        CheckpointNotFound: the plan of the batch is not known, or the job has none.
+        CorruptCheckpoint: what is stored is not what was written.
+    """
+    chosen = catalog.choice()
+    if chosen is None:
+        raise CheckpointNotFound(
+            f"Job {catalog.job_name!r} has never run in {catalog.filesystem.url}.",
+            hint="Is --path the checkpoint path? `dagster-ckpt list` shows the jobs there.",
+        )
+    plans = _Plans(catalog, chosen[1])
+    number = plans.newest() if batch is None else batch
+    plan = None if number is None else plans.plan(number)
+    if number is None or plan is None:
+        known = _ranges(plans.known())
+        raise CheckpointNotFound(
+            f"The plan of {'any batch' if number is None else f'batch {number}'} of job {catalog.job_name!r} is not "
+            f"known{f', those of {known} are' if known else ''}.",
+            hint="Plans are kept from the oldest retained checkpoint on.",
+        )
+    offsets, digest = planned_offsets(plan), fingerprint(plan)
+    covered = _covered(catalog, chosen[1].job_id, number)
+    return BatchReport(
+        job=catalog.job_name,
+        job_id=chosen[1].job_id,
+        batch=number,
+        planned_at=_iso(offsets.timestamp_ms),
+        watermark=_iso(offsets.watermark_ms) if offsets.watermark_ms else None,
+        plan=digest,
+        committed=True if covered is not None else plans.committed(number),
+        checkpoint=None if covered is None else covered.reference,
+        failures=_failures(catalog, number, digest),
+        sources=_sources(plan, plans.start(number)),
+    )
+
+
+class _Plans:
+    """The plans of a lineage, wherever they are: in the archive, or in the live location, which is ahead of it."""
+
+    def __init__(self, catalog: CheckpointCatalog, choice: Choice) -> None:
+        self._catalog = catalog
+        self._archive = catalog.records.plans(choice.job_id)
+        live = recorded_live(choice, catalog.filesystem)
+        self._live = None if live is None else live.location()
+        self._job_id = choice.job_id
+
+    def newest(self) -> int | None:
+        live = None if self._live is None else self._live.planned()
+        return self._archive.newest_batch() if live is None else live
+
+    def known(self) -> list[int]:
+        live = None if self._live is None else self._live.planned()
+        return sorted({*self._archive.batches(), *([] if live is None else [live])})
+
+    def plan(self, batch: int) -> PlannedBatch | None:
+        newest = None if self._live is None else self._live.planned()
+        return (self._in_live(batch) if newest == batch else None) or self._archive.planned(batch)
+
+    def committed(self, batch: int) -> bool | None:
+        if self._live is None:
+            return None
+        last = self._live.last_committed()
+        return last is not None and last >= batch
+
+    def start(self, batch: int) -> dict[str, Json]:
+        """Where the batch before ended, by source; empty when there is none, or it is not known."""
+        before = self._archive.planned(batch - 1)
+        if before is None:
+            before = self._in_live(batch - 1)
+        if before is not None:
+            offsets = planned_offsets(before)
+            return {source: offsets.offset(source) for source, _ in offsets.sources}
+        for metadata in self._catalog.completed(self._job_id)[0]:
+            if metadata.batch == batch - 1:
+                facts: Any = metadata.facts
+                return {str(source["id"]): source["offset"] for source in facts.get("sources", [])}
+        return {}
+
+    def _in_live(self, batch: int) -> PlannedBatch | None:
+        if self._live is None:
+            return None
+        with contextlib.suppress(OSError, CheckpointError):
+            return next(iter(PlannedBatches(self._live, batch - 1).new(batch)), None)
+        return None
+
+
+def _covered(catalog: CheckpointCatalog, job_id: str, batch: int) -> CheckpointMetadata | None:
+    newest = find_newest(catalog).metadata
+    if newest is None:
+        return None
+    line = line_of_descent(newest, catalog.completed(job_id)[0])
+    return min((item for item in line if item.batch >= batch), key=lambda item: item.batch, default=None)
+
+
+def _failures(catalog: CheckpointCatalog, batch: int, plan: str) -> list[Failure]:
+    log = catalog.records.failures
+    every = [failure for series in log.series() for failure in log.of(series)]
+    return [failure for failure in every if failure.batch == batch and failure.plan in {None, plan}]
+
+
+def _sources(plan: PlannedBatch, start: dict[str, Json]) -> list[ReadSource]:
+    offsets = planned_offsets(plan)
+    return [
+        ReadSource(source, start.get(source), offsets.offset(source), [_look_at(uri) for uri in _files(plan, source)])
+        for source, _ in offsets.sources
+    ]
+
+
+def _files(plan: PlannedBatch, source: str) -> list[str]:
+    of_source = {name: text for name, text in plan.files.items() if name.startswith(f"sources/{source}/")}
+    return planned_files(PlannedBatch(plan.batch, of_source))
+
+
+def _look_at(uri: str) -> ReadFile:
+    try:
+        if (file := local_file(uri)) is not None:
+            return ReadFile(uri, file.stat().st_size, True)
+        filesystem, path = fsspec.core.url_to_fs(uri)
+        size = filesystem.info(path).get("size")
+        return ReadFile(uri, None if size is None else int(size), True)
+    except FileNotFoundError:
+        return ReadFile(uri, None, False)
+    except Exception:  # no access, no driver for it, no network: whoever reads it knows more
+        return ReadFile(uri, None, None)
+
+
+def _ranges(batches: Sequence[int]) -> str:
+    """``3 to 9, 12`` for people."""
+    if not batches:
+        return ""
+    breaks = [(before, after) for before, after in pairwise(batches) if after != before + 1]
+    firsts = [batches[0], *(after for _, after in breaks)]
+    lasts = [*(before for before, _ in breaks), batches[-1]]
+    return ", ".join(f"{a}" if a == b else f"{a} to {b}" for a, b in zip(firsts, lasts, strict=True))
+
+
+def _iso(milliseconds: int) -> str:
+    return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec="milliseconds")

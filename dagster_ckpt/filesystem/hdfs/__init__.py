@@ -1,0 +1,1 @@
+"""Checkpoints in HDFS, through Spark's own Hadoop client."""

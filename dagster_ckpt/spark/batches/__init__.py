@@ -1,0 +1,1 @@
+"""Batches: their plans, the one in flight, and their replay."""

@@ -1,0 +1,106 @@
+"""Keeping the archive of a running query's plans up to date, beside it."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from dagster_ckpt.checkpoint.clock import Clock
+from dagster_ckpt.checkpoint.control.plan_archive import ArchiveWriter, PlannedBatch
+from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
+from dagster_ckpt.checkpoint.pause import Pause
+from dagster_ckpt.errors import CheckpointError, Fenced
+from dagster_ckpt.spark.batches.plans import PlannedBatches
+
+__all__ = ["Archiver"]
+
+_log = logging.getLogger(__name__)
+
+#: Seconds between two looks at what was planned, at least. What is planned in between is in the live location only.
+_EVERY = 1.0
+#: Seconds that the end of a run waits for the last plans; a writer that hangs in the storage ends with the process.
+_LAST = 5.0
+
+
+class Archiver:
+    """Archives the plans of one query.
+
+    Args:
+        plans: reads them.
+        writer: stores them.
+        retained: the completed checkpoints there are.
+        clock: monotonic time.
+        longest: seconds between two looks, while nothing is planned.
+    """
+
+    def __init__(
+        self,
+        plans: PlannedBatches,
+        writer: ArchiveWriter,
+        retained: Callable[[], Sequence[CheckpointMetadata]],
+        clock: Clock,
+        longest: float,
+    ) -> None:
+        self._plans = plans
+        self._writer = writer
+        self._retained = retained
+        self._lock = threading.Lock()
+        self._unsent: list[PlannedBatch] = []
+        self._pool = ThreadPoolExecutor(1, "dagster-ckpt-archive")
+        self._pause = Pause(_EVERY, max(_EVERY, longest), clock)
+        self._pack = False
+        self._running: Future[bool] | None = None
+
+    def tick(self) -> None:
+        """Archive in the background what is due; never waits.
+
+        Raises:
+            Fenced: a newer run has taken the job over.
+        """
+        if self._running is not None:
+            if not self._running.done():
+                return
+            future, self._running = self._running, None
+            error = future.exception()
+            if isinstance(error, Fenced):
+                raise error
+            if error is not None:
+                _log.info("What batches read could not be archived and will be tried again: %s", error)
+            self._pause.begin(changed=error is not None or future.result())
+        if self._pack or self._pause.is_over:
+            pack, self._pack = self._pack, False
+            self._running = self._pool.submit(self._archive, None, pack=pack)
+
+    def completed(self) -> None:
+        """A checkpoint completed: what was archived before is packed with the next tick."""
+        self._pack = True
+
+    def archive(self, batch: int) -> None:
+        """Archive the plans up to ``batch``, which is under way; they are durable on return. For any thread.
+
+        Raises:
+            Fenced: a newer run has taken the job over.
+            StorageError: the storage failed.
+        """
+        self._archive(batch, pack=False)
+
+    def close(self) -> None:
+        """Archive what is left, as far as the storage takes it, and end."""
+        last = self._pool.submit(self._archive, None, pack=False)
+        with contextlib.suppress(OSError, CheckpointError):  # to have waited in vain is an OSError, too
+            last.result(timeout=_LAST)
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _archive(self, until: int | None, *, pack: bool) -> bool:
+        """Archive what there is, and whether there was anything."""
+        with self._lock:
+            self._unsent += self._plans.new(until)
+            if found := bool(self._unsent):
+                self._writer.append(self._unsent)
+                self._unsent = []
+            if pack:
+                self._writer.pack(self._retained())
+        return found

@@ -1,0 +1,248 @@
+"""Spark's plans of batches: reading them while a query runs, and laying them out again for a replay.
+
+A file source writes what a batch will read into a log of its own, ``sources/<source>/<entry>``, and only the number
+of the entry into ``offsets/<batch>``. Every tenth entry or so is a ``.compact`` one, which repeats all before it; of
+such a one a plan keeps what it added, and the rest is put before it again when it is laid out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from dagster_ckpt.checkpoint.control.plan_archive import PlannedBatch
+from dagster_ckpt.checkpoint.format.values import believed, parsed, shown
+from dagster_ckpt.errors import CaptureIncomplete, CorruptCheckpoint
+from dagster_ckpt.spark.files.checkpoint_location import CheckpointLocation, OffsetEntry, parse_offsets
+from dagster_ckpt.spark.sinks.spark_sink_log import log_files
+
+__all__ = ["PlannedBatches", "forget_plan", "lay_out", "planned_files", "planned_offsets"]
+
+_COMPACT = ".compact"
+_HEADER = "v1"
+#: Entries from one compaction of a source's log to the next, where two of them do not tell.
+_INTERVAL = 10
+#: Entries that are written anew at once, at most; more are in no log that Spark compacts.
+_MOST_ENTRIES = 100_000
+_ENTRY = re.compile(r"(0|[1-9][0-9]{0,17})(\.compact)?")
+_OTHER = "Restore another checkpoint, or launch with replay_to: none."
+
+
+class PlannedBatches:
+    """The plans of a running query, each read once.
+
+    Args:
+        location: the live checkpointLocation.
+        after: the last batch whose plan is not wanted, -1 for none.
+    """
+
+    def __init__(self, location: CheckpointLocation, after: int) -> None:
+        self._location = location
+        self.last = after
+
+    def new(self, until: int | None = None) -> list[PlannedBatch]:
+        """The plans that were written since this was last asked, in order.
+
+        Args:
+            until: the last batch that is wanted; by default whatever is planned.
+        """
+        if until is None:
+            until = self._location.newest()
+        found = []
+        for batch in range(self.last + 1, until + 1):
+            try:
+                found.append(PlannedBatch(batch, dict(self._files(batch))))
+            except CaptureIncomplete:
+                if batch == until:
+                    break
+                # Purged already, or never written: asynchronous progress tracking leaves gaps.
+            self.last = batch
+        return found
+
+    def _files(self, batch: int) -> Iterator[tuple[str, str]]:
+        where = f"offsets/{batch}"
+        text = self._location.text(where)
+        offsets = parse_offsets(text, where)
+        before = self._location.previous_offsets(batch)
+        previous = None if before is None else self._location.offsets(before)
+        for source, _ in offsets.sources:
+            last = offsets.file_source_offset(source)
+            if last is None:
+                continue
+            first = -1 if previous is None else previous.file_source_offset(source)
+            for entry in range((-1 if first is None else first) + 1, last + 1):
+                yield self._entry(source, entry)
+        yield where, text
+
+    def _entry(self, source: str, entry: int) -> tuple[str, str]:
+        plain = f"sources/{source}/{entry}"
+        try:
+            return plain, self._location.text(plain)
+        except CaptureIncomplete:
+            compacted = self._location.text(f"{plain}{_COMPACT}")
+        with _believed(f"{plain}{_COMPACT} in {self._location.shown}"):
+            added = [line for line in compacted.split("\n")[1:] if line and parsed(line).get("batchId") == entry]
+        return f"{plain}{_COMPACT}", "\n".join([_HEADER, *added])
+
+
+def lay_out(plan: PlannedBatch, location: Path) -> None:
+    """Write the plan of a batch into a checkpointLocation whose last batch is the one before.
+
+    The location may hold a plan of the batch already, the same or (when it was planned anew since) another one.
+
+    Raises:
+        CorruptCheckpoint: the location is not such a one, or the plan has a file that no plan of Spark's has. Of a
+            plan nothing was written then.
+    """
+    with _believed(f"The plan of batch {plan.batch}"):
+        _check_names(plan)
+    forget_plan(location, plan.batch)
+    # The plan itself last: when it is there, all it refers to is.
+    for name, text in sorted(plan.files.items(), key=lambda item: item[0].startswith("offsets/")):
+        target = location / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        temporary = target.with_name(f".{target.name}.replay.tmp")
+        with _believed(f"The log that {name} of the plan of batch {plan.batch} continues"):
+            content = _compacted(target, text) if name.endswith(_COMPACT) else text
+        temporary.write_text(content, encoding="utf-8")
+        target.with_name(f".{target.name}.crc").unlink(missing_ok=True)  # it would describe other bytes
+        temporary.replace(target)
+
+
+def forget_plan(location: Path, batch: int) -> None:
+    """Take the plan of a batch that did not run out of a checkpointLocation, so that Spark plans it anew.
+
+    Its files go back to those that are still to be read: without this, Spark would read all that is in a source's log
+    as one batch, whatever its batch size is now.
+
+    Args:
+        location: a checkpointLocation that no query uses.
+        batch: the one after the last that was committed; nothing happens when it is not planned.
+
+    Raises:
+        CorruptCheckpoint: a source's log is not as Spark writes it.
+    """
+    live = CheckpointLocation(location)
+    before = live.previous_offsets(batch)
+    try:
+        planned = live.offsets(batch)
+        previous = None if before is None else live.offsets(before)
+    except CaptureIncomplete:
+        return
+    for source, _ in planned.sources:
+        if planned.file_source_offset(source) is not None:
+            last = None if previous is None else previous.file_source_offset(source)
+            with _believed(f"sources/{source} in {location}"):
+                _cut(location / "sources" / source, -1 if last is None else last)
+    for name in (str(batch), f".{batch}.crc"):
+        (location / "offsets" / name).unlink(missing_ok=True)
+
+
+def planned_files(plan: PlannedBatch) -> list[str]:
+    """The URIs of the files that a batch reads from file sources, sorted.
+
+    Raises:
+        CorruptCheckpoint: the plan does not tell.
+    """
+    with _believed(f"The plan of batch {plan.batch}"):
+        return sorted(
+            str(parsed(line)["path"])
+            for name, text in plan.files.items()
+            if name.startswith("sources/")
+            for line in text.split("\n")[1:]
+            if line.startswith("{")
+        )
+
+
+def planned_offsets(plan: PlannedBatch) -> OffsetEntry:
+    """The entry of the write-ahead log.
+
+    Raises:
+        CorruptCheckpoint: the plan has none, or not a whole one.
+    """
+    where = f"offsets/{plan.batch}"
+    with _believed(f"The plan of batch {plan.batch}"):
+        text = plan.files[where]
+    try:
+        return parse_offsets(text, where)
+    except CaptureIncomplete as error:
+        raise CorruptCheckpoint(f"The plan of batch {plan.batch}: {error.message}.", hint=_OTHER) from error
+
+
+def _check_names(plan: PlannedBatch) -> None:
+    """Make sure that a plan has the files that Spark wrote for the batch, and no other.
+
+    Raises:
+        ValueError: it has another.
+    """
+    offsets = planned_offsets(plan)
+    last = {source: offsets.file_source_offset(source) for source, _ in offsets.sources}
+    for name in plan.files.keys() - {f"offsets/{plan.batch}"}:
+        directory, _, rest = name.partition("/")
+        source, _, entry = rest.rpartition("/")
+        match = _ENTRY.fullmatch(entry)
+        newest = last.get(source)
+        if directory != "sources" or match is None or newest is None or int(match[1]) > newest:
+            raise ValueError(f"it has a file {shown(name)}, which is no entry of a log of its sources")
+
+
+def _believed(what: str) -> contextlib.AbstractContextManager[None]:
+    return believed(what, _OTHER)
+
+
+def _cut(directory: Path, last: int) -> None:
+    """Cut the entries after ``last`` off a source's log."""
+    numbers = {path: int(path.name.split(".")[0]) for path in directory.iterdir() if path.name[0].isdigit()}
+    later = sorted(path for path, number in numbers.items() if number > last)
+    compacted = [path for path in later if path.name.endswith(_COMPACT)]
+    kept = frozenset(path.name for path in numbers if path not in later)
+    try:
+        log_files(kept, last, str(directory))
+    except CaptureIncomplete:
+        # A later compaction has taken the entries in that it repeats: they are taken out of it again.
+        first = min(compacted, key=numbers.__getitem__, default=None)
+        if first is None:
+            raise
+        before = [number for path, number in numbers.items() if path.name.endswith(_COMPACT) and path not in later]
+        interval = numbers[first] - max(before) if before else _INTERVAL
+        base = numbers[first] - interval * -(-(numbers[first] - last) // interval)
+        if last - base > _MOST_ENTRIES:
+            raise ValueError(f"{last - base} of its entries have only {first.name}") from None
+        _split(first, base, last)
+    for path in later:
+        for name in (path.name, f".{path.name}.crc"):
+            (directory / name).unlink(missing_ok=True)
+
+
+def _split(compacted: Path, base: int, last: int) -> None:
+    """Write the entries up to ``last`` that a compacted one repeats: up to ``base`` compacted, then one by one."""
+    lines = [line for line in compacted.read_text(encoding="utf-8").split("\n")[1:] if line]
+    by_entry: dict[int, list[str]] = {}
+    for line in lines:
+        by_entry.setdefault(max(int(parsed(line)["batchId"]), base), []).append(line)
+    for entry in range(max(base, 0), last + 1):
+        name = f"{entry}{_COMPACT if entry == base else ''}"
+        compacted.with_name(f".{name}.crc").unlink(missing_ok=True)
+        compacted.with_name(name).write_text("\n".join([_HEADER, *by_entry.get(entry, [])]), encoding="utf-8")
+
+
+def _compacted(target: Path, added: str) -> str:
+    """The text of a compacted entry: all there is before it, and what it added."""
+    directory, entry = target.parent, int(target.name.removesuffix(_COMPACT))
+    names = frozenset(path.name for path in directory.iterdir())
+    try:
+        before = log_files(names, entry - 1, str(directory))
+    except CaptureIncomplete as error:
+        raise CorruptCheckpoint(
+            f"The batch of {target.name} cannot be replayed: {error.message}", hint="Launch with replay_to: none."
+        ) from error
+    newest = max((number for number, file in enumerate(before) if file.endswith(_COMPACT)), default=0)
+    lines = [
+        line
+        for file in before[newest:]
+        for line in (directory / file).read_text(encoding="utf-8").split("\n")[1:]
+        if line
+    ]
+    return "\n".join([_HEADER, *lines, *added.split("\n")[1:]])

@@ -1,0 +1,122 @@
+"""Running batches again with the boundaries they had, whatever the session's batch sizes are now.
+
+Spark runs a batch it finds planned as it was planned, but only the last one it finds. So the plans are laid out one at
+a time, and each is run by a query that ends with it.
+
+Each of these queries loads the state anew. Where RocksDB stores a batch's changes only, Spark stores the state as a
+whole now and then in the background, but no such query lives until then: all changes since the checkpoint would be
+applied again for each batch. So every now and then a batch of a replay stores the whole state.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from threading import Event as Flag
+from typing import TYPE_CHECKING
+
+from pyspark.errors import StreamingQueryException
+
+from dagster_ckpt.checkpoint.control.plan_archive import PlannedBatch
+from dagster_ckpt.config.state_backend import CHANGELOG_CONF
+from dagster_ckpt.errors import CheckpointFailure
+from dagster_ckpt.spark.batches.plans import lay_out
+from dagster_ckpt.spark.live.live_location import LiveLocation
+from dagster_ckpt.spark.query.writer_plan import java_field
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+__all__ = ["replay"]
+
+_LOOK = 1
+#: So many batches are not worth a whole state.
+_FEW = 3
+#: Batches from one that stores the whole state to the next, as for a snapshot of Spark's own.
+_WHOLE_STATE_EVERY = 10
+
+
+def replay(
+    session: SparkSession,
+    writer: DataStreamWriter,
+    live: LiveLocation,
+    plans: Sequence[PlannedBatch],
+    cancel: Flag,
+    raise_failure: Callable[[StreamingQuery], None],
+    begun: Callable[[StreamingQuery], None],
+    progress: Callable[[int], None],
+) -> bool:
+    """Run all of ``plans`` but the last, which is laid out and run by the next start of the query.
+
+    Args:
+        session: of the query.
+        writer: of the query, with ``live`` as its checkpointLocation.
+        live: after the batch before the first of ``plans``.
+        plans: batches in order, without a gap.
+        cancel: set when the run is to stop.
+        raise_failure: raises if the query has failed.
+        begun: is given each query that was started for a batch.
+        progress: is told of each batch that is done.
+
+    Returns:
+        ``False`` when it was canceled.
+
+    Raises:
+        CheckpointFailure: a query ended without an error and without its batch.
+    """
+    if not plans:
+        return True
+    location = live.location()
+    with _one_batch(writer):
+        for number, plan in enumerate(plans[:-1]):
+            if cancel.is_set():
+                return False
+            with live.edited() as logs:
+                lay_out(plan, logs)
+            with _whole_state(session, wanted=number % _WHOLE_STATE_EVERY == 0 and len(plans) - number > _FEW):
+                query = writer.start()
+            begun(query)
+            try:
+                with contextlib.suppress(StreamingQueryException):  # raised in order by `raise_failure`
+                    while not query.awaitTermination(_LOOK) and not cancel.is_set():
+                        pass
+                if cancel.is_set():
+                    return False
+                raise_failure(query)
+            finally:
+                query.stop()
+            if location.last_committed() != plan.batch:
+                raise CheckpointFailure(f"Batch {plan.batch} was laid out for a replay and did not run.")
+            progress(plan.batch)
+    with live.edited() as logs:
+        lay_out(plans[-1], logs)
+    return True
+
+
+@contextmanager
+def _one_batch(writer: DataStreamWriter) -> Iterator[None]:
+    """The writer with a trigger for a single batch, and then with its own again."""
+    java = writer._jwrite  # noqa: SLF001 - PySpark's writer has no getter for its trigger
+    kept = java_field(java, "trigger")
+    writer.trigger(once=True)
+    try:
+        yield
+    finally:
+        java.trigger(kept)
+
+
+@contextmanager
+def _whole_state(session: SparkSession, *, wanted: bool) -> Iterator[None]:
+    """Have the query that is started here store its whole state; it copies the settings of its session."""
+    kept = session.conf.get(CHANGELOG_CONF, None)
+    if not wanted or kept != "true":
+        yield
+        return
+    session.conf.set(CHANGELOG_CONF, "false")
+    try:
+        yield
+    finally:
+        session.conf.set(CHANGELOG_CONF, kept)

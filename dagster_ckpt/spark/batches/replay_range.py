@@ -1,0 +1,73 @@
+"""The line of starts that leads to a start, and the batches on it that are run again as they were."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import TypeAlias
+
+from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.catalog.newest import Newest
+from dagster_ckpt.checkpoint.control.plan_archive import PlannedBatch
+from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
+from dagster_ckpt.config.recovery import RestoreRequest
+from dagster_ckpt.errors import CorruptCheckpoint, SinkMismatch
+from dagster_ckpt.spark.sinks.sink import Sink
+
+__all__ = ["KnownPlans", "plans_after", "plans_to_replay", "refuse_abandoned"]
+
+#: Tells the epoch that a start goes on from, and the plans of the batches after what it restores.
+KnownPlans: TypeAlias = "Callable[[], tuple[int | None, list[PlannedBatch]]]"
+
+
+def plans_after(catalog: CheckpointCatalog, target: Newest) -> tuple[int | None, list[PlannedBatch]]:
+    """The epoch of the lineage that this one goes on from, and the plans of the batches after."""
+    restored = target.metadata
+    after = -1 if restored is None else restored.batch
+    if target.job_id is not None and (restored is None or restored.job_id != target.job_id):
+        # A lineage without a checkpoint of its own: all its line is after what it began with.
+        own = catalog.records.plans(target.job_id)
+        if restored is None or own.newest() is not None:
+            return own.newest(), own.newest_after(after)
+    if restored is None:
+        return None, []
+    plans = catalog.records.plans(restored.job_id)
+    return plans.line_through(restored) if restored.job_id == target.job_id else None, plans.after(restored)
+
+
+def plans_to_replay(
+    request: RestoreRequest, sink: Sink | None, target: Newest, known: KnownPlans
+) -> tuple[int | None, list[PlannedBatch]]:
+    """The epoch whose plans this one goes on from, and the batches that are to be run again as they were.
+
+    Raises:
+        CorruptCheckpoint: what is known about them is not what was written.
+    """
+    restored, can_roll_back = target.metadata, sink is None or sink.can_roll_back
+    last = request.last_replayed(can_roll_back=can_roll_back)
+    if last is None:
+        with contextlib.suppress(CorruptCheckpoint):  # who asks for no replay wants it to start nevertheless
+            return known()[0], []
+        return None, []
+    line, plans = known()
+    if restored is None and can_roll_back:
+        return line, []
+    # Before the first checkpoint, too: what a sink has seen and cannot take back, it must see again as it was.
+    return line, [plan for plan in plans if plan.batch <= last]
+
+
+def refuse_abandoned(catalog: CheckpointCatalog, restored: CheckpointMetadata, sink: Sink) -> None:
+    """A sink that only replaces batches holds those of the line that was written last, and no others.
+
+    Raises:
+        SinkMismatch: the checkpoint is not on that line.
+    """
+    previous = catalog.choice()
+    plans = catalog.records.plans(restored.job_id)
+    here = previous is None or previous[1].job_id == restored.job_id
+    if not here or plans.line_through(restored) != plans.newest():
+        raise SinkMismatch(
+            f"Sink {sink.path} cannot be rolled back, and the batches that were written to it last do not come of "
+            f"{restored.name}, which a rollback has abandoned: going on from there would not replace all of them.",
+            hint="Nothing was touched. Go on with restore_from: latest, or give the sink a rollback_to.",
+        )

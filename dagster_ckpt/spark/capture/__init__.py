@@ -1,0 +1,1 @@
+"""What a checkpoint takes of Spark's state."""

@@ -1,0 +1,99 @@
+"""Pinning what a restart after one committed batch needs, where the live location is in the storage.
+
+The location is listed once, with the version of every object. Logs are read and written down here, they are small.
+The files of state stores are pinned by their versions and stay where they are: only what names other files is read.
+Spark may delete a pinned object before it is copied; then the attempt is dropped, as when it was gone before the pin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from dagster_ckpt.checkpoint.format.snapshot import PinnedFile, Snapshot
+from dagster_ckpt.errors import CaptureIncomplete
+from dagster_ckpt.spark.capture.from_disk import CHECKPOINT, NEXT_BATCH, ONE_BATCH, Capture, Vanished
+from dagster_ckpt.spark.capture.rocksdb_files import changelog_lineage, snapshot_members
+from dagster_ckpt.spark.capture.state_files import StateStore, StoreReader
+from dagster_ckpt.spark.files.bucket_location import (
+    ListedLocation,
+    StoredCheckpointLocation,
+    is_state_data,
+    stored_identity,
+)
+from dagster_ckpt.spark.files.checkpoint_location import OffsetEntry, OperatorEntry
+from dagster_ckpt.spark.sinks.sink import PositionReader
+
+__all__ = ["capture_stored"]
+
+
+def capture_stored(
+    location: StoredCheckpointLocation, batch: int, pins: Path, *, sink: PositionReader | None = None
+) -> Snapshot:
+    """Pin everything that a restart after ``batch`` needs; as :func:`~dagster_ckpt.spark.capture.from_disk.capture`.
+
+    Args:
+        location: the live checkpointLocation; pass the same object every time, it remembers what it read.
+        batch: a committed batch, normally the last.
+        pins: a directory of this machine that does not exist yet, for logs.
+        sink: tells the position of the query's sink, if it has one that a checkpoint covers.
+
+    Raises:
+        CaptureIncomplete: something is missing or has another size than it must; ``pins`` is gone again.
+        RestoreRefused: the query is of a kind that cannot be checkpointed; ``pins`` is gone again.
+        StorageError: the storage failed; ``pins`` is gone again.
+    """
+    listed = location.listed()
+    pins.mkdir(mode=0o700, parents=True)
+    return _StoredCapture(listed, batch, pins, location.store.concurrency).take(sink)
+
+
+class _StoredCapture(Capture):
+    def __init__(self, listed: ListedLocation, batch: int, pins: Path, concurrency: int) -> None:
+        super().__init__(listed, batch, pins)
+        self._listed = listed
+        self._concurrency = concurrency
+
+    def _pin(self, path: str, *, size: int | None = None) -> str:
+        key = f"{CHECKPOINT}/{path}"
+        known = self._files.get(key)
+        if known is None:
+            if path not in self._listed.objects:
+                raise Vanished(f"{self._listed.shown}/{path} is not there (yet, or any more)", hint=NEXT_BATCH)
+            known = self._files[key] = self._pinned(path, key)
+        if size is not None and known.size != size:
+            raise CaptureIncomplete(
+                f"{self._listed.shown}/{path} has {known.size} bytes, its snapshot says {size}", hint=NEXT_BATCH
+            )
+        return known.local
+
+    def _pinned(self, path: str, key: str) -> PinnedFile:
+        source = self._listed.source(path)
+        identity = stored_identity(source.of)
+        if is_state_data(path):
+            return PinnedFile(key, "", source.of.size, identity, source=source)
+        local = Path(self._target) / f"{len(self._files)}-{path.rpartition('/')[2]}"
+        local.write_bytes(self._listed.read(path))
+        return PinnedFile(key, str(local), source.of.size, identity, not key.startswith(ONE_BATCH))
+
+    def _reader(self, path: str) -> StoreReader:
+        # Nothing has to be brought here to stay as it is: the version does that.
+        return StoreReader(
+            pin=Path,
+            snapshot_members=lambda name: self._listed.parsed_head(f"{path}/{name}", snapshot_members),
+            lineage=lambda name: self._listed.parsed_head(f"{path}/{name}", changelog_lineage),
+        )
+
+    def _pin_stores(self, stores: Iterable[StateStore], offsets: OffsetEntry, operator: OperatorEntry) -> None:
+        # Each store has one file or two to be read, and each read takes as long as the network does.
+        listed = list(stores)
+        if not listed:
+            return
+        with ThreadPoolExecutor(min(self._concurrency, len(listed)), "dagster-ckpt-plan") as pool:
+            plans = list(pool.map(lambda store: self._plan(store, offsets, operator), listed))
+        for store, files in zip(listed, plans, strict=True):
+            self._pin_store(store, files)
+
+    def _is_directory(self, path: str) -> bool:
+        return path not in self._listed.objects

@@ -1,0 +1,97 @@
+"""A running streaming query as the coordinator sees it: its progress, and how to pin it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from dagster_ckpt.checkpoint.clock import Clock
+from dagster_ckpt.checkpoint.format.snapshot import Json, Progress, Snapshot
+from dagster_ckpt.checkpoint.pause import Pause
+from dagster_ckpt.spark.capture.from_bucket import capture_stored
+from dagster_ckpt.spark.capture.from_disk import capture
+from dagster_ckpt.spark.files.bucket_location import StoredCheckpointLocation
+from dagster_ckpt.spark.files.checkpoint_location import CheckpointLocation
+from dagster_ckpt.spark.sinks.sink import PositionReader
+
+__all__ = ["StreamingSource"]
+
+
+class StreamingSource:
+    """A live checkpointLocation and the sink behind it.
+
+    Args:
+        location: the live checkpointLocation.
+        pins: a directory on the same disk for pinned files.
+        sink: tells the position of the query's sink, if it has one that a checkpoint covers.
+        spark_version: written into each checkpoint.
+        last_progress: the latest of Spark's progress reports that was fetched, if any; asked at each capture.
+        clock: monotonic time.
+        accepted_loss: what was lost or doubled in this lineage with somebody's consent, to be told by each checkpoint.
+    """
+
+    def __init__(
+        self,
+        location: CheckpointLocation,
+        pins: Path,
+        sink: PositionReader | None,
+        spark_version: str | None,
+        last_progress: Callable[[], Mapping[str, Any] | None],
+        clock: Clock,
+        accepted_loss: Sequence[str] = (),
+    ) -> None:
+        self._accepted_loss = list(accepted_loss)
+        self._location = location
+        self._pins = pins
+        self._sink = sink
+        self._spark_version = spark_version
+        self._last_progress = last_progress
+        self._numbers = count(1)
+        self._pause = Pause(*location.pauses, clock)
+        self._looked: Progress | None = None
+
+    def progress(self) -> Progress:
+        """The last committed batch and the one in flight, in a storage as they were a moment ago.
+
+        Raises:
+            StorageError: they cannot be listed.
+        """
+        if self._looked is None or self._pause.is_over:
+            before, self._looked = self._looked, Progress(*self._location.how_far())
+            self._pause.begin(changed=self._looked != before)
+        return self._looked
+
+    def look_again(self) -> None:
+        """What was seen before does not count any more."""
+        self._looked = None
+
+    def pin(self, batch: int) -> Snapshot:
+        """Pin ``batch``; raises as :func:`~dagster_ckpt.spark.capture.from_disk.capture`."""
+        pins = self._pins / str(next(self._numbers))
+        if isinstance(self._location, StoredCheckpointLocation):
+            snapshot = capture_stored(self._location, batch, pins, sink=self._sink)
+        else:
+            snapshot = capture(self._location, batch, pins, sink=self._sink)
+        facts: dict[str, Json] = {"spark_version": self._spark_version, **snapshot.facts}
+        if self._accepted_loss:
+            facts["accepted_loss"] = [*self._accepted_loss]
+        if report := self._last_progress():
+            facts["progress"] = _numbers(report)
+        return replace(snapshot, facts=facts)
+
+
+def _numbers(report: Mapping[str, Any]) -> dict[str, Json]:
+    """What is worth keeping of a progress report. It may be of a batch close to the captured one."""
+    operators = report.get("stateOperators") or []
+    return {
+        "batch": report.get("batchId"),
+        "input_rows": report.get("numInputRows"),
+        "rows_per_second": report.get("processedRowsPerSecond"),
+        "batch_ms": report.get("batchDuration"),
+        "state_rows": sum(int(operator.get("numRowsTotal") or 0) for operator in operators),
+        "state_memory_bytes": sum(int(operator.get("memoryUsedBytes") or 0) for operator in operators),
+        "rows_dropped_by_watermark": sum(int(operator.get("numRowsDroppedByWatermark") or 0) for operator in operators),
+    }

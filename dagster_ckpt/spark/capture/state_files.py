@@ -1,0 +1,180 @@
+"""Which files a restart needs to load one version of one state store.
+
+A state store is one operator x partition x store name: one directory below ``state/``. Batch ``N`` commits
+version ``N + 1`` of every store of the query, and a restart after batch ``N`` loads exactly that version.
+The planner works on the listing of the directory and, where files name other files, on pinned copies of
+those; it touches nothing itself.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+from dagster_ckpt.config.state_backend import HDFS_PROVIDER, ROCKSDB_PROVIDER
+from dagster_ckpt.errors import CaptureIncomplete
+from dagster_ckpt.spark.capture.rocksdb_files import LineageItem, SnapshotMember
+
+__all__ = ["PROVIDERS", "Provider", "StateFile", "StateStore", "StoreReader", "plan_store", "unplanned"]
+
+_NEXT_BATCH = "Nothing was kept of this attempt; the next committed batch can be captured."
+
+
+class Provider(Enum):
+    """The state store providers whose files the planner knows, by the class name Spark records."""
+
+    HDFS = HDFS_PROVIDER
+    ROCKSDB = ROCKSDB_PROVIDER
+
+
+#: By the class name that Spark records.
+PROVIDERS: Mapping[str, Provider] = {provider.value: provider for provider in Provider}
+
+#: Every name that a store's directory can list. Spark's own hidden files are of no interest.
+_NAMES = {
+    Provider.HDFS: re.compile(r"\..*|_metadata|\d+\.(delta|snapshot)"),
+    Provider.ROCKSDB: re.compile(r"\..*|_metadata|SSTs|logs|\d+(_[^.]+)?\.(zip|changelog)(\.crc)?"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class StateStore:
+    """One state store at the version to be planned.
+
+    Attributes:
+        path: of its directory, relative to the checkpointLocation, for example ``state/0/1``.
+        names: what its directory lists.
+        version: the version to load; ``0`` is the empty store.
+        unique_id: the id of that version under state format v2, ``None`` under v1.
+    """
+
+    path: str
+    names: Collection[str]
+    version: int
+    unique_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StateFile:
+    """One file that a version needs.
+
+    Attributes:
+        name: relative to the directory of the store.
+        size: the bytes it must have, where the state says so.
+        optional: Spark loads the version without it too (a checksum file).
+    """
+
+    name: str
+    size: int | None = None
+    optional: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StoreReader:
+    """How the planner reads the files that name other files.
+
+    Attributes:
+        pin: pins a file of the store by name and returns where its bytes now stay unchanged. What names
+            other files is read from there, because Spark may put another file under the same name.
+        snapshot_members: what a pinned RocksDB zip needs besides itself.
+        lineage: what a pinned changelog of format v2 builds on.
+    """
+
+    pin: Callable[[str], Path]
+    snapshot_members: Callable[[Path], Iterable[SnapshotMember]]
+    lineage: Callable[[Path], Iterable[LineageItem]]
+
+
+def plan_store(store: StateStore, provider: Provider, reader: StoreReader) -> list[StateFile]:
+    """Every file that loading ``store`` at its version reads.
+
+    Raises:
+        CaptureIncomplete: the directory does not hold the whole version (not yet, or no longer).
+        UnreadableStateFile: a file that names others could not be read (from the ``reader``).
+    """
+    if store.version == 0:
+        return []
+    if provider is Provider.HDFS:
+        return _plan_hdfs(store)
+    if store.unique_id is None:
+        return _plan_rocksdb_v1(store, reader)
+    return _plan_rocksdb_v2(store, store.unique_id, reader)
+
+
+def unplanned(store: StateStore, provider: Provider) -> list[str]:
+    """What the directory of ``store`` lists and ``provider`` would not write there; the planner does not look at it."""
+    return sorted(name for name in store.names if _NAMES[provider].fullmatch(name) is None)
+
+
+def _plan_hdfs(store: StateStore) -> list[StateFile]:
+    base = _newest(store.names, ".snapshot", store.version)
+    deltas = [f"{version}.delta" for version in range(base + 1, store.version + 1)]
+    base_name = f"{base}.snapshot" if base else None
+    return [StateFile(name) for name in _chain(store, base_name, deltas)]
+
+
+def _plan_rocksdb_v1(store: StateStore, reader: StoreReader) -> list[StateFile]:
+    base = _newest(store.names, ".zip", store.version)
+    changelogs = [f"{version}.changelog" for version in range(base + 1, store.version + 1)]
+    base_name = f"{base}.zip" if base else None
+    chain = _chain(store, base_name, changelogs)
+    # A checksum file beside a v1 name may belong to an overwritten file of that name, and is not needed.
+    return [*_snapshot(base_name, reader), *(StateFile(name) for name in chain if name != base_name)]
+
+
+def _plan_rocksdb_v2(store: StateStore, unique_id: str, reader: StoreReader) -> list[StateFile]:
+    newest = f"{store.version}_{unique_id}"
+    if f"{newest}.zip" in store.names:
+        base_name: str | None = f"{newest}.zip"
+        changelogs: list[str] = []
+    else:
+        head = f"{newest}.changelog"
+        _present(store, head, "no snapshot of this version either")
+        lineage = dict(reader.lineage(reader.pin(head)))
+        lineage[store.version] = unique_id
+        base = max((v for v, uid in lineage.items() if f"{v}_{uid}.zip" in store.names), default=0)
+        base_name = f"{base}_{lineage[base]}.zip" if base else None
+        changelogs = []
+        for version in range(base + 1, store.version + 1):
+            if version not in lineage:
+                raise CaptureIncomplete(
+                    f"{store.path}/{head} builds on version {version}, which its lineage does not name and "
+                    "no snapshot covers",
+                    hint=_NEXT_BATCH,
+                )
+            changelogs.append(f"{version}_{lineage[version]}.changelog")
+    chain = _chain(store, base_name, changelogs)
+    files = _snapshot(base_name, reader)
+    files += [StateFile(name) for name in chain if name != base_name]
+    files += [StateFile(f"{name}.crc", optional=True) for name in chain if f"{name}.crc" in store.names]
+    return files
+
+
+def _snapshot(archive: str | None, reader: StoreReader) -> list[StateFile]:
+    if archive is None:
+        return []
+    members = reader.snapshot_members(reader.pin(archive))
+    return [StateFile(archive), *(StateFile(member.path, member.size) for member in members)]
+
+
+def _chain(store: StateStore, base: str | None, increments: list[str]) -> list[str]:
+    for name in increments:
+        _present(store, name, f"base {base}" if base else "no base snapshot")
+    return [base, *increments] if base else increments
+
+
+def _present(store: StateStore, name: str, why: str) -> None:
+    if name not in store.names:
+        raise CaptureIncomplete(
+            f"{store.path}/{name} is missing, so version {store.version} cannot be loaded ({why})",
+            hint=_NEXT_BATCH,
+        )
+
+
+def _newest(names: Collection[str], suffix: str, limit: int) -> int:
+    """The greatest ``<version><suffix>`` up to ``limit``, 0 when there is none."""
+    versions = (name.removesuffix(suffix) for name in names if name.endswith(suffix))
+    return max((int(text) for text in versions if text.isdigit() and int(text) <= limit), default=0)

@@ -1,0 +1,179 @@
+"""Spark's live checkpointLocation where Spark keeps it in the storage of the checkpoints, reached through a connector.
+
+Read through the storage's own client, from any host. An object appears there whole, or not at all.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any, TypeVar
+
+from dagster_ckpt.checkpoint.format.snapshot import Identity, StoredSource
+from dagster_ckpt.filesystem import FileSystem, Part, ServerSide, Stored
+from dagster_ckpt.spark.capture.rocksdb_files import UnreadableStateFile
+from dagster_ckpt.spark.capture.state_files import PROVIDERS, Provider
+from dagster_ckpt.spark.files.checkpoint_location import CheckpointLocation, decoded, parse_query_id
+
+__all__ = ["ListedLocation", "StoredCheckpointLocation", "is_state_data", "stored_identity"]
+
+_T = TypeVar("_T")
+#: Objects of at most so many bytes are remembered, for as long as they are there: logs, most of which do not change.
+_SMALL = 64 << 10
+#: Of a state file that names others so many bytes are read first: they are at its beginning.
+_HEAD = 64 << 10
+
+
+def is_state_data(path: str) -> bool:
+    """Whether a file of a checkpointLocation is of a state store: ``state/<operator>/<partition>/...``."""
+    parts = path.split("/")
+    return len(parts) > 3 and parts[0] == "state" and parts[2].isdigit()
+
+
+class StoredCheckpointLocation(CheckpointLocation):
+    """Spark's live checkpointLocation below a directory of a storage.
+
+    Keep one object for the life of a query, as of any checkpointLocation.
+
+    Args:
+        filesystem: the storage.
+        store: what the storage does by itself.
+        directory: of the location in it.
+        providers: the state store providers whose files are known, by class.
+    """
+
+    def __init__(
+        self,
+        filesystem: FileSystem,
+        store: ServerSide,
+        directory: str,
+        providers: Mapping[str, Provider] = PROVIDERS,
+    ) -> None:
+        super().__init__(Path(directory), providers)
+        self.filesystem = filesystem
+        self.store = store
+        self.directory = directory
+        #: By path and version, so that they are right for as long as they are asked for.
+        self.read_before: dict[tuple[str, str], bytes] = {}
+        self.parsed_before: dict[tuple[str, str], Any] = {}
+
+    #: A look is two listings, each of which costs time and money.
+    pauses = (0.25, 5.0)
+
+    @property
+    def shown(self) -> str:
+        return f"{self.filesystem.url}/{self.directory}"
+
+    def query_id(self) -> str | None:
+        try:
+            return parse_query_id(decoded(self.filesystem.read(f"{self.directory}/metadata"), "metadata"))
+        except FileNotFoundError:
+            return None
+
+    def names(self, directory: str) -> frozenset[str]:
+        return frozenset(entry.name for entry in self.filesystem.list(f"{self.directory}/{directory}"))
+
+    def size(self, where: str) -> int:
+        return self.filesystem.size(f"{self.directory}/{where}")
+
+    def text(self, where: str) -> str:
+        try:
+            return decoded(self.filesystem.read(f"{self.directory}/{where}"), where)
+        except FileNotFoundError as error:
+            raise self.purged(where) from error
+
+    def listed(self) -> ListedLocation:
+        """The location as it is now: its objects cannot change any more, only vanish."""
+        return ListedLocation(self)
+
+    def _batches(self, directory: str) -> Sequence[int]:
+        # A directory in a bucket has no time at which it changed: who asks often must take care himself.
+        return tuple(int(name) for name in self.names(directory) if name.isdigit())
+
+
+class ListedLocation(StoredCheckpointLocation):
+    """A stored checkpointLocation as one listing shows it; what is read of it is of the versions listed.
+
+    Args:
+        of: the location.
+    """
+
+    def __init__(self, of: StoredCheckpointLocation) -> None:
+        super().__init__(of.filesystem, of.store, of.directory, of.providers)
+        self.read_before, self.parsed_before = of.read_before, of.parsed_before
+        self.objects = of.store.stored_below(of.directory)
+        there = {(path, stored.version) for path, stored in self.objects.items()}
+        for known in (self.read_before, self.parsed_before):
+            for key in [key for key in known if key not in there]:
+                del known[key]
+        self._names: dict[str, set[str]] = {}
+        for path in self.objects:
+            *above, name = PurePosixPath(path).parts
+            while above:
+                self._names.setdefault("/".join(above), set()).add(name)
+                name = above.pop()
+
+    def names(self, directory: str) -> frozenset[str]:
+        return frozenset(self._names.get(directory, ()))
+
+    def text(self, where: str) -> str:
+        return decoded(self.read(where), where)
+
+    def source(self, path: str) -> StoredSource:
+        """An object of the location, pinned.
+
+        Raises:
+            CaptureIncomplete: the listing does not have it.
+        """
+        if (stored := self.objects.get(path)) is None:
+            raise self.purged(path)
+        return StoredSource(self.store, f"{self.directory}/{path}", stored)
+
+    def read(self, path: str) -> bytes:
+        """The bytes of an object, remembered if they are few.
+
+        Raises:
+            CaptureIncomplete: the listing does not have it, or it is gone since.
+        """
+        source = self.source(path)
+        key = (path, source.of.version)
+        data = self.read_before.get(key)
+        if data is None:
+            data = source.read()
+            if len(data) <= _SMALL:
+                self.read_before[key] = data
+        return data
+
+    def parsed_head(self, path: str, parse: Callable[[Path], _T]) -> _T:
+        """What ``parse`` finds in an object that names others, of which no more is read than it takes.
+
+        Raises:
+            CaptureIncomplete: the listing does not have it, or it is gone since.
+            UnreadableStateFile: it is not what its name says.
+        """
+        source = self.source(path)
+        key = (path, source.of.version)
+        if key not in self.parsed_before:
+            self.parsed_before[key] = self._parse(source, parse)
+        found: _T = self.parsed_before[key]
+        return found
+
+    def _parse(self, source: StoredSource, parse: Callable[[Path], _T]) -> _T:
+        with tempfile.TemporaryDirectory(prefix="dagster-ckpt-head-") as scratch:
+            # Errors name the file by its own name.
+            head = Path(scratch) / PurePosixPath(source.path).name
+            if source.of.size > _HEAD and not head.name.endswith(".zip"):  # the list of a zip is at its end
+                try:
+                    head.write_bytes(self.store.read_stored(source.path, source.of.version, Part(0, _HEAD)))
+                    return parse(head)
+                except (FileNotFoundError, UnreadableStateFile):
+                    pass  # the whole of it decides
+            head.unlink(missing_ok=True)
+            source.fetch(head)
+            return parse(head)
+
+
+def stored_identity(stored: Stored) -> Identity:
+    """What tells one object at a path from any other that lay there."""
+    return stored.version, stored.size

@@ -1,0 +1,1 @@
+"""The checkpointLocation that Spark writes to now."""

@@ -1,0 +1,118 @@
+"""Whether the live location of a start lies on a disk or in the storage of the checkpoints.
+
+Found out, not tried: the storage has to copy by itself, and Spark's Hadoop has to know a class for its URLs. Nothing is
+written to see whether it works; what credentials that class has is its own affair, and told by the query's first error.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from py4j.protocol import Py4JJavaError
+
+from dagster_ckpt.config.live_location import LiveLocationPlace
+from dagster_ckpt.errors import InvalidConfiguration
+from dagster_ckpt.spark.job import LiveLocationChosen, StreamingJob
+from dagster_ckpt.spark.live.live_location import LOCATION, LiveLocation, LocalLive
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["choose_live", "connector_of", "refuse_impossible"]
+
+#: The storages that copy by themselves, with what has a class for them that Hadoop can load.
+_CONNECTORS = {
+    "gs": "the jar of gcs-connector",
+    "s3": "org.apache.hadoop:hadoop-aws:{hadoop}",
+    "abfs": "org.apache.hadoop:hadoop-azure:{hadoop}",
+}
+_COPYING = ", ".join(f"{scheme}://" for scheme in _CONNECTORS)
+_HINT = "Set live_location to local, and working_directory to a directory that the driver and every executor reach."
+
+
+def refuse_impossible(job: StreamingJob) -> None:
+    """Refuse what no Spark could do.
+
+    Raises:
+        InvalidConfiguration: the live location is to lie in a storage that does not copy by itself.
+    """
+    if job.live_location is LiveLocationPlace.STORAGE and job.filesystem.copies is None:
+        raise InvalidConfiguration(
+            f"The live checkpointLocation of job {job.name!r} cannot lie in {job.filesystem.url}: that is built for "
+            f"{_COPYING} only.",
+            hint=_HINT,
+        )
+
+
+def choose_live(job: StreamingJob, spark: SparkSession, directory: Path) -> tuple[LiveLocation, LiveLocationChosen]:
+    """Where the live location of a start lies, and why.
+
+    Args:
+        job: the job.
+        spark: its session.
+        directory: of the start, in the working directory.
+
+    Raises:
+        InvalidConfiguration: it is to lie in the storage, and cannot.
+    """
+    refuse_impossible(job)
+    local = LocalLive(directory / LOCATION)
+    if (store := job.filesystem.copies) is None:
+        none = f"{job.filesystem.url} is no storage that Spark could keep it in (those are {_COPYING})"
+        return local, LiveLocationChosen(local.url, f"live_location is {job.live_location.value}, and {none}")
+    master = str(spark.sparkContext.master)
+    if (why := _why_on_a_disk(job, master)) is not None:
+        return local, LiveLocationChosen(local.url, why)
+    scheme = job.filesystem.hadoop_url.partition("://")[0]
+    connector = connector_of(spark, scheme)
+    if connector is None:
+        missing = f"Spark's Hadoop has no file system for {scheme}:// (no connector on its classpath)"
+        if job.live_location is LiveLocationPlace.STORAGE:
+            raise InvalidConfiguration(
+                f"The live checkpointLocation of job {job.name!r} is to lie in {job.filesystem.url}, and {missing}.",
+                hint="Add the connector to the session (spark.jars, or spark.jars.packages): "
+                f"{_connector(job, spark)}. {_HINT}",
+            )
+        return local, LiveLocationChosen(local.url, f"{missing}, and live_location is auto")
+    from dagster_ckpt.spark.live.in_bucket import stored_live  # noqa: PLC0415
+
+    stored = stored_live(job.filesystem, store, job.name, directory.name)
+    asked = (
+        "live_location is storage"
+        if job.live_location is LiveLocationPlace.STORAGE
+        else f"live_location is auto, no working_directory is named that executors of {master} could share"
+    )
+    return stored, LiveLocationChosen(stored.url, f"{asked}, and Spark reaches {scheme}:// by {connector}")
+
+
+def connector_of(spark: SparkSession, scheme: str) -> str | None:
+    """The class by which Spark's Hadoop reaches URLs of a scheme, ``None`` when it has none. Nothing is opened."""
+    jvm = spark._jvm  # noqa: SLF001
+    conf = spark._jsparkSession.sessionState().newHadoopConf()  # noqa: SLF001
+    try:
+        found = jvm.org.apache.hadoop.fs.FileSystem.getFileSystemClass(scheme, conf)  # type: ignore[union-attr]
+        return str(found.getName())
+    except Py4JJavaError:  # UnsupportedFileSystemException, or a class that is configured and cannot be loaded
+        return None
+
+
+def _connector(job: StreamingJob, spark: SparkSession) -> str:
+    """What has such a class for the storage of a job."""
+    release = spark._jvm.org.apache.hadoop.util.VersionInfo.getVersion()  # type: ignore[union-attr]  # noqa: SLF001
+    scheme = job.filesystem.url.partition("://")[0]
+    return _CONNECTORS.get(scheme, f"one for {scheme}://").format(hadoop=release)
+
+
+def _why_on_a_disk(job: StreamingJob, master: str) -> str | None:
+    """Why the live location lies on a disk whatever Spark reaches; ``None`` when that matters."""
+    match job.live_location:
+        case LiveLocationPlace.LOCAL:
+            return "live_location is local"
+        case LiveLocationPlace.STORAGE:
+            return None
+    if master.startswith("local"):
+        return f"live_location is auto, and Spark's executors are on this machine ({master})"
+    if job.shares_disk:
+        return "live_location is auto, and working_directory names a disk that driver and executors share"
+    return None

@@ -1,0 +1,215 @@
+"""What preflight finds out about a checkpoint by itself: without a query, and without Spark."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+
+from dagster_ckpt.checkpoint.control.heartbeat import Heartbeat
+from dagster_ckpt.checkpoint.control.plan_archive import PlannedBatch
+from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
+from dagster_ckpt.errors import (
+    CaptureIncomplete,
+    CheckpointError,
+    CorruptCheckpoint,
+    JobAlreadyRunning,
+    RestoreRefused,
+)
+from dagster_ckpt.spark.batches.plans import PlannedBatches
+from dagster_ckpt.spark.files.checkpoint_location import CheckpointLocation
+from dagster_ckpt.spark.preflight.source_files import batches
+from dagster_ckpt.spark.sinks.sink import Sink
+from dagster_ckpt.spark.verdict import Finding, Verdict
+
+__all__ = [
+    "files_finding",
+    "in_flight",
+    "log_finding",
+    "log_gap",
+    "others_finding",
+    "replay_finding",
+    "sink_finding",
+    "version_finding",
+]
+
+_ANOTHER = "Restore another checkpoint; `dagster-ckpt list` shows them."
+_MINOR = re.compile(r"(\d+)\.(\d+)")
+
+
+def files_finding(restored: CheckpointMetadata) -> Finding:
+    """The files of a checkpoint have been read and are what was written."""
+    return Finding.fine("files", f"all {len(restored.files)} files ({restored.size:,} bytes) are what was written.")
+
+
+def log_gap(batch: int, offsets: Collection[int], commits: Collection[int], *, stateful: bool) -> str | None:
+    """What is wrong with a checkpoint's write-ahead log, ``None`` when Spark goes on from it right after ``batch``.
+
+    Spark needs ``offsets`` of the batch and of the one before it and ``commits`` of the batch, and may have ``offsets``
+    of the next. It goes on from the newest entry of ``offsets``: one further on, and what lies between is skipped.
+
+    Args:
+        batch: the last one the checkpoint covers.
+        offsets: the batches that the log has plans of.
+        commits: the batches that it says are done.
+        stateful: a stateful query has an entry for every batch; another may leave some out (asynchronous progress).
+    """
+    if batch not in commits:
+        return f"commits/{batch} is missing, so the batch would be run a second time"
+    if (newest := max(commits)) > batch:
+        return f"commits/{newest} is of a later batch than {batch}, whose state the checkpoint has"
+    if batch not in offsets:
+        return f"offsets/{batch} is missing"
+    before = [other for other in offsets if other < batch]
+    if batch > 0 and (not before or (stateful and batch - 1 not in before)):
+        return f"offsets/{batch - 1} is missing, without which Spark does not start"
+    if (newest := max(offsets)) > batch + 1:
+        return (
+            f"offsets/{newest} is there and commits end with {batch}: Spark would go on from batch {newest} and skip "
+            f"{batches(range(batch + 1, newest))} without a word"
+        )
+    return None
+
+
+def log_finding(restored: CheckpointMetadata, location: Path) -> Finding:
+    """Whether Spark goes on right after the checkpoint's batch from what was unpacked of it."""
+    check = "write-ahead log"
+    offsets, commits = _numbers(location / "offsets"), _numbers(location / "commits")
+    gap = log_gap(restored.batch, offsets, commits, stateful=bool(restored.facts.get("operators")))
+    if gap is None:
+        try:
+            live = CheckpointLocation(location)
+            for batch in offsets:
+                live.offsets(batch)
+            live.commit(restored.batch)
+        except CaptureIncomplete as error:
+            gap = error.message
+        except CheckpointError as error:  # of a newer Spark
+            return Finding.of_error(check, error)
+    if gap is not None:
+        return Finding.of_error(check, CorruptCheckpoint(f"{restored.name}: {gap}.", hint=_ANOTHER))
+    planned = f", and batch {restored.batch + 1} as it was planned" if restored.batch + 1 in offsets else ""
+    return Finding.fine(check, f"goes on after batch {restored.batch}{planned}.")
+
+
+def version_finding(recorded: object, running: str | None) -> Finding:
+    """Whether the Spark that runs can read what the checkpoint's Spark wrote: the same minor release, or an older one.
+
+    Args:
+        recorded: the Spark of the checkpoint, ``None`` when it does not say (one salvaged from a dead run).
+        running: the Spark that is to read it, ``None`` when that is not known.
+    """
+    check = "Spark version"
+    if recorded is None or running is None:
+        unknown = "the checkpoint does not tell its Spark" if recorded is None else f"{recorded}; no Spark here"
+        return Finding.fine(check, f"not checked: {unknown}.")
+    was, now = _MINOR.match(str(recorded)), _MINOR.match(running)
+    if was is None or now is None:
+        return Finding.fine(check, f"not checked: {recorded} and {running} cannot be compared.")
+    if tuple(map(int, was.groups())) > tuple(map(int, now.groups())):
+        error = RestoreRefused(
+            f"The checkpoint is of Spark {recorded}, and this is Spark {running}, which may not read it.",
+            hint=f"Run the job with Spark {recorded}, or restore a checkpoint from before the upgrade.",
+        )
+        return Finding.of_error(check, error)
+    return Finding.fine(check, f"{recorded}, and this is {running}.")
+
+
+def others_finding(
+    job_name: str, heartbeat: Heartbeat | None, dead: str | None, *, own_epoch: int | None = None
+) -> Finding:
+    """Whether a run that may be alive drives the job.
+
+    Args:
+        job_name: for the error.
+        heartbeat: of the job, as read.
+        dead: why its holder is, ``None`` while it may live.
+        own_epoch: of the run that asks, ``None`` for a mere look.
+    """
+    check = "other runs"
+    if heartbeat is None:
+        return Finding.fine(check, "no run has left a sign of life.")
+    if own_epoch is not None and heartbeat.epoch <= own_epoch:
+        return Finding.fine(check, f"none; this one holds epoch {own_epoch}.")
+    if dead is not None:
+        return Finding.fine(check, f"none; the last was run {heartbeat.run_id} (epoch {heartbeat.epoch}): {dead}.")
+    driver = heartbeat.processes[0]
+    error = JobAlreadyRunning(
+        f"Run {heartbeat.run_id} drives job {job_name!r} now (process {driver.pid} on "
+        f"{driver.host.partition('/')[0]}, epoch {heartbeat.epoch}).",
+        hint=f"Terminate run {heartbeat.run_id} first, or wait until it has ended.",
+    )
+    return Finding.of_error(check, error)
+
+
+def sink_finding(restored: CheckpointMetadata, sink: Sink, files: Path) -> Finding:
+    """Whether a sink can be brought to where it was at the checkpoint.
+
+    Args:
+        restored: the checkpoint.
+        sink: the same sink, by kind and path.
+        files: the directory of what was pinned with its position.
+    """
+    check = "sink position"
+    try:
+        sink.check(restored.sink or {}, files)
+    except CheckpointError as error:
+        return Finding.of_error(check, error)
+    how = "can go back to" if sink.can_roll_back else "cannot go back, and held at the checkpoint"
+    return Finding.fine(check, f"the {sink.kind} sink {sink.path} {how} batch {restored.batch}.")
+
+
+def in_flight(location: Path, batch: int) -> PlannedBatch | None:
+    """The plan of the batch after ``batch``, if it was planned when the checkpoint was taken."""
+    plans = PlannedBatches(CheckpointLocation(location), batch)
+    return next((plan for plan in plans.new(batch + 1) if plan.batch == batch + 1), None)
+
+
+def replay_finding(
+    restored: CheckpointMetadata, sink: Sink | None, uncovered: str | None, again: Sequence[int], known: Sequence[int]
+) -> Finding:
+    """Whether the batches after the checkpoint come out again as the sink has them, or are taken out of it.
+
+    Args:
+        restored: the checkpoint.
+        sink: the query's, ``None`` for one that checkpoints do not cover.
+        uncovered: the format of such a sink, ``None`` for one that keeps nothing.
+        again: batches that are run again with the boundaries they had, without a gap.
+        known: batches that are known to have been planned after the checkpoint.
+    """
+    check = "batches after it"
+    count = f"{batches(again)} will be run again as planned" if again else "no batch is to be run again as it was"
+    if sink is not None and sink.can_roll_back:
+        return Finding.fine(check, f"{count}; what the sink has of later ones is taken out of it.")
+    if sink is None:
+        if uncovered is None:
+            return Finding.fine(check, f"{count}; the sink keeps nothing.")
+        if not known:
+            return Finding.fine(check, "none is known to have been planned.")
+        return Finding(
+            check,
+            Verdict.WITH_LOSS,
+            f"{batches(known)} may have been written to the {uncovered} sink, which cannot go back, and "
+            f"{'is' if len(known) == 1 else 'are'} written again: rows may be doubled.",
+            "Write to a sink that can go back, or that takes a batch twice.",
+            only_doubles=True,
+        )
+    newest = sink.newest_batch()
+    last = again[-1] if again else restored.batch
+    if newest is None or newest <= last:
+        upto = "does not tell its newest batch" if newest is None else f"has batches up to {newest}"
+        return Finding.fine(check, f"{count}; the sink {upto}.")
+    lost = range(last + 1, newest + 1)
+    return Finding(
+        check,
+        Verdict.WITH_LOSS,
+        f"the sink {sink.path} cannot go back and has batches up to {newest}, and how {batches(lost)} "
+        f"{'was' if len(lost) == 1 else 'were'} bounded is not known or not to be heeded: with other rows under the "
+        "same numbers, rows of theirs would be lost or doubled.",
+        "Launch without replay_to, restore a newer checkpoint, or give the sink a rollback_to.",
+    )
+
+
+def _numbers(directory: Path) -> list[int]:
+    names: Mapping[str, object] = {path.name: None for path in directory.iterdir()} if directory.is_dir() else {}
+    return sorted(int(name) for name in names if name.isdigit())

@@ -1,0 +1,141 @@
+"""What preflight finds out about a query beside the checkpoint it is to go on from."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dagster_ckpt.checkpoint.catalog.newest import Newest
+from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
+from dagster_ckpt.config.recovery import LATEST
+from dagster_ckpt.config.state_backend import StateBackend
+from dagster_ckpt.errors import CheckpointError, SinkMismatch, SinkNotEmpty
+from dagster_ckpt.spark.preflight.checkpoint_checks import sink_finding
+from dagster_ckpt.spark.query.errors import another_query
+from dagster_ckpt.spark.query.logical_plan import StatefulKind, recorded_kind, sources_of, stateful_kinds
+from dagster_ckpt.spark.query.partitions import check_partitions
+from dagster_ckpt.spark.query.state_backend import check_state_backend
+from dagster_ckpt.spark.query.writer_plan import WriterPlan
+from dagster_ckpt.spark.sinks.sink import Sink
+from dagster_ckpt.spark.verdict import Finding
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+__all__ = [
+    "empty_sink_finding",
+    "operators_finding",
+    "partitions_finding",
+    "query_sink_finding",
+    "sources_finding",
+    "state_finding",
+]
+
+
+def state_finding(backend: StateBackend | None, restored: CheckpointMetadata) -> Finding:
+    """Whether the job's state backend reads the checkpoint's state."""
+    check = "state"
+    try:
+        check_state_backend(backend, restored)
+    except CheckpointError as error:
+        return Finding.of_error(check, error)
+    provider = restored.facts.get("state_store_provider")
+    if provider is None:
+        return Finding.fine(check, "the query has none.")
+    return Finding.fine(check, f"{str(provider).rpartition('.')[2]}, format {restored.facts.get('state_format')}.")
+
+
+def partitions_finding(partitions: int | None, restored: CheckpointMetadata) -> Finding:
+    """Whether the job is to have the number of partitions that the checkpoint has."""
+    check = "partitions"
+    try:
+        fixed = check_partitions(partitions, restored)
+    except CheckpointError as error:
+        return Finding.of_error(check, error)
+    return Finding.fine(check, "the checkpoint does not tell." if fixed is None else f"{fixed}, as they stay.")
+
+
+def sources_finding(job_name: str, restored: CheckpointMetadata, writer: DataStreamWriter) -> Finding:
+    """Whether the query has as many sources as the checkpoint."""
+    check = "sources"
+    recorded = restored.facts.get("sources")
+    if not isinstance(recorded, list):
+        return Finding.fine(check, "not checked: the checkpoint does not tell.")
+    now = sources_of(writer)
+    if len(recorded) not in now:
+        why = (
+            f"It reads {now[0] if len(recorded) < now[0] else now[-1]} sources, and the checkpoint has {len(recorded)}."
+        )
+        return Finding.of_error(check, another_query(job_name, restored, why))
+    return Finding.fine(check, f"{len(recorded)}, as the query has.")
+
+
+def operators_finding(job_name: str, restored: CheckpointMetadata, writer: DataStreamWriter) -> Finding:
+    """Whether the query has the stateful operators of the checkpoint, as far as its plan tells before it is run.
+
+    Spark's optimizer may do without an aggregation, a join or a limit of the plan, so that one more of these than the
+    checkpoint has is left to Spark to refuse; one kind less, or another number of the others, is another query.
+    """
+    check = "stateful operators"
+    recorded = restored.facts.get("operators")
+    names = [str(item.get("name")) for item in recorded if isinstance(item, dict)] if isinstance(recorded, list) else []
+    kinds = [recorded_kind(name) for name in names]
+    if None in kinds:
+        return Finding.fine(check, f"not checked: {', '.join(names)} are not all known. Spark checks them itself.")
+    was, now = Counter(kind for kind in kinds if kind is not None), stateful_kinds(writer)
+    other = [
+        kind
+        for kind in StatefulKind
+        if (was[kind] != now[kind] if kind.is_never_optimized_away else was[kind] > 0 and now[kind] == 0)
+    ]
+    if other:
+        why = f"It has {_told(now)}, and the checkpoint {_told(was)}."
+        return Finding.of_error(check, another_query(job_name, restored, why))
+    return Finding.fine(check, f"{_told(was)}; their state schemas are checked by Spark.")
+
+
+def query_sink_finding(restored: CheckpointMetadata, plan: WriterPlan, sink: Sink | None, directory: Path) -> Finding:
+    """Whether the query writes to the checkpoint's sink, and that sink can be brought to where it was.
+
+    Args:
+        restored: the checkpoint.
+        plan: of the query.
+        sink: the query's, ``None`` for one that checkpoints do not cover.
+        directory: where the checkpoint was unpacked.
+    """
+    check = "sink position"
+    recorded = None if restored.sink is None else (str(restored.sink.get("kind")), str(restored.sink.get("path")))
+    now = None if sink is None else (sink.kind, sink.path)
+    if recorded != now:
+        before = "another kind of sink" if recorded is None else f"the {recorded[0]} sink {recorded[1]}"
+        error = SinkMismatch(
+            f"{restored.name} was taken with {before}, and the query now writes to "
+            f"{plan.format if now is None else f'the {now[0]} sink {now[1]}'}.",
+            hint=f"Write to {before if recorded is None else recorded[1]} again, or start from nothing into an empty "
+            "sink with restore_from: none.",
+        )
+        return Finding.of_error(check, error)
+    if sink is None:
+        return Finding.fine(check, f"checkpoints do not cover a {plan.format} sink.")
+    return sink_finding(restored, sink, directory / "sink")
+
+
+def empty_sink_finding(job_name: str, target: Newest, sink: Sink | None, *, asked: str) -> Finding:
+    """Whether a start from nothing finds an empty sink."""
+    check = "sink position"
+    if sink is None or (present := sink.first_data()) is None:
+        return Finding.fine(check, "the sink is empty, or not covered by checkpoints.")
+    go_on = "" if asked == LATEST else " To go on instead, launch with restore_from: latest."
+    error = SinkNotEmpty(
+        f"Job {job_name!r} would start from nothing ({target.reason}), but its sink {sink.path} has "
+        f"data, {present} for example: the batches of a new lineage have the same numbers, and rows would "
+        "be lost or doubled.",
+        hint=f"To start from nothing, empty {sink.path} (with every hidden directory in it) or write elsewhere.{go_on}",
+    )
+    return Finding.of_error(check, error)
+
+
+def _told(kinds: Counter[StatefulKind]) -> str:
+    told = [kind.value if count == 1 else f"{count} x {kind.value}" for kind, count in sorted(kinds.items()) if count]
+    return f"the stateful operators {', '.join(told)}" if told else "no stateful operator"

@@ -1,0 +1,308 @@
+"""The checks before a restore, together: of a start that has a query, and of a stored checkpoint by itself."""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.catalog.file_reader import materialize_checkpoint, verify_checkpoint
+from dagster_ckpt.checkpoint.catalog.newest import Newest
+from dagster_ckpt.checkpoint.clock import Clock, SystemClock, iso
+from dagster_ckpt.checkpoint.control.epochs import Choice, Claim
+from dagster_ckpt.checkpoint.control.heartbeat import HeartbeatFile, is_dead, watched
+from dagster_ckpt.checkpoint.control.plan_archive import PlannedBatch
+from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
+from dagster_ckpt.config.checkpoint_config import CheckpointingMode
+from dagster_ckpt.config.recovery import LATEST, RestoreRequest
+from dagster_ckpt.errors import CheckpointError
+from dagster_ckpt.spark.batches.plans import forget_plan, planned_files
+from dagster_ckpt.spark.job import StreamingJob
+from dagster_ckpt.spark.preflight.checkpoint_checks import (
+    files_finding,
+    in_flight,
+    log_finding,
+    others_finding,
+    replay_finding,
+    sink_finding,
+    version_finding,
+)
+from dagster_ckpt.spark.preflight.query_checks import (
+    empty_sink_finding,
+    operators_finding,
+    partitions_finding,
+    query_sink_finding,
+    sources_finding,
+    state_finding,
+)
+from dagster_ckpt.spark.preflight.source_files import CHECK as SOURCE_FILES
+from dagster_ckpt.spark.preflight.source_files import SourceFiles, source_finding
+from dagster_ckpt.spark.query.writer_plan import WriterPlan
+from dagster_ckpt.spark.sinks.recorded_sinks import recorded_sink
+from dagster_ckpt.spark.sinks.sink import Sink
+from dagster_ckpt.spark.verdict import Finding, Preflight
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+__all__ = ["Passed", "Start", "check_stored", "pass_preflight"]
+
+_log = logging.getLogger(__name__)
+
+_STATE = "checkpoint/state/"
+_ACCEPTED = " (accepted "
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What a start of a query is about to do. The checkpoint's files were verified when they were unpacked.
+
+    Attributes:
+        job: the job.
+        catalog: of its checkpoints.
+        claim: the epoch of the start.
+        request: what it was asked to begin with.
+        target: the checkpoint, or nothing.
+        previous: what the start before had begun with.
+        directory: where the checkpoint was unpacked.
+        writer: the query.
+        plan: where it writes to.
+        sink: its sink, ``None`` for one that checkpoints do not cover.
+        own_sink: all that the sink holds is of this lineage and is written again.
+        replay: the batches that are to be run again with the boundaries they had.
+        known: reads the plans of all batches that were planned after the checkpoint.
+        spark_version: the Spark that runs.
+    """
+
+    job: StreamingJob
+    catalog: CheckpointCatalog
+    claim: Claim
+    request: RestoreRequest
+    target: Newest
+    previous: Choice | None
+    directory: Path
+    writer: DataStreamWriter
+    plan: WriterPlan
+    sink: Sink | None
+    own_sink: bool
+    replay: Sequence[PlannedBatch]
+    known: Callable[[], Sequence[PlannedBatch]]
+    spark_version: str
+
+    @property
+    def location(self) -> Path:
+        """The live checkpointLocation."""
+        return self.directory / "checkpoint"
+
+    @property
+    def can_choose_anew(self) -> bool:
+        """Whether batches after the checkpoint may get other boundaries than they had."""
+        return self.sink is None or self.sink.can_roll_back
+
+    @property
+    def gives_up_in_flight(self) -> bool:
+        """Whether it was asked for that no batch is run again as it was, not even the one in flight."""
+        last = self.request.last_replayed(can_roll_back=self.can_choose_anew)
+        return self.request.replay_to is not None and last is None
+
+
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """A start that may go on.
+
+    Attributes:
+        preflight: what was found.
+        replay: the batches that are run again with the boundaries they had.
+        accepted_loss: what is lost or doubled in this lineage with somebody's consent, for the record.
+    """
+
+    preflight: Preflight
+    replay: Sequence[PlannedBatch]
+    accepted_loss: tuple[str, ...]
+
+
+def pass_preflight(start: Start, now: float) -> Passed:
+    """Check a start, touching nothing but what was unpacked for it.
+
+    Args:
+        start: what it is about to do.
+        now: seconds since the epoch.
+
+    Raises:
+        RestoreWithLoss: rows would be lost (or doubled under ``EXACTLY_ONCE``), and nobody has accepted that.
+        CheckpointError: it cannot be done; the error of the worst finding, with all others that are not fine.
+    """
+    restored = start.target.metadata
+    plans = () if restored is None else _read_again(start, restored)
+    found = _checked(start, restored, plans)
+    preflight = Preflight("nothing" if restored is None else restored.reference, tuple(found))
+    before = _accepted_before(start)
+    told = {item.reason for item in preflight.losses if any(_is_of(note, item) for note in before)}
+    allowed = None if start.request.allow_loss else told
+    if (error := preflight.refusal(start.job.config.mode, allowed)) is not None:
+        raise error
+    accepted = [item for item in preflight.losses if start.request.allow_loss and item.reason not in told]
+    note = f"{_ACCEPTED}{iso(now)} by run {start.claim.run_id})"
+    notes = (*before, *(f"{item.check}: {item.reason}{note}" for item in accepted))
+    replay = start.replay
+    if restored is not None and start.gives_up_in_flight and _in_flight_batch(start.location, restored.batch):
+        forget_plan(start.location, restored.batch + 1)
+    if restored is not None and start.can_choose_anew and any(item.check == SOURCE_FILES for item in preflight.losses):
+        replay = _choose_anew(start, restored)
+    return Passed(preflight, replay, notes)
+
+
+def _checked(start: Start, restored: CheckpointMetadata | None, plans: Sequence[PlannedBatch]) -> list[Finding]:
+    job = start.job
+    heartbeat = HeartbeatFile(job.filesystem, job.name).read()
+    dead = None if heartbeat is None else is_dead(heartbeat, SystemClock())
+    others = others_finding(job.name, heartbeat, dead, own_epoch=start.claim.epoch)
+    if restored is None:
+        sink = None if start.own_sink else start.sink
+        return [empty_sink_finding(job.name, start.target, sink, asked=start.request.restore_from), others]
+    again = [plan.batch for plan in start.replay]
+    if not again and not start.gives_up_in_flight:
+        again = _in_flight_batch(start.location, restored.batch)
+    known = [plan.batch for plan in plans]
+    return [
+        files_finding(restored),
+        log_finding(restored, start.location),
+        version_finding(restored.facts.get("spark_version"), start.spark_version),
+        state_finding(job.state_backend, restored),
+        partitions_finding(job.partitions, restored),
+        sources_finding(job.name, restored, start.writer),
+        operators_finding(job.name, restored, start.writer),
+        query_sink_finding(restored, start.plan, start.sink, start.directory),
+        replay_finding(restored, start.sink, None if start.plan.is_transient else start.plan.format, again, known),
+        source_finding(plans, restored.facts.get("sources")),
+        others,
+    ]
+
+
+def _read_again(start: Start, restored: CheckpointMetadata) -> Sequence[PlannedBatch]:
+    """The plans of all batches whose input is read again, as it was or with new boundaries, in order."""
+    try:
+        known = start.known()
+    except CheckpointError as error:  # without a replay it is not needed, and with one it was read before
+        _log.warning("What batches after %s have read is not known: %s", restored.name, error)
+        known = ()
+    return known if start.replay else _with_in_flight(known, start.location, restored.batch)
+
+
+def _with_in_flight(known: Sequence[PlannedBatch], location: Path, batch: int) -> Sequence[PlannedBatch]:
+    """The known plans, and that of the batch in flight, which Spark runs where no plan is laid out in its place."""
+    try:
+        planned = in_flight(location, batch)
+    except CheckpointError:  # the log is found to be broken by its own check
+        planned = None
+    if planned is None or any(planned_files(plan) == planned_files(planned) for plan in known):
+        return known
+    return [planned, *known]
+
+
+def _in_flight_batch(location: Path, batch: int) -> list[int]:
+    return [batch + 1] if (location / "offsets" / str(batch + 1)).exists() else []
+
+
+def _accepted_before(start: Start) -> tuple[str, ...]:
+    """What was accepted in this lineage up to here; a checkpoint to which somebody goes back knows its own part."""
+    restored = start.target.metadata
+    recorded = None if restored is None else restored.facts.get("accepted_loss")
+    notes = [str(note) for note in recorded] if isinstance(recorded, list) else []
+    previous = start.previous
+    if start.request.restore_from == LATEST and previous is not None and previous.job_id == start.target.job_id:
+        notes += previous.accepted_loss
+    return tuple(dict.fromkeys(notes))
+
+
+def _is_of(note: str, finding: Finding) -> bool:
+    return note.startswith(f"{finding.check}: {finding.reason}{_ACCEPTED}")
+
+
+def _choose_anew(start: Start, restored: CheckpointMetadata) -> Sequence[PlannedBatch]:
+    """Give up the plans from the first whose files are gone on: Spark plans these batches anew, of what is there."""
+    following = restored.batch + 1
+    planned = in_flight(start.location, restored.batch)
+    plans = start.replay or ([] if planned is None else [planned])
+    first = min(SourceFiles.of(plans).missing, default=None)
+    if first is None:
+        return start.replay
+    _log.warning("Batches from %d on get new boundaries: files of theirs are gone", first)
+    if first == following and planned is not None:
+        forget_plan(start.location, following)
+    return [plan for plan in start.replay if plan.batch < first]
+
+
+def check_stored(
+    catalog: CheckpointCatalog,
+    restored: CheckpointMetadata,
+    *,
+    asked: str,
+    clock: Clock,
+    wait: Callable[[float], object],
+) -> Preflight:
+    """Check a stored checkpoint as far as that goes without its query and without Spark. Touches nothing.
+
+    Args:
+        catalog: of the job.
+        restored: the checkpoint.
+        asked: how it would be asked for; going on from ``latest`` replays what came after it.
+        clock: wall and monotonic time.
+        wait: sleeps for so many seconds, while it is watched whether a run on another host lives.
+    """
+    try:
+        verify_checkpoint(catalog, restored)
+        files = files_finding(restored)
+    except CheckpointError as error:
+        files = Finding.of_error("files", error)
+    findings = [files, version_finding(restored.facts.get("spark_version"), _spark_here())]
+    with tempfile.TemporaryDirectory(prefix="dagster-ckpt-preflight-") as scratch:
+        directory = Path(scratch) / "unpacked"
+        small = tuple(file for file in restored.files if not file.path.startswith(_STATE))
+        try:
+            materialize_checkpoint(catalog, replace(restored, files=small), directory)
+        except CheckpointError:
+            findings.append(Finding.fine("all else", "not checked: it is told by files that are broken."))
+        else:
+            findings += _of_unpacked(catalog, restored, directory, asked)
+    heartbeat, dead = watched(catalog.records.heartbeat, clock, wait)
+    findings.append(others_finding(catalog.job_name, heartbeat, dead))
+    return Preflight(restored.reference, tuple(findings))
+
+
+def _of_unpacked(
+    catalog: CheckpointCatalog, restored: CheckpointMetadata, directory: Path, asked: str
+) -> list[Finding]:
+    location = directory / "checkpoint"
+    archive = catalog.records.plans(restored.job_id)
+    findings = [log_finding(restored, location)]
+    known: Sequence[PlannedBatch] = ()
+    try:
+        known = archive.after(restored)
+    except CheckpointError as error:
+        findings.append(Finding.of_error("archive", error))
+    replayed = asked == LATEST and known
+    plans = known if replayed else _with_in_flight(known, location, restored.batch)
+    sink = None if restored.sink is None else recorded_sink(restored.sink)
+    again = [plan.batch for plan in known] if replayed else _in_flight_batch(location, restored.batch)
+    if restored.sink is not None and sink is None:
+        kind = restored.sink.get("kind")
+        findings.append(Finding.fine("sink position", f"not checked: only the query knows its {kind} sink."))
+    else:
+        if sink is not None:
+            findings.append(sink_finding(restored, sink, directory / "sink"))
+        kept = None if restored.mode == CheckpointingMode.EXACTLY_ONCE else "query's"
+        findings.append(replay_finding(restored, sink, kept, again, [plan.batch for plan in plans]))
+    return [*findings, source_finding(plans, restored.facts.get("sources"))]
+
+
+def _spark_here() -> str | None:
+    try:
+        return version("pyspark")
+    except PackageNotFoundError:
+        return None

@@ -1,0 +1,106 @@
+"""A job's state backend beside what its checkpoint has fixed and what the running Spark can still be told."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
+from dagster_ckpt.config.state_backend import (
+    HDFS_PROVIDER,
+    LOCAL_DIRECTORIES_CONF,
+    ROCKSDB_PROVIDER,
+    STATE_FORMAT_CONF,
+    StateBackend,
+)
+from dagster_ckpt.errors import StateBackendMismatch
+from dagster_ckpt.spark.capture.state_files import PROVIDERS, Provider
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["check_state_backend", "ignored_settings", "known_providers"]
+
+_BACKENDS = {HDFS_PROVIDER: "HashMapStateBackend()", ROCKSDB_PROVIDER: "EmbeddedRocksDBStateBackend()"}
+#: Masters whose executor is the driver's process.
+_IN_THIS_PROCESS = re.compile(r"local(\[|$)")
+
+
+def known_providers(backend: StateBackend | None) -> Mapping[str, Provider]:
+    """The state store providers whose files can be captured, by class: Spark's own and the backend's."""
+    if backend is None:
+        return PROVIDERS
+    return {**PROVIDERS, backend.provider: Provider[backend.state_layout.name]}
+
+
+def check_state_backend(backend: StateBackend | None, restored: CheckpointMetadata) -> None:
+    """Make sure that the state of a checkpoint is what the backend reads and a later capture knows.
+
+    Spark fixes the provider when a query first starts and takes no notice of another one afterwards.
+
+    Raises:
+        StateBackendMismatch: it is not.
+    """
+    began_with = restored.facts.get("state_store_provider")
+    if began_with is None:  # a query without state
+        return
+    if began_with in PROVIDERS if backend is None else began_with == backend.provider:
+        return
+    now = "no state backend that knows its files"
+    if backend is not None:
+        now = f"{type(backend).__name__} with {backend.provider}, which cannot read it"
+    keep = _BACKENDS.get(str(began_with), f"CustomStateBackend({began_with!r}, layout=...)")
+    raise StateBackendMismatch(
+        f"{restored.name} has its state of {began_with}, and the job now has {now}.",
+        hint=f"Keep the state backend, {keep}, or start from nothing into an empty sink with restore_from: none.",
+    )
+
+
+def ignored_settings(
+    backend: StateBackend | None, spark: SparkSession, restored: CheckpointMetadata | None
+) -> list[str]:
+    """What the backend asks for and the query at hand cannot have, a sentence each.
+
+    Args:
+        backend: the job's.
+        spark: the session Spark was started with.
+        restored: the checkpoint the query goes on from.
+    """
+    if backend is None:
+        return []
+    reasons = list(backend.warnings())
+    directories = backend.launch_conf().get(LOCAL_DIRECTORIES_CONF)
+    if directories is not None and (why := _why_elsewhere(spark, directories)) is not None:
+        reasons.append(f"db_storage_paths={directories}: {why}")
+    if restored is not None:
+        fixed = _fixed(restored)
+        reasons += [
+            f"{key}={value}: it stays {fixed[key]}, as it was when the query first started."
+            for key, value in backend.spark_conf().items()
+            if fixed.get(key, value) != value
+        ]
+    return reasons
+
+
+def _why_elsewhere(spark: SparkSession, wanted: str) -> str | None:
+    """Why stores do not work in the directories ``wanted``, ``None`` if they do."""
+    context = spark.sparkContext
+    if _IN_THIS_PROCESS.match(str(context.master)) is None:
+        return f"the executors of {context.master} work where their cluster manager says."
+    # The first SparkContext of a JVM settles it, for those that come after it too.
+    utils = getattr(getattr(context._jvm.org.apache.spark.util, "Utils$"), "MODULE$")  # type: ignore[union-attr]  # noqa: SLF001
+    roots = utils.getOrCreateLocalRootDirs(context._jsc.sc().conf())  # noqa: SLF001
+    used = {Path(root).parent.resolve() for root in roots}
+    if used == {Path(directory).resolve() for directory in wanted.split(",")}:
+        return None
+    return f"Spark was started with {','.join(sorted(map(str, used)))} and stays there until its process ends."
+
+
+def _fixed(restored: CheckpointMetadata) -> dict[str, str]:
+    """Settings that Spark fixed when the query of a checkpoint first started; none matters to one without state."""
+    confs = restored.facts.get("sql_confs")
+    if restored.facts.get("state_store_provider") is None or not isinstance(confs, dict):
+        return {}
+    return {**{key: str(value) for key, value in confs.items()}, STATE_FORMAT_CONF: str(restored.facts["state_format"])}

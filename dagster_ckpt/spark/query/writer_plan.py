@@ -1,0 +1,211 @@
+"""What a ``DataStreamWriter`` that was not started yet is going to do: its sink and options.
+
+PySpark has no getters for them, so the private fields of Spark's own writer are read. They are private to Spark,
+but have had these names since 2.0; a test fails if they change. Which class a format names is asked of Spark.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+
+from dagster_ckpt.config.checkpoint_config import CheckpointingMode
+from dagster_ckpt.errors import InvalidConfiguration, RestoreRefused
+from dagster_ckpt.spark.sinks.sink import BatchSink, Sink, attached_sink
+from dagster_ckpt.spark.sinks.spark_file_sink import SparkFileSink
+from dagster_ckpt.spark.sinks.user_sinks import CustomSink
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+__all__ = ["WriterPlan", "java_field", "plan_of"]
+
+_FOREACH_BATCH = "foreachBatch"
+#: Sinks that keep nothing a restore could disagree with.
+_TRANSIENT = frozenset({"noop", "console"})
+#: Table formats whose writers keep in the table which batches of a query they have seen, by format, class or package.
+#: No rollback of the table takes that back, or not surely.
+_REMEMBERING = (
+    "delta",
+    "io.delta",
+    "org.apache.spark.sql.delta",
+    "iceberg",
+    "org.apache.iceberg",
+    "hudi",
+    "org.apache.hudi",
+)
+_JAVA_SQL = "org.apache.spark.sql.execution.datasources."
+#: Spark writes what is one of these by its file sink.
+_FILE_CLASSES = (f"{_JAVA_SQL}FileFormat", f"{_JAVA_SQL}v2.FileDataSourceV2")
+
+
+@dataclass(frozen=True, slots=True)
+class WriterPlan:
+    """Where a query is going to write.
+
+    Attributes:
+        format: what was given as the format, in small letters; ``foreachBatch`` or ``foreach``.
+        provider: the Java class of the format, ``None`` where Spark knows none.
+        writes_files: whether Spark writes by its file sink, whatever the format was called.
+        path: the ``path`` option.
+        checkpoint_location: the option, if the user set it.
+        query_name: the name, if the user set one.
+        continuous: whether the trigger is a continuous one.
+        attached: what ``sink_to`` attached to the writer.
+    """
+
+    format: str
+    provider: str | None
+    writes_files: bool
+    path: str | None
+    checkpoint_location: str | None
+    query_name: str | None
+    continuous: bool
+    attached: Sink | None = None
+
+    @property
+    def is_transient(self) -> bool:
+        """Whether it writes to a sink that keeps nothing."""
+        return self.attached is None and self.format in _TRANSIENT
+
+    def sink(self) -> Sink | None:
+        """The sink when it is one that a checkpoint covers, else ``None``.
+
+        Raises:
+            InvalidConfiguration: it is a file sink that is not on a local path.
+        """
+        if self.attached is not None:
+            return self.attached
+        if not self.writes_files or self.path is None:
+            return None
+        return SparkFileSink(self.path)
+
+    def check(self, job_name: str, mode: CheckpointingMode) -> None:
+        """Refuse what cannot be checkpointed as promised.
+
+        Raises:
+            InvalidConfiguration: a checkpointLocation or continuous trigger was set, or batches that run again after
+                a rollback would be skipped by the writer, or the attached sink is not what the query writes to.
+            RestoreRefused: the sink cannot be brought back to a checkpoint, as ``EXACTLY_ONCE`` promises.
+        """
+        if self.checkpoint_location is not None:
+            raise InvalidConfiguration(
+                f"The query of job {job_name!r} sets checkpointLocation to {self.checkpoint_location}; "
+                "the live location is managed here, a fresh one for every start.",
+                hint="Remove the checkpointLocation option from the query.",
+            )
+        if self.continuous:
+            raise InvalidConfiguration(
+                f"The query of job {job_name!r} has a continuous trigger, which has no micro-batch to checkpoint at.",
+                hint="Use trigger(processingTime=...) or trigger(availableNow=True).",
+            )
+        self._check_memory(job_name, mode)
+        exact = self.attached is not None or self.writes_files or self.format in _TRANSIENT
+        if mode is CheckpointingMode.EXACTLY_ONCE and not exact:
+            raise RestoreRefused(
+                f"The {self.format} sink of job {job_name!r} cannot be rolled back to a checkpoint, so a restore "
+                "would not be exactly-once.",
+                hint="Write to a file sink (parquet, orc, json, csv, text, xml), or say by "
+                "sink_to(rows, ForeachBatchSink(...)) how the sink goes back, or set "
+                "CheckpointConfig(mode='AT_LEAST_ONCE') and let the sink bear repeated rows.",
+            )
+
+    def _check_memory(self, job_name: str, mode: CheckpointingMode) -> None:
+        """Refuse a writer whose own memory of batches no rollback takes back, with a sink attached or without.
+
+        Without a rollback it loses rows as well: a batch that was written and whose boundaries are not known any more
+        comes again under its number with other rows.
+        """
+        if isinstance(self.attached, BatchSink) and self.format != _FOREACH_BATCH:
+            raise InvalidConfiguration(
+                f"Sink {self.attached.path!r} of job {job_name!r} is written by a function, but the format of the "
+                f"writer was set to {self.format} afterwards, and Spark would write by that.",
+                hint="Return what sink_to() gives without calling format() on it.",
+            )
+        if any(self._is_named(name) for name in _REMEMBERING):
+            borne = (
+                "" if mode is CheckpointingMode.EXACTLY_ONCE else " AT_LEAST_ONCE bears doubled rows, not lost ones."
+            )
+            raise InvalidConfiguration(
+                f"The {self.format} writer of job {job_name!r} keeps by itself which batches of a query it has seen, "
+                "and a restore does not surely take that back: the writer would skip batches that run again with other "
+                f"rows, and their rows would be lost.{borne}",
+                hint="Write each batch by a function of yours without the writer's transaction ids, by sink_to(rows, "
+                "ForeachBatchSink(...)), or write to sink_to(rows, TransactionalFileSink(...)); "
+                "docs/how-to/sink-foreach-batch.md says what the function must do.",
+            )
+        if isinstance(self.attached, CustomSink) and self.writes_files:
+            raise InvalidConfiguration(
+                f"Sink {self.attached.path!r} of job {job_name!r} is a CustomSink around Spark's file sink, which "
+                "keeps in _spark_metadata which batches it has seen: it would skip batches that run again after a "
+                "rollback, and their rows would be lost.",
+                hint="Return the writer itself, without sink_to(): a restore puts the files and _spark_metadata back.",
+            )
+
+    def _is_named(self, name: str) -> bool:
+        """Whether the format, or its class, is this one or of this package."""
+        given = (self.format, (self.provider or "").lower())
+        return any(each == name or each.startswith(f"{name}.") for each in given)
+
+
+def plan_of(writer: DataStreamWriter) -> WriterPlan:
+    """Read the plan of a writer.
+
+    Raises:
+        InvalidConfiguration: it is not a ``DataStreamWriter`` of a classic (not Connect) session.
+    """
+    java = getattr(writer, "_jwrite", None)
+    if java is None:
+        raise InvalidConfiguration(
+            f"The job's function must return a DataStreamWriter that is not started, not {type(writer).__name__}.",
+            hint="Return df.writeStream....option('path', ...) without calling start(); Spark Connect sessions are "
+            "not supported.",
+        )
+    options = java_field(java, "extraOptions")
+
+    def option(name: str) -> str | None:
+        found = options.get(name)
+        return str(found.get()) if found.isDefined() else None
+
+    trigger = java_field(java, "trigger")
+    source = str(java_field(java, "source"))
+    provider = _provider(writer, source)
+    return WriterPlan(
+        format=source.lower().replace("foreachbatch", _FOREACH_BATCH),
+        provider=None if provider is None else str(provider.getName()),
+        writes_files=provider is not None and _is_file_class(writer, provider),
+        path=option("path"),
+        checkpoint_location=option("checkpointLocation"),
+        query_name=option("queryName"),
+        continuous="ContinuousTrigger" in trigger.getClass().getName(),
+        attached=attached_sink(writer),
+    )
+
+
+def _provider(writer: DataStreamWriter, source: str) -> Any:
+    """The Java class that a format names.
+
+    ``None`` for ``foreachBatch`` and the like, and for a format that no class here has: its jar is missing.
+    """
+    session = writer._spark  # noqa: SLF001 - PySpark's writer has no getter for it
+    conf = session._jsparkSession.sessionState().conf()  # noqa: SLF001
+    data_source = getattr(session._jvm, f"{_JAVA_SQL}DataSource")  # noqa: SLF001
+    try:
+        return data_source.lookupDataSource(source, conf)
+    except (Py4JError, PySparkException):
+        return None
+
+
+def _is_file_class(writer: DataStreamWriter, provider: Any) -> bool:
+    java: Any = writer._spark._jvm  # noqa: SLF001
+    return any(java.java.lang.Class.forName(name).isAssignableFrom(provider) for name in _FILE_CLASSES)
+
+
+def java_field(java: Any, name: str) -> Any:
+    """The value of a private field of a Java object."""
+    field = java.getClass().getDeclaredField(name)
+    field.setAccessible(True)
+    return field.get(java)

@@ -1,0 +1,1 @@
+"""The run of a job: its starts, one after the other."""

@@ -1,0 +1,244 @@
+"""Beginning a job with a checkpoint or savepoint of another one, which is not touched and may go on meanwhile.
+
+The fork point is copied into the job's own storage as its first checkpoint, under a new query id and with the position
+of its own, empty sink. From then on it is a job like any other: what the first job deletes later concerns nobody.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import shutil
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.catalog.file_reader import materialize_checkpoint
+from dagster_ckpt.checkpoint.catalog.pointers import resolve_checkpoint_pointer
+from dagster_ckpt.checkpoint.format.layout import METADATA_FILE_NAME
+from dagster_ckpt.checkpoint.format.manifest import FORK, SAVEPOINT, CheckpointMetadata
+from dagster_ckpt.checkpoint.format.snapshot import PinnedFile, Snapshot
+from dagster_ckpt.checkpoint.taking.store import CompletedCheckpointStore
+from dagster_ckpt.errors import (
+    CheckpointNotFound,
+    CorruptCheckpoint,
+    RestoreRefused,
+    SinkMismatch,
+    SinkNotEmpty,
+)
+from dagster_ckpt.filesystem import PosixFileSystem, open_filesystem
+from dagster_ckpt.spark.sinks.sink import Sink
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["ForkPoint", "fork_point", "lay_out_fork", "publish_fork"]
+
+_INSIDE = re.compile(r"([^/]+)/([0-9a-f]{32}/chk-[1-9][0-9]*)")
+_CHECKPOINT = "checkpoint"
+_SINK = "sink"
+
+
+@dataclass(frozen=True, slots=True)
+class ForkPoint:
+    """What a job is forked from.
+
+    Attributes:
+        catalog: of the job that it is of.
+        metadata: its manifest.
+    """
+
+    catalog: CheckpointCatalog
+    metadata: CheckpointMetadata
+
+    @property
+    def pointer(self) -> str:
+        """The directory it lies in."""
+        return self.catalog.pointer(self.metadata)
+
+    def __str__(self) -> str:
+        return f"{self.metadata.name} of job {self.metadata.job_name!r} ({self.pointer})"
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether somebody has deleted it: its manifest goes first of all."""
+        try:
+            if self.metadata.location is not None:
+                entries = self.catalog.storage_of(self.metadata).list("")
+                return all(entry.name != METADATA_FILE_NAME for entry in entries)
+            self.catalog.load(self.metadata.job_id, self.metadata.checkpoint_id)
+        except CheckpointNotFound:
+            return True
+        except CorruptCheckpoint:
+            return False
+        return False
+
+
+def fork_point(catalog: CheckpointCatalog, pointer: str) -> ForkPoint | None:
+    """What ``pointer`` points to, in any storage; ``None`` when the job has been forked from it already.
+
+    Args:
+        catalog: of the job that is to begin.
+        pointer: the path of a checkpoint or savepoint of any job.
+
+    Raises:
+        CheckpointNotFound: it points to nothing.
+        CorruptMetadata: its manifest cannot be believed.
+        ForeignCheckpoint: it lies where no checkpoint lies.
+        RestoreRefused: the job has checkpoints of its own.
+    """
+    try:
+        point = _resolved(catalog, pointer)
+    except CheckpointNotFound:
+        # Gone since, perhaps; the job has its copy.
+        if _is_forked_from(catalog, pointer.removesuffix(f"/{METADATA_FILE_NAME}").rstrip("/")):
+            return None
+        raise
+    return None if _is_forked_from(catalog, point.pointer) else point
+
+
+def _resolved(catalog: CheckpointCatalog, pointer: str) -> ForkPoint:
+    filesystem = catalog.filesystem
+    own = pointer.removeprefix(f"{filesystem.url}/").removesuffix(f"/{METADATA_FILE_NAME}").strip("/")
+    if (inside := _INSIDE.fullmatch(own)) is not None:
+        # In a storage of any kind, not on a file system of this machine only.
+        of_job = CheckpointCatalog(filesystem, inside[1])
+        return ForkPoint(of_job, of_job.resolve(inside[2]))
+    location = resolve_checkpoint_pointer(pointer, like=filesystem)
+    metadata = location.metadata()
+    if metadata.kind != SAVEPOINT:
+        # It lies three directories below its storage: those of its job, its lineage, and its own.
+        above = (
+            str(Path(location.external_pointer, "../../..").resolve())
+            if isinstance(location.storage, PosixFileSystem)
+            else location.external_pointer.rsplit("/", 3)[0]
+        )
+        filesystem = open_filesystem(above, like=location.storage)
+    of_job = CheckpointCatalog(filesystem, metadata.job_name)
+    return ForkPoint(of_job, of_job.resolve(location.external_pointer))
+
+
+def _is_forked_from(catalog: CheckpointCatalog, pointer: str) -> bool:
+    """Whether the job began with this very fork, and has nothing of its own yet.
+
+    Raises:
+        RestoreRefused: it has.
+    """
+    chosen = catalog.choice()
+    if chosen is None or catalog.given_up() is not None:
+        return False
+    completed, broken = catalog.completed(chosen[1].job_id)
+    own = [item for item in completed if item.kind != FORK]
+    if own or broken:
+        newest = own[-1].reference if own else "one that cannot be read"
+        raise RestoreRefused(
+            f"Job {catalog.job_name!r} cannot begin with {pointer}: it has checkpoints of its own, such as {newest}.",
+            hint="Launch it without fork_from to go on from them. To fork, give the new job a name of its own, or an "
+            "empty checkpoint_path.",
+        )
+    return any(item.restored_from == pointer for item in completed)
+
+
+def lay_out_fork(
+    point: ForkPoint, directory: Path, sink: Sink | None, session: SparkSession, job_name: str, job_id: str
+) -> CheckpointMetadata:
+    """Lay the fork point out to be started from, as a checkpoint of the new job. Nothing else is touched.
+
+    Args:
+        point: what is forked.
+        directory: of the attempt; it does not exist yet.
+        sink: of the query, ``None`` for one that checkpoints do not cover.
+        session: of the query.
+        job_name: of the job that is to begin.
+        job_id: of its lineage.
+
+    Returns:
+        What :func:`publish_fork` will publish, but for its id and where its files are.
+
+    Raises:
+        SinkMismatch: the sink is the one that the first job writes to.
+        SinkNotEmpty: the sink has data.
+        CheckpointNotFound: the first job deleted the fork point while it was read.
+        CorruptCheckpoint: the fork point is not what was written.
+        StorageError: its storage failed.
+    """
+    if sink is not None:
+        _check(point, sink)
+    with _explained(point):
+        materialize_checkpoint(point.catalog, point.metadata, directory)
+    shutil.rmtree(directory / _SINK, ignore_errors=True)  # it is of the first job's sink
+    query_id = str(uuid.uuid4())
+    (directory / _CHECKPOINT / "metadata").write_text(json.dumps({"id": query_id}), encoding="utf-8")
+    position = None if sink is None else sink.seed(point.metadata.batch, directory / _SINK, session)
+    return replace(
+        point.metadata,
+        job_name=job_name,
+        job_id=job_id,
+        kind=FORK,
+        restored_from=point.pointer,
+        facts={**point.metadata.facts, "query_id": query_id},
+        sink=position,
+        location=None,
+    )
+
+
+def publish_fork(laid_out: CheckpointMetadata, directory: Path, store: CompletedCheckpointStore) -> CheckpointMetadata:
+    """Make what was laid out the first checkpoint of the new lineage.
+
+    Raises:
+        Fenced: a newer run has taken the job over.
+        StorageError: the storage failed.
+    """
+    files = tuple(_files(directory))
+    snapshot = Snapshot(laid_out.batch, files, laid_out.facts, laid_out.sink, lambda: None)
+    return store.write(store.begin(), snapshot, kind=FORK)
+
+
+def _check(point: ForkPoint, sink: Sink) -> None:
+    recorded = point.metadata.sink
+    if recorded is not None and _is_same(str(recorded.get("path")), sink.path):
+        raise SinkMismatch(
+            f"The query writes to {sink.path}, which is the sink of {point}: the two jobs would write over each other.",
+            hint="Give the forked job a sink of its own.",
+        )
+    if (present := sink.first_data()) is not None:
+        raise SinkNotEmpty(
+            f"The fork of {point} would write to {sink.path}, which has data, {present} for example: its batches have "
+            "the same numbers as those of another job.",
+            hint=f"Empty {sink.path} (with every hidden directory in it) or write elsewhere. If this job was forked "
+            "before and has written that, launch it without fork_from to go on.",
+        )
+
+
+def _is_same(recorded: str, path: str) -> bool:
+    # Two paths of one directory are one sink; what is no path is compared as it is.
+    return recorded == path or (recorded.startswith("/") and Path(recorded).resolve() == Path(path).resolve())
+
+
+@contextlib.contextmanager
+def _explained(point: ForkPoint) -> Iterator[None]:
+    try:
+        yield
+    except CorruptCheckpoint as error:
+        where = f"--path {point.catalog.filesystem.url}"
+        if point.is_gone:
+            job = point.metadata.job_name
+            raise CheckpointNotFound(
+                f"{point} was deleted while it was read, by the retention of its job for example. Nothing was begun.",
+                hint=f"Keep one with `dagster-ckpt pin {job} latest {where}`, or take a savepoint, and fork from that.",
+            ) from error
+        error.hint = (
+            f"Fork from another one; `dagster-ckpt verify {point.metadata.job_name} {where}` tells which are whole."
+        )
+        raise
+
+
+def _files(directory: Path) -> Iterator[PinnedFile]:
+    for file in sorted(file for part in (_CHECKPOINT, _SINK) for file in (directory / part).rglob("*")):
+        if file.is_file():
+            path = file.relative_to(directory).as_posix()
+            yield PinnedFile(path, str(file), file.stat().st_size, recurs="/state/" in path)

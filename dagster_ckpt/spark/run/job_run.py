@@ -1,0 +1,430 @@
+"""A run of a streaming job: attempts, one after another, under the restart strategy, with one owner at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+import shutil
+import tempfile
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from threading import Event as Flag
+from typing import TYPE_CHECKING
+
+from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.cleanup.dead_runs import finish_deletions
+from dagster_ckpt.checkpoint.clock import Clock, iso
+from dagster_ckpt.checkpoint.control.epochs import FAILING, Claim, End
+from dagster_ckpt.checkpoint.control.failures import (
+    Failure,
+    FailureLog,
+    Streak,
+    beyond_restart,
+    poison_batch,
+    so_far,
+    streak,
+)
+from dagster_ckpt.checkpoint.control.heart import Heart
+from dagster_ckpt.checkpoint.control.heartbeat import HeartbeatFile, free_job
+from dagster_ckpt.checkpoint.control.job_records import JobRecords
+from dagster_ckpt.checkpoint.format.records import LONGEST_REASON
+from dagster_ckpt.checkpoint.processes import ProcessIdentity, this_host
+from dagster_ckpt.config.checkpoint_config import JobStatus
+from dagster_ckpt.config.recovery import RestoreRequest
+from dagster_ckpt.config.restart import RestartDecision
+from dagster_ckpt.errors import (
+    CheckpointError,
+    CorruptCheckpoint,
+    DriverLost,
+    Fenced,
+    ForeignCheckpoint,
+    InvalidConfiguration,
+    JobAlreadyRunning,
+    PoisonBatch,
+    QueryFailed,
+    QueryNotBuilt,
+    RestoreRefused,
+    SinkOverlap,
+    StorageUnusable,
+)
+from dagster_ckpt.filesystem.local_disk import local_failure
+from dagster_ckpt.filesystem.private_directories import make_working_directory
+from dagster_ckpt.spark.batches.in_flight import BatchInFlight, batch_in_flight
+from dagster_ckpt.spark.job import (
+    CheckpointCompleted,
+    CheckpointsDropped,
+    EpochClaimed,
+    Event,
+    Restarting,
+    RunResult,
+    SettingsIgnored,
+    SparkStarted,
+    StreamingJob,
+)
+from dagster_ckpt.spark.live.choose import refuse_impossible
+from dagster_ckpt.spark.query.errors import failed_in_batch
+from dagster_ckpt.spark.query.session import driver_jvm_pid, is_jvm_alive
+from dagster_ckpt.spark.run.running_query import Prepared
+from dagster_ckpt.spark.run.start import Attempt
+from dagster_ckpt.spark.run.watchdog import Watchdog
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["StreamingRun"]
+
+_log = logging.getLogger(__name__)
+_RUN_ID = re.compile(r"[0-9a-f](?:-?[0-9a-f]){31}")
+
+
+@dataclass(slots=True)
+class _State:
+    """What survives from one attempt of a run to the next."""
+
+    request: RestoreRequest
+    series: int | None
+    prepared: Prepared | None = None
+    history: list[Failure] = field(default_factory=list)
+    ignored: set[str] = field(default_factory=set)
+
+
+class StreamingRun:
+    """One run of a job, from the claim of its first epoch to its end.
+
+    All of :meth:`run` happens on the thread that calls it, which may block in the JVM; :meth:`cancel` and
+    :meth:`interrupt` may be called from any other.
+
+    Args:
+        job: the job.
+        run_id: of the Dagster run, or any other unique id of 32 hex digits, dashes allowed.
+        request: what to begin with.
+        series: the series a restart belongs to, ``None`` when a user or a schedule started the run.
+        clock: wall and monotonic time.
+        emit: is given what happens.
+        worker: the process of the Dagster run, where this process is a step process below it.
+
+    Raises:
+        InvalidConfiguration: the id is no such id.
+    """
+
+    def __init__(
+        self,
+        job: StreamingJob,
+        *,
+        run_id: str,
+        request: RestoreRequest,
+        series: int | None,
+        clock: Clock,
+        emit: Callable[[Event], None],
+        worker: int | None = None,
+    ) -> None:
+        self._worker = worker
+        self._job = job
+        if _RUN_ID.fullmatch(run_id) is None:
+            raise InvalidConfiguration(
+                f"{run_id[:80]!r} cannot be the id of a run: it becomes part of the names of records.",
+                hint="Use 32 hex digits, with dashes or without, as uuid.uuid4() gives them.",
+            )
+        self._run_id = run_id
+        self._clock = clock
+        self._emit = emit
+        self._cancel = Flag()
+        self._is_interrupted = False
+        self._catalog = CheckpointCatalog(job.filesystem, job.name)
+        self._failures = FailureLog(job.filesystem, job.name)
+        self._state = _State(request, series)
+        self._spark: SparkSession | None = None
+
+    def cancel(self) -> None:
+        """Stop the query and end as canceled; returns at once."""
+        self._cancel.set()
+
+    def interrupt(self) -> None:
+        """Stop the query and record no end, as if this process died now; returns at once.
+
+        So the job is not over: whoever finds the run dead goes on with it.
+        """
+        self._is_interrupted = True
+        self._cancel.set()
+
+    def run(self) -> RunResult:
+        """Drive the job to its end.
+
+        A run that was interrupted returns as a canceled one does.
+
+        Raises:
+            JobAlreadyRunning: another run of the job is alive.
+            Fenced: a newer run has taken the job over.
+            CheckpointError: the job failed and is not restarted within this run.
+        """
+        heartbeats = HeartbeatFile(self._job.filesystem, self._job.name)
+        try:
+            claim = self._take_over(heartbeats)
+        except Exception as error:
+            self._note_before_claim(error)
+            raise
+        heart = Heart(heartbeats, self._clock, epoch=claim.epoch, run_id=self._run_id, worker=self._worker)
+        heart.start()
+        try:
+            while True:
+                result = self._attempt(claim, heart)
+                while result is None:
+                    try:
+                        claim = self._claim()
+                        heart.hold(claim.epoch)
+                        break
+                    except Fenced:
+                        raise
+                    except Exception as error:  # a restart while the storage is full or down
+                        result = self._fail(claim, error)
+                if result is not None:
+                    return result
+        finally:
+            heart.stop()
+
+    def _take_over(self, heartbeats: HeartbeatFile) -> Claim:
+        """The first claim of the run, once the job can be run here and nobody else runs it."""
+        refuse_impossible(self._job)
+        # First: a storage in the memory of the driver keeps its records in the working directory.
+        _probe_working_directory(self._job)
+        self._job.filesystem.probe()
+        JobRecords(self._job.filesystem, self._job.name).claim_ownership(self._job.deployment)
+        for process in free_job(heartbeats, self._job.name, self._clock, self._cancel.wait):
+            _log.warning("Killed process %d, which a run declared dead had left behind", process.pid)
+        return self._claim()
+
+    def _note_before_claim(self, error: Exception) -> None:
+        """Let the sensor know why this run, which was to go on with the job, could not take it over.
+
+        Of a run that leaves no record the sensor knows as much as that it failed, and counts that. So none is left
+        where another run or another deployment has the job, of which this failure says nothing.
+        """
+        series = self._state.series
+        if series is not None and not isinstance(error, (Fenced, ForeignCheckpoint, JobAlreadyRunning)):
+            self._record(series, error)
+
+    def _claim(self) -> Claim:
+        claim = self._catalog.records.epochs.claim(
+            token=uuid.uuid4().hex,
+            series=self._state.series,
+            run_id=self._run_id,
+            host=this_host(),
+            pid=ProcessIdentity.current().pid,
+            now=iso(self._clock.time()),
+        )
+        self._emit(EpochClaimed(claim.epoch))
+        self._state.series = claim.series
+        return claim
+
+    def _attempt(self, claim: Claim, heart: Heart) -> RunResult | None:
+        """One attempt; ``None`` when it failed and the next one is due."""
+        self._state.prepared = None
+        attempt: Attempt | None = None
+        watchdog = Watchdog(self._job.name)
+        try:
+            self._failures.forget_before(claim.series)
+            finish_deletions(self._catalog, claim.epoch)
+            spark = self._start_spark()
+            if self._cancel.is_set():
+                return self._end(claim, JobStatus.CANCELED, "canceled before the query started")
+            if (pid := driver_jvm_pid(spark)) is not None:
+                # A JVM that somebody else has started is somebody else's to end.
+                watchdog.arm(spark)
+                heart.on_beat = watchdog.renew
+                heart.add_process(pid)
+            attempt = Attempt(self._job, claim, spark, self._clock, partial(self._tell, heart))
+            prepared = self._state.prepared = attempt.prepare(self._state.request, self._cancel)
+            # From here on the choice is on record: going on means going on from it.
+            self._state.request = RestoreRequest()
+            self._tell_ignored(prepared.ignored)
+            ended = attempt.run(prepared, self._cancel)
+        except Fenced:
+            raise
+        except Exception as error:
+            with contextlib.suppress(OSError):
+                self._catalog.records.epochs.check(
+                    claim.epoch
+                )  # a fenced run has nothing to say about the job any more
+            if self._cancel.is_set():
+                _log.info("The job was canceled while it failed: %s", error)
+                return self._end(claim, JobStatus.CANCELED, "canceled while it failed")
+            if (named := local_failure(error, self._job.working_directory)) is not None:
+                named.__cause__ = error
+            result = self._fail(claim, named or error)
+            if result is None and attempt is not None:
+                attempt.forget()
+            return result
+        finally:
+            watchdog.disarm()
+        if ended is None:
+            return self._end(claim, JobStatus.CANCELED, "canceled")
+        return self._end(claim, JobStatus.FINISHED, ended.reason, on_record=ended.on_record)
+
+    def _tell(self, heart: Heart, event: Event) -> None:
+        if isinstance(event, CheckpointCompleted) and self._job.filesystem.is_durable:
+            heart.completed(event.metadata.reference, event.metadata.epoch)
+        self._emit(event)
+
+    def _start_spark(self) -> SparkSession:
+        began = self._clock.monotonic()
+        self._spark = self._job.session()
+        self._emit(SparkStarted(self._clock.monotonic() - began, self._spark.sparkContext.uiWebUrl))
+        return self._spark
+
+    def _tell_ignored(self, reasons: Sequence[str]) -> None:
+        if new := [reason for reason in reasons if reason not in self._state.ignored]:
+            self._state.ignored.update(new)
+            self._emit(SettingsIgnored(new))
+
+    def _end(
+        self,
+        claim: Claim,
+        status: JobStatus,
+        reason: str,
+        *,
+        refused: bool = False,
+        on_record: Callable[[], None] = lambda: None,
+    ) -> RunResult:
+        """Record the end and clean up as the policy says; a refused restore has done nothing and deletes nothing."""
+        prepared = self._state.prepared
+        if status is JobStatus.CANCELED and self._is_interrupted:
+            _log.warning("The run is interrupted, and nobody has canceled job %r: it is to be resumed", self._job.name)
+            return RunResult(status, None)
+        discards = prepared is not None and not refused and self._job.config.discards(status)
+        self._catalog.records.epochs.check(claim.epoch)
+        self._catalog.records.epochs.record_end(
+            claim.epoch, End(status.value, reason, discards, iso(self._clock.time()))
+        )
+        on_record()
+        if prepared is None:
+            return RunResult(status, None)
+        newest = prepared.store.retained[-1] if prepared.store.retained else None
+        if discards:
+            dropped = prepared.store.discard_all(f"{status.value}: {reason}, and the cleanup policy deletes")
+            self._emit(CheckpointsDropped(dropped, prepared.store.retained))
+            newest = None
+        if discards or status is JobStatus.FINISHED:
+            # After a cancellation the live location stays: the next start salvages from it.
+            shutil.rmtree(prepared.directory, ignore_errors=True)
+            prepared.live.remove()
+        return RunResult(status, newest)
+
+    def _fail(self, claim: Claim, error: Exception) -> RunResult | None:
+        """Record a failure, and wait for the restart if it is to happen within this run; else raise."""
+        # The job's own function speaks with the JVM, too.
+        seen = error.__cause__ if isinstance(error, QueryNotBuilt) else error
+        after = seen if isinstance(seen, Exception) else error
+        if not isinstance(error, DriverLost) and self._spark is not None and not is_jvm_alive(self._spark, after=after):
+            lost = DriverLost(
+                f"The JVM of job {self._job.name!r} is gone: {error}",
+                hint="The sensor resumes the job in a new process.",
+            )
+            lost.__cause__ = error
+            error = lost
+        failures = self._record(claim.series, error)
+        found = streak(failures)
+        decision = self._decide(failures)
+        now = self._clock.time()
+        reason = _told(error)
+        if found is not None and found.ends_loop(self._job.poison_batch_attempts):
+            poison = self._poison(found)
+            with contextlib.suppress(OSError):
+                self._end(claim, JobStatus.FAILED, poison.in_one_line)
+            raise poison from error
+        if not decision.allowed:
+            if isinstance(error, QueryNotBuilt):
+                why = decision.reason.removesuffix(".")
+                error.hint = f"It is not tried again: {why}. Mend the job's function, and launch again."
+            with contextlib.suppress(OSError):
+                refused = isinstance(error, (RestoreRefused, SinkOverlap, CorruptCheckpoint))
+                self._end(claim, JobStatus.FAILED, f"{reason} ({decision.reason})", refused=refused)
+            raise error
+        failing = End(FAILING, reason, discarded=False, ended_at=iso(now))
+        if isinstance(error, DriverLost):
+            with contextlib.suppress(OSError):
+                self._catalog.records.epochs.record_end(claim.epoch, failing)
+            raise error
+        delay = self._job.restart.seconds_left(decision, now)
+        self._emit(Restarting(reason, f"{decision.reason}{so_far(found, self._job.poison_batch_attempts)}", delay))
+        if self._cancel.wait(delay) and not self._is_interrupted:
+            return self._end(claim, JobStatus.CANCELED, "canceled while it waited for its restart")
+        with contextlib.suppress(OSError):
+            self._catalog.records.epochs.record_end(claim.epoch, failing)
+        return RunResult(JobStatus.CANCELED, None) if self._is_interrupted else None
+
+    def _record(self, series: int, error: Exception) -> list[Failure]:
+        """Put a failure on record; all of the series so far, those of this run last, in order.
+
+        They are the latest whatever a clock says: nobody else runs the job.
+        """
+        in_flight = self._in_flight(error)
+        failure = Failure(
+            run_id=self._run_id,
+            sequence=len(self._state.history) + 1,
+            at=self._clock.time(),
+            batch=None if in_flight is None else in_flight.batch,
+            reason=_told(error),
+            recoverable=not isinstance(error, CheckpointError) or error.recoverable,
+            kind=type(error).__name__,
+            plan=None if in_flight is None else in_flight.plan,
+        )
+        self._state.history.append(failure)
+        own = {(item.run_id, item.sequence) for item in self._state.history}
+        before: list[Failure] = []
+        # A storage that refuses writes, or a damaged record, must neither hide a failure nor forget it.
+        with contextlib.suppress(OSError, CorruptCheckpoint):
+            self._failures.record(series, failure)
+            before = [item for item in self._failures.of(series) if (item.run_id, item.sequence) not in own]
+        return [*before, *self._state.history]
+
+    def _decide(self, failures: Sequence[Failure]) -> RestartDecision:
+        if (why := beyond_restart(failures)) is not None:
+            return RestartDecision(allowed=False, at=failures[-1].at, attempt=0, reason=why)
+        return self._job.restart.decide(sorted(item.at for item in failures), key=self._job.name)
+
+    def _in_flight(self, error: Exception) -> BatchInFlight | None:
+        """The batch that was under way, ``None`` when the query had not come to one."""
+        prepared = self._state.prepared
+        if prepared is None or (isinstance(error, QueryFailed) and not failed_in_batch(error)):
+            return None
+        return batch_in_flight(prepared.live)
+
+    def _poison(self, found: Streak) -> PoisonBatch:
+        filesystem, before = self._job.filesystem, None
+        if (prepared := self._state.prepared) is not None:
+            before = prepared.store.retained[-1] if prepared.store.retained else prepared.restored
+        return poison_batch(
+            found,
+            self._job.name,
+            storage=filesystem.url if filesystem.is_durable else None,
+            before=None if before is None else before.reference,
+        )
+
+
+def _told(error: Exception) -> str:
+    """An error in one line. One of this package says all there is to say; of any other, its name is half of it."""
+    first = str(error).partition("\n")[0][:LONGEST_REASON]
+    return first if isinstance(error, CheckpointError) else f"{type(error).__name__}{first and f': {first}'}"
+
+
+def _probe_working_directory(job: StreamingJob) -> None:
+    """Make sure that live checkpointLocations can be written, and by the user of the job alone.
+
+    Raises:
+        StorageUnusable: they cannot.
+    """
+    directory = job.working_directory
+    try:
+        make_working_directory(directory, job.private_from)
+        with tempfile.TemporaryFile(dir=directory) as file:
+            file.write(b"probe")
+    except StorageUnusable:
+        raise
+    except OSError as error:
+        raise StorageUnusable(
+            f"Live checkpointLocations cannot be written to {directory}: {error}",
+            hint="Set working_directory of the checkpoint storage to a directory that is writable and has space left.",
+        ) from error

@@ -1,0 +1,380 @@
+"""A query under way: started from what was prepared, checkpointed, its savepoints taken, until it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from threading import Event as Flag
+from typing import TYPE_CHECKING, Any
+
+from dagster_ckpt.checkpoint.clock import Clock
+from dagster_ckpt.checkpoint.control.epochs import Choice
+from dagster_ckpt.checkpoint.control.plan_archive import ArchiveWriter, PlannedBatch
+from dagster_ckpt.checkpoint.control.savepoint_requests import SavepointRequests
+from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
+from dagster_ckpt.checkpoint.taking.coordinator import CheckpointCoordinator
+from dagster_ckpt.checkpoint.taking.retained import Dropped
+from dagster_ckpt.checkpoint.taking.savepoint_server import SavepointServer
+from dagster_ckpt.checkpoint.taking.store import CompletedCheckpointStore
+from dagster_ckpt.errors import CheckpointError, DriverLost
+from dagster_ckpt.spark.batches.archiver import Archiver
+from dagster_ckpt.spark.batches.plans import PlannedBatches
+from dagster_ckpt.spark.batches.replay import replay
+from dagster_ckpt.spark.capture.source import StreamingSource
+from dagster_ckpt.spark.files.checkpoint_location import CheckpointLocation
+from dagster_ckpt.spark.job import (
+    CheckpointCompleted,
+    CheckpointFailed,
+    Event,
+    Replaying,
+    SavepointCompleted,
+    Started,
+    StreamingJob,
+)
+from dagster_ckpt.spark.live.live_location import LiveLocation
+from dagster_ckpt.spark.query.errors import failure_of
+from dagster_ckpt.spark.query.executions import has_run
+from dagster_ckpt.spark.query.session import is_jvm_alive
+from dagster_ckpt.spark.query.state_backend import known_providers
+from dagster_ckpt.spark.query.tasks import await_tasks
+from dagster_ckpt.spark.sinks.sink import PositionReader, Sink, SinkRun, SinkStart
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+__all__ = ["Ended", "Prepared", "RunningQuery"]
+
+_log = logging.getLogger(__name__)
+
+#: How often the query is asked whether it still runs; each time is a call into the JVM.
+_LOOK = 0.25
+#: How often Spark's progress report is fetched, for the numbers of the checkpoints taken next.
+_REPORT = 1.0
+#: How often it is looked whether another query writes to the sink.
+_CHECK = 1.0
+#: Seconds between two reports of a replay.
+_TELL = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A restore that is verified and on record, ready to start.
+
+    Attributes:
+        choice: what is on record.
+        restored: the checkpoint it goes on from, ``None`` for a start from nothing.
+        store: where its checkpoints go.
+        directory: of this attempt, in the working directory.
+        sink: the query's, if it is one that a checkpoint covers.
+        writer: the query, without its checkpointLocation.
+        session: of the query.
+        started: what is told about the start.
+        ignored: what the state backend asks for and does not get.
+        archive: where the plans of its batches go.
+        replay: plans of the batches that are run again first, as they were.
+        live: the live location, laid out.
+        token: of the claim of this start.
+    """
+
+    choice: Choice
+    restored: CheckpointMetadata | None
+    store: CompletedCheckpointStore
+    directory: Path
+    sink: Sink | None
+    writer: DataStreamWriter
+    session: SparkSession
+    started: Started
+    ignored: Sequence[str]
+    archive: ArchiveWriter
+    replay: Sequence[PlannedBatch]
+    live: LiveLocation
+    token: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A query that has ended in order.
+
+    Attributes:
+        reason: how, for people.
+        on_record: to be called once the end of the job is on record.
+    """
+
+    reason: str
+    on_record: Callable[[], None]
+
+
+class RunningQuery:
+    """The query of one start of a job.
+
+    Args:
+        job: the job.
+        prepared: what it starts from.
+        spark: the session Spark was started with.
+        clock: wall and monotonic time.
+        emit: is given what happens, on the thread that calls.
+        first_completed: called when the first checkpoint of this start is complete.
+    """
+
+    def __init__(
+        self,
+        job: StreamingJob,
+        prepared: Prepared,
+        spark: SparkSession,
+        clock: Clock,
+        emit: Callable[[Event], None],
+        first_completed: Callable[[], None],
+    ) -> None:
+        self._job = job
+        self._prepared = prepared
+        self._spark = spark
+        self._clock = clock
+        self._emit = emit
+        self._first_completed = first_completed
+        #: The run ids that Spark gave the query in this start, one for each batch of a replay.
+        self._runs: set[str] = set()
+
+    def run(self, cancel: Flag) -> Ended | None:
+        """Start the query and checkpoint it until it ends; ``None`` when it was canceled.
+
+        Raises:
+            QueryFailed: the query ended with an error.
+            QueryMismatch: the query is not the one the state belongs to.
+            DriverLost: the JVM is gone.
+            ToleranceExceeded: too many checkpoints failed in a row.
+            SavepointFailed: the savepoint the job was to be stopped with could not be taken.
+            Fenced: a newer run has taken the job over.
+        """
+        prepared = self._prepared
+        writer = prepared.writer.option("checkpointLocation", prepared.live.spark_url)
+        archiver = self._archiver()
+        if prepared.sink is not None:
+            restored = None if prepared.restored is None else prepared.restored.sink
+            owner = prepared.store.check_owner
+            prepared.sink.begin(SinkRun(prepared.directory, prepared.store.epoch, restored, owner, archiver.archive))
+            for name, value in prepared.sink.writer_options(prepared.token).items():
+                writer = writer.option(name, value)
+        try:
+            if not self._replay(writer, cancel):
+                return None
+            query = self._in_jvm(writer.start)
+            self._begun(query)
+            if len(prepared.replay) < 2:
+                self._emit(prepared.started)
+            try:
+                return self._watch(query, archiver, cancel)
+            except BaseException:
+                self._stop(query)
+                raise
+        finally:
+            archiver.close()
+
+    def _replay(self, writer: DataStreamWriter, cancel: Flag) -> bool:
+        """Run again what is to be run as it was; ``False`` when that was canceled."""
+        plans = self._prepared.replay
+        if len(plans) >= 2:
+            self._emit(self._prepared.started)
+            self._emit(Replaying(plans[0].batch, plans[-1].batch, 0))
+        told = began = self._clock.monotonic()
+
+        def progress(batch: int) -> None:
+            nonlocal told
+            if self._clock.monotonic() - told >= _TELL:
+                told = self._clock.monotonic()
+                self._emit(Replaying(batch + 1, plans[-1].batch, told - began))
+
+        done: bool = self._in_jvm(
+            lambda: replay(
+                self._prepared.session,
+                writer,
+                self._prepared.live,
+                plans,
+                cancel,
+                self._raise_failure,
+                self._begun,
+                progress,
+            )
+        )
+        return done
+
+    def _begun(self, query: StreamingQuery) -> None:
+        self._runs.add(str(query.runId))
+        self._prepared.live.mark_begun()
+
+    def _archiver(self) -> Archiver:
+        prepared = self._prepared
+        after = -1 if prepared.restored is None else prepared.restored.batch
+        known = prepared.replay[-1].batch if prepared.replay else after
+        location = prepared.live.location(known_providers(self._job.state_backend))
+        plans = PlannedBatches(location, known)
+        return Archiver(plans, prepared.archive, lambda: prepared.store.retained, self._clock, location.pauses[1])
+
+    def _watch(self, query: StreamingQuery, archiver: Archiver, cancel: Flag) -> Ended | None:
+        prepared, config = self._prepared, self._job.config
+        # Fetched beside the checkpoints, not while one is pinned: it is a call into the JVM.
+        report: Mapping[str, Any] | None = None
+        location = prepared.live.location(known_providers(self._job.state_backend))
+        positions = self._positions(location)
+        source = StreamingSource(
+            location,
+            prepared.directory / "pins",
+            positions,
+            self._spark.version,
+            lambda: report,
+            self._clock,
+            prepared.choice.accepted_loss,
+        )
+        # A writer that hangs in the storage keeps its thread; two more let the next attempts go on beside it. One is
+        # for a savepoint.
+        uploads = ThreadPoolExecutor(config.max_concurrent_checkpoints + 3, "dagster-ckpt-upload")
+        told = [lambda _: archiver.completed()]
+        if prepared.sink is not None:
+            told.insert(0, prepared.sink.completed)
+        listener = _Listener(self._emit, prepared.store, self._first_completed, told)
+        coordinator = CheckpointCoordinator(prepared.store, source, config, self._clock, uploads, listener, Random())
+        if prepared.restored is not None:
+            coordinator.already_have(prepared.restored.batch)
+        savepoints = self._savepoints(source, uploads)
+        try:
+            looked = reported = checked = float("-inf")
+            while not cancel.is_set():
+                if time.monotonic() - reported >= (_LOOK if report is None else _REPORT):
+                    reported = time.monotonic()
+                    report = _last_progress(query)
+                if time.monotonic() - looked >= _LOOK:
+                    looked = time.monotonic()
+                    if not self._in_jvm(lambda: query.isActive):
+                        self._raise_failure(query)
+                        report = _last_progress(query)
+                        source.look_again()
+                        coordinator.finish()
+                        savepoints.finish()
+                        return Ended("the query ended", savepoints.job_ended)
+                if savepoints.stop_asked:
+                    self._stop(query)
+                    report = _last_progress(query)
+                    source.look_again()
+                    _finish_stopped(coordinator, savepoints)
+                    return Ended("stopped with a savepoint", savepoints.job_ended)
+                if positions is not None and time.monotonic() - checked >= _CHECK:
+                    checked = time.monotonic()
+                    _look_at_sink(positions, source)
+                archiver.tick()
+                cancel.wait(min(coordinator.tick(), savepoints.tick()))
+            self._stop(query)
+        finally:
+            coordinator.abandon()
+            savepoints.abandon()
+            uploads.shutdown(wait=False)
+        return None
+
+    def _positions(self, location: CheckpointLocation) -> PositionReader | None:
+        prepared = self._prepared
+        if prepared.sink is None:
+            return None
+        if not prepared.choice.marks:
+            return prepared.sink.position_reader(prepared.directory, location)
+        after = -1 if prepared.restored is None else prepared.restored.batch
+        start = SinkStart(prepared.token, after, lambda batch: has_run(self._spark, self._runs, batch))
+        return prepared.sink.position_reader(prepared.directory, location, start)
+
+    def _savepoints(self, source: StreamingSource, uploads: ThreadPoolExecutor) -> SavepointServer:
+        requests = SavepointRequests(self._job.filesystem, self._job.name)
+        with contextlib.suppress(OSError, CheckpointError):  # what cannot be cleared up now is left for the next start
+            requests.forget_old(self._clock.time())
+        return SavepointServer(
+            requests,
+            self._prepared.store,
+            source,
+            self._clock,
+            uploads,
+            default=self._job.savepoint_path,
+            timeout=self._job.config.timeout.total_seconds(),
+            completed=lambda metadata: self._emit(SavepointCompleted(metadata)),
+        )
+
+    def _in_jvm(self, call: Callable[[], Any]) -> Any:
+        try:
+            return call()
+        except CheckpointError:
+            raise
+        except Exception as error:
+            if not is_jvm_alive(self._spark, after=error):
+                raise DriverLost(
+                    f"The JVM of job {self._job.name!r} is gone: {type(error).__name__}.",
+                    hint="The sensor resumes the job in a new process.",
+                ) from error
+            raise failure_of(error, self._job.name, self._prepared.restored) from error
+
+    def _stop(self, query: StreamingQuery) -> None:
+        """Stop the query, if it still runs, and wait for its tasks: the next attempt may be in the same JVM."""
+        try:
+            query.stop()
+            await_tasks(self._spark, str(query.runId))
+        except Exception as error:
+            _log.info("The query did not stop in order: %s", error)
+
+    def _raise_failure(self, query: StreamingQuery) -> None:
+        error = self._in_jvm(query.exception)
+        if error is not None:
+            raise failure_of(error, self._job.name, self._prepared.restored) from error
+
+
+class _Listener:
+    def __init__(
+        self,
+        emit: Callable[[Event], None],
+        store: CompletedCheckpointStore,
+        first_completed: Callable[[], None],
+        completed: Sequence[Callable[[CheckpointMetadata], None]],
+    ) -> None:
+        self._emit = emit
+        self._store = store
+        self._first_completed: Callable[[], None] | None = first_completed
+        self._completed = completed
+
+    def completed(self, metadata: CheckpointMetadata, dropped: Sequence[Dropped]) -> None:
+        for tell in self._completed:
+            tell(metadata)
+        self._emit(CheckpointCompleted(metadata, dropped, self._store.retained))
+        if self._first_completed is not None:
+            self._first_completed()
+            self._first_completed = None
+
+    def failed(self, number: int, reason: str, consecutive: int) -> None:
+        self._emit(CheckpointFailed(number, reason, consecutive))
+
+
+def _look_at_sink(positions: PositionReader, source: StreamingSource) -> None:
+    try:
+        committed = source.progress().committed
+        positions.look(-1 if committed is None else committed)
+    except OSError as error:  # no checkpoint completes without it
+        _log.warning("What is new in the sink cannot be looked at now: %s", error)
+
+
+def _finish_stopped(coordinator: CheckpointCoordinator, savepoints: SavepointServer) -> None:
+    """The query was stopped for a savepoint: its last batch is checkpointed first, then saved."""
+    try:
+        coordinator.finish()
+    except CheckpointError as error:
+        savepoints.refuse_to_stop(error)
+        raise
+    savepoints.finish()
+
+
+def _last_progress(query: StreamingQuery) -> Mapping[str, Any] | None:
+    try:
+        progress = query.lastProgress
+    except Exception as error:
+        _log.debug("No progress report: %s", error)
+        return None
+    return None if progress is None else dict(progress)

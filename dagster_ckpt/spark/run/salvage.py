@@ -1,0 +1,206 @@
+"""A last checkpoint from what a dead run left behind, so that no work is lost."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TypeAlias
+
+from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.catalog.newest import find_newest
+from dagster_ckpt.checkpoint.clock import SystemClock
+from dagster_ckpt.checkpoint.control.epochs import Choice
+from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
+from dagster_ckpt.checkpoint.taking.store import CompletedCheckpointStore
+from dagster_ckpt.errors import CheckpointError, CheckpointNotFound, Fenced
+from dagster_ckpt.spark.capture.source import StreamingSource
+from dagster_ckpt.spark.capture.state_files import Provider
+from dagster_ckpt.spark.live.live_location import LiveLocation, LocalLive
+from dagster_ckpt.spark.sinks.recorded_sinks import position_reader
+from dagster_ckpt.spark.sinks.sink import SinkStart
+
+__all__ = ["Salvaging", "salvage"]
+
+_log = logging.getLogger(__name__)
+
+Providers: TypeAlias = Mapping[str, Provider]
+
+
+class Salvaging:
+    """What the run before has left behind on this host, and the checkpoint that is made of it.
+
+    Args:
+        catalog: the job's.
+        providers: the state store providers whose files are known, by class.
+        previous: the epoch of the run before, and what it began with.
+        live: its live location, ``None`` when it is gone or cannot be reached from here.
+        pins: a directory that does not exist, for pinned files, beside the directories of starts.
+        make_store: makes a store for a lineage, from the first id it may use and what its checkpoints descend from.
+    """
+
+    def __init__(
+        self,
+        catalog: CheckpointCatalog,
+        providers: Providers,
+        previous: tuple[int, Choice],
+        live: LiveLocation | None,
+        pins: Path,
+        make_store: Callable[[str, int, str | None], CompletedCheckpointStore],
+    ) -> None:
+        self._catalog = catalog
+        self._epoch, self._choice = previous
+        self._live = live
+        self._pins = pins
+        self._make_store = make_store
+        self._providers = providers
+
+    def salvage(self) -> None:
+        """Checkpoint the last batch of the run before, if its live location is still there and no checkpoint has it.
+
+        Raises:
+            CorruptMetadata: the newest checkpoint cannot be read.
+            CheckpointNotFound: the recorded choice is gone although nothing gave it up.
+            Fenced: a newer run has taken the job over.
+        """
+        if self._live is None:
+            return
+        newest = find_newest(self._catalog)
+        if newest.job_id is None:
+            return  # its state was given up
+        if newest.passed_over and not self._has_started():
+            return
+        batch = self._last_batch(self._live)
+        if batch is None or (newest.metadata is not None and newest.metadata.batch >= batch):
+            return
+        ancestor = self._choice.restored if newest.metadata is None else newest.metadata.reference
+        self._take(self._live, batch, newest.metadata, ancestor)
+
+    def rescue(self, broken: CheckpointMetadata | None, older: CheckpointMetadata | None) -> bool:
+        """Checkpoint the last batch of the run before because the newest checkpoint is broken, even if that has it.
+
+        Args:
+            broken: the manifest of the newest checkpoint, ``None`` when that is what is broken. The run before has
+                taken it or has begun with it, so that its live location is never behind it.
+            older: what the newest checkpoint descends from, as far as it can be read.
+
+        Returns:
+            ``False`` when the live location is not there or not whole.
+
+        Raises:
+            Fenced: a newer run has taken the job over.
+        """
+        if self._live is None or not self._has_started():
+            return False
+        batch = self._last_batch(self._live)
+        if batch is None or (broken is not None and broken.batch > batch):
+            return False
+        return self._take(self._live, batch, broken, None if older is None else older.reference)
+
+    def _has_started(self) -> bool:
+        """Whether the run before got so far that its sink was put to where its live location is."""
+        archive = self._catalog.records.plans(self._choice.job_id)
+        return archive.has_begun(self._epoch)
+
+    def _last_batch(self, live: LiveLocation) -> int | None:
+        try:
+            return live.location(self._providers).last_committed()
+        except OSError as error:  # whatever a dead run left, the retained checkpoints are there
+            _log.warning("What the run before left in %s cannot be read: %s", live.url, error)
+            return None
+
+    def _take(self, live: LiveLocation, batch: int, newest: CheckpointMetadata | None, ancestor: str | None) -> bool:
+        first_id = self._catalog.next_id(self._choice.job_id, newest)
+        store = self._make_store(self._choice.job_id, first_id, ancestor)
+        try:
+            start = self._start(newest)
+        except (CheckpointError, OSError) as error:  # whatever the dead run left, the retained checkpoints are there
+            _log.warning("What the run before wrote to its sink cannot be told from what others wrote: %s", error)
+            return False
+        return salvage(store, self._choice, live, batch, self._providers, self._pins, start)
+
+    def _start(self, newest: CheckpointMetadata | None) -> SinkStart | None:
+        """The start of the run before, by what it has marked what it wrote; ``None`` where it did not.
+
+        Up to a checkpoint that it has taken all is known to be its own.
+
+        Raises:
+            CheckpointNotFound: the records do not tell it.
+            CorruptCheckpoint: they are not what was written.
+            StorageError: the storage failed.
+        """
+        if not self._choice.marks:
+            return None
+        archive = self._catalog.records.plans(self._choice.job_id)
+        claim, after = self._catalog.records.epochs.read_claim(self._epoch), archive.began_after(self._epoch)
+        if claim is None or after is None:
+            raise CheckpointNotFound(
+                f"Epoch {self._epoch} of job {self._catalog.job_name!r} has no record of its claim or its beginning.",
+                hint="Nothing is to be done: the run goes on from the newest checkpoint.",
+            )
+        if newest is not None and newest.epoch == self._epoch:
+            after = max(after, newest.batch)
+        return SinkStart(claim.token, after)
+
+
+def salvage(
+    store: CompletedCheckpointStore,
+    choice: Choice,
+    live: LiveLocation,
+    batch: int,
+    providers: Providers,
+    pins: Path,
+    start: SinkStart | None,
+) -> bool:
+    """Take a checkpoint of ``batch`` from the live location of ``choice``, if it is whole.
+
+    Args:
+        store: where it goes, under the epoch of the caller.
+        choice: of the run before.
+        live: its live location.
+        batch: the last that it committed.
+        providers: the state store providers whose files are known, by class.
+        pins: a directory that does not exist, for pinned files, beside the directories of starts.
+        start: of ``choice``, by what it has marked what it wrote; ``None`` if it has not.
+
+    Returns:
+        ``False`` when it is not whole, or could not be stored.
+
+    Raises:
+        Fenced: a newer run has taken the job over.
+    """
+    location = live.location(providers)
+    # On a disk the directory of the start is where its live location is, wherever the working directory is now.
+    directory = live.path.parent if isinstance(live, LocalLive) else pins.parent / live.attempt
+    source = StreamingSource(
+        location,
+        pins,
+        position_reader(choice, directory, location, start),
+        None,
+        lambda: None,
+        SystemClock(),
+        choice.accepted_loss,
+    )
+    try:
+        pending = store.begin()
+        snapshot = source.pin(batch)
+        try:
+            metadata = store.write(pending, snapshot, kind="salvage")
+        finally:
+            snapshot.release()
+    except Fenced:
+        raise
+    except Exception as error:  # whatever is wrong with what a dead run left, the retained checkpoints are there
+        _log.warning(
+            "Batch %d of the run before could not be salvaged from %s, going on from the newest checkpoint: %s",
+            batch,
+            choice.live,
+            error,
+        )
+        return False
+    else:
+        _log.info("Salvaged batch %d of the run before as %s", batch, metadata.name)
+        return True
+    finally:
+        shutil.rmtree(pins, ignore_errors=True)

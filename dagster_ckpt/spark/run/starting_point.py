@@ -1,0 +1,152 @@
+"""What a start goes on from: the newest checkpoint, the one that was asked for, or nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.catalog.newest import Newest, find_newest
+from dagster_ckpt.checkpoint.clock import Clock
+from dagster_ckpt.checkpoint.control.epochs import Choice, Claim
+from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
+from dagster_ckpt.checkpoint.taking.progress import Gauge, RestoreInProgress
+from dagster_ckpt.checkpoint.taking.savepoint_files import claimed_savepoint
+from dagster_ckpt.checkpoint.taking.store import CompletedCheckpointStore
+from dagster_ckpt.config.recovery import LATEST, NONE, RecoveryClaimMode, RestoreRequest
+from dagster_ckpt.errors import CheckpointsLost
+from dagster_ckpt.spark.job import Event, StreamingJob
+from dagster_ckpt.spark.live.live_location import LiveLocation, recorded_live
+from dagster_ckpt.spark.query.state_backend import known_providers
+from dagster_ckpt.spark.run.fallback import FallbackChain
+from dagster_ckpt.spark.run.salvage import Salvaging
+
+__all__ = ["Choosing", "claimed_by"]
+
+
+class Choosing:
+    """Chooses what one start goes on from, and unpacks it.
+
+    Args:
+        job: the job.
+        catalog: its checkpoints.
+        claim: the epoch of the start.
+        clock: wall and monotonic time.
+        emit: is given what happens.
+        live: the fresh live location, into which it is unpacked.
+        directory: of the start, in the working directory.
+        store: opens the store that a salvage is written to.
+    """
+
+    def __init__(
+        self,
+        job: StreamingJob,
+        catalog: CheckpointCatalog,
+        claim: Claim,
+        clock: Clock,
+        emit: Callable[[Event], None],
+        *,
+        live: LiveLocation,
+        directory: Path,
+        store: Callable[[str, int, str | None], CompletedCheckpointStore],
+    ) -> None:
+        self._job = job
+        self._catalog = catalog
+        self._claim = claim
+        self._clock = clock
+        self._emit = emit
+        self._live = live
+        self._directory = directory
+        self._store = store
+
+    def target(self, request: RestoreRequest, previous: tuple[int, Choice] | None) -> Newest:
+        """What to go on from, verified and unpacked.
+
+        Args:
+            request: what was asked for.
+            previous: the choice of the newest start before, and its epoch.
+
+        Raises:
+            CheckpointNotFound: the pointer names nothing.
+            CorruptCheckpoint: the checkpoint is not what was written.
+            CheckpointsLost: they were in the memory of a driver that is gone.
+            Fenced: a newer run has taken the job over.
+            StorageError: the storage failed.
+        """
+        if request.restore_from == LATEST:
+            return self._newest(previous)
+        target = self._asked(request)
+        if target.metadata is not None:
+            self._unpack(target.metadata)
+        return target
+
+    def _newest(self, previous: tuple[int, Choice] | None) -> Newest:
+        if previous is None:
+            return find_newest(self._catalog)
+        self._refuse_if_lost(previous[0])
+        config, providers = self._job.config, known_providers(self._job.state_backend)
+        pins = self._directory.with_suffix(".salvage")
+        chain = FallbackChain(
+            self._catalog,
+            self._claim,
+            self._clock,
+            self._emit,
+            opted_in=config.fallback_to_older,
+            newest=lambda: find_newest(self._catalog, prefer_checkpoint=config.prefer_checkpoint_for_recovery),
+            unpack=self._unpack,
+            salvaging=Salvaging(
+                self._catalog,
+                providers,
+                previous,
+                recorded_live(previous[1], self._job.filesystem),
+                pins,
+                self._store,
+            ),
+        )
+        return chain.newest()
+
+    def _unpack(self, metadata: CheckpointMetadata) -> None:
+        def tell(restored: int, total: int, seconds: float) -> None:
+            self._emit(RestoreInProgress(metadata.reference, restored, total, seconds))
+
+        gauge = Gauge(self._clock, tell)
+        gauge.begin(metadata.size)
+        self._live.unpack(self._catalog, metadata, self._directory, gauge.add)
+
+    def _asked(self, request: RestoreRequest) -> Newest:
+        if request.restore_from == NONE:
+            return Newest(None, None, "a start from nothing was asked for")
+        metadata = self._catalog.resolve(request.restore_from)
+        claim_mode = request.claim_mode
+        if claim_mode is None:
+            claim_mode = RecoveryClaimMode.CLAIM if metadata.location is None else RecoveryClaimMode.NO_CLAIM
+        job_id = metadata.job_id if claim_mode is RecoveryClaimMode.CLAIM else None
+        return Newest(metadata, job_id, f"{metadata.name} was asked for ({claim_mode})")
+
+    def _refuse_if_lost(self, epoch: int) -> None:
+        """Checkpoints in a driver's memory are for the run alone that took them: only it can go on from them."""
+        if self._job.filesystem.is_durable or self._catalog.given_up() is not None:
+            return
+        before = self._catalog.records.epochs.read_claim(epoch)
+        if before is not None and before.run_id != self._claim.run_id:
+            raise CheckpointsLost(
+                f"The checkpoints of job {self._job.name!r} were in the memory of the driver of run {before.run_id}, "
+                "and are gone with it: JobManagerCheckpointStorage without a checkpoint_path restarts a "
+                "failing query inside its run only.",
+                hint="To begin again, empty the sink and launch with restore_from: none. To keep checkpoints from now "
+                "on, give the storage a checkpoint_path, or use FileSystemCheckpointStorage.",
+            )
+
+
+def claimed_by(
+    catalog: CheckpointCatalog, target: Newest, previous: Choice | None, *, asked: bool
+) -> CheckpointMetadata | None:
+    """The savepoint that is the lineage's own to delete: the one that is claimed now, or was before."""
+    restored = target.metadata
+    if previous is not None and previous.claimed is not None and previous.job_id == target.job_id:
+        before = claimed_savepoint(catalog, previous)
+    else:
+        before = None
+    if not asked or restored is None or restored.location is None or restored.job_id != target.job_id:
+        return before
+    return restored

@@ -1,0 +1,46 @@
+"""A sink whose query is not at hand, from what is on record about it: its position, and the sink itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from dagster_ckpt.checkpoint.control.epochs import Choice
+from dagster_ckpt.checkpoint.format.snapshot import Json
+from dagster_ckpt.spark.files.checkpoint_location import CheckpointLocation
+from dagster_ckpt.spark.sinks.recorded_positions import RecordedPositions
+from dagster_ckpt.spark.sinks.sink import PositionReader, Sink, SinkStart
+from dagster_ckpt.spark.sinks.spark_file_sink import SparkFileSink
+from dagster_ckpt.spark.sinks.transactional_file_sink import TransactionalFileSink
+
+__all__ = ["position_reader", "recorded_sink"]
+
+
+def position_reader(
+    choice: Choice, directory: Path, location: CheckpointLocation, start: SinkStart | None
+) -> PositionReader | None:
+    """What tells positions of the start that is on record; ``None`` for a sink that checkpoints do not cover.
+
+    Args:
+        choice: of the start.
+        directory: that it had on the machine it ran on.
+        location: its live checkpointLocation.
+        start: as for :meth:`~dagster_ckpt.spark.sinks.sink.Sink.position_reader`.
+    """
+    if choice.sink is None:
+        return None
+    if choice.sink_kind == SparkFileSink.kind:
+        return SparkFileSink(choice.sink).position_reader(directory, location, start)
+    if choice.sink_kind == TransactionalFileSink.kind:
+        return TransactionalFileSink(choice.sink).position_reader(directory, location, start)
+    return RecordedPositions(directory)
+
+
+def recorded_sink(position: Mapping[str, Json]) -> Sink | None:
+    """The sink of a recorded position; ``None`` for one that only its query knows."""
+    path = str(position.get("path"))
+    if position.get("kind") == SparkFileSink.kind:
+        return SparkFileSink(path)
+    if position.get("kind") == TransactionalFileSink.kind:
+        return TransactionalFileSink(path)
+    return None

@@ -1,0 +1,423 @@
+"""Spark's file sink (parquet, orc, json, csv, text, xml) at a local directory, and putting it back.
+
+The sink keeps a log, ``_spark_metadata``: ``N`` lists the files of batch ``N``, every so often ``N.compact``
+lists all files up to batch ``N``. A reader sees exactly the files of the log, and a batch whose id is in the
+log is skipped without running. So going back to batch ``N`` means: the log of batch ``N``, and no data file
+that it does not list. The log cannot be cut from a later ``.compact`` (its entries carry no batch), which is
+why a checkpoint holds the log files themselves.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import unquote, urlsplit
+
+from dagster_ckpt.checkpoint.format.snapshot import Json
+from dagster_ckpt.checkpoint.format.values import parsed
+from dagster_ckpt.errors import CaptureIncomplete, InvalidConfiguration, SinkMismatch
+
+__all__ = ["FileSink", "SinkRollback", "effective_files", "log_files", "log_id"]
+
+_LOG = "_spark_metadata"
+_COMPACT = ".compact"
+_DEFAULT_COMPACT_INTERVAL = 10
+_REMEMBERED_TOTALS = 64  # the log of one position has at most one interval of files
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*")
+_LOG_NAME = re.compile(r"(0|[1-9][0-9]{0,17})(\.compact)?")
+_LOG_VERSION = "v1"
+# part-<task>-<uuid><-c or .c><file>.<codec and format>
+_DATA_NAME = re.compile(r"part-\d{5,}-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}[-.]c\d{3,}(?:\.[0-9A-Za-z]+)+")
+_OTHER_CHECKPOINT = (
+    "Nothing was touched. Restore a checkpoint whose data is still there, put the file back, or start with "
+    "restore_from=none into an empty output directory."
+)
+
+
+class _Entry(NamedTuple):
+    path: str
+    size: int
+    modified_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class SinkRollback:
+    """What :meth:`FileSink.rollback_to` changed; all zero when there was nothing left to do.
+
+    Attributes:
+        log_entries_restored: log files put back.
+        log_entries_removed: log files of later batches removed.
+        data_files_removed: data files removed that the log does not list any more.
+        bytes_removed: their bytes.
+    """
+
+    log_entries_restored: int
+    log_entries_removed: int
+    data_files_removed: int
+    bytes_removed: int
+
+
+def log_files(names: Collection[str], batch: int, where: str) -> list[str]:
+    """The files of one of Spark's compactible logs that make up its content at ``batch``.
+
+    That is the newest ``N.compact`` up to ``batch`` and every entry after it. Spark derives the interval of
+    compaction from the two newest compact files, or from one and its configuration; where the interval is
+    not the default one, both are kept so that a changed configuration cannot mislead it.
+
+    Args:
+        names: what the log's directory lists.
+        batch: the last entry; -1 for none.
+        where: names the log in errors.
+
+    Raises:
+        CaptureIncomplete: an entry is missing.
+    """
+    compacted = sorted(
+        number for name in names if name.endswith(_COMPACT) and (number := log_id(name)) is not None and number <= batch
+    )
+    newest = compacted[-1] if compacted else -1
+    wanted = [f"{number}{_COMPACT}" for number in compacted[-1:]]
+    if len(compacted) > 1 and newest - compacted[-2] != _DEFAULT_COMPACT_INTERVAL:
+        wanted.insert(0, f"{compacted[-2]}{_COMPACT}")
+    for number in range(newest + 1, batch + 1):
+        if str(number) not in names:
+            raise CaptureIncomplete(
+                f"{where}/{number} is missing (newest compaction up to {batch}: {newest if compacted else 'none'})",
+                hint="Nothing was kept of this attempt; the next committed batch can be captured.",
+            )
+        wanted.append(str(number))
+    return wanted
+
+
+class FileSink:
+    """The output directory of a file sink.
+
+    Keep one object for the life of a query: it remembers the totals of immutable log files.
+
+    Args:
+        path: the query's output path as given to Spark, with or without ``file:``.
+
+    Raises:
+        InvalidConfiguration: the path is not on a local (or mounted) disk.
+    """
+
+    def __init__(self, path: Path | str) -> None:
+        scheme, colon, rest = str(path).partition(":/")
+        if colon and scheme != "file" and _SCHEME.fullmatch(scheme):
+            raise InvalidConfiguration(
+                f"{path} is no local directory; a file sink is checkpointed on a local or mounted disk only",
+                hint="Mount it and write to the path it is mounted at.",
+            )
+        # Hadoop takes the text of a path as it is, so a %20 in it is no blank.
+        local = "/" + rest.lstrip("/") if colon and scheme == "file" else path
+        self.path = Path(local).absolute()
+        self.log = self.path / _LOG
+        self._totals: dict[tuple[int, ...], tuple[int, int]] = {}
+
+    def last_batch(self) -> int | None:
+        """The newest batch that the log has, ``None`` when there is none."""
+        return max((number for name in _names(self.log) if (number := log_id(name)) is not None), default=None)
+
+    def first_data(self) -> Path | None:
+        """Any visible file of the sink, or its log; ``None`` when there is neither."""
+        if self.last_batch() is not None:
+            return self.log
+        for directory, children, names in os.walk(self.path):
+            children[:] = sorted(child for child in children if not child.startswith(("_", ".")))
+            for name in sorted(names):
+                if not name.startswith(("_", ".")):
+                    return Path(directory, name)
+        return None
+
+    def position_files(self, batch: int) -> list[Path]:
+        """The log files that tell the sink's content at ``batch``, to be kept in a checkpoint.
+
+        Raises:
+            CaptureIncomplete: the log does not reach back (or forward) to ``batch``.
+        """
+        names = _names(self.log)
+        if not names:
+            raise CaptureIncomplete(
+                f"{self.log} does not exist, so no file sink has committed batch {batch} there",
+                hint="Name the output path of the query's file sink.",
+            )
+        return [self.log / name for name in log_files(names, batch, str(self.log))]
+
+    def position(self, batch: int) -> dict[str, Json]:
+        """The sink's position at ``batch``: ``kind``, ``path``, ``batch``, ``files`` and ``bytes``.
+
+        Raises:
+            CaptureIncomplete: the log does not reach back (or forward) to ``batch``.
+            SinkMismatch: the log is not one that can be read.
+        """
+        return self.position_of({file.name: file for file in self.position_files(batch)}, batch)
+
+    def position_of(self, files: Mapping[str, Path], batch: int) -> dict[str, Json]:
+        """:meth:`position` as told by log files, by their names, wherever they are (pinned, or of a checkpoint)."""
+        count = total = 0
+        for file in _effective(files):
+            status = file.stat()
+            key = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+            if key not in self._totals:
+                entries = _read(file)
+                if len(self._totals) >= _REMEMBERED_TOTALS:
+                    del self._totals[next(iter(self._totals))]
+                self._totals[key] = (len(entries), sum(entry.size for entry in entries))
+            files_here, bytes_here = self._totals[key]
+            count += files_here
+            total += bytes_here
+        return {"kind": "file", "path": str(self.path), "batch": batch, "files": count, "bytes": total}
+
+    def check(self, position_log: Path) -> None:
+        """Check that the sink still has every data file that ``position_log`` lists. Touches nothing.
+
+        Args:
+            position_log: a directory with the log files of a checkpoint.
+
+        Raises:
+            SinkMismatch: a data file is missing or has another size, or the log cannot be read.
+        """
+        self._check(_listed(_position(position_log).values()))
+
+    def rollback_to(self, position_log: Path, batch: int) -> SinkRollback:
+        """Put the sink back to what it was after ``batch``.
+
+        First everything is checked. Then missing log files are put back, log files of later batches removed
+        from the highest down, and last the data files that the log does not list. Broken off anywhere, doing
+        it again completes it; done again, it changes nothing. No query may write to the sink meanwhile.
+
+        Only files named as the file sink names them are removed, nothing below hidden or ``_`` directories,
+        and nothing older than the oldest listed file (what the sink's ``retention`` option has unlisted).
+
+        Args:
+            position_log: a directory with the log files of the checkpoint (as of :meth:`position_files`).
+            batch: the checkpoint's batch.
+
+        Raises:
+            SinkMismatch: the position is not of ``batch``, cannot be read, or lists data that is not there.
+                Nothing was touched.
+        """
+        wanted = _position(position_log)
+        if max(map(_require_id, wanted)) != batch:
+            raise SinkMismatch(
+                f"{position_log} is not the log of the file sink {self.path} at batch {batch}",
+                hint="Nothing was touched. Restore another checkpoint.",
+            )
+        listed = _listed(wanted.values())
+        keep = self._check(listed)
+        restored = self._put_back(wanted)
+        removed = self._remove_later_entries(wanted)
+        oldest_ms = min((entry.modified_ms for entry in listed.values()), default=0)
+        data = self._remove_unlisted(keep, oldest_ns=oldest_ms * 1_000_000)
+        return SinkRollback(restored, removed, len(data), sum(data))
+
+    def rollback_to_nothing(self, began: float) -> SinkRollback:
+        """Put the sink back to what it was before its first batch.
+
+        As :meth:`rollback_to`, it may be broken off and done again. Of data files only those go that were
+        written since the job began; what somebody else had put there before stays.
+
+        Args:
+            began: when the job began, seconds since the epoch. The sink had no log then.
+        """
+        removed = self._remove_later_entries({}) if self.log.is_dir() else 0
+        data = self._remove_unlisted(frozenset(), oldest_ns=int(began * 1e9)) if self.path.is_dir() else []
+        return SinkRollback(0, removed, len(data), sum(data))
+
+    def committed_files(self) -> list[Path]:
+        """The data files that a reader of the log sees now, sorted.
+
+        Raises:
+            CaptureIncomplete: the log has gaps.
+            SinkMismatch: the log cannot be read.
+        """
+        last = self.last_batch()
+        if last is None:
+            return []
+        files = self.position_files(last)
+        return sorted(_local(path) for path in _listed(files))
+
+    def _check(self, listed: Mapping[str, _Entry]) -> frozenset[tuple[int, int]]:
+        """(device, inode) of every listed data file. A path may reach the same directory in several ways."""
+        found: set[tuple[int, int]] = set()
+        for entry in listed.values():
+            try:
+                local = _local(entry.path)
+                status = local.stat()
+            except (FileNotFoundError, NotADirectoryError):
+                raise SinkMismatch(
+                    f"{local}, which the file sink had written by then, is missing", hint=_OTHER_CHECKPOINT
+                ) from None
+            except (OSError, ValueError) as error:
+                if isinstance(error, OSError) and error.errno != errno.ENAMETOOLONG:
+                    raise
+                raise SinkMismatch(
+                    f"The log of the file sink lists {entry.path[:160]!r}, which cannot be a file: {error}",
+                    hint=_OTHER_CHECKPOINT,
+                ) from error
+            if status.st_size != entry.size:
+                raise SinkMismatch(
+                    f"{local} has {status.st_size} bytes; the file sink had written {entry.size}",
+                    hint=_OTHER_CHECKPOINT,
+                )
+            found.add((status.st_dev, status.st_ino))
+        return frozenset(found)
+
+    def _put_back(self, wanted: dict[str, Path]) -> int:
+        self.log.mkdir(parents=True, exist_ok=True)
+        restored = 0
+        for name in sorted(wanted, key=_require_id):
+            content = wanted[name].read_bytes()
+            target = self.log / name
+            if target.is_file() and target.read_bytes() == content:
+                continue
+            # One fixed name, so that a crash here leaves nothing that the next attempt does not use up.
+            temporary = self.log / f".{name}.rollback.tmp"
+            with temporary.open("wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            _remove(self.log / f".{name}.crc")  # it describes other bytes
+            temporary.replace(target)
+            restored += 1
+        _sync(self.log)
+        return restored
+
+    def _remove_later_entries(self, wanted: dict[str, Path]) -> int:
+        """Also what has a wanted batch under the other of its two names (a changed compact interval)."""
+        first = min((_require_id(file.name) for file in _effective(wanted)), default=0)
+        later = [
+            name
+            for name in _names(self.log)
+            if name not in wanted and (number := log_id(name)) is not None and number >= first
+        ]
+        for name in sorted(later, key=_require_id, reverse=True):
+            _remove(self.log / f".{name}.crc")
+            _remove(self.log / name)
+        _sync(self.log)
+        return len(later)
+
+    def _remove_unlisted(self, keep: frozenset[tuple[int, int]], *, oldest_ns: int) -> list[int]:
+        sizes: list[int] = []
+        for directory, children, names in os.walk(self.path):
+            children[:] = [child for child in children if not child.startswith(("_", "."))]
+            for name in names:
+                if _DATA_NAME.fullmatch(name) is None:
+                    continue
+                file = Path(directory, name)
+                status = file.lstat()
+                if (status.st_dev, status.st_ino) in keep or status.st_mtime_ns < oldest_ns:
+                    continue
+                # The data last: while it stands, its checksum file is found and removed with it.
+                _remove(file.with_name(f".{name}.crc"))
+                _remove(file)
+                sizes.append(status.st_size)
+        return sizes
+
+
+def _local(path: str) -> Path:
+    """The file that an entry of the log names by its (escaped) URI."""
+    return Path(unquote(urlsplit(path).path))
+
+
+def _position(directory: Path) -> dict[str, Path]:
+    """The log files of a checkpoint by name: at least one, and no gap."""
+    names = frozenset(name for name in _names(directory) if log_id(name) is not None and (directory / name).is_file())
+    try:
+        complete = log_files(names, max(map(_require_id, names), default=-1), str(directory))
+    except CaptureIncomplete as error:
+        raise SinkMismatch(error.message, hint="Nothing was touched. Restore another checkpoint.") from error
+    if not complete:
+        raise SinkMismatch(
+            f"{directory} holds no log of the file sink, so its position is not known",
+            hint="Nothing was touched. Restore another checkpoint.",
+        )
+    return {name: directory / name for name in sorted(names)}
+
+
+def effective_files(directory: Path) -> list[Path]:
+    """Of the log files in a directory, those that tell the content; none if it is not there."""
+    return list(_effective({name: directory / name for name in _names(directory) if log_id(name) is not None}))
+
+
+def _effective(files: Mapping[str, Path]) -> Iterator[Path]:
+    """Of log files by name, those that tell the content: the newest compact file and what follows it."""
+    newest = max((_require_id(name) for name in files if name.endswith(_COMPACT)), default=-1)
+    for name in sorted(files, key=_require_id):
+        number = _require_id(name)
+        if number > newest or name == f"{newest}{_COMPACT}":
+            yield files[name]
+
+
+def _listed(files: Iterable[Path]) -> dict[str, _Entry]:
+    listed: dict[str, _Entry] = {}
+    for file in _effective({file.name: file for file in files}):
+        for entry in _read(file):
+            listed[entry.path] = entry
+    return listed
+
+
+def _read(file: Path) -> list[_Entry]:
+    try:
+        lines = file.read_text(encoding="utf-8").split("\n")
+    except (IsADirectoryError, UnicodeDecodeError) as error:
+        raise _unreadable(file, str(error)) from error
+    if lines[0] != _LOG_VERSION:
+        raise _unreadable(file, f"it is of version {lines[0][:20]!r}, this release reads {_LOG_VERSION!r}")
+    entries: list[_Entry] = []
+    for number, line in enumerate(lines[1:], start=2):
+        if not line:
+            continue
+        try:
+            value = parsed(line)
+            action = value.get("action", "add")
+            if action != "add":
+                raise ValueError(f"action {action!r}")
+            entries.append(_Entry(str(value["path"]), int(value["size"]), int(value["modificationTime"])))
+        except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
+            raise _unreadable(file, f"line {number}: {error}") from error
+    return entries
+
+
+def _unreadable(file: Path, why: str) -> SinkMismatch:
+    return SinkMismatch(
+        f"{file} is not a log of the file sink that can be read ({why})",
+        hint="Nothing was touched. If a newer Spark wrote it, upgrade dagster-ckpt; else restore another checkpoint.",
+    )
+
+
+def log_id(name: str) -> int | None:
+    """The batch of a log file, ``None`` for what is no log file."""
+    match = _LOG_NAME.fullmatch(name)
+    return int(match[1]) if match else None
+
+
+def _require_id(name: str) -> int:
+    number = log_id(name)
+    if number is None:
+        raise ValueError(name)
+    return number
+
+
+def _names(directory: Path) -> frozenset[str]:
+    try:
+        return frozenset(path.name for path in directory.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return frozenset()
+
+
+def _remove(file: Path) -> None:
+    file.unlink(missing_ok=True)
+
+
+def _sync(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

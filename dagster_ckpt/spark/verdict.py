@@ -1,0 +1,160 @@
+"""The verdict on a restore before anything is touched: can it be exact, would it lose or double rows, or can it not be.
+
+Pure: findings go in, the verdict, its text and the error that it amounts to come out. The checks that make findings
+are in :mod:`dagster_ckpt.spark.preflight.start_checks`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from dagster_ckpt.checkpoint.format.snapshot import Json
+from dagster_ckpt.config.checkpoint_config import CheckpointingMode
+from dagster_ckpt.errors import CheckpointError, RestoreRefused, RestoreWithLoss
+
+__all__ = ["Finding", "Preflight", "Verdict"]
+
+
+class Verdict(StrEnum):
+    """What becomes of a restore, the best first.
+
+    ``RESTORABLE``: exactly, as far as it was checked. ``WITH_LOSS``: rows would be lost or doubled.
+    ``NOT_RESTORABLE``: it cannot be done.
+    """
+
+    RESTORABLE = "RESTORABLE"
+    WITH_LOSS = "WITH_LOSS"
+    NOT_RESTORABLE = "NOT_RESTORABLE"
+
+    @property
+    def severity(self) -> int:
+        """0, 1 or 2, the worst last; also the exit status of the command line."""
+        return list(Verdict).index(self)
+
+
+def _severity(verdict: Verdict) -> int:
+    return verdict.severity
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What one check found, also when all is well.
+
+    Attributes:
+        check: what was checked, a few words.
+        verdict: what it means for the restore.
+        reason: what was found, naming files and batches. It says so when something could not be checked.
+        hint: the next thing to do, empty where there is nothing to do.
+        only_doubles: of ``WITH_LOSS``, that rows would be doubled and none lost.
+        error: of ``NOT_RESTORABLE``, what a restore raises.
+    """
+
+    check: str
+    verdict: Verdict
+    reason: str
+    hint: str = ""
+    only_doubles: bool = False
+    error: CheckpointError | None = field(default=None, compare=False)
+
+    @classmethod
+    def fine(cls, check: str, reason: str) -> Finding:
+        """A check that found nothing wrong."""
+        return cls(check, Verdict.RESTORABLE, reason)
+
+    @classmethod
+    def of_error(cls, check: str, error: CheckpointError) -> Finding:
+        """A check that found what makes a restore impossible."""
+        return cls(check, Verdict.NOT_RESTORABLE, error.message, error.hint, error=error)
+
+
+@dataclass(frozen=True, slots=True)
+class Preflight:
+    """All that was checked before one restore.
+
+    Attributes:
+        subject: what would be restored, ``{job id}/chk-N`` for example; ``nothing`` for a start from nothing.
+        findings: one per check, in the order they were made.
+    """
+
+    subject: str
+    findings: tuple[Finding, ...]
+
+    @property
+    def verdict(self) -> Verdict:
+        """The worst of all findings."""
+        return max((item.verdict for item in self.findings), key=_severity, default=Verdict.RESTORABLE)
+
+    @property
+    def bad(self) -> tuple[Finding, ...]:
+        """What is not fine, the worst first."""
+        found = [item for item in self.findings if item.verdict is not Verdict.RESTORABLE]
+        return tuple(sorted(found, key=lambda item: -item.verdict.severity))
+
+    @property
+    def losses(self) -> tuple[Finding, ...]:
+        """What would lose or double rows."""
+        return tuple(item for item in self.findings if item.verdict is Verdict.WITH_LOSS)
+
+    def refusal(self, mode: CheckpointingMode, accepted: Collection[str] | None = ()) -> CheckpointError | None:
+        """The error with which a restore is refused, ``None`` when it goes on.
+
+        What would lose rows is refused in both modes, what would double them under ``EXACTLY_ONCE`` only.
+
+        Args:
+            mode: what a restore promises.
+            accepted: reasons of losses that somebody has accepted; ``None`` accepts every loss. What cannot be done
+                cannot be accepted.
+        """
+        if not self.bad:
+            return None
+        worst = self.bad[0]
+        if worst.verdict is Verdict.NOT_RESTORABLE:
+            return self._with_the_others(worst.error or RestoreRefused(worst.reason, hint=worst.hint), worst)
+        refused = [
+            item
+            for item in self.losses
+            if accepted is not None
+            and item.reason not in accepted
+            and not (item.only_doubles and mode is CheckpointingMode.AT_LEAST_ONCE)
+        ]
+        if not refused:
+            return None
+        what = "double rows" if all(item.only_doubles for item in refused) else "lose rows"
+        return RestoreWithLoss(
+            f"A restore of {self.subject} would {what}. {' '.join(f'{item.check}: {item.reason}' for item in refused)}",
+            hint=" ".join(
+                [
+                    *dict.fromkeys(item.hint for item in refused if item.hint),
+                    "To go on nevertheless, launch with allow_loss: true; the next checkpoints keep a note of it.",
+                ]
+            ),
+        )
+
+    def _with_the_others(self, error: CheckpointError, worst: Finding) -> CheckpointError:
+        others = [item for item in self.bad if item is not worst]
+        if not others:
+            return error
+        told = "\n".join(f"  {item.check}: {item.verdict}, {item.reason}" for item in others)
+        every = type(error)(f"{error.message}\nAlso found:\n{told}", hint=error.hint)
+        every.__cause__ = error.__cause__
+        return every
+
+    def lines(self) -> list[str]:
+        """A line for each check, then the verdict."""
+        width = max((len(item.check) for item in self.findings), default=0)
+        told = [f"{item.check:<{width}}  {item.verdict:<14}  {item.reason}" for item in self.findings]
+        hints = [f"{'':<{width}}  -> {item.hint}" for item in self.bad if item.hint]
+        return [*told, *hints, f"{self.subject}: {self.verdict}"]
+
+    def to_json(self) -> dict[str, Json]:
+        """The same for programs."""
+        return {
+            "checkpoint": self.subject,
+            "verdict": self.verdict.value,
+            "findings": [
+                {"check": item.check, "verdict": item.verdict.value, "reason": item.reason, "hint": item.hint}
+                for item in self.findings
+            ],
+        }

@@ -1,0 +1,1 @@
+"""A strict server of Google Cloud Storage with faults."""
