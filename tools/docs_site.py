@@ -1,6 +1,6 @@
 """What ``mkdocs.yml`` needs beside its plugins.
 
-The reference of the commands, docstrings without Sphinx' markup, and a site that fetches nothing.
+The reference of the commands, and a site that fetches nothing.
 """
 
 from __future__ import annotations
@@ -10,25 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import click
-import griffe
 
 COMMANDS = "<!-- every command of dagster-ckpt -->"
-_ROLE = re.compile(r":(?:attr|class|data|exc|func|meth|mod):`~?\.?([^`]+)`")
 _FETCHED = re.compile(
     r"""<(?:script|img|iframe)[^>]+src="?https?:|<link[^>]+rel="?(?:stylesheet|preconnect)"?[^>]+https?:"""
 )
-
-
-class PlainRoles(griffe.Extension):
-    """Shows Sphinx' roles in docstrings as code, and its literal blocks as indented ones."""
-
-    def on_instance(self, *, obj: griffe.Object, **kwargs: Any) -> None:
-        """Change the docstring of one object."""
-        del kwargs
-        if obj.docstring is not None:
-            value = _ROLE.sub(lambda role: f"`{role[1].rpartition('.')[2]}`", obj.docstring.value)
-            value = re.sub(r"^\.\. code-block:: python$", "", value, flags=re.MULTILINE)
-            obj.docstring.value = re.sub(r"^::$", "", value, flags=re.MULTILINE).replace("::\n\n", ":\n\n")
 
 
 def commands(main: click.Group) -> str:
