@@ -26,9 +26,7 @@ from dagster_ckpt.orchestration.streaming_asset import (
     CheckpointedStreamingAsset,
     checkpointed_streaming_asset,
 )
-from dagster_ckpt.spark.sinks.sink import sink_to
-from dagster_ckpt.spark.sinks.transactional_file_sink import TransactionalFileSink
-from dagster_ckpt.spark.sinks.user_sinks import CustomSink, ForeachBatchSink
+from dagster_ckpt.spark import CustomSink, ForeachBatchSink, TransactionalFileSink, sink_to
 
 __all__ = [
     "CheckpointConfig",

@@ -28,7 +28,7 @@ from dagster_ckpt.cli import main
 from dagster_ckpt.config.checkpoint_config import JobStatus
 from dagster_ckpt.filesystem.memory import MemoryFileSystem
 from dagster_ckpt.orchestration import names, reporting, resources, savepoint_asset
-from dagster_ckpt.spark.job import Started
+from dagster_ckpt.spark.events import Started
 from dagster_ckpt.testing.filesystem_contract import FileSystemContract
 from tests.jobs.harness import Bench, Row, copied, eventually
 from tools import docs_site

@@ -29,8 +29,7 @@ from dagster_ckpt.errors import (
     CheckpointNotFound,
     CorruptCheckpoint,
 )
-from dagster_ckpt.spark.preflight.start_checks import check_stored
-from dagster_ckpt.spark.verdict import Finding, Preflight
+from dagster_ckpt.spark import Finding, Preflight, check_stored
 
 __all__ = ["batch", "describe", "list_checkpoints", "preflight", "retention", "verify"]
 

@@ -20,6 +20,7 @@ from dagster_ckpt.errors import InvalidConfiguration
 __all__ = [
     "CHANGELOG_CONF",
     "HDFS_PROVIDER",
+    "LAYOUTS",
     "LOCAL_DIRECTORIES_CONF",
     "PROVIDER_CONF",
     "ROCKSDB_PROVIDER",
@@ -87,7 +88,8 @@ class StateLayout(StrEnum):
     ROCKSDB = "rocksdb"
 
 
-_LAYOUTS = {HDFS_PROVIDER: StateLayout.HDFS, ROCKSDB_PROVIDER: StateLayout.ROCKSDB}
+#: Of Spark's own providers, by the class name that Spark records.
+LAYOUTS: Mapping[str, StateLayout] = {HDFS_PROVIDER: StateLayout.HDFS, ROCKSDB_PROVIDER: StateLayout.ROCKSDB}
 
 
 class StateBackend(ABC):
@@ -275,7 +277,7 @@ class CustomStateBackend(StateBackend):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "conf", dict(self.conf))
-        own = _LAYOUTS.get(self.provider_class)
+        own = LAYOUTS.get(self.provider_class)
         layout = own if self.layout is None else _layout(self.layout)
         if layout is None or own not in (None, layout):
             raise InvalidConfiguration(

@@ -12,10 +12,7 @@ from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
 from dagster_ckpt.config.checkpoint_config import JobStatus
 from dagster_ckpt.config.recovery import LATEST, NONE, RecoveryClaimMode, RestoreRequest
 from dagster_ckpt.errors import InvalidConfiguration
-from dagster_ckpt.spark.event_text import describe
-from dagster_ckpt.spark.job import Event, Started, StreamingJob
-from dagster_ckpt.spark.run.job_run import StreamingRun
-from dagster_ckpt.spark.run.supervisor import supervise_all
+from dagster_ckpt.spark import Event, Started, StreamingJob, StreamingRun, describe, supervise_all
 
 __all__ = ["JobExecutionResult", "QueryResult", "run_jobs"]
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import dagster as dg
 from pydantic import ConfigDict, Field
 
-from dagster_ckpt.spark.query.session import start_session
+from dagster_ckpt.spark import start_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -45,8 +45,7 @@ from dagster_ckpt.orchestration.resume_decision import (
 from dagster_ckpt.orchestration.run_settings import RunSettings, going_on
 from dagster_ckpt.orchestration.storages import CheckpointStorage
 from dagster_ckpt.orchestration.streaming_asset import CheckpointedStreamingAsset
-from dagster_ckpt.spark.batches.in_flight import BatchInFlight, batch_in_flight
-from dagster_ckpt.spark.live.live_location import recorded_live
+from dagster_ckpt.spark import BatchInFlight, batch_in_flight, recorded_live
 
 __all__ = ["build_resume_sensor"]
 

@@ -26,8 +26,7 @@ from dagster_ckpt.orchestration.resources import SparkSessionResource
 from dagster_ckpt.orchestration.run_settings import JobSettings, RunSettings
 from dagster_ckpt.orchestration.savepoint_asset import savepoints_asset
 from dagster_ckpt.orchestration.storages import CheckpointStorage
-from dagster_ckpt.spark.event_text import describe
-from dagster_ckpt.spark.job import (
+from dagster_ckpt.spark import (
     CheckpointCompleted,
     CheckpointQuarantined,
     CheckpointsDropped,
@@ -36,9 +35,11 @@ from dagster_ckpt.spark.job import (
     RunResult,
     Started,
     StreamingJob,
+    StreamingRun,
+    describe,
+    die_with_parent,
+    supervise,
 )
-from dagster_ckpt.spark.run.job_run import StreamingRun
-from dagster_ckpt.spark.run.supervisor import die_with_parent, supervise
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -41,14 +41,10 @@ from dagster_ckpt.errors import CheckpointError
 from dagster_ckpt.filesystem import PosixFileSystem, Stored, open_filesystem
 from dagster_ckpt.filesystem.names import inside
 from dagster_ckpt.spark.batches.plans import PlannedBatches, forget_plan, lay_out, planned_files, planned_offsets
-from dagster_ckpt.spark.capture.rocksdb_files import UnreadableStateFile, changelog_lineage, snapshot_members
-from dagster_ckpt.spark.files.checkpoint_location import (
-    CheckpointLocation,
-    parse_commit,
-    parse_offsets,
-    parse_operator,
-    parse_query_id,
-)
+from dagster_ckpt.spark.capture.rocksdb_files import changelog_lineage, snapshot_members
+from dagster_ckpt.spark.files.bucket_location import UnreadableStateFile
+from dagster_ckpt.spark.files.checkpoint_location import CheckpointLocation
+from dagster_ckpt.spark.files.log_entries import parse_commit, parse_offsets, parse_operator, parse_query_id
 from dagster_ckpt.spark.files.prepare import prepare_location
 from dagster_ckpt.spark.preflight.source_files import SourceFiles
 from dagster_ckpt.spark.sinks.recorded_positions import RecordedPositions

@@ -30,7 +30,8 @@ from dagster_ckpt.config.checkpoint_config import JobStatus
 from dagster_ckpt.config.restart import ExponentialDelayRestart, FixedDelayRestart
 from dagster_ckpt.errors import InvalidConfiguration
 from dagster_ckpt.orchestration import names, streaming_asset
-from dagster_ckpt.spark.job import CheckpointCompleted, EpochClaimed, Event, RunResult
+from dagster_ckpt.spark.events import CheckpointCompleted, EpochClaimed, Event
+from dagster_ckpt.spark.job import RunResult
 from dagster_ckpt.spark.run.job_run import StreamingRun
 from tests.orchestration.stored_job import StoredJob, run_id
 
