@@ -14,7 +14,7 @@ from pathlib import PurePosixPath
 from typing import Any, TypeAlias, cast
 
 from dagster_ckpt.config.configuration import Configuration
-from dagster_ckpt.config.import_path import load
+from dagster_ckpt.config.import_path import load_object
 from dagster_ckpt.errors import InvalidConfiguration
 
 __all__ = [
@@ -320,11 +320,11 @@ def configured_backend(configuration: Configuration) -> StateBackend | None:
         case "hashmap":
             return HashMapStateBackend()
         case path:
-            found = load(path, "the state backend")
+            found = load_object(path, "the state backend")
             if not isinstance(found, StateBackend):
                 raise InvalidConfiguration(
                     f"{path}, the state backend, is a {type(found).__name__}.",
-                    hint="Name a value of dagster_ckpt.config.state_backend, such as a CustomStateBackend.",
+                    hint="Name a state backend of dagster_ckpt.config, such as a CustomStateBackend.",
                 )
             return found
 
@@ -351,7 +351,7 @@ def _directories(paths: Sequence[str]) -> tuple[str, ...]:
 
 
 def _imported(path: str) -> OptionsFactory:
-    factory: OptionsFactory = load(path, "the options factory of a state backend")
+    factory: OptionsFactory = load_object(path, "the options factory of a state backend")
     _require(callable(factory), f"options {path!r} is a {type(factory).__name__}, not a function")
     return factory
 

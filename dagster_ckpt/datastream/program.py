@@ -9,16 +9,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dagster_ckpt.checkpoint.format.layout import validate_job_name
-from dagster_ckpt.config.configuration import Configuration
-from dagster_ckpt.config.restart import NoRestart, RestartStrategy
+from dagster_ckpt.config import Configuration, NoRestart, RestartStrategy
 from dagster_ckpt.datastream.checkpoint_config import CheckpointConfig
 from dagster_ckpt.datastream.checkpoint_storage import CheckpointStorage, configured_storage
-from dagster_ckpt.datastream.differences import warn
-from dagster_ckpt.datastream.enums import TimeCharacteristic
+from dagster_ckpt.datastream.enums import TimeCharacteristic, warn
 from dagster_ckpt.datastream.kryo import check_kryo
 from dagster_ckpt.datastream.state_backend import StateBackend
 from dagster_ckpt.errors import InvalidConfiguration
-from dagster_ckpt.orchestration.resources import SparkSessionResource
+from dagster_ckpt.orchestration import SparkSessionResource
 from dagster_ckpt.spark import StreamingJob, has_watermark, plan_nodes, streaming_session
 
 if TYPE_CHECKING:

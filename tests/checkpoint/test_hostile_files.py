@@ -26,17 +26,17 @@ from hypothesis import strategies as st
 
 from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
 from dagster_ckpt.checkpoint.catalog.file_reader import materialize_checkpoint, verify_checkpoint
-from dagster_ckpt.checkpoint.catalog.pointers import (
-    CheckpointStorageLocationReference,
-    decode_path_from_reference,
-    encode_path_as_reference,
-    resolve_checkpoint_pointer,
-)
+from dagster_ckpt.checkpoint.catalog.pointers import resolve_checkpoint_pointer
 from dagster_ckpt.checkpoint.control.plan_archive import ArchiveWriter, WriteAheadArchive
 from dagster_ckpt.checkpoint.format.layout import METADATA_FILE_NAME
 from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata, FileEntry
 from dagster_ckpt.checkpoint.format.seal import seal
 from dagster_ckpt.checkpoint.taking.savepoint_files import dispose_savepoint
+from dagster_ckpt.datastream.storage_access import (
+    CheckpointStorageLocationReference,
+    decode_path_from_reference,
+    encode_path_as_reference,
+)
 from dagster_ckpt.errors import CheckpointError
 from dagster_ckpt.filesystem import PosixFileSystem, Stored, open_filesystem
 from dagster_ckpt.filesystem.names import inside

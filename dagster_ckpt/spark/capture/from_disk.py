@@ -301,7 +301,7 @@ def _read_operator(metadata: Path) -> OperatorEntry:
 
 
 def _check_layout(store: StateStore, provider_class: str, layout: StateLayout, operator: OperatorEntry) -> None:
-    """That a class keeps the files of ``layout`` is what a user said: a file that is none of them is not passed over."""
+    """A user said that a class keeps the files of ``layout``; a file that is none of them is told, not passed over."""
     for name in unplanned(store, layout):
         if name not in operator.stores:
             own = next(spark for spark, known in LAYOUTS.items() if known is layout)
