@@ -354,7 +354,7 @@ def test_no_page_is_long() -> None:
 def test_the_files_that_a_page_names_are_there() -> None:
     named = {
         (page, path)
-        for page in _PAGES
+        for page in (*_PAGES, "CONTRIBUTING.md")
         for path in re.findall(
             r"(?:dagster_ckpt|tests|tools|benchmarks|assets|docs)/[\w./-]*\w\.(?:py|md|toml|json)\b",
             (_ROOT / page).read_text(encoding="utf-8"),
