@@ -1,7 +1,7 @@
 # Everything a clone needs: `make run` and `make test` set up .venv by themselves, once.
 
 .DEFAULT_GOAL := help
-.PHONY: help run dev test test-integration test-exhaustive lint clean
+.PHONY: help run dev test test-integration test-exhaustive docs lint clean
 
 VENV    := .venv
 BIN     := $(VENV)/bin
@@ -40,6 +40,9 @@ test-integration: $(STAMP) ## the slow tests and those that need a daemon, a clu
 test-exhaustive: $(STAMP) ## what the other tests try at some points, at every point
 	@tools/require-java
 	$(BIN)/python -m pytest -m exhaustive $(SIDE_BY_SIDE)
+
+docs: $(STAMP) ## the documentation as a site, in build/site; a broken link fails
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
 
 lint: $(STAMP) ## ruff and mypy --strict
 	$(BIN)/ruff check .

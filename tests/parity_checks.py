@@ -1,4 +1,4 @@
-"""What must hold between the rows of ``docs/parity.md``, the names of the documents, the code and the tests.
+"""What must hold between the rows of ``docs/reference/parity.md``, the names of the documents, the code and the tests.
 
 Every check returns what is wrong, a sentence for each, and nothing if all is well.
 """

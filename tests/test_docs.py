@@ -1,12 +1,14 @@
-"""Every block of Python on a page is run as it stands there, by the function named beside its heading below.
+"""The pages: every block of Python is run as it stands there, by the function named beside its heading below.
 
 Paths below ``/data/`` become those of the test. A block that is new, or under another heading, has no test yet and
-fails until it is given one.
+fails until it is given one. No page is too long, and no page names a file that is not there.
 """
 
 from __future__ import annotations
 
+import inspect
 import json
+import re
 import shutil
 import tempfile
 from collections import Counter
@@ -16,22 +18,30 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+import click
 import dagster as dg
 import pyarrow.dataset as ds
 import pytest
 
 import dagster_ckpt
+from dagster_ckpt import errors
+from dagster_ckpt.cli import main
 from dagster_ckpt.config.checkpoint_config import JobStatus
+from dagster_ckpt.filesystem.memory import MemoryFileSystem
+from dagster_ckpt.orchestration import names, reporting, savepoint_asset
 from dagster_ckpt.spark.events import Started
+from dagster_ckpt.testing.filesystem_contract import FileSystemContract
 from tests.jobs.harness import Bench, Row, copied, eventually
+from tools import docs_site
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-_ROOT = Path(__file__).resolve().parents[1]
-_PUBLIC = {name: getattr(dagster_ckpt, name) for name in dagster_ckpt.__all__}
-_PAGES = ("README.md", "docs/operations.md", "docs/sinks.md")
+_ROOT = next(above for above in Path(__file__).resolve().parents if (above / "pyproject.toml").is_file())
+_PAGES = ("README.md", *sorted(page.relative_to(_ROOT).as_posix() for page in (_ROOT / "docs").rglob("*.md")))
+#: Tables to look things up in.
+_LONG = {"docs/reference/parity.md", "docs/reference/rollback-matrix.md"}
 
 
 @dataclass(frozen=True)
@@ -156,7 +166,7 @@ def a_data_source(block: Block, bench: Bench, data: Path) -> None:
     exact_through_a_life(bench, block.run(data), "orders", rows)
 
 
-# --- the README -------------------------------------------------------------------------------------------------------
+# --- jobs -----------------------------------------------------------------------------------------------------------
 
 _ENDS = '.option("path", "/data/turnover")'
 
@@ -191,13 +201,39 @@ def the_first_example(block: Block, bench: Bench, data: Path) -> None:
     assert list((data / "checkpoints" / "turnover").glob("*/chk-1/_metadata"))
 
 
+def landing(block: Block, bench: Bench, data: Path) -> None:
+    del bench
+    block.run(data)["land"](7)
+    lines = (data / "orders" / "07.json").read_text().splitlines()
+    assert len(lines) == 100
+    assert json.loads(lines[1]) == {"at": "2026-03-01T07:01:00Z", "shop": "south", "cents": 1}
+
+
+def the_job_of_the_tutorial(block: Block, bench: Bench, data: Path) -> None:
+    """What the block above it lands becomes the sums of the hours that are over."""
+    land = _of_page(block.page)[0].run(data)["land"]
+    for hour in range(3):
+        land(hour)
+    definitions = ending(block).run(data)["defs"]
+    with pytest.MonkeyPatch.context() as patch, dg.DagsterInstance.ephemeral() as instance:
+        patch.setattr("dagster_ckpt.spark.start_session", lambda *_: bench.spark)  # there can be one in a process
+        assert definitions.resolve_job_def("turnover_job").execute_in_process(instance=instance).success
+    rows = bench.spark.read.parquet(str(data / "turnover")).collect()
+    assert sorted((row["window"].start.hour, row["shop"], row["cents"]) for row in rows) == [
+        (0, "north", 2450),
+        (0, "south", 2500),
+        (1, "north", 2450),
+        (1, "south", 2500),
+    ]
+
+
 def flinks_keys(block: Block, bench: Bench, data: Path) -> None:
     del bench
     keys = {"execution.checkpointing.dir": f"file://{data}/checkpoints", "execution.checkpointing.interval": "7 s"}
     (data / "flink.yaml").write_text(json.dumps(keys))
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(data)
-        defined = block.run(data, **_PUBLIC)
+        defined = block.run(data)
     assert isinstance(defined["turnover"], dagster_ckpt.CheckpointedStreamingAsset)
     assert defined["turnover"].config.interval == timedelta(seconds=7)
     assert isinstance(defined["storage"], dagster_ckpt.FileSystemCheckpointStorage)
@@ -205,7 +241,7 @@ def flinks_keys(block: Block, bench: Bench, data: Path) -> None:
 
 def a_state_backend(block: Block, bench: Bench, data: Path) -> None:
     """A query whose state is kept as the block says."""
-    asset = block.run(data, **_PUBLIC)["turnover"]
+    asset = block.run(data)["turnover"]
     bench.land(2)
     job = replace(bench.job(), state_backend=asset.state_backend)
     assert bench.launch(job).result().status is JobStatus.FINISHED
@@ -217,34 +253,58 @@ def a_state_backend(block: Block, bench: Bench, data: Path) -> None:
 def in_pyflinks_spelling(block: Block, bench: Bench, data: Path) -> None:
     """It runs its query, which writes each order once."""
     land_orders(data)
-    ending(block).run(data, SparkSession=type(bench.spark), DataStreamWriter=None)
+    ending(block).run(data)
     rows = bench.spark.read.parquet(str(data / "turnover")).collect()
     assert sorted(row["cents"] for row in rows) == [100, 250, 400]
     (end,) = (data / "checkpoints" / "turnover" / "control").rglob("*.end")
     assert json.loads(end.read_text())["status"] == "FINISHED"
 
 
+# --- testing ----------------------------------------------------------------------------------------------------------
+
+
+def a_contract_to_inherit(block: Block, bench: Bench, data: Path) -> None:
+    """With a storage that keeps the contract, in the place of the reader's."""
+    del bench
+    contract = block.run(data, VaultFileSystem=lambda _: MemoryFileSystem())["TestVault"]
+    assert issubclass(contract, FileSystemContract)
+    assert isinstance(contract.storage.__wrapped__(contract()), MemoryFileSystem)
+
+
+def scenarios(block: Block, bench: Bench, data: Path) -> None:
+    """With the names of the block before it, and five seeds for its thousand."""
+    del bench
+    defined: dict[str, Any] = {}
+    for each in _of_page(block.page)[1:]:
+        defined = replace(each, code=each.code.replace("range(1000)", "range(5)")).run(data, **defined)
+        if each == block:
+            return
+
+
 Runner: TypeAlias = "Callable[[Block, Bench, Path], None]"
 
 #: By page: the heading above each block, in order, and what runs the block.
 _RUNNERS: dict[str, list[tuple[str, Runner]]] = {
-    "README.md": [
-        ("In your own project", the_first_example),
-        ("Configuration", flinks_keys),
-        ("State backends", a_state_backend),
-        ("In PyFlink's spelling", in_pyflinks_spelling),
+    "README.md": [("In your own project", the_first_example)],
+    "docs/how-to/a-storage-of-your-own.md": [
+        ("A storage of your own", a_contract_to_inherit),
+        ("One thing goes wrong at a time", scenarios),
+        ("Several at once", scenarios),
     ],
-    "docs/operations.md": [],
-    "docs/sinks.md": [
-        ("Transactional files", transactional_files),
-        ("`foreachBatch`", foreach_batch),
-        ("A writer of another kind", a_data_source),
-    ],
+    "docs/how-to/pyflink.md": [("Write in PyFlink's spelling", in_pyflinks_spelling)],
+    "docs/how-to/sink-custom.md": [("Write with a writer of another kind", a_data_source)],
+    "docs/how-to/sink-foreach-batch.md": [("Write with `foreachBatch`", foreach_batch)],
+    "docs/how-to/sink-transactional-files.md": [("Write transactional files", transactional_files)],
+    "docs/how-to/state-backend.md": [("Choose a state backend", a_state_backend)],
+    "docs/reference/options.md": [("By Flink's keys", flinks_keys)],
+    "docs/start.md": [("Write a job", the_first_example)],
+    "docs/tutorial.md": [("1. Land some orders", landing), ("2. Define the job", the_job_of_the_tutorial)],
 }
 
 
 def test_every_block_has_a_test() -> None:
-    assert {page: [block.heading for block in _of_page(page)] for page in _PAGES} == {
+    found = {page: [block.heading for block in _of_page(page)] for page in _PAGES}
+    assert {page: headings for page, headings in found.items() if headings} == {
         page: [heading for heading, _ in runners] for page, runners in _RUNNERS.items()
     }
 
@@ -274,3 +334,54 @@ def test_what_is_taken_for_a_block() -> None:
     assert list(blocks("p", page)) == [Block("p", "One", 2, "a = 1\n"), Block("p", "Two", 9, "b = a\n\nc = b\n")]
     with pytest.raises(AssertionError, match="line 1 of p has no end"):
         list(blocks("p", "```python\na"))
+
+
+# --- the pages --------------------------------------------------------------------------------------------------------
+
+
+def test_the_readme_is_short() -> None:
+    text = (_ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(text.split()) < 1500
+    assert len(text.splitlines()) <= 150
+
+
+def test_no_page_is_long() -> None:
+    words = {page: len((_ROOT / page).read_text(encoding="utf-8").split()) for page in _PAGES}
+    assert {page for page, count in words.items() if count > 2000} == _LONG
+
+
+def test_the_files_that_a_page_names_are_there() -> None:
+    named = {
+        (page, path)
+        for page in (*_PAGES, "CONTRIBUTING.md")
+        for path in re.findall(
+            r"(?:dagster_ckpt|tests|tools|benchmarks|assets|docs)/[\w./-]*\w\.(?:py|md|toml|json)\b",
+            (_ROOT / page).read_text(encoding="utf-8"),
+        )
+    }
+    assert named
+    assert {(page, path) for page, path in named if not (_ROOT / path).exists()} == set()
+
+
+def test_every_error_tells_the_way_on() -> None:
+    """The page of errors is made of their docstrings."""
+    bases = {errors.CheckpointError, errors.MustStop}
+    classes = {getattr(errors, name) for name in errors.__all__} - bases
+    assert {error.__name__ for error in classes if "Way on:\n" not in (error.__doc__ or "")} == set()
+
+
+def test_the_page_of_metadata_names_every_key() -> None:
+    page = (_ROOT / "docs" / "reference" / "metadata.md").read_text(encoding="utf-8")
+    source = inspect.getsource(reporting) + inspect.getsource(savepoint_asset)
+    keys = set(re.findall(r'^ +"(\w+)": ', source, re.MULTILINE)) | set(re.findall(r'found\["(\w+)"\]', source))
+    assert len(keys) > 20
+    assert {key for key in keys if f"`{key}`" not in page} == set()
+    tags = {value for name, value in vars(names).items() if name.endswith("_TAG") and value.startswith("dagster_ckpt/")}
+    assert {tag for tag in tags if f"`{tag}`" not in page} == set()
+
+
+def test_the_commands_of_the_page_are_all_of_the_command_line() -> None:
+    text = docs_site.on_page_markdown(docs_site.COMMANDS)
+    assert re.findall(r"^## (.+)$", text, re.MULTILINE) == main.list_commands(click.Context(main))
+    assert "--older-than" in text
+    assert docs_site.COMMANDS in (_ROOT / "docs" / "reference" / "cli.md").read_text(encoding="utf-8")

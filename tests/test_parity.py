@@ -1,4 +1,4 @@
-"""``docs/parity.md`` against the names in the documents, the code and the tests: none is forgotten, none drifts."""
+"""``docs/reference/parity.md`` against the documents, the code and the tests: no name is forgotten, none drifts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Extracts what the five documents of Flink name, as ``docs/parity/named.json``: the left column of ``docs/parity.md``.
+"""Extracts what the five documents of Flink name, as ``docs/parity/named.json``: the left column of the page.
 
     python tools/extract_parity.py DIRECTORY
 

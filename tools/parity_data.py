@@ -1,4 +1,4 @@
-"""What ``docs/parity.md`` is made of: the names that documents of Flink have, and a row for each."""
+"""What ``docs/reference/parity.md`` is made of: the names that documents of Flink have, and a row for each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Readers of the five documents of Flink that ``docs/parity.md`` answers: what each of them names.
+"""Readers of the five documents of Flink that ``docs/reference/parity.md`` answers: what each of them names.
 
 A reader finds names by the form in which its document declares them and counts the document's own marks (``def``,
 ``[source]¶``, Javadoc modifiers, statements, directories) against what it found, so that a changed document is an error

@@ -1,6 +1,6 @@
 """Kills the example job at seeded random moments and checks that every result is exact.
 
-    python tools/random_kills.py --cases 25 --seed 1 --table docs/random-kills.md
+    python tools/random_kills.py --cases 25 --seed 1 --table docs/reference/random-kills.md
 
 Each case lands 60 days of flights, starts the stream under a real ``dagster dev``, kills something with SIGKILL at a
 random moment, deletes the dead run's live checkpointLocation in half of the cases, lets the sensor resume the job,
@@ -208,8 +208,8 @@ def table(cases: list[Case], seed: int) -> str:
     lines = [
         "# Kills at random moments",
         "",
-        f"Made by `python tools/random_kills.py --cases {len(cases)} --seed {seed} --table docs/random-kills.md`; "
-        "see the script for what a case is.",
+        f"Made by `python tools/random_kills.py --cases {len(cases)} --seed {seed} "
+        "--table docs/reference/random-kills.md`; see the script for what a case is.",
         "",
         f"**{good} of {len(cases)} identical** to the batch computation: no row lost, none doubled, in the sink's log "
         "and in the raw directory, and every checkpoint listed at the end verified.",

@@ -1,7 +1,7 @@
 """Runs the rollback matrix, on this library and on Spark alone, and writes its table.
 
     python tools/rollback_matrix.py run --part 1/2 --results build/matrix.jsonl
-    python tools/rollback_matrix.py table --results build/matrix.jsonl --table docs/rollback-matrix.md
+    python tools/rollback_matrix.py table --results build/matrix.jsonl --table docs/reference/rollback-matrix.md
 
 A case is a job that stopped in the middle of a batch, two batches after its newest checkpoint, and goes on; what the
 sink then holds is compared with the answer of plain Spark that never failed and read the same files in the same

@@ -1,4 +1,4 @@
-"""Writes ``docs/parity.md`` from ``docs/parity/named.json`` and ``docs/parity/rows.toml``: no arguments."""
+"""Writes ``docs/reference/parity.md`` from ``docs/parity/named.json`` and ``docs/parity/rows.toml``: no arguments."""
 
 from __future__ import annotations
 
@@ -14,17 +14,16 @@ sys.path.insert(0, str(ROOT))
 from tools.parity_data import ANSWERS, Malformed, Name, Parity, Row, load  # noqa: E402
 
 DATA = ROOT / "docs" / "parity"
-PAGE = ROOT / "docs" / "parity.md"
+PAGE = ROOT / "docs" / "reference" / "parity.md"
 _WIDTH = 120
 
 _INTRODUCTION = """\
 # Parity with Flink
 
 Every class, method, parameter, constant, option, directory and rule that five documents of Apache Flink name, and what
-it is here. The names are extracted by a script ([parity/named.json](parity/named.json)), so that none is forgotten;
-each has one row ([parity/rows.toml](parity/rows.toml)); this page is written from both by `tools/write_parity.py`. A
-test compares them with the code: what a row names is there, takes the documented parameters and is proved by a test
-that exists.
+it is here. A script extracts the names (`docs/parity/named.json`), so that none is forgotten; each name has one row
+(`docs/parity/rows.toml`); `tools/write_parity.py` writes this page from both. A test compares the rows with the code:
+what a row names is there, takes the documented parameters and is proved by a test that exists.
 
 - **Effect** is what a row without a mark has: the name does what the sentence says.
 - **Warning**: it is taken and warns, because it cannot have the effect it has in Flink.
@@ -105,7 +104,7 @@ def _test(node: str) -> str:
     if not node:
         return "none yet"
     path, _, function = node.partition("::")
-    return f"[{function.rpartition('::')[2]}](../{path})"
+    return f"`{path}` {function.rpartition('::')[2]}"
 
 
 if __name__ == "__main__":

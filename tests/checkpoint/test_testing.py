@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import inspect
-import os
 import random
-import re
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -15,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from dagster_ckpt import testing
-from dagster_ckpt.errors import PublishConflict, PublishUnknown, StorageError
+from dagster_ckpt.errors import PublishUnknown, StorageError
 from dagster_ckpt.filesystem import Entry, FileSystem, Written
 from dagster_ckpt.testing import (
     Action,
@@ -317,19 +314,3 @@ def test_actions_for() -> None:
     assert actions_for(read) == (Crash(), Fail())
     kinds = [type(action) for action in actions_for(write)]
     assert kinds == [Crash, CrashAfter, Fail, FailAfter, Torn]
-
-
-def test_the_examples_of_the_guide_are_true() -> None:
-    guide = (Path(__file__).parents[2] / "docs" / "testing.md").read_text()
-    blocks = [block for block in re.findall(r"```python\n(.*?)```", guide, re.DOTALL) if "class Test" not in block]
-    assert len(blocks) == 2
-    names = {
-        **vars(testing),
-        "FileSystem": FileSystem,
-        "MemoryFileSystem": MemoryFileSystem,
-        "os": os,
-        "contextlib": contextlib,
-    }
-    names["PublishConflict"] = PublishConflict
-    for block in blocks:
-        exec(compile(block.replace("range(1000)", "range(5)"), "docs/testing.md", "exec"), names)

@@ -76,8 +76,8 @@ def find_newest(catalog: CheckpointCatalog, *, prefer_checkpoint: bool = True) -
         CheckpointNotFound: the checkpoint of the newest choice is gone although nothing discarded it.
         StorageError: the storage failed, or its listings keep changing.
     """
-    chosen = catalog.choice()
-    if prefer_checkpoint or chosen is None or catalog.given_up() is not None:
+    chosen = None if prefer_checkpoint else catalog.choice()
+    if chosen is None or catalog.given_up() is not None:
         return _newest_checkpoint(catalog)
     epoch, choice = chosen
     known = catalog.records.taken_savepoints.taken_in(epoch)

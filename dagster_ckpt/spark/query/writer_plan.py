@@ -129,8 +129,8 @@ class WriterPlan:
                 "and a restore does not surely take that back: the writer would skip batches that run again with other "
                 f"rows, and their rows would be lost.{borne}",
                 hint="Write each batch by a function of yours without the writer's transaction ids, by sink_to(rows, "
-                "ForeachBatchSink(...)), or write to sink_to(rows, TransactionalFileSink(...)); docs/sinks.md says "
-                "what the function must do.",
+                "ForeachBatchSink(...)), or write to sink_to(rows, TransactionalFileSink(...)); "
+                "docs/how-to/sink-foreach-batch.md says what the function must do.",
             )
         if isinstance(self.attached, CustomSink) and self.writes_files:
             raise InvalidConfiguration(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 
 from dagster_ckpt.checkpoint.clock import Clock
-from dagster_ckpt.checkpoint.control.failures import Failure, FailureLog, Streak
+from dagster_ckpt.checkpoint.control.failures import Failure, Streak
+from dagster_ckpt.checkpoint.control.job_records import JobRecords
 from dagster_ckpt.checkpoint.format.records import LONGEST_REASON
 from dagster_ckpt.errors import CheckpointError, CorruptCheckpoint, PoisonBatch, QueryFailed
 from dagster_ckpt.spark.batches import BatchInFlight, batch_in_flight
@@ -29,7 +30,7 @@ class FailedStarts:
         self._job = job
         self._run_id = run_id
         self._clock = clock
-        self._failures = FailureLog(job.filesystem, job.name)
+        self._failures = JobRecords(job.filesystem, job.name).failures
         self._history: list[Failure] = []
 
     def forget_before(self, series: int) -> None:

@@ -24,7 +24,6 @@ from dagster_ckpt.checkpoint.control.failures import (
     so_far,
 )
 from dagster_ckpt.checkpoint.control.heart import Heart
-from dagster_ckpt.checkpoint.control.heartbeat import HeartbeatFile
 from dagster_ckpt.checkpoint.processes import ProcessIdentity, this_host
 from dagster_ckpt.config import JobStatus, RestoreRequest
 from dagster_ckpt.errors import (
@@ -145,13 +144,14 @@ class StreamingRun:
             Fenced: a newer run has taken the job over.
             CheckpointError: the job failed and is not restarted within this run.
         """
-        heartbeats = HeartbeatFile(self._job.filesystem, self._job.name)
         try:
-            claim = self._take_over(heartbeats)
+            claim = self._take_over()
         except Exception as error:
             self._note_before_claim(error)
             raise
-        heart = Heart(heartbeats, self._clock, epoch=claim.epoch, run_id=self._run_id, worker=self._worker)
+        heart = Heart(
+            self._catalog.records.heartbeat, self._clock, epoch=claim.epoch, run_id=self._run_id, worker=self._worker
+        )
         heart.start()
         try:
             while True:
@@ -170,14 +170,14 @@ class StreamingRun:
         finally:
             heart.stop()
 
-    def _take_over(self, heartbeats: HeartbeatFile) -> Claim:
+    def _take_over(self) -> Claim:
         """The first claim of the run, once the job can be run here and nobody else runs it."""
         refuse_impossible(self._job)
         # First: a storage in the memory of the driver keeps its records in the working directory.
         _probe_working_directory(self._job)
         self._job.filesystem.probe()
         self._catalog.records.claim_ownership(self._job.deployment)
-        for process in heartbeats.free_job(self._clock, self._cancel.wait):
+        for process in self._catalog.records.heartbeat.free_job(self._clock, self._cancel.wait):
             _log.warning("Killed process %d, which a run declared dead had left behind", process.pid)
         return self._claim()
 
