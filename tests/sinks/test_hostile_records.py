@@ -84,7 +84,7 @@ def test_a_savepoint_from_elsewhere_moves_no_file_that_is_not_of_its_sink(
     assert tree(tmp_path) == before
 
 
-@pytest.mark.parametrize("wrong", [{"batch": 5}, {"attempt": "000001-other"}])
+@pytest.mark.parametrize("wrong", [{"batch": 5}, {"start": "000001-other"}])
 def test_a_savepoint_lists_what_its_own_start_had_written_by_then(job: TransactionalJob, wrong: dict[str, Any]) -> None:
     start = job.start(None)
     start.write()

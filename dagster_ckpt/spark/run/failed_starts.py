@@ -1,4 +1,4 @@
-"""The failures of a run's starts: on record, counted, and judged."""
+"""The failures of a run's starts, on record."""
 
 from __future__ import annotations
 
