@@ -33,8 +33,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dagster_ckpt.checkpoint.catalog.newest import find_newest
-
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
@@ -195,6 +193,7 @@ def _look_up(url: str, retained: int) -> dict[str, Any]:
 
 def _newest(storage: Any, retained: int) -> None:
     from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog  # noqa: PLC0415 - not of the children
+    from dagster_ckpt.checkpoint.catalog.newest import find_newest  # noqa: PLC0415
 
     found = find_newest(CheckpointCatalog(storage, "benchmark")).metadata
     assert found is not None

@@ -42,12 +42,12 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from assets.flights import land  # noqa: E402
-from assets.settings import DATA_VARIABLE, DataPaths  # noqa: E402
+from assets.settings import CHECKPOINT_PATH_VARIABLE, DATA_VARIABLE, DataPaths  # noqa: E402
 from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog  # noqa: E402
 from dagster_ckpt.checkpoint.clock import SystemClock  # noqa: E402
 from dagster_ckpt.checkpoint.control.heartbeat import HeartbeatFile  # noqa: E402
 from dagster_ckpt.checkpoint.format.layout import CONTROL_DIR  # noqa: E402
-from dagster_ckpt.checkpoint.taking.store import DEFAULT_INLINE_THRESHOLD  # noqa: E402
+from dagster_ckpt.checkpoint.taking.shared_files import DEFAULT_INLINE_THRESHOLD  # noqa: E402
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig, JobStatus  # noqa: E402
 from dagster_ckpt.config.recovery import RestoreRequest  # noqa: E402
 from dagster_ckpt.config.restart import RestartStrategies  # noqa: E402
@@ -95,8 +95,10 @@ class NewRun:
 
     def __init__(self, directory: Path) -> None:
         self._paths = DataPaths(directory / "data")
-        data = {DATA_VARIABLE: str(self._paths.root)}
-        self._dev = DagsterDev(ROOT / "workspace.yaml", directory / "dagster_home", data)
+        # Of the benchmark's own whatever the user's environment says: each case empties this directory.
+        self._checkpoints = directory / "data" / "checkpoints"
+        variables = {DATA_VARIABLE: str(self._paths.root), CHECKPOINT_PATH_VARIABLE: str(self._checkpoints)}
+        self._dev = DagsterDev(ROOT / "workspace.yaml", directory / "dagster_home", variables)
 
     def run(self, cases: int, checkpoints: int) -> list[Case]:
         """Run the cases one after another in one Dagster instance."""
@@ -109,7 +111,7 @@ class NewRun:
         return done
 
     def _one(self, checkpoints: int) -> Case:
-        for directory in (self._paths.delays, self._paths.checkpoints):
+        for directory in (self._paths.delays, self._checkpoints):
             shutil.rmtree(directory, ignore_errors=True)
         first = self._dev.launch(f"{JOB}_job")
         location = wait_for(
@@ -158,7 +160,7 @@ class NewRun:
         chosen = catalog.choice()
         if claim is None or chosen is None or claim.run_id != second:
             raise RuntimeError(f"The newest epoch is not one of run {second}")
-        choice = self._paths.checkpoints / JOB / CONTROL_DIR / "epochs" / f"e-{chosen[0]:010}.choice"
+        choice = self._checkpoints / JOB / CONTROL_DIR / "epochs" / f"e-{chosen[0]:010}.choice"
         marks = {
             "failure visible": self._event(first, dg.DagsterEventType.RUN_FAILURE),
             "run enqueued": self._event(second, dg.DagsterEventType.RUN_ENQUEUED),
@@ -227,7 +229,7 @@ class NewRun:
         wait_for(lambda: not self._dev.jvms(), "the JVM of the resumed run to be gone", seconds=60)
 
     def _catalog(self) -> CheckpointCatalog:
-        return CheckpointCatalog(open_filesystem(str(self._paths.checkpoints)), JOB)
+        return CheckpointCatalog(open_filesystem(str(self._checkpoints)), JOB)
 
 
 class InRun:

@@ -27,6 +27,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -193,20 +194,22 @@ class Worker:
             cpu = Cpu(processes)
             self._feed.show(files)
             last = self._seen + len(files)
-            wait_for(
-                lambda last=last: len(self._reports(query, last)) == last - self._seen,
-                f"batch {last}",
-                seconds=PATIENCE,
-            )
+            wait_for(partial(self._worked_through, query, last), f"batch {last}", seconds=PATIENCE)
             own, others = cpu.since()
             if self._kind == OURS:
-                wait_for(lambda last=last: last in self._completed, f"the checkpoint of batch {last}", seconds=PATIENCE)
+                wait_for(partial(self._has, last), f"the checkpoint of batch {last}", seconds=PATIENCE)
             block = self._block(self._reports(query, last))
             block.cpu_seconds, block.others_cpu_seconds = own, others
             block.checkpoints, block.failed_checkpoints = len(self._completed) - before, self._failed
             self._seen = last
             self._orders.send(block)
         query.stop()
+
+    def _worked_through(self, query: StreamingQuery, last: int) -> bool:
+        return len(self._reports(query, last)) == last - self._seen
+
+    def _has(self, batch: int) -> bool:
+        return batch in self._completed
 
     def _reports(self, query: StreamingQuery, last: int) -> list[dict[str, Any]]:
         if not query.isActive:
