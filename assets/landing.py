@@ -6,7 +6,6 @@
 import dagster as dg
 from pydantic import Field
 
-from assets.flights import Lateness, land
 from assets.settings import DataPaths
 
 __all__ = ["LandingConfig", "landed_flights"]
@@ -26,6 +25,8 @@ def landed_flights(context: dg.AssetExecutionContext, config: LandingConfig) -> 
 
     Files appear whole and in the order of their days. What is there already stays as it is.
     """
+    from assets.flights import Lateness, land  # noqa: PLC0415 - pyarrow, which only a run needs
+
     directory = DataPaths.from_environment().landed
     landing = land(directory, days=config.days)
     context.log.info("Landed %d files, %d remain", len(landing.files), landing.remaining)

@@ -34,7 +34,7 @@ from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
 from dagster_ckpt.checkpoint.catalog.newest import find_newest
 from dagster_ckpt.checkpoint.control.heartbeat import HeartbeatFile
 from dagster_ckpt.filesystem import FileSystem, open_filesystem
-from dagster_ckpt.orchestration.names import ATTEMPT_TAG
+from dagster_ckpt.orchestration import ATTEMPT_TAG
 from dagster_ckpt.spark.files.checkpoint_location import CheckpointLocation
 from dagster_ckpt.spark.sinks.spark_sink_log import FileSink
 from dagster_ckpt.testing.dagster_dev import DagsterDev, wait_for

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-import dagster as dg
-from pyspark.sql import SparkSession
-from pyspark.sql.streaming.readwriter import DataStreamWriter
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from assets.delays import delays_query
+import dagster as dg
+
 from assets.landing import landed_flights
 from assets.settings import DataPaths, ends_when_caught_up, max_files_per_trigger
 from dagster_ckpt import CheckpointConfig, checkpointed_streaming_asset
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 __all__ = ["daily_schedule", "flight_delays", "flight_delays_daily"]
 
@@ -26,8 +30,7 @@ _DAYS_PER_TICK = 7
 def flight_delays(context: dg.AssetExecutionContext, spark: SparkSession) -> DataStreamWriter:
     """Counts as files land, until it is terminated."""
     del context
-    paths = DataPaths.from_environment()
-    query = delays_query(spark, paths.landed, paths.delays, max_files_per_trigger=max_files_per_trigger())
+    query = _query(spark, DataPaths.from_environment().delays)
     return query.trigger(availableNow=True) if ends_when_caught_up() else query
 
 
@@ -41,9 +44,7 @@ def flight_delays(context: dg.AssetExecutionContext, spark: SparkSession) -> Dat
 def flight_delays_daily(context: dg.AssetExecutionContext, spark: SparkSession) -> DataStreamWriter:
     """Reads what has landed since the last run and ends."""
     del context
-    paths = DataPaths.from_environment()
-    query = delays_query(spark, paths.landed, paths.delays_daily, max_files_per_trigger=max_files_per_trigger())
-    return query.trigger(availableNow=True)
+    return _query(spark, DataPaths.from_environment().delays_daily).trigger(availableNow=True)
 
 
 daily_schedule = dg.ScheduleDefinition(
@@ -62,3 +63,10 @@ daily_schedule = dg.ScheduleDefinition(
     ),
     run_config={"ops": {"landed_flights": {"config": {"days": _DAYS_PER_TICK}}}},
 )
+
+
+def _query(spark: SparkSession, output: Path) -> DataStreamWriter:
+    from assets.delays import delays_query  # noqa: PLC0415 - PySpark, which only a run needs
+
+    landed = DataPaths.from_environment().landed
+    return delays_query(spark, landed, output, max_files_per_trigger=max_files_per_trigger())

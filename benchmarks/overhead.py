@@ -58,19 +58,20 @@ from dagster_ckpt.config.checkpoint_config import CheckpointConfig, Checkpointin
 from dagster_ckpt.config.recovery import RestoreRequest  # noqa: E402
 from dagster_ckpt.config.restart import RestartStrategies  # noqa: E402
 from dagster_ckpt.filesystem import open_filesystem  # noqa: E402
-from dagster_ckpt.spark.capture.source import StreamingSource  # noqa: E402
-from dagster_ckpt.spark.files.checkpoint_location import CheckpointLocation  # noqa: E402
-from dagster_ckpt.spark.files.prepare import prepare_location  # noqa: E402
-from dagster_ckpt.spark.job import (  # noqa: E402
+from dagster_ckpt.spark import (  # noqa: E402
     CheckpointCompleted,
     CheckpointFailed,
     Event,
     Started,
     StreamingJob,
+    StreamingRun,
+    start_session,
+    streaming_session,
+    supervise,
 )
-from dagster_ckpt.spark.query.session import start_session, streaming_session  # noqa: E402
-from dagster_ckpt.spark.run.job_run import StreamingRun  # noqa: E402
-from dagster_ckpt.spark.run.supervisor import supervise  # noqa: E402
+from dagster_ckpt.spark.capture.source import StreamingSource  # noqa: E402
+from dagster_ckpt.spark.files.checkpoint_location import CheckpointLocation  # noqa: E402
+from dagster_ckpt.spark.files.prepare import prepare_location  # noqa: E402
 from dagster_ckpt.testing.dagster_dev import wait_for  # noqa: E402
 
 JOB = "overhead"

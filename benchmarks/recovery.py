@@ -53,11 +53,17 @@ from dagster_ckpt.config.recovery import RestoreRequest  # noqa: E402
 from dagster_ckpt.config.restart import RestartStrategies  # noqa: E402
 from dagster_ckpt.filesystem import open_filesystem  # noqa: E402
 from dagster_ckpt.orchestration import names  # noqa: E402
+from dagster_ckpt.spark import (  # noqa: E402
+    Event,
+    Restarting,
+    SparkStarted,
+    Started,
+    StreamingJob,
+    StreamingRun,
+    start_session,
+    supervise,
+)
 from dagster_ckpt.spark.files.checkpoint_location import CheckpointLocation  # noqa: E402
-from dagster_ckpt.spark.job import Event, Restarting, SparkStarted, Started, StreamingJob  # noqa: E402
-from dagster_ckpt.spark.query.session import start_session  # noqa: E402
-from dagster_ckpt.spark.run.job_run import StreamingRun  # noqa: E402
-from dagster_ckpt.spark.run.supervisor import supervise  # noqa: E402
 from dagster_ckpt.spark.sinks.spark_sink_log import FileSink  # noqa: E402
 from dagster_ckpt.testing.dagster_dev import DagsterDev, wait_for  # noqa: E402
 

@@ -45,12 +45,9 @@ from dagster_ckpt.config.checkpoint_config import CheckpointConfig  # noqa: E402
 from dagster_ckpt.config.recovery import RestoreRequest  # noqa: E402
 from dagster_ckpt.config.restart import NoRestart  # noqa: E402
 from dagster_ckpt.filesystem import PosixFileSystem  # noqa: E402
+from dagster_ckpt.spark import Event, Started, StreamingJob, StreamingRun, start_session, supervise  # noqa: E402
 from dagster_ckpt.spark.files.checkpoint_location import CheckpointLocation  # noqa: E402
 from dagster_ckpt.spark.files.prepare import prepare_location  # noqa: E402
-from dagster_ckpt.spark.job import Event, Started, StreamingJob  # noqa: E402
-from dagster_ckpt.spark.query.session import start_session  # noqa: E402
-from dagster_ckpt.spark.run.job_run import StreamingRun  # noqa: E402
-from dagster_ckpt.spark.run.supervisor import supervise  # noqa: E402
 from dagster_ckpt.spark.sinks.spark_file_sink import SparkFileSink  # noqa: E402
 from dagster_ckpt.spark.sinks.spark_sink_log import FileSink  # noqa: E402
 

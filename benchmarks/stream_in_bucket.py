@@ -48,10 +48,17 @@ from dagster_ckpt.checkpoint.taking.shared_files import DEFAULT_INLINE_THRESHOLD
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig, JobStatus  # noqa: E402
 from dagster_ckpt.config.recovery import RestoreRequest  # noqa: E402
 from dagster_ckpt.config.restart import RestartStrategies  # noqa: E402
-from dagster_ckpt.spark.job import CheckpointCompleted, CheckpointFailed, Event, Started, StreamingJob  # noqa: E402
-from dagster_ckpt.spark.query.session import start_session, streaming_session  # noqa: E402
-from dagster_ckpt.spark.run.job_run import StreamingRun  # noqa: E402
-from dagster_ckpt.spark.run.supervisor import supervise  # noqa: E402
+from dagster_ckpt.spark import (  # noqa: E402
+    CheckpointCompleted,
+    CheckpointFailed,
+    Event,
+    Started,
+    StreamingJob,
+    StreamingRun,
+    start_session,
+    streaming_session,
+    supervise,
+)
 from dagster_ckpt.testing.dagster_dev import wait_for  # noqa: E402
 from tests.gcs_connector import connector_conf, connector_jar  # noqa: E402
 

@@ -1,34 +1,62 @@
 """Checkpoints and savepoints, as Apache Flink understands them, for Spark jobs that Dagster runs."""
 
-from dagster_ckpt.config.checkpoint_config import (
-    CheckpointConfig,
-    CheckpointingMode,
-    ExternalizedCheckpointCleanup,
-)
-from dagster_ckpt.config.configuration import Configuration
-from dagster_ckpt.config.live_location import LiveLocationPlace
-from dagster_ckpt.config.restart import RestartStrategies
-from dagster_ckpt.config.state_backend import (
-    CustomStateBackend,
-    EmbeddedRocksDBStateBackend,
-    HashMapStateBackend,
-    PredefinedOptions,
-)
-from dagster_ckpt.orchestration.definitions import build_checkpoint_definitions
-from dagster_ckpt.orchestration.resources import SparkSessionResource
-from dagster_ckpt.orchestration.storages import (
-    CustomCheckpointStorage,
-    FileSystemCheckpointStorage,
-    JobManagerCheckpointStorage,
-    configured_storage,
-)
-from dagster_ckpt.orchestration.streaming_asset import (
-    CheckpointedStreamingAsset,
-    checkpointed_streaming_asset,
-)
-from dagster_ckpt.spark.sinks.sink import sink_to
-from dagster_ckpt.spark.sinks.transactional_file_sink import TransactionalFileSink
-from dagster_ckpt.spark.sinks.user_sinks import CustomSink, ForeachBatchSink
+from typing import TYPE_CHECKING
+
+from dagster_ckpt.lazy_names import lazy_names
+
+if TYPE_CHECKING:
+    from dagster_ckpt.config import (
+        CheckpointConfig,
+        CheckpointingMode,
+        Configuration,
+        CustomStateBackend,
+        EmbeddedRocksDBStateBackend,
+        ExternalizedCheckpointCleanup,
+        HashMapStateBackend,
+        LiveLocationPlace,
+        PredefinedOptions,
+        RestartStrategies,
+    )
+    from dagster_ckpt.orchestration import (
+        CheckpointedStreamingAsset,
+        CustomCheckpointStorage,
+        FileSystemCheckpointStorage,
+        JobManagerCheckpointStorage,
+        SparkSessionResource,
+        build_checkpoint_definitions,
+        checkpointed_streaming_asset,
+        configured_storage,
+    )
+    from dagster_ckpt.spark import CustomSink, ForeachBatchSink, TransactionalFileSink, sink_to
+else:  # hidden from type checkers, which would take every name for one that is there
+    __getattr__, __dir__ = lazy_names(
+        __name__,
+        {
+            "CheckpointConfig": "dagster_ckpt.config",
+            "CheckpointedStreamingAsset": "dagster_ckpt.orchestration",
+            "CheckpointingMode": "dagster_ckpt.config",
+            "Configuration": "dagster_ckpt.config",
+            "CustomCheckpointStorage": "dagster_ckpt.orchestration",
+            "CustomSink": "dagster_ckpt.spark",
+            "CustomStateBackend": "dagster_ckpt.config",
+            "EmbeddedRocksDBStateBackend": "dagster_ckpt.config",
+            "ExternalizedCheckpointCleanup": "dagster_ckpt.config",
+            "FileSystemCheckpointStorage": "dagster_ckpt.orchestration",
+            "ForeachBatchSink": "dagster_ckpt.spark",
+            "HashMapStateBackend": "dagster_ckpt.config",
+            "JobManagerCheckpointStorage": "dagster_ckpt.orchestration",
+            "LiveLocationPlace": "dagster_ckpt.config",
+            "PredefinedOptions": "dagster_ckpt.config",
+            "RestartStrategies": "dagster_ckpt.config",
+            "SparkSessionResource": "dagster_ckpt.orchestration",
+            "TransactionalFileSink": "dagster_ckpt.spark",
+            "build_checkpoint_definitions": "dagster_ckpt.orchestration",
+            "checkpointed_streaming_asset": "dagster_ckpt.orchestration",
+            "configured_storage": "dagster_ckpt.orchestration",
+            "sink_to": "dagster_ckpt.spark",
+        },
+    )
+
 
 __all__ = [
     "CheckpointConfig",
@@ -54,3 +82,5 @@ __all__ = [
     "configured_storage",
     "sink_to",
 ]
+
+__version__ = "0.1.0"

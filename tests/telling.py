@@ -9,7 +9,8 @@ import uuid
 
 from dagster_ckpt.checkpoint.clock import SystemClock
 from dagster_ckpt.config.recovery import RestoreRequest
-from dagster_ckpt.spark.job import CheckpointCompleted, CheckpointFailed, Event, Restarting, Started, StreamingJob
+from dagster_ckpt.spark.events import CheckpointCompleted, CheckpointFailed, Event, Restarting, Started
+from dagster_ckpt.spark.job import StreamingJob
 from dagster_ckpt.spark.run.job_run import StreamingRun
 from dagster_ckpt.spark.run.supervisor import supervise
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from threading import Event, Thread
 
 import pytest
+from click import Context
 from click.testing import CliRunner, Result
 
 from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
@@ -45,6 +46,17 @@ def call(storage: Path, *arguments: str) -> Result:
 
 def files(storage: Path) -> dict[str, bytes]:
     return {str(path.relative_to(storage)): path.read_bytes() for path in storage.rglob("*") if path.is_file()}
+
+
+def test_help_lists_every_command_with_the_first_sentence_of_its_own_help() -> None:
+    listed = CliRunner().invoke(main, ["--help"], terminal_width=300, max_content_width=300).stdout
+    context = Context(main)
+    for name in main.list_commands(context):
+        command = main.get_command(context, name)
+        assert command is not None
+        assert command.name == name
+        sentence, _, _ = " ".join((command.help or "").split()).partition(". ")
+        assert f"  {name:<9}  {sentence.rstrip('.')}.\n" in listed
 
 
 def test_list_tells_every_checkpoint_and_the_newest(storage: Path, taken: list[CheckpointMetadata]) -> None:

@@ -22,8 +22,8 @@ import pytest
 
 import dagster_ckpt
 from dagster_ckpt.config.checkpoint_config import JobStatus
-from dagster_ckpt.orchestration import resources
-from dagster_ckpt.spark.job import Started
+from dagster_ckpt.spark.events import Started
+from dagster_ckpt.spark.query import session
 from tests.jobs.harness import Bench, Row, copied, eventually
 
 if TYPE_CHECKING:
@@ -184,7 +184,7 @@ def the_first_example(block: Block, bench: Bench, data: Path) -> None:
     land_orders(data)
     definitions = ending(block).run(data)["defs"]
     with pytest.MonkeyPatch.context() as patch, dg.DagsterInstance.ephemeral() as instance:
-        patch.setattr(resources, "start_session", lambda *_: bench.spark)  # there can be one in a process
+        patch.setattr(session, "start_session", lambda *_: bench.spark)  # there can be one in a process
         assert definitions.resolve_job_def("turnover_job").execute_in_process(instance=instance).success
     (row,) = bench.spark.read.parquet(str(data / "turnover")).collect()
     assert (row["shop"], row["cents"], row["window"].start.hour) == ("north", 900, 10)

@@ -1,4 +1,4 @@
-"""The clock the protocol is given, so that tests can hold time in their hands."""
+"""The clock the protocol is given, so that tests can hold time in their hands; and a pause measured by it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Protocol
 
 from dagster_ckpt.errors import CorruptRecord
 
-__all__ = ["Clock", "SystemClock", "iso", "milliseconds", "seconds_of"]
+__all__ = ["Clock", "Pause", "SystemClock", "iso", "milliseconds", "seconds_of"]
 
 
 class Clock(Protocol):
@@ -29,6 +29,33 @@ class SystemClock:
 
     def monotonic(self) -> float:
         return time.monotonic()
+
+
+class Pause:
+    """Says when to look again. Each look that finds nothing new makes the pause twice as long.
+
+    Args:
+        shortest: seconds, after a look that has found something.
+        longest: seconds.
+        clock: monotonic time.
+    """
+
+    def __init__(self, shortest: float, longest: float, clock: Clock) -> None:
+        self._shortest = shortest
+        self._longest = longest
+        self._clock = clock
+        self._seconds = shortest
+        self._until = clock.monotonic()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it is time to look."""
+        return self._clock.monotonic() >= self._until
+
+    def begin(self, *, changed: bool) -> None:
+        """Somebody has looked; ``changed``: there was something new."""
+        self._seconds = self._shortest if changed else min(2 * self._seconds, self._longest)
+        self._until = self._clock.monotonic() + self._seconds
 
 
 def iso(seconds: float) -> str:

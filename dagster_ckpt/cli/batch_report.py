@@ -24,10 +24,7 @@ from dagster_ckpt.checkpoint.control.plan_archive import PlannedBatch
 from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
 from dagster_ckpt.checkpoint.format.snapshot import Json
 from dagster_ckpt.errors import CheckpointError, CheckpointNotFound
-from dagster_ckpt.spark.batches.in_flight import fingerprint
-from dagster_ckpt.spark.batches.plans import PlannedBatches, planned_files, planned_offsets
-from dagster_ckpt.spark.live.live_location import recorded_live
-from dagster_ckpt.spark.preflight.source_files import local_file
+from dagster_ckpt.spark import PlannedBatches, fingerprint, local_file, planned_files, planned_offsets, recorded_live
 
 __all__ = ["BatchReport", "ReadFile", "ReadSource", "report_batch"]
 

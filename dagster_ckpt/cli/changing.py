@@ -17,7 +17,7 @@ from dagster_ckpt.checkpoint.taking.ask_savepoint import take_savepoint
 from dagster_ckpt.checkpoint.taking.savepoint_files import dispose_savepoint
 from dagster_ckpt.cli.places import JSON, PATH, find_checkpoint, job_names, storage_at
 from dagster_ckpt.cli.printing import say, say_json, warn
-from dagster_ckpt.config.quantities import parse_duration
+from dagster_ckpt.config import parse_duration
 from dagster_ckpt.errors import (
     CorruptCheckpoint,
     InvalidConfiguration,

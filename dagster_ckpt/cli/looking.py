@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from typing import Any
 
 import click
@@ -18,21 +16,16 @@ from dagster_ckpt.checkpoint.catalog.newest import find_newest
 from dagster_ckpt.checkpoint.clock import SystemClock
 from dagster_ckpt.checkpoint.control.pins import Pins
 from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
-from dagster_ckpt.cli.batch_report import report_batch
 from dagster_ckpt.cli.places import JSON, PATH, find_checkpoint, job_names, storage_at
 from dagster_ckpt.cli.printing import say, say_json, say_table, warn
-from dagster_ckpt.config.checkpoint_config import CheckpointConfig
-from dagster_ckpt.config.recovery import LATEST
-from dagster_ckpt.config.retention import AnyOf, KeepPinned, decide
+from dagster_ckpt.config import LATEST, AnyOf, CheckpointConfig, KeepPinned, decide
 from dagster_ckpt.errors import (
     CheckpointError,
     CheckpointNotFound,
     CorruptCheckpoint,
 )
-from dagster_ckpt.spark.preflight.start_checks import check_stored
-from dagster_ckpt.spark.verdict import Finding, Preflight
 
-__all__ = ["batch", "describe", "list_checkpoints", "preflight", "retention", "verify"]
+__all__ = ["describe", "list_checkpoints", "retention", "verify"]
 
 
 @click.command("list")
@@ -166,32 +159,6 @@ def verify(job: str, checkpoint: str | None, path: str) -> None:
 
 @click.command()
 @click.argument("job")
-@click.argument("checkpoint", default=LATEST)
-@PATH
-@JSON
-def preflight(job: str, checkpoint: str, path: str, as_json: bool) -> None:
-    """Tell whether CHECKPOINT of JOB can be restored, as far as that is known without its query. Changes nothing.
-
-    Checked are its files, its logs, the input that would be read again, the sink, Spark's version, and who else runs.
-    Exits with 0 for RESTORABLE, 1 for WITH_LOSS, 2 for NOT_RESTORABLE.
-    """
-    catalog = CheckpointCatalog(storage_at(path), job)
-    try:
-        found = check_stored(
-            catalog, find_checkpoint(catalog, checkpoint), asked=checkpoint, clock=SystemClock(), wait=time.sleep
-        )
-    except CheckpointError as error:
-        found = Preflight(checkpoint, (Finding.of_error("checkpoint", error),))
-    if as_json:
-        say_json(found.to_json())
-    else:
-        for line in found.lines():
-            say(line)
-    sys.exit(found.verdict.severity)
-
-
-@click.command()
-@click.argument("job")
 @PATH
 @click.option("--num-retained", type=int, default=10, show_default=True, help="Keep so many of the newest.")
 @click.option("--retain-for", metavar="DURATION", help="Keep those younger than this as well, such as '7 d'.")
@@ -248,24 +215,6 @@ def retention(
         ),
     )
     say(f"{len(freed)} of {len(rows)} would be deleted, which frees {sum(freed.values()):,} bytes.")
-
-
-@click.command()
-@click.argument("job")
-@click.argument("batch", type=int, required=False)
-@PATH
-@JSON
-def batch(job: str, batch: int | None, path: str, as_json: bool) -> None:
-    """Tell what is in BATCH of JOB, by default in the newest that was planned.
-
-    That is: the offsets and the files it reads, whether it is done and which checkpoint covers it, and its failures.
-    """
-    report = report_batch(CheckpointCatalog(storage_at(path), job), batch)
-    if as_json:
-        say_json(asdict(report))
-        return
-    for line in report.lines():
-        say(line)
 
 
 def _unreadable_row(job: str, error: CorruptCheckpoint) -> dict[str, Any]:

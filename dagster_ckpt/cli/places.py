@@ -11,7 +11,7 @@ from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
 from dagster_ckpt.checkpoint.catalog.newest import find_newest
 from dagster_ckpt.checkpoint.format.layout import CONTROL_DIR, is_job_name
 from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
-from dagster_ckpt.config.recovery import LATEST
+from dagster_ckpt.config import LATEST
 from dagster_ckpt.errors import (
     CheckpointNotFound,
     InvalidConfiguration,

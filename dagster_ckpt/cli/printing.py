@@ -8,9 +8,6 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import click
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from dagster_ckpt.shown_text import in_one_line
 
@@ -37,6 +34,11 @@ def say_json(document: Any) -> None:
 
 def say_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     """Print a table to stdout."""
+    # rich takes a tenth of a second to load, which the other commands need not wait for.
+    from rich.console import Console  # noqa: PLC0415
+    from rich.table import Table  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
+
     table = Table(*columns)
     for row in rows:
         table.add_row(*(Text(in_one_line(str(cell))) for cell in row))

@@ -42,7 +42,7 @@ _STRATEGIES: Mapping[str, Callable[..., RestartStrategy]] = {
     "exponential-delay": ExponentialDelayRestart,
 }
 _HINT = (
-    "CONFIGURATION_OPTIONS in dagster_ckpt.config.configuration says what each key does here; Spark's own settings are "
+    "CONFIGURATION_OPTIONS in dagster_ckpt.config says what each key does here; Spark's own settings are "
     "`conf` of SparkSessionResource."
 )
 

@@ -7,10 +7,10 @@ from typing import Any
 
 from dagster_ckpt.errors import InvalidConfiguration
 
-__all__ = ["load"]
+__all__ = ["load_object"]
 
 
-def load(path: str, what: str) -> Any:
+def load_object(path: str, what: str) -> Any:
     """The object at ``module:name`` (``module.name`` is read as well).
 
     Args:

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
 
-from dagster_ckpt.config.quantities import parse_duration
-from dagster_ckpt.config.sizes import parse_size
+from dagster_ckpt.config.quantities import parse_duration, parse_size
 
 __all__ = [
     "BOOLEAN",

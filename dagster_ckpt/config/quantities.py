@@ -1,7 +1,11 @@
-"""Durations as people write them: ``timedelta``, milliseconds, or text such as ``"10 s"`` or ``"1 min 30 s"``.
+"""Durations and sizes as people write them, with Flink's units.
 
-The units are Flink's (``TimeUtils``). A bare number in text is refused where Flink would read milliseconds
-silently; as an ``int`` it is milliseconds, as in every PyFlink setter.
+A duration (Flink: ``TimeUtils``) is a ``timedelta``, milliseconds, or text such as ``"10 s"`` or ``"1 min 30 s"``. A
+bare number in text is refused where Flink would read milliseconds silently; as an ``int`` it is milliseconds, as in
+every PyFlink setter.
+
+A size (Flink: ``MemorySize``) is a number of bytes, or text such as ``"20 kb"`` or ``"5 MiB"``: a whole number and a
+unit, or bytes without one. Every unit is a power of 1024, ``mb`` and ``m`` too.
 """
 
 from __future__ import annotations
@@ -12,9 +16,9 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, PlainSerializer
 
-__all__ = ["Duration", "format_duration", "parse_duration"]
+__all__ = ["Duration", "format_duration", "parse_duration", "parse_size"]
 
-_UNITS = {
+_DURATIONS = {
     **dict.fromkeys(("ms", "milli", "millis", "millisecond", "milliseconds"), 1),
     **dict.fromkeys(("s", "sec", "secs", "second", "seconds"), 1_000),
     **dict.fromkeys(("m", "min", "mins", "minute", "minutes"), 60_000),
@@ -22,6 +26,14 @@ _UNITS = {
     **dict.fromkeys(("d", "day", "days"), 86_400_000),
 }
 _TERM = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+)\s*", re.IGNORECASE)
+_SIZES = {
+    **dict.fromkeys(("", "b", "bytes"), 1),
+    **dict.fromkeys(("k", "kb", "kib", "kibibytes"), 1 << 10),
+    **dict.fromkeys(("m", "mb", "mib", "mebibytes"), 1 << 20),
+    **dict.fromkeys(("g", "gb", "gib", "gibibytes"), 1 << 30),
+    **dict.fromkeys(("t", "tb", "tib", "tebibytes"), 1 << 40),
+}
+_SIZE = re.compile(r"\s*([0-9]+)\s*([a-z]*)\s*", re.IGNORECASE)
 
 
 def parse_duration(value: object) -> timedelta:
@@ -39,9 +51,9 @@ def parse_duration(value: object) -> timedelta:
     position, milliseconds = 0, 0.0
     while position < len(value):
         term = _TERM.match(value, position)
-        if term is None or term[2].lower() not in _UNITS:
+        if term is None or term[2].lower() not in _DURATIONS:
             break
-        milliseconds += float(term[1]) * _UNITS[term[2].lower()]
+        milliseconds += float(term[1]) * _DURATIONS[term[2].lower()]
         position = term.end()
     if not value.strip() or position < len(value):
         raise ValueError(
@@ -57,6 +69,22 @@ def format_duration(value: timedelta) -> str:
         if milliseconds and milliseconds % factor == 0:
             return f"{milliseconds // factor} {unit}"
     return f"{milliseconds} ms"
+
+
+def parse_size(value: object) -> int:
+    """Read a size; bytes.
+
+    Raises:
+        ValueError: it is not a size.
+    """
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return value
+    size = _SIZE.fullmatch(value) if isinstance(value, str) else None
+    if size is None or size[2].lower() not in _SIZES:
+        raise ValueError(
+            f"{value!r} is not a size: write bytes, or a whole number and a unit, such as '20 kb' or '5 MiB'"
+        )
+    return int(size[1]) * _SIZES[size[2].lower()]
 
 
 def _milliseconds(value: float) -> timedelta:

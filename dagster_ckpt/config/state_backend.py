@@ -14,12 +14,13 @@ from pathlib import PurePosixPath
 from typing import Any, TypeAlias, cast
 
 from dagster_ckpt.config.configuration import Configuration
-from dagster_ckpt.config.import_path import load
+from dagster_ckpt.config.import_path import load_object
 from dagster_ckpt.errors import InvalidConfiguration
 
 __all__ = [
     "CHANGELOG_CONF",
     "HDFS_PROVIDER",
+    "LAYOUTS",
     "LOCAL_DIRECTORIES_CONF",
     "PROVIDER_CONF",
     "ROCKSDB_PROVIDER",
@@ -87,7 +88,8 @@ class StateLayout(StrEnum):
     ROCKSDB = "rocksdb"
 
 
-_LAYOUTS = {HDFS_PROVIDER: StateLayout.HDFS, ROCKSDB_PROVIDER: StateLayout.ROCKSDB}
+#: Of Spark's own providers, by the class name that Spark records.
+LAYOUTS: Mapping[str, StateLayout] = {HDFS_PROVIDER: StateLayout.HDFS, ROCKSDB_PROVIDER: StateLayout.ROCKSDB}
 
 
 class StateBackend(ABC):
@@ -275,7 +277,7 @@ class CustomStateBackend(StateBackend):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "conf", dict(self.conf))
-        own = _LAYOUTS.get(self.provider_class)
+        own = LAYOUTS.get(self.provider_class)
         layout = own if self.layout is None else _layout(self.layout)
         if layout is None or own not in (None, layout):
             raise InvalidConfiguration(
@@ -318,11 +320,11 @@ def configured_backend(configuration: Configuration) -> StateBackend | None:
         case "hashmap":
             return HashMapStateBackend()
         case path:
-            found = load(path, "the state backend")
+            found = load_object(path, "the state backend")
             if not isinstance(found, StateBackend):
                 raise InvalidConfiguration(
                     f"{path}, the state backend, is a {type(found).__name__}.",
-                    hint="Name a value of dagster_ckpt.config.state_backend, such as a CustomStateBackend.",
+                    hint="Name a state backend of dagster_ckpt.config, such as a CustomStateBackend.",
                 )
             return found
 
@@ -349,7 +351,7 @@ def _directories(paths: Sequence[str]) -> tuple[str, ...]:
 
 
 def _imported(path: str) -> OptionsFactory:
-    factory: OptionsFactory = load(path, "the options factory of a state backend")
+    factory: OptionsFactory = load_object(path, "the options factory of a state backend")
     _require(callable(factory), f"options {path!r} is a {type(factory).__name__}, not a function")
     return factory
 

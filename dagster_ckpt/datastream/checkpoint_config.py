@@ -5,11 +5,10 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
-from dagster_ckpt.config import checkpoint_config as config
-from dagster_ckpt.config.configuration import Configuration
+from dagster_ckpt import config
+from dagster_ckpt.config import Configuration
 from dagster_ckpt.datastream.checkpoint_storage import CheckpointStorage, FileSystemCheckpointStorage
-from dagster_ckpt.datastream.differences import warn
-from dagster_ckpt.datastream.enums import CheckpointingMode, ExternalizedCheckpointCleanup, member
+from dagster_ckpt.datastream.enums import CheckpointingMode, ExternalizedCheckpointCleanup, member, warn
 
 __all__ = ["CheckpointConfig"]
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from dagster_ckpt import orchestration
 from dagster_ckpt.checkpoint.taking.shared_files import MAX_INLINE_BYTES
-from dagster_ckpt.config.configuration import Configuration
-from dagster_ckpt.orchestration import storages
+from dagster_ckpt.config import Configuration
 
 __all__ = [
     "CheckpointStorage",
@@ -22,11 +22,11 @@ class CheckpointStorage:
         resource: the storage as a Dagster resource.
     """
 
-    def __init__(self, resource: storages.CheckpointStorage) -> None:
+    def __init__(self, resource: orchestration.CheckpointStorage) -> None:
         self._resource = resource
 
     @property
-    def resource(self) -> storages.CheckpointStorage:
+    def resource(self) -> orchestration.CheckpointStorage:
         """The same storage as a Dagster resource, for ``build_checkpoint_definitions(resources=...)``."""
         return self._resource
 
@@ -34,11 +34,11 @@ class CheckpointStorage:
         """The directory for savepoints that are asked for without one."""
         return self._resource.savepoint_path
 
-    def configured(self, configuration: Configuration) -> storages.CheckpointStorage:
+    def configured(self, configuration: Configuration) -> orchestration.CheckpointStorage:
         """The resource, with what it leaves open filled in from Flink's string keys."""
         return self._filled(savepoint_path=configuration.savepoints_directory)
 
-    def _filled(self, **values: object) -> storages.CheckpointStorage:
+    def _filled(self, **values: object) -> orchestration.CheckpointStorage:
         """The resource with ``values`` where it has none of its own (``None`` and -1 are none)."""
         own = {name: getattr(self._resource, name) for name in type(self._resource).model_fields}
         missing = {name: value for name, value in values.items() if value is not None and own[name] in (None, -1)}
@@ -57,9 +57,9 @@ class JobManagerCheckpointStorage(CheckpointStorage):
         savepoint_path: for savepoints that are asked for without a directory.
     """
 
-    DEFAULT_MAX_STATE_SIZE = storages.DEFAULT_MAX_STATE_SIZE
+    DEFAULT_MAX_STATE_SIZE = orchestration.DEFAULT_MAX_STATE_SIZE
 
-    _resource: storages.JobManagerCheckpointStorage
+    _resource: orchestration.JobManagerCheckpointStorage
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class JobManagerCheckpointStorage(CheckpointStorage):
         savepoint_path: str | None = None,
     ) -> None:
         super().__init__(
-            storages.JobManagerCheckpointStorage(
+            orchestration.JobManagerCheckpointStorage(
                 checkpoint_path=_normalised(checkpoint_path),
                 max_state_size=self.DEFAULT_MAX_STATE_SIZE if max_state_size is None else max_state_size,
                 savepoint_path=_normalised(savepoint_path),
@@ -84,7 +84,7 @@ class JobManagerCheckpointStorage(CheckpointStorage):
         """Bytes that one file of Spark's state may have."""
         return self._resource.max_state_size
 
-    def configured(self, configuration: Configuration) -> storages.CheckpointStorage:
+    def configured(self, configuration: Configuration) -> orchestration.CheckpointStorage:
         return self._filled(
             checkpoint_path=configuration.checkpoints_directory, savepoint_path=configuration.savepoints_directory
         )
@@ -112,7 +112,7 @@ class FileSystemCheckpointStorage(CheckpointStorage):
 
     MAX_FILE_STATE_THRESHOLD = MAX_INLINE_BYTES
 
-    _resource: storages.FileSystemCheckpointStorage
+    _resource: orchestration.FileSystemCheckpointStorage
 
     def __init__(
         self,
@@ -126,7 +126,7 @@ class FileSystemCheckpointStorage(CheckpointStorage):
         if path is None:
             raise ValueError("checkpoint_path must not be None")
         super().__init__(
-            storages.FileSystemCheckpointStorage(
+            orchestration.FileSystemCheckpointStorage(
                 checkpoint_path=path,
                 file_state_size_threshold=-1 if file_state_size_threshold is None else file_state_size_threshold,
                 write_buffer_size=write_buffer_size,
@@ -145,9 +145,9 @@ class FileSystemCheckpointStorage(CheckpointStorage):
     def get_write_buffer_size(self) -> int:
         """Bytes copied at a time, as configured."""
         configured = self._resource.write_buffer_size
-        return storages.DEFAULT_WRITE_BUFFER_SIZE if configured == -1 else configured
+        return orchestration.DEFAULT_WRITE_BUFFER_SIZE if configured == -1 else configured
 
-    def configured(self, configuration: Configuration) -> storages.CheckpointStorage:
+    def configured(self, configuration: Configuration) -> orchestration.CheckpointStorage:
         return self._filled(
             file_state_size_threshold=configuration.inline_threshold,
             write_buffer_size=configuration.write_buffer_size,
@@ -170,25 +170,25 @@ class CustomCheckpointStorage(CheckpointStorage):
         TypeError: it is no storage resource.
     """
 
-    def __init__(self, resource: storages.CheckpointStorage) -> None:
-        if not isinstance(resource, storages.CheckpointStorage):
+    def __init__(self, resource: orchestration.CheckpointStorage) -> None:
+        if not isinstance(resource, orchestration.CheckpointStorage):
             raise TypeError(
                 f"{resource!r} is no storage resource: CustomCheckpointStorage wraps dagster_ckpt's "
-                "CustomCheckpointStorage, or any other storage of dagster_ckpt.orchestration.storages."
+                "CustomCheckpointStorage, or any other storage of dagster_ckpt.orchestration."
             )
         super().__init__(resource)
 
 
 def configured_storage(configuration: Configuration) -> CheckpointStorage:
-    """The storage that Flink's string keys describe, by the rule of ``orchestration.storages.configured_storage``.
+    """The storage that Flink's string keys describe, by the rule of ``orchestration.configured_storage``.
 
     Raises:
         InvalidConfiguration: there is no directory for files.
     """
-    match storages.configured_storage(configuration):
-        case storages.JobManagerCheckpointStorage() as found:
+    match orchestration.configured_storage(configuration):
+        case orchestration.JobManagerCheckpointStorage() as found:
             return JobManagerCheckpointStorage(found.checkpoint_path)
-        case storages.FileSystemCheckpointStorage() as found:
+        case orchestration.FileSystemCheckpointStorage() as found:
             return FileSystemCheckpointStorage(found.checkpoint_path)
         case found:
             return CustomCheckpointStorage(found)

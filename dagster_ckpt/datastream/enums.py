@@ -1,15 +1,29 @@
-"""PyFlink's enumerations, with Flink's numbers."""
+"""What every name here shares: PyFlink's enumerations, with Flink's numbers, and the warning of a difference."""
 
 from __future__ import annotations
 
+import inspect
+import warnings
 from enum import Enum, IntEnum
 from typing import TypeVar
 
 from dagster_ckpt.errors import InvalidConfiguration
 
-__all__ = ["CheckpointingMode", "ExternalizedCheckpointCleanup", "TimeCharacteristic", "member"]
+__all__ = [
+    "CheckpointingMode",
+    "ExternalizedCheckpointCleanup",
+    "FlinkDifference",
+    "TimeCharacteristic",
+    "member",
+    "warn",
+]
 
+_PACKAGE = __name__.partition(".")[0]
 _Member = TypeVar("_Member", bound=Enum)
+
+
+class FlinkDifference(UserWarning):
+    """Something that Flink's API has and that changes nothing here, with the reason."""
 
 
 class CheckpointingMode(IntEnum):
@@ -54,3 +68,11 @@ def member(kind: type[_Member], value: object) -> _Member:
             return found
     names = ", ".join(f"{kind.__name__}.{found.name}" for found in kind)
     raise InvalidConfiguration(f"{value!r} is no {kind.__name__}.", hint=f"Use one of {names}.")
+
+
+def warn(message: str) -> None:
+    """Warn, at the line outside this package that led here."""
+    frame, level = inspect.currentframe(), 1
+    while frame is not None and str(frame.f_globals.get("__name__")).partition(".")[0] == _PACKAGE:
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, FlinkDifference, stacklevel=level)

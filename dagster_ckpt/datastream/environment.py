@@ -8,10 +8,9 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
-from dagster_ckpt.config.configuration import Configuration
+from dagster_ckpt.config import Configuration
 from dagster_ckpt.datastream.checkpoint_config import CheckpointConfig
-from dagster_ckpt.datastream.differences import warn
-from dagster_ckpt.datastream.enums import CheckpointingMode, TimeCharacteristic, member
+from dagster_ckpt.datastream.enums import CheckpointingMode, TimeCharacteristic, member, warn
 from dagster_ckpt.datastream.execution import JobExecutionResult, run_jobs
 from dagster_ckpt.datastream.execution_config import ExecutionConfig
 from dagster_ckpt.datastream.kryo import kryo_conf

@@ -9,13 +9,9 @@ from dataclasses import dataclass
 
 from dagster_ckpt.checkpoint.clock import SystemClock
 from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
-from dagster_ckpt.config.checkpoint_config import JobStatus
-from dagster_ckpt.config.recovery import LATEST, NONE, RecoveryClaimMode, RestoreRequest
+from dagster_ckpt.config import LATEST, NONE, JobStatus, RecoveryClaimMode, RestoreRequest
 from dagster_ckpt.errors import InvalidConfiguration
-from dagster_ckpt.spark.event_text import describe
-from dagster_ckpt.spark.job import Event, Started, StreamingJob
-from dagster_ckpt.spark.run.job_run import StreamingRun
-from dagster_ckpt.spark.run.supervisor import supervise_all
+from dagster_ckpt.spark import Event, Started, StreamingJob, StreamingRun, describe, supervise_all
 
 __all__ = ["JobExecutionResult", "QueryResult", "run_jobs"]
 

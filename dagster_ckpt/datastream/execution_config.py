@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dagster_ckpt.datastream.differences import warn
+from dagster_ckpt.datastream.enums import warn
 from dagster_ckpt.errors import InvalidConfiguration
 
 __all__ = ["ExecutionConfig"]

@@ -9,20 +9,15 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dagster_ckpt.checkpoint.format.layout import validate_job_name
-from dagster_ckpt.config.configuration import Configuration
-from dagster_ckpt.config.restart import NoRestart, RestartStrategy
+from dagster_ckpt.config import Configuration, NoRestart, RestartStrategy
 from dagster_ckpt.datastream.checkpoint_config import CheckpointConfig
 from dagster_ckpt.datastream.checkpoint_storage import CheckpointStorage, configured_storage
-from dagster_ckpt.datastream.differences import warn
-from dagster_ckpt.datastream.enums import TimeCharacteristic
+from dagster_ckpt.datastream.enums import TimeCharacteristic, warn
 from dagster_ckpt.datastream.kryo import check_kryo
 from dagster_ckpt.datastream.state_backend import StateBackend
 from dagster_ckpt.errors import InvalidConfiguration
-from dagster_ckpt.orchestration.resources import SparkSessionResource
-from dagster_ckpt.spark.job import StreamingJob
-from dagster_ckpt.spark.query.logical_plan import has_watermark, plan_nodes
-from dagster_ckpt.spark.query.partitions import set_partitions
-from dagster_ckpt.spark.query.session import streaming_session
+from dagster_ckpt.orchestration import SparkSessionResource
+from dagster_ckpt.spark import StreamingJob, has_watermark, plan_nodes, streaming_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -145,8 +140,7 @@ class Program:
         """The operators of all queries as Flink writes them down. Calls into the JVM."""
         nodes: list[dict[str, Any]] = []
         for job in self.jobs(None):
-            session = streaming_session(job.session(), None, job.state_backend)
-            set_partitions(session, job.partitions)
+            session = streaming_session(job.session(), None, job.state_backend, job.partitions)
             first = len(nodes) + 1
             for number, node in enumerate(plan_nodes(job.query(session)), first):
                 pact = "Data Sink" if node.sink else "Operator" if node.inputs else "Data Source"

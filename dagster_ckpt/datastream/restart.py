@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from dagster_ckpt.config import restart as config
+from dagster_ckpt import config
 
 __all__ = ["RestartStrategies"]
 

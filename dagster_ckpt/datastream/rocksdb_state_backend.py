@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dagster_ckpt.config import state_backend as config
-from dagster_ckpt.config.configuration import Configuration
-from dagster_ckpt.config.state_backend import PredefinedOptions
+from dagster_ckpt import config
+from dagster_ckpt.config import Configuration, PredefinedOptions
 from dagster_ckpt.datastream.checkpoint_storage import CheckpointStorage
-from dagster_ckpt.datastream.differences import warn
-from dagster_ckpt.datastream.enums import member
+from dagster_ckpt.datastream.enums import member, warn
 from dagster_ckpt.datastream.state_backend import (
     CustomStateBackend,
     FsStateBackend,

@@ -6,14 +6,14 @@ Up to Flink 1.12 a state backend also said where checkpoints go. Those names (``
 
 from __future__ import annotations
 
-from dagster_ckpt.config import state_backend as config
-from dagster_ckpt.config.configuration import Configuration
+from dagster_ckpt import config
+from dagster_ckpt.config import Configuration
 from dagster_ckpt.datastream.checkpoint_storage import (
     CheckpointStorage,
     FileSystemCheckpointStorage,
     JobManagerCheckpointStorage,
 )
-from dagster_ckpt.datastream.differences import warn
+from dagster_ckpt.datastream.enums import warn
 
 __all__ = ["CustomStateBackend", "FsStateBackend", "HashMapStateBackend", "MemoryStateBackend", "StateBackend"]
 
@@ -167,6 +167,6 @@ class CustomStateBackend(StateBackend):
         if not isinstance(backend, config.StateBackend):
             raise TypeError(
                 f"{backend!r} is no state backend: CustomStateBackend wraps dagster_ckpt.CustomStateBackend, or any "
-                "other of dagster_ckpt.config.state_backend."
+                "other of dagster_ckpt.config."
             )
         super().__init__(backend)

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING
 import dagster as dg
 from pydantic import ConfigDict, Field
 
-from dagster_ckpt.spark.query.session import start_session
-
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -41,4 +39,6 @@ class SparkSessionResource(dg.ConfigurableResource["SparkSessionResource"]):
         Raises:
             JavaNotFound: no usable Java.
         """
+        from dagster_ckpt.spark import start_session
+
         return start_session(self.app_name or job_name, self.master, {**self.conf, **(required or {})})

@@ -12,9 +12,8 @@ from typing import TypeAlias
 
 from dagster_ckpt.checkpoint.control.epochs import FAILING, Claim, End
 from dagster_ckpt.checkpoint.control.failures import DIED, Failure, Streak, beyond_restart, in_order, so_far, streak
-from dagster_ckpt.config.checkpoint_config import JobStatus
-from dagster_ckpt.config.restart import RestartStrategy
-from dagster_ckpt.spark.batches.in_flight import BatchInFlight
+from dagster_ckpt.config import JobStatus, RestartStrategy
+from dagster_ckpt.spark import BatchInFlight
 
 __all__ = ["Action", "EndJob", "Ended", "Facts", "MarkDead", "RecordFailures", "Resume", "RunFacts", "Wait", "decide"]
 

@@ -6,11 +6,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dagster_ckpt.config.checkpoint_config import CheckpointConfig
-from dagster_ckpt.config.configuration import Configuration
-from dagster_ckpt.config.option_types import Place
-from dagster_ckpt.config.recovery import LATEST, NONE, RecoveryClaimMode, RestoreRequest
-from dagster_ckpt.config.restart import POISON_BATCH_ATTEMPTS, RestartStrategy, check_poison_batch_attempts
+from dagster_ckpt.config import (
+    LATEST,
+    NONE,
+    POISON_BATCH_ATTEMPTS,
+    CheckpointConfig,
+    Configuration,
+    Place,
+    RecoveryClaimMode,
+    RestartStrategy,
+    RestoreRequest,
+    check_poison_batch_attempts,
+)
 from dagster_ckpt.errors import InvalidConfiguration
 
 __all__ = ["JobSettings", "RunSettings", "going_on"]

@@ -8,7 +8,6 @@ import dagster as dg
 from pydantic import Field
 
 from dagster_ckpt.checkpoint.clock import SystemClock
-from dagster_ckpt.checkpoint.taking.ask_savepoint import take_savepoint
 from dagster_ckpt.orchestration.storages import CheckpointStorage
 
 __all__ = ["SavepointConfig", "savepoints_asset"]
@@ -59,6 +58,8 @@ def savepoints_asset(
         config_schema=SavepointConfig.to_fields_dict(),
     )
     def savepoints(context: dg.AssetExecutionContext) -> dg.MaterializeResult[None]:
+        from dagster_ckpt.checkpoint.taking.ask_savepoint import take_savepoint  # noqa: PLC0415 - for runs alone
+
         storage: CheckpointStorage = getattr(context.resources, storage_key)
         asked = context.op_execution_context.op_config
         taken = take_savepoint(

@@ -20,9 +20,7 @@ from pydantic import ConfigDict, Field, field_validator
 from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
 from dagster_ckpt.checkpoint.format.layout import CHECKPOINT_TASK_OWNED_STATE_DIR
 from dagster_ckpt.checkpoint.taking.shared_files import DEFAULT_INLINE_THRESHOLD, MAX_INLINE_BYTES
-from dagster_ckpt.config.configuration import Configuration
-from dagster_ckpt.config.import_path import load
-from dagster_ckpt.config.live_location import LiveLocationPlace
+from dagster_ckpt.config import Configuration, LiveLocationPlace, load_object
 from dagster_ckpt.errors import InvalidConfiguration
 from dagster_ckpt.filesystem import FileSystem, PosixFileSystem, open_filesystem
 from dagster_ckpt.filesystem.driver_memory import DriverMemory
@@ -337,7 +335,7 @@ class CustomCheckpointStorage(_StoredAsFiles):
     )
 
     def filesystem(self) -> FileSystem:
-        make = load(self.factory, "the factory of a checkpoint storage")
+        make = load_object(self.factory, "the factory of a checkpoint storage")
         options = _with_environment(self.options)
         try:
             filesystem = make(**options)

@@ -2,43 +2,27 @@
 
 # No `from __future__ import annotations`: Dagster must find real types on the nested op function.
 
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 from pydantic import Field
 
-from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
-from dagster_ckpt.checkpoint.clock import SystemClock
 from dagster_ckpt.checkpoint.format.layout import validate_job_name
-from dagster_ckpt.config.checkpoint_config import CheckpointConfig, JobStatus
-from dagster_ckpt.config.configuration import Configuration
-from dagster_ckpt.config.recovery import RecoveryClaimMode
-from dagster_ckpt.config.restart import POISON_BATCH_ATTEMPTS, RestartStrategies, RestartStrategy
-from dagster_ckpt.config.state_backend import StateBackend, configured_backend
-from dagster_ckpt.orchestration import names
-from dagster_ckpt.orchestration.own_run import OwnRun
-from dagster_ckpt.orchestration.reporting import CheckpointReporter
-from dagster_ckpt.orchestration.resources import SparkSessionResource
-from dagster_ckpt.orchestration.run_settings import JobSettings, RunSettings
-from dagster_ckpt.orchestration.savepoint_asset import savepoints_asset
-from dagster_ckpt.orchestration.storages import CheckpointStorage
-from dagster_ckpt.spark.event_text import describe
-from dagster_ckpt.spark.job import (
-    CheckpointCompleted,
-    CheckpointQuarantined,
-    CheckpointsDropped,
-    EpochClaimed,
-    Event,
-    RunResult,
-    Started,
-    StreamingJob,
+from dagster_ckpt.config import (
+    POISON_BATCH_ATTEMPTS,
+    CheckpointConfig,
+    Configuration,
+    RecoveryClaimMode,
+    RestartStrategies,
+    RestartStrategy,
+    StateBackend,
+    configured_backend,
 )
-from dagster_ckpt.spark.run.job_run import StreamingRun
-from dagster_ckpt.spark.run.supervisor import die_with_parent, supervise
+from dagster_ckpt.orchestration import names
+from dagster_ckpt.orchestration.run_settings import JobSettings
+from dagster_ckpt.orchestration.savepoint_asset import savepoints_asset
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -228,8 +212,20 @@ def checkpointed_streaming_asset(
             config_schema=StreamingRunConfig.to_fields_dict(),
         )
         def streaming(context: dg.AssetExecutionContext) -> dg.MaterializeResult[None]:
-            run = settings.of_run(context.op_execution_context.op_config)
-            return _execute(context, asset, function, run, report_interval)
+            from dagster_ckpt.orchestration.streaming_run import execute  # noqa: PLC0415 - Spark, for runs alone
+
+            return execute(
+                context,
+                settings.of_run(context.op_execution_context.op_config),
+                lambda session: function(context, session),
+                name=asset.name,
+                storage=getattr(context.resources, storage_key),
+                spark=getattr(context.resources, spark_key),
+                state_backend=asset.state_backend,
+                checkpoints_key=checkpoints_key,
+                partitions=asset.partitions_name,
+                report_interval=report_interval,
+            )
 
         asset = CheckpointedStreamingAsset(
             key=key,
@@ -266,148 +262,6 @@ def checkpointed_streaming_asset(
         return asset
 
     return decorate
-
-
-def _execute(
-    context: dg.AssetExecutionContext,
-    asset: CheckpointedStreamingAsset,
-    function: QueryFunction,
-    run: RunSettings,
-    report_interval: float,
-) -> dg.MaterializeResult[None]:
-    for warning in run.warnings:
-        context.log.warning(warning)
-    storage: CheckpointStorage = getattr(context.resources, asset.storage_key)
-    spark: SparkSessionResource = getattr(context.resources, asset.spark_key)
-    required = None if asset.state_backend is None else asset.state_backend.launch_conf()
-    clock = SystemClock()
-    filesystem = storage.filesystem()
-    catalog = CheckpointCatalog(filesystem, asset.name)
-    is_step_process = _is_step_process(context)
-    if is_step_process:
-        die_with_parent()
-    context.instance.add_run_tags(context.run.run_id, {names.JOB_TAG: asset.name})
-    reporter = CheckpointReporter(
-        context.instance,
-        partial(_log_event, context),
-        asset.checkpoints_key,
-        asset.partitions_name,
-        catalog,
-        clock,
-        report_interval,
-    )
-    job = StreamingJob(
-        name=asset.name,
-        query=lambda session: function(context, session),
-        session=lambda: spark.session(asset.name, required),
-        config=run.config,
-        restart=run.restart,
-        filesystem=filesystem,
-        working_directory=storage.live_directory(asset.name),
-        deployment=storage.deployment,
-        inline_threshold=storage.inline_threshold,
-        savepoint_path=storage.savepoint_path,
-        max_state_size=storage.size_limit,
-        state_backend=asset.state_backend,
-        poison_batch_attempts=run.poison_batch_attempts,
-        live_location=storage.live_place,
-        shares_disk=storage.working_directory is not None,
-        private_from=storage.private_from,
-    )
-    series = context.run.tags.get(names.SERIES_TAG)
-
-    def start(emit: Callable[[Event], None]) -> StreamingRun:
-        return StreamingRun(
-            job,
-            run_id=context.run.run_id,
-            request=run.request,
-            series=None if series is None else int(series),
-            clock=clock,
-            emit=emit,
-            worker=os.getppid() if is_step_process else None,
-        )
-
-    own_run = OwnRun(context.instance, context.run.run_id, clock)
-
-    def on_turn() -> None:
-        own_run.look()
-        reporter.tick()
-
-    try:
-        result = supervise(
-            start,
-            lambda event: _on_event(context, reporter, event),
-            on_turn=on_turn,
-            is_cancellation=own_run.is_canceled,
-        )
-    finally:
-        _last_report(context, reporter)
-    if result.status is JobStatus.CANCELED:
-        # Nothing but an interrupt of this thread cancels a run, and that is raised by `supervise`.
-        raise dg.DagsterExecutionInterruptedError
-    return _materialized(result)
-
-
-def _is_step_process(context: dg.AssetExecutionContext) -> bool:
-    """Whether this is a process of its own for one step, below the process of the run."""
-    executor = context.op_execution_context.job_def.executor_def.name
-    if executor == dg.multi_or_in_process_executor.name:
-        run_config: dict[str, Any] = dict(context.run.run_config)
-        return "in_process" not in run_config.get("execution", {}).get("config", {})
-    return executor == dg.multiprocess_executor.name
-
-
-def _log_event(context: dg.AssetExecutionContext, event: dg.AssetMaterialization | dg.AssetObservation) -> None:
-    context.log_event(event)
-    # It is in the event log. Dagster would keep it in memory as well, until the asset ends: months, for a stream.
-    for _ in context.op_execution_context.consume_events():
-        pass
-
-
-def _last_report(context: dg.AssetExecutionContext, reporter: CheckpointReporter) -> None:
-    try:
-        reporter.flush()
-    except Exception as error:  # how the run ended must not be hidden by a report that could not be made
-        context.log.warning(f"The last checkpoints could not be reported: {error}")
-
-
-def _on_event(context: dg.AssetExecutionContext, reporter: CheckpointReporter, event: Event) -> None:
-    for level, text in describe(event):
-        context.log.log(level, text)
-    match event:
-        case EpochClaimed(epoch):
-            reporter.holds(epoch)
-        case Started():
-            context.instance.add_run_tags(
-                context.run.run_id,
-                {
-                    names.JOB_ID_TAG: event.job_id,
-                    names.RESTORED_FROM_TAG: event.restored.reference if event.restored else "nothing",
-                },
-            )
-            reporter.began(event.retained)
-            if event.fell_back is not None:
-                reporter.fell_back(event.fell_back)
-        case CheckpointQuarantined(record):
-            reporter.quarantined(record)
-        case CheckpointCompleted(_, dropped, retained):
-            reporter.completed(dropped, retained)
-        case CheckpointsDropped(dropped, retained):
-            reporter.dropped(dropped, retained)
-
-
-def _materialized(result: RunResult) -> dg.MaterializeResult[None]:
-    newest = result.newest
-    return dg.MaterializeResult(
-        metadata={}
-        if newest is None
-        else {
-            "batch": newest.batch,
-            "checkpoint": newest.reference,
-            "lineage": newest.job_id,
-            "sink": dg.MetadataValue.json(dict(newest.sink or {})),
-        }
-    )
 
 
 def _partitions_name(job: str) -> str:

@@ -1,1 +1,106 @@
-"""What knows Spark: capturing and restoring the checkpointLocation of a streaming query, and its sinks."""
+"""Spark jobs under checkpoints: what a job is, its run, its events, and the sinks that a restore can bring back."""
+
+from typing import TYPE_CHECKING
+
+from dagster_ckpt.lazy_names import lazy_names
+
+if TYPE_CHECKING:
+    from dagster_ckpt.spark.batches import (
+        BatchInFlight,
+        PlannedBatches,
+        batch_in_flight,
+        fingerprint,
+        planned_files,
+        planned_offsets,
+    )
+    from dagster_ckpt.spark.events import (
+        CheckpointCompleted,
+        CheckpointFailed,
+        CheckpointQuarantined,
+        CheckpointsDropped,
+        EpochClaimed,
+        Event,
+        Restarting,
+        SparkStarted,
+        Started,
+        describe,
+    )
+    from dagster_ckpt.spark.job import RunResult, StreamingJob
+    from dagster_ckpt.spark.live import recorded_live
+    from dagster_ckpt.spark.preflight import check_stored, local_file
+    from dagster_ckpt.spark.query import has_watermark, plan_nodes, start_session, streaming_session
+    from dagster_ckpt.spark.run import StreamingRun, die_with_parent, supervise, supervise_all
+    from dagster_ckpt.spark.sinks import CustomSink, ForeachBatchSink, TransactionalFileSink, sink_to
+    from dagster_ckpt.spark.verdict import Finding, Preflight
+
+__all__ = [
+    "BatchInFlight",
+    "CheckpointCompleted",
+    "CheckpointFailed",
+    "CheckpointQuarantined",
+    "CheckpointsDropped",
+    "CustomSink",
+    "EpochClaimed",
+    "Event",
+    "Finding",
+    "ForeachBatchSink",
+    "PlannedBatches",
+    "Preflight",
+    "Restarting",
+    "RunResult",
+    "SparkStarted",
+    "Started",
+    "StreamingJob",
+    "StreamingRun",
+    "TransactionalFileSink",
+    "batch_in_flight",
+    "check_stored",
+    "describe",
+    "die_with_parent",
+    "fingerprint",
+    "has_watermark",
+    "local_file",
+    "plan_nodes",
+    "planned_files",
+    "planned_offsets",
+    "recorded_live",
+    "sink_to",
+    "start_session",
+    "streaming_session",
+    "supervise",
+    "supervise_all",
+]
+
+#: By the module that has them. A run loads Spark, and whoever only wants a sink or a record does not.
+_NAMES = {
+    "batches": (
+        "BatchInFlight",
+        "PlannedBatches",
+        "batch_in_flight",
+        "fingerprint",
+        "planned_files",
+        "planned_offsets",
+    ),
+    "events": (
+        "CheckpointCompleted",
+        "CheckpointFailed",
+        "CheckpointQuarantined",
+        "CheckpointsDropped",
+        "EpochClaimed",
+        "Event",
+        "Restarting",
+        "SparkStarted",
+        "Started",
+        "describe",
+    ),
+    "job": ("RunResult", "StreamingJob"),
+    "live": ("recorded_live",),
+    "preflight": ("check_stored", "local_file"),
+    "query": ("has_watermark", "plan_nodes", "start_session", "streaming_session"),
+    "run": ("StreamingRun", "die_with_parent", "supervise", "supervise_all"),
+    "sinks": ("CustomSink", "ForeachBatchSink", "TransactionalFileSink", "sink_to"),
+    "verdict": ("Finding", "Preflight"),
+}
+__getattr__, __dir__ = lazy_names(
+    __name__, {name: f"{__name__}.{module}" for module, names in _NAMES.items() for name in names}
+)

@@ -14,6 +14,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -93,7 +94,13 @@ class DagsterDev:
         return self.home / "dagster-dev.log"
 
     def start(self) -> None:
-        """Start it and wait until the code location is loaded."""
+        """Start it and wait until the code location is loaded.
+
+        Raises:
+            RuntimeError: the UI of Dagster is not installed, or Dagster ended at once.
+        """
+        if find_spec("dagster_webserver") is None:
+            raise RuntimeError("The Dagster UI is not installed in this environment: pip install 'dagster-ckpt[ui]'")
         self.home.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(self._workspace.with_name("dagster.yaml"), self.home / "dagster.yaml")
         for left in reversed(range(_STARTS)):

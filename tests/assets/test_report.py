@@ -10,9 +10,10 @@ import pytest
 from pyspark.sql import SparkSession
 
 from assets.batch_answer import batch_answer, read_delays
+from assets.daily_report import daily_report, picture
 from assets.delays import delays_query
 from assets.flights import Lateness, land
-from assets.report import daily_report, delay_report, picture
+from assets.report import delay_report
 from assets.settings import DATA_VARIABLE, DataPaths
 from dagster_ckpt.spark.sinks.spark_sink_log import FileSink
 

@@ -26,29 +26,25 @@ from hypothesis import strategies as st
 
 from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
 from dagster_ckpt.checkpoint.catalog.file_reader import materialize_checkpoint, verify_checkpoint
-from dagster_ckpt.checkpoint.catalog.pointers import (
-    CheckpointStorageLocationReference,
-    decode_path_from_reference,
-    encode_path_as_reference,
-    resolve_checkpoint_pointer,
-)
+from dagster_ckpt.checkpoint.catalog.pointers import resolve_checkpoint_pointer
 from dagster_ckpt.checkpoint.control.plan_archive import ArchiveWriter, WriteAheadArchive
 from dagster_ckpt.checkpoint.format.layout import METADATA_FILE_NAME
 from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata, FileEntry
 from dagster_ckpt.checkpoint.format.seal import seal
 from dagster_ckpt.checkpoint.taking.savepoint_files import dispose_savepoint
+from dagster_ckpt.datastream.storage_access import (
+    CheckpointStorageLocationReference,
+    decode_path_from_reference,
+    encode_path_as_reference,
+)
 from dagster_ckpt.errors import CheckpointError
 from dagster_ckpt.filesystem import PosixFileSystem, Stored, open_filesystem
 from dagster_ckpt.filesystem.names import inside
 from dagster_ckpt.spark.batches.plans import PlannedBatches, forget_plan, lay_out, planned_files, planned_offsets
-from dagster_ckpt.spark.capture.rocksdb_files import UnreadableStateFile, changelog_lineage, snapshot_members
-from dagster_ckpt.spark.files.checkpoint_location import (
-    CheckpointLocation,
-    parse_commit,
-    parse_offsets,
-    parse_operator,
-    parse_query_id,
-)
+from dagster_ckpt.spark.capture.rocksdb_files import changelog_lineage, snapshot_members
+from dagster_ckpt.spark.files.bucket_location import UnreadableStateFile
+from dagster_ckpt.spark.files.checkpoint_location import CheckpointLocation
+from dagster_ckpt.spark.files.log_entries import parse_commit, parse_offsets, parse_operator, parse_query_id
 from dagster_ckpt.spark.files.prepare import prepare_location
 from dagster_ckpt.spark.preflight.source_files import SourceFiles
 from dagster_ckpt.spark.sinks.recorded_positions import RecordedPositions

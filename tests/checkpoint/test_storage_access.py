@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagster_ckpt.checkpoint.catalog.pointers import (
+from dagster_ckpt.checkpoint.format import layout
+from dagster_ckpt.datastream.storage_access import (
     CheckpointStorageAccess,
     CheckpointStorageLocationReference,
     create_checkpoint_directory,
@@ -20,7 +21,6 @@ from dagster_ckpt.checkpoint.catalog.pointers import (
     new_savepoint_directory,
     resolve_checkpoint_pointer,
 )
-from dagster_ckpt.checkpoint.format import layout
 from dagster_ckpt.errors import CheckpointNotFound, CorruptMetadata, InvalidConfiguration, PublishConflict, StorageError
 from dagster_ckpt.filesystem import PosixFileSystem
 from dagster_ckpt.filesystem.driver_memory import DriverMemory

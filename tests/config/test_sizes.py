@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagster_ckpt.config.sizes import parse_size
+from dagster_ckpt.config.quantities import parse_size
 
 
 @pytest.mark.parametrize(

@@ -26,16 +26,9 @@ from dagster_ckpt.config.recovery import RestoreRequest
 from dagster_ckpt.config.restart import NoRestart, RestartStrategy
 from dagster_ckpt.errors import CheckpointError
 from dagster_ckpt.filesystem import FileSystem, PosixFileSystem
+from dagster_ckpt.spark.events import CheckpointCompleted, CheckpointFailed, Event, Restarting, Started
 from dagster_ckpt.spark.files.checkpoint_location import CheckpointLocation
-from dagster_ckpt.spark.job import (
-    CheckpointCompleted,
-    CheckpointFailed,
-    Event,
-    Restarting,
-    RunResult,
-    Started,
-    StreamingJob,
-)
+from dagster_ckpt.spark.job import RunResult, StreamingJob
 from dagster_ckpt.spark.run.job_run import StreamingRun
 from dagster_ckpt.spark.sinks.spark_sink_log import FileSink
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dagster_ckpt.config.checkpoint_config import CheckpointingMode, JobStatus
+from dagster_ckpt.spark.events import Started
 from dagster_ckpt.spark.files.checkpoint_location import CheckpointLocation
-from dagster_ckpt.spark.job import Started
 from dagster_ckpt.spark.verdict import Verdict
 from tests.jobs.harness import NEVER, Bench, Launch, Row, eventually
 

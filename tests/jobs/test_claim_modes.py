@@ -12,7 +12,7 @@ from dagster_ckpt.checkpoint.cleanup.dead_runs import end_dead_epoch
 from dagster_ckpt.checkpoint.clock import SystemClock
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig, ExternalizedCheckpointCleanup, JobStatus
 from dagster_ckpt.config.recovery import RecoveryClaimMode
-from dagster_ckpt.spark.job import CheckpointCompleted
+from dagster_ckpt.spark.events import CheckpointCompleted
 from tests.jobs.harness import NEVER, Bench, tree
 from tests.jobs.savepoints import Take
 

@@ -13,8 +13,7 @@ from dagster_ckpt.checkpoint.catalog.file_reader import verify_checkpoint
 from dagster_ckpt.checkpoint.catalog.newest import find_newest
 from dagster_ckpt.checkpoint.control.quarantine import FellBack, Quarantined
 from dagster_ckpt.errors import CorruptCheckpoint
-from dagster_ckpt.spark.event_text import describe
-from dagster_ckpt.spark.job import CheckpointQuarantined, CheckpointsUnreadable, Replaying, Started
+from dagster_ckpt.spark.events import CheckpointQuarantined, CheckpointsUnreadable, Replaying, Started, describe
 from tests.jobs.harness import NEVER, OFTEN, Bench, Launch, eventually
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ import pytest
 from dagster_ckpt.checkpoint.control.epochs import Choice
 from dagster_ckpt.config.checkpoint_config import JobStatus
 from dagster_ckpt.errors import SinkOverlap
-from dagster_ckpt.spark.job import Started
+from dagster_ckpt.spark.events import Started
 from dagster_ckpt.spark.sinks.own_entries import mark_of
 from dagster_ckpt.spark.sinks.spark_file_sink import SparkFileSink
 from tests.jobs.harness import NEW_PER_FILE, OFTEN, ROWS_PER_FILE, Bench, Launch, Row, copied, eventually

@@ -15,7 +15,7 @@ from dagster_ckpt.checkpoint.clock import SystemClock
 from dagster_ckpt.checkpoint.taking.savepoint_files import copy_to_savepoint
 from dagster_ckpt.errors import CheckpointNotFound, RestoreRefused, SinkMismatch, SinkNotEmpty
 from dagster_ckpt.filesystem import PosixFileSystem
-from dagster_ckpt.spark.job import Started
+from dagster_ckpt.spark.events import Started
 from dagster_ckpt.spark.sinks.sink import sink_to
 from dagster_ckpt.spark.sinks.transactional_file_sink import TransactionalFileSink
 from dagster_ckpt.spark.sinks.user_sinks import ForeachBatchSink

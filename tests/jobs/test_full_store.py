@@ -15,7 +15,7 @@ import pytest
 from dagster_ckpt.config.checkpoint_config import JobStatus
 from dagster_ckpt.config.restart import FixedDelayRestart
 from dagster_ckpt.errors import StorageError, StorageUnusable, ToleranceExceeded
-from dagster_ckpt.spark.job import Started
+from dagster_ckpt.spark.events import Started
 from dagster_ckpt.testing import Action, Fail, FaultInjectingFileSystem, Operation
 from tests.jobs.harness import OFTEN, Bench, eventually
 from tests.jobs.mounts import fill, mounted

@@ -12,7 +12,7 @@ from dagster_ckpt.checkpoint.catalog.file_reader import verify_checkpoint
 from dagster_ckpt.config.checkpoint_config import JobStatus
 from dagster_ckpt.errors import CheckpointError, StorageUnusable
 from dagster_ckpt.filesystem.buckets.gcs import GcsFileSystem
-from dagster_ckpt.spark.job import CheckpointFailed
+from dagster_ckpt.spark.events import CheckpointFailed
 from dagster_ckpt.testing.gcs.server import Answer, GcsServer, Request
 from tests.gcs import BUCKET, BucketServer, bucket_of
 from tests.jobs.buckets import BucketBench

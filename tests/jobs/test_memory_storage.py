@@ -17,7 +17,7 @@ from dagster_ckpt.config.restart import FixedDelayRestart
 from dagster_ckpt.errors import CheckpointsLost, ToleranceExceeded
 from dagster_ckpt.filesystem import PosixFileSystem
 from dagster_ckpt.filesystem.driver_memory import DriverMemory
-from dagster_ckpt.spark.job import CheckpointCompleted, Started
+from dagster_ckpt.spark.events import CheckpointCompleted, Started
 from tests.jobs.harness import OFTEN, Bench, eventually
 from tests.spark.streaming import discard
 

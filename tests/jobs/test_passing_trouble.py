@@ -28,7 +28,7 @@ from dagster_ckpt.errors import (
     StorageError,
     StorageUnusable,
 )
-from dagster_ckpt.spark.job import Started
+from dagster_ckpt.spark.events import Started
 from dagster_ckpt.testing import Action, Fail, FaultInjectingFileSystem, Operation
 from tests.jobs.harness import OFTEN, Bench, Launch, eventually
 from tests.jobs.mounts import fill, mounted

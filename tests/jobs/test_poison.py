@@ -20,7 +20,7 @@ from dagster_ckpt.config.checkpoint_config import JobStatus
 from dagster_ckpt.config.restart import FixedDelayRestart
 from dagster_ckpt.errors import PoisonBatch, QueryFailed
 from dagster_ckpt.spark.batches.plans import planned_files
-from dagster_ckpt.spark.job import Started
+from dagster_ckpt.spark.events import Started
 
 if TYPE_CHECKING:
     from typing import Any

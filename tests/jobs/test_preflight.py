@@ -28,7 +28,7 @@ from dagster_ckpt.errors import (
     RestoreWithLoss,
     SinkMismatch,
 )
-from dagster_ckpt.spark.job import Replaying, Started
+from dagster_ckpt.spark.events import Replaying, Started
 from tests.jobs.harness import NEVER, NEW_PER_FILE, ROWS_PER_FILE, Bench, Row, deduplicated, eventually
 
 if TYPE_CHECKING:

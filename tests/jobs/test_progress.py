@@ -8,7 +8,7 @@ import pytest
 
 from dagster_ckpt.checkpoint.catalog.newest import find_newest
 from dagster_ckpt.checkpoint.taking.progress import CheckpointInProgress, RestoreInProgress
-from dagster_ckpt.spark.event_text import describe
+from dagster_ckpt.spark.events import describe
 from tests.jobs.harness import Bench
 
 

@@ -27,7 +27,7 @@ from dagster_ckpt.errors import (
     StorageError,
     StorageUnusable,
 )
-from dagster_ckpt.spark.job import SparkStarted, Started
+from dagster_ckpt.spark.events import SparkStarted, Started
 from dagster_ckpt.testing import Fail, FaultInjectingFileSystem, Lie
 from tests.jobs.harness import Bench, copied, deduplicated
 from tests.jobs.mounts import mounted

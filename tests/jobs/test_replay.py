@@ -11,7 +11,7 @@ import pytest
 
 from dagster_ckpt.config.checkpoint_config import JobStatus
 from dagster_ckpt.errors import RestoreWithLoss
-from dagster_ckpt.spark.job import Replaying, Started
+from dagster_ckpt.spark.events import Replaying, Started
 from dagster_ckpt.spark.sinks.sink import sink_to
 from dagster_ckpt.spark.sinks.user_sinks import ForeachBatchSink
 from tests.jobs.harness import Bench, Launch, Row, eventually

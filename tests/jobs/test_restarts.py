@@ -14,7 +14,7 @@ import pytest
 from dagster_ckpt.config.checkpoint_config import JobStatus
 from dagster_ckpt.config.restart import FixedDelayRestart
 from dagster_ckpt.errors import QueryFailed
-from dagster_ckpt.spark.job import Restarting, Started
+from dagster_ckpt.spark.events import Restarting, Started
 from tests.jobs.harness import OFTEN, Bench, eventually
 
 if TYPE_CHECKING:

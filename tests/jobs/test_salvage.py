@@ -12,8 +12,8 @@ import pytest
 
 from dagster_ckpt.checkpoint.catalog.file_reader import verify_checkpoint
 from dagster_ckpt.errors import CheckpointFileMissing
+from dagster_ckpt.spark.events import Started
 from dagster_ckpt.spark.files.checkpoint_location import CheckpointLocation
-from dagster_ckpt.spark.job import Started
 from tests.jobs.harness import OFTEN, Bench, eventually
 from tests.jobs.threads import own_threads
 

@@ -10,7 +10,7 @@ import pytest
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig, ExternalizedCheckpointCleanup, JobStatus
 from dagster_ckpt.config.restart import RestartStrategies
 from dagster_ckpt.errors import CheckpointNotFound, SavepointFailed
-from dagster_ckpt.spark.job import SavepointCompleted
+from dagster_ckpt.spark.events import SavepointCompleted
 from tests.jobs.harness import Bench, eventually, tree
 from tests.jobs.savepoints import Take, started
 

@@ -25,7 +25,7 @@ from dagster_ckpt.errors import (
     SinkMismatch,
     SinkNotEmpty,
 )
-from dagster_ckpt.spark.job import Replaying, Started
+from dagster_ckpt.spark.events import Replaying, Started
 from dagster_ckpt.spark.sinks.sink import sink_to
 from dagster_ckpt.spark.sinks.spark_file_sink import SparkFileSink
 from dagster_ckpt.spark.sinks.transactional_file_sink import TransactionalFileSink

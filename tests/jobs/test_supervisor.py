@@ -23,7 +23,8 @@ from dagster_ckpt.config.checkpoint_config import ExternalizedCheckpointCleanup,
 from dagster_ckpt.config.recovery import RestoreRequest
 from dagster_ckpt.config.restart import FixedDelayRestart
 from dagster_ckpt.errors import CheckpointNotFound, InvalidConfiguration, StorageError
-from dagster_ckpt.spark.job import CheckpointCompleted, Event, Restarting, RunResult, Started
+from dagster_ckpt.spark.events import CheckpointCompleted, Event, Restarting, Started
+from dagster_ckpt.spark.job import RunResult
 from dagster_ckpt.spark.run.job_run import StreamingRun
 from dagster_ckpt.spark.run.supervisor import supervise
 from tests.jobs.harness import OFTEN, Bench, eventually, new_run_id

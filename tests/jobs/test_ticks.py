@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
-from dagster_ckpt.spark.job import CheckpointsDropped
+from dagster_ckpt.spark.events import CheckpointsDropped
 
 if TYPE_CHECKING:
     from tests.jobs.harness import Bench

@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 import pytest
 
 from dagster_ckpt.config.checkpoint_config import JobStatus
-from dagster_ckpt.spark.job import Started
+from dagster_ckpt.spark.events import Started
 from dagster_ckpt.spark.run import watchdog
 from dagster_ckpt.spark.run.watchdog import Watchdog
 from tests.jobs.harness import Bench, eventually

@@ -14,8 +14,8 @@ from dagster_ckpt.checkpoint.catalog.file_reader import materialize_checkpoint
 from dagster_ckpt.checkpoint.catalog.newest import find_newest
 from dagster_ckpt.config.checkpoint_config import CheckpointingMode
 from dagster_ckpt.errors import RestoreRefused
+from dagster_ckpt.spark.events import Started
 from dagster_ckpt.spark.files.checkpoint_location import CheckpointLocation
-from dagster_ckpt.spark.job import Started
 from tests.jobs.harness import NEVER, OFTEN, Bench, Pristine, eventually
 from tests.matrix.streams import (
     BACKENDS,

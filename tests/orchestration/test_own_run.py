@@ -5,7 +5,7 @@ from __future__ import annotations
 import dagster as dg
 import pytest
 
-from dagster_ckpt.orchestration.own_run import OwnRun
+from dagster_ckpt.orchestration.streaming_run import OwnRun
 from tests.checkpoint.driver import ManualClock
 from tests.orchestration.stored_job import run_id
 

@@ -16,7 +16,7 @@ from dagster_ckpt.checkpoint.control.failures import DIED
 from dagster_ckpt.config.restart import RestartStrategy
 from dagster_ckpt.orchestration import names
 from dagster_ckpt.spark.batches.in_flight import batch_in_flight
-from dagster_ckpt.spark.live.live_location import LocalLive
+from dagster_ckpt.spark.live.on_disk import LocalLive
 from tests.orchestration.stored_job import StoredJob, make_asset, run_id
 from tests.orchestration.test_resume_sensor import Sensor
 from tests.spark.live_location import LiveLocation

@@ -28,7 +28,7 @@ from dagster_ckpt.checkpoint.control.failures import Failure
 from dagster_ckpt.checkpoint.control.heartbeat import SETTLED, Heartbeat, HeartbeatFile
 from dagster_ckpt.checkpoint.processes import ProcessIdentity
 from dagster_ckpt.checkpoint.taking.store import CompletedCheckpointStore
-from dagster_ckpt.orchestration import names, resume_sensor
+from dagster_ckpt.orchestration import job_watch, names
 from dagster_ckpt.orchestration.resume_decision import Action, Facts, decide
 from tests.jobs.mounts import fill, mounted
 from tests.orchestration.stored_job import StoredJob, make_asset, run_id
@@ -332,7 +332,7 @@ def test_a_run_that_begins_while_another_is_being_ended_is_not_fenced(
             claims.append(job.claim(run_id()))
         return action
 
-    monkeypatch.setattr(resume_sensor, "decide", and_then_a_claim)
+    monkeypatch.setattr(job_watch, "decide", and_then_a_claim)
     assert sensor.tick() == ([], f"orders: run {claims[0].run_id} is alive")
     assert job.catalog.records.epochs.highest() == claims[0].epoch == canceled.epoch + 1
     assert job.catalog.records.epochs.read_end(canceled.epoch) is None

@@ -17,7 +17,7 @@ from dagster_ckpt import (
     build_checkpoint_definitions,
     checkpointed_streaming_asset,
 )
-from dagster_ckpt.orchestration import resources
+from dagster_ckpt.spark.query import session
 from tests.jobs.harness import Bench, deduplicated
 
 
@@ -32,7 +32,7 @@ def test_the_assets_backend_reaches_spark_and_its_warnings_the_log_of_the_run(
         started.append(conf)
         return spark
 
-    monkeypatch.setattr(resources, "start_session", start)
+    monkeypatch.setattr(session, "start_session", start)
 
     @checkpointed_streaming_asset(
         restart=RestartStrategies.no_restart(),

@@ -29,8 +29,9 @@ from dagster_ckpt import (
 from dagster_ckpt.config.checkpoint_config import JobStatus
 from dagster_ckpt.config.restart import ExponentialDelayRestart, FixedDelayRestart
 from dagster_ckpt.errors import InvalidConfiguration
-from dagster_ckpt.orchestration import names, streaming_asset
-from dagster_ckpt.spark.job import CheckpointCompleted, EpochClaimed, Event, RunResult
+from dagster_ckpt.orchestration import names, streaming_run
+from dagster_ckpt.spark.events import CheckpointCompleted, EpochClaimed, Event
+from dagster_ckpt.spark.job import RunResult
 from dagster_ckpt.spark.run.job_run import StreamingRun
 from tests.orchestration.stored_job import StoredJob, run_id
 
@@ -175,7 +176,7 @@ def test_a_run_goes_by_its_own_configuration_and_says_what_has_no_effect(
         driven.append(start(on_event))
         return RunResult(JobStatus.FINISHED, None)
 
-    monkeypatch.setattr(streaming_asset, "supervise", drive)
+    monkeypatch.setattr(streaming_run, "supervise", drive)
     asset = checkpointed_streaming_asset(
         config=CheckpointConfig(num_retained=4, unaligned=True),
         restart=RestartStrategies.no_restart(),
@@ -213,7 +214,7 @@ def test_dagster_keeps_no_event_of_a_checkpoint_in_memory(tmp_path: Path, monkey
         on_event(CheckpointCompleted(metadata, (), store.retained))
         return RunResult(JobStatus.FINISHED, metadata)
 
-    monkeypatch.setattr(streaming_asset, "supervise", drive)
+    monkeypatch.setattr(streaming_run, "supervise", drive)
     definitions = build_checkpoint_definitions([asset], {**_RESOURCES, "checkpoint_storage": job.storage})
     with dg.DagsterInstance.ephemeral() as instance:
         result = definitions.resolve_job_def(asset.job_name).execute_in_process(instance=instance)

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog, references
 from dagster_ckpt.checkpoint.catalog.file_reader import materialize_checkpoint
-from dagster_ckpt.checkpoint.cleanup.dead_locations import forget_stored
-from dagster_ckpt.checkpoint.cleanup.live_locations import stored_before
+from dagster_ckpt.checkpoint.cleanup.live_locations import forget_stored, stored_before
 from dagster_ckpt.errors import CheckpointError, Fenced
 from dagster_ckpt.filesystem import FileSystem
 from dagster_ckpt.testing import FaultInjectingFileSystem

@@ -17,12 +17,14 @@ from dagster_ckpt.checkpoint.format.snapshot import Snapshot
 from dagster_ckpt.checkpoint.taking.retained import Dropped
 from dagster_ckpt.checkpoint.taking.store import CompletedCheckpointStore
 from dagster_ckpt.config.retention import KeepNewest
+from dagster_ckpt.config.state_backend import LAYOUTS
 from dagster_ckpt.filesystem import FileSystem
 from dagster_ckpt.filesystem.port import unheard
 from dagster_ckpt.spark.capture.source import StreamingSource
-from dagster_ckpt.spark.capture.state_files import PROVIDERS
+from dagster_ckpt.spark.live.choose import recorded_live
 from dagster_ckpt.spark.live.in_bucket import stored_live
-from dagster_ckpt.spark.live.live_location import LiveLocation, LocalLive, recorded_live
+from dagster_ckpt.spark.live.live_location import LiveLocation
+from dagster_ckpt.spark.live.on_disk import LocalLive
 from dagster_ckpt.spark.run.salvage import Salvaging
 from tests.checkpoint.driver import ManualClock
 from tests.spark.stored_query import StoredQuery
@@ -86,7 +88,7 @@ class Start:
         if previous is not None:
             pins = self.directory.with_suffix(".salvage")
             live = recorded_live(previous[1], self.storage)
-            Salvaging(self.catalog, PROVIDERS, previous, live, pins, self._store_of).salvage()
+            Salvaging(self.catalog, LAYOUTS, previous, live, pins, self._store_of).salvage()
         newest = find_newest(self.catalog)
         self.restored = newest.metadata
         if newest.metadata is not None:

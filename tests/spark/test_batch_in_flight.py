@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from dagster_ckpt.spark.batches.in_flight import BatchInFlight, batch_in_flight, fingerprint
 from dagster_ckpt.spark.batches.plans import PlannedBatches
 from dagster_ckpt.spark.files.checkpoint_location import CheckpointLocation
-from dagster_ckpt.spark.live.live_location import LocalLive
+from dagster_ckpt.spark.live.on_disk import LocalLive
 from tests.spark.live_location import LiveLocation
 
 

@@ -6,14 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from dagster_ckpt.config.state_backend import StateLayout
 from dagster_ckpt.errors import CaptureIncomplete, RestoreRefused
-from dagster_ckpt.spark.capture.state_files import Provider
-from dagster_ckpt.spark.files.checkpoint_location import (
-    CheckpointLocation,
-    parse_commit,
-    parse_offsets,
-    parse_operator,
-)
+from dagster_ckpt.spark.files.checkpoint_location import CheckpointLocation
+from dagster_ckpt.spark.files.log_entries import parse_commit, parse_offsets, parse_operator
 
 _METADATA = '{"batchWatermarkMs":5,"batchTimestampMs":7,"conf":{"spark.sql.shuffle.partitions":"2"}}'
 
@@ -29,7 +25,7 @@ def test_offsets_v1() -> None:
         ("3", "1795173132305"),
     )
     assert [entry.file_source_offset(source) for source in "01239"] == [3, None, None, None, None]
-    assert entry.provider() is Provider.HDFS
+    assert entry.provider() is StateLayout.HDFS
     assert entry.partitions == 2
     assert parse_offsets(f"v1\n{_METADATA}\n@12", "offsets/3").offset("0") == "@12"
 

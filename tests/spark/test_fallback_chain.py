@@ -29,7 +29,7 @@ from dagster_ckpt.errors import (
     UnknownMetadataVersion,
 )
 from dagster_ckpt.filesystem import FileSystem
-from dagster_ckpt.spark.job import CheckpointQuarantined, Event
+from dagster_ckpt.spark.events import CheckpointQuarantined, Event
 from dagster_ckpt.spark.run.fallback import FallbackChain, cost_of
 from dagster_ckpt.spark.run.salvage import Salvaging
 from dagster_ckpt.spark.sinks.user_sinks import CustomSink

@@ -14,7 +14,8 @@ from urllib.parse import quote
 import pytest
 
 from dagster_ckpt.errors import CaptureIncomplete, InvalidConfiguration, SinkMismatch
-from dagster_ckpt.spark.sinks.spark_sink_log import FileSink, SinkRollback, log_files
+from dagster_ckpt.spark.files.compactible_log import log_files
+from dagster_ckpt.spark.sinks.spark_sink_log import FileSink, SinkRollback
 from tests.spark.streaming import tree
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from dagster_ckpt.spark.batches.plans import forget_plan
 from dagster_ckpt.spark.files.checkpoint_location import CheckpointLocation
-from dagster_ckpt.spark.sinks.spark_sink_log import log_files
+from dagster_ckpt.spark.files.compactible_log import log_files
 from tests.spark.live_location import LiveLocation
 
 

@@ -26,9 +26,10 @@ from dagster_ckpt.errors import (
     SinkNotEmpty,
 )
 from dagster_ckpt.filesystem import PosixFileSystem
+from dagster_ckpt.spark.files.compactible_log import log_files
 from dagster_ckpt.spark.run.fork import ForkPoint, fork_point, lay_out_fork, publish_fork
 from dagster_ckpt.spark.sinks.spark_file_sink import SparkFileSink
-from dagster_ckpt.spark.sinks.spark_sink_log import FileSink, log_files
+from dagster_ckpt.spark.sinks.spark_sink_log import FileSink
 from dagster_ckpt.testing import FaultInjectingFileSystem, Operation
 from tests.checkpoint.driver import JOB, Ledger, ManualClock, Pins, Run, content, state
 

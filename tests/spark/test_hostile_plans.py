@@ -11,8 +11,10 @@ import pytest
 from dagster_ckpt.checkpoint.control.plan_archive import PlannedBatch
 from dagster_ckpt.errors import CaptureIncomplete, CheckpointError, CorruptCheckpoint
 from dagster_ckpt.spark.batches.plans import PlannedBatches, forget_plan, lay_out
-from dagster_ckpt.spark.capture.rocksdb_files import UnreadableStateFile, snapshot_members
-from dagster_ckpt.spark.files.checkpoint_location import CheckpointLocation, parse_offsets, parse_operator
+from dagster_ckpt.spark.capture.rocksdb_files import snapshot_members
+from dagster_ckpt.spark.files.bucket_location import UnreadableStateFile
+from dagster_ckpt.spark.files.checkpoint_location import CheckpointLocation
+from dagster_ckpt.spark.files.log_entries import parse_offsets, parse_operator
 from dagster_ckpt.spark.files.prepare import prepare_location
 from tests.jobs.harness import tree
 from tests.spark.live_location import LiveLocation

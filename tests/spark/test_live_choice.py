@@ -17,7 +17,7 @@ from dagster_ckpt.filesystem import FileSystem, PosixFileSystem
 from dagster_ckpt.filesystem.buckets.azure import AzureBlobFileSystem
 from dagster_ckpt.filesystem.buckets.gcs import GcsFileSystem
 from dagster_ckpt.filesystem.buckets.s3 import S3FileSystem
-from dagster_ckpt.spark.event_text import describe
+from dagster_ckpt.spark.events import describe
 from dagster_ckpt.spark.job import StreamingJob
 from dagster_ckpt.spark.live import choose as live_choice
 from dagster_ckpt.spark.live.choose import choose_live, connector_of, refuse_impossible

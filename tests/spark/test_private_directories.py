@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dagster_ckpt.checkpoint.cleanup.dead_locations import forget_attempts
+from dagster_ckpt.checkpoint.cleanup.live_locations import forget_live_locations
 from dagster_ckpt.checkpoint.control.epochs import Choice
 from dagster_ckpt.checkpoint.processes import this_host
 from dagster_ckpt.errors import StorageUnusable
@@ -20,7 +20,7 @@ from dagster_ckpt.orchestration.storages import (
     FileSystemCheckpointStorage,
     JobManagerCheckpointStorage,
 )
-from dagster_ckpt.spark.live.live_location import recorded_live
+from dagster_ckpt.spark.live.choose import recorded_live
 from tests.checkpoint.memory import MemoryFileSystem
 
 _NOBODY = 65534
@@ -225,14 +225,14 @@ class TestSweeping:
         (working / "000002-0badcafe").symlink_to(elsewhere)
         (working / "000009-0badcafe").mkdir()
         (working / "mine").mkdir()
-        forget_attempts(working, MemoryFileSystem(), "orders", 9)
+        forget_live_locations(working, MemoryFileSystem(), "orders", 9)
         assert sorted(each.name for each in working.iterdir()) == ["000002-0badcafe", "000009-0badcafe", "mine"]
         assert (elsewhere / _START).is_dir()
 
     def test_nothing_is_removed_through_a_link_to_the_working_directory(self, tmp_path: Path) -> None:
         (tmp_path / "elsewhere" / _START).mkdir(parents=True)
         (tmp_path / "working").symlink_to(tmp_path / "elsewhere")
-        forget_attempts(tmp_path / "working", MemoryFileSystem(), "orders", 9)
+        forget_live_locations(tmp_path / "working", MemoryFileSystem(), "orders", 9)
         assert (tmp_path / "elsewhere" / _START).is_dir()
 
 

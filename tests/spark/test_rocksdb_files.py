@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from dagster_ckpt.spark.capture.rocksdb_files import (
     LineageItem,
     SnapshotMember,
-    UnreadableStateFile,
     changelog_lineage,
     lz4_block,
     snapshot_members,
 )
+from dagster_ckpt.spark.files.bucket_location import UnreadableStateFile
 
 _BLOCK = 32 * 1024  # Spark's spark.io.compression.lz4.blockSize
 

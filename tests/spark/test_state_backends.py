@@ -18,7 +18,8 @@ from dagster_ckpt.config import state_backend
 from dagster_ckpt.config.restart import RestartStrategies
 from dagster_ckpt.config.state_backend import HDFS_PROVIDER, ROCKSDB_PROVIDER, StateBackend
 from dagster_ckpt.errors import CheckpointFailure, InvalidConfiguration, StateBackendMismatch
-from dagster_ckpt.spark.job import SettingsIgnored, StreamingJob
+from dagster_ckpt.spark.events import SettingsIgnored
+from dagster_ckpt.spark.job import StreamingJob
 from tests.jobs.harness import Bench, copied, deduplicated
 from tests.spark.streaming import confs
 

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from dagster_ckpt.config.state_backend import StateLayout
 from dagster_ckpt.errors import CaptureIncomplete
 from dagster_ckpt.spark.capture.rocksdb_files import LineageItem, SnapshotMember
-from dagster_ckpt.spark.capture.state_files import Provider, StateFile, StateStore, StoreReader, plan_store, unplanned
+from dagster_ckpt.spark.capture.state_files import StateFile, StateStore, StoreReader, plan_store, unplanned
 
 
 class _Reader:
@@ -31,7 +32,7 @@ class _Reader:
 
 
 def _plan(
-    provider: Provider,
+    provider: StateLayout,
     names: str,
     version: int,
     unique_id: str | None = None,
@@ -46,8 +47,8 @@ def _deltas(first: int, last: int, suffix: str = "delta") -> str:
 
 
 def test_version_0_is_empty() -> None:
-    assert _plan(Provider.HDFS, "", 0) == []
-    assert _plan(Provider.ROCKSDB, "", 0) == []
+    assert _plan(StateLayout.HDFS, "", 0) == []
+    assert _plan(StateLayout.ROCKSDB, "", 0) == []
 
 
 @pytest.mark.parametrize(
@@ -66,7 +67,7 @@ def test_version_0_is_empty() -> None:
     ],
 )
 def test_hdfs_backed(names: str, version: int, files: str) -> None:
-    assert _plan(Provider.HDFS, names, version) == files.split()
+    assert _plan(StateLayout.HDFS, names, version) == files.split()
 
 
 @pytest.mark.parametrize(
@@ -81,7 +82,7 @@ def test_hdfs_backed(names: str, version: int, files: str) -> None:
 )
 def test_hdfs_backed_with_a_gap(names: str, version: int, missing: str) -> None:
     with pytest.raises(CaptureIncomplete, match=f"state/0/1/{missing} is missing"):
-        _plan(Provider.HDFS, names, version)
+        _plan(StateLayout.HDFS, names, version)
 
 
 @pytest.mark.parametrize(
@@ -96,7 +97,7 @@ def test_hdfs_backed_with_a_gap(names: str, version: int, missing: str) -> None:
     ],
 )
 def test_rocksdb_v1(names: str, version: int, files: str) -> None:
-    assert _plan(Provider.ROCKSDB, names, version) == files.split()
+    assert _plan(StateLayout.ROCKSDB, names, version) == files.split()
 
 
 @pytest.mark.parametrize(
@@ -110,7 +111,7 @@ def test_rocksdb_v1(names: str, version: int, files: str) -> None:
 )
 def test_rocksdb_v1_with_a_gap(names: str, version: int, missing: str) -> None:
     with pytest.raises(CaptureIncomplete, match=f"state/0/1/{missing} is missing"):
-        _plan(Provider.ROCKSDB, names, version)
+        _plan(StateLayout.ROCKSDB, names, version)
 
 
 _LINEAGE = [(3, "c"), (4, "d"), (5, "e")]
@@ -139,7 +140,7 @@ _LINEAGE = [(3, "c"), (4, "d"), (5, "e")]
     ],
 )
 def test_rocksdb_v2(names: str, version: int, uid: str, lineage: list[tuple[int, str]] | None, files: str) -> None:
-    assert _plan(Provider.ROCKSDB, names, version, uid, lineage) == files.split()
+    assert _plan(StateLayout.ROCKSDB, names, version, uid, lineage) == files.split()
 
 
 @pytest.mark.parametrize(
@@ -153,20 +154,20 @@ def test_rocksdb_v2(names: str, version: int, uid: str, lineage: list[tuple[int,
 )
 def test_rocksdb_v2_with_a_gap(names: str, why: str) -> None:
     with pytest.raises(CaptureIncomplete, match=why):
-        _plan(Provider.ROCKSDB, names, 6, "f", _LINEAGE)
+        _plan(StateLayout.ROCKSDB, names, 6, "f", _LINEAGE)
 
 
 def test_what_names_others_is_pinned_before_it_is_read_and_sizes_are_told() -> None:
     reader = _Reader()
     store = StateStore("state/0/1", frozenset({"2.zip"}), 2)
-    files = plan_store(store, Provider.ROCKSDB, reader.reader())
+    files = plan_store(store, StateLayout.ROCKSDB, reader.reader())
     assert reader.pinned == ["2.zip"]
     assert files == [StateFile("2.zip"), StateFile("SSTs/of-2.zip.sst", size=7)]
 
 
 def test_checksums_are_optional() -> None:
     store = StateStore("state/0/1", frozenset({"2_b.zip", "2_b.zip.crc"}), 2, "b")
-    files = plan_store(store, Provider.ROCKSDB, _Reader().reader())
+    files = plan_store(store, StateLayout.ROCKSDB, _Reader().reader())
     assert [file.name for file in files if file.optional] == ["2_b.zip.crc"]
 
 
@@ -176,5 +177,5 @@ def test_names_that_a_provider_would_not_write_are_found() -> None:
     rocksdb = {"4.zip", "4_1f0e-ab.zip", "4_1f0e-ab.zip.crc", "5.changelog", "5_1f0e-ab.changelog", "SSTs", "logs"}
     strange = {"4.idx", "MANIFEST", "left-keyToNumValues", "4.delta.bak", "x.zip"}
     store = StateStore("state/0/0", common | hdfs | rocksdb | strange, 4)
-    assert unplanned(store, Provider.HDFS) == sorted(rocksdb | strange)
-    assert unplanned(store, Provider.ROCKSDB) == sorted(hdfs | strange)
+    assert unplanned(store, StateLayout.HDFS) == sorted(rocksdb | strange)
+    assert unplanned(store, StateLayout.ROCKSDB) == sorted(hdfs | strange)

@@ -16,9 +16,8 @@ import pytest
 from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
 from dagster_ckpt.checkpoint.catalog.file_reader import materialize_checkpoint, verify_checkpoint
 from dagster_ckpt.checkpoint.catalog.newest import find_newest
-from dagster_ckpt.checkpoint.cleanup.dead_locations import forget_attempts
 from dagster_ckpt.checkpoint.cleanup.job_sweep import sweep_job
-from dagster_ckpt.checkpoint.cleanup.live_locations import stored_before
+from dagster_ckpt.checkpoint.cleanup.live_locations import forget_live_locations, stored_before
 from dagster_ckpt.checkpoint.clock import iso
 from dagster_ckpt.checkpoint.control.epochs import End
 from dagster_ckpt.checkpoint.taking.savepoint_files import copy_to_savepoint
@@ -29,8 +28,8 @@ from dagster_ckpt.filesystem.port import unheard
 from dagster_ckpt.spark.batches.plans import PlannedBatches, lay_out
 from dagster_ckpt.spark.capture.from_bucket import capture_stored
 from dagster_ckpt.spark.files.bucket_location import StoredCheckpointLocation
+from dagster_ckpt.spark.live.choose import recorded_live
 from dagster_ckpt.spark.live.in_bucket import stored_live
-from dagster_ckpt.spark.live.live_location import recorded_live
 from dagster_ckpt.testing import FaultInjectingFileSystem, Operation
 from tests.checkpoint.memory import CopyingMemory, UnprovingMemory
 from tests.spark.stored_starts import JOB, Promised, Start, found_in, shared
@@ -268,7 +267,7 @@ def test_locations_of_dead_starts_are_no_checkpoints_and_go_with_the_next_one(
     catalog = CheckpointCatalog(storage, JOB)
     assert catalog.job_ids() == [second.store.job_id]
     newest = second.checkpoint()
-    forget_attempts(second.working, storage, JOB, second.claim.epoch)
+    forget_live_locations(second.working, storage, JOB, second.claim.epoch)
     _until(lambda: not stored_before(storage, JOB, second.claim.epoch))
     assert found_in(storage, second).keys() >= second.query.needed(newest.batch).keys()
     verify_checkpoint(catalog, newest)

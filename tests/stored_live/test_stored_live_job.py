@@ -21,7 +21,7 @@ from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
 from dagster_ckpt.config.live_location import LiveLocationPlace
 from dagster_ckpt.config.recovery import LATEST
 from dagster_ckpt.filesystem import FileSystem
-from dagster_ckpt.spark.live.live_location import recorded_live
+from dagster_ckpt.spark.live.choose import recorded_live
 from dagster_ckpt.spark.sinks.spark_sink_log import FileSink
 from tests.driving import driving
 from tests.gcs import BUCKET

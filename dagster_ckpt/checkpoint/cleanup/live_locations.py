@@ -1,16 +1,29 @@
-"""Live locations in the storage that can help nobody any more. They are no checkpoints, and hold none."""
+"""Live locations that can help nobody any more, on a disk and in the storage. They hold no checkpoint."""
 
 from __future__ import annotations
 
+import logging
 import re
+import threading
+from pathlib import Path
 
 from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
 from dagster_ckpt.checkpoint.cleanup.orphans import Orphan
 from dagster_ckpt.checkpoint.format.layout import CHECKPOINT_TASK_OWNED_STATE_DIR
 from dagster_ckpt.config.checkpoint_config import JobStatus
 from dagster_ckpt.filesystem import FileSystem
+from dagster_ckpt.filesystem.private_directories import remove_entries
 
-__all__ = ["epoch_of_start", "live_orphans", "remove_live_directories", "stored_before"]
+__all__ = [
+    "epoch_of_start",
+    "forget_live_locations",
+    "forget_stored",
+    "live_orphans",
+    "remove_live_directories",
+    "stored_before",
+]
+
+_log = logging.getLogger(__name__)
 
 #: Directories of starts, in the working directory and in ``taskowned``: ``{epoch}-{token}``.
 _START = re.compile(r"(\d{6,})-[0-9a-f]{8}(?:\.salvage)?")
@@ -67,3 +80,34 @@ def _dead(catalog: CheckpointCatalog, epoch: int) -> list[tuple[str, str]]:
         reason = "the live location of a start that is over" if start != newest else "its job has ended"
         found.append((directory, reason))
     return found
+
+
+def forget_live_locations(working_directory: Path, filesystem: FileSystem, job_name: str, epoch: int) -> None:
+    """Delete what starts before ``epoch``, which has a complete checkpoint, have left; what stays harms nobody.
+
+    A start that was declared dead and still runs loses its live location with it, and so ends.
+    """
+
+    def is_old(name: str) -> bool:
+        start = epoch_of_start(name)
+        return start is not None and start < epoch
+
+    try:
+        remove_entries(working_directory, is_old)
+    except OSError as error:
+        _log.info("Old live locations in %s are still there: %s", working_directory, error)
+    if filesystem.copies is not None:
+        # A location has as many objects as state stores have files: the query's checkpoints do not wait for that.
+        arguments = (filesystem, job_name, epoch)
+        threading.Thread(target=forget_stored, args=arguments, name="dagster-ckpt-forget", daemon=True).start()
+
+
+def forget_stored(filesystem: FileSystem, job_name: str, epoch: int) -> None:
+    """The part of :func:`forget_live_locations` that concerns the storage, and takes a while."""
+    if (store := filesystem.copies) is None:
+        return
+    try:
+        for directory in stored_before(filesystem, job_name, epoch):
+            store.remove_below(directory)
+    except OSError as error:
+        _log.info("Old live locations in %s are still there, until a later start: %s", filesystem.url, error)

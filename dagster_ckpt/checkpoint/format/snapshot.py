@@ -15,6 +15,7 @@ from dagster_ckpt.errors import CaptureIncomplete
 from dagster_ckpt.filesystem import ServerSide, Stored
 
 __all__ = [
+    "NEXT_BATCH",
     "CheckpointSource",
     "Identity",
     "Json",
@@ -25,7 +26,8 @@ __all__ = [
     "vanished",
 ]
 
-_NEXT_BATCH = "Nothing was kept of this attempt; the next committed batch can be captured."
+#: What to do about a capture that was not complete.
+NEXT_BATCH = "Nothing was kept of this attempt; the next committed batch can be captured."
 
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 #: What tells a file from any other that had, or will have, its name.
@@ -74,7 +76,7 @@ class StoredSource:
             raise self._misread()
 
     def _misread(self) -> CaptureIncomplete:
-        return CaptureIncomplete(f"{self.path} was read with other bytes than it has.", hint=_NEXT_BATCH)
+        return CaptureIncomplete(f"{self.path} was read with other bytes than it has.", hint=NEXT_BATCH)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +139,7 @@ def vanished(what: str) -> CaptureIncomplete:
     """That an object which was pinned in its store is gone from there, or is another one."""
     return CaptureIncomplete(
         f"{what} is not what was pinned any more: Spark has deleted or replaced it before it was stored.",
-        hint=f"{_NEXT_BATCH} If it happens again and again, raise spark.sql.streaming.minBatchesToRetain.",
+        hint=f"{NEXT_BATCH} If it happens again and again, raise spark.sql.streaming.minBatchesToRetain.",
     )
 
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from dagster_ckpt.checkpoint.control.plan_archive import PlannedBatch
 from dagster_ckpt.spark.batches.plans import PlannedBatches, planned_files, planned_offsets
-from dagster_ckpt.spark.files.checkpoint_location import CheckpointLocation
-from dagster_ckpt.spark.live.live_location import LiveLocation
+from dagster_ckpt.spark.files import CheckpointLocation
+from dagster_ckpt.spark.live import LiveLocation
 
 __all__ = ["BatchInFlight", "batch_in_flight", "fingerprint"]
 

@@ -2,7 +2,7 @@
 
 A file source writes what a batch will read into a log of its own, ``sources/<source>/<entry>``, and only the number
 of the entry into ``offsets/<batch>``. Every tenth entry or so is a ``.compact`` one, which repeats all before it; of
-such a one a plan keeps what it added, and the rest is put before it again when it is laid out.
+such an entry a plan keeps only what the batch added; a replay puts the earlier lines before it again.
 """
 
 from __future__ import annotations
@@ -15,15 +15,18 @@ from pathlib import Path
 from dagster_ckpt.checkpoint.control.plan_archive import PlannedBatch
 from dagster_ckpt.checkpoint.format.values import believed, parsed, shown
 from dagster_ckpt.errors import CaptureIncomplete, CorruptCheckpoint
-from dagster_ckpt.spark.files.checkpoint_location import CheckpointLocation, OffsetEntry, parse_offsets
-from dagster_ckpt.spark.sinks.spark_sink_log import log_files
+from dagster_ckpt.spark.files import (
+    COMPACT,
+    COMPACT_INTERVAL,
+    LOG_VERSION,
+    CheckpointLocation,
+    OffsetEntry,
+    log_files,
+    parse_offsets,
+)
 
 __all__ = ["PlannedBatches", "forget_plan", "lay_out", "planned_files", "planned_offsets"]
 
-_COMPACT = ".compact"
-_HEADER = "v1"
-#: Entries from one compaction of a source's log to the next, where two of them do not tell.
-_INTERVAL = 10
 #: Entries that are written anew at once, at most; more are in no log that Spark compacts.
 _MOST_ENTRIES = 100_000
 _ENTRY = re.compile(r"(0|[1-9][0-9]{0,17})(\.compact)?")
@@ -81,10 +84,10 @@ class PlannedBatches:
         try:
             return plain, self._location.text(plain)
         except CaptureIncomplete:
-            compacted = self._location.text(f"{plain}{_COMPACT}")
-        with _believed(f"{plain}{_COMPACT} in {self._location.shown}"):
+            compacted = self._location.text(f"{plain}{COMPACT}")
+        with _believed(f"{plain}{COMPACT} in {self._location.shown}"):
             added = [line for line in compacted.split("\n")[1:] if line and parsed(line).get("batchId") == entry]
-        return f"{plain}{_COMPACT}", "\n".join([_HEADER, *added])
+        return f"{plain}{COMPACT}", "\n".join([LOG_VERSION, *added])
 
 
 def lay_out(plan: PlannedBatch, location: Path) -> None:
@@ -105,7 +108,7 @@ def lay_out(plan: PlannedBatch, location: Path) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         temporary = target.with_name(f".{target.name}.replay.tmp")
         with _believed(f"The log that {name} of the plan of batch {plan.batch} continues"):
-            content = _compacted(target, text) if name.endswith(_COMPACT) else text
+            content = _compacted(target, text) if name.endswith(COMPACT) else text
         temporary.write_text(content, encoding="utf-8")
         target.with_name(f".{target.name}.crc").unlink(missing_ok=True)  # it would describe other bytes
         temporary.replace(target)
@@ -196,7 +199,7 @@ def _cut(directory: Path, last: int) -> None:
     """Cut the entries after ``last`` off a source's log."""
     numbers = {path: int(path.name.split(".")[0]) for path in directory.iterdir() if path.name[0].isdigit()}
     later = sorted(path for path, number in numbers.items() if number > last)
-    compacted = [path for path in later if path.name.endswith(_COMPACT)]
+    compacted = [path for path in later if path.name.endswith(COMPACT)]
     kept = frozenset(path.name for path in numbers if path not in later)
     try:
         log_files(kept, last, str(directory))
@@ -205,8 +208,8 @@ def _cut(directory: Path, last: int) -> None:
         first = min(compacted, key=numbers.__getitem__, default=None)
         if first is None:
             raise
-        before = [number for path, number in numbers.items() if path.name.endswith(_COMPACT) and path not in later]
-        interval = numbers[first] - max(before) if before else _INTERVAL
+        before = [number for path, number in numbers.items() if path.name.endswith(COMPACT) and path not in later]
+        interval = numbers[first] - max(before) if before else COMPACT_INTERVAL
         base = numbers[first] - interval * -(-(numbers[first] - last) // interval)
         if last - base > _MOST_ENTRIES:
             raise ValueError(f"{last - base} of its entries have only {first.name}") from None
@@ -223,14 +226,14 @@ def _split(compacted: Path, base: int, last: int) -> None:
     for line in lines:
         by_entry.setdefault(max(int(parsed(line)["batchId"]), base), []).append(line)
     for entry in range(max(base, 0), last + 1):
-        name = f"{entry}{_COMPACT if entry == base else ''}"
+        name = f"{entry}{COMPACT if entry == base else ''}"
         compacted.with_name(f".{name}.crc").unlink(missing_ok=True)
-        compacted.with_name(name).write_text("\n".join([_HEADER, *by_entry.get(entry, [])]), encoding="utf-8")
+        compacted.with_name(name).write_text("\n".join([LOG_VERSION, *by_entry.get(entry, [])]), encoding="utf-8")
 
 
 def _compacted(target: Path, added: str) -> str:
     """The text of a compacted entry: all there is before it, and what it added."""
-    directory, entry = target.parent, int(target.name.removesuffix(_COMPACT))
+    directory, entry = target.parent, int(target.name.removesuffix(COMPACT))
     names = frozenset(path.name for path in directory.iterdir())
     try:
         before = log_files(names, entry - 1, str(directory))
@@ -238,11 +241,11 @@ def _compacted(target: Path, added: str) -> str:
         raise CorruptCheckpoint(
             f"The batch of {target.name} cannot be replayed: {error.message}", hint="Launch with replay_to: none."
         ) from error
-    newest = max((number for number, file in enumerate(before) if file.endswith(_COMPACT)), default=0)
+    newest = max((number for number, file in enumerate(before) if file.endswith(COMPACT)), default=0)
     lines = [
         line
         for file in before[newest:]
         for line in (directory / file).read_text(encoding="utf-8").split("\n")[1:]
         if line
     ]
-    return "\n".join([_HEADER, *lines, *added.split("\n")[1:]])
+    return "\n".join([LOG_VERSION, *lines, *added.split("\n")[1:]])

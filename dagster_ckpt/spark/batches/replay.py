@@ -16,21 +16,19 @@ from contextlib import contextmanager
 from threading import Event as Flag
 from typing import TYPE_CHECKING
 
-from pyspark.errors import StreamingQueryException
-
 from dagster_ckpt.checkpoint.control.plan_archive import PlannedBatch
 from dagster_ckpt.config.state_backend import CHANGELOG_CONF
 from dagster_ckpt.errors import CheckpointFailure
 from dagster_ckpt.spark.batches.plans import lay_out
-from dagster_ckpt.spark.live.live_location import LiveLocation
-from dagster_ckpt.spark.query.writer_plan import java_field
+from dagster_ckpt.spark.live import LiveLocation
+from dagster_ckpt.spark.query import java_field
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-__all__ = ["replay"]
+__all__ = ["replay_batches"]
 
 _LOOK = 1
 #: So many batches are not worth a whole state.
@@ -39,7 +37,7 @@ _FEW = 3
 _WHOLE_STATE_EVERY = 10
 
 
-def replay(
+def replay_batches(
     session: SparkSession,
     writer: DataStreamWriter,
     live: LiveLocation,
@@ -67,6 +65,8 @@ def replay(
     Raises:
         CheckpointFailure: a query ended without an error and without its batch.
     """
+    from pyspark.errors import StreamingQueryException  # noqa: PLC0415 - PySpark is loaded where it runs
+
     if not plans:
         return True
     location = live.location()

@@ -12,7 +12,7 @@ from dagster_ckpt.checkpoint.control.plan_archive import PlannedBatch
 from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
 from dagster_ckpt.config.recovery import RestoreRequest
 from dagster_ckpt.errors import CorruptCheckpoint, SinkMismatch
-from dagster_ckpt.spark.sinks.sink import Sink
+from dagster_ckpt.spark.sinks import Sink
 
 __all__ = ["KnownPlans", "plans_after", "plans_to_replay", "refuse_abandoned"]
 

@@ -11,19 +11,20 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from dagster_ckpt.checkpoint.format.snapshot import PinnedFile, Snapshot
+from dagster_ckpt.checkpoint.format.snapshot import NEXT_BATCH, PinnedFile, Snapshot
 from dagster_ckpt.errors import CaptureIncomplete
-from dagster_ckpt.spark.capture.from_disk import CHECKPOINT, NEXT_BATCH, ONE_BATCH, Capture, Vanished
+from dagster_ckpt.spark.capture.from_disk import CHECKPOINT, ONE_BATCH, Capture, Vanished
 from dagster_ckpt.spark.capture.rocksdb_files import changelog_lineage, snapshot_members
 from dagster_ckpt.spark.capture.state_files import StateStore, StoreReader
-from dagster_ckpt.spark.files.bucket_location import (
+from dagster_ckpt.spark.files import (
     ListedLocation,
+    OffsetEntry,
+    OperatorEntry,
     StoredCheckpointLocation,
     is_state_data,
     stored_identity,
 )
-from dagster_ckpt.spark.files.checkpoint_location import OffsetEntry, OperatorEntry
-from dagster_ckpt.spark.sinks.sink import PositionReader
+from dagster_ckpt.spark.sinks import PositionReader
 
 __all__ = ["capture_stored"]
 

@@ -14,35 +14,34 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from dagster_ckpt.checkpoint.format.snapshot import Json, PinnedFile, Snapshot
+from dagster_ckpt.checkpoint.format.snapshot import NEXT_BATCH, Json, PinnedFile, Snapshot
+from dagster_ckpt.config.state_backend import LAYOUTS, StateLayout
 from dagster_ckpt.errors import CaptureIncomplete, RestoreRefused
-from dagster_ckpt.spark.capture.rocksdb_files import UnreadableStateFile, changelog_lineage, snapshot_members
+from dagster_ckpt.spark.capture.rocksdb_files import changelog_lineage, snapshot_members
 from dagster_ckpt.spark.capture.state_files import (
-    PROVIDERS,
-    Provider,
     StateFile,
     StateStore,
     StoreReader,
     plan_store,
     unplanned,
 )
-from dagster_ckpt.spark.files.checkpoint_location import (
+from dagster_ckpt.spark.files import (
     CheckpointLocation,
     CommitEntry,
     OffsetEntry,
     OperatorEntry,
+    UnreadableStateFile,
+    log_files,
     parse_commit,
     parse_offsets,
     parse_operator,
     parse_query_id,
 )
-from dagster_ckpt.spark.sinks.sink import PositionReader
-from dagster_ckpt.spark.sinks.spark_sink_log import log_files
+from dagster_ckpt.spark.sinks import PositionReader
 
-__all__ = ["CHECKPOINT", "NEXT_BATCH", "ONE_BATCH", "Capture", "Vanished", "capture"]
+__all__ = ["CHECKPOINT", "ONE_BATCH", "Capture", "Vanished", "capture"]
 
 _CANNOT_LINK = frozenset({errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP, errno.ENOSYS})
-NEXT_BATCH = "Nothing was kept of this attempt; the next committed batch can be captured."
 CHECKPOINT = "checkpoint"
 _SINK = "sink"
 _DEFAULT_STORE = "default"
@@ -230,11 +229,11 @@ class Capture:
 
     def _plan(self, store: StateStore, offsets: OffsetEntry, operator: OperatorEntry) -> list[StateFile]:
         """The files that the version of a store needs; those that name others are pinned already."""
-        provider = offsets.provider(self._location.providers)
-        if offsets.provider_class not in PROVIDERS:
-            _check_layout(store, offsets.provider_class, provider, operator)
+        layout = offsets.provider(self._location.providers)
+        if offsets.provider_class not in LAYOUTS:
+            _check_layout(store, offsets.provider_class, layout, operator)
         try:
-            return plan_store(store, provider, self._reader(store.path))
+            return plan_store(store, layout, self._reader(store.path))
         except UnreadableStateFile as error:
             raise CaptureIncomplete(
                 f"{store.path}: {error}",
@@ -301,12 +300,13 @@ def _read_operator(metadata: Path) -> OperatorEntry:
     return parse_operator(metadata.read_text(encoding="utf-8"), str(metadata))
 
 
-def _check_layout(store: StateStore, provider_class: str, provider: Provider, operator: OperatorEntry) -> None:
-    """That a class keeps the files of ``provider`` is what a user said: what those would not be is not passed over."""
-    for name in unplanned(store, provider):
+def _check_layout(store: StateStore, provider_class: str, layout: StateLayout, operator: OperatorEntry) -> None:
+    """A user said that a class keeps the files of ``layout``; a file that is none of them is told, not passed over."""
+    for name in unplanned(store, layout):
         if name not in operator.stores:
+            own = next(spark for spark, known in LAYOUTS.items() if known is layout)
             raise RestoreRefused(
-                f"{provider_class} keeps {name} in {store.path}, which {provider.value} does not, so its layout is "
+                f"{provider_class} keeps {name} in {store.path}, which {own} does not, so its layout is "
                 "another and no checkpoint of it could be restored",
                 hint="Correct the layout of the CustomStateBackend, or begin anew with another state backend.",
             )

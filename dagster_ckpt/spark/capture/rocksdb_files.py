@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dagster_ckpt.checkpoint.format.values import component, parsed, whole
+from dagster_ckpt.spark.files import UnreadableStateFile
 
 __all__ = [
     "LineageItem",
     "SnapshotMember",
-    "UnreadableStateFile",
     "changelog_lineage",
     "lz4_block",
     "snapshot_members",
@@ -34,10 +34,6 @@ _PIECE = 512
 #: Bytes of what a snapshot says of its files, of which it has thousands at most.
 _LONGEST_METADATA = 64 << 20
 _LINEAGE_VERSIONS = frozenset({"v3", "v4"})
-
-
-class UnreadableStateFile(Exception):
-    """A state file is not what its name says: truncated, another codec or another format version."""
 
 
 class SnapshotMember(NamedTuple):

@@ -8,14 +8,12 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from dagster_ckpt.checkpoint.clock import Clock
+from dagster_ckpt.checkpoint.clock import Clock, Pause
 from dagster_ckpt.checkpoint.format.snapshot import Json, Progress, Snapshot
-from dagster_ckpt.checkpoint.pause import Pause
 from dagster_ckpt.spark.capture.from_bucket import capture_stored
 from dagster_ckpt.spark.capture.from_disk import capture
-from dagster_ckpt.spark.files.bucket_location import StoredCheckpointLocation
-from dagster_ckpt.spark.files.checkpoint_location import CheckpointLocation
-from dagster_ckpt.spark.sinks.sink import PositionReader
+from dagster_ckpt.spark.files import CheckpointLocation, StoredCheckpointLocation
+from dagster_ckpt.spark.sinks import PositionReader
 
 __all__ = ["StreamingSource"]
 

@@ -9,34 +9,22 @@ those; it touches nothing itself.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
 
-from dagster_ckpt.config.state_backend import HDFS_PROVIDER, ROCKSDB_PROVIDER
+from dagster_ckpt.checkpoint.format.snapshot import NEXT_BATCH
+from dagster_ckpt.config.state_backend import StateLayout
 from dagster_ckpt.errors import CaptureIncomplete
 from dagster_ckpt.spark.capture.rocksdb_files import LineageItem, SnapshotMember
 
-__all__ = ["PROVIDERS", "Provider", "StateFile", "StateStore", "StoreReader", "plan_store", "unplanned"]
+__all__ = ["StateFile", "StateStore", "StoreReader", "plan_store", "unplanned"]
 
-_NEXT_BATCH = "Nothing was kept of this attempt; the next committed batch can be captured."
-
-
-class Provider(Enum):
-    """The state store providers whose files the planner knows, by the class name Spark records."""
-
-    HDFS = HDFS_PROVIDER
-    ROCKSDB = ROCKSDB_PROVIDER
-
-
-#: By the class name that Spark records.
-PROVIDERS: Mapping[str, Provider] = {provider.value: provider for provider in Provider}
 
 #: Every name that a store's directory can list. Spark's own hidden files are of no interest.
 _NAMES = {
-    Provider.HDFS: re.compile(r"\..*|_metadata|\d+\.(delta|snapshot)"),
-    Provider.ROCKSDB: re.compile(r"\..*|_metadata|SSTs|logs|\d+(_[^.]+)?\.(zip|changelog)(\.crc)?"),
+    StateLayout.HDFS: re.compile(r"\..*|_metadata|\d+\.(delta|snapshot)"),
+    StateLayout.ROCKSDB: re.compile(r"\..*|_metadata|SSTs|logs|\d+(_[^.]+)?\.(zip|changelog)(\.crc)?"),
 }
 
 
@@ -88,7 +76,7 @@ class StoreReader:
     lineage: Callable[[Path], Iterable[LineageItem]]
 
 
-def plan_store(store: StateStore, provider: Provider, reader: StoreReader) -> list[StateFile]:
+def plan_store(store: StateStore, layout: StateLayout, reader: StoreReader) -> list[StateFile]:
     """Every file that loading ``store`` at its version reads.
 
     Raises:
@@ -97,16 +85,16 @@ def plan_store(store: StateStore, provider: Provider, reader: StoreReader) -> li
     """
     if store.version == 0:
         return []
-    if provider is Provider.HDFS:
+    if layout is StateLayout.HDFS:
         return _plan_hdfs(store)
     if store.unique_id is None:
         return _plan_rocksdb_v1(store, reader)
     return _plan_rocksdb_v2(store, store.unique_id, reader)
 
 
-def unplanned(store: StateStore, provider: Provider) -> list[str]:
-    """What the directory of ``store`` lists and ``provider`` would not write there; the planner does not look at it."""
-    return sorted(name for name in store.names if _NAMES[provider].fullmatch(name) is None)
+def unplanned(store: StateStore, layout: StateLayout) -> list[str]:
+    """What the directory of ``store`` lists and ``layout`` would not write there; the planner does not look at it."""
+    return sorted(name for name in store.names if _NAMES[layout].fullmatch(name) is None)
 
 
 def _plan_hdfs(store: StateStore) -> list[StateFile]:
@@ -143,7 +131,7 @@ def _plan_rocksdb_v2(store: StateStore, unique_id: str, reader: StoreReader) -> 
                 raise CaptureIncomplete(
                     f"{store.path}/{head} builds on version {version}, which its lineage does not name and "
                     "no snapshot covers",
-                    hint=_NEXT_BATCH,
+                    hint=NEXT_BATCH,
                 )
             changelogs.append(f"{version}_{lineage[version]}.changelog")
     chain = _chain(store, base_name, changelogs)
@@ -170,7 +158,7 @@ def _present(store: StateStore, name: str, why: str) -> None:
     if name not in store.names:
         raise CaptureIncomplete(
             f"{store.path}/{name} is missing, so version {store.version} cannot be loaded ({why})",
-            hint=_NEXT_BATCH,
+            hint=NEXT_BATCH,
         )
 
 

@@ -1,1 +1,54 @@
 """Spark's own files in a checkpointLocation."""
+
+from dagster_ckpt.spark.files.bucket_location import (
+    ListedLocation,
+    StoredCheckpointLocation,
+    UnreadableStateFile,
+    is_state_data,
+    stored_identity,
+)
+from dagster_ckpt.spark.files.checkpoint_location import CheckpointLocation
+from dagster_ckpt.spark.files.compactible_log import (
+    COMPACT,
+    COMPACT_INTERVAL,
+    LOG_VERSION,
+    log_files,
+    log_id,
+    require_id,
+)
+from dagster_ckpt.spark.files.log_entries import (
+    PARTITIONS_CONF,
+    CommitEntry,
+    OffsetEntry,
+    OperatorEntry,
+    parse_commit,
+    parse_offsets,
+    parse_operator,
+    parse_query_id,
+)
+from dagster_ckpt.spark.files.prepare import prepare_location, prepare_new_location
+
+__all__ = [
+    "COMPACT",
+    "COMPACT_INTERVAL",
+    "LOG_VERSION",
+    "PARTITIONS_CONF",
+    "CheckpointLocation",
+    "CommitEntry",
+    "ListedLocation",
+    "OffsetEntry",
+    "OperatorEntry",
+    "StoredCheckpointLocation",
+    "UnreadableStateFile",
+    "is_state_data",
+    "log_files",
+    "log_id",
+    "parse_commit",
+    "parse_offsets",
+    "parse_operator",
+    "parse_query_id",
+    "prepare_location",
+    "prepare_new_location",
+    "require_id",
+    "stored_identity",
+]

@@ -11,18 +11,22 @@ from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
 from dagster_ckpt.checkpoint.format.snapshot import Identity, StoredSource
+from dagster_ckpt.config.state_backend import LAYOUTS, StateLayout
 from dagster_ckpt.filesystem import FileSystem, Part, ServerSide, Stored
-from dagster_ckpt.spark.capture.rocksdb_files import UnreadableStateFile
-from dagster_ckpt.spark.capture.state_files import PROVIDERS, Provider
-from dagster_ckpt.spark.files.checkpoint_location import CheckpointLocation, decoded, parse_query_id
+from dagster_ckpt.spark.files.checkpoint_location import CheckpointLocation
+from dagster_ckpt.spark.files.log_entries import decoded, parse_query_id
 
-__all__ = ["ListedLocation", "StoredCheckpointLocation", "is_state_data", "stored_identity"]
+__all__ = ["ListedLocation", "StoredCheckpointLocation", "UnreadableStateFile", "is_state_data", "stored_identity"]
 
 _T = TypeVar("_T")
 #: Objects of at most so many bytes are remembered, for as long as they are there: logs, most of which do not change.
 _SMALL = 64 << 10
 #: Of a state file that names others so many bytes are read first: they are at its beginning.
 _HEAD = 64 << 10
+
+
+class UnreadableStateFile(Exception):
+    """A state file is not what its name says: truncated, another codec or another format version."""
 
 
 def is_state_data(path: str) -> bool:
@@ -48,7 +52,7 @@ class StoredCheckpointLocation(CheckpointLocation):
         filesystem: FileSystem,
         store: ServerSide,
         directory: str,
-        providers: Mapping[str, Provider] = PROVIDERS,
+        providers: Mapping[str, StateLayout] = LAYOUTS,
     ) -> None:
         super().__init__(Path(directory), providers)
         self.filesystem = filesystem

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from dagster_ckpt.checkpoint.format.values import believed, parsed
 from dagster_ckpt.errors import CheckpointFileMissing
-from dagster_ckpt.spark.files.checkpoint_location import schema_path
+from dagster_ckpt.spark.files.log_entries import schema_path
 
 __all__ = ["prepare_location", "prepare_new_location"]
 

@@ -1,4 +1,4 @@
-"""Whether the live location of a start lies on a disk or in the storage of the checkpoints.
+"""Whether the live location of a start lies on a disk or in the storage of the checkpoints, or lay there.
 
 Found out, not tried: the storage has to copy by itself, and Spark's Hadoop has to know a class for its URLs. Nothing is
 written to see whether it works; what credentials that class has is its own affair, and told by the query's first error.
@@ -6,20 +6,27 @@ written to see whether it works; what credentials that class has is its own affa
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from py4j.protocol import Py4JJavaError
-
+from dagster_ckpt.checkpoint.control.epochs import Choice
+from dagster_ckpt.checkpoint.control.heartbeat import live_here
 from dagster_ckpt.config.live_location import LiveLocationPlace
 from dagster_ckpt.errors import InvalidConfiguration
-from dagster_ckpt.spark.job import LiveLocationChosen, StreamingJob
-from dagster_ckpt.spark.live.live_location import LOCATION, LiveLocation, LocalLive
+from dagster_ckpt.filesystem import FileSystem
+from dagster_ckpt.filesystem.private_directories import is_own
+from dagster_ckpt.spark.events import LiveLocationChosen
+from dagster_ckpt.spark.job import StreamingJob
+from dagster_ckpt.spark.live.live_location import LOCATION, LiveLocation
+from dagster_ckpt.spark.live.on_disk import LocalLive
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["choose_live", "connector_of", "refuse_impossible"]
+__all__ = ["choose_live", "connector_of", "recorded_live", "refuse_impossible"]
+
+_log = logging.getLogger(__name__)
 
 #: The storages that copy by themselves, with what has a class for them that Hadoop can load.
 _CONNECTORS = {
@@ -86,8 +93,36 @@ def choose_live(job: StreamingJob, spark: SparkSession, directory: Path) -> tupl
     return stored, LiveLocationChosen(stored.url, f"{asked}, and Spark reaches {scheme}:// by {connector}")
 
 
+def recorded_live(choice: Choice, filesystem: FileSystem) -> LiveLocation | None:
+    """The live location that a start began with, if it can be reached from here and is still there.
+
+    Args:
+        choice: of the start.
+        filesystem: the storage of the job's checkpoints.
+
+    Raises:
+        StorageError: the storage failed.
+    """
+    if (local := live_here(choice)) is not None:
+        if is_own(local) and is_own(local.parent):
+            return LocalLive(local)
+        _log.warning("The live location %s is left alone: it is not, or not only, this user's", local)
+        return None
+    if filesystem.copies is None or not choice.live.startswith(f"{filesystem.url}/"):
+        return None
+    # It brings a client of its storage along, which most jobs do not need.
+    from dagster_ckpt.spark.live.in_bucket import StoredLive  # noqa: PLC0415
+
+    directory = choice.live.removeprefix(f"{filesystem.url}/")
+    if not filesystem.list(directory):
+        return None
+    return StoredLive(filesystem, filesystem.copies, directory)
+
+
 def connector_of(spark: SparkSession, scheme: str) -> str | None:
     """The class by which Spark's Hadoop reaches URLs of a scheme, ``None`` when it has none. Nothing is opened."""
+    from py4j.protocol import Py4JJavaError  # noqa: PLC0415 - PySpark is loaded where it runs
+
     jvm = spark._jvm  # noqa: SLF001
     conf = spark._jsparkSession.sessionState().newHadoopConf()  # noqa: SLF001
     try:

@@ -16,10 +16,9 @@ from dagster_ckpt.checkpoint.catalog.file_reader import copy_files, materialize_
 from dagster_ckpt.checkpoint.format.layout import CHECKPOINT_TASK_OWNED_STATE_DIR
 from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata, FileEntry
 from dagster_ckpt.checkpoint.format.snapshot import Identity
+from dagster_ckpt.config.state_backend import LAYOUTS, StateLayout
 from dagster_ckpt.filesystem import Copy, FileSystem, ServerSide
-from dagster_ckpt.spark.capture.state_files import PROVIDERS, Provider
-from dagster_ckpt.spark.files.bucket_location import StoredCheckpointLocation, is_state_data, stored_identity
-from dagster_ckpt.spark.files.prepare import prepare_location
+from dagster_ckpt.spark.files import StoredCheckpointLocation, is_state_data, prepare_location, stored_identity
 from dagster_ckpt.spark.live.live_location import BEGUN, LOCATION, LiveLocation
 
 __all__ = ["StoredLive", "stored_live"]
@@ -68,7 +67,7 @@ class StoredLive(LiveLocation):
     def attempt(self) -> str:
         return self._above.rpartition("/")[2]
 
-    def location(self, providers: Mapping[str, Provider] = PROVIDERS) -> StoredCheckpointLocation:
+    def location(self, providers: Mapping[str, StateLayout] = LAYOUTS) -> StoredCheckpointLocation:
         return StoredCheckpointLocation(self._filesystem, self._store, self._directory, providers)
 
     def mark_begun(self) -> None:

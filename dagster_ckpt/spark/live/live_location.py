@@ -8,30 +8,20 @@ itself is copied there meanwhile, and the small files follow when all has been f
 from __future__ import annotations
 
 import contextlib
-import logging
-import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dagster_ckpt.checkpoint.catalog.file_reader import materialize_checkpoint
-from dagster_ckpt.checkpoint.control.heartbeat import live_here
-from dagster_ckpt.filesystem.private_directories import is_own
-from dagster_ckpt.spark.capture.state_files import PROVIDERS, Provider
-from dagster_ckpt.spark.files.checkpoint_location import CheckpointLocation
-from dagster_ckpt.spark.files.prepare import prepare_location
+from dagster_ckpt.config.state_backend import LAYOUTS, StateLayout
+from dagster_ckpt.spark.files import CheckpointLocation
 
 if TYPE_CHECKING:
     from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
-    from dagster_ckpt.checkpoint.control.epochs import Choice
     from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata, FileEntry
     from dagster_ckpt.checkpoint.format.snapshot import Identity
-    from dagster_ckpt.filesystem import FileSystem
 
-__all__ = ["LiveLocation", "LocalLive", "recorded_live"]
-
-_log = logging.getLogger(__name__)
+__all__ = ["BEGUN", "LOCATION", "LiveLocation"]
 
 #: Beside the live location, from when its query was started: before, a batch that is planned there is not under way.
 BEGUN = "begun"
@@ -58,7 +48,7 @@ class LiveLocation(ABC):
         """The name of the start it is of."""
 
     @abstractmethod
-    def location(self, providers: Mapping[str, Provider] = PROVIDERS) -> CheckpointLocation:
+    def location(self, providers: Mapping[str, StateLayout] = LAYOUTS) -> CheckpointLocation:
         """It as a checkpointLocation, to read."""
 
     @abstractmethod
@@ -109,101 +99,3 @@ class LiveLocation(ABC):
     @abstractmethod
     def remove(self) -> None:
         """Delete it, as far as that goes."""
-
-
-class LocalLive(LiveLocation):
-    """A live location on a disk of this machine, or one that it shares with the executors.
-
-    Args:
-        path: of the location, in the directory of its start.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    @property
-    def url(self) -> str:
-        return str(self.path)
-
-    @property
-    def attempt(self) -> str:
-        return self.path.parent.name
-
-    def location(self, providers: Mapping[str, Provider] = PROVIDERS) -> CheckpointLocation:
-        return CheckpointLocation(self.path, providers)
-
-    def mark_begun(self) -> None:
-        (self.path.parent / BEGUN).touch()
-
-    def has_begun(self) -> bool:
-        return (self.path.parent / BEGUN).exists()
-
-    def unpack(
-        self, catalog: CheckpointCatalog, metadata: CheckpointMetadata, directory: Path, told: Callable[[int], object]
-    ) -> None:
-        with _nothing_left(directory):
-            materialize_checkpoint(catalog, metadata, directory, told)
-            self.prepare(directory)
-
-    def prepare(self, directory: Path) -> None:
-        prepare_location(directory / LOCATION)
-
-    def lay_out(self, directory: Path) -> None:
-        """It is there already."""
-
-    @contextlib.contextmanager
-    def trial(self, directory: Path) -> Iterator[str]:
-        scratch = directory / "trial"
-        shutil.copytree(self.path, scratch)
-        try:
-            yield str(scratch)
-        finally:
-            shutil.rmtree(scratch, ignore_errors=True)
-
-    @contextlib.contextmanager
-    def edited(self) -> Iterator[Path]:
-        yield self.path
-
-    def copied_from(self) -> list[tuple[FileEntry, Identity]]:
-        return []
-
-    def abandon(self) -> None:
-        """It stays to be looked at, until a later start has a checkpoint."""
-
-    def remove(self) -> None:
-        shutil.rmtree(self.path.parent, ignore_errors=True)
-
-
-def recorded_live(choice: Choice, filesystem: FileSystem) -> LiveLocation | None:
-    """The live location that a start began with, if it can be reached from here and is still there.
-
-    Args:
-        choice: of the start.
-        filesystem: the storage of the job's checkpoints.
-
-    Raises:
-        StorageError: the storage failed.
-    """
-    if (local := live_here(choice)) is not None:
-        if is_own(local) and is_own(local.parent):
-            return LocalLive(local)
-        _log.warning("The live location %s is left alone: it is not, or not only, this user's", local)
-        return None
-    if filesystem.copies is None or not choice.live.startswith(f"{filesystem.url}/"):
-        return None
-    # It brings a client of its storage along, which most jobs do not need.
-    from dagster_ckpt.spark.live.in_bucket import StoredLive  # noqa: PLC0415
-
-    directory = choice.live.removeprefix(f"{filesystem.url}/")
-    if not filesystem.list(directory):
-        return None
-    return StoredLive(filesystem, filesystem.copies, directory)
-
-
-@contextlib.contextmanager
-def _nothing_left(directory: Path) -> Iterator[None]:
-    try:
-        yield
-    except BaseException:
-        shutil.rmtree(directory, ignore_errors=True)
-        raise

@@ -16,21 +16,23 @@ from dagster_ckpt.errors import (
     JobAlreadyRunning,
     RestoreRefused,
 )
-from dagster_ckpt.spark.batches.plans import PlannedBatches
-from dagster_ckpt.spark.files.checkpoint_location import CheckpointLocation
+from dagster_ckpt.spark.batches import PlannedBatches, planned_files
+from dagster_ckpt.spark.files import CheckpointLocation
 from dagster_ckpt.spark.preflight.source_files import batches
-from dagster_ckpt.spark.sinks.sink import Sink
+from dagster_ckpt.spark.sinks import Sink
 from dagster_ckpt.spark.verdict import Finding, Verdict
 
 __all__ = [
     "files_finding",
     "in_flight",
+    "in_flight_batch",
     "log_finding",
     "log_gap",
     "others_finding",
     "replay_finding",
     "sink_finding",
     "version_finding",
+    "with_in_flight",
 ]
 
 _ANOTHER = "Restore another checkpoint; `dagster-ckpt list` shows them."
@@ -163,6 +165,22 @@ def in_flight(location: Path, batch: int) -> PlannedBatch | None:
     """The plan of the batch after ``batch``, if it was planned when the checkpoint was taken."""
     plans = PlannedBatches(CheckpointLocation(location), batch)
     return next((plan for plan in plans.new(batch + 1) if plan.batch == batch + 1), None)
+
+
+def with_in_flight(known: Sequence[PlannedBatch], location: Path, batch: int) -> Sequence[PlannedBatch]:
+    """The known plans, and that of the batch in flight, which Spark runs where no plan is laid out in its place."""
+    try:
+        planned = in_flight(location, batch)
+    except CheckpointError:  # the log is found to be broken by its own check
+        planned = None
+    if planned is None or any(planned_files(plan) == planned_files(planned) for plan in known):
+        return known
+    return [planned, *known]
+
+
+def in_flight_batch(location: Path, batch: int) -> list[int]:
+    """The number of the batch after ``batch``, if it was planned when the checkpoint was taken; else nothing."""
+    return [batch + 1] if (location / "offsets" / str(batch + 1)).exists() else []
 
 
 def replay_finding(

@@ -12,12 +12,17 @@ from dagster_ckpt.config.recovery import LATEST
 from dagster_ckpt.config.state_backend import StateBackend
 from dagster_ckpt.errors import CheckpointError, SinkMismatch, SinkNotEmpty
 from dagster_ckpt.spark.preflight.checkpoint_checks import sink_finding
-from dagster_ckpt.spark.query.errors import another_query
-from dagster_ckpt.spark.query.logical_plan import StatefulKind, recorded_kind, sources_of, stateful_kinds
-from dagster_ckpt.spark.query.partitions import check_partitions
-from dagster_ckpt.spark.query.state_backend import check_state_backend
-from dagster_ckpt.spark.query.writer_plan import WriterPlan
-from dagster_ckpt.spark.sinks.sink import Sink
+from dagster_ckpt.spark.query import (
+    StatefulKind,
+    WriterPlan,
+    another_query,
+    check_partitions,
+    check_state_backend,
+    recorded_kind,
+    sources_of,
+    stateful_kinds,
+)
+from dagster_ckpt.spark.sinks import Sink
 from dagster_ckpt.spark.verdict import Finding
 
 if TYPE_CHECKING:

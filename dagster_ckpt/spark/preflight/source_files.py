@@ -13,7 +13,7 @@ from urllib.parse import unquote, urlsplit
 
 from dagster_ckpt.checkpoint.control.plan_archive import PlannedBatch
 from dagster_ckpt.checkpoint.format.snapshot import Json
-from dagster_ckpt.spark.batches.plans import planned_files
+from dagster_ckpt.spark.batches import planned_files
 from dagster_ckpt.spark.verdict import Finding, Verdict
 
 __all__ = ["SourceFiles", "batches", "local_file", "source_finding"]

@@ -1,36 +1,33 @@
-"""The checks before a restore, together: of a start that has a query, and of a stored checkpoint by itself."""
+"""The checks of a start that has a query, together."""
 
 from __future__ import annotations
 
 import logging
-import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from importlib.metadata import PackageNotFoundError, version
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
-from dagster_ckpt.checkpoint.catalog.file_reader import materialize_checkpoint, verify_checkpoint
 from dagster_ckpt.checkpoint.catalog.newest import Newest
-from dagster_ckpt.checkpoint.clock import Clock, SystemClock, iso
+from dagster_ckpt.checkpoint.clock import SystemClock, iso
 from dagster_ckpt.checkpoint.control.epochs import Choice, Claim
-from dagster_ckpt.checkpoint.control.heartbeat import HeartbeatFile, is_dead, watched
+from dagster_ckpt.checkpoint.control.heartbeat import HeartbeatFile, is_dead
 from dagster_ckpt.checkpoint.control.plan_archive import PlannedBatch
 from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
-from dagster_ckpt.config.checkpoint_config import CheckpointingMode
 from dagster_ckpt.config.recovery import LATEST, RestoreRequest
 from dagster_ckpt.errors import CheckpointError
-from dagster_ckpt.spark.batches.plans import forget_plan, planned_files
+from dagster_ckpt.spark.batches import forget_plan
 from dagster_ckpt.spark.job import StreamingJob
 from dagster_ckpt.spark.preflight.checkpoint_checks import (
     files_finding,
     in_flight,
+    in_flight_batch,
     log_finding,
     others_finding,
     replay_finding,
-    sink_finding,
     version_finding,
+    with_in_flight,
 )
 from dagster_ckpt.spark.preflight.query_checks import (
     empty_sink_finding,
@@ -42,19 +39,17 @@ from dagster_ckpt.spark.preflight.query_checks import (
 )
 from dagster_ckpt.spark.preflight.source_files import CHECK as SOURCE_FILES
 from dagster_ckpt.spark.preflight.source_files import SourceFiles, source_finding
-from dagster_ckpt.spark.query.writer_plan import WriterPlan
-from dagster_ckpt.spark.sinks.recorded_sinks import recorded_sink
-from dagster_ckpt.spark.sinks.sink import Sink
+from dagster_ckpt.spark.query import WriterPlan
+from dagster_ckpt.spark.sinks import Sink
 from dagster_ckpt.spark.verdict import Finding, Preflight
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-__all__ = ["Passed", "Start", "check_stored", "pass_preflight"]
+__all__ = ["Passed", "Start", "pass_preflight"]
 
 _log = logging.getLogger(__name__)
 
-_STATE = "checkpoint/state/"
 _ACCEPTED = " (accepted "
 
 
@@ -150,7 +145,7 @@ def pass_preflight(start: Start, now: float) -> Passed:
     note = f"{_ACCEPTED}{iso(now)} by run {start.claim.run_id})"
     notes = (*before, *(f"{item.check}: {item.reason}{note}" for item in accepted))
     replay = start.replay
-    if restored is not None and start.gives_up_in_flight and _in_flight_batch(start.location, restored.batch):
+    if restored is not None and start.gives_up_in_flight and in_flight_batch(start.location, restored.batch):
         forget_plan(start.location, restored.batch + 1)
     if restored is not None and start.can_choose_anew and any(item.check == SOURCE_FILES for item in preflight.losses):
         replay = _choose_anew(start, restored)
@@ -167,7 +162,7 @@ def _checked(start: Start, restored: CheckpointMetadata | None, plans: Sequence[
         return [empty_sink_finding(job.name, start.target, sink, asked=start.request.restore_from), others]
     again = [plan.batch for plan in start.replay]
     if not again and not start.gives_up_in_flight:
-        again = _in_flight_batch(start.location, restored.batch)
+        again = in_flight_batch(start.location, restored.batch)
     known = [plan.batch for plan in plans]
     return [
         files_finding(restored),
@@ -191,22 +186,7 @@ def _read_again(start: Start, restored: CheckpointMetadata) -> Sequence[PlannedB
     except CheckpointError as error:  # without a replay it is not needed, and with one it was read before
         _log.warning("What batches after %s have read is not known: %s", restored.name, error)
         known = ()
-    return known if start.replay else _with_in_flight(known, start.location, restored.batch)
-
-
-def _with_in_flight(known: Sequence[PlannedBatch], location: Path, batch: int) -> Sequence[PlannedBatch]:
-    """The known plans, and that of the batch in flight, which Spark runs where no plan is laid out in its place."""
-    try:
-        planned = in_flight(location, batch)
-    except CheckpointError:  # the log is found to be broken by its own check
-        planned = None
-    if planned is None or any(planned_files(plan) == planned_files(planned) for plan in known):
-        return known
-    return [planned, *known]
-
-
-def _in_flight_batch(location: Path, batch: int) -> list[int]:
-    return [batch + 1] if (location / "offsets" / str(batch + 1)).exists() else []
+    return known if start.replay else with_in_flight(known, start.location, restored.batch)
 
 
 def _accepted_before(start: Start) -> tuple[str, ...]:
@@ -236,73 +216,3 @@ def _choose_anew(start: Start, restored: CheckpointMetadata) -> Sequence[Planned
     if first == following and planned is not None:
         forget_plan(start.location, following)
     return [plan for plan in start.replay if plan.batch < first]
-
-
-def check_stored(
-    catalog: CheckpointCatalog,
-    restored: CheckpointMetadata,
-    *,
-    asked: str,
-    clock: Clock,
-    wait: Callable[[float], object],
-) -> Preflight:
-    """Check a stored checkpoint as far as that goes without its query and without Spark. Touches nothing.
-
-    Args:
-        catalog: of the job.
-        restored: the checkpoint.
-        asked: how it would be asked for; going on from ``latest`` replays what came after it.
-        clock: wall and monotonic time.
-        wait: sleeps for so many seconds, while it is watched whether a run on another host lives.
-    """
-    try:
-        verify_checkpoint(catalog, restored)
-        files = files_finding(restored)
-    except CheckpointError as error:
-        files = Finding.of_error("files", error)
-    findings = [files, version_finding(restored.facts.get("spark_version"), _spark_here())]
-    with tempfile.TemporaryDirectory(prefix="dagster-ckpt-preflight-") as scratch:
-        directory = Path(scratch) / "unpacked"
-        small = tuple(file for file in restored.files if not file.path.startswith(_STATE))
-        try:
-            materialize_checkpoint(catalog, replace(restored, files=small), directory)
-        except CheckpointError:
-            findings.append(Finding.fine("all else", "not checked: it is told by files that are broken."))
-        else:
-            findings += _of_unpacked(catalog, restored, directory, asked)
-    heartbeat, dead = watched(catalog.records.heartbeat, clock, wait)
-    findings.append(others_finding(catalog.job_name, heartbeat, dead))
-    return Preflight(restored.reference, tuple(findings))
-
-
-def _of_unpacked(
-    catalog: CheckpointCatalog, restored: CheckpointMetadata, directory: Path, asked: str
-) -> list[Finding]:
-    location = directory / "checkpoint"
-    archive = catalog.records.plans(restored.job_id)
-    findings = [log_finding(restored, location)]
-    known: Sequence[PlannedBatch] = ()
-    try:
-        known = archive.after(restored)
-    except CheckpointError as error:
-        findings.append(Finding.of_error("archive", error))
-    replayed = asked == LATEST and known
-    plans = known if replayed else _with_in_flight(known, location, restored.batch)
-    sink = None if restored.sink is None else recorded_sink(restored.sink)
-    again = [plan.batch for plan in known] if replayed else _in_flight_batch(location, restored.batch)
-    if restored.sink is not None and sink is None:
-        kind = restored.sink.get("kind")
-        findings.append(Finding.fine("sink position", f"not checked: only the query knows its {kind} sink."))
-    else:
-        if sink is not None:
-            findings.append(sink_finding(restored, sink, directory / "sink"))
-        kept = None if restored.mode == CheckpointingMode.EXACTLY_ONCE else "query's"
-        findings.append(replay_finding(restored, sink, kept, again, [plan.batch for plan in plans]))
-    return [*findings, source_finding(plans, restored.facts.get("sources"))]
-
-
-def _spark_here() -> str | None:
-    try:
-        return version("pyspark")
-    except PackageNotFoundError:
-        return None

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pyspark.errors import AnalysisException, StreamingQueryException
-
 from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
 from dagster_ckpt.errors import CheckpointError, QueryFailed, QueryMismatch, QueryNotBuilt
 
@@ -41,6 +39,8 @@ def failure_of(error: Exception, job_name: str, restored: CheckpointMetadata | N
         :class:`QueryMismatch` when the state is not the query's, :class:`QueryNotBuilt` when Spark cannot even plan the
         query, else :class:`QueryFailed`.
     """
+    from pyspark.errors import AnalysisException  # noqa: PLC0415 - PySpark is loaded where it runs
+
     text = str(error)
     if restored is not None and any(mark in text for mark in _MISMATCHES):
         return another_query(job_name, restored, f"Spark says: {_first_line(text)}")
@@ -60,6 +60,8 @@ def not_built(error: Exception, job_name: str) -> QueryNotBuilt:
 
 def failed_in_batch(error: CheckpointError) -> bool:
     """Whether a query had come to a batch when it failed, and not failed while it began: at its sources, its sink."""
+    from pyspark.errors import StreamingQueryException  # noqa: PLC0415 - PySpark is loaded where it runs
+
     cause = error.__cause__
     return isinstance(cause, StreamingQueryException) and _BEGINNING not in str(cause)
 

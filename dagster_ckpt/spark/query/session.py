@@ -13,8 +13,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from py4j.protocol import Py4JNetworkError
-
 from dagster_ckpt.config.state_backend import (
     CHANGELOG_CONF,
     PROVIDER_CONF,
@@ -23,6 +21,7 @@ from dagster_ckpt.config.state_backend import (
     StateBackend,
 )
 from dagster_ckpt.errors import CheckpointError, DriverLost, JavaNotFound, SparkNotStarted
+from dagster_ckpt.spark.files import PARTITIONS_CONF
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -114,7 +113,10 @@ def _session(app_name: str, master: str, conf: Mapping[str, str]) -> SparkSessio
 
 
 def streaming_session(
-    spark: SparkSession, restored: Mapping[str, object] | None, backend: StateBackend | None = None
+    spark: SparkSession,
+    restored: Mapping[str, object] | None,
+    backend: StateBackend | None = None,
+    partitions: int | None = None,
 ) -> SparkSession:
     """A session of its own for one query, with the state defaults of this library where the user set none.
 
@@ -125,6 +127,7 @@ def streaming_session(
         spark: the session whose configuration counts.
         restored: the ``spark`` section of the checkpoint that is restored.
         backend: the job's state backend, which wins over that configuration; it must fit ``restored``.
+        partitions: of a query that starts from nothing; ``None`` for what that configuration says.
 
     Raises:
         InvalidConfiguration: an option of the backend cannot be used.
@@ -143,6 +146,8 @@ def streaming_session(
         session.conf.set(STATE_FORMAT_CONF, str(restored.get("state_format") or 1))
     elif session.conf.get(STATE_FORMAT_CONF, None) is None and session.conf.get(PROVIDER_CONF) == ROCKSDB_PROVIDER:
         session.conf.set(STATE_FORMAT_CONF, "2")
+    if partitions is not None:
+        session.conf.set(PARTITIONS_CONF, str(partitions))
     return session
 
 
@@ -170,6 +175,8 @@ def is_jvm_alive(spark: SparkSession, *, after: Exception | None = None) -> bool
 
 
 def _is_gone(process: subprocess.Popen[bytes], after: Exception | None) -> bool:
+    from py4j.protocol import Py4JNetworkError  # noqa: PLC0415 - PySpark is loaded where it runs
+
     if isinstance(after, (Py4JNetworkError, OSError)):
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(timeout=_TEAR_DOWN)

@@ -1,4 +1,4 @@
-"""A job's state backend beside what its checkpoint has fixed and what the running Spark can still be told."""
+"""A job's state backend and partitions, beside what its checkpoint has fixed and what Spark can still be told."""
 
 from __future__ import annotations
 
@@ -8,31 +8,34 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
+from dagster_ckpt.checkpoint.format.values import believed
 from dagster_ckpt.config.state_backend import (
     HDFS_PROVIDER,
+    LAYOUTS,
     LOCAL_DIRECTORIES_CONF,
     ROCKSDB_PROVIDER,
     STATE_FORMAT_CONF,
     StateBackend,
+    StateLayout,
 )
-from dagster_ckpt.errors import StateBackendMismatch
-from dagster_ckpt.spark.capture.state_files import PROVIDERS, Provider
+from dagster_ckpt.errors import QueryMismatch, StateBackendMismatch
+from dagster_ckpt.spark.files import PARTITIONS_CONF
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["check_state_backend", "ignored_settings", "known_providers"]
+__all__ = ["check_partitions", "check_state_backend", "ignored_settings", "known_providers"]
 
 _BACKENDS = {HDFS_PROVIDER: "HashMapStateBackend()", ROCKSDB_PROVIDER: "EmbeddedRocksDBStateBackend()"}
 #: Masters whose executor is the driver's process.
 _IN_THIS_PROCESS = re.compile(r"local(\[|$)")
 
 
-def known_providers(backend: StateBackend | None) -> Mapping[str, Provider]:
+def known_providers(backend: StateBackend | None) -> Mapping[str, StateLayout]:
     """The state store providers whose files can be captured, by class: Spark's own and the backend's."""
     if backend is None:
-        return PROVIDERS
-    return {**PROVIDERS, backend.provider: Provider[backend.state_layout.name]}
+        return LAYOUTS
+    return {**LAYOUTS, backend.provider: backend.state_layout}
 
 
 def check_state_backend(backend: StateBackend | None, restored: CheckpointMetadata) -> None:
@@ -46,7 +49,7 @@ def check_state_backend(backend: StateBackend | None, restored: CheckpointMetada
     began_with = restored.facts.get("state_store_provider")
     if began_with is None:  # a query without state
         return
-    if began_with in PROVIDERS if backend is None else began_with == backend.provider:
+    if began_with in LAYOUTS if backend is None else began_with == backend.provider:
         return
     now = "no state backend that knows its files"
     if backend is not None:
@@ -56,6 +59,31 @@ def check_state_backend(backend: StateBackend | None, restored: CheckpointMetada
         f"{restored.name} has its state of {began_with}, and the job now has {now}.",
         hint=f"Keep the state backend, {keep}, or start from nothing into an empty sink with restore_from: none.",
     )
+
+
+def check_partitions(partitions: int | None, restored: CheckpointMetadata) -> int | None:
+    """The number of partitions that a checkpoint has fixed, ``None`` when it does not tell.
+
+    Args:
+        partitions: how many the job is to have; ``None`` for what its session says.
+        restored: the checkpoint the query goes on from.
+
+    Raises:
+        QueryMismatch: the checkpoint has another number, and Spark would go on with that one without a word.
+    """
+    confs = restored.facts.get("sql_confs")
+    text = confs.get(PARTITIONS_CONF) if isinstance(confs, dict) else None
+    if text is None:
+        return None
+    with believed(f"The number of partitions of {restored.name}", "Restore another checkpoint.", QueryMismatch):
+        fixed = int(str(text))
+    if partitions is not None and fixed != partitions:
+        raise QueryMismatch(
+            f"{restored.name} has {fixed} partitions, and the job is to have {partitions}. Spark fixes the number when "
+            "a query first starts.",
+            hint=f"Keep {fixed}, or start from nothing into an empty sink with restore_from: none.",
+        )
+    return fixed
 
 
 def ignored_settings(

@@ -13,8 +13,6 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
-from py4j.protocol import Py4JJavaError
-
 if TYPE_CHECKING:
     from pyspark import SparkContext, StatusTracker
     from pyspark.sql import SparkSession
@@ -55,6 +53,8 @@ def await_tasks(spark: SparkSession, group: str, patience: float = 10.0) -> bool
 
 
 def _deliver(context: SparkContext) -> None:
+    from py4j.protocol import Py4JJavaError  # noqa: PLC0415 - PySpark is loaded where it runs
+
     try:
         context._jsc.sc().listenerBus().waitUntilEmpty(_DELIVERY)  # noqa: SLF001
     except Py4JJavaError as error:  # so many events come in that there is no end of them

@@ -9,14 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from py4j.protocol import Py4JError
-from pyspark.errors import PySparkException
-
 from dagster_ckpt.config.checkpoint_config import CheckpointingMode
 from dagster_ckpt.errors import InvalidConfiguration, RestoreRefused
-from dagster_ckpt.spark.sinks.sink import BatchSink, Sink, attached_sink
-from dagster_ckpt.spark.sinks.spark_file_sink import SparkFileSink
-from dagster_ckpt.spark.sinks.user_sinks import CustomSink
+from dagster_ckpt.spark.sinks import BatchSink, CustomSink, Sink, SparkFileSink, attached_sink
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
@@ -190,6 +185,9 @@ def _provider(writer: DataStreamWriter, source: str) -> Any:
 
     ``None`` for ``foreachBatch`` and the like, and for a format that no class here has: its jar is missing.
     """
+    from py4j.protocol import Py4JError  # noqa: PLC0415 - PySpark is loaded where it runs
+    from pyspark.errors import PySparkException  # noqa: PLC0415
+
     session = writer._spark  # noqa: SLF001 - PySpark's writer has no getter for it
     conf = session._jsparkSession.sessionState().conf()  # noqa: SLF001
     data_source = getattr(session._jvm, f"{_JAVA_SQL}DataSource")  # noqa: SLF001

@@ -1,1 +1,11 @@
 """The run of a job: its starts, one after the other."""
+
+from dagster_ckpt.spark.run.job_run import StreamingRun
+from dagster_ckpt.spark.run.supervisor import die_with_parent, supervise, supervise_all
+
+__all__ = [
+    "StreamingRun",
+    "die_with_parent",
+    "supervise",
+    "supervise_all",
+]

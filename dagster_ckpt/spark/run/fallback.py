@@ -28,10 +28,10 @@ from dagster_ckpt.errors import (
     CorruptMetadata,
     StorageError,
 )
-from dagster_ckpt.spark.batches.plans import planned_files
-from dagster_ckpt.spark.job import CheckpointQuarantined, Event
+from dagster_ckpt.spark.batches import planned_files
+from dagster_ckpt.spark.events import CheckpointQuarantined, Event
 from dagster_ckpt.spark.run.salvage import Salvaging
-from dagster_ckpt.spark.sinks.sink import Sink
+from dagster_ckpt.spark.sinks import Sink
 
 __all__ = ["FallbackChain", "cost_of"]
 

@@ -31,7 +31,7 @@ from dagster_ckpt.errors import (
     SinkNotEmpty,
 )
 from dagster_ckpt.filesystem import PosixFileSystem, open_filesystem
-from dagster_ckpt.spark.sinks.sink import Sink
+from dagster_ckpt.spark.sinks import Sink
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -52,21 +52,19 @@ from dagster_ckpt.errors import (
 )
 from dagster_ckpt.filesystem.local_disk import local_failure
 from dagster_ckpt.filesystem.private_directories import make_working_directory
-from dagster_ckpt.spark.batches.in_flight import BatchInFlight, batch_in_flight
-from dagster_ckpt.spark.job import (
+from dagster_ckpt.spark.batches import BatchInFlight, batch_in_flight
+from dagster_ckpt.spark.events import (
     CheckpointCompleted,
     CheckpointsDropped,
     EpochClaimed,
     Event,
     Restarting,
-    RunResult,
     SettingsIgnored,
     SparkStarted,
-    StreamingJob,
 )
-from dagster_ckpt.spark.live.choose import refuse_impossible
-from dagster_ckpt.spark.query.errors import failed_in_batch
-from dagster_ckpt.spark.query.session import driver_jvm_pid, is_jvm_alive
+from dagster_ckpt.spark.job import RunResult, StreamingJob
+from dagster_ckpt.spark.live import refuse_impossible
+from dagster_ckpt.spark.query import driver_jvm_pid, failed_in_batch, is_jvm_alive
 from dagster_ckpt.spark.run.running_query import Prepared
 from dagster_ckpt.spark.run.start import Attempt
 from dagster_ckpt.spark.run.watchdog import Watchdog

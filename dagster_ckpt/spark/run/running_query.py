@@ -23,27 +23,21 @@ from dagster_ckpt.checkpoint.taking.retained import Dropped
 from dagster_ckpt.checkpoint.taking.savepoint_server import SavepointServer
 from dagster_ckpt.checkpoint.taking.store import CompletedCheckpointStore
 from dagster_ckpt.errors import CheckpointError, DriverLost
-from dagster_ckpt.spark.batches.archiver import Archiver
-from dagster_ckpt.spark.batches.plans import PlannedBatches
-from dagster_ckpt.spark.batches.replay import replay
-from dagster_ckpt.spark.capture.source import StreamingSource
-from dagster_ckpt.spark.files.checkpoint_location import CheckpointLocation
-from dagster_ckpt.spark.job import (
+from dagster_ckpt.spark.batches import Archiver, PlannedBatches, replay_batches
+from dagster_ckpt.spark.capture import StreamingSource
+from dagster_ckpt.spark.events import (
     CheckpointCompleted,
     CheckpointFailed,
     Event,
     Replaying,
     SavepointCompleted,
     Started,
-    StreamingJob,
 )
-from dagster_ckpt.spark.live.live_location import LiveLocation
-from dagster_ckpt.spark.query.errors import failure_of
-from dagster_ckpt.spark.query.executions import has_run
-from dagster_ckpt.spark.query.session import is_jvm_alive
-from dagster_ckpt.spark.query.state_backend import known_providers
-from dagster_ckpt.spark.query.tasks import await_tasks
-from dagster_ckpt.spark.sinks.sink import PositionReader, Sink, SinkRun, SinkStart
+from dagster_ckpt.spark.files import CheckpointLocation
+from dagster_ckpt.spark.job import StreamingJob
+from dagster_ckpt.spark.live import LiveLocation
+from dagster_ckpt.spark.query import await_tasks, failure_of, has_run, is_jvm_alive, known_providers
+from dagster_ckpt.spark.sinks import PositionReader, Sink, SinkRun, SinkStart
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -192,7 +186,7 @@ class RunningQuery:
                 self._emit(Replaying(batch + 1, plans[-1].batch, told - began))
 
         done: bool = self._in_jvm(
-            lambda: replay(
+            lambda: replay_batches(
                 self._prepared.session,
                 writer,
                 self._prepared.live,

@@ -14,18 +14,17 @@ from dagster_ckpt.checkpoint.clock import SystemClock
 from dagster_ckpt.checkpoint.control.epochs import Choice
 from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
 from dagster_ckpt.checkpoint.taking.store import CompletedCheckpointStore
+from dagster_ckpt.config.state_backend import StateLayout
 from dagster_ckpt.errors import CheckpointError, CheckpointNotFound, Fenced
-from dagster_ckpt.spark.capture.source import StreamingSource
-from dagster_ckpt.spark.capture.state_files import Provider
-from dagster_ckpt.spark.live.live_location import LiveLocation, LocalLive
-from dagster_ckpt.spark.sinks.recorded_sinks import position_reader
-from dagster_ckpt.spark.sinks.sink import SinkStart
+from dagster_ckpt.spark.capture import StreamingSource
+from dagster_ckpt.spark.live import LiveLocation, LocalLive
+from dagster_ckpt.spark.sinks import SinkStart, position_reader
 
 __all__ = ["Salvaging", "salvage"]
 
 _log = logging.getLogger(__name__)
 
-Providers: TypeAlias = Mapping[str, Provider]
+Providers: TypeAlias = Mapping[str, StateLayout]
 
 
 class Salvaging:

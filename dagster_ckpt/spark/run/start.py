@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
 from dagster_ckpt.checkpoint.catalog.newest import Newest, fallback_of
-from dagster_ckpt.checkpoint.cleanup.dead_locations import forget_attempts
+from dagster_ckpt.checkpoint.cleanup.live_locations import forget_live_locations
 from dagster_ckpt.checkpoint.cleanup.start_sweep import sweep_start
 from dagster_ckpt.checkpoint.clock import Clock, seconds_of
 from dagster_ckpt.checkpoint.control.epochs import Choice, Claim
@@ -29,23 +29,26 @@ from dagster_ckpt.checkpoint.taking.store import CompletedCheckpointStore
 from dagster_ckpt.config.recovery import LATEST, RestoreRequest
 from dagster_ckpt.errors import CheckpointError, CorruptRecord, QueryMismatch, StorageError
 from dagster_ckpt.filesystem.private_directories import share_start
-from dagster_ckpt.spark.batches.replay_range import plans_after, plans_to_replay, refuse_abandoned
-from dagster_ckpt.spark.files.prepare import prepare_new_location
-from dagster_ckpt.spark.job import CheckpointsUnreadable, Event, Started, StreamingJob
-from dagster_ckpt.spark.live.choose import choose_live
-from dagster_ckpt.spark.live.live_location import LOCATION
-from dagster_ckpt.spark.preflight.start_checks import Start, pass_preflight
-from dagster_ckpt.spark.query.errors import failure_of, not_built
-from dagster_ckpt.spark.query.partitions import set_partitions
-from dagster_ckpt.spark.query.session import make_active, streaming_session
-from dagster_ckpt.spark.query.state_backend import ignored_settings
-from dagster_ckpt.spark.query.trial_run import try_query
-from dagster_ckpt.spark.query.writer_plan import plan_of
+from dagster_ckpt.spark.batches import plans_after, plans_to_replay, refuse_abandoned
+from dagster_ckpt.spark.events import CheckpointsUnreadable, Event, Started
+from dagster_ckpt.spark.files import prepare_new_location
+from dagster_ckpt.spark.job import StreamingJob
+from dagster_ckpt.spark.live import LOCATION, choose_live
+from dagster_ckpt.spark.preflight import Start, pass_preflight
+from dagster_ckpt.spark.query import (
+    failure_of,
+    ignored_settings,
+    make_active,
+    not_built,
+    plan_of,
+    streaming_session,
+    try_query,
+)
 from dagster_ckpt.spark.run.fallback import cost_of
 from dagster_ckpt.spark.run.fork import ForkPoint, fork_point, lay_out_fork, publish_fork
 from dagster_ckpt.spark.run.running_query import Ended, Prepared, RunningQuery
 from dagster_ckpt.spark.run.starting_point import Choosing, claimed_by
-from dagster_ckpt.spark.sinks.sink import Sink
+from dagster_ckpt.spark.sinks import Sink
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -326,8 +329,7 @@ class Attempt:
 
     def _session(self, restored: CheckpointMetadata | None) -> SparkSession:
         facts = None if restored is None else restored.facts
-        session = streaming_session(self._spark, facts, self._job.state_backend)
-        set_partitions(session, self._job.partitions)
+        session = streaming_session(self._spark, facts, self._job.state_backend, self._job.partitions)
         make_active(session)  # the query is built and started on this thread
         return session
 
@@ -378,4 +380,4 @@ class Attempt:
 
     def _forget_other_attempts(self) -> None:
         """A checkpoint of this attempt is complete: the live locations of earlier ones can help nobody."""
-        forget_attempts(self._job.working_directory, self._job.filesystem, self._job.name, self._claim.epoch)
+        forget_live_locations(self._job.working_directory, self._job.filesystem, self._job.name, self._claim.epoch)

@@ -15,9 +15,10 @@ from dagster_ckpt.checkpoint.taking.savepoint_files import claimed_savepoint
 from dagster_ckpt.checkpoint.taking.store import CompletedCheckpointStore
 from dagster_ckpt.config.recovery import LATEST, NONE, RecoveryClaimMode, RestoreRequest
 from dagster_ckpt.errors import CheckpointsLost
-from dagster_ckpt.spark.job import Event, StreamingJob
-from dagster_ckpt.spark.live.live_location import LiveLocation, recorded_live
-from dagster_ckpt.spark.query.state_backend import known_providers
+from dagster_ckpt.spark.events import Event
+from dagster_ckpt.spark.job import StreamingJob
+from dagster_ckpt.spark.live import LiveLocation, recorded_live
+from dagster_ckpt.spark.query import known_providers
 from dagster_ckpt.spark.run.fallback import FallbackChain
 from dagster_ckpt.spark.run.salvage import Salvaging
 

@@ -17,7 +17,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Generic, TypeVar
 
-from dagster_ckpt.spark.job import Event, RunResult
+from dagster_ckpt.spark.events import Event
+from dagster_ckpt.spark.job import RunResult
 from dagster_ckpt.spark.run.job_run import StreamingRun
 
 __all__ = ["die_with_parent", "supervise", "supervise_all"]

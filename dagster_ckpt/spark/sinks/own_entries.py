@@ -25,16 +25,17 @@ from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
+from dagster_ckpt.checkpoint.format.snapshot import NEXT_BATCH
 from dagster_ckpt.errors import CaptureIncomplete
+from dagster_ckpt.spark.files import COMPACT, require_id
 from dagster_ckpt.spark.sinks.sink import SinkStart
-from dagster_ckpt.spark.sinks.spark_sink_log import FileSink, effective_files, log_id
+from dagster_ckpt.spark.sinks.spark_sink_log import FileSink, effective_files
 
 __all__ = ["NotOwn", "OwnEntries", "mark_of", "marking_options"]
 
 #: What Hadoop's local file system says by itself.
 _DEFAULT_BLOCK = 32 * 1024 * 1024
 _MARK_BYTES = 5
-_COMPACT = ".compact"
 #: A checkpoint is of one of the last batches, so that its log begins with one of the last compactions.
 _COMPACTIONS = 4
 #: So many times in a row, about a second apart, the query is asked whether it ran a batch.
@@ -122,7 +123,7 @@ class OwnEntries:
             CaptureIncomplete: that is not known.
         """
         for name, file in pinned.items():
-            if _id(name) <= self._start.after:
+            if require_id(name) <= self._start.after:
                 continue
             before = self._seen.get(name)
             if before is None:
@@ -137,7 +138,7 @@ class OwnEntries:
             raise CaptureIncomplete(
                 f"Batch {min(unknown)} has no file in the log of {self._sink.path}, and it is not known (yet) whether "
                 "this query ran it or found it there.",
-                hint="Nothing was kept of this attempt; the next committed batch can be captured.",
+                hint=NEXT_BATCH,
             )
 
     @cached_property
@@ -148,7 +149,7 @@ class OwnEntries:
         return sum(len(_lines(file.read_bytes())) for file in effective_files(self._restored))
 
     def _examine_batch(self, batch: int) -> bool:
-        for name in (f"{batch}{_COMPACT}", str(batch)):
+        for name in (f"{batch}{COMPACT}", str(batch)):
             try:
                 self._examine(name, self._sink.log / name)
             except FileNotFoundError:
@@ -159,10 +160,10 @@ class OwnEntries:
     def _examine(self, name: str, entry: Path) -> None:
         with entry.open("rb") as file:
             key, content = _key(os.fstat(file.fileno())), file.read()
-        batch = _id(name)
+        batch = require_id(name)
         lines = _lines(content)
         marked = [self._mark in line for line in lines]
-        if name.endswith(_COMPACT):
+        if name.endswith(COMPACT):
             self._examine_compacted(batch, lines, marked)
         elif not all(marked):
             raise NotOwn(f"files of batch {batch} are not of this query")
@@ -182,7 +183,7 @@ class OwnEntries:
         elif not marked[-1]:
             raise NotOwn(f"files of batch {batch} are not of this query")
         self._compactions = [*self._compactions, batch][-_COMPACTIONS:]
-        self._seen = {name: seen for name, seen in self._seen.items() if _id(name) >= self._compactions[0]}
+        self._seen = {name: seen for name, seen in self._seen.items() if require_id(name) >= self._compactions[0]}
 
     def _known_before(self, batch: int, line: bytes) -> bool | None:
         """Whether a file was in the log before ``batch``, ``None`` where that cannot be told any more."""
@@ -205,10 +206,3 @@ def _key(status: os.stat_result) -> tuple[int, ...]:
 
 def _digest(content: bytes) -> bytes:
     return hashlib.sha256(content).digest()
-
-
-def _id(name: str) -> int:
-    number = log_id(name)
-    if number is None:
-        raise ValueError(name)
-    return number

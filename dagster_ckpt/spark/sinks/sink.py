@@ -12,7 +12,7 @@ from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
 from dagster_ckpt.checkpoint.format.snapshot import Json
 from dagster_ckpt.checkpoint.format.values import believed, whole
 from dagster_ckpt.errors import InvalidConfiguration, SinkMismatch
-from dagster_ckpt.spark.files.checkpoint_location import CheckpointLocation
+from dagster_ckpt.spark.files import CheckpointLocation
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

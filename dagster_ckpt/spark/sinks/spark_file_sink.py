@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from dagster_ckpt.checkpoint.format.snapshot import Json
 from dagster_ckpt.errors import SinkOverlap
-from dagster_ckpt.spark.files.checkpoint_location import CheckpointLocation
+from dagster_ckpt.spark.files import LOG_VERSION, CheckpointLocation
 from dagster_ckpt.spark.sinks.own_entries import NotOwn, OwnEntries, marking_options
 from dagster_ckpt.spark.sinks.sink import Pin, PositionReader, Sink, SinkStart, batch_of
 from dagster_ckpt.spark.sinks.spark_sink_log import FileSink, SinkRollback
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 __all__ = ["SparkFileSink"]
 
 _LOG = "_spark_metadata"
-_EMPTY = "v1"
 _COMPACT_INTERVAL = "spark.sql.streaming.fileSink.log.compactInterval"
 
 
@@ -77,7 +76,7 @@ class SparkFileSink(Sink):
         compacted = (batch + 1) // interval * interval - 1
         names = [f"{compacted}.compact"] if compacted >= 0 else []
         for name in [*names, *map(str, range(compacted + 1, batch + 1))]:
-            (log / name).write_text(_EMPTY, encoding="utf-8")
+            (log / name).write_text(LOG_VERSION, encoding="utf-8")
         return self._sink.position_of({file.name: file for file in log.iterdir()}, batch)
 
     def newest_batch(self) -> int | None:

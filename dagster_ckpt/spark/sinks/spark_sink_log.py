@@ -12,7 +12,7 @@ from __future__ import annotations
 import errno
 import os
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -21,16 +21,13 @@ from urllib.parse import unquote, urlsplit
 from dagster_ckpt.checkpoint.format.snapshot import Json
 from dagster_ckpt.checkpoint.format.values import parsed
 from dagster_ckpt.errors import CaptureIncomplete, InvalidConfiguration, SinkMismatch
+from dagster_ckpt.spark.files import COMPACT, LOG_VERSION, log_files, log_id, require_id
 
-__all__ = ["FileSink", "SinkRollback", "effective_files", "log_files", "log_id"]
+__all__ = ["FileSink", "SinkRollback", "effective_files"]
 
 _LOG = "_spark_metadata"
-_COMPACT = ".compact"
-_DEFAULT_COMPACT_INTERVAL = 10
 _REMEMBERED_TOTALS = 64  # the log of one position has at most one interval of files
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*")
-_LOG_NAME = re.compile(r"(0|[1-9][0-9]{0,17})(\.compact)?")
-_LOG_VERSION = "v1"
 # part-<task>-<uuid><-c or .c><file>.<codec and format>
 _DATA_NAME = re.compile(r"part-\d{5,}-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}[-.]c\d{3,}(?:\.[0-9A-Za-z]+)+")
 _OTHER_CHECKPOINT = (
@@ -60,38 +57,6 @@ class SinkRollback:
     log_entries_removed: int
     data_files_removed: int
     bytes_removed: int
-
-
-def log_files(names: Collection[str], batch: int, where: str) -> list[str]:
-    """The files of one of Spark's compactible logs that make up its content at ``batch``.
-
-    That is the newest ``N.compact`` up to ``batch`` and every entry after it. Spark derives the interval of
-    compaction from the two newest compact files, or from one and its configuration; where the interval is
-    not the default one, both are kept so that a changed configuration cannot mislead it.
-
-    Args:
-        names: what the log's directory lists.
-        batch: the last entry; -1 for none.
-        where: names the log in errors.
-
-    Raises:
-        CaptureIncomplete: an entry is missing.
-    """
-    compacted = sorted(
-        number for name in names if name.endswith(_COMPACT) and (number := log_id(name)) is not None and number <= batch
-    )
-    newest = compacted[-1] if compacted else -1
-    wanted = [f"{number}{_COMPACT}" for number in compacted[-1:]]
-    if len(compacted) > 1 and newest - compacted[-2] != _DEFAULT_COMPACT_INTERVAL:
-        wanted.insert(0, f"{compacted[-2]}{_COMPACT}")
-    for number in range(newest + 1, batch + 1):
-        if str(number) not in names:
-            raise CaptureIncomplete(
-                f"{where}/{number} is missing (newest compaction up to {batch}: {newest if compacted else 'none'})",
-                hint="Nothing was kept of this attempt; the next committed batch can be captured.",
-            )
-        wanted.append(str(number))
-    return wanted
 
 
 class FileSink:
@@ -203,7 +168,7 @@ class FileSink:
                 Nothing was touched.
         """
         wanted = _position(position_log)
-        if max(map(_require_id, wanted)) != batch:
+        if max(map(require_id, wanted)) != batch:
             raise SinkMismatch(
                 f"{position_log} is not the log of the file sink {self.path} at batch {batch}",
                 hint="Nothing was touched. Restore another checkpoint.",
@@ -271,7 +236,7 @@ class FileSink:
     def _put_back(self, wanted: dict[str, Path]) -> int:
         self.log.mkdir(parents=True, exist_ok=True)
         restored = 0
-        for name in sorted(wanted, key=_require_id):
+        for name in sorted(wanted, key=require_id):
             content = wanted[name].read_bytes()
             target = self.log / name
             if target.is_file() and target.read_bytes() == content:
@@ -290,13 +255,13 @@ class FileSink:
 
     def _remove_later_entries(self, wanted: dict[str, Path]) -> int:
         """Also what has a wanted batch under the other of its two names (a changed compact interval)."""
-        first = min((_require_id(file.name) for file in _effective(wanted)), default=0)
+        first = min((require_id(file.name) for file in _effective(wanted)), default=0)
         later = [
             name
             for name in _names(self.log)
             if name not in wanted and (number := log_id(name)) is not None and number >= first
         ]
-        for name in sorted(later, key=_require_id, reverse=True):
+        for name in sorted(later, key=require_id, reverse=True):
             _remove(self.log / f".{name}.crc")
             _remove(self.log / name)
         _sync(self.log)
@@ -329,7 +294,7 @@ def _position(directory: Path) -> dict[str, Path]:
     """The log files of a checkpoint by name: at least one, and no gap."""
     names = frozenset(name for name in _names(directory) if log_id(name) is not None and (directory / name).is_file())
     try:
-        complete = log_files(names, max(map(_require_id, names), default=-1), str(directory))
+        complete = log_files(names, max(map(require_id, names), default=-1), str(directory))
     except CaptureIncomplete as error:
         raise SinkMismatch(error.message, hint="Nothing was touched. Restore another checkpoint.") from error
     if not complete:
@@ -347,10 +312,10 @@ def effective_files(directory: Path) -> list[Path]:
 
 def _effective(files: Mapping[str, Path]) -> Iterator[Path]:
     """Of log files by name, those that tell the content: the newest compact file and what follows it."""
-    newest = max((_require_id(name) for name in files if name.endswith(_COMPACT)), default=-1)
-    for name in sorted(files, key=_require_id):
-        number = _require_id(name)
-        if number > newest or name == f"{newest}{_COMPACT}":
+    newest = max((require_id(name) for name in files if name.endswith(COMPACT)), default=-1)
+    for name in sorted(files, key=require_id):
+        number = require_id(name)
+        if number > newest or name == f"{newest}{COMPACT}":
             yield files[name]
 
 
@@ -367,8 +332,8 @@ def _read(file: Path) -> list[_Entry]:
         lines = file.read_text(encoding="utf-8").split("\n")
     except (IsADirectoryError, UnicodeDecodeError) as error:
         raise _unreadable(file, str(error)) from error
-    if lines[0] != _LOG_VERSION:
-        raise _unreadable(file, f"it is of version {lines[0][:20]!r}, this release reads {_LOG_VERSION!r}")
+    if lines[0] != LOG_VERSION:
+        raise _unreadable(file, f"it is of version {lines[0][:20]!r}, this release reads {LOG_VERSION!r}")
     entries: list[_Entry] = []
     for number, line in enumerate(lines[1:], start=2):
         if not line:
@@ -389,19 +354,6 @@ def _unreadable(file: Path, why: str) -> SinkMismatch:
         f"{file} is not a log of the file sink that can be read ({why})",
         hint="Nothing was touched. If a newer Spark wrote it, upgrade dagster-ckpt; else restore another checkpoint.",
     )
-
-
-def log_id(name: str) -> int | None:
-    """The batch of a log file, ``None`` for what is no log file."""
-    match = _LOG_NAME.fullmatch(name)
-    return int(match[1]) if match else None
-
-
-def _require_id(name: str) -> int:
-    number = log_id(name)
-    if number is None:
-        raise ValueError(name)
-    return number
 
 
 def _names(directory: Path) -> frozenset[str]:

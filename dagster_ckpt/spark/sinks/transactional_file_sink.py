@@ -35,7 +35,7 @@ from dagster_ckpt.errors import (
     SinkMismatch,
 )
 from dagster_ckpt.filesystem import PosixFileSystem
-from dagster_ckpt.spark.files.checkpoint_location import CheckpointLocation
+from dagster_ckpt.spark.files import CheckpointLocation
 from dagster_ckpt.spark.sinks.pending_files import (
     PendingFiles,
     data_files,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from dagster_ckpt.checkpoint.format.snapshot import Json
 from dagster_ckpt.errors import CheckpointFailure, RestoreRefused
-from dagster_ckpt.spark.files.checkpoint_location import CheckpointLocation
+from dagster_ckpt.spark.files import CheckpointLocation
 from dagster_ckpt.spark.sinks.recorded_positions import RecordedPositions
 from dagster_ckpt.spark.sinks.sink import BatchSink, Pin, PositionReader, Sink, SinkRun, SinkStart, batch_of
 

@@ -1,0 +1,246 @@
+"""What a run of a job tells while it runs, and how a person reads that, wherever it is shown."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from dagster_ckpt.checkpoint.control.quarantine import FellBack, Quarantined
+from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
+from dagster_ckpt.checkpoint.taking.progress import CheckpointInProgress, RestoreInProgress
+from dagster_ckpt.checkpoint.taking.retained import Dropped
+from dagster_ckpt.errors import CorruptCheckpoint
+from dagster_ckpt.shown_text import in_one_line, printable, redacted
+from dagster_ckpt.spark.verdict import Preflight
+
+__all__ = [
+    "CheckpointCompleted",
+    "CheckpointFailed",
+    "CheckpointQuarantined",
+    "CheckpointsDropped",
+    "CheckpointsUnreadable",
+    "EpochClaimed",
+    "Event",
+    "LiveLocationChosen",
+    "Replaying",
+    "Restarting",
+    "SavepointCompleted",
+    "SettingsIgnored",
+    "SparkStarted",
+    "Started",
+    "describe",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class SparkStarted:
+    """Spark is there; so many seconds it took."""
+
+    seconds: float
+    web_url: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class EpochClaimed:
+    """The run has claimed an epoch: the first thing it does, and again before each restart within it."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class LiveLocationChosen:
+    """Where the live location of a start lies, and why there."""
+
+    url: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The query started.
+
+    Attributes:
+        epoch: its epoch.
+        job_id: the lineage.
+        restored: the checkpoint it went on from, ``None`` for a start from nothing.
+        retained: the completed checkpoints there are.
+        reason: why that checkpoint.
+        sink: what the rollback of the sink removed, for people; empty when nothing.
+        restore_seconds: reading, verifying and rolling back.
+        preflight: what was checked before anything was touched.
+        fell_back: that newer checkpoints are broken, and what going on from an older one costs.
+    """
+
+    epoch: int
+    job_id: str
+    restored: CheckpointMetadata | None
+    retained: Sequence[CheckpointMetadata]
+    reason: str
+    sink: str
+    restore_seconds: float
+    preflight: Preflight
+    fell_back: FellBack | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointCompleted:
+    """A checkpoint completed; ``retained`` is what there is now, the newest last."""
+
+    metadata: CheckpointMetadata
+    dropped: Sequence[Dropped]
+    retained: Sequence[CheckpointMetadata]
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointsDropped:
+    """The cleanup policy gave checkpoints up at the end of the job; ``retained`` are those that are pinned."""
+
+    dropped: Sequence[Dropped]
+    retained: Sequence[CheckpointMetadata]
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointFailed:
+    """A checkpoint attempt failed; the query goes on."""
+
+    number: int
+    reason: str
+    consecutive: int
+
+
+@dataclass(frozen=True, slots=True)
+class SavepointCompleted:
+    """A savepoint that somebody had asked for completed."""
+
+    metadata: CheckpointMetadata
+
+
+@dataclass(frozen=True, slots=True)
+class SettingsIgnored:
+    """What the state backend asks for and does not get, a sentence each; told once in a run."""
+
+    reasons: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointQuarantined:
+    """The newest checkpoint is broken and was put into quarantine."""
+
+    record: Quarantined
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointsUnreadable:
+    """Manifests in the ``directory`` of the job cannot be read; told once with each start."""
+
+    errors: Sequence[CorruptCheckpoint]
+    directory: str
+
+
+@dataclass(frozen=True, slots=True)
+class Replaying:
+    """Batches are run again with the boundaries they had: ``next`` is the next one, and ``last`` the last."""
+
+    next: int
+    last: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Restarting:
+    """The query failed and will be restarted within this run."""
+
+    error: str
+    reason: str
+    delay: float
+
+
+Event: TypeAlias = (
+    EpochClaimed
+    | SparkStarted
+    | CheckpointInProgress
+    | RestoreInProgress
+    | LiveLocationChosen
+    | Started
+    | CheckpointCompleted
+    | CheckpointsDropped
+    | CheckpointFailed
+    | SavepointCompleted
+    | SettingsIgnored
+    | CheckpointQuarantined
+    | CheckpointsUnreadable
+    | Replaying
+    | Restarting
+)
+
+
+def describe(event: Event) -> Iterator[tuple[int, str]]:
+    """What tells of an event, each with its level (of :mod:`logging`); nothing where another tells it as well.
+
+    What was read from records is in it as text only: without secrets, and without what a terminal obeys.
+    """
+    for level, text in _described(event):
+        # An error has its hint on a line of its own; all else is one line.
+        yield level, (printable if isinstance(event, Restarting) else in_one_line)(redacted(text))
+
+
+def _described(event: Event) -> Iterator[tuple[int, str]]:
+    match event:
+        case EpochClaimed():
+            pass
+        case SparkStarted(seconds, web_url):
+            yield logging.INFO, f"Spark started in {seconds:.1f} s{f', UI at {web_url}' if web_url else ''}"
+        case LiveLocationChosen(url, reason):
+            yield logging.INFO, f"The live checkpointLocation is {url}: {reason}."
+        case Started():
+            restored = event.restored
+            origin = f"from {restored.reference} (batch {restored.batch})" if restored else "from nothing"
+            yield (
+                logging.INFO,
+                f"Epoch {event.epoch} of lineage {event.job_id} starts {origin}: {event.reason}. "
+                f"Restored in {event.restore_seconds:.2f} s.{f' Sink: {event.sink}.' if event.sink else ''}",
+            )
+            checks = len(event.preflight.findings)
+            yield logging.INFO, f"Preflight: {event.preflight.verdict} by {checks} checks"
+            for finding in event.preflight.bad:
+                yield logging.WARNING, f"Preflight: {finding.check}: {finding.verdict}, {finding.reason}"
+            if event.fell_back is not None:
+                yield logging.WARNING, f"What this start costs: {event.fell_back}."
+        case CheckpointQuarantined(record):
+            yield logging.WARNING, f"{record.checkpoint} is broken and was put into quarantine: {record.reason}"
+        case CheckpointsUnreadable(errors, directory):
+            for error in errors:
+                yield (
+                    logging.WARNING,
+                    f"{error.message} While it is there, no shared file of its lineage is deleted. Put it back from a "
+                    f"backup, or give it up with `dagster-ckpt dispose {directory}/{error.checkpoint}`.",
+                )
+        case CheckpointCompleted(metadata, dropped):
+            yield (
+                logging.INFO,
+                f"{metadata.name} completed at batch {metadata.batch}: {len(metadata.files)} files, "
+                f"{metadata.size} bytes, {metadata.new_bytes} of them new",
+            )
+            for item in dropped:
+                if item.metadata.location is not None:
+                    yield logging.INFO, f"Deleted the claimed savepoint {item.metadata.reference}: {item.reason}"
+        case SavepointCompleted(metadata):
+            yield logging.INFO, f"Savepoint of batch {metadata.batch} completed: {metadata.reference}"
+        case CheckpointInProgress() | RestoreInProgress():
+            yield logging.INFO, str(event)
+        case CheckpointFailed(number, reason, consecutive):
+            yield logging.WARNING, f"Checkpoint {number} failed ({consecutive} in a row): {reason}"
+        case SettingsIgnored(reasons):
+            for reason in reasons:
+                yield logging.WARNING, f"The state backend asks for what it does not get. {reason}"
+        case CheckpointsDropped(dropped):
+            yield logging.INFO, f"{len(dropped)} checkpoints are deleted at the end of the job"
+        case Replaying(batch, last, seconds):
+            yield (
+                logging.INFO,
+                f"Running batches {batch} to {last} again with the boundaries they had; {seconds:.0f} s so far",
+            )
+        case Restarting(error, reason, delay):
+            yield logging.WARNING, f"{error} {reason}, in {delay:.1f} s"

@@ -1,0 +1,275 @@
+"""The entries of Spark's own logs in a checkpointLocation, and what its operators say of their state."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from dagster_ckpt.checkpoint.format.snapshot import Json
+from dagster_ckpt.checkpoint.format.values import SIGNED_64, component, parsed
+from dagster_ckpt.config.state_backend import HDFS_PROVIDER, LAYOUTS, PROVIDER_CONF, StateLayout
+from dagster_ckpt.errors import CaptureIncomplete, RestoreRefused
+from dagster_ckpt.filesystem.names import inside
+
+__all__ = [
+    "PARTITIONS_CONF",
+    "CommitEntry",
+    "OffsetEntry",
+    "OperatorEntry",
+    "damaged",
+    "decoded",
+    "parse_commit",
+    "parse_offsets",
+    "parse_operator",
+    "parse_query_id",
+    "schema_path",
+]
+
+PARTITIONS_CONF = "spark.sql.shuffle.partitions"
+_SCHEMAS = "_stateSchema"
+_WATERMARK_KEY = "batchWatermarkMs"
+_FILE_SOURCE_KEYS = frozenset({"logOffset"})
+_OFFSET_VERSIONS = frozenset({1, 2})
+_COMMIT_VERSIONS = frozenset({1, 2, 3})
+_VERSION = re.compile(r"v([0-9]{1,9})")
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetEntry:
+    """One entry of the write-ahead log, ``offsets/<batch>``.
+
+    Attributes:
+        version: of the log's format (1 or 2).
+        watermark_ms: the watermark the batch runs with, milliseconds since the epoch.
+        timestamp_ms: the batch's processing time, milliseconds since the epoch.
+        conf: the SQL confs Spark fixes for the life of the query.
+        sources: (source id, its end offset as JSON text or ``None`` while it has no data), in order.
+    """
+
+    version: int
+    watermark_ms: int
+    timestamp_ms: int
+    conf: Mapping[str, str]
+    sources: tuple[tuple[str, str | None], ...]
+
+    @property
+    def provider_class(self) -> str:
+        """The class of the state store provider, as Spark fixed it."""
+        return self.conf.get(PROVIDER_CONF, HDFS_PROVIDER)
+
+    def provider(self, known: Mapping[str, StateLayout] = LAYOUTS) -> StateLayout:
+        """The one of ``known`` (by class) whose files the query's state store provider keeps.
+
+        Raises:
+            RestoreRefused: it is a class whose files are not known here.
+        """
+        provider = known.get(self.provider_class)
+        if provider is None:
+            raise RestoreRefused(
+                f"the query keeps its state with {self.provider_class}, whose files this release does not know; no "
+                "checkpoint of it could be restored",
+                hint=f"Start a new query with {PROVIDER_CONF} set to {' or '.join(LAYOUTS)}. If the class keeps "
+                "exactly the files of one of these, say so by state_backend=CustomStateBackend(..., layout=...).",
+            )
+        return provider
+
+    @property
+    def partitions(self) -> int | None:
+        """The number of partitions of the state, as Spark fixed it (or an offline repartition changed it).
+
+        Raises:
+            CaptureIncomplete: it is no number.
+        """
+        text = self.conf.get(PARTITIONS_CONF)
+        try:
+            return int(text) if text is not None else None
+        except ValueError as error:
+            raise damaged("the offset log", f"{PARTITIONS_CONF}: {error}") from error
+
+    def offset(self, source: str) -> Json:
+        """The end offset of a source, as its text where that is no JSON; ``None`` while it has no data."""
+        text = dict(self.sources).get(source)
+        if text is None:
+            return None
+        try:
+            value: Json = parsed(text)
+        except ValueError:
+            return text
+        return value
+
+    def file_source_offset(self, source: str) -> int | None:
+        """The last entry of a file source's log that the batch reads; ``None`` if it is no file source."""
+        offset = self.offset(source)
+        if isinstance(offset, dict) and offset.keys() == _FILE_SOURCE_KEYS:
+            entry = offset["logOffset"]
+            return entry if type(entry) is int and -1 <= entry <= SIGNED_64 else None
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class CommitEntry:
+    """One entry of the commit log, ``commits/<batch>``.
+
+    Attributes:
+        version: of the log's format (1 to 3).
+        unique_ids: of the state the batch committed, by operator id, then partition, then store; ``None``
+            under state format v1, which has none.
+    """
+
+    version: int
+    unique_ids: Mapping[str, tuple[tuple[str, ...], ...]] | None
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorEntry:
+    """What one stateful operator says about its state.
+
+    Attributes:
+        id: of the operator, the directory below ``state/``.
+        name: Spark's name of it, for example ``stateStoreSave``.
+        partitions: the number of partitions it was first planned with.
+        stores: the names of its stores; ``default`` lies directly in the directory of the partition.
+        schemas: the state schemas it names, relative to its directory (transformWithState only).
+    """
+
+    id: str
+    name: str
+    partitions: int
+    stores: tuple[str, ...]
+    schemas: tuple[str, ...] = ()
+
+
+def decoded(data: bytes, where: str) -> str:
+    """The text of a file of a location; ``where`` names it in errors.
+
+    Raises:
+        CaptureIncomplete: it is no text.
+    """
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise damaged(where, error) from error
+
+
+def parse_offsets(text: str, where: str) -> OffsetEntry:
+    """Parse ``offsets/<batch>``; ``where`` names it in errors.
+
+    Raises:
+        RestoreRefused: unknown version, or the log of continuous processing, which has no micro-batches.
+        CaptureIncomplete: not a whole entry.
+    """
+    lines = text.split("\n")
+    version = _version(lines[0], _OFFSET_VERSIONS, where)
+    if len(lines) > 1 and not lines[1].strip():
+        raise RestoreRefused(
+            f"{where} is of a query under continuous processing, which keeps no batch metadata; it has no "
+            "micro-batch boundaries to checkpoint at",
+            hint="Use trigger(processingTime=...) or trigger(availableNow=True).",
+        )
+    metadata = _json_object(lines[1] if len(lines) > 1 else "", where)
+    try:
+        watermark, timestamp = int(metadata[_WATERMARK_KEY]), int(metadata["batchTimestampMs"])
+        conf = {str(key): str(value) for key, value in metadata.get("conf", {}).items()}
+    except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
+        raise damaged(where, error) from error
+    sources: list[tuple[str, str | None]] = []
+    for index, line in enumerate(lines[2:]):
+        source, offset = str(index), line
+        if version >= 2:
+            source, colon, offset = line.partition(":")
+            if not colon:
+                raise damaged(where, f"no source id in {line!r}")
+        try:
+            component(source)  # it is the name of a directory
+        except ValueError as error:
+            raise damaged(where, error) from error
+        sources.append((source, None if offset == "-" else offset))
+    return OffsetEntry(version, watermark, timestamp, conf, tuple(sources))
+
+
+def parse_commit(text: str, where: str) -> CommitEntry:
+    """Parse ``commits/<batch>``; raises as :func:`parse_offsets`."""
+    header, _, body = text.partition("\n")
+    version = _version(header, _COMMIT_VERSIONS, where)
+    unique_ids = _json_object(body, where).get("stateUniqueIds")
+    if not unique_ids:
+        return CommitEntry(version, None)
+    try:
+        ids = {
+            str(operator): tuple(tuple(str(uid) for uid in stores) for stores in partitions)
+            for operator, partitions in unique_ids.items()
+        }
+    except (TypeError, AttributeError) as error:
+        raise damaged(where, error) from error
+    return CommitEntry(version, ids)
+
+
+def parse_query_id(text: str) -> str:
+    """The query id of the location's ``metadata``; raises as :func:`parse_offsets`."""
+    query_id = _json_object(text, "metadata").get("id")
+    if not isinstance(query_id, str):
+        raise damaged("metadata", "no query id")
+    return query_id
+
+
+def parse_operator(text: str, where: str) -> OperatorEntry:
+    """Parse an operator's metadata (``metadata`` or ``v2/<batch>``); raises as :func:`parse_offsets`."""
+    header, _, body = text.partition("\n")
+    _version(header, frozenset({1, 2}), where)
+    metadata = _json_object(body, where)
+    try:
+        info, stores = metadata["operatorInfo"], metadata["stateStoreInfo"]
+        return OperatorEntry(
+            id=component(str(info["operatorId"])),
+            name=str(info["operatorName"]),
+            partitions=int(stores[0]["numPartitions"]),
+            stores=tuple(component(str(store["storeName"])) for store in stores),
+            schemas=tuple(schema_path(str(path)) for store in stores for path in store.get("stateSchemaFilePaths", [])),
+        )
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+        raise damaged(where, error) from error
+
+
+def schema_path(recorded: str) -> str:
+    """A state schema's path relative to the operator's directory; Spark records it as an absolute URI.
+
+    Raises:
+        ValueError: it does not lie in an operator's ``_stateSchema``.
+    """
+    _, found, tail = recorded.rpartition(f"/{_SCHEMAS}/")
+    if not found or not tail:
+        raise ValueError(f"state schema at {recorded}")
+    return f"{_SCHEMAS}/{inside(tail)}"
+
+
+def _version(header: str, known: frozenset[int], where: str) -> int:
+    match = _VERSION.fullmatch(header.strip())
+    if match is None:
+        raise damaged(where, f"it begins with {header[:20]!r}, not with a version")
+    version = int(match[1])
+    if version not in known:
+        raise RestoreRefused(
+            f"{where} is of version {version}; this release reads up to v{max(known)}",
+            hint="It was written by a newer Spark; upgrade dagster-ckpt.",
+        )
+    return version
+
+
+def _json_object(text: str, where: str) -> dict[str, Any]:
+    try:
+        value = parsed(text)
+    except ValueError as error:
+        raise damaged(where, error) from error
+    if not isinstance(value, dict):
+        raise damaged(where, "not a JSON object")
+    return value
+
+
+def damaged(where: str, why: object) -> CaptureIncomplete:
+    """That an entry is not what Spark writes."""
+    return CaptureIncomplete(
+        f"{where} is not a whole entry ({why})",
+        hint="If it stays so the file is damaged; go back to a retained checkpoint.",
+    )

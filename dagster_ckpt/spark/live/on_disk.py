@@ -1,0 +1,94 @@
+"""A live location on a disk of this machine, or one that it shares with the executors."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dagster_ckpt.checkpoint.catalog.file_reader import materialize_checkpoint
+from dagster_ckpt.config.state_backend import LAYOUTS, StateLayout
+from dagster_ckpt.spark.files import CheckpointLocation, prepare_location
+
+if TYPE_CHECKING:
+    from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
+    from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata, FileEntry
+    from dagster_ckpt.checkpoint.format.snapshot import Identity
+
+from dagster_ckpt.spark.live.live_location import BEGUN, LOCATION, LiveLocation
+
+__all__ = ["LocalLive"]
+
+
+class LocalLive(LiveLocation):
+    """A live location on a disk of this machine, or one that it shares with the executors.
+
+    Args:
+        path: of the location, in the directory of its start.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @property
+    def url(self) -> str:
+        return str(self.path)
+
+    @property
+    def attempt(self) -> str:
+        return self.path.parent.name
+
+    def location(self, providers: Mapping[str, StateLayout] = LAYOUTS) -> CheckpointLocation:
+        return CheckpointLocation(self.path, providers)
+
+    def mark_begun(self) -> None:
+        (self.path.parent / BEGUN).touch()
+
+    def has_begun(self) -> bool:
+        return (self.path.parent / BEGUN).exists()
+
+    def unpack(
+        self, catalog: CheckpointCatalog, metadata: CheckpointMetadata, directory: Path, told: Callable[[int], object]
+    ) -> None:
+        with _nothing_left(directory):
+            materialize_checkpoint(catalog, metadata, directory, told)
+            self.prepare(directory)
+
+    def prepare(self, directory: Path) -> None:
+        prepare_location(directory / LOCATION)
+
+    def lay_out(self, directory: Path) -> None:
+        """It is there already."""
+
+    @contextlib.contextmanager
+    def trial(self, directory: Path) -> Iterator[str]:
+        scratch = directory / "trial"
+        shutil.copytree(self.path, scratch)
+        try:
+            yield str(scratch)
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+
+    @contextlib.contextmanager
+    def edited(self) -> Iterator[Path]:
+        yield self.path
+
+    def copied_from(self) -> list[tuple[FileEntry, Identity]]:
+        return []
+
+    def abandon(self) -> None:
+        """It stays to be looked at, until a later start has a checkpoint."""
+
+    def remove(self) -> None:
+        shutil.rmtree(self.path.parent, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _nothing_left(directory: Path) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        shutil.rmtree(directory, ignore_errors=True)
+        raise
