@@ -197,9 +197,9 @@ class Input:
         self._written = 0
         directory.mkdir(parents=True)
 
-    def every_key_once(self) -> list[Path]:
-        """Files that together hold each key once."""
-        return [self._write(keys) for keys in np.array_split(self._random.permutation(self._keys), FILL_BATCHES)]
+    def every_key_once(self, files: int) -> list[Path]:
+        """So many files that together hold each key once."""
+        return [self._write(keys) for keys in np.array_split(self._random.permutation(self._keys), files)]
 
     def block(self) -> list[Path]:
         """The files of a block, one per batch."""
@@ -657,7 +657,7 @@ def measure(options: Options, directory: Path) -> tuple[dict[str, int], list[Blo
         directory / "files", keys=options.keys, rows=options.rows, batches=options.batches, seed=options.seed
     )
     ours, theirs = context.Pipe(duplex=False)
-    filling = context.Process(target=fill, args=(options, directory, staged.every_key_once(), theirs))
+    filling = context.Process(target=fill, args=(options, directory, staged.every_key_once(FILL_BATCHES), theirs))
     filling.start()
     theirs.close()
     prepared: dict[str, int] = ours.recv()

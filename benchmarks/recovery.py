@@ -239,17 +239,16 @@ class NewRun:
 
 
 class InRun:
-    """A stream of distinct ids into a Parquet file sink whose tasks throw every ``EVERY`` batches."""
+    """A stream of distinct ids into a Parquet file sink whose tasks throw every so many batches."""
 
     NAME = "recovery"
-    #: Batches between two failures; with a checkpoint each second there are some in between.
-    EVERY = 15
     NEW_PER_BATCH = 1_000
 
-    def __init__(self, directory: Path, keys: int, restarts: int, delay: float) -> None:
+    def __init__(self, directory: Path, keys: int, restarts: int, every: int, delay: float) -> None:
         self._directory = directory
         self._keys = keys
         self._restarts = restarts
+        self._every = every
         self._delay = delay
         self._attempts = 0
         self._catalog = CheckpointCatalog(open_filesystem(str(directory / "checkpoints")), self.NAME)
@@ -337,7 +336,7 @@ class InRun:
         """Each id once. The attempt fails at a file of its own, so that its successor gets past it."""
         self._attempts += 1
         last = self._attempts > self._restarts
-        limit = 2**31 - 1 if last else self.EVERY * self._attempts
+        limit = 2**31 - 1 if last else self._every * self._attempts
         now = F.expr("java_method('java.lang.System', 'currentTimeMillis')")
         rows = (
             session.readStream.schema("id LONG, file INT")
@@ -373,7 +372,7 @@ class InRun:
         directory = self._directory / "input"
         directory.mkdir(parents=True)
         ids = 0
-        for number in range(self.EVERY * (self._restarts + 1) + 1):
+        for number in range(self._every * (self._restarts + 1) + 1):
             new = self._keys if number == 0 else self.NEW_PER_BATCH
             first = max(ids - self.NEW_PER_BATCH, 0)
             table = pa.table(
@@ -438,6 +437,9 @@ def main() -> int:
     parser.add_argument("--cases", type=int, default=5, help="kills of the run process; 0 to leave them out")
     parser.add_argument("--checkpoints", type=int, default=3, help="completed checkpoints before a kill")
     parser.add_argument("--restarts", type=int, default=5, help="failures of the query; 0 to leave them out")
+    parser.add_argument(
+        "--every", type=int, default=15, help="batches between two failures, with a checkpoint each second"
+    )
     parser.add_argument("--keys", type=int, default=100_000, help="keys of state of the query that fails")
     parser.add_argument("--delay", type=float, default=0.0, help="seconds the restart strategy waits, within the run")
     parser.add_argument("--directory", type=Path, default=ROOT / "artifacts" / "recovery", help="emptied first")
@@ -453,12 +455,14 @@ def main() -> int:
         results["new run"] = NewRun(directory / "new-run").run(options.cases, options.checkpoints)
     if options.restarts:
         print("Restart inside the run: a task throws", flush=True)
-        results["in run"] = InRun(directory / "in-run", options.keys, options.restarts, options.delay).run()
+        results["in run"] = InRun(
+            directory / "in-run", options.keys, options.restarts, options.every, options.delay
+        ).run()
     print(f"\n{_table(results)}")
     report = {
         "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": {"cpus": os.cpu_count(), "system": platform.platform(), "python": platform.python_version()},
-        "parameters": {name: getattr(options, name) for name in ("checkpoints", "keys", "delay")},
+        "parameters": {name: getattr(options, name) for name in ("checkpoints", "every", "keys", "delay")},
         "summary": {kind: summarize(cases) for kind, cases in results.items()},
         "cases": {kind: [asdict(case) for case in cases] for kind, cases in results.items()},
     }

@@ -40,8 +40,7 @@ from dagster_ckpt.checkpoint.catalog.file_reader import materialize_checkpoint, 
 from dagster_ckpt.checkpoint.catalog.newest import find_newest  # noqa: E402
 from dagster_ckpt.checkpoint.clock import SystemClock  # noqa: E402
 from dagster_ckpt.checkpoint.control.plan_archive import WriteAheadArchive  # noqa: E402
-from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata  # noqa: E402
-from dagster_ckpt.config.checkpoint_config import CheckpointConfig  # noqa: E402
+from dagster_ckpt.config.checkpoint_config import CheckpointConfig, JobStatus  # noqa: E402
 from dagster_ckpt.config.recovery import RestoreRequest  # noqa: E402
 from dagster_ckpt.config.restart import NoRestart  # noqa: E402
 from dagster_ckpt.filesystem import PosixFileSystem  # noqa: E402
@@ -56,8 +55,8 @@ REPLAY, ANEW = "replay", "anew"
 _NEVER = CheckpointConfig(interval="1 h", min_pause="1 h")
 
 
-class _LostError(BaseException):
-    """Interrupts a run as the loss of its process would: the run ends without a checkpoint."""
+class _Lost(BaseException):
+    """Interrupts a run, which then ends as if its process were lost."""
 
 
 class Stream:
@@ -89,7 +88,11 @@ class Stream:
     def run(
         self, request: RestoreRequest, seen: Callable[[Event], None] = lambda _: None, *, lost_at: int | None = None
     ) -> None:
-        """Run to the end of the data, or as if the process were lost once a batch is committed and its plan archived."""
+        """Run to the end of the data.
+
+        With ``lost_at`` the run goes on only until that batch is committed and its plan archived, and ends as if the
+        process were lost: without a checkpoint.
+        """
 
         def query(session: SparkSession) -> DataStreamWriter:
             rows = session.readStream.schema("k bigint").option("maxFilesPerTrigger", 1).parquet(str(self.source))
@@ -117,10 +120,12 @@ class Stream:
 
         def lose() -> None:
             if lost_at is not None and self._has_run(lost_at):
-                raise _LostError
+                raise _Lost
 
-        with contextlib.suppress(_LostError):
-            supervise(start, seen, on_turn=lose, is_cancellation=lambda: False)
+        with contextlib.suppress(_Lost):
+            ended = supervise(start, seen, on_turn=lose, is_cancellation=lambda: False)
+            if lost_at is not None or ended.status is not JobStatus.FINISHED:
+                raise RuntimeError(f"The run ended {ended.status}")
 
     def _has_run(self, batch: int) -> bool:
         (job_id,) = self.catalog.job_ids()

@@ -72,6 +72,7 @@ class Options:
 
     keys: int
     rows: int
+    fill: int
     warm_up: int
     batches: int
     rounds: int
@@ -259,7 +260,7 @@ def measure(options: Options, latency: float, jar: Path, directory: Path) -> lis
         try:
             for kind in (IN_BUCKET, OURS):
                 workers[kind] = Turns(work, kind, options, Place(url, str(jar), directory))
-            filling = staged.every_key_once()
+            filling = staged.every_key_once(options.fill)
             for kind in workers:
                 _say("fill", turn(kind, filling))
             for number in range(options.warm_up):
@@ -365,6 +366,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--keys", type=int, default=200_000, help="keys of state")
     parser.add_argument("--rows", type=int, default=10_000, help="rows a batch")
+    parser.add_argument("--fill", type=int, default=20, help="batches that fill the state")
     parser.add_argument("--warm-up", type=int, default=2, help="blocks of each kind before the rounds")
     parser.add_argument("--batches", type=int, default=10, help="batches a block")
     parser.add_argument("--rounds", type=int, default=10, help="pairs of one block of each kind")
