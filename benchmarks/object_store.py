@@ -33,9 +33,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dagster_ckpt.checkpoint.catalog.newest import find_newest
-from dagster_ckpt.checkpoint.format.facts import Facts
-
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
@@ -153,7 +150,8 @@ def storage_at(url: str) -> Any:
 
 
 def _checkpoint(storage: Any, directory: str) -> Any:
-    from dagster_ckpt.checkpoint.format.snapshot import PinnedFile, Snapshot  # noqa: PLC0415 - of the child alone
+    from dagster_ckpt.checkpoint.format.facts import Facts  # noqa: E402
+from dagster_ckpt.checkpoint.format.snapshot import PinnedFile, Snapshot  # noqa: PLC0415 - of the child alone
 
     store = _store(storage)
     files = tuple(
@@ -196,6 +194,7 @@ def _look_up(url: str, retained: int) -> dict[str, Any]:
 
 def _newest(storage: Any, retained: int) -> None:
     from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog  # noqa: PLC0415 - not of the children
+    from dagster_ckpt.checkpoint.catalog.newest import find_newest  # noqa: PLC0415
 
     found = find_newest(CheckpointCatalog(storage, "benchmark")).metadata
     assert found is not None

@@ -29,6 +29,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -42,24 +43,20 @@ from pyspark.sql import functions as F  # noqa: N812 - the name every Spark user
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from dagster_ckpt.checkpoint.catalog.file_reader import materialize_checkpoint
-
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog  # noqa: E402
+from dagster_ckpt.checkpoint.catalog.file_reader import materialize_checkpoint  # noqa: E402
 from dagster_ckpt.checkpoint.clock import SystemClock, iso  # noqa: E402
 from dagster_ckpt.checkpoint.control.epochs import Choice, End  # noqa: E402
 from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata  # noqa: E402
 from dagster_ckpt.checkpoint.processes import this_host  # noqa: E402
-from dagster_ckpt.checkpoint.taking.store import DEFAULT_INLINE_THRESHOLD, CompletedCheckpointStore  # noqa: E402
-from dagster_ckpt.config import (  # noqa: E402
-    CheckpointConfig,
-    CheckpointingMode,
-    JobStatus,
-    RestartStrategies,
-    RestoreRequest,
-)
+from dagster_ckpt.checkpoint.taking.shared_files import DEFAULT_INLINE_THRESHOLD  # noqa: E402
+from dagster_ckpt.checkpoint.taking.store import CompletedCheckpointStore  # noqa: E402
+from dagster_ckpt.config.checkpoint_config import CheckpointConfig, CheckpointingMode, JobStatus  # noqa: E402
+from dagster_ckpt.config.recovery import RestoreRequest  # noqa: E402
+from dagster_ckpt.config.restart import RestartStrategies  # noqa: E402
 from dagster_ckpt.filesystem import open_filesystem  # noqa: E402
 from dagster_ckpt.spark import (  # noqa: E402
     CheckpointCompleted,
@@ -200,9 +197,9 @@ class Input:
         self._written = 0
         directory.mkdir(parents=True)
 
-    def every_key_once(self) -> list[Path]:
-        """Files that together hold each key once."""
-        return [self._write(keys) for keys in np.array_split(self._random.permutation(self._keys), FILL_BATCHES)]
+    def every_key_once(self, files: int) -> list[Path]:
+        """So many files that together hold each key once."""
+        return [self._write(keys) for keys in np.array_split(self._random.permutation(self._keys), files)]
 
     def block(self) -> list[Path]:
         """The files of a block, one per batch."""
@@ -376,14 +373,14 @@ class Worker:
             cpu = Cpu(processes)
             self._feed.show(files)
             last = self._seen + len(files)
-            wait_for(lambda last=last: self._is_done(query, location, last), f"batch {last}", seconds=PATIENCE)
+            wait_for(partial(self._is_done, query, location, last), f"batch {last}", seconds=PATIENCE)
             own, others = cpu.since()
             self._feed.hide(files)
             block = Block(self._kind, cpu_seconds=own, others_cpu_seconds=others)
             self._measure(block, query, last)
             if self._kind == CHECKPOINTED:
                 # Its cost is no part of the block: at one a second, as many were taken within as it takes seconds.
-                wait_for(lambda last=last: self._has(last), f"the checkpoint of batch {last}", seconds=PATIENCE)
+                wait_for(partial(self._has, last), f"the checkpoint of batch {last}", seconds=PATIENCE)
                 block.checkpoints = [item for item in self._checkpoints if item.batch < last]
                 block.failed_checkpoints = self._failed
             self._seen = last
@@ -660,7 +657,7 @@ def measure(options: Options, directory: Path) -> tuple[dict[str, int], list[Blo
         directory / "files", keys=options.keys, rows=options.rows, batches=options.batches, seed=options.seed
     )
     ours, theirs = context.Pipe(duplex=False)
-    filling = context.Process(target=fill, args=(options, directory, staged.every_key_once(), theirs))
+    filling = context.Process(target=fill, args=(options, directory, staged.every_key_once(FILL_BATCHES), theirs))
     filling.start()
     theirs.close()
     prepared: dict[str, int] = ours.recv()

@@ -42,18 +42,15 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from assets.flights import land  # noqa: E402
-from assets.settings import DATA_VARIABLE, DataPaths  # noqa: E402
+from assets.settings import CHECKPOINT_PATH_VARIABLE, DATA_VARIABLE, DataPaths  # noqa: E402
 from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog  # noqa: E402
 from dagster_ckpt.checkpoint.clock import SystemClock  # noqa: E402
 from dagster_ckpt.checkpoint.control.heartbeat import HeartbeatFile  # noqa: E402
 from dagster_ckpt.checkpoint.format.layout import CONTROL_DIR  # noqa: E402
-from dagster_ckpt.checkpoint.taking.store import DEFAULT_INLINE_THRESHOLD  # noqa: E402
-from dagster_ckpt.config import (  # noqa: E402
-    CheckpointConfig,
-    JobStatus,
-    RestartStrategies,
-    RestoreRequest,
-)
+from dagster_ckpt.checkpoint.taking.shared_files import DEFAULT_INLINE_THRESHOLD  # noqa: E402
+from dagster_ckpt.config.checkpoint_config import CheckpointConfig, JobStatus  # noqa: E402
+from dagster_ckpt.config.recovery import RestoreRequest  # noqa: E402
+from dagster_ckpt.config.restart import RestartStrategies  # noqa: E402
 from dagster_ckpt.filesystem import open_filesystem  # noqa: E402
 from dagster_ckpt.orchestration import PARENT_RUN_TAG  # noqa: E402
 from dagster_ckpt.spark import (  # noqa: E402
@@ -104,8 +101,10 @@ class NewRun:
 
     def __init__(self, directory: Path) -> None:
         self._paths = DataPaths(directory / "data")
-        data = {DATA_VARIABLE: str(self._paths.root)}
-        self._dev = DagsterDev(ROOT / "workspace.yaml", directory / "dagster_home", data)
+        # Of the benchmark's own whatever the user's environment says: each case empties this directory.
+        self._checkpoints = directory / "data" / "checkpoints"
+        variables = {DATA_VARIABLE: str(self._paths.root), CHECKPOINT_PATH_VARIABLE: str(self._checkpoints)}
+        self._dev = DagsterDev(ROOT / "workspace.yaml", directory / "dagster_home", variables)
 
     def run(self, cases: int, checkpoints: int) -> list[Case]:
         """Run the cases one after another in one Dagster instance."""
@@ -118,7 +117,7 @@ class NewRun:
         return done
 
     def _one(self, checkpoints: int) -> Case:
-        for directory in (self._paths.delays, self._paths.checkpoints):
+        for directory in (self._paths.delays, self._checkpoints):
             shutil.rmtree(directory, ignore_errors=True)
         first = self._dev.launch(f"{JOB}_job")
         location = wait_for(
@@ -167,7 +166,7 @@ class NewRun:
         chosen = catalog.choice()
         if claim is None or chosen is None or claim.run_id != second:
             raise RuntimeError(f"The newest epoch is not one of run {second}")
-        choice = self._paths.checkpoints / JOB / CONTROL_DIR / "epochs" / f"e-{chosen[0]:010}.choice"
+        choice = self._checkpoints / JOB / CONTROL_DIR / "epochs" / f"e-{chosen[0]:010}.choice"
         marks = {
             "failure visible": self._event(first, dg.DagsterEventType.RUN_FAILURE),
             "run enqueued": self._event(second, dg.DagsterEventType.RUN_ENQUEUED),
@@ -236,21 +235,20 @@ class NewRun:
         wait_for(lambda: not self._dev.jvms(), "the JVM of the resumed run to be gone", seconds=60)
 
     def _catalog(self) -> CheckpointCatalog:
-        return CheckpointCatalog(open_filesystem(str(self._paths.checkpoints)), JOB)
+        return CheckpointCatalog(open_filesystem(str(self._checkpoints)), JOB)
 
 
 class InRun:
-    """A stream of distinct ids into a Parquet file sink whose tasks throw every ``EVERY`` batches."""
+    """A stream of distinct ids into a Parquet file sink whose tasks throw every so many batches."""
 
     NAME = "recovery"
-    #: Batches between two failures; with a checkpoint each second there are some in between.
-    EVERY = 15
     NEW_PER_BATCH = 1_000
 
-    def __init__(self, directory: Path, keys: int, restarts: int, delay: float) -> None:
+    def __init__(self, directory: Path, keys: int, restarts: int, every: int, delay: float) -> None:
         self._directory = directory
         self._keys = keys
         self._restarts = restarts
+        self._every = every
         self._delay = delay
         self._attempts = 0
         self._catalog = CheckpointCatalog(open_filesystem(str(directory / "checkpoints")), self.NAME)
@@ -338,7 +336,7 @@ class InRun:
         """Each id once. The attempt fails at a file of its own, so that its successor gets past it."""
         self._attempts += 1
         last = self._attempts > self._restarts
-        limit = 2**31 - 1 if last else self.EVERY * self._attempts
+        limit = 2**31 - 1 if last else self._every * self._attempts
         now = F.expr("java_method('java.lang.System', 'currentTimeMillis')")
         rows = (
             session.readStream.schema("id LONG, file INT")
@@ -374,7 +372,7 @@ class InRun:
         directory = self._directory / "input"
         directory.mkdir(parents=True)
         ids = 0
-        for number in range(self.EVERY * (self._restarts + 1) + 1):
+        for number in range(self._every * (self._restarts + 1) + 1):
             new = self._keys if number == 0 else self.NEW_PER_BATCH
             first = max(ids - self.NEW_PER_BATCH, 0)
             table = pa.table(
@@ -439,6 +437,9 @@ def main() -> int:
     parser.add_argument("--cases", type=int, default=5, help="kills of the run process; 0 to leave them out")
     parser.add_argument("--checkpoints", type=int, default=3, help="completed checkpoints before a kill")
     parser.add_argument("--restarts", type=int, default=5, help="failures of the query; 0 to leave them out")
+    parser.add_argument(
+        "--every", type=int, default=15, help="batches between two failures, with a checkpoint each second"
+    )
     parser.add_argument("--keys", type=int, default=100_000, help="keys of state of the query that fails")
     parser.add_argument("--delay", type=float, default=0.0, help="seconds the restart strategy waits, within the run")
     parser.add_argument("--directory", type=Path, default=ROOT / "artifacts" / "recovery", help="emptied first")
@@ -454,12 +455,14 @@ def main() -> int:
         results["new run"] = NewRun(directory / "new-run").run(options.cases, options.checkpoints)
     if options.restarts:
         print("Restart inside the run: a task throws", flush=True)
-        results["in run"] = InRun(directory / "in-run", options.keys, options.restarts, options.delay).run()
+        results["in run"] = InRun(
+            directory / "in-run", options.keys, options.restarts, options.every, options.delay
+        ).run()
     print(f"\n{_table(results)}")
     report = {
         "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": {"cpus": os.cpu_count(), "system": platform.platform(), "python": platform.python_version()},
-        "parameters": {name: getattr(options, name) for name in ("checkpoints", "keys", "delay")},
+        "parameters": {name: getattr(options, name) for name in ("checkpoints", "every", "keys", "delay")},
         "summary": {kind: summarize(cases) for kind, cases in results.items()},
         "cases": {kind: [asdict(case) for case in cases] for kind, cases in results.items()},
     }

@@ -12,6 +12,7 @@ rows, which is checked. Times are this process' monotonic clock at the run's eve
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import platform
@@ -31,16 +32,17 @@ import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from dagster_ckpt.checkpoint.catalog.file_reader import materialize_checkpoint, verify_checkpoint
-
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog  # noqa: E402
+from dagster_ckpt.checkpoint.catalog.file_reader import materialize_checkpoint, verify_checkpoint  # noqa: E402
+from dagster_ckpt.checkpoint.catalog.newest import find_newest  # noqa: E402
 from dagster_ckpt.checkpoint.clock import SystemClock  # noqa: E402
 from dagster_ckpt.checkpoint.control.plan_archive import WriteAheadArchive  # noqa: E402
-from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata  # noqa: E402
-from dagster_ckpt.config import CheckpointConfig, NoRestart, RestoreRequest  # noqa: E402
+from dagster_ckpt.config.checkpoint_config import CheckpointConfig, JobStatus  # noqa: E402
+from dagster_ckpt.config.recovery import RestoreRequest  # noqa: E402
+from dagster_ckpt.config.restart import NoRestart  # noqa: E402
 from dagster_ckpt.filesystem import PosixFileSystem  # noqa: E402
 from dagster_ckpt.spark import Event, Started, StreamingJob, StreamingRun, start_session, supervise  # noqa: E402
 from dagster_ckpt.spark.files.checkpoint_location import CheckpointLocation  # noqa: E402
@@ -51,6 +53,10 @@ from dagster_ckpt.spark.sinks.spark_sink_log import FileSink  # noqa: E402
 JOB = "restore"
 REPLAY, ANEW = "replay", "anew"
 _NEVER = CheckpointConfig(interval="1 h", min_pause="1 h")
+
+
+class _Lost(BaseException):
+    """Interrupts a run, which then ends as if its process were lost."""
 
 
 class Stream:
@@ -79,14 +85,21 @@ class Stream:
         new = np.arange(self._keys + number * count, self._keys + number * count + count // 2)
         self.land(number, np.concatenate([old, new]))
 
-    def run(self, request: RestoreRequest, seen: Callable[[Event], None] = lambda _: None) -> None:
-        """Run to the end of the data."""
+    def run(
+        self, request: RestoreRequest, seen: Callable[[Event], None] = lambda _: None, *, lost_at: int | None = None
+    ) -> None:
+        """Run to the end of the data.
+
+        With ``lost_at`` the run goes on only until that batch is committed and its plan archived, and ends as if the
+        process were lost: without a checkpoint.
+        """
 
         def query(session: SparkSession) -> DataStreamWriter:
             rows = session.readStream.schema("k bigint").option("maxFilesPerTrigger", 1).parquet(str(self.source))
             unique = rows.dropDuplicates(["k"])
             writer = unique.writeStream.format("parquet").option("path", str(self.sink))
-            return writer.trigger(availableNow=True)
+            # A query that ends takes a checkpoint of its last batch; a query that is lost waits for more data.
+            return writer.trigger(availableNow=True) if lost_at is None else writer.trigger(processingTime="0 seconds")
 
         job = StreamingJob(
             name=JOB,
@@ -105,15 +118,23 @@ class Stream:
                 job, run_id=str(uuid.uuid4()), request=request, series=None, clock=SystemClock(), emit=emit
             )
 
-        supervise(start, seen)
+        def lose() -> None:
+            if lost_at is not None and self._has_run(lost_at):
+                raise _Lost
+
+        with contextlib.suppress(_Lost):
+            ended = supervise(start, seen, on_turn=lose, is_cancellation=lambda: False)
+            if lost_at is not None or ended.status is not JobStatus.FINISHED:
+                raise RuntimeError(f"The run ended {ended.status}")
+
+    def _has_run(self, batch: int) -> bool:
+        (job_id,) = self.catalog.job_ids()
+        archived = WriteAheadArchive(self.filesystem, JOB, job_id).newest_batch()
+        return archived == batch and any(self.live.glob(f"*/checkpoint/commits/{batch}"))
 
     def rows(self) -> int:
         """Rows that a reader of the sink sees."""
         return sum(pq.ParquetFile(file).metadata.num_rows for file in FileSink(self.sink).committed_files())
-
-    def directory_of(self, metadata: CheckpointMetadata) -> Path:
-        """Where a checkpoint lies."""
-        return self._root / "storage" / JOB / metadata.job_id / metadata.name
 
     def keep(self) -> None:
         """Remember everything as it is now."""
@@ -181,7 +202,7 @@ def steps(stream: Stream, directory: Path) -> dict[str, float]:
         found[step] = round((time.monotonic() - began) * 1000, 1)
         return value
 
-    newest = timed("choose the checkpoint", stream.catalog.newest).metadata
+    newest = timed("choose the checkpoint", lambda: find_newest(stream.catalog)).metadata
     target = directory / uuid.uuid4().hex
     timed("read and verify every file", lambda: verify_checkpoint(stream.catalog, newest))
     timed("read, verify and write every file", lambda: materialize_checkpoint(stream.catalog, newest, target))
@@ -210,7 +231,9 @@ def main() -> int:
         stream = Stream(Path(home) / "job", options.keys)
         stream.land(0, np.arange(options.keys))
         stream.run(RestoreRequest())
-        _batches_without_a_checkpoint(stream, options.batches)
+        for number in range(1, options.batches + 1):
+            stream.land_small(number)
+        stream.run(RestoreRequest(), lost_at=options.batches)
         stream.keep()
         by_step = [steps(stream, Path(home)) for _ in range(options.rounds)]
         rounds: dict[str, list[dict[str, float]]] = {REPLAY: [], ANEW: []}
@@ -238,17 +261,6 @@ def main() -> int:
     if options.output is not None:
         options.output.write_text(json.dumps(report, indent=1), encoding="utf-8")
     return 0
-
-
-def _batches_without_a_checkpoint(stream: Stream, batches: int) -> None:
-    """Run them, and lose the live location: what happens when a host is lost with its disk."""
-    for number in range(1, batches + 1):
-        stream.land_small(number)
-    stream.run(RestoreRequest())
-    # The run has ended in order and so with a checkpoint of its last batch; a host that is lost leaves none.
-    (job_id,) = stream.catalog.job_ids()
-    for metadata in stream.catalog.completed(job_id)[0][1:]:
-        shutil.rmtree(stream.directory_of(metadata))
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -74,6 +75,7 @@ class Options:
 
     keys: int
     rows: int
+    fill: int
     warm_up: int
     batches: int
     rounds: int
@@ -203,20 +205,22 @@ class Worker:
             cpu = Cpu(processes)
             self._feed.show(files)
             last = self._seen + len(files)
-            wait_for(
-                lambda last=last: len(self._reports(query, last)) == last - self._seen,
-                f"batch {last}",
-                seconds=PATIENCE,
-            )
+            wait_for(partial(self._worked_through, query, last), f"batch {last}", seconds=PATIENCE)
             own, others = cpu.since()
             if self._kind == OURS:
-                wait_for(lambda last=last: last in self._completed, f"the checkpoint of batch {last}", seconds=PATIENCE)
+                wait_for(partial(self._has, last), f"the checkpoint of batch {last}", seconds=PATIENCE)
             block = self._block(self._reports(query, last))
             block.cpu_seconds, block.others_cpu_seconds = own, others
             block.checkpoints, block.failed_checkpoints = len(self._completed) - before, self._failed
             self._seen = last
             self._orders.send(block)
         query.stop()
+
+    def _worked_through(self, query: StreamingQuery, last: int) -> bool:
+        return len(self._reports(query, last)) == last - self._seen
+
+    def _has(self, batch: int) -> bool:
+        return batch in self._completed
 
     def _reports(self, query: StreamingQuery, last: int) -> list[dict[str, Any]]:
         if not query.isActive:
@@ -259,7 +263,7 @@ def measure(options: Options, latency: float, jar: Path, directory: Path) -> lis
         try:
             for kind in (IN_BUCKET, OURS):
                 workers[kind] = Turns(work, kind, options, Place(url, str(jar), directory))
-            filling = staged.every_key_once()
+            filling = staged.every_key_once(options.fill)
             for kind in workers:
                 _say("fill", turn(kind, filling))
             for number in range(options.warm_up):
@@ -365,6 +369,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--keys", type=int, default=200_000, help="keys of state")
     parser.add_argument("--rows", type=int, default=10_000, help="rows a batch")
+    parser.add_argument("--fill", type=int, default=20, help="batches that fill the state")
     parser.add_argument("--warm-up", type=int, default=2, help="blocks of each kind before the rounds")
     parser.add_argument("--batches", type=int, default=10, help="batches a block")
     parser.add_argument("--rounds", type=int, default=10, help="pairs of one block of each kind")

@@ -40,6 +40,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata  # noqa: E402
+from dagster_ckpt.checkpoint.format.snapshot import Json  # noqa: E402
 from dagster_ckpt.filesystem import PosixFileSystem  # noqa: E402
 from dagster_ckpt.spark import TransactionalFileSink, sink_to, start_session  # noqa: E402
 from dagster_ckpt.spark.sinks.pending_files import PendingFiles  # noqa: E402
@@ -189,7 +190,7 @@ def restore(directory: Path, commits: int) -> dict[str, float]:
             file = DataFile(f"part-00000-{uuid.uuid4()}.parquet", 0, batch, start.name)
             (directory / "many" / file.path).touch()
             log.commit([file], batch)
-    position = {"batch": commits - 1, "attempt": start.name}
+    position: dict[str, Json] = {"batch": commits - 1, "attempt": start.name}
     fresh = TransactionalFileSink(directory / "many")
     began = time.perf_counter()
     fresh.check(position, directory)

@@ -1,0 +1,173 @@
+"""Every script of ``benchmarks/`` at its smallest size: it runs to its end and reports the figures it is for."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_ROOT = next(parent for parent in Path(__file__).resolve().parents if (parent / "pyproject.toml").is_file())
+#: Seconds that a script may take on a busy machine; below the time that pytest gives a test.
+_PATIENCE = 540
+
+
+def _imports(report: Any) -> None:
+    assert {"import dagster", "import dagster_ckpt", "import definitions", "dagster-ckpt list"} <= set(
+        report["medians"]
+    )
+    assert all(seconds > 0 for seconds in report["medians"].values())
+
+
+def _object_store(report: Any) -> None:
+    sizes = {"20 x 10 KiB": 20 * 10 * 1024, "1 x 20 MiB": 20 << 20}
+    for name, size in sizes.items():
+        uploads = {record["how"]: record for record in report if record["set"] == name}
+        assert set(uploads) >= {"ours", "put recursive", "put_file loop"}
+        for upload in uploads.values():
+            assert upload["seconds"] > 0
+            assert upload["requests"] > 0
+            assert upload["bytes"] >= size
+            assert upload["memory_mib"] >= 0
+    (newest,) = (record for record in report if record["set"] == "newest of 10")
+    assert newest["seconds"] > 0
+    assert newest["requests"] > 0
+
+
+def _overhead(report: Any) -> None:
+    figures = report["summary"]
+    assert len(figures["ratios"]) == 2
+    assert 0 <= figures["ratio_lower_95"] <= figures["ratio_geometric_mean"]
+    assert figures["noise_between_equal_neighbours_median"] >= 0
+    for kind in ("A", "B"):
+        assert figures["rows_per_second_median"][kind] > 0
+        assert figures["cpu_seconds_mean"][kind] > 0
+    assert figures["checkpoints"] > 0
+    assert figures["failed_checkpoints"] == 0
+    for step in ("align_ms", "pin_ms", "write_ms"):
+        assert 0 < figures[step]["p50"] <= figures[step]["max"]
+    assert 0 < figures["new_bytes"]["mean"] < figures["full_copy_bytes_mean"]
+
+
+def _recovery(report: Any) -> None:
+    for kind in ("new run", "in run"):
+        (case,) = report["cases"][kind]
+        assert case["first_batch"] == case["restored_batch"] + 1
+        assert case["stages"]["restore"] > 0
+        assert case["stages"]["first_batch"] > 0
+        assert sum(case["stages"].values()) == pytest.approx(case["total"], abs=0.01)
+        assert report["summary"][kind]["total"]["median"] == case["total"]
+    assert all(seconds > 0 for seconds in report["cases"]["new run"][0]["stages"].values())
+
+
+def _restore(report: Any) -> None:
+    assert all(figure >= 0 for figure in report["steps_ms"].values())
+    assert report["steps_ms"]["read, verify and write every file"] > 0
+    assert report["steps_ms"]["checkpoint_files"] > 0
+    assert report["seconds_per_batch"]["replay"] > 0
+    assert report["seconds_per_batch"]["anew"] > 0
+    assert report["ratio"] > 0
+    for (run,) in report["runs"].values():
+        assert run["restore_s"] > 0
+        assert run["batches"] == report["batches"] - 1
+        assert run["rows"] > report["keys"]
+
+
+def _stream_in_bucket(report: Any) -> None:
+    (figures,) = report["summary"]
+    low, high = figures["ratio_95"]
+    assert len(figures["ratios"]) == 2
+    assert 0 <= low <= figures["ratio_of_batch_ms_a_to_b"] <= high
+    for kind in ("A", "B"):
+        for figure in ("batch_ms_median", "requests_per_batch", "sent_bytes_per_batch", "cpu_seconds_per_batch"):
+            assert figures[kind][figure] > 0
+        assert figures[kind]["failed_checkpoints"] == 0
+    assert figures["A"]["checkpoints"] == 0
+    assert figures["B"]["checkpoints"] > 0
+    assert figures["B"]["requests_per_checkpoint"] > 0
+
+
+def _transactional_sink(report: Any) -> None:
+    assert [case["files"] for case in report["commit_alone"]] == [1, 10, 100, 1000]
+    assert all(case["moved_ms"] > 0 and case["renamed_ms"] > 0 for case in report["commit_alone"])
+    assert report["restore"]["lists"] > 0
+    assert report["restore"]["check_s"] > 0
+    assert report["restore"]["rollback_s"] > 0
+    figures = report["summary"]
+    low, high = figures["ratio_95"]
+    assert figures["rows_per_second_A"] > 0
+    assert figures["rows_per_second_B"] > 0
+    assert 0 < low <= figures["ratio_B_to_A"] <= high
+    assert 0 < figures["commit_ms_median"] <= figures["commit_ms_max"]
+
+
+#: For each script: the smallest size that goes through all its code, whether it takes ``--directory``, and what its
+#: report must hold.
+_TABLE: dict[str, tuple[str, bool, Callable[[Any], None]]] = {
+    "imports": ("--rounds 1", False, _imports),
+    "object_store": (
+        "--sets '20 x 10 KiB' '1 x 20 MiB' --rounds 1 --latencies 0.001 --retained 10",
+        False,
+        _object_store,
+    ),
+    "overhead": (
+        "--keys 1000 --batches 3 --pairs 2 --warm-up-blocks 1 --interval 0.1 --maintenance 0.1 --partitions 1",
+        True,
+        _overhead,
+    ),
+    "recovery": ("--cases 1 --checkpoints 1 --restarts 1 --every 6 --keys 1000", True, _recovery),
+    "restore": ("--keys 1000 --batches 3 --rounds 1", False, _restore),
+    "stream_in_bucket": (
+        "--keys 100 --rows 10 --fill 2 --warm-up 1 --batches 2 --rounds 2 --latencies 0 --partitions 1",
+        True,
+        _stream_in_bucket,
+    ),
+    "transactional_sink": ("--rows 10 --batches 2 --pairs 2 --repeats 1 --commits 10", True, _transactional_sink),
+}
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("name", sorted({script.stem for script in (_ROOT / "benchmarks").glob("*.py")} | set(_TABLE)))
+def test_a_benchmark_reports_its_figures(name: str, tmp_path: Path) -> None:
+    assert name in _TABLE, (
+        f"Nothing here runs benchmarks/{name}.py: add its smallest size and a check of its report to _TABLE, "
+        "and its command to the table of benchmarks/README.md"
+    )
+    arguments, takes_directory, check = _TABLE[name]
+    readme = (_ROOT / "benchmarks" / "README.md").read_text(encoding="utf-8")
+    assert f"`{name}.py {arguments}`" in readme, f"benchmarks/README.md gives another smallest size of {name}.py"
+    output, log = tmp_path / "report.json", tmp_path / "log"
+    directory = ["--directory", str(tmp_path / "work")] if takes_directory else []
+
+    code = _run([f"benchmarks/{name}.py", *shlex.split(arguments), *directory, "--output", str(output)], log)
+
+    assert code == 0, log.read_text(encoding="utf-8")[-5000:]
+    check(json.loads(output.read_text(encoding="utf-8")))
+
+
+def _run(arguments: list[str], log: Path) -> int:
+    """Run Python with these arguments; its exit code. No process is left, a stopped one neither."""
+    environment = {**os.environ, "PYTHONPATH": str(_ROOT)}
+    with log.open("wb") as told:
+        process = subprocess.Popen(
+            [sys.executable, *arguments], cwd=_ROOT, env=environment, stdout=told, stderr=subprocess.STDOUT
+        )
+        try:
+            return process.wait(_PATIENCE)
+        except subprocess.TimeoutExpired:
+            pytest.fail(f"Not done after {_PATIENCE} s:\n{log.read_text(encoding='utf-8')[-5000:]}")
+        finally:
+            if process.poll() is None:
+                main = psutil.Process(process.pid)
+                for left in [*main.children(recursive=True), main]:
+                    left.kill()
+                process.wait()
