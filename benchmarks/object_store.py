@@ -150,8 +150,8 @@ def storage_at(url: str) -> Any:
 
 
 def _checkpoint(storage: Any, directory: str) -> Any:
-    from dagster_ckpt.checkpoint.format.facts import Facts  # noqa: E402
-from dagster_ckpt.checkpoint.format.snapshot import PinnedFile, Snapshot  # noqa: PLC0415 - of the child alone
+    from dagster_ckpt.checkpoint.format.facts import Facts  # noqa: PLC0415 - of the child alone
+    from dagster_ckpt.checkpoint.format.snapshot import PinnedFile, Snapshot  # noqa: PLC0415 - of the child alone
 
     store = _store(storage)
     files = tuple(
