@@ -177,6 +177,7 @@ def _store(storage: Any) -> Any:
 
 
 def _look_up(url: str, retained: int) -> dict[str, Any]:
+    from dagster_ckpt.checkpoint.format.facts import Facts  # noqa: PLC0415 - not of the children
     from dagster_ckpt.checkpoint.format.snapshot import Snapshot  # noqa: PLC0415 - not of the children
 
     storage = storage_at(url)
