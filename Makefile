@@ -33,8 +33,8 @@ test-integration: $(STAMP) ## the slow tests and those that need a daemon, a clu
 	@tools/require-npm
 	@tools/require-go
 	@echo "Building fake-gcs-server and versitygw; the first time takes a few minutes."
-	@$(BIN)/python -m tests.fake_gcs_server
-	@$(BIN)/python -m tests.versitygw
+	@$(BIN)/python -m tests.servers.fake_gcs_server
+	@$(BIN)/python -m tests.servers.versitygw
 	$(BIN)/python -m pytest -m "(slow or integration) and not exhaustive" $(SIDE_BY_SIDE)
 
 test-exhaustive: $(STAMP) ## what the other tests try at some points, at every point

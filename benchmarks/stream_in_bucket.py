@@ -63,7 +63,7 @@ from dagster_ckpt.spark import (  # noqa: E402
     supervise,
 )
 from dagster_ckpt.testing.dagster_dev import wait_for  # noqa: E402
-from tests.gcs_connector import connector_conf, connector_jar  # noqa: E402
+from tests.servers.gcs_connector import connector_conf, connector_jar  # noqa: E402
 
 JOB = "stream-in-bucket"
 IN_BUCKET, OURS = "A", "B"

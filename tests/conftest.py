@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import hypothesis
 import pytest
 
-from tests.local_spark import set_up_jvms, small_spark
+from tests.helpers.local_spark import set_up_jvms, small_spark
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from pyspark.sql import SparkSession
 
-    from tests.fake_gcs_server import FakeGcsServer
-    from tests.gcs import BucketServer
+    from tests.servers.fake_gcs_server import FakeGcsServer
+    from tests.servers.gcs import BucketServer
 
 
 # How long an example takes says how busy the machine is, not whether it is right.
@@ -24,12 +25,27 @@ hypothesis.settings.load_profile("unhurried")
 
 set_up_jvms()
 
+_HERE = Path(__file__).parent
 #: Directories whose files take minutes: what begins last would leave the other workers with nothing to do.
-_LONG = frozenset({"cluster", "matrix", "orchestration", "storages", "stored_live", "zombies"})
+_LONG = tuple(
+    _HERE / name
+    for name in (
+        "system/cluster",
+        "jobs/matrix",
+        "system/orchestration",
+        "unit/orchestration",
+        "system/storages",
+        "jobs/stored_live",
+        "jobs/zombies",
+    )
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: item.path.parent.name not in _LONG)
+    def place(item: pytest.Item) -> int:
+        return next((place for place, long in enumerate(_LONG) if item.path.is_relative_to(long)), len(_LONG))
+
+    items.sort(key=place)
 
 
 @pytest.fixture(scope="session")
@@ -43,7 +59,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 @pytest.fixture(scope="session")
 def fake_gcs_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeGcsServer]:
     """The server of gs:// that others wrote, of all tests of a worker."""
-    from tests.fake_gcs_server import running  # noqa: PLC0415 - for the tests of gs:// only
+    from tests.servers.fake_gcs_server import running  # noqa: PLC0415 - for the tests of gs:// only
 
     with running(tmp_path_factory.mktemp("fake-gcs-server") / "log") as server:
         yield server
@@ -52,7 +68,7 @@ def fake_gcs_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeGc
 @pytest.fixture(params=["ours", pytest.param("fake-gcs-server", marks=pytest.mark.integration)])
 def any_server(request: pytest.FixtureRequest) -> Iterator[BucketServer]:
     """Our server of gs:// and, in the integration tests, the other one, with one empty bucket."""
-    from tests.gcs import serving  # noqa: PLC0415 - for the tests of gs:// only
+    from tests.servers.gcs import serving  # noqa: PLC0415 - for the tests of gs:// only
 
     with serving(request.param, request) as server:
         yield server

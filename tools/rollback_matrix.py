@@ -5,7 +5,7 @@
 
 A case is a job that stopped in the middle of a batch, two batches after its newest checkpoint, and goes on; what the
 sink then holds is compared with the answer of plain Spark that never failed and read the same files in the same
-batches. What a case needs is in ``tests/matrix``. Cases that are in the results already are not run again.
+batches. What a case needs is in ``tests/jobs/matrix``. Cases that are in the results already are not run again.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ sys.path.insert(0, str(ROOT))
 
 from pyspark.sql import SparkSession  # noqa: E402
 
-from tests.local_spark import small_spark  # noqa: E402
-from tests.matrix.cases import EVENTS, MODES, SIZES, Base, Case, Outcome, bases, cases  # noqa: E402
-from tests.matrix.plain_spark import SINKS as PLAIN_SINKS  # noqa: E402
-from tests.matrix.plain_spark import PlainBase  # noqa: E402
-from tests.matrix.streams import BACKENDS, QUERIES, SINKS, FailureFree  # noqa: E402
+from tests.helpers.local_spark import small_spark  # noqa: E402
+from tests.jobs.matrix.cases import EVENTS, MODES, SIZES, Base, Case, Outcome, bases, cases  # noqa: E402
+from tests.jobs.matrix.plain_spark import SINKS as PLAIN_SINKS  # noqa: E402
+from tests.jobs.matrix.plain_spark import PlainBase  # noqa: E402
+from tests.jobs.matrix.streams import BACKENDS, QUERIES, SINKS, FailureFree  # noqa: E402
 
 OURS, PLAIN = "dagster_ckpt", "Spark alone"
 
@@ -121,7 +121,7 @@ def _table(records: list[dict[str, Any]]) -> str:
     lines = [
         "# Rollback: state and sink together",
         "",
-        "Made by `tools/rollback_matrix.py`; see it and `tests/matrix` for what a case is. A job read 7 files with a",
+        "Made by `tools/rollback_matrix.py`; see it and `tests/jobs/matrix` for the cases. A job read 7 files with a",
         "checkpoint after each, 2 more without, and was stopped in the middle of the batch of another. Then it went on",
         "as the case says, to the end of 7 more files. *Exact*: the rows in the sink, as a reader finds them who knows",
         "nothing of checkpoints, are those of a run that never failed and read the same files in the same batches.",

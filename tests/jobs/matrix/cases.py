@@ -1,0 +1,269 @@
+"""The cases of the rollback matrix: a job that stopped in the middle, gone on with in every way."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.catalog.file_reader import materialize_checkpoint
+from dagster_ckpt.checkpoint.catalog.newest import find_newest
+from dagster_ckpt.config.checkpoint_config import CheckpointingMode
+from dagster_ckpt.errors import RestoreRefused
+from dagster_ckpt.spark.events import Started
+from dagster_ckpt.spark.files.checkpoint_location import CheckpointLocation
+from tests.jobs.harness import NEVER, OFTEN, Bench, Pristine, eventually
+from tests.jobs.matrix.streams import (
+    BACKENDS,
+    CLOSING,
+    CLOSING_FILES,
+    NO_DATA,
+    QUERIES,
+    SCHEMA,
+    SINKS,
+    TRIES,
+    FailureFree,
+    Row,
+    Target,
+    batches_of,
+    between_ticks,
+    in_step,
+    land,
+    paced,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+KEPT, LOST = "crash, live location kept", "crash, live location lost"
+BY_ONE, BY_FIVE = "rollback by 1", "rollback by 5"
+EVENTS = (KEPT, LOST, BY_ONE, BY_FIVE)
+SAME, OTHER = "the same batch size", "another batch size"
+SIZES = (SAME, OTHER)
+MODES = tuple(mode.value for mode in CheckpointingMode)
+
+#: Files read before the stop: one a batch with a checkpoint each, then some without, then one in flight.
+CHECKPOINTED, BEYOND, LATER = 7, 2, 3
+
+
+@dataclass(frozen=True)
+class Case:
+    """One cell of the matrix."""
+
+    query: str
+    backend: str
+    sink: str
+    event: str
+    size: str
+    mode: str
+
+    def __str__(self) -> str:
+        return f"{self.query}, {self.backend}, {self.sink}, {self.event}, {self.size}, {self.mode}"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a case: rows that are missing or too many; or why the restore was refused."""
+
+    lost: int = 0
+    doubled: int = 0
+    refused: str = ""
+    failed: str = ""
+
+    @property
+    def word(self) -> str:
+        """One word for it."""
+        if self.failed:
+            return "failed"
+        if self.refused:
+            return "refused"
+        return "lost" if self.lost else "doubled" if self.doubled else "exact"
+
+
+def bases() -> list[tuple[str, str, str]]:
+    """Every query on every state backend it can use, into every sink. A stateless one has no state to keep."""
+    return [
+        (query, backend, sink)
+        for query, backend, sink in itertools.product(QUERIES, BACKENDS, SINKS)
+        if not (query == "stateless" and backend != "RocksDB changelog v2")
+        if not (query == "transformWithStateInPandas" and backend == "HDFSBacked")
+    ]
+
+
+def cases() -> list[Case]:
+    """The whole matrix."""
+    return [Case(*base, *how) for base in bases() for how in itertools.product(EVENTS, SIZES, MODES)]
+
+
+def pairwise(every: list[Case]) -> list[Case]:
+    """A subset in which every two values that occur together anywhere occur together."""
+
+    def pairs(case: Case) -> set[tuple[tuple[int, str], tuple[int, str]]]:
+        values = (case.query, case.backend, case.sink, case.event, case.size, case.mode)
+        return set(itertools.combinations(enumerate(values), 2))
+
+    missing = set().union(*map(pairs, every))
+    chosen: list[Case] = []
+    while missing:
+        best = max(every, key=lambda case: len(pairs(case) & missing))
+        chosen.append(best)
+        missing -= pairs(best)
+    return sorted(chosen, key=every.index)
+
+
+@dataclass
+class MatrixBench(Bench):
+    """A job of the matrix. Its input has late rows, and its sink is any of those that checkpoints cover."""
+
+    case_query: str = "stateless"
+    backend: str = "RocksDB"
+    target: str = "file"
+    closed: int = field(default=0)
+
+    def __post_init__(self) -> None:
+        self.query = _query
+
+    @property
+    def output(self) -> Target:
+        return Target(self.target, self.sink)
+
+    def land(self, count: int) -> None:
+        self.source.mkdir(parents=True, exist_ok=True)
+        for number in range(self.landed, self.landed + count):
+            between_ticks(self.case_query)
+            land(self.source, number)
+        self.landed += count
+
+    def close(self) -> None:
+        """Land files that are far ahead, so that no window stays open."""
+        for number in range(CLOSING, CLOSING + CLOSING_FILES):
+            land(self.source, number)
+
+    def batches(self) -> list[list[Path]]:
+        """Which files were read together, as the newest checkpoint knows."""
+        newest = find_newest(self.catalog).metadata
+        assert newest is not None
+        where = self.root / "opened"
+        materialize_checkpoint(self.catalog, newest, where)
+        try:
+            return batches_of(where / "checkpoint" / "sources", self.source)
+        finally:
+            shutil.rmtree(where)
+
+
+def _query(bench: Bench, session: SparkSession) -> DataStreamWriter:
+    assert isinstance(bench, MatrixBench)
+    if bench.catalog.choice() is None:  # what a query began with is fixed
+        for key, value in BACKENDS[bench.backend].items():
+            session.conf.set(key, value)
+
+    session.conf.set(*NO_DATA)
+
+    def read() -> DataFrame:
+        stream = session.readStream.schema(SCHEMA).option("maxFilesPerTrigger", bench.files_per_trigger)
+        return stream.json(str(bench.source))
+
+    writer = bench.output.writer(QUERIES[bench.case_query](read))
+    return writer.trigger(availableNow=True) if bench.until_done else paced(bench.case_query, writer)
+
+
+class Base:
+    """A job that stopped in the middle of a batch, some batches after its newest checkpoint.
+
+    Args:
+        spark: a session.
+        directory: for its files.
+        query: see :data:`~tests.jobs.matrix.streams.QUERIES`.
+        backend: see :data:`~tests.jobs.matrix.streams.BACKENDS`.
+        sink: see :data:`~tests.jobs.matrix.streams.SINKS`.
+    """
+
+    def __init__(self, spark: SparkSession, directory: Path, query: str, backend: str, sink: str) -> None:
+        for number in range(TRIES):
+            root = directory / f"job-{number}"
+            bench = MatrixBench(spark, root, until_done=False, case_query=query, backend=backend, target=sink)
+            self._checkpoint_each_batch(bench)
+            self._go_beyond(bench)
+            # Each start has a location of its own, with the entries since its checkpoint.
+            if all(map(in_step, bench.working.glob("*/checkpoint"))):
+                bench.until_done = True
+                self._pristine = Pristine(bench, directory / "backup")
+                return
+        raise AssertionError(f"the sources of {query} were out of step {TRIES} times")
+
+    def go_on(self, case: Case, failure_free: FailureFree) -> Outcome:
+        """Go on as the case says, to the end of the data, and compare."""
+        with self._pristine.borrowed() as bench:
+            assert isinstance(bench, MatrixBench)
+            return _go_on(bench, case, failure_free)
+
+    @staticmethod
+    def _checkpoint_each_batch(bench: MatrixBench) -> None:
+        launch = bench.launch(bench.job(config=OFTEN))
+        eventually("the query starts", lambda: bool(launch.of(Started)), unless=launch.check)
+        location = CheckpointLocation(bench.live())
+        for number in range(CHECKPOINTED):
+            bench.land(1)
+
+            def covered(files: int = number + 1) -> bool:
+                batch = launch.completed[-1].batch if launch.completed else -1
+                read = location.offsets(batch).file_source_offset("0") if batch >= 0 else None
+                return read is not None and read >= files - 1 and location.planned() is None
+
+            eventually(f"file {number} is checkpointed", covered, unless=launch.check)
+        launch.run.cancel()
+        launch.result()
+
+    @staticmethod
+    def _go_beyond(bench: MatrixBench) -> None:
+        launch = bench.launch(bench.job(config=NEVER))
+        eventually("the query starts", lambda: bool(launch.of(Started)), unless=launch.check)
+        for _ in range(BEYOND):
+            before = bench.await_committed(launch)
+            bench.land(1)
+            eventually(
+                "it is read",
+                lambda before=before: bench.await_committed(launch) > before,  # type: ignore[misc]
+                unless=launch.check,
+            )
+        location = CheckpointLocation(bench.live())
+        bench.land(1)
+        eventually("the last file is planned", lambda: location.planned() is not None, unless=launch.check)
+        launch.run.cancel()
+        launch.result()
+
+
+def _go_on(bench: MatrixBench, case: Case, failure_free: FailureFree) -> Outcome:
+    """Go on with a stopped job as the case says, to the end of the data, and compare."""
+    restore_from = "latest"
+    retained = find_newest(CheckpointCatalog(bench.filesystem, bench.name))
+    assert retained.metadata is not None
+    assert retained.job_id is not None
+    line = bench.catalog.completed(retained.job_id)[0]
+    if case.event != KEPT:
+        shutil.rmtree(bench.working)
+    if case.event in {BY_ONE, BY_FIVE}:
+        restore_from = line[-2 if case.event == BY_ONE else -6].reference
+    bench.files_per_trigger = 1 if case.size == SAME else 3
+    config = NEVER.model_copy(update={"mode": CheckpointingMode(case.mode)})
+    before = bench.photograph()
+    bench.land(LATER)
+    bench.close()
+    landed = bench.photograph()
+    launch = bench.launch(bench.job(config=config), restore_from=restore_from)
+    try:
+        launch.result()
+    except RestoreRefused as error:
+        replace(before, trees={**before.trees, "in": landed.trees["in"]}).assert_untouched(bench)
+        return Outcome(refused=error.message)
+    return compare(bench.output.rows(), failure_free.answer(case.query, bench.batches()))
+
+
+def compare(found: Counter[Row], expected: Counter[Row]) -> Outcome:
+    """Rows that are missing, and rows that are too many."""
+    return Outcome(lost=(expected - found).total(), doubled=(found - expected).total())

@@ -1,0 +1,152 @@
+"""A code location of tiny checkpointed pipelines, one per scenario, for tests with a real ``dagster dev``."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+from pyspark.sql import SparkSession, functions
+from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+from dagster_ckpt import (
+    CheckpointConfig,
+    CheckpointedStreamingAsset,
+    ExternalizedCheckpointCleanup,
+    FileSystemCheckpointStorage,
+    RestartStrategies,
+    SparkSessionResource,
+    build_checkpoint_definitions,
+    checkpointed_streaming_asset,
+)
+from tests.system.orchestration.pipeline import POISON, Pipeline
+
+_QUICK = RestartStrategies.fixed_delay_restart(10, "100 ms")
+_RETAIN = ExternalizedCheckpointCleanup.RETAIN_ON_CANCELLATION
+
+
+def _guarded(pipeline: Pipeline) -> Callable[..., Any]:
+    hold, poison = str(pipeline.hold), str(pipeline.poison)
+    driver, deadly = os.getpid(), str(pipeline.deadly)
+
+    # Nested, so that it travels to the worker by value: a worker cannot import this module.
+    def held_from() -> float:
+        try:
+            return int(Path(hold).read_text())
+        except FileNotFoundError:
+            return float("inf")
+
+    def guard(k: str, id_: int) -> str:
+        while id_ >= held_from():
+            time.sleep(0.05)
+        left = int(Path(poison).read_text()) if k == POISON and Path(poison).exists() else 0
+        if left > 0:
+            Path(poison).write_text(str(left - 1))
+            if Path(deadly).exists():
+                os.kill(driver, signal.SIGKILL)
+                time.sleep(60)
+            raise ValueError("a poison row")
+        return k
+
+    return functions.udf(guard, "string")
+
+
+def _pipeline(
+    name: str,
+    *,
+    cleanup: ExternalizedCheckpointCleanup = _RETAIN,
+    restart: Any = _QUICK,
+    num_retained: int = 3,
+    poison_batch_attempts: int | None = 5,
+) -> CheckpointedStreamingAsset:
+    # Read by each run anew, because each is a process that loads this module.
+    interval, pause = ("1 h", "1 h") if Pipeline.from_environment(name).unhurried.exists() else ("200 ms", "0 s")
+
+    @checkpointed_streaming_asset(
+        name=name,
+        config=CheckpointConfig(interval=interval, min_pause=pause, num_retained=num_retained, cleanup=cleanup),
+        restart=restart,
+        poison_batch_attempts=poison_batch_attempts,
+        report_interval=0.0,
+    )
+    def unique_rows(context: dg.AssetExecutionContext, spark: SparkSession) -> DataStreamWriter:
+        del context
+        pipeline = Pipeline.from_environment(name)
+        rows = spark.readStream.schema("k string, id long").option("maxFilesPerTrigger", 1).json(str(pipeline.landing))
+        unique = rows.select(_guarded(pipeline)("k", "id").alias("k"), "id").dropDuplicates(["id"])
+        writer = unique.writeStream.format("parquet").option("path", str(pipeline.output))
+        if pipeline.until_caught_up.exists():
+            return writer.trigger(availableNow=True)
+        return writer.trigger(processingTime="50 milliseconds")
+
+    return unique_rows
+
+
+killed = _pipeline("killed")
+lost_jvm = _pipeline("lost_jvm")
+host_crash = _pipeline("host_crash")
+retained = _pipeline("retained")
+deleted = _pipeline("deleted", cleanup=ExternalizedCheckpointCleanup.DELETE_ON_CANCELLATION)
+unexternalized = _pipeline("unexternalized", cleanup=ExternalizedCheckpointCleanup.NO_EXTERNALIZED_CHECKPOINTS)
+forced = _pipeline("forced", cleanup=ExternalizedCheckpointCleanup.DELETE_ON_CANCELLATION)
+interrupted = _pipeline("interrupted", cleanup=ExternalizedCheckpointCleanup.DELETE_ON_CANCELLATION)
+poisoned = _pipeline("poisoned", restart=RestartStrategies.fixed_delay_restart(2, "100 ms"))
+deadly = _pipeline("deadly", poison_batch_attempts=2)
+hiccups = _pipeline("hiccups", restart=RestartStrategies.fixed_delay_restart(2, "100 ms"))
+ticking = _pipeline("ticking")
+rolled_back = _pipeline("rolled_back", num_retained=10)
+materialized = _pipeline("materialized")
+saved = _pipeline("saved")
+configured = _pipeline("configured", restart=RestartStrategies.no_restart())
+
+_shared = Pipeline.from_environment("")
+
+defs = dg.Definitions.merge(
+    build_checkpoint_definitions(
+        [
+            killed,
+            lost_jvm,
+            host_crash,
+            retained,
+            deleted,
+            unexternalized,
+            forced,
+            interrupted,
+            poisoned,
+            deadly,
+            hiccups,
+            ticking,
+            rolled_back,
+            materialized,
+            saved,
+            configured,
+        ],
+        resources={
+            "checkpoint_storage": FileSystemCheckpointStorage(
+                checkpoint_path=str(_shared.checkpoint_path),
+                working_directory=str(_shared.working_directory),
+            ),
+            "spark": SparkSessionResource(
+                master="local[1]",
+                conf={
+                    "spark.driver.bindAddress": "127.0.0.1",
+                    "spark.driver.host": "127.0.0.1",
+                    "spark.driver.memory": "512m",
+                    # Python workers need not import pyarrow for a handful of rows.
+                    "spark.sql.execution.pythonUDF.arrow.enabled": "false",
+                    "spark.sql.shuffle.partitions": "1",
+                    "spark.ui.enabled": "false",
+                },
+            ),
+        },
+    ),
+    dg.Definitions(
+        schedules=[
+            dg.ScheduleDefinition(name="ticking_schedule", job_name=ticking.job_name, cron_schedule="0 6 * * *"),
+        ],
+    ),
+)

@@ -1,0 +1,183 @@
+"""What a user sees in the Dagster UI: the example, killed and resumed, in a real browser."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from assets.flights import land
+from assets.settings import DATA_VARIABLE, MAX_FILES_VARIABLE, DataPaths
+from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.control.heartbeat import HeartbeatFile
+from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
+from dagster_ckpt.filesystem import open_filesystem
+from dagster_ckpt.orchestration import names
+from dagster_ckpt.testing.dagster_dev import DagsterDev, wait_for
+from tools.screenshots import DagsterUI, browse, find_chromium
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(1500)]
+
+ROOT = Path(__file__).resolve().parents[3]
+JOB = "flight_delays"
+#: Far more than any step takes on an idle machine.
+PATIENCE = 400.0
+#: By this batch, two days each, the watermark has closed windows for the report.
+_CLOSED = 6
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A finished story, and the UI that shows it."""
+
+    ui: DagsterUI
+    first_run: str
+    resumed_run: str
+    restored: str
+    retained: list[CheckpointMetadata]
+
+    @property
+    def keys(self) -> list[str]:
+        return [names.partition_key(metadata) for metadata in self.retained]
+
+
+@pytest.fixture(scope="module")
+def shown(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shown]:
+    """Stream, kill, resume, terminate, report; then open the browser."""
+    find_chromium()  # its absence is told before minutes are spent
+    root = tmp_path_factory.mktemp("ui")
+    paths = DataPaths(root / "data")
+    land(paths.landed, days=20)
+    environment = {DATA_VARIABLE: str(paths.root), MAX_FILES_VARIABLE: "2", "SPARK_LOCAL_IP": "127.0.0.1"}
+    with DagsterDev(ROOT / "workspace.yaml", root / "dagster_home", environment) as dev:
+        catalog = CheckpointCatalog(open_filesystem(paths.checkpoints), JOB)
+        first = dev.launch(f"{JOB}_job")
+        _wait_checkpoints(dev, catalog, first, 2)
+        heartbeat = HeartbeatFile(catalog.filesystem, JOB).read()
+        assert heartbeat is not None
+        os.kill(heartbeat.processes[0].pid, signal.SIGKILL)
+
+        def resumed() -> str | None:
+            return next((run.run_id for run in dev.runs(JOB) if names.ATTEMPT_TAG in run.tags), None)
+
+        second = wait_for(resumed, f"the sensor to resume the job (see {dev.log})", seconds=PATIENCE, poll=0.5)
+        land(paths.landed, days=4)
+        _wait_checkpoints(dev, catalog, second, 1, batch=_CLOSED)
+        # Spark reports on a batch after it is committed, so a run's first checkpoint may know no numbers of it yet.
+        land(paths.landed, days=2)
+        _wait_checkpoints(dev, catalog, second, 2)
+        dev.terminate(second)
+        assert dev.wait_finished(second, seconds=PATIENCE) == "CANCELED"
+        report = dev.launch("__ASSET_JOB", assets=[["delay_report"]])
+        assert dev.wait_finished(report, seconds=PATIENCE) == "SUCCESS", f"see {dev.log}"
+        chosen = catalog.choice()
+        assert chosen is not None
+        assert chosen[1].restored is not None
+        with browse(dev) as ui:
+            yield Shown(ui, first, second, chosen[1].restored, catalog.completed(chosen[1].job_id)[0])
+            assert not ui.errors, "the UI's own code failed on a page"
+
+
+def test_the_lineage_goes_from_the_landing_to_checkpoints_and_output_and_on_to_the_report(shown: Shown) -> None:
+    shown.ui.lineage("flights", "delay_report")
+    assert {
+        ("landed_flights", "checkpoints"),
+        ("landed_flights", JOB),
+        ("landed_flights", "flight_delays_daily"),
+        (JOB, "delay_report"),
+    } <= shown.ui.edges()
+    node = shown.ui.page.locator("foreignObject", has_text=f"{len(shown.retained)} partitions")
+    node.wait_for()
+    assert "checkpoints" in (node.text_content() or "")
+
+
+def test_the_partitions_are_the_retained_set(shown: Shown) -> None:
+    shown.ui.partitions(JOB, shown.keys[-1])
+    assert set(shown.ui.partition_keys()) == set(shown.keys)
+    shown.ui.page.get_by_text(f"{len(shown.keys)} Partitions Selected").wait_for()
+
+
+def test_the_newest_checkpoint_shows_its_numbers_and_its_pointer(shown: Shown) -> None:
+    newest = shown.retained[-1]
+    shown.ui.checkpoints(JOB)
+    shown.ui.page.get_by_text(shown.keys[-1], exact=True).first.wait_for()
+    told = {
+        "checkpoint": newest.name,
+        "checkpoint_id": str(newest.checkpoint_id),
+        "epoch": str(newest.epoch),
+        "batch": str(newest.batch),
+        "files": str(len(newest.files)),
+        "bytes": str(newest.size),
+        "new_bytes": str(newest.new_bytes),
+        "restored_from": shown.restored,
+    }
+    for key, value in told.items():
+        assert shown.ui.metadata(key).locator("td").last.inner_text() == value, key
+    for key in ("duration_ms", "pin_ms", "state_rows", "retained_bytes"):
+        assert float(shown.ui.metadata(key).locator("td").last.inner_text()) >= 0, key
+    shown.ui.metadata("pointer").get_by_text(f"{newest.job_id}/{newest.name}").wait_for()
+
+
+def test_the_retained_set_is_a_table_with_the_newest_first(shown: Shown) -> None:
+    rows = shown.ui.retained(JOB).locator("tr").all_inner_texts()[1:]
+    listed = [re.search(r"chk-\s*\d+", row) for row in rows]
+    assert [match[0] if match else None for match in listed] == [item.name for item in reversed(shown.retained)]
+
+
+def test_the_numbers_are_plotted(shown: Shown) -> None:
+    shown.ui.plots(JOB)
+    for key in ("batch", "bytes"):
+        shown.ui.page.get_by_text(key, exact=True).first.wait_for()
+    drawn = "canvas => canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data.some(v => v)"
+    assert shown.ui.page.locator("canvas").first.evaluate(drawn)
+
+
+def test_the_resumed_run_tells_what_it_is_and_where_it_came_from(shown: Shown) -> None:
+    tags = shown.ui.run_tags(shown.resumed_run).inner_text()
+    assert f"dagster_ckpt/job: {JOB}" in tags
+    assert "dagster_ckpt/attempt: 1" in tags
+    assert f"dagster_ckpt/job_id: {shown.retained[-1].job_id}" in tags
+    assert f"dagster_ckpt/restored_from: {shown.restored}" in tags
+    assert f"parent_run_id: {shown.first_run}" in tags
+    assert f"root_run_id: {shown.first_run}" in tags
+    shown.ui.run(shown.resumed_run, "of lineage")
+    shown.ui.page.get_by_text(f"starts from {shown.restored}").first.wait_for()
+
+
+def test_the_report_shows_its_picture(shown: Shown) -> None:
+    image = shown.ui.picture("delay_report", "picture")
+    assert image.evaluate("image => image.complete && image.naturalWidth") == 810
+
+
+def test_the_sensor_tells_why_it_does_nothing_and_what_it_launched(shown: Shown) -> None:
+    assert f"{JOB}: it ended CANCELED" in shown.ui.ticks("checkpoint_resume_sensor")
+    shown.ui.requested_ticks("checkpoint_resume_sensor")
+    shown.ui.page.get_by_text(shown.resumed_run[:8]).first.wait_for()
+
+
+def test_a_missing_chromium_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(FileNotFoundError, match="Chromium is missing"):
+        find_chromium()
+
+
+def _wait_checkpoints(dev: DagsterDev, catalog: CheckpointCatalog, run_id: str, count: int, *, batch: int = 0) -> None:
+    """Wait for so many checkpoints of a run, the newest at ``batch`` or later."""
+
+    def ask() -> bool:
+        chosen = catalog.choice()
+        completed = catalog.completed(chosen[1].job_id)[0] if chosen is not None else []
+        # A salvage is no checkpoint of the run: it was taken of what the run before had left, and knows no progress.
+        mine = [item for item in completed if item.writer["run_id"] == run_id and item.kind == "checkpoint"]
+        if len(mine) >= count and mine[-1].batch >= batch:
+            return True
+        if (status := dev.status(run_id)) in ("SUCCESS", "FAILURE", "CANCELED"):
+            raise AssertionError(f"run {run_id} ended {status}; see {dev.log}")
+        return False
+
+    wait_for(ask, f"{count} checkpoints of run {run_id} (see {dev.log})", seconds=PATIENCE, poll=0.5)

@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+from dagster_ckpt.checkpoint.control.failures import DIED, Failure, FailureLog
+from tests.helpers.checkpoint.driver import JOB
+from tests.helpers.checkpoint.memory import MemoryFileSystem
+
+FIRST = Failure("run-a", 1, 100.0, 7, "executor lost")
+
+
+def test_a_failure_seen_by_many_is_recorded_once(memory: MemoryFileSystem) -> None:
+    log = FailureLog(memory, JOB)
+    log.record(1, FIRST)
+    log.record(1, FIRST)
+    log.record(1, replace(FIRST, at=103.5, reason="as the sensor saw it"))
+    assert log.of(1) == [FIRST]
+
+
+def test_failures_are_told_oldest_first_and_by_series(memory: MemoryFileSystem) -> None:
+    log = FailureLog(memory, JOB)
+    died = Failure("run-a", DIED, 300.0, None, "the process is gone")
+    second = Failure("run-a", 2, 200.0, 8, "again", recoverable=False)
+    other = Failure("run-b", 1, 50.0, 1, "another series")
+    for series, failure in ((1, died), (1, second), (1, FIRST), (4, other)):
+        log.record(series, failure)
+    assert log.of(1) == [FIRST, second, died]
+    assert log.of(4) == [other]
+    assert log.of(9) == []
+
+
+def test_what_a_killed_writer_left_is_ignored(memory: MemoryFileSystem) -> None:
+    log = FailureLog(memory, JOB)
+    log.record(1, FIRST)
+    memory.create(f"{JOB}/control/failures/s-0000000001/.run-a-000002.abc.tmp", b"{half")
+    assert log.of(1) == [FIRST]
+
+
+def test_only_the_last_series_are_kept(memory: MemoryFileSystem) -> None:
+    log = FailureLog(memory, JOB)
+    for series in range(1, 41):
+        log.record(series, FIRST)
+    log.forget_before(40)
+    assert [series for series in range(1, 41) if log.of(series)] == list(range(20, 41))

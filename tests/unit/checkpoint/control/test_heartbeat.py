@@ -1,0 +1,508 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import psutil
+import pytest
+
+from dagster_ckpt.checkpoint.control import heart
+from dagster_ckpt.checkpoint.control.heart import Heart
+from dagster_ckpt.checkpoint.control.heartbeat import (
+    INTERVAL,
+    LEASE,
+    SETTLED,
+    Heartbeat,
+    HeartbeatFile,
+    unchanged_for,
+)
+from dagster_ckpt.checkpoint.processes import ProcessIdentity, this_host
+from dagster_ckpt.errors import JobAlreadyRunning, StorageError
+from dagster_ckpt.testing import Action, Fail, FaultInjectingFileSystem, Hang, Operation
+from tests.helpers.checkpoint.driver import JOB, ManualClock
+from tests.helpers.checkpoint.memory import MemoryFileSystem
+from tests.unit.checkpoint.control.bystanders import driving, jvm
+
+
+@pytest.fixture
+def other() -> Iterator[subprocess.Popen[str]]:
+    """A live process that does nothing."""
+    with subprocess.Popen(
+        [sys.executable, "-c", "import signal; print(flush=True); signal.pause()"], stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        yield process
+        process.kill()
+
+
+@pytest.fixture
+def file(memory: MemoryFileSystem) -> HeartbeatFile:
+    return HeartbeatFile(memory, JOB)
+
+
+def beat(clock: ManualClock, *processes: ProcessIdentity, epoch: int = 1) -> Heartbeat:
+    return Heartbeat(epoch, "run-a", processes, 5, clock.time(), uptime=clock.monotonic())
+
+
+def no_wait(seconds: float) -> None:
+    pytest.fail(f"waited {seconds} s although the process is here")
+
+
+class TestProcessIdentity:
+    def test_of_this_process(self) -> None:
+        me = ProcessIdentity.of(os.getpid())
+        assert me.is_here
+        assert me.is_alive()
+        assert me == ProcessIdentity.of(os.getpid()) == ProcessIdentity.current()
+
+    def test_a_process_that_ended(self, other: subprocess.Popen[str]) -> None:
+        identity = ProcessIdentity.of(other.pid)
+        assert identity.is_alive()
+        other.kill()
+        assert_gone(identity)
+        other.wait()
+        assert not identity.is_alive()
+        assert not identity.kill()
+
+    def test_a_pid_used_again_is_another_process(self, other: subprocess.Popen[str]) -> None:
+        identity = ProcessIdentity.of(other.pid)
+        assert identity.ticks is not None
+        before = replace(identity, ticks=identity.ticks - 6000)
+        assert not before.is_alive()
+        assert not before.kill()
+        assert other.poll() is None
+
+    def test_a_stopped_process_is_alive_and_can_be_killed(self, other: subprocess.Popen[str]) -> None:
+        identity = ProcessIdentity.of(other.pid)
+        other.send_signal(signal.SIGSTOP)
+        assert identity.is_alive()
+        assert identity.kill()
+        assert not identity.is_alive()
+
+    def test_another_boot_is_another_host(self) -> None:
+        assert not replace(ProcessIdentity.current(), host="elsewhere/1").is_here
+        assert "/" in this_host()
+
+
+def assert_gone(identity: ProcessIdentity) -> None:
+    """An entry that its parent has not collected yet is no process any more."""
+    with psutil.Popen(["true"]):
+        pass
+    for _ in range(100_000):
+        if not identity.is_alive():
+            return
+        os.sched_yield()
+    pytest.fail("still alive")
+
+
+class TestIsDead:
+    def test_while_its_process_lives_and_beats(self, clock: ManualClock) -> None:
+        heartbeat = beat(clock, ProcessIdentity.current())
+        assert heartbeat.is_dead(clock) is None
+        clock.advance(LEASE)
+        assert heartbeat.is_dead(clock) is None
+
+    def test_reasons(self, clock: ManualClock, other: subprocess.Popen[str]) -> None:
+        me, it = ProcessIdentity.current(), ProcessIdentity.of(other.pid)
+        assert replace(beat(clock, me), stopped=True).is_dead(clock) == "it ended"
+        before = beat(clock, me)
+        clock.advance(42)
+        assert before.is_dead(clock) == "no heartbeat for 42 s"
+        other.kill()
+        other.wait()
+        assert beat(clock, it, me).is_dead(clock) == f"its process {other.pid} is gone"
+
+    def test_elsewhere_only_what_was_seen_of_it_counts(self, clock: ManualClock) -> None:
+        heartbeat = beat(clock, ProcessIdentity("elsewhere/1", 1, 1.0))
+        clock.advance(3600)
+        assert heartbeat.is_dead(clock) is None, "nobody has watched it"
+        assert heartbeat.is_dead(clock, unchanged=29) is None
+        assert heartbeat.is_dead(clock, unchanged=31) == "no heartbeat for 31 s"
+        assert heartbeat.is_dead(clock, unchanged=31, lease=60) is None
+
+    def test_here_silence_counts_when_it_cannot_lie_over_a_newer_beat(self, clock: ManualClock) -> None:
+        heartbeat = beat(clock, ProcessIdentity.current())
+        clock.advance(42)
+        assert heartbeat.is_dead(clock, unchanged=SETTLED - 0.1) is None
+        assert heartbeat.is_dead(clock, unchanged=SETTLED) == "no heartbeat for 42 s"
+
+    @pytest.mark.parametrize("set_by", [-3600.0, 3600.0])
+    def test_a_clock_that_is_set_kills_nobody_and_hides_nobody(self, clock: ManualClock, set_by: float) -> None:
+        heartbeat = replace(beat(clock, ProcessIdentity.current()), beat_at=clock.time() + set_by)
+        assert heartbeat.is_dead(clock) is None
+        clock.advance(LEASE + 1)
+        assert heartbeat.is_dead(clock) == "no heartbeat for 31 s"
+
+    def test_for_how_long_it_was_seen_unchanged(self, clock: ManualClock) -> None:
+        what = ("storage", "of this test")
+        assert unchanged_for(what, (1, 5), clock) == 0
+        clock.advance(20)
+        assert unchanged_for(what, (1, 5), clock) == 20
+        assert unchanged_for(("storage", "another"), (1, 5), clock) == 0
+        assert unchanged_for(what, (1, 6), clock) == 0
+        clock.advance(31)
+        assert unchanged_for(what, (1, 6), clock) == 31
+
+
+class TestFreeJob:
+    def test_nobody_was_here(self, file: HeartbeatFile, clock: ManualClock) -> None:
+        assert file.free_job(clock, no_wait) == ()
+
+    def test_an_orderly_end(self, file: HeartbeatFile, clock: ManualClock, other: subprocess.Popen[str]) -> None:
+        file.write(replace(beat(clock, ProcessIdentity.of(other.pid)), stopped=True))
+        assert file.free_job(clock, no_wait) == ()
+        assert other.poll() is None
+
+    def test_its_own_process(self, file: HeartbeatFile, clock: ManualClock) -> None:
+        file.write(beat(clock, ProcessIdentity.current()))
+        assert file.free_job(clock, no_wait) == ()
+
+    def test_a_live_run_is_refused_by_name(
+        self, file: HeartbeatFile, clock: ManualClock, other: subprocess.Popen[str]
+    ) -> None:
+        file.write(beat(clock, ProcessIdentity.of(other.pid), epoch=3))
+        with pytest.raises(
+            JobAlreadyRunning, match=rf"'flights' .* run run-a \(process {other.pid} .* epoch 3"
+        ) as raised:
+            file.free_job(clock, no_wait)
+        assert "Terminate run run-a first" in raised.value.hint
+        assert other.poll() is None
+
+    def test_what_is_left_of_a_dead_run_is_killed(self, file: HeartbeatFile, clock: ManualClock) -> None:
+        """The driver is gone, its JVM still writes."""
+        with subprocess.Popen(["true"]) as driver:
+            dead = ProcessIdentity(this_host(), driver.pid, 1.0, 1)
+        with jvm(dead.mark) as left:
+            identity = ProcessIdentity.of(left.pid)
+            file.write(beat(clock, dead, identity))
+            assert list(file.free_job(clock, no_wait)) == [identity]
+            assert not identity.is_alive()
+
+    def test_a_reused_pid_is_not_killed(
+        self, file: HeartbeatFile, clock: ManualClock, other: subprocess.Popen[str]
+    ) -> None:
+        file.write(beat(clock, replace(ProcessIdentity.of(other.pid), ticks=1)))
+        assert list(file.free_job(clock, no_wait)) == []
+        assert other.poll() is None
+
+    def test_a_stopped_process_is_killed_when_its_lease_is_over(self, file: HeartbeatFile, clock: ManualClock) -> None:
+        with driving(file.key) as driver:
+            identity = ProcessIdentity.of(driver.pid)
+            driver.send_signal(signal.SIGSTOP)
+            file.write(beat(clock, identity))
+            with pytest.raises(JobAlreadyRunning):
+                file.free_job(clock, no_wait)
+            clock.advance(LEASE + 1)
+            started = clock.now
+            assert list(file.free_job(clock, clock.advance)) == [identity]
+            assert SETTLED <= clock.now - started <= SETTLED + INTERVAL
+            assert not identity.is_alive()
+
+    @pytest.mark.parametrize("epoch", [1, 2], ids=["its own", "of a later epoch"])
+    def test_a_beat_that_came_late_kills_nobody(
+        self, file: HeartbeatFile, clock: ManualClock, other: subprocess.Popen[str], epoch: int
+    ) -> None:
+        late = beat(clock, ProcessIdentity.of(other.pid))
+        file.write(late)
+        clock.advance(LEASE + 1)
+
+        def it_beats(seconds: float) -> None:
+            clock.advance(seconds)
+            file.write(replace(beat(clock, ProcessIdentity.of(other.pid), epoch=epoch), sequence=30))
+
+        with pytest.raises(JobAlreadyRunning, match=f"epoch {epoch}"):
+            file.free_job(clock, it_beats)
+        assert other.poll() is None
+
+    def test_a_process_that_lives_is_not_killed_because_a_clock_was_set(
+        self, file: HeartbeatFile, clock: ManualClock, other: subprocess.Popen[str]
+    ) -> None:
+        file.write(replace(beat(clock, ProcessIdentity.of(other.pid)), beat_at=1.0))
+        with pytest.raises(JobAlreadyRunning):
+            file.free_job(clock, no_wait)
+        assert other.poll() is None
+
+    def test_of_a_record_that_tells_no_uptime_it_is_watched(self, file: HeartbeatFile, clock: ManualClock) -> None:
+        with driving(file.key) as driver:
+            identity = ProcessIdentity.of(driver.pid)
+            silent = replace(beat(clock, identity), uptime=None)
+            file.write(silent)
+
+            def it_beats(seconds: float) -> None:
+                clock.advance(seconds)
+                file.write(replace(silent, sequence=silent.sequence + 1))
+
+            with pytest.raises(JobAlreadyRunning):
+                file.free_job(clock, it_beats)
+            assert list(file.free_job(clock, clock.advance)) == [identity]
+
+    def test_another_host_is_watched_for_a_lease(self, file: HeartbeatFile, clock: ManualClock) -> None:
+        file.write(beat(clock, ProcessIdentity("elsewhere/1", 1, 1.0)))
+        started = clock.now
+        assert file.free_job(clock, clock.advance) == ()
+        assert LEASE <= clock.now - started <= LEASE + INTERVAL
+
+    def test_its_clock_is_not_compared_with_ours(self, file: HeartbeatFile, clock: ManualClock) -> None:
+        old = replace(beat(clock, ProcessIdentity("elsewhere/1", 1, 1.0)), beat_at=1.0)
+        file.write(old)
+
+        def it_beats(seconds: float) -> None:
+            clock.advance(seconds)
+            file.write(replace(old, sequence=old.sequence + int(clock.now)))
+
+        with pytest.raises(JobAlreadyRunning, match="on elsewhere"):
+            file.free_job(clock, it_beats)
+
+    def test_one_that_ends_while_it_is_watched(self, file: HeartbeatFile, clock: ManualClock) -> None:
+        heartbeat = beat(clock, ProcessIdentity("elsewhere/1", 1, 1.0))
+        file.write(heartbeat)
+        started = clock.now
+
+        def it_ends(seconds: float) -> None:
+            clock.advance(seconds)
+            file.write(replace(heartbeat, stopped=True))
+
+        assert file.free_job(clock, it_ends) == ()
+        assert clock.now - started == INTERVAL
+
+
+class TestHeart:
+    def test_it_beats_from_start_to_stop(self, file: HeartbeatFile, clock: ManualClock) -> None:
+        heart = Heart(file, clock, epoch=4, run_id="run-a")
+        heart.start()
+        first = file.read()
+        assert first is not None
+        assert (first.epoch, first.run_id, first.sequence, first.stopped) == (4, "run-a", 1, False)
+        assert first.beat_at == clock.time()
+        assert first.processes == (ProcessIdentity.current(),)
+        heart.stop()
+        last = file.read()
+        assert last is not None
+        assert last.stopped
+        assert last.sequence > first.sequence
+
+    def test_processes_and_epochs_are_added(
+        self, file: HeartbeatFile, clock: ManualClock, other: subprocess.Popen[str]
+    ) -> None:
+        heart = Heart(file, clock, epoch=1, run_id="run-a")
+        heart.add_process(other.pid)
+        heart.add_process(other.pid)
+        heart.hold(2)
+        current = file.read()
+        assert current is not None
+        assert current.epoch == 2
+        assert [process.pid for process in current.processes] == [os.getpid(), other.pid]
+
+    def test_a_newer_epochs_heartbeat_is_not_overwritten(self, file: HeartbeatFile, clock: ManualClock) -> None:
+        heart = Heart(file, clock, epoch=1, run_id="old")
+        heart.start()
+        newer = replace(beat(clock, ProcessIdentity("elsewhere/1", 1, 1.0), epoch=2), run_id="new")
+        file.write(newer)
+        heart.add_process(os.getpid())
+        heart.stop()
+        assert file.read() == newer
+
+    def test_a_storage_that_refuses_does_not_stop_it(self, memory: MemoryFileSystem, clock: ManualClock) -> None:
+        disk = FaultInjectingFileSystem(memory, lambda _: Fail())
+        heart = Heart(HeartbeatFile(disk, JOB), clock, epoch=1, run_id="run-a")
+        heart.start()
+        disk.plan = lambda _: None
+        heart.stop()
+        current = HeartbeatFile(memory, JOB).read()
+        assert current is not None
+        assert current.stopped
+
+
+class Hanging:
+    """A storage in which requests hang until they are let go, and the heart of a run in it."""
+
+    def __init__(self, memory: MemoryFileSystem, clock: ManualClock, patience: Callable[[float], None]) -> None:
+        self.disk = FaultInjectingFileSystem(memory, self._plan)
+        self.file = HeartbeatFile(memory, JOB)
+        self.clock = clock
+        self.heart = Heart(HeartbeatFile(self.disk, JOB), clock, epoch=1, run_id="run-a")
+        #: How many of the next requests of a kind hang.
+        self.hang = {"read": 0, "replace": 0}
+        self.hung = 0
+        self.beaten = threading.Event()
+        #: What comes of a request that hangs.
+        self.then: Callable[[], None] = lambda: None
+        self._patience = patience
+        self._arrived = threading.Semaphore(0)
+        self._let_go = threading.Event()
+
+    def _plan(self, operation: Operation) -> Action | None:
+        if self.hang[operation.name]:
+            self.hang[operation.name] -= 1
+            self.hung += 1
+            self._arrived.release()
+            return Hang(self._wait)
+        if operation.name == "replace":
+            self.beaten.set()
+        return None
+
+    def _wait(self) -> None:
+        assert self._let_go.wait(60)
+        self.then()
+
+    def hangs(self, kind: str, beat: Callable[[], None] | None = None) -> None:
+        """Beat, and go on when that hangs."""
+        self.hang[kind] = 1
+        self._patience(0)
+        (beat or self.heart._once)()
+        assert self._arrived.acquire(timeout=60)
+        self._patience(60)
+
+    def let_go(self) -> None:
+        """Let what hangs happen, and wait for it."""
+        self._let_go.set()
+        for thread in threading.enumerate():
+            if thread.name == "dagster-ckpt-beat":
+                thread.join(60)
+                assert not thread.is_alive()
+
+    def seen(self) -> Heartbeat:
+        heartbeat = self.file.read()
+        assert heartbeat is not None
+        return heartbeat
+
+
+class TestHangingRequests:
+    @pytest.fixture
+    def hanging(
+        self, memory: MemoryFileSystem, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+    ) -> Iterator[Hanging]:
+        def patience(seconds: float) -> None:
+            monkeypatch.setattr(heart, "PATIENCE", seconds)
+
+        patience(60)
+        monkeypatch.setattr(heart, "INTERVAL", 3600.0)
+        monkeypatch.setattr(heart, "SETTLED", 0.0)
+        made = Hanging(memory, clock, patience)
+        yield made
+        patience(0)
+        made.heart.stop()
+        made.let_go()
+
+    @pytest.mark.parametrize("kind", ["read", "replace"])
+    def test_the_heart_goes_on_beside_one(self, hanging: Hanging, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+        monkeypatch.setattr(heart, "INTERVAL", 0.01)
+        hanging.hangs(kind, hanging.heart.start)
+        for _ in range(3):
+            hanging.beaten.clear()
+            assert hanging.beaten.wait(60)
+        assert hanging.hung == 1
+
+    @pytest.mark.parametrize("kind", ["read", "replace"])
+    def test_only_so_many_hang_and_the_heart_stops_all_the_same(self, hanging: Hanging, kind: str) -> None:
+        hanging.hangs(kind, hanging.heart.start)
+        for _ in range(5):
+            hanging.hangs(kind)
+        begun = len(hanging.disk.operations)
+        for _ in range(20):
+            hanging.heart._once()
+        assert len(hanging.disk.operations) == begun
+        hanging.hangs(kind, hanging.heart.stop)
+        assert hanging.hung == 7, "the last one is tried all the same"
+        hanging.let_go()
+        assert hanging.seen().stopped
+
+    def test_where_no_thread_can_be_started_it_beats_all_the_same(
+        self, hanging: Hanging, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def refuse(thread: threading.Thread) -> None:
+            raise RuntimeError("can't start new thread")
+
+        hanging.heart.start()
+        before = hanging.seen().sequence
+        with monkeypatch.context() as none_left:
+            none_left.setattr(threading.Thread, "start", refuse)
+            hanging.heart._once()
+        assert hanging.seen().sequence == before + 1
+
+    def test_there_are_others_when_they_have_come_back(self, hanging: Hanging) -> None:
+        for _ in range(6):
+            hanging.hangs("read")
+        hanging.let_go()
+        before = hanging.seen().sequence
+        hanging.heart._once()
+        assert hanging.seen().sequence == before + 1
+
+    def test_what_hung_while_it_was_read_is_not_needed_any_more(self, hanging: Hanging) -> None:
+        hanging.hangs("read")
+        hanging.clock.advance(60)
+        hanging.heart._once()
+        newest = hanging.seen()
+        hanging.let_go()
+        assert hanging.seen() == newest
+
+    def test_or_tells_what_is_true_then(self, hanging: Hanging) -> None:
+        hanging.hangs("read")
+        hanging.clock.advance(60)
+        hanging.let_go()
+        assert hanging.seen().uptime == hanging.clock.now
+
+    @pytest.mark.parametrize("kind", ["read", "replace"])
+    def test_a_newer_epoch_is_overwritten_until_its_next_beat_at_most(self, hanging: Hanging, kind: str) -> None:
+        newer = Heart(hanging.file, hanging.clock, epoch=2, run_id="run-b")
+        hanging.hangs(kind)
+        newer._once()
+        hanging.let_go()
+        assert hanging.seen().epoch == (1 if kind == "replace" else 2)
+        newer._once()
+        hanging.heart._once()
+        assert (hanging.seen().epoch, hanging.seen().run_id) == (2, "run-b")
+
+    @pytest.mark.parametrize("lost", [False, True], ids=["", "its reply is lost"])
+    def test_a_late_one_does_not_take_back_that_the_run_has_ended(self, hanging: Hanging, *, lost: bool) -> None:
+        hanging.heart.start()
+        alive = hanging.seen()
+        hanging.hangs("replace")
+        hanging.heart.stop()
+        assert hanging.seen().stopped
+
+        def come_to_pass() -> None:
+            hanging.file.write(alive)
+            if lost:
+                raise StorageError("nobody knows")
+
+        hanging.then = come_to_pass
+        hanging.let_go()
+        assert hanging.seen().stopped
+        assert hanging.file.free_job(hanging.clock, no_wait) == ()
+
+    def test_nor_does_it_end_a_run_that_has_taken_over(self, hanging: Hanging) -> None:
+        hanging.heart.start()
+        hanging.hangs("replace")
+        hanging.heart.stop()
+        newer = Heart(hanging.file, hanging.clock, epoch=2, run_id="run-b")
+
+        def beat_before_it_looks_again(operation: Operation) -> None:
+            if operation.name == "read":
+                newer._once()
+
+        hanging.disk.plan = beat_before_it_looks_again
+        hanging.let_go()
+        assert (hanging.seen().epoch, hanging.seen().stopped) == (2, False)
+
+    def test_one_that_nobody_puts_right_refuses_for_a_lease_at_most(
+        self, hanging: Hanging, other: subprocess.Popen[str]
+    ) -> None:
+        """The process that ended in order is gone, or on another host."""
+        hanging.heart.start()
+        alive = hanging.seen()
+        hanging.heart.stop()
+        hanging.file.write(replace(alive, processes=(ProcessIdentity("elsewhere/1", 1, 1.0),)))
+        started = hanging.clock.now
+        assert hanging.file.free_job(hanging.clock, hanging.clock.advance) == ()
+        assert hanging.clock.now - started <= LEASE + INTERVAL
+        hanging.file.write(replace(alive, processes=(ProcessIdentity.of(other.pid),)))
+        other.kill()
+        other.wait()
+        assert hanging.file.free_job(hanging.clock, no_wait) == ()

@@ -1,0 +1,238 @@
+"""The one door of control records: what comes in is what was written, or is refused by name."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass, fields
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from dagster_ckpt.checkpoint.control.deletion_log import Deletion
+from dagster_ckpt.checkpoint.control.epochs import Choice, Claim, End, Settled
+from dagster_ckpt.checkpoint.control.failures import Failure
+from dagster_ckpt.checkpoint.control.heartbeat import Heartbeat
+from dagster_ckpt.checkpoint.control.job_records import _Owner
+from dagster_ckpt.checkpoint.control.pins import Pin
+from dagster_ckpt.checkpoint.control.quarantine import Quarantined
+from dagster_ckpt.checkpoint.control.savepoint_requests import Answer, SavepointRequest, TakenSavepoint
+from dagster_ckpt.checkpoint.control.taken_savepoints import RecordedSavepoint
+from dagster_ckpt.checkpoint.format.records import encode_record, read_record
+from dagster_ckpt.checkpoint.processes import ProcessIdentity
+from dagster_ckpt.checkpoint.taking.savepoint_files import _Disposal
+from dagster_ckpt.errors import CorruptRecord, InvalidConfiguration
+from tests.helpers.checkpoint.memory import MemoryFileSystem
+from tests.helpers.checkpoint.record_files import as_version_1, fields_of, resealed
+
+LINEAGE = "0123456789abcdef" * 2
+PLACE = "flights/control/some/record"
+RECORDS: list[Any] = [
+    Claim(3, "token", 2, "run-1", "host/boot", 17, "2026-11-23T10:00:00.000+00:00"),
+    Choice(
+        LINEAGE,
+        f"{LINEAGE}/chk-7",
+        8,
+        7,
+        "/live",
+        "host/boot",
+        "/sink",
+        "the newest",
+        accepted_loss=("one row",),
+        complete=(5, 7),
+    ),
+    End("FINISHED", "the query ended", discarded=False, ended_at="2026-11-23T10:00:00.000+00:00"),
+    Settled({LINEAGE: [1, 2]}),
+    Failure("run-1", 1, 1.5, 4, "it broke", kind="QueryFailed", plan="0a"),
+    Pin(f"{LINEAGE}/chk-7", "audit", "2026-11-23T10:00:00.000+00:00", LINEAGE),
+    Quarantined(f"{LINEAGE}/chk-7", "a bit", 3, "run-1", "host", "2026-11-23T10:00:00.000+00:00"),
+    Deletion(3, LINEAGE, (1, 2), ("000001-0123456789ab-x",), "subsumed", LINEAGE),
+    SavepointRequest(LINEAGE, "/savepoints", stop=True, asked_at=1.0, until=2.0),
+    Answer(1.0, TakenSavepoint("/savepoints/savepoint-012345-0123456789ab", 3, 4, 5, 6, 0.5)),
+    RecordedSavepoint(LINEAGE, 3, 8, None, "/savepoints/savepoint-012345-0123456789ab"),
+    Heartbeat(3, "run-1", (ProcessIdentity("host/boot", 17, 1.0),), 5, 2.0, uptime=9.0),
+    _Owner("dagster"),
+    _Disposal(("a", "b")),
+]
+IDS = [type(record).__name__ for record in RECORDS]
+
+HOSTILE = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.integers(10**15, 10**40)
+    | st.floats()
+    | st.text(max_size=20)
+    | st.sampled_from(["", "../x", "/etc/passwd", "a\0b", "x" * 9000, "0" * 32, f"{LINEAGE}/chk-0"]),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=8,
+)
+
+
+def read(record: Any, data: bytes, place: str = PLACE) -> Any:
+    memory = MemoryFileSystem()
+    memory.files[place] = data
+    return read_record(memory, place, type(record))
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=IDS)
+def test_what_is_written_is_read(record: Any) -> None:
+    data = encode_record(record, PLACE)
+    assert read(record, data) == record
+    json.loads(data)  # people and other programs read it, too
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=IDS)
+def test_a_record_of_an_earlier_release_is_read(record: Any) -> None:
+    assert read(record, as_version_1(encode_record(record, PLACE))) == record
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=IDS)
+def test_a_member_of_a_later_release_is_ignored(record: Any) -> None:
+    assert read(record, resealed(encode_record(record, PLACE), later={"more": [1]})) == record
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=IDS)
+def test_a_record_holds_at_its_own_place_only(record: Any) -> None:
+    data = encode_record(record, PLACE)
+    with pytest.raises(CorruptRecord, match="was written for 'flights/control/some/record'"):
+        read(record, data, "flights/control/some/other")
+    with pytest.raises(CorruptRecord, match="was written for"):
+        read(record, data, "delays/control/some/record")
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=IDS)
+def test_every_bit_and_every_truncation_is_found_or_changes_nothing(record: Any) -> None:
+    data = encode_record(record, PLACE)
+    changed = [data[:end] for end in range(len(data))]
+    changed += [
+        data[:at] + bytes([data[at] ^ (1 << bit)]) + data[at + 1 :] for at in range(len(data)) for bit in range(8)
+    ]
+    for other in changed:
+        with pytest.raises(CorruptRecord, match=PLACE):
+            read(record, other)
+
+
+def test_a_later_version_is_refused_by_its_number() -> None:
+    with pytest.raises(CorruptRecord, match="is of version 3, and this release reads versions 1 and 2"):
+        read(RECORDS[0], resealed(encode_record(RECORDS[0], PLACE), version=3))
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=IDS)
+def test_every_refusal_names_the_next_step(record: Any) -> None:
+    with pytest.raises(CorruptRecord) as refusal:
+        read(record, b"{")
+    assert "put the file back from a backup" in refusal.value.hint
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"\xff", b"[]", b"null", b"1", b"{}", b"[" * 100_000, b'{"a":' * 100_000, b"{" + b'"x":1,' * 100 + b"}"],
+    ids=["empty", "bytes", "list", "null", "number", "nothing", "deep list", "deep object", "comma"],
+)
+@pytest.mark.parametrize("record", RECORDS, ids=IDS)
+def test_what_is_no_record_is_refused(record: Any, data: bytes) -> None:
+    with pytest.raises(CorruptRecord):
+        read(record, data)
+
+
+def the_same(one: object, other: object) -> bool:
+    return one == other or (
+        isinstance(one, float) and isinstance(other, float) and math.isnan(one) == math.isnan(other)
+    )
+
+
+def a_hostile_record(draw: st.DrawFn) -> tuple[Any, bytes]:
+    record = draw(st.sampled_from(RECORDS))
+    said = fields_of(encode_record(record, PLACE))
+    for name in draw(st.lists(st.sampled_from(sorted(said)), min_size=1, max_size=3)):
+        if draw(st.booleans()):
+            said[name] = draw(HOSTILE)
+        else:
+            said.pop(name, None)
+    text = json.dumps(said, indent=1)
+    if draw(st.booleans()):
+        return record, (text + "\n").encode()
+    return record, resealed(encode_record(record, PLACE), **said)
+
+
+def check_hostile(record: Any, data: bytes) -> None:
+    """Whatever a record says, it is believed as what its type says, or refused."""
+    try:
+        found = read(record, data)
+    except CorruptRecord:
+        return
+    said = json.loads(data)
+    for field in fields(found):
+        value = getattr(found, field.name)
+        if isinstance(value, float):
+            assert math.isfinite(value)
+        if (
+            field.name in said
+            and not isinstance(value, (tuple, list, dict))
+            and not hasattr(value, "__dataclass_fields__")
+        ):
+            assert type(value) is type(said[field.name]) or (type(value), type(said[field.name])) == (float, int)
+            assert the_same(value, said[field.name])
+
+
+@settings(max_examples=300)
+@given(st.composite(a_hostile_record)())
+@example((RECORDS[11], as_version_1(encode_record(RECORDS[11], PLACE)).replace(b'"created": 1.0', b'"created": NaN')))
+@example((RECORDS[8], as_version_1(encode_record(RECORDS[8], PLACE)).replace(b'"until": 2.0', b'"until": null')))
+def test_a_hostile_record_is_refused_or_is_what_its_type_says(case: tuple[Any, bytes]) -> None:
+    check_hostile(*case)
+
+
+@pytest.mark.exhaustive
+@settings(max_examples=20_000)
+@given(st.composite(a_hostile_record)())
+def test_many_hostile_records(case: tuple[Any, bytes]) -> None:
+    check_hostile(*case)
+
+
+@pytest.mark.parametrize("run_id", ["", "a/b", "a\nb", "x" * 200])
+def test_what_nobody_could_read_back_is_not_written(run_id: str) -> None:
+    with pytest.raises(InvalidConfiguration, match="run_id"):
+        encode_record(Failure(run_id, 1, 1.0, 4, "it broke"), PLACE)
+
+
+def test_an_error_may_quote_a_name_that_is_not_utf_8() -> None:
+    failure = Failure("run-1", 1, 1.5, 4, "no such file: caf\udce9 \u2028 \x1b")
+    assert read(failure, encode_record(failure, PLACE)).reason == "no such file: caf? \u2028 \x1b"
+
+
+def test_a_heartbeat_without_a_finite_start_is_refused() -> None:
+    """Such a heartbeat had any process killed that it named."""
+    beat = as_version_1(encode_record(RECORDS[11], PLACE)).replace(b'"created": 1.0', b'"created": NaN')
+    assert b"NaN" in beat
+    with pytest.raises(CorruptRecord):
+        read(RECORDS[11], beat)
+
+
+def test_a_deletion_names_files_of_its_directory_only() -> None:
+    with pytest.raises(CorruptRecord, match=r"shared\.0"):
+        read(RECORDS[7], resealed(encode_record(RECORDS[7], PLACE), shared=["../../../home/.ssh/authorized_keys"]))
+
+
+def test_a_member_that_the_name_tells_must_agree() -> None:
+    memory = MemoryFileSystem()
+    memory.files[PLACE] = as_version_1(encode_record(RECORDS[0], PLACE))
+    assert read_record(memory, PLACE, Claim, epoch=3) == RECORDS[0]
+    with pytest.raises(CorruptRecord, match="epoch is 3, but its file name says 4"):
+        read_record(memory, PLACE, Claim, epoch=4)
+
+
+@dataclass(frozen=True, slots=True)
+class _Number:
+    number: int
+
+
+@pytest.mark.parametrize("value", ["3", 3.0, True, None, [3]])
+def test_types_are_strict(value: object) -> None:
+    memory = MemoryFileSystem()
+    memory.files[PLACE] = json.dumps({"number": value}).encode()
+    with pytest.raises(CorruptRecord, match="number"):
+        read_record(memory, PLACE, _Number)

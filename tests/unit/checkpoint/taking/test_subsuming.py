@@ -1,0 +1,234 @@
+"""Dropping old checkpoints: what goes, what stays, and what a crash in between leaves."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+import pytest
+
+from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.catalog.newest import find_newest
+from dagster_ckpt.checkpoint.control.deletion_log import DeletionLog
+from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
+from dagster_ckpt.config.retention import KeepNewest
+from dagster_ckpt.errors import Fenced, StorageError
+from dagster_ckpt.testing import (
+    Action,
+    Crash,
+    Fail,
+    FaultInjectingFileSystem,
+    Operation,
+    ProcessDied,
+)
+from tests.helpers.checkpoint.driver import JOB, Ledger, Pins, Run, content, directories, once, shared, state
+from tests.helpers.checkpoint.memory import MemoryFileSystem
+
+
+class TestSubsuming:
+    def names(self, checkpoints: Sequence[CheckpointMetadata]) -> list[str]:
+        return [metadata.name for metadata in checkpoints]
+
+    def test_the_newest_stay(self, run: Run, memory: MemoryFileSystem, ledger: Ledger) -> None:
+        for step in range(12):
+            run.checkpoint(state(step))
+        dropped = run.subsume(3)
+        assert [item.metadata.checkpoint_id for item in dropped] == list(range(1, 10))
+        assert {item.reason for item in dropped} == {"not among the 3 newest"}
+        assert self.names(run.store.retained) == ["chk-10", "chk-11", "chk-12"]
+        assert directories(memory) == {"chk-10", "chk-11", "chk-12"}
+        assert run.subsume(3) == []
+        ledger.examine(memory)
+
+    def test_a_shared_file_stays_as_long_as_anybody_needs_it(
+        self, run: Run, memory: MemoryFileSystem, ledger: Ledger
+    ) -> None:
+        for step in range(8):
+            run.checkpoint(state(step))
+            run.subsume(2)
+            needed = {name.rpartition("/")[2] for item in run.store.retained for name in item.references}
+            assert shared(memory) == needed, "no more and no less"
+            ledger.examine(memory)
+
+    def test_after_a_restart_too(self, run: Run, memory: MemoryFileSystem, ledger: Ledger, pins: Pins) -> None:
+        for step in range(4):
+            run.checkpoint(state(step))
+        again = Run(memory, ledger, pins).start()
+        again.checkpoint(state(4))
+        again.subsume(1)
+        assert directories(memory) == {"chk-5"}
+        assert shared(memory) == {name.rpartition("/")[2] for name in again.store.retained[0].references}
+
+    def test_with_an_unreadable_manifest_no_shared_file_is_deleted(
+        self, run: Run, memory: MemoryFileSystem, ledger: Ledger, pins: Pins
+    ) -> None:
+        taken = [run.checkpoint(state(step)) for step in range(4)]
+        broken = f"{JOB}/{taken[1].reference}/_metadata"
+        whole = memory.files[broken]
+        memory.files[broken] = whole[:-5]
+        again = Run(memory, ledger, pins).start()
+        assert len(again.store.broken) == 1
+        before = shared(memory)
+        again.checkpoint(state(9))
+        again.store.subsume(KeepNewest(1))
+        assert directories(memory) == {"chk-2", "chk-5"}
+        assert before <= shared(memory)
+        memory.files[broken] = whole  # somebody has found a backup
+        assert content(memory, CheckpointCatalog(memory, JOB).load(run.store.job_id, 2)) == state(1)
+
+    def test_nor_when_a_deletion_is_finished_by_the_next_run(
+        self, run: Run, disturbed: FaultInjectingFileSystem, memory: MemoryFileSystem, ledger: Ledger, pins: Pins
+    ) -> None:
+        taken = [run.checkpoint(state(step)) for step in range(3)]
+        disturbed.plan = lambda operation: Crash() if operation.name == "remove" else None
+        with pytest.raises(ProcessDied):
+            run.subsume(2)
+        memory.files[f"{JOB}/{taken[1].reference}/_metadata"] += b"x"
+        before = shared(memory)
+        Run(memory, ledger, pins).start()
+        assert shared(memory) == before
+
+    def test_what_the_job_went_back_to_is_not_dropped_before_there_is_a_newer_one(
+        self, run: Run, memory: MemoryFileSystem, ledger: Ledger, pins: Pins
+    ) -> None:
+        for step in range(5):
+            run.checkpoint(state(step))
+        again = Run(memory, ledger, pins).start("chk-2")
+        again.store.subsume(KeepNewest(1))
+        newest = find_newest(CheckpointCatalog(memory, JOB)).metadata
+        assert newest is not None
+        assert newest.name == "chk-2"
+
+    def test_a_file_that_an_attempt_reuses_is_not_deleted_under_it(
+        self, run: Run, disturbed: FaultInjectingFileSystem, memory: MemoryFileSystem, ledger: Ledger
+    ) -> None:
+        """Two attempts at once: while one is being written, the other's subsumption drops what it shares."""
+        run.checkpoint(state(2))
+        pending = run.begin()
+        ledger.meant[f"{1:032x}/chk-2"] = [state(3)]
+        done: list[bool] = []
+
+        def other_completes(operation: Operation) -> None:
+            if operation.name == "write" and not done:
+                done.append(True)
+                run.store.discard_all("while the attempt is written")
+                ledger.given_up.add(f"{1:032x}/chk-1")
+
+        disturbed.plan = other_completes
+        metadata = run.store.write(pending, run.pins.snapshot(3, state(3)))
+        assert done
+        assert content(memory, metadata) == state(3)
+
+    def test_discard_all_leaves_nothing_of_the_lineage(self, run: Run, memory: MemoryFileSystem) -> None:
+        for step in range(3):
+            run.checkpoint(state(step))
+        run.cleanup()
+        assert [name for name in memory.files if name.startswith(f"{JOB}/{1:032x}/")] == []
+        assert f"{JOB}/{1:032x}" not in memory.directories
+        assert DeletionLog(memory, JOB).pending() == []
+
+
+class TestDeletionLog:
+    def test_written_down_then_manifest_then_data_then_struck(
+        self, run: Run, disturbed: FaultInjectingFileSystem
+    ) -> None:
+        for step in (1, 4):
+            run.checkpoint(state(step))
+        before = len(disturbed.operations)
+        run.subsume(1)
+        changes = [operation for operation in disturbed.operations[before:] if operation.changes]
+        paths = [operation.path for operation in changes if operation.name in {"create", "remove"}]
+        assert "/deletions/d-0000000001-" in paths[0]
+        assert paths[1].endswith("chk-1/_metadata")
+        assert all("/shared/" in path for path in paths[2:-1])
+        assert paths[2:-1]
+        assert paths[-1] == paths[0]
+
+    def test_the_record_is_for_people_too(self, run: Run, disturbed: FaultInjectingFileSystem) -> None:
+        for step in (1, 4):
+            run.checkpoint(state(step))
+        disturbed.plan = lambda operation: Crash() if operation.name == "remove" else None
+        with pytest.raises(ProcessDied):
+            run.subsume(1)
+        storage = disturbed.inner
+        (entry,) = storage.list(f"{JOB}/control/deletions")
+        record = json.loads(storage.read(f"{JOB}/control/deletions/{entry.name}"))
+        assert record["checkpoints"] == [1]
+        assert record["reason"] == "subsumed: retained are the 1 newest"
+        assert [deletion.checkpoints for deletion in DeletionLog(storage, JOB).pending()] == [(1,)]
+
+    @pytest.mark.parametrize("position", range(8))
+    def test_after_a_crash_the_next_run_finishes_it(
+        self, memory: MemoryFileSystem, ledger: Ledger, pins: Pins, position: int
+    ) -> None:
+        disturbed = FaultInjectingFileSystem(memory)
+        run = Run(disturbed, ledger, pins).start()
+        for step in (1, 2, 4):
+            run.checkpoint(state(step))
+        seen = [0]
+
+        def plan(operation: Operation) -> Action | None:
+            seen[0] += operation.name == "remove"
+            return Crash() if operation.name == "remove" and seen[0] == position + 1 else None
+
+        disturbed.plan = plan
+        with pytest.raises(ProcessDied):
+            run.subsume(1)
+        again = Run(memory, ledger, pins).start()
+        assert DeletionLog(memory, JOB).pending() == []
+        assert directories(memory) == {"chk-3"}
+        assert shared(memory) == {name.rpartition("/")[2] for name in again.store.retained[0].references}
+        ledger.examine(memory)
+
+    def test_one_that_the_storage_refused_is_tried_again(
+        self, run: Run, disturbed: FaultInjectingFileSystem, memory: MemoryFileSystem
+    ) -> None:
+        for step in (1, 4):
+            run.checkpoint(state(step))
+        disturbed.plan = once("remove", "", Fail())
+        with pytest.raises(StorageError):
+            run.subsume(1)
+        assert len(DeletionLog(memory, JOB).pending()) == 1
+        run.subsume(1)
+        assert DeletionLog(memory, JOB).pending() == []
+        assert directories(memory) == {"chk-2"}
+
+    def test_the_record_of_a_writer_that_was_fenced_is_void(
+        self, run: Run, disturbed: FaultInjectingFileSystem, memory: MemoryFileSystem, ledger: Ledger, pins: Pins
+    ) -> None:
+        """A zombie writes a deletion down after a newer run chose the same checkpoint, and dies before its check."""
+        for step in range(3):
+            run.checkpoint(state(step))
+        newer: list[Run] = []
+
+        def take_over(operation: Operation) -> Action | None:
+            if operation.name == "create" and "/deletions/" in operation.path:
+                newer.append(Run(memory, ledger, pins).start("chk-1"))
+                return None
+            return Crash() if newer else None
+
+        disturbed.plan = take_over
+        with pytest.raises(ProcessDied):
+            run.store.subsume(KeepNewest(1))
+        assert len(DeletionLog(memory, JOB).pending()) == 1
+        last = Run(memory, ledger, pins).start()
+        assert last.store.restored_from == f"{1:032x}/chk-1"
+        assert DeletionLog(memory, JOB).pending() == []
+        assert directories(memory) == {"chk-1", "chk-2", "chk-3"}
+        ledger.examine(memory)
+
+    def test_a_deletion_of_a_fenced_writer_is_withdrawn(
+        self, run: Run, disturbed: FaultInjectingFileSystem, memory: MemoryFileSystem, ledger: Ledger, pins: Pins
+    ) -> None:
+        for step in range(3):
+            run.checkpoint(state(step))
+
+        def take_over(operation: Operation) -> None:
+            if operation.name == "create" and "/deletions/" in operation.path:
+                Run(memory, ledger, pins).start()
+
+        disturbed.plan = take_over
+        with pytest.raises(Fenced):
+            run.store.subsume(KeepNewest(1))
+        assert DeletionLog(memory, JOB).pending() == []
+        assert directories(memory) == {"chk-1", "chk-2", "chk-3"}

@@ -1,0 +1,376 @@
+"""The command line, on a real directory of checkpoints."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from threading import Event, Thread
+
+import pytest
+from click import Context
+from click.testing import CliRunner, Result
+
+from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.clock import SystemClock
+from dagster_ckpt.checkpoint.control.epochs import End
+from dagster_ckpt.checkpoint.control.heart import Heart
+from dagster_ckpt.checkpoint.control.heartbeat import HeartbeatFile
+from dagster_ckpt.checkpoint.control.quarantine import Quarantined
+from dagster_ckpt.checkpoint.control.savepoint_requests import (
+    Answer,
+    SavepointRequest,
+    SavepointRequests,
+    TakenSavepoint,
+)
+from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
+from dagster_ckpt.cli import main
+from dagster_ckpt.filesystem import PosixFileSystem
+from tests.helpers.checkpoint.driver import JOB, Ledger, Pins, Run, state
+
+
+@pytest.fixture
+def storage(tmp_path: Path) -> Path:
+    return tmp_path / "storage"
+
+
+@pytest.fixture
+def taken(storage: Path, tmp_path: Path) -> list[CheckpointMetadata]:
+    (tmp_path / "pins").mkdir()
+    run = Run(PosixFileSystem(storage), Ledger(), Pins(tmp_path / "pins")).start()
+    return [run.checkpoint(state(step)) for step in range(11)]
+
+
+def call(storage: Path, *arguments: str) -> Result:
+    return CliRunner(catch_exceptions=False).invoke(main, [*arguments, "--path", str(storage)])
+
+
+def files(storage: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(storage)): path.read_bytes() for path in storage.rglob("*") if path.is_file()}
+
+
+def test_help_lists_every_command_with_the_first_sentence_of_its_own_help() -> None:
+    listed = CliRunner().invoke(main, ["--help"], terminal_width=300, max_content_width=300).stdout
+    context = Context(main)
+    for name in main.list_commands(context):
+        command = main.get_command(context, name)
+        assert command is not None
+        assert command.name == name
+        sentence, _, _ = " ".join((command.help or "").split()).partition(". ")
+        assert f"  {name:<9}  {sentence.rstrip('.')}.\n" in listed
+
+
+def test_list_tells_every_checkpoint_and_the_newest(storage: Path, taken: list[CheckpointMetadata]) -> None:
+    for arguments in ([], [JOB]):
+        result = call(storage, "list", *arguments, "--json")
+        assert result.exit_code == 0
+        rows = json.loads(result.stdout)
+        assert [row["checkpoint"] for row in rows] == [item.reference for item in taken]
+        assert [row["newest"] for row in rows] == [False] * 10 + [True]
+        assert [row["bytes"] for row in rows] == [item.size for item in taken]
+    table = call(storage, "list").stdout
+    assert all(item.reference in table for item in taken)
+    assert "newest" in table.splitlines()[-2]
+
+
+def test_list_of_nothing(storage: Path) -> None:
+    storage.mkdir()
+    result = call(storage, "list")
+    assert result.exit_code == 1
+    assert "There is no job in" in result.stderr
+    assert "Is --path the checkpoint path?" in result.stderr
+
+
+def test_describe(storage: Path, taken: list[CheckpointMetadata]) -> None:
+    for name, expected in (("latest", taken[-1]), ("chk-3", taken[2]), (taken[4].reference, taken[4])):
+        document = json.loads(call(storage, "describe", JOB, name, "--json").stdout)
+        assert document["checkpoint"] == expected.reference
+        assert {item["path"]: item["bytes"] for item in document["stored"]} == {
+            file.path: file.size for file in expected.files
+        }
+    shown = call(storage, "describe", JOB).stdout
+    assert all(file.path in shown for file in taken[-1].files)
+
+
+def test_describe_what_is_not_there(storage: Path, taken: list[CheckpointMetadata]) -> None:
+    result = call(storage, "describe", JOB, f"chk-{len(taken) + 1}")
+    assert result.exit_code == 1
+    assert "Cannot find meta data file '_metadata'" in result.stderr
+    assert "dagster-ckpt list" in result.stderr
+
+
+def test_verify(storage: Path, taken: list[CheckpointMetadata]) -> None:
+    result = call(storage, "verify", JOB)
+    assert result.exit_code == 0
+    assert result.stdout.count("verified") == len(taken)
+    victim = next(path for path in (storage / JOB / taken[-1].job_id / "shared").iterdir())
+    damaged = bytearray(victim.read_bytes())
+    damaged[0] ^= 1
+    victim.write_bytes(damaged)
+    users = [item for item in taken if any(name.endswith(victim.name) for name in item.references)]
+    result = call(storage, "verify", JOB)
+    assert result.exit_code == 1
+    assert result.stdout.count("was changed") == len(users)
+    assert result.stdout.count("verified") == len(taken) - len(users)
+    assert call(storage, "verify", JOB, users[0].name).exit_code == 1
+
+
+def test_verify_tells_a_broken_manifest(storage: Path, taken: list[CheckpointMetadata]) -> None:
+    manifest = storage / JOB / taken[3].reference / "_metadata"
+    manifest.write_bytes(manifest.read_bytes()[:-9])
+    result = call(storage, "verify", JOB)
+    assert result.exit_code == 1
+    assert f"{taken[3].reference}/_metadata is truncated or was changed" in result.stdout
+
+
+def test_retention_is_told_and_nothing_is_deleted(storage: Path, taken: list[CheckpointMetadata]) -> None:
+    before = files(storage)
+    options = ["--num-retained", "2", "--retain-every", "4"]
+    rows = json.loads(call(storage, "retention", JOB, *options, "--json").stdout)
+    assert [row["checkpoint"] for row in rows] == [item.reference for item in taken]
+    assert [item.name for item, row in zip(taken, rows, strict=True) if row["keep"]] == [
+        "chk-4",
+        "chk-8",
+        "chk-10",
+        "chk-11",
+    ]
+    assert all((row["freed_bytes"] > 0) is not row["keep"] for row in rows), "each frees its manifest at least"
+    table = call(storage, "retention", JOB, *options).stdout
+    freed = sum(row["freed_bytes"] for row in rows)
+    assert f"7 of 11 would be deleted, which frees {freed:,} bytes." in table
+    assert "among those whose id is a multiple of 4" in table
+    assert files(storage) == before
+
+
+def test_a_pin_is_shown_and_kept_until_it_is_taken_off(storage: Path, taken: list[CheckpointMetadata]) -> None:
+    pinned = call(storage, "pin", JOB, "chk-3", "--reason", "before the upgrade")
+    assert pinned.exit_code == 0
+    assert pinned.stdout == f"{taken[2].reference} is pinned: before the upgrade.\n"
+    assert call(storage, "pin", JOB, "latest").exit_code == 0
+
+    rows = json.loads(call(storage, "list", JOB, "--json").stdout)
+    assert [row["checkpoint"] for row in rows if row["pinned"]] == [taken[2].reference, taken[-1].reference]
+    assert [row["pin_reason"] for row in rows if row["pinned"]] == ["before the upgrade", ""]
+    table = call(storage, "list", JOB).stdout.splitlines()
+    assert "pinned" in next(line for line in table if f"{taken[2].reference} " in line)
+    assert "newest, pinned" in next(line for line in table if f"{taken[-1].reference} " in line)
+
+    def decided() -> dict[str, str]:
+        rows = json.loads(call(storage, "retention", JOB, "--num-retained", "2", "--json").stdout)
+        return {row["checkpoint"].rpartition("/")[2]: row["reason"] for row in rows if row["keep"]}
+
+    assert decided() == {"chk-3": "pinned: before the upgrade", "chk-10": "among the 2 newest", "chk-11": "pinned"}
+    gone = call(storage, "unpin", JOB, "chk-3")
+    assert gone.exit_code == 0
+    assert gone.stdout == f"{taken[2].reference} is not pinned any more.\n"
+    assert decided() == {"chk-10": "among the 2 newest", "chk-11": "pinned"}
+
+
+def test_several_reasons_are_all_told_and_taken_off_together(storage: Path, taken: list[CheckpointMetadata]) -> None:
+    for reason in ("audit", "", "upgrade"):
+        assert call(storage, "pin", JOB, taken[0].reference, "--reason", reason).exit_code == 0
+    (row,) = [row for row in json.loads(call(storage, "list", JOB, "--json").stdout) if row["pinned"]]
+    assert row["pin_reason"] == "audit; upgrade"
+    assert call(storage, "unpin", JOB, "chk-1").exit_code == 0
+    assert not [row for row in json.loads(call(storage, "list", JOB, "--json").stdout) if row["pinned"]]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message", "hint"),
+    [
+        (["pin", JOB, "chk-99"], "Cannot find meta data file '_metadata'", "dagster-ckpt list"),
+        (["unpin", JOB, "chk-1"], "is not pinned; pinned are: none", "Name one of the pinned"),
+    ],
+)
+def test_what_cannot_be_pinned_or_unpinned(
+    storage: Path, taken: list[CheckpointMetadata], arguments: list[str], message: str, hint: str
+) -> None:
+    assert taken
+    result = call(storage, *arguments)
+    assert result.exit_code == 1
+    assert message in result.stderr
+    assert hint in result.stderr
+
+
+def test_retention_with_what_cannot_be_used(storage: Path, taken: list[CheckpointMetadata]) -> None:
+    assert taken
+    result = call(storage, "retention", JOB, "--retain-for", "7 parsecs")
+    assert result.exit_code == 1
+    assert "retain_for" in result.stderr
+    assert "'7 parsecs' is not a duration" in result.stderr
+
+
+def test_a_savepoint_of_a_job_that_does_not_run(storage: Path, taken: list[CheckpointMetadata], tmp_path: Path) -> None:
+    before = files(storage)
+    result = call(storage, "savepoint", JOB, "--to", str(tmp_path / "savepoints"))
+    assert result.exit_code == 0
+    savepoint = Path(result.stdout.strip())
+    assert savepoint.parent == tmp_path / "savepoints"
+    assert f"copying {taken[-1].reference}" in result.stderr
+    assert files(storage) == before
+    moved = savepoint.rename(tmp_path / "moved")
+    document = json.loads(call(storage, "describe", JOB, str(moved), "--json").stdout)
+    assert (document["kind"], document["batch"], document["pointer"]) == ("savepoint", taken[-1].batch, str(moved))
+    verified = call(storage, "verify", JOB, str(moved))
+    assert verified.exit_code == 0
+    assert "verified" in verified.stdout
+    assert str(moved) not in call(storage, "list", JOB).stdout
+
+
+def test_a_savepoint_as_json(storage: Path, taken: list[CheckpointMetadata], tmp_path: Path) -> None:
+    result = call(storage, "savepoint", JOB, "--to", str(tmp_path / "savepoints"), "--json")
+    document = json.loads(result.stdout)
+    assert document.keys() == {"pointer", "checkpoint_id", "batch", "files", "size", "seconds"}
+    assert (document["checkpoint_id"], document["size"]) == (11, taken[-1].size)
+
+
+def test_a_savepoint_of_a_running_job(storage: Path, taken: list[CheckpointMetadata], tmp_path: Path) -> None:
+    """The driver is played by a thread of this process, which is alive."""
+    filesystem = PosixFileSystem(storage)
+    requests = SavepointRequests(filesystem, JOB)
+    heart = Heart(HeartbeatFile(filesystem, JOB), SystemClock(), epoch=1, run_id="the run")
+    heart.start()
+    answered: list[SavepointRequest] = []
+    over = Event()
+
+    def drive() -> None:
+        while not answered and not over.wait(0.05):
+            for request in requests.open():
+                answered.append(request)
+                savepoint = TakenSavepoint(f"{request.target}/savepoint-x", 12, 11, 7, 1234, 0.5)
+                requests.answer(1, request, Answer(0.0, savepoint))
+
+    driver = Thread(target=drive, daemon=True)
+    driver.start()
+    try:
+        result = call(storage, "savepoint", JOB, "--to", str(tmp_path / "savepoints"), "--stop", "--timeout", "60 s")
+    finally:
+        over.set()
+        heart.stop()
+        driver.join()
+    assert result.exit_code == 0
+    assert result.stdout.strip() == f"{tmp_path}/savepoints/savepoint-x"
+    assert "Asking run the run (epoch 1) for a savepoint to stop with." in result.stderr
+    assert "Batch 11, 7 files, 1,234 bytes, in 0.5 s" in result.stderr
+    assert answered[0].stop
+    assert taken
+
+
+@pytest.mark.parametrize(
+    ("options", "message", "hint"),
+    [
+        (["--stop"], "no run of it is alive", "Leave --stop out"),
+        (["--drain", "--stop"], "Spark cannot emit a final watermark", "Use --stop without --drain"),
+        ([], "No savepoint location given and no default location configured.", "--to DIR"),
+        (["--timeout", "soon"], "'soon' is not a duration", "'10 min'"),
+    ],
+)
+def test_a_savepoint_that_cannot_be(
+    storage: Path, taken: list[CheckpointMetadata], options: list[str], message: str, hint: str
+) -> None:
+    assert taken
+    result = call(storage, "savepoint", JOB, *options)
+    assert result.exit_code == 1
+    assert message in result.stderr
+    assert hint in result.stderr
+
+
+def test_dispose(storage: Path, taken: list[CheckpointMetadata], tmp_path: Path) -> None:
+    for ending in ("", "/", "/_metadata"):
+        pointer = call(storage, "savepoint", JOB, "--to", str(tmp_path / "savepoints")).stdout.strip()
+        result = CliRunner(catch_exceptions=False).invoke(main, ["dispose", pointer + ending])
+        assert result.exit_code == 0
+        assert f"{pointer} is no savepoint any more." in result.stdout
+        assert not Path(pointer).exists()
+    again = CliRunner(catch_exceptions=False).invoke(main, ["dispose", pointer])
+    assert again.exit_code == 1
+    assert "no savepoint to dispose of" in again.stderr
+    checkpoint = CliRunner(catch_exceptions=False).invoke(main, ["dispose", f"{storage}/{JOB}/{taken[0].reference}"])
+    assert checkpoint.exit_code == 1
+    assert "no savepoint: other checkpoints may need its files" in checkpoint.stderr
+    assert f"dagster-ckpt retention {JOB}" in checkpoint.stderr
+    assert call(storage, "verify", JOB).exit_code == 0
+
+
+def test_dispose_names_what_stays(storage: Path, taken: list[CheckpointMetadata], tmp_path: Path) -> None:
+    assert taken
+    pointer = call(storage, "savepoint", JOB, "--to", str(tmp_path / "savepoints")).stdout.strip()
+    (Path(pointer) / "notes.txt").write_text("of the user")
+    result = CliRunner(catch_exceptions=False).invoke(main, ["dispose", pointer])
+    assert result.exit_code == 0
+    assert "notes.txt" in result.stderr
+    assert [path.name for path in Path(pointer).iterdir()] == ["notes.txt"]
+
+
+@pytest.mark.parametrize("command", ["list", "describe", "verify", "retention", "pin", "unpin", "savepoint", "dispose"])
+def test_each_command_has_help(command: str) -> None:
+    result = CliRunner().invoke(main, [command, "--help"])
+    assert result.exit_code == 0
+    assert command == "dispose" or "--path" in result.stdout
+    assert command in CliRunner().invoke(main, ["--help"]).stdout
+
+
+def test_what_is_in_quarantine_is_listed_with_the_reason_and_can_be_disposed_of(
+    storage: Path, taken: list[CheckpointMetadata]
+) -> None:
+    catalog = CheckpointCatalog(PosixFileSystem(storage), JOB)
+    *_, last, newest = taken
+    for item, reason in ((last, "A file is gone."), (newest, "Its manifest was changed.")):
+        catalog.records.quarantine.add(Quarantined(item.reference, reason, 1, "run", "host", "then"))
+    manifest = storage / JOB / newest.reference / "_metadata"
+    manifest.write_bytes(manifest.read_bytes()[:-9])
+    result = call(storage, "list", JOB, "--json")
+    rows = {row["checkpoint"]: row for row in json.loads(result.stdout)}
+    assert [name for name, row in rows.items() if row["newest"]] == [taken[-3].reference]
+    assert [name for name, row in rows.items() if row["quarantined"]] == [last.reference, newest.reference]
+    assert (rows[newest.reference]["quarantine_reason"], rows[newest.reference]["batch"]) == (
+        "Its manifest was changed.",
+        None,
+    )
+    assert f"{last.reference} is in quarantine: A file is gone." in call(storage, "list").stdout
+    decided = call(storage, "retention", JOB, "--num-retained", "1", "--json")
+    assert [row["checkpoint"] for row in json.loads(decided.stdout)] == [item.reference for item in taken[:-2]]
+    assert last.reference in decided.stderr
+
+    asked = CliRunner(catch_exceptions=False).invoke(main, ["dispose", str(manifest)])
+    assert "Job flights is not over" in asked.stdout
+    assert manifest.exists()
+    catalog.records.epochs.record_end(1, End("FINISHED", "done", discarded=False, ended_at="now"))
+    for item in (last, newest):
+        gone = CliRunner(catch_exceptions=False).invoke(main, ["dispose", str(storage / JOB / item.reference)])
+        assert gone.stdout == f"{storage / JOB / item.reference} is deleted.\n"
+        assert not (storage / JOB / item.reference).exists()
+    assert call(storage, "verify", JOB).exit_code == 0
+    assert not catalog.records.quarantine.names()
+
+
+def test_sweep_tells_first_and_then_deletes_what_nothing_needs(
+    storage: Path, taken: list[CheckpointMetadata], tmp_path: Path
+) -> None:
+    refused = call(storage, "sweep", JOB)
+    assert refused.exit_code == 1
+    assert f"Job '{JOB}' is not over" in refused.stderr
+    assert f"dagster-ckpt sweep {JOB} --older-than" in refused.stderr
+    assert json.loads(call(storage, "sweep", "--json").stdout)[0]["job"] == JOB, "of every job: told, and no error"
+    CheckpointCatalog(PosixFileSystem(storage), JOB).records.epochs.record_end(1, End("FINISHED", "", False, "now"))
+    orphan = storage / JOB / taken[0].job_id / "shared" / "000001-0123456789ab-left.sst"
+    orphan.write_bytes(b"12345")
+    before = files(storage)
+    (document,) = json.loads(call(storage, "sweep", JOB, "--dry-run", "--json").stdout)
+    name = str(orphan.relative_to(storage))
+    assert document["files"] == [{"path": name, "bytes": 5, "reason": "no checkpoint needs it"}]
+    assert (document["count"], document["bytes"], document["dry_run"]) == (1, 5, True)
+    told = call(storage, "sweep", "--dry-run").stdout
+    assert f"{name}  (no checkpoint needs it)" in told
+    assert f"{JOB}: 1 files, 5 bytes would be deleted." in told
+    assert files(storage) == before
+    swept = call(storage, "sweep", JOB).stdout
+    assert f"{name}  (no checkpoint needs it)" in swept
+    assert f"{JOB}: 1 files, 5 bytes deleted." in swept
+    assert before.keys() - files(storage).keys() == {name}
+    assert call(storage, "verify", JOB).exit_code == 0
+
+
+def test_sweep_refuses_what_is_no_age(storage: Path, taken: list[CheckpointMetadata]) -> None:
+    result = call(storage, "sweep", JOB, "--older-than", "soon")
+    assert result.exit_code == 1
+    assert "--older-than: 'soon' is not a duration" in result.stderr

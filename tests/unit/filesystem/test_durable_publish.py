@@ -1,0 +1,276 @@
+"""What the commit step rests on: races, kills, power cuts, lost replies, full and read-only disks."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from dagster_ckpt.errors import (
+    PublishConflict,
+    PublishUnknown,
+    StorageError,
+    StorageUnusable,
+)
+from dagster_ckpt.filesystem import (
+    PosixFileSystem,
+)
+from tests.unit.filesystem import processes
+
+ROOT = Path(__file__).parents[3]
+
+
+def never() -> bool:
+    return False
+
+
+def run_process(*arguments: str) -> list[str]:
+    done = subprocess.run(
+        [sys.executable, "-m", processes.__name__, *arguments],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    return done.stdout.splitlines()
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> PosixFileSystem:
+    return PosixFileSystem(tmp_path / "base" / "storage")
+
+
+def test_of_eight_racing_processes_exactly_one_wins(tmp_path: Path) -> None:
+    assert run_process("race", str(tmp_path / "storage"), "8", "12") == ["1"] * 12
+
+
+def test_what_is_visible_is_whole_wherever_the_writer_is_killed(tmp_path: Path) -> None:
+    run_process("kill", str(tmp_path), "40")
+    whole = unfinished = 0
+    storage = PosixFileSystem(tmp_path)
+    for seed in range(40):
+        for entry in storage.list(str(seed)):
+            if entry.name.startswith("."):
+                unfinished += 1
+                continue
+            assert storage.read(f"{seed}/{entry.name}") == processes.pattern(int(entry.name))
+            whole += 1
+    assert whole >= 40, "the writers came to nothing"
+    assert unfinished > 0, "no writer was killed while it wrote: the test proves nothing"
+
+
+class Durability:
+    """What a power cut would leave: records when a name appears and what is synced, in order."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.events: list[tuple[str, Path]] = []
+        fsync, link, replace, mkdir = os.fsync, os.link, os.replace, os.mkdir
+
+        def recording_fsync(descriptor: int) -> None:
+            fsync(descriptor)
+            self.events.append(("sync", Path(f"/proc/self/fd/{descriptor}").readlink()))
+
+        def recording_link(source: Path, target: Path) -> None:
+            link(source, target)
+            self.events.append(("link", Path(source)))
+            self.events.append(("name", Path(target)))
+
+        def recording_replace(source: Path, target: Path) -> None:
+            replace(source, target)
+            self.events.append(("link", Path(source)))
+            self.events.append(("name", Path(target)))
+
+        def recording_mkdir(path: Path, mode: int = 0o777) -> None:
+            mkdir(path, mode)
+            self.events.append(("name", Path(path)))
+
+        monkeypatch.setattr(os, "fsync", recording_fsync)
+        monkeypatch.setattr(os, "link", recording_link)
+        monkeypatch.setattr(os, "replace", recording_replace)
+        monkeypatch.setattr(os, "mkdir", recording_mkdir)
+
+    def require(self, file: Path, root: Path) -> None:
+        """``file``'s bytes, its name, and every new directory above it would survive."""
+        named = self.events.index(("name", file))
+        kind, temporary = self.events[named - 1]
+        assert kind == "link"
+        assert ("sync", temporary) in self.events[:named], "visible before its bytes were durable"
+        current = file
+        while current != root:
+            appeared = [at for at, event in enumerate(self.events) if event == ("name", current)]
+            if appeared:
+                assert ("sync", current.parent) in self.events[appeared[-1] :], f"{current} would be lost"
+            current = current.parent
+
+
+def test_create_is_durable_when_it_returns(
+    disk: PosixFileSystem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    durability = Durability(monkeypatch)
+    disk.create("job/id/chk-1/_metadata", b"x")
+    durability.require(disk.local("job/id/chk-1/_metadata"), tmp_path)
+
+
+def test_own_bytes_found_are_made_durable_too(
+    disk: PosixFileSystem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever linked them may have died before the directory was synced."""
+    disk.create("d/f", b"x")
+    durability = Durability(monkeypatch)
+    PosixFileSystem(disk.local("")).create("d/f", b"x")
+    assert ("sync", disk.local("d")) in durability.events
+
+
+def test_a_directory_that_somebody_else_made_is_made_durable(
+    disk: PosixFileSystem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that died between `mkdir` and `fsync` leaves a directory that a power cut can take away."""
+    disk.local("job/chk-1").mkdir(parents=True)
+    durability = Durability(monkeypatch)
+    disk.create("job/chk-1/_metadata", b"x")
+    for directory in ("job/chk-1", "job", ""):
+        assert ("sync", disk.local(directory)) in durability.events
+
+
+def test_write_many_is_durable_when_it_returns(
+    disk: PosixFileSystem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    durability = Durability(monkeypatch)
+    items = []
+    for number in range(20):
+        source = tmp_path / str(number)
+        source.write_bytes(b"x")
+        items.append((f"job/shared/{number}", source))
+    disk.write_many(items, never)
+    last = max(durability.events.index(("sync", disk.local(path))) for path, _ in items)
+    assert ("sync", disk.local("job/shared")) in durability.events[last:]
+    assert ("sync", disk.local("job")) in durability.events
+
+
+def test_a_directory_removed_and_made_again_is_synced_again(
+    disk: PosixFileSystem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk.create("job/chk-1/_metadata", b"x")
+    disk.remove("job/chk-1/_metadata")
+    disk.remove_directory("job/chk-1")
+    durability = Durability(monkeypatch)
+    disk.create("job/chk-1/_metadata", b"y")
+    durability.require(disk.local("job/chk-1/_metadata"), disk.local(""))
+
+
+def link_fails(monkeypatch: pytest.MonkeyPatch, *, after: Callable[[Path], object], code: int) -> None:
+    def failing(source: Path, target: Path) -> None:
+        del source
+        after(target)
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "link", failing)
+
+
+@pytest.mark.parametrize("code", [errno.ETIMEDOUT, errno.EIO])
+def test_create_whose_reply_is_lost_has_succeeded(
+    disk: PosixFileSystem, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    """As on NFS: the link is there, but the answer was an error."""
+    link_fails(monkeypatch, after=lambda target: target.write_bytes(b"mine"), code=code)
+    disk.create("d/f", b"mine")
+    assert [entry.name for entry in disk.list("d")] == ["f"]
+
+
+def test_create_whose_reply_is_lost_and_that_was_too_late_is_a_conflict(
+    disk: PosixFileSystem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link_fails(monkeypatch, after=lambda target: target.write_bytes(b"theirs"), code=errno.ETIMEDOUT)
+    with pytest.raises(PublishConflict):
+        disk.create("d/f", b"mine")
+
+
+def test_create_that_failed_leaves_nothing(disk: PosixFileSystem, monkeypatch: pytest.MonkeyPatch) -> None:
+    link_fails(monkeypatch, after=lambda _: None, code=errno.ENOSPC)
+    with pytest.raises(StorageError, match="No space left") as raised:
+        disk.create("d/f", b"mine")
+    assert not isinstance(raised.value, PublishUnknown)
+    assert disk.list("d") == []
+
+
+def test_create_whose_directory_cannot_be_synced_is_unknown(
+    disk: PosixFileSystem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk.create("d/first", b"x")
+    fsync = os.fsync
+
+    def failing(descriptor: int) -> None:
+        if Path(f"/proc/self/fd/{descriptor}").readlink() == disk.local("d"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", failing)
+    with pytest.raises(PublishUnknown, match="could not be synced"):
+        disk.create("d/f", b"x")
+    assert disk.read("d/f") == b"x"
+
+
+def test_without_hard_links_the_storage_is_unusable(disk: PosixFileSystem, monkeypatch: pytest.MonkeyPatch) -> None:
+    link_fails(monkeypatch, after=lambda _: None, code=errno.EOPNOTSUPP)
+    with pytest.raises(StorageUnusable, match="hard links") as raised:
+        disk.probe()
+    assert "ext4" in raised.value.hint
+    assert disk.list("") == []
+
+
+def test_a_file_where_a_directory_should_be(disk: PosixFileSystem) -> None:
+    disk.create("job", b"a file")
+    with pytest.raises(StorageError, match="job"):
+        disk.create("job/chk-1/_metadata", b"x")
+
+
+def test_a_file_size_limit_leaves_nothing_behind(tmp_path: Path) -> None:
+    lines = run_process("limited", str(tmp_path / "storage"))
+    assert len(lines) == 3
+    assert all(line.startswith("StorageError [] ") and "File too large" in line for line in lines), lines
+    assert (tmp_path / "storage" / "before").read_bytes() == b"safe"
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[PosixFileSystem]:
+    """A file system of 256 KiB."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can mount a small file system; RLIMIT_FSIZE is tested for everybody")
+    mount = tmp_path / "small"
+    mount.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(mount)], check=True)
+    try:
+        yield PosixFileSystem(mount / "storage")
+    finally:
+        subprocess.run(["umount", "-l", str(mount)], check=True)
+
+
+def test_a_full_disk_leaves_nothing_behind(small_disk: PosixFileSystem, tmp_path: Path) -> None:
+    (tmp_path / "source").write_bytes(b"x" * 300_000)
+    small_disk.create("d/before", b"safe")
+    with pytest.raises(StorageError, match="No space left"):
+        small_disk.create("d/f", b"x" * 300_000)
+    with pytest.raises(StorageError, match="No space left"):
+        small_disk.replace("d/f", b"x" * 300_000)
+    with pytest.raises(StorageError, match="No space left"):
+        small_disk.write("d/f", tmp_path / "source", never)
+    assert [entry.name for entry in small_disk.list("d")] == ["before"]
+    small_disk.create("d/after", b"there is space again")
+
+
+def test_a_directory_that_may_not_be_written() -> None:
+    # Not below tmp_path: its parents are closed to the user the process changes to.
+    with tempfile.TemporaryDirectory() as directory:
+        Path(directory).chmod(0o555)
+        create, replace, probe = run_process("read-only", directory)
+        assert create.startswith("StorageError: Could not create")
+        assert replace.startswith("StorageError: Could not write")
+        assert probe.startswith("StorageUnusable: Checkpoints cannot be written to")
+        assert "Check that the directory exists, is writable" in probe
+        assert list(Path(directory).iterdir()) == []

@@ -1,0 +1,330 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import dagster as dg
+import pytest
+
+from dagster_ckpt.checkpoint.control.quarantine import FellBack, Quarantined
+from dagster_ckpt.checkpoint.format.facts import Facts
+from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
+from dagster_ckpt.checkpoint.taking.retained import Dropped
+from dagster_ckpt.config.retention import KeepNewest
+from dagster_ckpt.orchestration.names import partition_key
+from dagster_ckpt.orchestration.reporting import CheckpointReporter, checkpoint_metadata
+from tests.helpers.orchestration.stored_job import StoredJob, run_id
+
+if TYPE_CHECKING:
+    from dagster_ckpt.checkpoint.taking.store import CompletedCheckpointStore
+
+_KEY = dg.AssetKey(["orders", "checkpoints"])
+_PARTITIONS = "orders/checkpoints"
+_INTERVAL = 10.0
+
+
+class ManualClock:
+    """Time that passes when it is told to."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def time(self) -> float:
+        return 1_700_000_000 + self.now
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+class Reports:
+    """A job that completes checkpoints, and what a reporter makes of them."""
+
+    def __init__(self, instance: dg.DagsterInstance, root: Path) -> None:
+        self.instance = instance
+        self.clock = ManualClock()
+        self.job = StoredJob(root)
+        self.store: CompletedCheckpointStore = self.job.choose(self.job.claim(run_id()))
+        self.reporter = self.new_reporter()
+        self._batch = 0
+
+    def new_reporter(self, interval: float = _INTERVAL) -> CheckpointReporter:
+        reporter = CheckpointReporter(
+            self.instance,
+            self.instance.report_runless_asset_event,
+            _KEY,
+            _PARTITIONS,
+            self.job.catalog,
+            self.clock,
+            interval,
+        )
+        reporter.holds(self.job.catalog.records.epochs.highest())
+        return reporter
+
+    def complete(self, *, after: float = 0, keep: int = 100) -> CheckpointMetadata:
+        self.clock.now += after
+        self._batch += 1
+        metadata = self.job.checkpoint(self.store, self._batch)
+        self.reporter.completed(self.store.subsume(KeepNewest(keep)), self.store.retained)
+        return metadata
+
+    def materialized(self) -> list[str | None]:
+        """Partitions materialized, the oldest first."""
+        records = self.instance.fetch_materializations(_KEY, limit=100, ascending=True).records
+        return [record.partition_key for record in records]
+
+    def observed(self) -> dict[str | None, str]:
+        """Why partitions went."""
+        records = self.instance.fetch_observations(_KEY, limit=100).records
+        return {
+            record.partition_key: str(record.asset_observation.metadata["reason"].value)
+            for record in records
+            if record.asset_observation
+        }
+
+    def shown(self) -> set[str]:
+        return set(self.instance.get_dynamic_partitions(_PARTITIONS))
+
+
+@pytest.fixture
+def reports(tmp_path: Path) -> Iterator[Reports]:
+    with dg.DagsterInstance.ephemeral() as instance:
+        yield Reports(instance, tmp_path / "storage")
+
+
+def test_at_most_one_report_per_interval_and_the_last_always(reports: Reports) -> None:
+    first = reports.complete()
+    assert reports.materialized() == [partition_key(first)]
+    second, third = reports.complete(after=4), reports.complete(after=5.9)
+    assert reports.materialized() == [partition_key(first)], "9.9 s are not the interval"
+    fourth = reports.complete(after=0.1)
+    keys = [partition_key(item) for item in (first, second, third, fourth)]
+    assert reports.materialized() == keys, "each retained checkpoint is a materialization, whatever the rate"
+    last = reports.complete(after=1)
+    assert reports.materialized() == keys
+    reports.reporter.flush()
+    assert reports.materialized() == [*keys, partition_key(last)]
+    reports.reporter.flush()
+    assert reports.materialized() == [*keys, partition_key(last)], "nothing is told twice"
+
+
+def test_what_a_report_was_too_early_for_is_told_when_its_time_has_come(reports: Reports) -> None:
+    """Also when the input is idle, and no other checkpoint follows."""
+    first = reports.complete()
+    second = reports.complete(after=4, keep=1)
+    reports.reporter.tick()
+    assert reports.shown() == {partition_key(first)}
+    reports.clock.now += 6
+    reports.reporter.tick()
+    assert reports.shown() == {partition_key(second)}
+    assert reports.materialized() == [partition_key(first), partition_key(second)]
+
+
+def test_what_dagster_refused_is_told_again_though_nothing_follows(
+    reports: Reports, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as refusing:
+        refusing.setattr(reports.instance, "add_dynamic_partitions", _refuse)
+        with pytest.raises(OSError, match="locked"):
+            reports.complete()
+        reports.clock.now += _INTERVAL
+        with pytest.raises(OSError, match="locked"):
+            reports.reporter.tick()
+    reports.reporter.tick()
+    assert not reports.shown(), "not before the interval"
+    reports.clock.now += _INTERVAL
+    reports.reporter.tick()
+    assert reports.shown() == {partition_key(item) for item in reports.store.retained}
+
+
+def test_a_run_that_has_lost_the_job_reports_nothing_any_more(reports: Reports) -> None:
+    """It wakes up with what it knew: what the newer run has shown stays."""
+    first = reports.complete()
+    newer = reports.job.choose(reports.job.claim(run_id()), first)
+    second = reports.job.checkpoint(newer, 9)
+    successor = reports.new_reporter()
+    successor.began(newer.retained)
+    assert reports.shown() == {partition_key(first), partition_key(second)}
+    reports.reporter.completed([Dropped(first, "subsumed")], [])
+    reports.reporter.flush()
+    assert reports.shown() == {partition_key(first), partition_key(second)}
+    assert not reports.observed()
+
+
+def _refuse(*_: Any) -> None:
+    raise OSError("database is locked")
+
+
+def test_partitions_are_the_retained_set_and_what_goes_says_why(reports: Reports) -> None:
+    first = reports.complete()
+    second = reports.complete(after=_INTERVAL, keep=2)
+    assert reports.shown() == {partition_key(first), partition_key(second)}
+    third = reports.complete(after=_INTERVAL, keep=2)
+    assert reports.shown() == {partition_key(second), partition_key(third)}
+    assert reports.observed() == {partition_key(first): "not among the 2 newest"}
+
+
+def test_a_checkpoint_that_came_and_went_between_two_reports_is_never_shown(reports: Reports) -> None:
+    first = reports.complete(keep=1)
+    second = reports.complete(after=1, keep=1)
+    third = reports.complete(after=1, keep=1)
+    reports.reporter.flush()
+    assert reports.materialized() == [partition_key(first), partition_key(third)]
+    assert partition_key(second) not in reports.observed()
+    assert reports.shown() == {partition_key(third)}
+    assert set(reports.observed()) == {partition_key(first)}
+    assert not reports.reporter._reasons, "what is never shown must not be remembered for a month"
+
+
+def test_a_new_instance_is_told_of_every_retained_checkpoint(reports: Reports) -> None:
+    completed = [reports.job.checkpoint(reports.store, batch) for batch in range(3)]
+    reports.reporter.began(reports.store.retained)
+    keys = [partition_key(item) for item in completed]
+    assert reports.materialized() == keys
+    again = reports.new_reporter()
+    again.began(reports.store.retained)
+    assert reports.materialized() == keys, "a restart on the same instance repeats nothing"
+
+
+def test_partitions_of_a_lineage_that_was_left_go_at_the_next_start(reports: Reports) -> None:
+    old = reports.complete()
+    other = reports.job.choose(reports.job.claim(run_id()))
+    new = reports.job.checkpoint(other, 1)
+    reports.new_reporter().began(other.retained)
+    assert reports.shown() == {partition_key(new)}
+    assert reports.observed() == {partition_key(old): "it is not among the retained checkpoints of this lineage"}
+
+
+def test_given_up_checkpoints_go_with_the_reason_of_the_policy(reports: Reports) -> None:
+    only = reports.complete()
+    reports.reporter.dropped([Dropped(only, "CANCELED: by the user")], [])
+    assert reports.shown() == set()
+    assert reports.observed() == {partition_key(only): "CANCELED: by the user"}
+
+
+def test_a_reporter_that_never_heard_of_a_start_touches_nothing(reports: Reports) -> None:
+    """A run that was refused must not take the partitions of the one that runs away."""
+    first = reports.complete()
+    reports.new_reporter().flush()
+    assert reports.shown() == {partition_key(first)}
+
+
+class Interrupted(BaseException):
+    """What a terminated run's main thread is interrupted with."""
+
+
+@pytest.mark.parametrize("error", [OSError, Interrupted])
+@pytest.mark.parametrize("done", [False, True], ids=["not done", "done"])
+@pytest.mark.parametrize("nth", range(1, 9))
+def test_a_report_that_ends_at_any_request_is_made_by_the_next(
+    reports: Reports, monkeypatch: pytest.MonkeyPatch, nth: int, error: type[BaseException], *, done: bool
+) -> None:
+    """Dagster refuses, or the run is interrupted or killed; the next report may be that of another process."""
+    old = reports.complete()
+    asked = 0
+
+    def interrupt(name: str) -> None:
+        genuine = getattr(reports.instance, name)
+
+        def interrupted(*args: Any) -> Any:
+            nonlocal asked
+            asked += 1
+            if asked != nth:
+                return genuine(*args)
+            if done:
+                genuine(*args)
+            raise error("the report ends here")
+
+        monkeypatch.setattr(reports.instance, name, interrupted)
+
+    for name in ("get", "add"):
+        interrupt(f"{name}_dynamic_partitions")
+    interrupt("delete_dynamic_partition")
+    interrupt("report_runless_asset_event")
+    reports.reporter = reports.new_reporter()
+
+    def report() -> None:
+        # A checkpoint is told and its partition added; then another, for which the oldest goes: eight requests.
+        for _ in range(2):
+            reports.complete(after=_INTERVAL, keep=2)
+
+    with pytest.raises(error):
+        report()
+    monkeypatch.undo()
+    assert asked == nth
+
+    retained = [partition_key(item) for item in reports.store.retained]
+    for reporter in (reports.reporter, reports.new_reporter()):
+        reporter.began(reports.store.retained)
+    assert list(dict.fromkeys(reports.materialized()))[-2:] == retained
+    assert reports.shown() == set(retained)
+    assert set(reports.observed()) == {partition_key(old)} - set(retained)
+
+
+def test_metadata_has_numbers_for_plots_and_the_pointer_and_the_retained_table(reports: Reports) -> None:
+    first, second = reports.complete(), reports.complete()
+    found = checkpoint_metadata(second, reports.job.catalog, reports.store.retained)
+    numbers: dict[str, Any] = {
+        "checkpoint_id": 2,
+        "epoch": 1,
+        "batch": 2,
+        "files": 1,
+        "bytes": second.size,
+        "new_bytes": second.new_bytes,
+        "input_rows": 7,
+        "state_rows": 5,
+        "retained_bytes": first.size + second.size,
+    }
+    assert {key: found[key] for key in numbers} == numbers
+    assert isinstance(found["duration_ms"], float)
+    assert found["pointer"].value == reports.job.catalog.pointer(second)
+    assert reports.job.catalog.resolve(found["pointer"].value) == second, "it can be given to restore_from"
+    assert found["watermark"].value == 2.0
+    assert found["restored_from"] == "nothing"
+    rows = [row.data for row in found["retained"].records]
+    assert [(row["checkpoint"], row["batch"]) for row in rows] == [(second.name, 2), (first.name, 1)]
+
+
+def test_unknown_facts_are_left_out(reports: Reports) -> None:
+    metadata = reports.complete()
+    bare = CheckpointMetadata(
+        **{**{name: getattr(metadata, name) for name in CheckpointMetadata.__dataclass_fields__}, "facts": Facts()}
+    )
+    found = checkpoint_metadata(bare, reports.job.catalog, [bare])
+    assert not {"input_rows", "state_rows", "watermark"} & found.keys()
+    assert None not in found.values()
+
+
+def test_partition_keys_differ_between_lineages(reports: Reports) -> None:
+    first = reports.complete()
+    other = reports.job.checkpoint(reports.job.choose(reports.job.claim(run_id())), 1)
+    assert first.name == other.name == "chk-1"
+    assert partition_key(first) != partition_key(other)
+
+
+def test_a_fallback_is_told_with_what_it_costs(reports: Reports) -> None:
+    """At once as an observation, with the partition that goes, and with every checkpoint of the run."""
+    first, second = reports.complete(), reports.complete(after=_INTERVAL)
+    quarantined = Quarantined(second.reference, "A file is gone.", 2, "run", "host", "then")
+    reports.job.catalog.records.quarantine.add(quarantined)
+    store = reports.job.choose(reports.job.claim(run_id()), first)
+    reporter = reports.new_reporter(interval=0)
+    reporter.quarantined(quarantined)
+    reporter.began(store.retained)
+    cost = FellBack((second.reference,), first.name, first.batch, second.batch, files=4, rows=None)
+    reporter.fell_back(cost)
+    third = reports.job.checkpoint(store, 7)
+    reporter.completed((), store.retained)
+
+    assert reports.shown() == {partition_key(first), partition_key(third)}
+    told = [record.asset_observation for record in reports.instance.fetch_observations(_KEY, limit=9).records]
+    assert [observation.partition for observation in told if observation] == [None, partition_key(second)]
+    assert told[1] is not None
+    assert told[1].metadata["reason"].value == "it is in quarantine: A file is gone."
+    (materialized,) = reports.instance.fetch_materializations(_KEY, limit=1).records
+    for shown in (told[0], materialized.asset_materialization):
+        assert shown is not None
+        assert shown.metadata["fell_back"].value == str(cost)
+        assert shown.metadata["batches_run_again"].value == 1
+        assert shown.metadata["files_run_again"].value == 4
+        assert "rows_run_again" not in shown.metadata

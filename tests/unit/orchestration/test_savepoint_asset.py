@@ -1,0 +1,109 @@
+"""Materializing ``<job>/savepoints``, in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+
+from dagster_ckpt import FileSystemCheckpointStorage, SparkSessionResource, build_checkpoint_definitions
+from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.catalog.file_reader import verify_checkpoint
+from dagster_ckpt.checkpoint.catalog.newest import find_newest
+from dagster_ckpt.checkpoint.control.savepoint_requests import Answer, SavepointRequests, TakenSavepoint
+from dagster_ckpt.errors import InvalidConfiguration
+from dagster_ckpt.orchestration import names, savepoint_asset
+from tests.helpers.orchestration.stored_job import StoredJob, make_asset, run_id
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> StoredJob:
+    return StoredJob(tmp_path / "checkpoints")
+
+
+def materialize(job: StoredJob, config: Mapping[str, Any], savepoint_path: Path | None) -> dg.ExecuteInProcessResult:
+    asset = make_asset(job.name)
+    storage = FileSystemCheckpointStorage(
+        checkpoint_path=str(job.root), savepoint_path=None if savepoint_path is None else str(savepoint_path)
+    )
+    return dg.materialize(
+        [asset.savepoints],
+        resources={"checkpoint_storage": storage},
+        run_config={"ops": {asset.savepoints.op.name: {"config": dict(config)}}},
+    )
+
+
+def logged(result: dg.ExecuteInProcessResult) -> dict[str, Any]:
+    (event,) = result.get_asset_materialization_events()
+    return {key: value.value for key, value in event.materialization.metadata.items()}
+
+
+def test_of_a_job_that_does_not_run(job: StoredJob, tmp_path: Path) -> None:
+    job.die(run_id(), checkpoints=3)
+    newest = find_newest(job.catalog).metadata
+    assert newest is not None
+    for config, parent in (({}, tmp_path / "default"), ({"to": str(tmp_path / "asked")}, tmp_path / "asked")):
+        metadata = logged(materialize(job, config, tmp_path / "default"))
+        assert Path(metadata["pointer"]).parent == parent
+        savepoint = job.catalog.resolve(metadata["pointer"])
+        verify_checkpoint(job.catalog, savepoint)
+        assert metadata == {
+            "pointer": savepoint.location,
+            "checkpoint_id": newest.checkpoint_id,
+            "batch": 2,
+            "files": 1,
+            "bytes": newest.size,
+            "duration_ms": pytest.approx(savepoint.timings_ms["write"]),
+        }
+
+
+def test_of_a_running_job(job: StoredJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    claim = job.die(run_id())
+    job.beat(claim, alive=True)
+    requests = SavepointRequests(job.catalog.filesystem, job.name)
+
+    class Driver:
+        """Has its turn while the asset waits."""
+
+        @staticmethod
+        def sleep(seconds: float) -> None:
+            del seconds
+            for request in requests.open():
+                assert (request.target, request.stop) == (None, True), "the driver knows its own default"
+                savepoint = TakenSavepoint(str(tmp_path / "savepoint-x"), 5, 4, 3, 2, 1.5)
+                assert requests.answer(claim.epoch, request, Answer(0.0, savepoint))
+
+    monkeypatch.setattr(savepoint_asset, "time", Driver)
+    metadata = logged(materialize(job, {"stop": True}, None))
+    assert metadata == {
+        "pointer": str(tmp_path / "savepoint-x"),
+        "checkpoint_id": 5,
+        "batch": 4,
+        "files": 3,
+        "bytes": 2,
+        "duration_ms": 1500.0,
+    }
+
+
+def test_without_a_location_the_run_fails_with_the_reason(job: StoredJob) -> None:
+    job.die(run_id())
+    with pytest.raises(InvalidConfiguration, match="No savepoint location given"):
+        materialize(job, {}, None)
+
+
+def test_it_is_downstream_of_the_output_and_its_runs_are_not_the_jobs(tmp_path: Path) -> None:
+    asset = make_asset("one")
+    storage = FileSystemCheckpointStorage(checkpoint_path=str(tmp_path))
+    definitions = build_checkpoint_definitions(
+        [asset], {"checkpoint_storage": storage, "spark": SparkSessionResource()}
+    )
+    node = definitions.resolve_asset_graph().get(asset.savepoints_key)
+    assert node.is_materializable
+    assert node.parent_keys == {asset.key}
+    assert names.JOB_TAG not in node.tags
+    assert asset.savepoints.required_resource_keys >= {"checkpoint_storage"}
+    assert "spark" not in asset.savepoints.required_resource_keys
+    assert CheckpointCatalog(storage.filesystem(), "one").choice() is None

@@ -1,0 +1,259 @@
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+import yaml
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+from dagster_ckpt import (
+    CheckpointConfig,
+    CheckpointedStreamingAsset,
+    CheckpointingMode,
+    Configuration,
+    EmbeddedRocksDBStateBackend,
+    ExternalizedCheckpointCleanup,
+    FileSystemCheckpointStorage,
+    HashMapStateBackend,
+    RestartStrategies,
+    SparkSessionResource,
+    build_checkpoint_definitions,
+    checkpointed_streaming_asset,
+)
+from dagster_ckpt.config.checkpoint_config import JobStatus
+from dagster_ckpt.config.restart import ExponentialDelayRestart, FixedDelayRestart
+from dagster_ckpt.errors import InvalidConfiguration
+from dagster_ckpt.orchestration import names, streaming_run
+from dagster_ckpt.spark.events import CheckpointCompleted, EpochClaimed, Event
+from dagster_ckpt.spark.job import RunResult
+from dagster_ckpt.spark.run.job_run import StreamingRun
+from tests.helpers.orchestration.stored_job import StoredJob, run_id
+
+_RESOURCES: Mapping[str, Any] = {
+    "checkpoint_storage": FileSystemCheckpointStorage(checkpoint_path="unused"),
+    "spark": SparkSessionResource(),
+}
+
+
+@dg.asset
+def landed() -> None:
+    pass
+
+
+def delays(context: dg.AssetExecutionContext, spark: SparkSession) -> DataStreamWriter:
+    """Counts delays."""
+    raise AssertionError("no test runs this query")
+
+
+def test_the_function_gives_its_name_and_description() -> None:
+    asset = checkpointed_streaming_asset()(delays)
+    assert isinstance(asset, CheckpointedStreamingAsset)
+    assert asset.key == dg.AssetKey(["delays"])
+    assert asset.checkpoints_key == dg.AssetKey(["delays", "checkpoints"])
+    assert (asset.name, asset.job_name, asset.op_name) == ("delays", "delays_job", "delays")
+    assert asset.partitions_name == "delays/checkpoints"
+    assert asset.definition.descriptions_by_key[asset.key] == "Counts delays."
+
+
+@pytest.mark.parametrize("prefix", ["flights", ["flights"]])
+def test_a_prefix_is_part_of_every_name(prefix: str | list[str]) -> None:
+    asset = checkpointed_streaming_asset(name="late", key_prefix=prefix)(delays)
+    assert asset.key == dg.AssetKey(["flights", "late"])
+    assert asset.checkpoints_key == dg.AssetKey(["flights", "late", "checkpoints"])
+    assert (asset.name, asset.job_name) == ("flights__late", "flights__late_job")
+    job = build_checkpoint_definitions([asset], _RESOURCES).resolve_job_def("flights__late_job")
+    config = {"ops": {asset.op_name: {"config": {"restore_from": "chk-3"}}}}
+    assert dg.validate_run_config(job, config)
+
+
+def test_the_defaults_are_the_safe_ones() -> None:
+    asset = checkpointed_streaming_asset()(delays)
+    assert asset.config == CheckpointConfig()
+    assert asset.restart == ExponentialDelayRestart()
+    assert (asset.storage_key, asset.spark_key) == ("checkpoint_storage", "spark")
+
+
+def test_what_the_user_chooses_is_used() -> None:
+    asset = checkpointed_streaming_asset(
+        config=CheckpointConfig(interval="3 s"),
+        restart=RestartStrategies.no_restart(),
+        storage_key="store",
+        spark_key="cluster",
+        group_name="flights",
+        kinds={"pyspark"},
+        description="Late.",
+        owners=["team:data"],
+        tags={"tier": "1"},
+        metadata={"note": "n"},
+    )(delays)
+    spec = asset.definition.get_asset_spec(asset.key)
+    assert (spec.group_name, spec.kinds, spec.description) == ("flights", {"pyspark"}, "Late.")
+    assert (spec.owners, spec.tags["tier"], spec.metadata["note"]) == (["team:data"], "1", "n")
+    assert asset.definition.required_resource_keys >= {"store", "cluster"}
+    assert asset.checkpoints.group_name == "flights"
+    assert asset.config.interval == timedelta(seconds=3)
+
+
+def test_lineage_goes_from_what_is_read_to_the_output_and_to_its_checkpoints() -> None:
+    asset = checkpointed_streaming_asset(deps=[landed])(delays)
+    definitions = dg.Definitions.merge(
+        build_checkpoint_definitions([asset], _RESOURCES), dg.Definitions(assets=[landed])
+    )
+    graph = definitions.resolve_asset_graph()
+    assert graph.get(asset.key).parent_keys == {landed.key}
+    assert graph.get(asset.checkpoints_key).parent_keys == {landed.key}
+    assert not graph.get(asset.checkpoints_key).is_materializable, "checkpoints come of running the stream"
+    assert asset.checkpoints.tags[names.JOB_TAG] == "delays"
+
+
+def test_dependencies_given_as_an_iterator_reach_both_assets() -> None:
+    asset = checkpointed_streaming_asset(deps=iter([landed]))(delays)
+    assert asset.definition.asset_deps[asset.key] == {landed.key}
+    assert [dep.asset_key for dep in asset.checkpoints.deps] == [landed.key]
+
+
+def test_partitions_of_the_checkpoints_are_dynamic_and_the_stream_has_none() -> None:
+    asset = checkpointed_streaming_asset()(delays)
+    assert isinstance(asset.checkpoints.partitions_def, dg.DynamicPartitionsDefinition)
+    assert asset.checkpoints.partitions_def.name == asset.partitions_name
+    assert asset.definition.partitions_def is None
+
+
+def test_restore_from_is_the_launchpads_to_choose_and_latest_by_default() -> None:
+    asset = checkpointed_streaming_asset()(delays)
+    job = build_checkpoint_definitions([asset], _RESOURCES).resolve_job_def(asset.job_name)
+
+    def restore_from(config: Mapping[str, Any]) -> str:
+        ops = dg.validate_run_config(job, config)["ops"]
+        return str(ops[asset.op_name]["config"]["restore_from"])
+
+    assert restore_from({}) == "latest"
+    assert restore_from({"ops": {asset.op_name: {"config": {"restore_from": "none"}}}}) == "none"
+    with pytest.raises(dg.DagsterInvalidConfigError, match="restore_form"):
+        restore_from({"ops": {asset.op_name: {"config": {"restore_form": "chk-1"}}}})
+
+
+def test_settings_by_flinks_keys_go_over_the_others() -> None:
+    asset = checkpointed_streaming_asset(
+        config=CheckpointConfig(interval="3 s", num_retained=4),
+        configuration={"execution.checkpointing.interval": "5 s", "restart-strategy": "none"},
+    )(delays)
+    assert asset.config == CheckpointConfig(interval="5 s", num_retained=4)
+    assert asset.restart == RestartStrategies.no_restart()
+    with pytest.raises(InvalidConfiguration, match="dir belongs to the checkpoint storage"):
+        checkpointed_streaming_asset(configuration=Configuration({"execution.checkpointing.dir": "/data"}))
+
+
+def test_a_run_can_be_configured_in_the_launchpad_with_the_types_of_yaml() -> None:
+    asset = checkpointed_streaming_asset()(delays)
+    job = build_checkpoint_definitions([asset], _RESOURCES).resolve_job_def(asset.job_name)
+    keys = yaml.safe_load(
+        "execution.checkpointing.interval: 5 s\nexecution.checkpointing.num-retained: 3\n"
+        "execution.checkpointing.unaligned: true\nrestart-strategy: {type: off}\n"
+    )
+    launched = {"ops": {asset.op_name: {"config": {"configuration": keys}}}}
+    op_config = dg.validate_run_config(job, launched)["ops"][asset.op_name]["config"]
+    run = asset.settings.of_run(op_config)
+    assert run.config == CheckpointConfig(interval="5 s", num_retained=3, unaligned=True)
+    assert run.restart == RestartStrategies.no_restart()
+    assert run.request.restore_from == "latest"
+
+
+def test_a_run_goes_by_its_own_configuration_and_says_what_has_no_effect(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driven: list[StreamingRun] = []
+
+    def drive(
+        start: Callable[[Callable[[Event], None]], StreamingRun], on_event: Callable[[Event], None], **_: Any
+    ) -> RunResult:
+        driven.append(start(on_event))
+        return RunResult(JobStatus.FINISHED, None)
+
+    monkeypatch.setattr(streaming_run, "supervise", drive)
+    asset = checkpointed_streaming_asset(
+        config=CheckpointConfig(num_retained=4, unaligned=True),
+        restart=RestartStrategies.no_restart(),
+        configuration={"execution.checkpointing.unaligned.forced": "true"},
+    )(delays)
+    resources = {**_RESOURCES, "checkpoint_storage": FileSystemCheckpointStorage(checkpoint_path=str(tmp_path))}
+    job = build_checkpoint_definitions([asset], resources).resolve_job_def(asset.job_name)
+    keys = {
+        "execution.checkpointing.mode": "AT_LEAST_ONCE",
+        "execution.state-recovery.path": "/savepoints/x",
+        "restart-strategy.type": "fixed-delay",
+    }
+    with dg.DagsterInstance.ephemeral() as instance:
+        config = {"ops": {asset.op_name: {"config": {"configuration": keys}}}}
+        result = job.execute_in_process(config, instance=instance)
+        log = [entry.user_message for entry in instance.all_logs(result.run_id) if entry.level == logging.WARNING]
+    assert result.success
+    (run,) = driven
+    assert run._job.config == CheckpointConfig(num_retained=4, unaligned=True, mode=CheckpointingMode.AT_LEAST_ONCE)
+    assert run._job.restart == FixedDelayRestart()
+    assert run._state.request.restore_from == "/savepoints/x"
+    assert [line.partition(" ")[0] for line in log] == ["execution.checkpointing.unaligned.forced", "unaligned"]
+
+
+def test_dagster_keeps_no_event_of_a_checkpoint_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would until the asset ends, and then send them all through its engine: of a stream that runs for months."""
+    job = StoredJob(tmp_path, "delays")
+    asset = checkpointed_streaming_asset()(delays)
+
+    def drive(start: object, on_event: Callable[[Event], None], **_: Any) -> RunResult:
+        claim = job.claim(run_id())
+        on_event(EpochClaimed(claim.epoch))
+        store = job.choose(claim)
+        metadata = job.checkpoint(store, 1)
+        on_event(CheckpointCompleted(metadata, (), store.retained))
+        return RunResult(JobStatus.FINISHED, metadata)
+
+    monkeypatch.setattr(streaming_run, "supervise", drive)
+    definitions = build_checkpoint_definitions([asset], {**_RESOURCES, "checkpoint_storage": job.storage})
+    with dg.DagsterInstance.ephemeral() as instance:
+        result = definitions.resolve_job_def(asset.job_name).execute_in_process(instance=instance)
+        (told,) = instance.fetch_materializations(asset.checkpoints_key, limit=9).records
+    assert told.run_id == result.run_id
+    through_the_engine = {event.asset_key for event in result.get_asset_materialization_events()}
+    assert through_the_engine == {asset.key}
+
+
+def test_a_run_whose_configuration_cannot_be_used_fails_before_it_touches_the_job(tmp_path: Path) -> None:
+    asset = checkpointed_streaming_asset()(delays)
+    resources = {**_RESOURCES, "checkpoint_storage": FileSystemCheckpointStorage(checkpoint_path=str(tmp_path))}
+    job = build_checkpoint_definitions([asset], resources).resolve_job_def(asset.job_name)
+    config = {"configuration": {"execution.checkpointing.dir": "/data"}}
+    with (
+        dg.DagsterInstance.ephemeral() as instance,
+        pytest.raises(InvalidConfiguration, match="belongs to the checkpoint storage"),
+    ):
+        job.execute_in_process({"ops": {asset.op_name: {"config": config}}}, instance=instance)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_when_checkpoints_and_savepoints_are_deleted_is_shown() -> None:
+    asset = checkpointed_streaming_asset(
+        config=CheckpointConfig(cleanup=ExternalizedCheckpointCleanup.DELETE_ON_CANCELLATION)
+    )(delays)
+    assert asset.checkpoints.metadata["deleted_when"] == "SUBSUMED, CANCELED"
+    assert asset.savepoints.get_asset_spec(asset.savepoints_key).metadata["deleted_when"] == "never"
+
+
+@pytest.mark.parametrize("name", ["control", "a b", "..", "ä"])
+def test_a_name_that_cannot_be_a_directory_is_refused(name: str) -> None:
+    with pytest.raises((InvalidConfiguration, dg.DagsterInvalidDefinitionError), match="name"):
+        checkpointed_streaming_asset(name=name)(delays)
+
+
+def test_the_state_backend_can_be_configured_by_flinks_keys() -> None:
+    keys = {"state.backend.type": "hashmap"}
+    assert checkpointed_streaming_asset(configuration=keys)(delays).state_backend == HashMapStateBackend()
+    given = EmbeddedRocksDBStateBackend()
+    assert checkpointed_streaming_asset(configuration=keys, state_backend=given)(delays).state_backend is given
+    assert checkpointed_streaming_asset()(delays).state_backend is None

@@ -1,0 +1,319 @@
+"""The file sink's log and its rollback, on directories laid out as Spark lays them out."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+
+from dagster_ckpt.errors import CaptureIncomplete, InvalidConfiguration, SinkMismatch
+from dagster_ckpt.spark.files.compactible_log import log_files
+from dagster_ckpt.spark.sinks.spark_sink_log import FileSink, SinkRollback
+from tests.helpers.spark.streaming import tree
+
+
+class Output:
+    """Writes what Spark's file sink would: a data file per partition and batch, the log, checksums."""
+
+    def __init__(self, path: Path, compact_every: int = 3) -> None:
+        self.path = path
+        self.log = path / "_spark_metadata"
+        self.log.mkdir(parents=True)
+        self._compact_every = compact_every
+        self._entries: list[str] = []
+        self.data: dict[int, list[Path]] = {}
+
+    def batch(self, number: int, partitions: int = 2) -> None:
+        entries = []
+        self.data[number] = []
+        for partition in range(partitions):
+            directory = self.path / f"day=a b%3A{partition}"
+            directory.mkdir(exist_ok=True)
+            file = directory / f"part-{partition:05}-{uuid.uuid4()}.c000.snappy.parquet"
+            file.write_bytes(b"%d-%d" % (number, partition))
+            file.with_name(f".{file.name}.crc").write_bytes(b"crc")
+            modified = (1_700_000_000 + number) * 1000
+            os.utime(file, (modified / 1000, modified / 1000))
+            self.data[number].append(file)
+            entries.append(self.entry(file, modified))
+        self._entries += entries
+        compact = (number + 1) % self._compact_every == 0
+        name = f"{number}.compact" if compact else str(number)
+        lines = self._entries if compact else entries
+        (self.log / name).write_text("\n".join(["v1", *lines]), encoding="utf-8")
+        (self.log / f".{name}.crc").write_bytes(b"crc")
+
+    @staticmethod
+    def entry(file: Path, modified: int = 0) -> str:
+        content = {
+            "path": "file://" + quote(str(file), safe="/="),
+            "size": file.stat().st_size,
+            "isDir": False,
+            "modificationTime": modified,
+            "blockReplication": 1,
+            "blockSize": 33554432,
+            "action": "add",
+        }
+        return json.dumps(content, separators=(",", ":"))
+
+
+def _position(sink: FileSink, batch: int, target: Path) -> Path:
+    target.mkdir()
+    for file in sink.position_files(batch):
+        shutil.copy(file, target)
+    return target
+
+
+@pytest.fixture
+def output(tmp_path: Path) -> Output:
+    written = Output(tmp_path / "out dir")
+    for number in range(8):
+        written.batch(number)
+    return written
+
+
+def test_position_counts_what_the_log_lists(output: Output, tmp_path: Path) -> None:
+    sink = FileSink(output.path)
+    assert sink.position(4) == {
+        "kind": "file",
+        "path": str(output.path),
+        "batch": 4,
+        "files": 10,
+        "bytes": 30,
+    }
+    assert [file.name for file in sink.position_files(4)] == ["2.compact", "3", "4"]
+    # the interval is not the default, so the compaction before is kept to tell it
+    assert [file.name for file in sink.position_files(6)] == ["2.compact", "5.compact", "6"]
+    assert sink.last_batch() == 7
+    assert sink.committed_files() == sorted(file for files in output.data.values() for file in files)
+    with pytest.raises(CaptureIncomplete, match="8 is missing"):
+        sink.position_files(8)
+    with pytest.raises(CaptureIncomplete, match="does not exist"):
+        FileSink(tmp_path / "nothing").position_files(0)
+
+
+@pytest.mark.parametrize("batch", range(8))
+def test_rollback_leaves_exactly_what_was_there(output: Output, tmp_path: Path, batch: int) -> None:
+    sink = FileSink(output.path)
+    position = _position(sink, batch, tmp_path / "position")
+    result = sink.rollback_to(position, batch)
+    kept = [file for number in range(batch + 1) for file in output.data[number]]
+    assert sink.committed_files() == sorted(kept)
+    assert sorted(output.path.rglob("part-*")) == sorted(kept)
+    assert sorted(output.path.rglob(".part-*")) == sorted(file.with_name(f".{file.name}.crc") for file in kept)
+    assert sink.last_batch() == batch
+    assert not [path for path in output.log.iterdir() if path.name.strip(".")[0].isdigit() and _id(path) > batch]
+    assert result == SinkRollback(0, 7 - batch, 2 * (7 - batch), 6 * (7 - batch))
+    assert sink.rollback_to(position, batch) == SinkRollback(0, 0, 0, 0)
+
+
+def _id(path: Path) -> int:
+    return int(path.name.strip(".").split(".")[0])
+
+
+def test_missing_log_files_are_put_back(output: Output, tmp_path: Path) -> None:
+    """Spark deletes old entries once a compaction covers them."""
+    sink = FileSink(output.path)
+    position = _position(sink, 4, tmp_path / "position")
+    for name in ("0", "1", "2.compact", "3", "4"):
+        (output.log / name).unlink()
+        (output.log / f".{name}.crc").unlink()
+    assert sink.rollback_to(position, 4).log_entries_restored == 3
+    assert {path.name for path in output.log.iterdir()} == {"2.compact", "3", "4"}
+
+
+def test_foreign_files_stay(output: Output, tmp_path: Path) -> None:
+    sink = FileSink(output.path)
+    position = _position(sink, 3, tmp_path / "position")
+    name = f"part-00000-{uuid.uuid4()}.c000.snappy.parquet"
+    foreign = [
+        output.path / "notes.txt",
+        output.path / "part-00000.parquet",
+        output.path / "part-00000-mine.c000.parquet",
+        output.path / "_SUCCESS",
+        output.path / "_staging" / name,
+        output.path / ".hidden" / name,
+        output.path / "day=a b%3A0" / "README",
+    ]
+    for file in foreign:
+        file.parent.mkdir(exist_ok=True)
+        file.write_bytes(b"mine")
+    orphan = output.path / "day=new" / name
+    orphan.parent.mkdir()
+    orphan.write_bytes(b"of a batch that never committed")
+    sink.rollback_to(position, 3)
+    assert all(file.read_bytes() == b"mine" for file in foreign)
+    assert not orphan.exists()
+
+
+def test_files_that_the_retention_option_unlisted_stay(output: Output, tmp_path: Path) -> None:
+    expired = output.path / f"part-00000-{uuid.uuid4()}-c000.snappy.parquet"
+    expired.write_bytes(b"old")
+    os.utime(expired, (1_600_000_000, 1_600_000_000))
+    sink = FileSink(output.path)
+    sink.rollback_to(_position(sink, 3, tmp_path / "position"), 3)
+    assert expired.exists()
+
+
+def test_a_directory_reached_another_way_keeps_its_data(output: Output, tmp_path: Path) -> None:
+    """The log has Spark's path; the sink may have been named through a link."""
+    (tmp_path / "link").symlink_to(output.path)
+    sink = FileSink(tmp_path / "link")
+    sink.rollback_to(_position(sink, 3, tmp_path / "position"), 3)
+    kept = sorted(file for number in range(4) for file in output.data[number])
+    assert sorted(output.path.rglob("part-*")) == kept
+
+
+def test_an_entry_under_its_other_name_is_removed(output: Output, tmp_path: Path) -> None:
+    """The interval of compaction changed after a rollback: `4` of the checkpoint became `4.compact`."""
+    sink = FileSink(output.path)
+    position = _position(sink, 4, tmp_path / "position")
+    (output.log / "4").rename(output.log / "4.compact")
+    sink.rollback_to(position, 4)
+    assert (output.log / "4").exists()
+    assert not (output.log / "4.compact").exists()
+
+
+def _delete(output: Output) -> str:
+    output.data[1][0].unlink()
+    return "is missing"
+
+
+def _truncate(output: Output) -> str:
+    output.data[1][0].write_bytes(b"1")
+    return "has 1 bytes"
+
+
+@pytest.mark.parametrize("damage", [_delete, _truncate])
+def test_lost_data_is_named_and_nothing_touched(
+    output: Output, tmp_path: Path, damage: Callable[[Output], str]
+) -> None:
+    sink = FileSink(output.path)
+    position = _position(sink, 4, tmp_path / "position")
+    why = damage(output)
+    before = tree(output.path)
+    for attempt in (lambda: sink.check(position), lambda: sink.rollback_to(position, 4)):
+        with pytest.raises(SinkMismatch, match=why) as caught:
+            attempt()
+        assert output.data[1][0].name in str(caught.value)
+        assert "Restore" in caught.value.hint
+    assert tree(output.path) == before
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("4", "v2\n{}"),
+        ("4", ""),
+        ("4", "v1\nnot json"),
+        ("4", 'v1\n{"path": "file:///x"}'),
+        ("4", 'v1\n{"path": "file:///x", "size": 1, "modificationTime": 1, "action": "move"}'),
+        ("4", "v1\n[]"),
+        ("2.compact", "\x00\x01"),
+    ],
+)
+def test_unknown_log_is_refused_and_nothing_touched(output: Output, tmp_path: Path, name: str, text: str) -> None:
+    sink = FileSink(output.path)
+    position = _position(sink, 4, tmp_path / "position")
+    (position / name).write_text(text, encoding="utf-8")
+    before = tree(output.path)
+    with pytest.raises(SinkMismatch, match="is not a log of the file sink that can be read"):
+        sink.rollback_to(position, 4)
+    assert tree(output.path) == before
+
+
+@pytest.mark.parametrize("missing", [["2.compact", "3", "4"], ["4"], ["3"], ["2.compact"]])
+def test_incomplete_position_is_refused_and_nothing_touched(output: Output, tmp_path: Path, missing: list[str]) -> None:
+    """Above all the empty one, by which every file would be unlisted."""
+    sink = FileSink(output.path)
+    position = _position(sink, 4, tmp_path / "position")
+    for name in missing:
+        (position / name).unlink()
+    before = tree(output.path)
+    with pytest.raises(SinkMismatch):
+        sink.rollback_to(position, 4)
+    assert tree(output.path) == before
+
+
+class Crash(BaseException):
+    """The process dies here."""
+
+
+class CrashPoints:
+    """Lets so many changes to the file system happen, then dies before (or right after) the next one."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.left: int | None = None
+        self.after = False
+        self.seen = 0
+        for name in ("unlink", "replace", "mkdir"):
+            monkeypatch.setattr(Path, name, self._wrapped(getattr(Path, name)))
+        monkeypatch.setattr(os, "fsync", self._wrapped(os.fsync))
+
+    def _wrapped(self, change: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(*args: Any, **options: Any) -> Any:
+            self.seen += 1
+            if self.left is not None:
+                if self.left == 0:
+                    if self.after:
+                        change(*args, **options)
+                    raise Crash
+                self.left -= 1
+            return change(*args, **options)
+
+        return counted
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+def test_crash_at_any_step_is_completed_by_the_next_rollback(
+    output: Output, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: bool
+) -> None:
+    sink = FileSink(output.path)
+    position = _position(sink, 4, tmp_path / "position")
+    (output.log / "3").unlink()  # so that there is something to put back
+    (output.log / "4").write_text("v1", encoding="utf-8")  # and something to replace
+    saved = tmp_path / "saved"
+    shutil.copytree(output.path, saved)
+    points = CrashPoints(monkeypatch)
+    sink.rollback_to(position, 4)
+    steps, clean = points.seen, tree(output.path)
+    assert steps > 20
+
+    points.after = after
+    for step in range(steps):
+        points.left = None
+        shutil.rmtree(output.path)
+        shutil.copytree(saved, output.path)
+        points.left = step
+        with pytest.raises(Crash):
+            sink.rollback_to(position, 4)
+        points.left = None
+        sink.check(position)  # whatever the crash left, no listed data is gone
+        sink.rollback_to(position, 4)
+        assert tree(output.path) == clean, f"after a crash at step {step}"
+
+
+def test_paths_as_spark_takes_them(tmp_path: Path) -> None:
+    assert FileSink("file:///data/a%20b").path == Path("/data/a%20b")
+    assert FileSink("file:/data/out").path == Path("/data/out")
+    assert FileSink(tmp_path).path == tmp_path
+    for elsewhere in ("s3a://bucket/out", "hdfs:///out", "gs://bucket/out"):
+        with pytest.raises(InvalidConfiguration, match="no local directory"):
+            FileSink(elsewhere)
+
+
+def test_log_files_of_a_source_up_to_an_offset() -> None:
+    names = {"9.compact", "10", "11", "12", ".12.crc", ".13.tmp"}
+    assert log_files(names, 11, "sources/0") == ["9.compact", "10", "11"]
+    assert log_files(names, 9, "sources/0") == ["9.compact"]
+    assert log_files(names, -1, "sources/0") == []
+    assert log_files(names | {"19.compact"}, 19, "sources/0") == ["19.compact"]
+    with pytest.raises(CaptureIncomplete, match="sources/0/0 is missing"):
+        log_files(names, 8, "sources/0")

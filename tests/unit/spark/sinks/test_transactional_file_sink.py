@@ -1,0 +1,259 @@
+"""What a transactional sink promises, without Spark: rollbacks, refusals, durability, and what readers see."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+import pytest
+
+from dagster_ckpt.errors import CaptureIncomplete, CheckpointFailure, Fenced, InvalidConfiguration, SinkMismatch
+from dagster_ckpt.spark.sinks.transactional_file_sink import TransactionalFileSink
+from dagster_ckpt.spark.sinks.transactions import DataFile, Line, TransactionLog
+from tests.jobs.harness import tree
+from tests.unit.spark.sinks.transactional import Rows, TransactionalJob, intercepted
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+class NoRows(Rows):
+    def save(self, path: str) -> None:
+        Path(path).mkdir(parents=True)
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> TransactionalJob:
+    return TransactionalJob(tmp_path)
+
+
+def test_nothing_is_visible_before_its_checkpoint_completes(job: TransactionalJob) -> None:
+    start = job.start(None)
+    start.write(2)
+    assert not job.visible()
+    checkpoint = start.take()
+    assert not job.visible()
+    start.write()
+    start.completed(checkpoint)
+    job.assert_exact(checkpoint.rows)
+
+
+def test_rollback_into_the_middle_of_a_commit_and_to_it_again(job: TransactionalJob) -> None:
+    start = job.start(None)
+    start.write(2)
+    middle = start.take()  # the commit of the next checkpoint makes this one's batches visible, too
+    start.write(2)
+    start.checkpoint()
+    assert len(job.visible()) == 8
+    for _ in range(2):
+        back = job.start(middle)
+        job.assert_exact(middle.rows)
+        job.assert_tidy(middle.rows)
+    back.write()
+    back.checkpoint()
+    job.assert_exact(back.rows)
+
+
+def test_rollback_by_several_and_then_to_nothing(job: TransactionalJob) -> None:
+    start = job.start(None)
+    kept = []
+    for _ in range(5):
+        start.write()
+        kept.append(start.checkpoint())
+    for checkpoint in reversed(kept):
+        assert job.start(checkpoint).batch == checkpoint.batch
+        job.assert_exact(checkpoint.rows)
+    job.choice = None
+    assert "2 data files" in job.new().sink.rollback_to_nothing(0.0, job.epoch)
+    job.assert_exact(frozenset())
+
+
+def test_an_abandoned_checkpoint_is_refused_even_if_its_last_batches_were_empty(job: TransactionalJob) -> None:
+    """Everything that the checkpoint itself lists is there; what it does not list is gone."""
+    start = job.start(None)
+    start.write()
+    early = start.checkpoint()
+    start.write()
+    start.checkpoint()
+    start.sink.write_batch(cast("DataFrame", NoRows("")), 2)
+    start.batch = 2
+    late = start.checkpoint()
+    job.start(early)
+    before = tree(job.sink)
+    with pytest.raises(SinkMismatch, match="rolled back to before batch 2"):
+        job.new().sink.check(late.position, late.files)
+    with pytest.raises(SinkMismatch):
+        job.new().sink.rollback_to(late.position, late.files, job.epoch)
+    assert tree(job.sink) == before
+
+
+def test_a_missing_file_is_refused_and_nothing_is_touched(job: TransactionalJob) -> None:
+    start = job.start(None)
+    start.write()
+    start.checkpoint()
+    start.write()
+    checkpoint = start.take()
+    for file in (next(job.sink.glob("part-*")), next(job.sink.rglob("_transactions/pending/*/1/part-*"))):
+        content = file.read_bytes()
+        for damage in (file.unlink, lambda file=file: file.write_bytes(b"short")):
+            damage()
+            before = tree(job.sink)
+            with pytest.raises(SinkMismatch, match=file.name):
+                job.new().sink.rollback_to(checkpoint.position, checkpoint.files, job.epoch)
+            assert tree(job.sink) == before
+            file.write_bytes(content)
+    job.latest()
+    job.assert_exact(checkpoint.rows)
+
+
+def test_a_savepoint_is_restored_under_a_new_storage_whose_epochs_begin_again(job: TransactionalJob) -> None:
+    for _ in range(3):
+        start = job.latest()
+        start.write()
+        savepoint = start.checkpoint()
+    start.write(2)
+    start.checkpoint()
+    job.epoch = 0
+    start = job.start(savepoint)
+    assert start.epoch == 1
+    job.assert_exact(savepoint.rows)
+    start.write()
+    start.checkpoint()
+    job.assert_exact(start.rows)
+
+
+def test_a_batch_without_its_list_is_not_captured(job: TransactionalJob) -> None:
+    start = job.start(None)
+    start.write()
+    first = start.take()
+    start.completed(first)
+    assert start.take().position["pending_files"] == 0  # committed, so that nothing of it is pending any more
+    again = job.latest()
+    assert again.take().position["batch"] == 0  # restored, and nothing written since
+    again.write(3)
+    (manifest,) = job.sink.rglob("pending/*/2.json")
+    kept = manifest.read_bytes()
+    manifest.unlink()
+    again.batch = 3
+    with pytest.raises(CaptureIncomplete, match=r"2\.json"):
+        again.take()
+    with pytest.raises(CaptureIncomplete, match=r"2\.json"):  # and in a process that knows nothing of it
+        job.pinned(TransactionalFileSink(job.sink), again.directory, 3, again.rows)
+    manifest.write_bytes(kept)
+    again.batch = 4
+    with pytest.raises(CaptureIncomplete, match=r"4\.json"):
+        again.take()
+    again.batch = 3
+    again.checkpoint()
+    job.assert_exact(again.rows)
+
+
+def test_a_sink_with_nothing_but_hidden_files_is_not_empty(job: TransactionalJob) -> None:
+    assert TransactionalFileSink(job.sink).first_data() is None
+    job.start(None).write()
+    assert not job.visible()
+    assert TransactionalFileSink(job.sink).first_data() == str(job.sink / "_transactions")
+    assert TransactionalFileSink(job.sink).newest_batch() == 0
+
+
+def test_a_fenced_start_writes_and_commits_nothing(job: TransactionalJob) -> None:
+    """Also where the check of the epoch has passed just before."""
+    old = job.start(None)
+    old.write()
+    checkpoint = old.take()
+    new = job.start(checkpoint)
+    before = tree(job.sink)
+    with pytest.raises(Fenced, match="taken over"):
+        old.write()
+    with pytest.raises(Fenced, match="taken over"):
+        old.completed(checkpoint)
+    with pytest.raises(CheckpointFailure, match="Another start"):
+        old.begin()
+    assert tree(job.sink) == before
+    new.write()
+    new.checkpoint()
+    job.assert_exact(new.rows)
+
+
+def test_data_is_durable_before_its_list_and_visible_files_before_they_are_listed(job: TransactionalJob) -> None:
+    synced: set[Path] = set()
+    lists: list[Path] = []
+    really_link = os.link
+
+    def fsync(descriptor: int) -> None:
+        synced.add(Path(f"/proc/self/fd/{descriptor}").readlink())
+
+    def link(source: Path, target: Path) -> None:
+        if target.parent.parent.name == "pending":
+            files = [path for path in target.with_suffix("").rglob("part-*") if not path.name.startswith(".")]
+            assert len(files) == 2
+            assert {*files, *(file.parent for file in files), target.with_suffix("")} <= synced
+            lists.append(target)
+        elif target.parent.name == "commits":
+            assert {job.sink, job.sink / "k=1"} <= synced
+            lists.append(target)
+        really_link(source, target)
+
+    start = job.start(None)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", fsync)
+        patch.setattr(os, "link", link)
+        start.write()
+        assert len(lists) == 1
+        synced.clear()
+        start.checkpoint()
+    assert len(lists) == 2
+
+
+def test_many_commits_are_read_from_few_lists(tmp_path: Path) -> None:
+    log = TransactionLog(tmp_path)
+    with intercepted(lambda _: None):
+        for batch in range(1_050):
+            log.commit([DataFile(f"part-{batch}", 1, batch, "1-a")], batch)
+    assert len(list((tmp_path / "commits").iterdir())) < 80
+    assert len(log.committed(Line(1, 1, {"1-a": 900}))) == 901
+    assert len(log.listed()) == 1_050
+
+
+@pytest.mark.parametrize("columns", [["_day"], ["k", ".hidden"], "day"])
+def test_partitions_that_readers_pass_over_are_refused(tmp_path: Path, columns: Any) -> None:
+    with pytest.raises(InvalidConfiguration, match="cannot be partitioned"):
+        TransactionalFileSink(tmp_path, partition_by=columns)
+
+
+class Parquet(Rows):
+    """One row, as Spark writes it."""
+
+    def __init__(self, number: int, *, partitioned: bool) -> None:
+        self.number = number
+        self._where = f"day={number % 2}/" if partitioned else ""
+
+    def save(self, path: str) -> None:
+        target = Path(path) / f"{self._where}part-00000-{uuid.uuid4()}.snappy.parquet"
+        target.parent.mkdir(parents=True)
+        pq.write_table(pa.table({"number": [self.number]}), target)
+
+
+@pytest.mark.parametrize("partitioned", [False, True])
+def test_pandas_and_pyarrow_see_what_is_committed(job: TransactionalJob, partitioned: bool) -> None:
+    start = job.start(None)
+    for batch in range(4):
+        start.sink.write_batch(cast("DataFrame", Parquet(batch, partitioned=partitioned)), batch)
+        start.batch = batch
+        if batch == 0:
+            # Before the first commit there is a directory without any file in it.
+            assert ds.dataset(job.sink, partitioning="hive").to_table().num_rows == 0
+            assert pd.read_parquet(job.sink).empty
+        if batch == 1:
+            start.checkpoint()
+        if batch >= 1:
+            assert sorted(pd.read_parquet(job.sink)["number"]) == [0, 1]
+            table = ds.dataset(job.sink, partitioning="hive").to_table()
+            assert sorted(table["number"].to_pylist()) == [0, 1]
+            assert ("day" in table.column_names) is partitioned
