@@ -164,9 +164,9 @@ def _checkpoint(storage: Any, directory: str) -> Any:
 
 def _store(storage: Any) -> Any:
     from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog  # noqa: PLC0415 - of the child alone
-    from dagster_ckpt.checkpoint.clock import SystemClock  # noqa: PLC0415
     from dagster_ckpt.checkpoint.control.epochs import Choice  # noqa: PLC0415
     from dagster_ckpt.checkpoint.taking.store import CompletedCheckpointStore  # noqa: PLC0415
+    from dagster_ckpt.clock import SystemClock  # noqa: PLC0415
 
     catalog = CheckpointCatalog(storage, "benchmark")
     claim = catalog.records.epochs.claim(token="t", series=None, run_id="r", host="h", pid=1, now="now")

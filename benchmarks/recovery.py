@@ -44,10 +44,10 @@ sys.path.insert(0, str(ROOT))
 from assets.flights import land  # noqa: E402
 from assets.settings import CHECKPOINT_PATH_VARIABLE, DATA_VARIABLE, DataPaths  # noqa: E402
 from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog  # noqa: E402
-from dagster_ckpt.checkpoint.clock import SystemClock  # noqa: E402
 from dagster_ckpt.checkpoint.control.heartbeat import HeartbeatFile  # noqa: E402
 from dagster_ckpt.checkpoint.format.layout import CONTROL_DIR  # noqa: E402
 from dagster_ckpt.checkpoint.taking.shared_files import DEFAULT_INLINE_THRESHOLD  # noqa: E402
+from dagster_ckpt.clock import SystemClock  # noqa: E402
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig, JobStatus  # noqa: E402
 from dagster_ckpt.config.recovery import RestoreRequest  # noqa: E402
 from dagster_ckpt.config.restart import RestartStrategies  # noqa: E402

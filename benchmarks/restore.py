@@ -38,8 +38,8 @@ sys.path.insert(0, str(ROOT))
 from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog  # noqa: E402
 from dagster_ckpt.checkpoint.catalog.file_reader import materialize_checkpoint, verify_checkpoint  # noqa: E402
 from dagster_ckpt.checkpoint.catalog.newest import find_newest  # noqa: E402
-from dagster_ckpt.checkpoint.clock import SystemClock  # noqa: E402
 from dagster_ckpt.checkpoint.control.plan_archive import WriteAheadArchive  # noqa: E402
+from dagster_ckpt.clock import SystemClock  # noqa: E402
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig, JobStatus  # noqa: E402
 from dagster_ckpt.config.recovery import RestoreRequest  # noqa: E402
 from dagster_ckpt.config.restart import NoRestart  # noqa: E402

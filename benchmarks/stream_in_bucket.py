@@ -43,8 +43,8 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from dagster_ckpt.checkpoint.clock import SystemClock  # noqa: E402
 from dagster_ckpt.checkpoint.taking.shared_files import DEFAULT_INLINE_THRESHOLD  # noqa: E402
+from dagster_ckpt.clock import SystemClock  # noqa: E402
 from dagster_ckpt.config import (  # noqa: E402
     CheckpointConfig,
     JobStatus,

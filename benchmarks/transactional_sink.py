@@ -40,12 +40,12 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata  # noqa: E402
-from dagster_ckpt.checkpoint.format.snapshot import Json  # noqa: E402
 from dagster_ckpt.filesystem import PosixFileSystem  # noqa: E402
 from dagster_ckpt.spark import TransactionalFileSink, sink_to, start_session  # noqa: E402
 from dagster_ckpt.spark.sinks.pending_files import PendingFiles  # noqa: E402
 from dagster_ckpt.spark.sinks.sink import SinkRun  # noqa: E402
 from dagster_ckpt.spark.sinks.transactions import DataFile, TransactionLog  # noqa: E402
+from dagster_ckpt.stored_json import Json  # noqa: E402
 
 PLAIN, TRANSACTIONAL = "A", "B"
 

@@ -21,9 +21,9 @@ from dagster_ckpt.checkpoint.control.epochs import Choice
 from dagster_ckpt.checkpoint.control.failures import Failure
 from dagster_ckpt.checkpoint.control.plan_archive import PlannedBatch
 from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
-from dagster_ckpt.checkpoint.format.snapshot import Json
 from dagster_ckpt.errors import CheckpointError, CheckpointNotFound
 from dagster_ckpt.spark import PlannedBatches, fingerprint, local_file, planned_files, planned_offsets, recorded_live
+from dagster_ckpt.stored_json import Json
 
 __all__ = ["BatchReport", "ReadFile", "ReadSource", "report_batch"]
 

@@ -11,12 +11,12 @@ from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
 from dagster_ckpt.checkpoint.cleanup.broken_checkpoints import dispose_broken, is_broken
 from dagster_ckpt.checkpoint.cleanup.job_sweep import sweep_job
 from dagster_ckpt.checkpoint.cleanup.pinning import pin_checkpoint, unpin_checkpoint
-from dagster_ckpt.checkpoint.clock import SystemClock
 from dagster_ckpt.checkpoint.format.layout import METADATA_FILE_NAME, checkpoint_id, is_job_id
 from dagster_ckpt.checkpoint.taking.ask_savepoint import take_savepoint
 from dagster_ckpt.checkpoint.taking.savepoint_files import dispose_savepoint
 from dagster_ckpt.cli.places import JSON, PATH, find_checkpoint, job_names, storage_at
 from dagster_ckpt.cli.printing import say, say_json, warn
+from dagster_ckpt.clock import SystemClock
 from dagster_ckpt.config import parse_duration
 from dagster_ckpt.errors import (
     CorruptCheckpoint,

@@ -13,11 +13,11 @@ from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
 from dagster_ckpt.checkpoint.catalog.file_reader import verify_checkpoint
 from dagster_ckpt.checkpoint.catalog.lineage import for_retention, reclaimable_bytes
 from dagster_ckpt.checkpoint.catalog.newest import find_newest
-from dagster_ckpt.checkpoint.clock import SystemClock
 from dagster_ckpt.checkpoint.control.pins import Pins
 from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
 from dagster_ckpt.cli.places import JSON, PATH, find_checkpoint, job_names, storage_at
 from dagster_ckpt.cli.printing import say, say_json, say_table, warn
+from dagster_ckpt.clock import SystemClock
 from dagster_ckpt.config import LATEST, AnyOf, CheckpointConfig, KeepPinned, decide
 from dagster_ckpt.errors import (
     CheckpointError,

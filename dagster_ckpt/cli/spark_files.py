@@ -9,10 +9,10 @@ from dataclasses import asdict
 import click
 
 from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
-from dagster_ckpt.checkpoint.clock import SystemClock
 from dagster_ckpt.cli.batch_report import report_batch
 from dagster_ckpt.cli.places import JSON, PATH, find_checkpoint, storage_at
 from dagster_ckpt.cli.printing import say, say_json
+from dagster_ckpt.clock import SystemClock
 from dagster_ckpt.config import LATEST
 from dagster_ckpt.errors import CheckpointError
 from dagster_ckpt.spark import Finding, Preflight, check_stored

@@ -15,7 +15,7 @@ from typing import Any
 
 import dagster as dg
 
-from dagster_ckpt.checkpoint.clock import SystemClock
+from dagster_ckpt.clock import SystemClock
 from dagster_ckpt.orchestration.storages import CheckpointStorage
 from dagster_ckpt.orchestration.streaming_asset import CheckpointedStreamingAsset
 

@@ -7,7 +7,7 @@ import time
 import dagster as dg
 from pydantic import Field
 
-from dagster_ckpt.checkpoint.clock import SystemClock
+from dagster_ckpt.clock import SystemClock
 from dagster_ckpt.orchestration.storages import CheckpointStorage
 
 __all__ = ["SavepointConfig", "savepoints_asset"]

@@ -10,9 +10,9 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from dagster_ckpt.checkpoint.format.snapshot import Json
 from dagster_ckpt.config import CheckpointingMode
 from dagster_ckpt.errors import CheckpointError, RestoreRefused, RestoreWithLoss
+from dagster_ckpt.stored_json import Json
 
 __all__ = ["Finding", "Preflight", "Verdict"]
 

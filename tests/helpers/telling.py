@@ -7,7 +7,7 @@ import os
 import sys
 import uuid
 
-from dagster_ckpt.checkpoint.clock import SystemClock
+from dagster_ckpt.clock import SystemClock
 from dagster_ckpt.config.recovery import RestoreRequest
 from dagster_ckpt.spark.events import CheckpointCompleted, CheckpointFailed, Event, Restarting, Started
 from dagster_ckpt.spark.job import StreamingJob

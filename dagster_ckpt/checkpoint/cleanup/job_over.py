@@ -15,7 +15,6 @@ from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
 from dagster_ckpt.checkpoint.cleanup.dead_runs import end_dead_epoch
 from dagster_ckpt.checkpoint.cleanup.orphans import Orphan
 from dagster_ckpt.checkpoint.cleanup.start_sweep import left_in
-from dagster_ckpt.checkpoint.clock import Clock, seconds_of
 from dagster_ckpt.checkpoint.control.epochs import FAILING
 from dagster_ckpt.checkpoint.control.heartbeat import LEASE
 from dagster_ckpt.checkpoint.format.file_names import (
@@ -31,6 +30,7 @@ from dagster_ckpt.checkpoint.format.layout import (
     checkpoint_directory,
     shared_directory,
 )
+from dagster_ckpt.clock import Clock, seconds_of
 from dagster_ckpt.config import CheckpointConfig, JobStatus, format_duration
 from dagster_ckpt.errors import Fenced, InvalidConfiguration, JobAlreadyRunning
 from dagster_ckpt.filesystem import FileSystem

@@ -30,11 +30,11 @@ from dagster_ckpt.checkpoint.cleanup.dead_runs import finish_giving_up, finish_r
 from dagster_ckpt.checkpoint.cleanup.job_over import last_epoch, records_of, remove_records
 from dagster_ckpt.checkpoint.cleanup.live_locations import live_orphans, remove_live_directories
 from dagster_ckpt.checkpoint.cleanup.orphans import Condemned, Orphan, condemned, orphans_of
-from dagster_ckpt.checkpoint.clock import Clock
 from dagster_ckpt.checkpoint.control.epochs import Settled
 from dagster_ckpt.checkpoint.format.layout import checkpoint_directory, checkpoint_id, shared_directory
-from dagster_ckpt.checkpoint.format.snapshot import Json
+from dagster_ckpt.clock import Clock
 from dagster_ckpt.errors import Fenced, JobAlreadyRunning
+from dagster_ckpt.stored_json import Json
 
 __all__ = ["Swept", "sweep_job"]
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import uuid
 
 from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
-from dagster_ckpt.checkpoint.clock import Clock, iso
 from dagster_ckpt.checkpoint.control.pins import Pin
 from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
+from dagster_ckpt.clock import Clock, iso
 from dagster_ckpt.errors import CheckpointNotFound, InvalidConfiguration
 
 __all__ = ["pin_checkpoint", "unpin_checkpoint"]

@@ -11,7 +11,6 @@ from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 
-from dagster_ckpt.checkpoint.clock import Clock
 from dagster_ckpt.checkpoint.control.heartbeat import (
     INTERVAL,
     LEASE,
@@ -23,6 +22,7 @@ from dagster_ckpt.checkpoint.control.heartbeat import (
     beating_here,
 )
 from dagster_ckpt.checkpoint.processes import ProcessIdentity, mark_driver
+from dagster_ckpt.clock import Clock
 from dagster_ckpt.errors import Fenced
 
 __all__ = ["Heart"]

@@ -11,10 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from dagster_ckpt.checkpoint.clock import Clock, seconds_of
-from dagster_ckpt.checkpoint.control.epochs import FAILING, Choice, Claim, End, Epochs
+from dagster_ckpt.checkpoint.control.epochs import FAILING, Claim, End, Epochs
 from dagster_ckpt.checkpoint.format.layout import CONTROL_DIR
 from dagster_ckpt.checkpoint.format.records import (
     CheckpointName,
@@ -26,6 +24,7 @@ from dagster_ckpt.checkpoint.format.records import (
     read_record,
 )
 from dagster_ckpt.checkpoint.processes import ProcessIdentity, is_proven, this_host
+from dagster_ckpt.clock import Clock, seconds_of
 from dagster_ckpt.errors import CorruptCheckpoint, JobAlreadyRunning
 from dagster_ckpt.filesystem import FileSystem
 
@@ -38,7 +37,6 @@ __all__ = [
     "Heartbeat",
     "HeartbeatFile",
     "beating_here",
-    "live_here",
     "unchanged_for",
 ]
 
@@ -54,12 +52,6 @@ SETTLED = INTERVAL + PATIENCE
 beating_here: set[tuple[str, str]] = set()
 #: The state seen last, and since when in monotonic seconds, by the name of what was looked at.
 _seen: dict[tuple[str, ...], tuple[object, float]] = {}
-
-
-def live_here(choice: Choice) -> Path | None:
-    """The live location that a start began with, if it is on this host and still there."""
-    live = Path(choice.live)
-    return live if choice.host == this_host() and live.is_dir() else None
 
 
 @dataclass(frozen=True, slots=True)

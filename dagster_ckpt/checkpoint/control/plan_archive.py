@@ -34,9 +34,9 @@ from dagster_ckpt.checkpoint.format.file_names import is_record
 from dagster_ckpt.checkpoint.format.layout import CONTROL_DIR
 from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
 from dagster_ckpt.checkpoint.format.records import is_there_sealed
-from dagster_ckpt.checkpoint.format.values import believed, check_tree, parsed, shown, whole
 from dagster_ckpt.errors import CorruptRecord
 from dagster_ckpt.filesystem import FileSystem, inside
+from dagster_ckpt.stored_json import believed, check_tree, parsed, shown, whole
 
 __all__ = ["ArchiveWriter", "PlannedBatch", "WriteAheadArchive"]
 

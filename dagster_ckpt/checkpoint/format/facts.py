@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
 
-from dagster_ckpt.checkpoint.format.values import SIGNED_64
+from dagster_ckpt.stored_json import SIGNED_64
 
 __all__ = ["Facts", "Number", "Operator", "Signed", "Source"]
 

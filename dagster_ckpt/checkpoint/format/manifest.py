@@ -18,11 +18,9 @@ from typing import Any, NamedTuple
 
 from dagster_ckpt.checkpoint.format.facts import Facts
 from dagster_ckpt.checkpoint.format.manifest_schema import check_head, check_paths, local_name, stored_name
-from dagster_ckpt.checkpoint.format.seal import is_sealed, seal
-from dagster_ckpt.checkpoint.format.snapshot import Json
-from dagster_ckpt.checkpoint.format.values import hex_digits, parsed, text, whole
 from dagster_ckpt.errors import CheckpointFailure, CorruptMetadata, UnknownMetadataVersion
 from dagster_ckpt.filesystem import Stored
+from dagster_ckpt.stored_json import Json, hex_digits, is_sealed, parsed, seal, text, whole
 
 __all__ = ["FORK", "SAVEPOINT", "CheckpointMetadata", "FileEntry"]
 

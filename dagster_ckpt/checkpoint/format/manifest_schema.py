@@ -14,8 +14,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from dagster_ckpt.checkpoint.format.facts import Facts, Number, Signed
 from dagster_ckpt.checkpoint.format.layout import is_job_id, is_job_name
-from dagster_ckpt.checkpoint.format.values import LONGEST_TEXT, SIGNED_64, check_tree, shown
 from dagster_ckpt.filesystem import inside
+from dagster_ckpt.stored_json import LONGEST_TEXT, SIGNED_64, check_tree, shown
 
 __all__ = ["Head", "check_head", "check_paths", "local_name", "stored_name"]
 

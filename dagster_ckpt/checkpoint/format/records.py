@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 
 from dagster_ckpt.checkpoint.format.layout import METADATA_FILE_NAME
-from dagster_ckpt.checkpoint.format.seal import is_sealed, seal
 from dagster_ckpt.errors import CorruptRecord, InvalidConfiguration
 from dagster_ckpt.filesystem import FileSystem, inside
+from dagster_ckpt.stored_json import is_sealed, seal
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

@@ -14,12 +14,12 @@ from typing import Protocol, TypeAlias
 from dagster_ckpt.checkpoint.format.facts import Facts
 from dagster_ckpt.errors import CaptureIncomplete
 from dagster_ckpt.filesystem import ServerSide, Stored
+from dagster_ckpt.stored_json import Json
 
 __all__ = [
     "NEXT_BATCH",
     "CheckpointSource",
     "Identity",
-    "Json",
     "PinnedFile",
     "Progress",
     "Snapshot",
@@ -30,7 +30,6 @@ __all__ = [
 #: What to do about a capture that was not complete.
 NEXT_BATCH = "Nothing was kept of this checkpoint attempt; the next committed batch can be captured."
 
-Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 #: Tells a file from every earlier or later file of the same name.
 Identity: TypeAlias = tuple[int | str, ...]
 

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
 from dagster_ckpt.checkpoint.catalog.newest import find_newest
 from dagster_ckpt.checkpoint.catalog.pointers import savepoint_storage
-from dagster_ckpt.checkpoint.clock import Clock
 from dagster_ckpt.checkpoint.control.epochs import FAILING
 from dagster_ckpt.checkpoint.control.savepoint_requests import (
     Answer,
@@ -17,6 +16,7 @@ from dagster_ckpt.checkpoint.control.savepoint_requests import (
     TakenSavepoint,
 )
 from dagster_ckpt.checkpoint.taking.savepoint_files import copy_to_savepoint
+from dagster_ckpt.clock import Clock
 from dagster_ckpt.config import parse_duration
 from dagster_ckpt.errors import CheckpointNotFound, InvalidConfiguration, SavepointFailed
 from dagster_ckpt.filesystem import open_filesystem

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from dagster_ckpt.checkpoint.clock import Clock
+from dagster_ckpt.clock import Clock
 from dagster_ckpt.filesystem import Stopped
 
 __all__ = ["TELL_EVERY", "CheckpointInProgress", "Gauge", "PendingCheckpoint", "RestoreInProgress"]

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog, references
 from dagster_ckpt.checkpoint.catalog.lineage import for_retention
-from dagster_ckpt.checkpoint.clock import Clock
 from dagster_ckpt.checkpoint.control.deletion_log import ROUNDS
 from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
 from dagster_ckpt.checkpoint.taking.savepoint_files import dispose_claimed
 from dagster_ckpt.checkpoint.taking.shared_files import SharedState
+from dagster_ckpt.clock import Clock
 from dagster_ckpt.config import AnyOf, KeepPinned, RetentionPolicy, decide
 from dagster_ckpt.errors import CheckpointNotFound, CorruptCheckpoint
 

@@ -18,7 +18,6 @@ from pathlib import Path
 from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
 from dagster_ckpt.checkpoint.catalog.file_reader import materialize_checkpoint
 from dagster_ckpt.checkpoint.catalog.pointers import new_savepoint_directory, savepoint_token
-from dagster_ckpt.checkpoint.clock import Clock, iso
 from dagster_ckpt.checkpoint.control.epochs import Choice
 from dagster_ckpt.checkpoint.format.layout import METADATA_FILE_NAME, SAVEPOINT_DIR_PREFIX
 from dagster_ckpt.checkpoint.format.manifest import SAVEPOINT, CheckpointMetadata, FileEntry
@@ -27,6 +26,7 @@ from dagster_ckpt.checkpoint.format.snapshot import PinnedFile, Snapshot
 from dagster_ckpt.checkpoint.taking.data_files import DataFiles
 from dagster_ckpt.checkpoint.taking.progress import CheckpointInProgress, Gauge
 from dagster_ckpt.checkpoint.taking.shared_files import DEFAULT_INLINE_THRESHOLD, MAX_INLINE_BYTES, inline_entry
+from dagster_ckpt.clock import Clock, iso
 from dagster_ckpt.errors import (
     CheckpointError,
     CheckpointFailure,

@@ -13,7 +13,6 @@ from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 
 from dagster_ckpt.checkpoint.catalog.pointers import savepoint_storage
-from dagster_ckpt.checkpoint.clock import Clock, milliseconds
 from dagster_ckpt.checkpoint.control.savepoint_requests import (
     Answer,
     SavepointRequest,
@@ -26,6 +25,7 @@ from dagster_ckpt.checkpoint.format.snapshot import CheckpointSource, Snapshot
 from dagster_ckpt.checkpoint.taking.attempts import RETRIES, RETRY_AFTER, outcome_of_abandoned, until_whole
 from dagster_ckpt.checkpoint.taking.progress import PendingCheckpoint
 from dagster_ckpt.checkpoint.taking.store import CompletedCheckpointStore
+from dagster_ckpt.clock import Clock, milliseconds
 from dagster_ckpt.errors import CaptureIncomplete, CheckpointError, CheckpointExpired, MustStop, SavepointFailed
 from dagster_ckpt.filesystem import FileSystem
 

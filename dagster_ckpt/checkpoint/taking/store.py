@@ -13,7 +13,6 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 
 from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
-from dagster_ckpt.checkpoint.clock import Clock, iso, milliseconds
 from dagster_ckpt.checkpoint.control.epochs import Claim
 from dagster_ckpt.checkpoint.control.taken_savepoints import RecordedSavepoint
 from dagster_ckpt.checkpoint.format.layout import METADATA_FILE_NAME, checkpoint_directory, shared_directory
@@ -23,6 +22,7 @@ from dagster_ckpt.checkpoint.taking.progress import CheckpointInProgress, Gauge,
 from dagster_ckpt.checkpoint.taking.retained import Dropped, RetainedCheckpoints
 from dagster_ckpt.checkpoint.taking.savepoint_files import write_savepoint
 from dagster_ckpt.checkpoint.taking.shared_files import DEFAULT_INLINE_THRESHOLD, SharedState
+from dagster_ckpt.clock import Clock, iso, milliseconds
 from dagster_ckpt.config import RetentionPolicy
 from dagster_ckpt.errors import CheckpointFailure, CorruptCheckpoint, PublishUnknown
 from dagster_ckpt.filesystem import FileSystem, unheard

@@ -8,9 +8,9 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from dagster_ckpt.checkpoint.clock import Clock, Pause
 from dagster_ckpt.checkpoint.control.plan_archive import ArchiveWriter, PlannedBatch
 from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
+from dagster_ckpt.clock import Clock, Pause
 from dagster_ckpt.errors import CheckpointError, Fenced
 from dagster_ckpt.spark.batches.plans import PlannedBatches
 

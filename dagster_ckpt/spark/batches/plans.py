@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from dagster_ckpt.checkpoint.control.plan_archive import PlannedBatch
-from dagster_ckpt.checkpoint.format.values import believed, parsed, shown
 from dagster_ckpt.errors import CaptureIncomplete, CorruptCheckpoint
 from dagster_ckpt.spark.files import (
     COMPACT,
@@ -24,6 +23,7 @@ from dagster_ckpt.spark.files import (
     log_files,
     parse_offsets,
 )
+from dagster_ckpt.stored_json import believed, parsed, shown
 
 __all__ = ["PlannedBatches", "forget_plan", "lay_out", "planned_files", "planned_offsets"]
 

@@ -16,7 +16,6 @@ from pathlib import Path
 
 from dagster_ckpt.checkpoint.format.facts import Facts, Operator, Source
 from dagster_ckpt.checkpoint.format.snapshot import NEXT_BATCH, PinnedFile, Snapshot
-from dagster_ckpt.checkpoint.format.values import believed
 from dagster_ckpt.config import LAYOUTS, StateLayout
 from dagster_ckpt.errors import CaptureIncomplete, RestoreRefused
 from dagster_ckpt.spark.capture.rocksdb_files import changelog_lineage, snapshot_members
@@ -40,6 +39,7 @@ from dagster_ckpt.spark.files import (
     parse_query_id,
 )
 from dagster_ckpt.spark.sinks import PositionReader
+from dagster_ckpt.stored_json import believed
 
 __all__ = ["CHECKPOINT", "ONE_BATCH", "Capture", "Vanished", "capture"]
 

@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from dagster_ckpt.checkpoint.format.values import component, parsed, whole
 from dagster_ckpt.spark.files import UnreadableStateFile
+from dagster_ckpt.stored_json import component, parsed, whole
 
 __all__ = [
     "LineageItem",

@@ -8,12 +8,13 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from dagster_ckpt.checkpoint.clock import Clock, Pause
-from dagster_ckpt.checkpoint.format.snapshot import Json, Progress, Snapshot
+from dagster_ckpt.checkpoint.format.snapshot import Progress, Snapshot
+from dagster_ckpt.clock import Clock, Pause
 from dagster_ckpt.spark.capture.from_bucket import capture_stored
 from dagster_ckpt.spark.capture.from_disk import capture
 from dagster_ckpt.spark.files import CheckpointLocation, StoredCheckpointLocation
 from dagster_ckpt.spark.sinks import PositionReader
+from dagster_ckpt.stored_json import Json
 
 __all__ = ["StreamingSource"]
 

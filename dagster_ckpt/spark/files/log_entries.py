@@ -7,11 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dagster_ckpt.checkpoint.format.snapshot import Json
-from dagster_ckpt.checkpoint.format.values import SIGNED_64, component, parsed
 from dagster_ckpt.config import HDFS_PROVIDER, LAYOUTS, PROVIDER_CONF, StateLayout
 from dagster_ckpt.errors import CaptureIncomplete, RestoreRefused
 from dagster_ckpt.filesystem import inside
+from dagster_ckpt.stored_json import SIGNED_64, Json, component, parsed
 
 __all__ = [
     "PARTITIONS_CONF",

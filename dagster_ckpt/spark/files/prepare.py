@@ -6,9 +6,9 @@ import json
 import uuid
 from pathlib import Path
 
-from dagster_ckpt.checkpoint.format.values import believed, parsed
 from dagster_ckpt.errors import CheckpointFileMissing
 from dagster_ckpt.spark.files.log_entries import schema_path
+from dagster_ckpt.stored_json import believed, parsed
 
 __all__ = ["prepare_location", "prepare_new_location"]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dagster_ckpt.checkpoint.control.epochs import Choice
-from dagster_ckpt.checkpoint.control.heartbeat import live_here
+from dagster_ckpt.checkpoint.processes import this_host
 from dagster_ckpt.config import LiveLocationPlace
 from dagster_ckpt.errors import InvalidConfiguration
 from dagster_ckpt.filesystem import FileSystem, is_own
@@ -102,7 +102,7 @@ def recorded_live(choice: Choice, filesystem: FileSystem) -> LiveLocation | None
     Raises:
         StorageError: the storage failed.
     """
-    if (local := live_here(choice)) is not None:
+    if (local := _live_here(choice)) is not None:
         if is_own(local) and is_own(local.parent):
             return LocalLive(local)
         _log.warning("The live location %s is left alone: it is not, or not only, this user's", local)
@@ -150,3 +150,9 @@ def _why_on_a_disk(job: StreamingJob, master: str) -> str | None:
     if job.shares_disk:
         return "live_location is auto, and working_directory names a disk that driver and executors share"
     return None
+
+
+def _live_here(choice: Choice) -> Path | None:
+    """The live location that a start began with, if it is on this host and still there."""
+    live = Path(choice.live)
+    return live if choice.host == this_host() and live.is_dir() else None

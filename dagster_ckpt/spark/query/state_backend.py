@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
-from dagster_ckpt.checkpoint.format.values import believed
 from dagster_ckpt.config import (
     HDFS_PROVIDER,
     LAYOUTS,
@@ -20,6 +19,7 @@ from dagster_ckpt.config import (
 )
 from dagster_ckpt.errors import QueryMismatch, StateBackendMismatch
 from dagster_ckpt.spark.files import PARTITIONS_CONF
+from dagster_ckpt.stored_json import believed
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

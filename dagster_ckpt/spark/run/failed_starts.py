@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 
-from dagster_ckpt.checkpoint.clock import Clock
 from dagster_ckpt.checkpoint.control.failures import Failure, Streak
 from dagster_ckpt.checkpoint.control.job_records import JobRecords
 from dagster_ckpt.checkpoint.format.records import LONGEST_REASON
+from dagster_ckpt.clock import Clock
 from dagster_ckpt.errors import CheckpointError, CorruptCheckpoint, PoisonBatch, QueryFailed
 from dagster_ckpt.spark.batches import BatchInFlight, batch_in_flight
 from dagster_ckpt.spark.job import StreamingJob

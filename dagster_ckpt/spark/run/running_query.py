@@ -13,7 +13,6 @@ from random import Random
 from threading import Event as Flag
 from typing import TYPE_CHECKING, Any
 
-from dagster_ckpt.checkpoint.clock import Clock
 from dagster_ckpt.checkpoint.control.epochs import Choice
 from dagster_ckpt.checkpoint.control.plan_archive import ArchiveWriter, PlannedBatch
 from dagster_ckpt.checkpoint.control.savepoint_requests import SavepointRequests
@@ -22,6 +21,7 @@ from dagster_ckpt.checkpoint.taking.coordinator import CheckpointCoordinator
 from dagster_ckpt.checkpoint.taking.retained import Dropped
 from dagster_ckpt.checkpoint.taking.savepoint_server import SavepointServer
 from dagster_ckpt.checkpoint.taking.store import CompletedCheckpointStore
+from dagster_ckpt.clock import Clock
 from dagster_ckpt.errors import CheckpointError, DriverLost
 from dagster_ckpt.spark.batches import Archiver, PlannedBatches, replay_batches
 from dagster_ckpt.spark.capture import StreamingSource

@@ -18,7 +18,6 @@ from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
 from dagster_ckpt.checkpoint.catalog.newest import Newest, fallback_of
 from dagster_ckpt.checkpoint.cleanup.live_locations import forget_live_locations
 from dagster_ckpt.checkpoint.cleanup.start_sweep import sweep_start
-from dagster_ckpt.checkpoint.clock import Clock
 from dagster_ckpt.checkpoint.control.epochs import Choice, Claim
 from dagster_ckpt.checkpoint.control.plan_archive import ArchiveWriter
 from dagster_ckpt.checkpoint.control.quarantine import FellBack
@@ -26,6 +25,7 @@ from dagster_ckpt.checkpoint.format.manifest import FORK, CheckpointMetadata
 from dagster_ckpt.checkpoint.processes import this_host
 from dagster_ckpt.checkpoint.taking.savepoint_files import claim_savepoint
 from dagster_ckpt.checkpoint.taking.store import CompletedCheckpointStore
+from dagster_ckpt.clock import Clock
 from dagster_ckpt.config import LATEST, RestoreRequest
 from dagster_ckpt.errors import CorruptRecord, StorageError
 from dagster_ckpt.filesystem import share_start

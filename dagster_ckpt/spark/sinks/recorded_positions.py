@@ -9,10 +9,9 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from dagster_ckpt.checkpoint.format.snapshot import Json
-from dagster_ckpt.checkpoint.format.values import believed, parsed
 from dagster_ckpt.errors import CaptureIncomplete
 from dagster_ckpt.spark.sinks.sink import Pin
+from dagster_ckpt.stored_json import Json, believed, parsed
 
 __all__ = ["RecordedPositions"]
 

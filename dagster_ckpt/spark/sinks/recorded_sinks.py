@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from dagster_ckpt.checkpoint.control.epochs import Choice
-from dagster_ckpt.checkpoint.format.snapshot import Json
 from dagster_ckpt.spark.files import CheckpointLocation
 from dagster_ckpt.spark.sinks.recorded_positions import RecordedPositions
 from dagster_ckpt.spark.sinks.sink import PositionReader, Sink, SinkStart
 from dagster_ckpt.spark.sinks.spark_file_sink import SparkFileSink
 from dagster_ckpt.spark.sinks.transactional_file_sink import TransactionalFileSink
+from dagster_ckpt.stored_json import Json
 
 __all__ = ["position_reader", "recorded_sink"]
 

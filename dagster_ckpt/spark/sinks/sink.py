@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
-from dagster_ckpt.checkpoint.format.snapshot import Json
-from dagster_ckpt.checkpoint.format.values import believed, whole
 from dagster_ckpt.errors import InvalidConfiguration, SinkMismatch
 from dagster_ckpt.spark.files import CheckpointLocation
+from dagster_ckpt.stored_json import Json, believed, whole
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dagster_ckpt.checkpoint.format.snapshot import Json
 from dagster_ckpt.errors import SinkOverlap
 from dagster_ckpt.spark.files import LOG_VERSION, CheckpointLocation
 from dagster_ckpt.spark.sinks.own_entries import NotOwn, OwnEntries, marking_options
 from dagster_ckpt.spark.sinks.sink import Pin, PositionReader, Sink, SinkStart, batch_of
 from dagster_ckpt.spark.sinks.spark_sink_log import FileSink, SinkRollback
+from dagster_ckpt.stored_json import Json
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

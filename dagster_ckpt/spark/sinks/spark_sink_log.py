@@ -18,10 +18,9 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 
-from dagster_ckpt.checkpoint.format.snapshot import Json
-from dagster_ckpt.checkpoint.format.values import parsed
 from dagster_ckpt.errors import CaptureIncomplete, InvalidConfiguration, SinkMismatch
 from dagster_ckpt.spark.files import COMPACT, LOG_VERSION, log_files, log_id, require_id
+from dagster_ckpt.stored_json import Json, parsed
 
 __all__ = ["FileSink", "SinkRollback", "effective_files"]
 

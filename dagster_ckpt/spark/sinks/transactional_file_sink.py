@@ -24,8 +24,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
-from dagster_ckpt.checkpoint.format.snapshot import Json
-from dagster_ckpt.checkpoint.format.values import believed
 from dagster_ckpt.errors import (
     CaptureIncomplete,
     CheckpointFailure,
@@ -47,6 +45,7 @@ from dagster_ckpt.spark.sinks.pending_files import (
 from dagster_ckpt.spark.sinks.sink import BatchSink, Pin, PositionReader, SinkRun, SinkStart, batch_of
 from dagster_ckpt.spark.sinks.spark_sink_log import FileSink
 from dagster_ckpt.spark.sinks.transactions import DataFile, Line, TransactionLog, start_name
+from dagster_ckpt.stored_json import Json, believed
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -24,10 +24,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dagster_ckpt.checkpoint.format.seal import is_sealed, seal
-from dagster_ckpt.checkpoint.format.values import believed, component, parsed, shown, whole
 from dagster_ckpt.errors import CheckpointFailure, PublishConflict, SinkMismatch
 from dagster_ckpt.filesystem import PosixFileSystem, inside
+from dagster_ckpt.stored_json import believed, component, is_sealed, parsed, seal, shown, whole
 
 __all__ = ["DataFile", "Line", "TransactionLog", "decode_files", "encode_files", "start_name"]
 

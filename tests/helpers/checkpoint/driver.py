@@ -15,7 +15,6 @@ from dagster_ckpt.checkpoint.catalog.newest import Newest, fallback_of, find_new
 from dagster_ckpt.checkpoint.cleanup.dead_runs import finish_deletions
 from dagster_ckpt.checkpoint.cleanup.pinning import pin_checkpoint, unpin_checkpoint
 from dagster_ckpt.checkpoint.cleanup.start_sweep import sweep_start
-from dagster_ckpt.checkpoint.clock import iso
 from dagster_ckpt.checkpoint.control.deletion_log import DeletionLog
 from dagster_ckpt.checkpoint.control.epochs import Choice, Claim, End, Epochs
 from dagster_ckpt.checkpoint.format.facts import Facts
@@ -24,6 +23,7 @@ from dagster_ckpt.checkpoint.format.snapshot import PinnedFile, Snapshot
 from dagster_ckpt.checkpoint.taking.progress import CheckpointInProgress, PendingCheckpoint
 from dagster_ckpt.checkpoint.taking.retained import Dropped
 from dagster_ckpt.checkpoint.taking.store import CompletedCheckpointStore
+from dagster_ckpt.clock import iso
 from dagster_ckpt.config.retention import KeepNewest
 from dagster_ckpt.errors import CheckpointError
 from dagster_ckpt.filesystem import FileSystem

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from dagster_ckpt.checkpoint.format.seal import seal
+from dagster_ckpt.stored_json import seal
 
 
 def fields_of(data: bytes) -> dict[str, Any]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from dagster_ckpt.checkpoint.clock import SystemClock
 from dagster_ckpt.checkpoint.format.facts import Facts
 from dagster_ckpt.checkpoint.format.layout import METADATA_FILE_NAME
 from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata, FileEntry
 from dagster_ckpt.checkpoint.format.snapshot import PinnedFile, Snapshot, StoredSource
 from dagster_ckpt.checkpoint.taking.progress import Gauge
+from dagster_ckpt.clock import SystemClock
 from dagster_ckpt.filesystem import FileSystem
 from tests.helpers.checkpoint.driver import JOB
 from tests.helpers.checkpoint.manifests import MANIFEST

@@ -20,7 +20,6 @@ from dagster_ckpt import (
 )
 from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
 from dagster_ckpt.checkpoint.catalog.newest import find_newest
-from dagster_ckpt.checkpoint.clock import SystemClock, iso
 from dagster_ckpt.checkpoint.control.epochs import Choice, Claim, End
 from dagster_ckpt.checkpoint.control.failures import Failure, FailureLog
 from dagster_ckpt.checkpoint.control.heartbeat import Heartbeat, HeartbeatFile
@@ -29,6 +28,7 @@ from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
 from dagster_ckpt.checkpoint.format.snapshot import PinnedFile, Snapshot
 from dagster_ckpt.checkpoint.processes import ProcessIdentity, this_host
 from dagster_ckpt.checkpoint.taking.store import CompletedCheckpointStore
+from dagster_ckpt.clock import SystemClock, iso
 from dagster_ckpt.config.restart import RestartStrategy
 from dagster_ckpt.filesystem import open_filesystem
 

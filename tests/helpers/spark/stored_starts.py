@@ -10,12 +10,12 @@ from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
 from dagster_ckpt.checkpoint.catalog.newest import find_newest
 from dagster_ckpt.checkpoint.cleanup.dead_runs import finish_deletions
 from dagster_ckpt.checkpoint.cleanup.start_sweep import sweep_start
-from dagster_ckpt.checkpoint.clock import iso
 from dagster_ckpt.checkpoint.control.epochs import Choice
 from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
 from dagster_ckpt.checkpoint.format.snapshot import Snapshot
 from dagster_ckpt.checkpoint.taking.retained import Dropped
 from dagster_ckpt.checkpoint.taking.store import CompletedCheckpointStore
+from dagster_ckpt.clock import iso
 from dagster_ckpt.config.retention import KeepNewest
 from dagster_ckpt.config.state_backend import LAYOUTS
 from dagster_ckpt.filesystem import FileSystem, unheard

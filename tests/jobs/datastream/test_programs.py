@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dagster_ckpt.checkpoint.clock import SystemClock
 from dagster_ckpt.checkpoint.taking.ask_savepoint import take_savepoint
+from dagster_ckpt.clock import SystemClock
 from dagster_ckpt.config.checkpoint_config import JobStatus
 from dagster_ckpt.config.state_backend import HDFS_PROVIDER, ROCKSDB_PROVIDER
 from dagster_ckpt.datastream import (

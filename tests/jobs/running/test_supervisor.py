@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
-from dagster_ckpt.checkpoint.clock import SystemClock
 from dagster_ckpt.checkpoint.control.epochs import FAILING
 from dagster_ckpt.checkpoint.control.failures import FailureLog
 from dagster_ckpt.checkpoint.control.heartbeat import HeartbeatFile
+from dagster_ckpt.clock import SystemClock
 from dagster_ckpt.config.checkpoint_config import ExternalizedCheckpointCleanup, JobStatus
 from dagster_ckpt.config.recovery import RestoreRequest
 from dagster_ckpt.config.restart import FixedDelayRestart

@@ -16,7 +16,6 @@ import pyarrow.dataset as ds
 import pytest
 
 from dagster_ckpt.checkpoint.control.plan_archive import WriteAheadArchive
-from dagster_ckpt.checkpoint.format.snapshot import Json
 from dagster_ckpt.config.checkpoint_config import JobStatus
 from dagster_ckpt.config.recovery import RecoveryClaimMode
 from dagster_ckpt.config.restart import FixedDelayRestart
@@ -30,6 +29,7 @@ from dagster_ckpt.spark.sinks.sink import sink_to
 from dagster_ckpt.spark.sinks.spark_file_sink import SparkFileSink
 from dagster_ckpt.spark.sinks.transactional_file_sink import TransactionalFileSink
 from dagster_ckpt.spark.sinks.user_sinks import CustomSink, ForeachBatchSink
+from dagster_ckpt.stored_json import Json
 from dagster_ckpt.testing import FaultInjectingFileSystem, Operation
 from tests.jobs.harness import OFTEN, Bench, Launch, Row, eventually, tree
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dagster_ckpt.checkpoint.cleanup.dead_runs import end_dead_epoch
-from dagster_ckpt.checkpoint.clock import SystemClock
+from dagster_ckpt.clock import SystemClock
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig, ExternalizedCheckpointCleanup, JobStatus
 from dagster_ckpt.config.recovery import RecoveryClaimMode
 from dagster_ckpt.spark.events import CheckpointCompleted

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
-from dagster_ckpt.checkpoint.clock import SystemClock
 from dagster_ckpt.checkpoint.taking.savepoint_files import copy_to_savepoint
+from dagster_ckpt.clock import SystemClock
 from dagster_ckpt.errors import CheckpointNotFound, RestoreRefused, SinkMismatch, SinkNotEmpty
 from dagster_ckpt.filesystem import PosixFileSystem
 from dagster_ckpt.spark.events import Started

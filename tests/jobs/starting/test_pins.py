@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dagster_ckpt.checkpoint.cleanup.pinning import pin_checkpoint
-from dagster_ckpt.checkpoint.clock import SystemClock
+from dagster_ckpt.clock import SystemClock
 from dagster_ckpt.errors import SinkNotEmpty
 from dagster_ckpt.spark.events import CheckpointsDropped
 from tests.jobs.harness import NEVER, Bench

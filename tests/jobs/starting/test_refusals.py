@@ -152,7 +152,7 @@ def test_an_interval_under_10_ms(interval: str | int) -> None:
 _HOLDER = """
 import sys
 from pathlib import Path
-from dagster_ckpt.checkpoint.clock import SystemClock
+from dagster_ckpt.clock import SystemClock
 from dagster_ckpt.checkpoint.control.heartbeat import HeartbeatFile
 from dagster_ckpt.checkpoint.control.heart import Heart
 from dagster_ckpt.filesystem import PosixFileSystem

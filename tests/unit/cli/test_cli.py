@@ -11,7 +11,6 @@ from click import Context
 from click.testing import CliRunner, Result
 
 from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
-from dagster_ckpt.checkpoint.clock import SystemClock
 from dagster_ckpt.checkpoint.control.epochs import End
 from dagster_ckpt.checkpoint.control.heart import Heart
 from dagster_ckpt.checkpoint.control.heartbeat import HeartbeatFile
@@ -24,6 +23,7 @@ from dagster_ckpt.checkpoint.control.savepoint_requests import (
 )
 from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
 from dagster_ckpt.cli import main
+from dagster_ckpt.clock import SystemClock
 from dagster_ckpt.filesystem import PosixFileSystem
 from tests.helpers.checkpoint.driver import JOB, Ledger, Pins, Run, state
 

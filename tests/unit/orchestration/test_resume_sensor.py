@@ -22,12 +22,12 @@ from dagster_ckpt import (
 )
 from dagster_ckpt.checkpoint.catalog.newest import find_newest
 from dagster_ckpt.checkpoint.cleanup.pinning import pin_checkpoint
-from dagster_ckpt.checkpoint.clock import SystemClock
 from dagster_ckpt.checkpoint.control.epochs import Choice, Claim
 from dagster_ckpt.checkpoint.control.failures import Failure
 from dagster_ckpt.checkpoint.control.heartbeat import SETTLED, Heartbeat, HeartbeatFile
 from dagster_ckpt.checkpoint.processes import ProcessIdentity
 from dagster_ckpt.checkpoint.taking.store import CompletedCheckpointStore
+from dagster_ckpt.clock import SystemClock
 from dagster_ckpt.orchestration import job_watch, names
 from dagster_ckpt.orchestration.resume_decision import Action, Facts, decide
 from tests.helpers.mounts import fill, mounted

@@ -18,7 +18,6 @@ from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
 from dagster_ckpt.checkpoint.cleanup import job_sweep
 from dagster_ckpt.checkpoint.cleanup.broken_checkpoints import dispose_broken
 from dagster_ckpt.checkpoint.cleanup.job_sweep import Swept, sweep_job
-from dagster_ckpt.checkpoint.clock import iso
 from dagster_ckpt.checkpoint.control.deletion_log import DeletionLog
 from dagster_ckpt.checkpoint.control.epochs import End, Epochs, Settled
 from dagster_ckpt.checkpoint.control.heartbeat import Heartbeat, HeartbeatFile
@@ -26,6 +25,7 @@ from dagster_ckpt.checkpoint.control.pins import Pins as PinRecords
 from dagster_ckpt.checkpoint.control.quarantine import Quarantined
 from dagster_ckpt.checkpoint.format.manifest import FORK
 from dagster_ckpt.checkpoint.processes import ProcessIdentity
+from dagster_ckpt.clock import iso
 from dagster_ckpt.errors import CheckpointError, CheckpointNotFound, Fenced, InvalidConfiguration, JobAlreadyRunning
 from dagster_ckpt.filesystem import FileSystem
 from dagster_ckpt.testing import (

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from dagster_ckpt.checkpoint.clock import SystemClock
 from dagster_ckpt.checkpoint.control import heart as heart_module
 from dagster_ckpt.checkpoint.control.heart import Heart
 from dagster_ckpt.checkpoint.control.heartbeat import Completed, HeartbeatFile
+from dagster_ckpt.clock import SystemClock
 from dagster_ckpt.errors import StorageError
 from dagster_ckpt.filesystem import PosixFileSystem
 

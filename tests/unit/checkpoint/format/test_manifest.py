@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from dagster_ckpt.checkpoint.format import manifest as metadata_module
 from dagster_ckpt.checkpoint.format.facts import Facts
 from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata, FileEntry
-from dagster_ckpt.checkpoint.format.seal import seal
 from dagster_ckpt.errors import CheckpointFailure, CorruptCheckpoint, CorruptMetadata, UnknownMetadataVersion
 from dagster_ckpt.filesystem import Stored
+from dagster_ckpt.stored_json import seal
 
 text = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 json_values = st.recursive(

@@ -31,7 +31,6 @@ from dagster_ckpt.checkpoint.control.plan_archive import ArchiveWriter, WriteAhe
 from dagster_ckpt.checkpoint.format.facts import Facts
 from dagster_ckpt.checkpoint.format.layout import METADATA_FILE_NAME
 from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata, FileEntry
-from dagster_ckpt.checkpoint.format.seal import seal
 from dagster_ckpt.checkpoint.taking.savepoint_files import dispose_savepoint
 from dagster_ckpt.datastream.storage_access import (
     CheckpointStorageLocationReference,
@@ -51,6 +50,7 @@ from dagster_ckpt.spark.sinks.recorded_positions import RecordedPositions
 from dagster_ckpt.spark.sinks.spark_sink_log import FileSink
 from dagster_ckpt.spark.sinks.transactional_file_sink import TransactionalFileSink
 from dagster_ckpt.spark.sinks.transactions import TransactionLog, decode_files
+from dagster_ckpt.stored_json import seal
 from tests.helpers.checkpoint.manifests import JOB_ID, MANIFEST
 from tests.helpers.spark.live_location import LiveLocation
 from tests.jobs.harness import tree

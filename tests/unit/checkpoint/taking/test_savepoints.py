@@ -16,7 +16,6 @@ from dagster_ckpt.checkpoint.control.epochs import Choice
 from dagster_ckpt.checkpoint.format.facts import Facts
 from dagster_ckpt.checkpoint.format.layout import METADATA_FILE_NAME
 from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
-from dagster_ckpt.checkpoint.format.seal import seal
 from dagster_ckpt.checkpoint.format.snapshot import PinnedFile, Snapshot
 from dagster_ckpt.checkpoint.taking.savepoint_files import (
     copy_to_savepoint,
@@ -36,6 +35,7 @@ from dagster_ckpt.errors import (
     StorageError,
 )
 from dagster_ckpt.filesystem import FileSystem, PosixFileSystem, Stopped
+from dagster_ckpt.stored_json import seal
 from tests.helpers.checkpoint.driver import JOB, Ledger, ManualClock, Pins, Run, content, state
 from tests.helpers.checkpoint.memory import MemoryFileSystem
 from tests.helpers.checkpoint.savepoints import described, quiet, saved, savepoints

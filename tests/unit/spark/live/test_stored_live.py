@@ -18,9 +18,9 @@ from dagster_ckpt.checkpoint.catalog.file_reader import materialize_checkpoint, 
 from dagster_ckpt.checkpoint.catalog.newest import find_newest
 from dagster_ckpt.checkpoint.cleanup.job_sweep import sweep_job
 from dagster_ckpt.checkpoint.cleanup.live_locations import forget_live_locations, stored_before
-from dagster_ckpt.checkpoint.clock import iso
 from dagster_ckpt.checkpoint.control.epochs import End
 from dagster_ckpt.checkpoint.taking.savepoint_files import copy_to_savepoint
+from dagster_ckpt.clock import iso
 from dagster_ckpt.config.checkpoint_config import JobStatus
 from dagster_ckpt.errors import CaptureIncomplete, CheckpointFileChanged, CheckpointFileMissing, CorruptCheckpoint
 from dagster_ckpt.filesystem import FileSystem, Part, PosixFileSystem, server_side, unheard

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from dagster_ckpt.checkpoint.format.snapshot import Json
 from dagster_ckpt.errors import CaptureIncomplete, CheckpointFailure, Fenced, RestoreRefused, StorageError
 from dagster_ckpt.spark.files.checkpoint_location import CheckpointLocation
 from dagster_ckpt.spark.sinks.recorded_positions import RecordedPositions
 from dagster_ckpt.spark.sinks.sink import SinkRun
 from dagster_ckpt.spark.sinks.user_sinks import CustomSink, ForeachBatchSink
+from dagster_ckpt.stored_json import Json
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

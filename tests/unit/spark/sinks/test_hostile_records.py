@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from dagster_ckpt.checkpoint.format.seal import seal
 from dagster_ckpt.errors import CheckpointError, SinkMismatch
 from dagster_ckpt.spark.sinks.transactional_file_sink import TransactionalFileSink
 from dagster_ckpt.spark.sinks.transactions import DataFile, TransactionLog, decode_files, encode_files
+from dagster_ckpt.stored_json import seal
 from tests.jobs.harness import tree
 from tests.unit.spark.sinks.transactional import Checkpoint, TransactionalJob
 

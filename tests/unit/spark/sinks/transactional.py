@@ -14,11 +14,11 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 from unittest import mock
 
-from dagster_ckpt.checkpoint.format.snapshot import Json
 from dagster_ckpt.errors import CheckpointError
 from dagster_ckpt.spark.files.checkpoint_location import CheckpointLocation
 from dagster_ckpt.spark.sinks.sink import SinkRun
 from dagster_ckpt.spark.sinks.transactional_file_sink import TransactionalFileSink
+from dagster_ckpt.stored_json import Json
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -1,16 +1,19 @@
-"""Checks of values that were read from a storage as JSON, before the values are used.
+"""JSON that was read from a storage: the checks before a value is used, and the seal of a document.
 
-Anyone who can write to a storage can write any content there, even with a right checksum.
+Anyone who can write to a storage can write any content there, even with a right checksum. The seal is the last member
+of a document: a SHA-256 over every byte before that member. So a truncated, flipped or spliced document is found before
+any of its content is used.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, TypeAlias
 
 from dagster_ckpt.errors import CheckpointError, CorruptCheckpoint
 from dagster_ckpt.filesystem import inside
@@ -18,15 +21,20 @@ from dagster_ckpt.filesystem import inside
 __all__ = [
     "LONGEST_TEXT",
     "SIGNED_64",
+    "Json",
     "believed",
     "check_tree",
     "component",
     "hex_digits",
+    "is_sealed",
     "parsed",
+    "seal",
     "shown",
     "text",
     "whole",
 ]
+
+Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 
 #: The greatest batch number, number of bytes and the like.
 SIGNED_64: Final = 2**63 - 1
@@ -35,6 +43,8 @@ LONGEST_TEXT: Final = 4096
 #: Most levels of nested lists and objects.
 _DEEPEST: Final = 100
 _LONGEST_SHOWN: Final = 160
+_DIGEST = b',\n "digest": "sha256:'
+_END = b'"\n}\n'
 _SHA256 = re.compile(r"[0-9a-f]{64}").fullmatch
 
 
@@ -148,3 +158,18 @@ def believed(what: str, hint: str, error: type[CheckpointError] = CorruptCheckpo
         if isinstance(reason, CheckpointError):
             raise
         raise error(f"{what} is not what it must be: {type(reason).__name__}: {reason}.", hint=hint) from reason
+
+
+def seal(body: bytes) -> bytes:
+    """The document whose text is ``body``, a JSON object of at least one member without its closing brace."""
+    return body + _DIGEST + _checksum(body) + _END
+
+
+def is_sealed(data: bytes) -> bool:
+    """Whether ``data`` is an unchanged document of :func:`seal`."""
+    body, mark, tail = data.rpartition(_DIGEST)
+    return bool(mark) and tail == _checksum(body) + _END
+
+
+def _checksum(body: bytes) -> bytes:
+    return hashlib.sha256(body).hexdigest().encode("ascii")
