@@ -19,7 +19,7 @@ _MISMATCHES = (
 )
 
 _MEND = (
-    "If it passes by itself, the job goes on by its restart strategy. The same error in the next attempt ends the job: "
+    "If it passes by itself, the job goes on by its restart strategy. The same error at the next start ends the job: "
     "mend the function, and launch again."
 )
 

@@ -240,7 +240,7 @@ class FileSink:
             target = self.log / name
             if target.is_file() and target.read_bytes() == content:
                 continue
-            # One fixed name, so that a crash here leaves nothing that the next attempt does not use up.
+            # One fixed name, so that a crash here leaves nothing that the next rollback does not use up.
             temporary = self.log / f".{name}.rollback.tmp"
             with temporary.open("wb") as file:
                 file.write(content)
