@@ -19,8 +19,9 @@ import dagster_ckpt
 _ROOT = Path(dagster_ckpt.__file__).parent
 #: Each may import what stands before it.
 _LAYERS = (
-    {"errors", "shown_text", "lazy_names"},
+    {"errors", "shown_text", "lazy_names", "moved_names", "clock"},
     {"config", "filesystem"},
+    {"stored_json"},
     {"checkpoint", "testing"},
     {"spark"},
     {"orchestration", "cli"},
