@@ -38,7 +38,7 @@ sys.path.insert(0, str(ROOT))
 from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog  # noqa: E402
 from dagster_ckpt.checkpoint.catalog.file_reader import materialize_checkpoint, verify_checkpoint  # noqa: E402
 from dagster_ckpt.checkpoint.catalog.newest import find_newest  # noqa: E402
-from dagster_ckpt.checkpoint.control.plan_archive import WriteAheadArchive  # noqa: E402
+from dagster_ckpt.checkpoint.control.plan_archive import PlanArchive  # noqa: E402
 from dagster_ckpt.clock import SystemClock  # noqa: E402
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig, JobStatus  # noqa: E402
 from dagster_ckpt.config.recovery import RestoreRequest  # noqa: E402
@@ -129,7 +129,7 @@ class Stream:
 
     def _has_run(self, batch: int) -> bool:
         (job_id,) = self.catalog.job_ids()
-        archived = WriteAheadArchive(self.filesystem, JOB, job_id).newest_batch()
+        archived = PlanArchive(self.filesystem, JOB, job_id).newest_batch()
         return archived == batch and any(self.live.glob(f"*/checkpoint/commits/{batch}"))
 
     def rows(self) -> int:
@@ -209,7 +209,7 @@ def steps(stream: Stream, directory: Path) -> dict[str, float]:
     timed("adapt the location", lambda: prepare_location(target / "checkpoint"))
     sink = SparkFileSink(stream.sink)
     timed("check the sink", lambda: sink.check(newest.sink, target / "sink"))
-    archive = WriteAheadArchive(stream.filesystem, JOB, newest.job_id)
+    archive = PlanArchive(stream.filesystem, JOB, newest.job_id)
     timed("read the plans to replay", lambda: archive.after(newest))
     timed("roll the sink back", lambda: sink.rollback_to(newest.sink, target / "sink", 0))
     CheckpointLocation(target / "checkpoint").offsets(newest.batch)

@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from dagster_ckpt.lazy_names import lazy_names
+from dagster_ckpt.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from dagster_ckpt.config import (
@@ -82,5 +83,3 @@ __all__ = [
     "configured_storage",
     "sink_to",
 ]
-
-__version__ = "0.1.0"

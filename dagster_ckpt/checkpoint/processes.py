@@ -29,7 +29,7 @@ from pathlib import Path
 
 import psutil
 
-from dagster_ckpt.checkpoint.format.records import Seconds
+from dagster_ckpt.checkpoint.format import Seconds
 
 __all__ = ["DRIVER_VARIABLE", "ProcessIdentity", "is_proven", "mark_driver", "this_host"]
 

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 import click
 
-from dagster_ckpt import __version__
 from dagster_ckpt.cli.printing import warn
 from dagster_ckpt.errors import CheckpointError
+from dagster_ckpt.version import __version__
 
 __all__ = ["main"]
 

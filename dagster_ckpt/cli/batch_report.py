@@ -14,13 +14,15 @@ from itertools import pairwise
 
 import fsspec
 
-from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
-from dagster_ckpt.checkpoint.catalog.lineage import line_of_descent
-from dagster_ckpt.checkpoint.catalog.newest import find_newest
-from dagster_ckpt.checkpoint.control.epochs import Choice
-from dagster_ckpt.checkpoint.control.failures import Failure
-from dagster_ckpt.checkpoint.control.plan_archive import PlannedBatch
-from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
+from dagster_ckpt.checkpoint import (
+    CheckpointCatalog,
+    CheckpointMetadata,
+    Choice,
+    Failure,
+    PlannedBatch,
+    find_newest,
+    line_of_descent,
+)
 from dagster_ckpt.errors import CheckpointError, CheckpointNotFound
 from dagster_ckpt.spark import PlannedBatches, fingerprint, local_file, planned_files, planned_offsets, recorded_live
 from dagster_ckpt.stored_json import Json

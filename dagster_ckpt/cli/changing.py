@@ -7,14 +7,19 @@ from dataclasses import asdict
 
 import click
 
-from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
-from dagster_ckpt.checkpoint.cleanup.broken_checkpoints import dispose_broken, is_broken
-from dagster_ckpt.checkpoint.cleanup.job_sweep import sweep_job
-from dagster_ckpt.checkpoint.cleanup.pinning import pin_checkpoint, unpin_checkpoint
-from dagster_ckpt.checkpoint.format.layout import METADATA_FILE_NAME, checkpoint_id, is_job_id
-from dagster_ckpt.checkpoint.taking.ask_savepoint import take_savepoint
-from dagster_ckpt.checkpoint.taking.savepoint_files import dispose_savepoint
-from dagster_ckpt.cli.places import JSON, PATH, find_checkpoint, job_names, storage_at
+from dagster_ckpt.checkpoint import (
+    CheckpointCatalog,
+    dispose_broken,
+    dispose_savepoint,
+    is_broken,
+    job_names,
+    layout,
+    pin_checkpoint,
+    sweep_job,
+    take_savepoint,
+    unpin_checkpoint,
+)
+from dagster_ckpt.cli.places import JSON, PATH, find_checkpoint, storage_at
 from dagster_ckpt.cli.printing import say, say_json, warn
 from dagster_ckpt.clock import SystemClock
 from dagster_ckpt.config import parse_duration
@@ -100,10 +105,10 @@ def dispose(savepoint: str) -> None:
 
     Also the directory of a checkpoint that is in quarantine, or whose _metadata cannot be read.
     """
-    directory = storage_at(savepoint.rstrip("/").removesuffix(f"/{METADATA_FILE_NAME}")).url
+    directory = storage_at(savepoint.rstrip("/").removesuffix(f"/{layout.METADATA_FILE_NAME}")).url
     parent, _, name = directory.rpartition("/")
     above, _, lineage = parent.rpartition("/")
-    if is_job_id(lineage) and (number := checkpoint_id(name)) is not None:
+    if layout.is_job_id(lineage) and (number := layout.checkpoint_id(name)) is not None:
         root, _, job = above.rpartition("/")
         catalog = CheckpointCatalog(storage_at(root), job)
         if is_broken(catalog, lineage, number):

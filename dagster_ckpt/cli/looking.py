@@ -9,13 +9,16 @@ from typing import Any
 
 import click
 
-from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
-from dagster_ckpt.checkpoint.catalog.file_reader import verify_checkpoint
-from dagster_ckpt.checkpoint.catalog.lineage import for_retention, reclaimable_bytes
-from dagster_ckpt.checkpoint.catalog.newest import find_newest
-from dagster_ckpt.checkpoint.control.pins import Pins
-from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
-from dagster_ckpt.cli.places import JSON, PATH, find_checkpoint, job_names, storage_at
+from dagster_ckpt.checkpoint import (
+    CheckpointCatalog,
+    CheckpointMetadata,
+    find_newest,
+    for_retention,
+    job_names,
+    reclaimable_bytes,
+    verify_checkpoint,
+)
+from dagster_ckpt.cli.places import JSON, PATH, find_checkpoint, storage_at
 from dagster_ckpt.cli.printing import say, say_json, say_table, warn
 from dagster_ckpt.clock import SystemClock
 from dagster_ckpt.config import LATEST, AnyOf, CheckpointConfig, KeepPinned, decide
@@ -42,7 +45,7 @@ def list_checkpoints(job: str | None, path: str, as_json: bool) -> None:
     for name in jobs:
         catalog = CheckpointCatalog(filesystem, name)
         newest = _quietly(lambda catalog=catalog: find_newest(catalog).metadata)  # type: ignore[misc]
-        pinned = Pins(filesystem, name).reasons()
+        pinned = catalog.records.pins.reasons()
         quarantined = {reference: record.reason for reference, record in catalog.records.quarantine.records().items()}
         for job_id in sorted(catalog.job_ids()):
             completed, broken = catalog.completed(job_id)

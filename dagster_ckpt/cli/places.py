@@ -7,18 +7,15 @@ import os
 
 import click
 
-from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
-from dagster_ckpt.checkpoint.catalog.newest import find_newest
-from dagster_ckpt.checkpoint.format.layout import CONTROL_DIR, is_job_name
-from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
+from dagster_ckpt.checkpoint import CheckpointCatalog, CheckpointMetadata, find_newest
 from dagster_ckpt.config import LATEST
 from dagster_ckpt.errors import (
     CheckpointNotFound,
     InvalidConfiguration,
 )
-from dagster_ckpt.filesystem import Entry, FileSystem, open_filesystem
+from dagster_ckpt.filesystem import FileSystem, open_filesystem
 
-__all__ = ["JSON", "PATH", "find_checkpoint", "job_names", "storage_at"]
+__all__ = ["JSON", "PATH", "find_checkpoint", "storage_at"]
 
 #: How to connect to a bucket, as JSON: what ``storage_options`` is on the storage resource.
 OPTIONS_VARIABLE = "DAGSTER_CKPT_STORAGE_OPTIONS"
@@ -41,17 +38,6 @@ def storage_at(path: str) -> FileSystem:
             hint='Write it as {"token": "/path/of/a/key/file"}, or leave it out.',
         ) from None
     return open_filesystem(path, storage_options=options if "://" in path and not path.startswith("file:") else None)
-
-
-def job_names(filesystem: FileSystem) -> list[str]:
-    """The directories that are those of jobs; others may have directories of theirs beside them."""
-    return sorted(
-        entry.name
-        for entry in filesystem.list("")
-        if entry.is_directory
-        and is_job_name(entry.name)
-        and Entry(CONTROL_DIR, is_directory=True) in filesystem.list(entry.name)
-    )
 
 
 def find_checkpoint(catalog: CheckpointCatalog, checkpoint: str) -> CheckpointMetadata:

@@ -8,7 +8,7 @@ from dataclasses import asdict
 
 import click
 
-from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint import CheckpointCatalog
 from dagster_ckpt.cli.batch_report import report_batch
 from dagster_ckpt.cli.places import JSON, PATH, find_checkpoint, storage_at
 from dagster_ckpt.cli.printing import say, say_json

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dagster_ckpt import orchestration
-from dagster_ckpt.checkpoint.taking.shared_files import MAX_INLINE_BYTES
+from dagster_ckpt.checkpoint import MAX_INLINE_BYTES
 from dagster_ckpt.config import Configuration
 
 __all__ = [

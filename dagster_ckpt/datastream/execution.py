@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
+from dagster_ckpt.checkpoint import CheckpointMetadata
 from dagster_ckpt.clock import SystemClock
 from dagster_ckpt.config import LATEST, NONE, JobStatus, RecoveryClaimMode, RestoreRequest
 from dagster_ckpt.errors import InvalidConfiguration

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from dagster_ckpt.checkpoint.format.layout import validate_job_name
+from dagster_ckpt.checkpoint import layout
 from dagster_ckpt.config import Configuration, NoRestart, RestartStrategy
 from dagster_ckpt.datastream.checkpoint_config import CheckpointConfig
 from dagster_ckpt.datastream.checkpoint_storage import CheckpointStorage, configured_storage
@@ -115,7 +115,7 @@ class Program:
         storage = self._storage().configured(self.configuration)
         return [
             StreamingJob(
-                name=validate_job_name(name),
+                name=layout.validate_job_name(name),
                 query=self._as_set(name, query),
                 session=partial(self.spark.session, job_name or next(iter(self.queries)), launch_conf),
                 config=config,

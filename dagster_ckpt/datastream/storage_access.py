@@ -9,20 +9,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dagster_ckpt.checkpoint.catalog.pointers import (
+from dagster_ckpt.checkpoint import (
     CompletedCheckpointStorageLocation,
+    layout,
     new_savepoint_directory,
     resolve_checkpoint_pointer,
     savepoint_storage,
-)
-from dagster_ckpt.checkpoint.format.layout import (
-    CHECKPOINT_DIR_PREFIX,
-    CHECKPOINT_SHARED_STATE_DIR,
-    CHECKPOINT_TASK_OWNED_STATE_DIR,
-    METADATA_FILE_NAME,
-    checkpoint_directory,
-    is_job_id,
-    validate_job_name,
 )
 from dagster_ckpt.errors import InvalidConfiguration, PublishConflict
 from dagster_ckpt.filesystem import FileSystem
@@ -81,7 +73,7 @@ class CheckpointStorageLocation:
     @property
     def metadata_file(self) -> str:
         """Path of the ``_metadata`` that will complete it, in ``filesystem``."""
-        return f"{self.checkpoint_directory}/{METADATA_FILE_NAME}"
+        return f"{self.checkpoint_directory}/{layout.METADATA_FILE_NAME}"
 
 
 class CheckpointStorageAccess:
@@ -97,10 +89,10 @@ class CheckpointStorageAccess:
     def __init__(
         self, filesystem: FileSystem, job_name: str, job_id: str, default_savepoint_directory: str | None = None
     ) -> None:
-        if not is_job_id(job_id):
+        if not layout.is_job_id(job_id):
             raise _no_job_id(job_id)
         self._filesystem = filesystem
-        self._job_name = validate_job_name(job_name)
+        self._job_name = layout.validate_job_name(job_name)
         self._job_id = job_id
         self._default_savepoint_directory = default_savepoint_directory
 
@@ -133,17 +125,17 @@ class CheckpointStorageAccess:
             raise InvalidConfiguration(
                 f"{checkpoint_id} is no checkpoint id: ids start at 1.", hint="Take the greatest issued id plus 1."
             )
-        directory = checkpoint_directory(self._job_name, self._job_id, checkpoint_id)
-        if any(entry.name == METADATA_FILE_NAME for entry in self._filesystem.list(directory)):
+        directory = layout.checkpoint_directory(self._job_name, self._job_id, checkpoint_id)
+        if any(entry.name == layout.METADATA_FILE_NAME for entry in self._filesystem.list(directory)):
             raise PublishConflict(
-                f"Target file {self._filesystem.url}/{directory}/{METADATA_FILE_NAME} already exists."
+                f"Target file {self._filesystem.url}/{directory}/{layout.METADATA_FILE_NAME} already exists."
             )
         base = f"{self._job_name}/{self._job_id}"
         return CheckpointStorageLocation(
             self._filesystem,
             directory,
-            f"{base}/{CHECKPOINT_SHARED_STATE_DIR}",
-            f"{self._job_name}/{CHECKPOINT_TASK_OWNED_STATE_DIR}",
+            f"{base}/{layout.CHECKPOINT_SHARED_STATE_DIR}",
+            f"{self._job_name}/{layout.CHECKPOINT_TASK_OWNED_STATE_DIR}",
             CheckpointStorageLocationReference(),
         )
 
@@ -178,14 +170,14 @@ def get_checkpoint_directory_for_job(base_checkpoint_path: str | None, job_name:
             "The checkpoint storage has no base directory for checkpoints.",
             hint="Set checkpoint_path of the storage.",
         )
-    if not is_job_id(job_id):
+    if not layout.is_job_id(job_id):
         raise _no_job_id(job_id)
-    return f"{base_checkpoint_path.rstrip('/')}/{validate_job_name(job_name)}/{job_id}"
+    return f"{base_checkpoint_path.rstrip('/')}/{layout.validate_job_name(job_name)}/{job_id}"
 
 
 def create_checkpoint_directory(base_directory: str, checkpoint_id: int) -> str:
     """The path of what is one checkpoint's alone, below the directory of its lineage."""
-    return f"{base_directory.rstrip('/')}/{CHECKPOINT_DIR_PREFIX}{checkpoint_id}"
+    return f"{base_directory.rstrip('/')}/{layout.CHECKPOINT_DIR_PREFIX}{checkpoint_id}"
 
 
 def encode_path_as_reference(path: str) -> CheckpointStorageLocationReference:

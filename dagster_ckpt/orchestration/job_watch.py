@@ -9,14 +9,21 @@ from typing import Any
 
 import dagster as dg
 
-from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
-from dagster_ckpt.checkpoint.catalog.newest import find_newest
-from dagster_ckpt.checkpoint.cleanup.dead_runs import end_dead_epoch, finish_end, is_unfinished
-from dagster_ckpt.checkpoint.control.epochs import Claim, End
-from dagster_ckpt.checkpoint.control.failures import DIED, Failure, Streak
-from dagster_ckpt.checkpoint.control.heartbeat import unchanged_for
-from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
-from dagster_ckpt.checkpoint.taking.retained import Dropped
+from dagster_ckpt.checkpoint import (
+    DIED,
+    CheckpointCatalog,
+    CheckpointMetadata,
+    Claim,
+    Dropped,
+    End,
+    Failure,
+    Streak,
+    end_dead_epoch,
+    find_newest,
+    finish_end,
+    is_unfinished,
+    unchanged_for,
+)
 from dagster_ckpt.clock import Clock, seconds_of
 from dagster_ckpt.config import LATEST, CheckpointConfig
 from dagster_ckpt.errors import CheckpointError, CorruptCheckpoint, Fenced

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
+from dagster_ckpt.checkpoint import CheckpointMetadata
 
 __all__ = [
     "ATTEMPT_TAG",

@@ -8,10 +8,7 @@ from typing import Any, TypeAlias
 
 import dagster as dg
 
-from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
-from dagster_ckpt.checkpoint.control.quarantine import FellBack, Quarantined
-from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
-from dagster_ckpt.checkpoint.taking.retained import Dropped
+from dagster_ckpt.checkpoint import CheckpointCatalog, CheckpointMetadata, Dropped, FellBack, Quarantined
 from dagster_ckpt.clock import Clock
 from dagster_ckpt.orchestration.names import partition_key, partition_of
 from dagster_ckpt.shown_text import in_one_line, redacted

@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from dagster_ckpt.checkpoint.control.epochs import FAILING, Claim, End
-from dagster_ckpt.checkpoint.control.failures import DIED, Failure, Streak, in_order, restart_after, so_far
+from dagster_ckpt.checkpoint import DIED, FAILING, Claim, End, Failure, Streak, in_order, restart_after, so_far
 from dagster_ckpt.config import JobStatus, RestartStrategy
 from dagster_ckpt.spark import BatchInFlight
 

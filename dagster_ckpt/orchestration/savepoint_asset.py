@@ -58,7 +58,7 @@ def savepoints_asset(
         config_schema=SavepointConfig.to_fields_dict(),
     )
     def savepoints(context: dg.AssetExecutionContext) -> dg.MaterializeResult[None]:
-        from dagster_ckpt.checkpoint.taking.ask_savepoint import take_savepoint  # noqa: PLC0415 - for runs alone
+        from dagster_ckpt.checkpoint import take_savepoint  # noqa: PLC0415 - for runs alone
 
         storage: CheckpointStorage = getattr(context.resources, storage_key)
         asked = context.op_execution_context.op_config

@@ -17,9 +17,7 @@ from typing import Any
 import dagster as dg
 from pydantic import ConfigDict, Field, field_validator
 
-from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
-from dagster_ckpt.checkpoint.format.layout import CHECKPOINT_TASK_OWNED_STATE_DIR, CONTROL_DIR
-from dagster_ckpt.checkpoint.taking.shared_files import DEFAULT_INLINE_THRESHOLD, MAX_INLINE_BYTES
+from dagster_ckpt.checkpoint import DEFAULT_INLINE_THRESHOLD, MAX_INLINE_BYTES, CheckpointCatalog, layout
 from dagster_ckpt.config import Configuration, LiveLocationPlace, load_object
 from dagster_ckpt.errors import InvalidConfiguration
 from dagster_ckpt.filesystem import DriverMemory, FileSystem, PosixFileSystem, default_root, open_filesystem
@@ -108,7 +106,7 @@ class CheckpointStorage(dg.ConfigurableResource["CheckpointStorage"]):
             InvalidConfiguration: ``taskowned``, in a storage that Spark cannot write to as to a local directory.
         """
         filesystem = self.filesystem()
-        if self.working_directory == CHECKPOINT_TASK_OWNED_STATE_DIR:
+        if self.working_directory == layout.CHECKPOINT_TASK_OWNED_STATE_DIR:
             if not isinstance(filesystem, PosixFileSystem):
                 raise InvalidConfiguration(
                     f"The live checkpointLocation of job {job_name!r} cannot lie in {filesystem.url}: it is no "
@@ -116,7 +114,7 @@ class CheckpointStorage(dg.ConfigurableResource["CheckpointStorage"]):
                     hint="Set working_directory to a directory that the driver and every executor reach; with gs://, "
                     "s3:// or abfs:// set live_location to storage.",
                 )
-            return filesystem.local(f"{job_name}/{CHECKPOINT_TASK_OWNED_STATE_DIR}")
+            return filesystem.local(f"{job_name}/{layout.CHECKPOINT_TASK_OWNED_STATE_DIR}")
         return self._working_root() / self._place() / job_name
 
     @property
@@ -127,7 +125,7 @@ class CheckpointStorage(dg.ConfigurableResource["CheckpointStorage"]):
         """
         if self.working_directory is None:
             return self._working_root()
-        if self.working_directory == CHECKPOINT_TASK_OWNED_STATE_DIR:
+        if self.working_directory == layout.CHECKPOINT_TASK_OWNED_STATE_DIR:
             return None
         return self._working_root() / self._place()
 
@@ -290,16 +288,16 @@ class JobManagerCheckpointStorage(CheckpointStorage):
     def filesystem(self) -> FileSystem:
         if self.checkpoint_path is not None:
             return open_filesystem(self.checkpoint_path)
-        return DriverMemory(PosixFileSystem(self._working_root() / self._place()), CONTROL_DIR)
+        return DriverMemory(PosixFileSystem(self._working_root() / self._place()), layout.CONTROL_DIR)
 
     def live_directory(self, job_name: str) -> Path:
         if self.checkpoint_path is not None:
             return super().live_directory(job_name)
-        return self._working_root() / self._place() / job_name / CHECKPOINT_TASK_OWNED_STATE_DIR
+        return self._working_root() / self._place() / job_name / layout.CHECKPOINT_TASK_OWNED_STATE_DIR
 
     @property
     def private_from(self) -> Path | None:
-        if self.checkpoint_path is None and self.working_directory == CHECKPOINT_TASK_OWNED_STATE_DIR:
+        if self.checkpoint_path is None and self.working_directory == layout.CHECKPOINT_TASK_OWNED_STATE_DIR:
             return self._working_root()
         return super().private_from
 
@@ -308,7 +306,7 @@ class JobManagerCheckpointStorage(CheckpointStorage):
 
     def _working_root(self) -> Path:
         # There is no storage outside the driver that 'taskowned' could name.
-        if self.checkpoint_path is None and self.working_directory == CHECKPOINT_TASK_OWNED_STATE_DIR:
+        if self.checkpoint_path is None and self.working_directory == layout.CHECKPOINT_TASK_OWNED_STATE_DIR:
             return default_root()
         return super()._working_root()
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 from pydantic import Field
 
-from dagster_ckpt.checkpoint.format.layout import validate_job_name
+from dagster_ckpt.checkpoint import layout
 from dagster_ckpt.config import (
     POISON_BATCH_ATTEMPTS,
     CheckpointConfig,
@@ -196,7 +196,7 @@ def checkpointed_streaming_asset(
         key = dg.AssetKey([*prefix, name or function.__name__])
         checkpoints_key = dg.AssetKey([*key.path, "checkpoints"])
         savepoints_key = dg.AssetKey([*key.path, "savepoints"])
-        job = validate_job_name("__".join(key.path))
+        job = layout.validate_job_name("__".join(key.path))
         dependencies = list(deps or ())
 
         @dg.asset(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
-from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint import CheckpointCatalog
 from dagster_ckpt.clock import Clock, SystemClock
 from dagster_ckpt.config import JobStatus, StateBackend
 from dagster_ckpt.orchestration import names

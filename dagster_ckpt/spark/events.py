@@ -7,10 +7,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from dagster_ckpt.checkpoint.control.quarantine import FellBack, Quarantined
-from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
-from dagster_ckpt.checkpoint.taking.progress import CheckpointInProgress, RestoreInProgress
-from dagster_ckpt.checkpoint.taking.retained import Dropped
+from dagster_ckpt.checkpoint import (
+    CheckpointInProgress,
+    CheckpointMetadata,
+    Dropped,
+    FellBack,
+    Quarantined,
+    RestoreInProgress,
+)
 from dagster_ckpt.errors import CorruptCheckpoint
 from dagster_ckpt.shown_text import in_one_line, printable, redacted
 from dagster_ckpt.spark.verdict import Preflight

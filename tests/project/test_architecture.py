@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -19,7 +20,9 @@ import dagster_ckpt
 _ROOT = Path(dagster_ckpt.__file__).parent
 #: Each may import what stands before it.
 _LAYERS = (
-    {"errors", "shown_text", "lazy_names", "moved_names", "clock"},
+    {"shown_text", "lazy_names", "moved_names", "version"},
+    {"errors"},
+    {"clock"},
     {"config", "filesystem"},
     {"stored_json"},
     {"checkpoint", "testing"},
@@ -43,6 +46,15 @@ _MODULES = {_name(path): path for path in sorted(_ROOT.rglob("*.py"))}
 _FOLDERS = {name for name, path in _MODULES.items() if path.name == "__init__.py"}
 
 
+@cache
+def _handed_out(door: Name) -> frozenset[str]:
+    """The names of a door's ``__all__``; a module of the folder may be among them."""
+    for node in ast.parse(_MODULES[door].read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+            return frozenset(ast.literal_eval(node.value))
+    return frozenset()
+
+
 def _imports(module: Name) -> Iterator[Name]:
     """What a module imports of the package: modules, and folders where it goes through their door."""
     for node in ast.walk(ast.parse(_MODULES[module].read_text(encoding="utf-8"))):
@@ -57,7 +69,7 @@ def _imports(module: Name) -> Iterator[Name]:
             first, *rest = origin.split(".")
             if first == "dagster_ckpt":
                 inside = (*rest, name)
-                yield inside if inside in _MODULES else tuple(rest)
+                yield tuple(rest) if inside not in _MODULES or name in _handed_out(tuple(rest)) else inside
 
 
 _IMPORTS = [(module, target) for module in _MODULES for target in _imports(module) if target != module]
@@ -68,6 +80,9 @@ def _shown(name: Name) -> str:
 
 
 def _home(module: Name) -> Name:
+    """The folder that a module lies in; a ``__main__`` stands before the door."""
+    if module[-1:] == ("__main__",):
+        return module[:-2]
     return module if module in _FOLDERS else module[:-1]
 
 

@@ -1,1 +1,39 @@
 """Which checkpoints exist, and which one to restore."""
+
+from __future__ import annotations
+
+from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog, references, shared_in_use, unreadable_id
+from dagster_ckpt.checkpoint.catalog.file_reader import copy_files, materialize_checkpoint, verify_checkpoint
+from dagster_ckpt.checkpoint.catalog.lineage import for_retention, line_of_descent, older_than, reclaimable_bytes
+from dagster_ckpt.checkpoint.catalog.newest import Newest, fallback_of, find_newest
+from dagster_ckpt.checkpoint.catalog.pointers import (
+    CompletedCheckpointStorageLocation,
+    job_names,
+    new_savepoint_directory,
+    resolve_checkpoint_pointer,
+    savepoint_storage,
+    savepoint_token,
+)
+
+__all__ = [
+    "CheckpointCatalog",
+    "CompletedCheckpointStorageLocation",
+    "Newest",
+    "copy_files",
+    "fallback_of",
+    "find_newest",
+    "for_retention",
+    "job_names",
+    "line_of_descent",
+    "materialize_checkpoint",
+    "new_savepoint_directory",
+    "older_than",
+    "reclaimable_bytes",
+    "references",
+    "resolve_checkpoint_pointer",
+    "savepoint_storage",
+    "savepoint_token",
+    "shared_in_use",
+    "unreadable_id",
+    "verify_checkpoint",
+]

@@ -13,16 +13,16 @@ from functools import cache
 from pathlib import Path
 
 from dagster_ckpt.checkpoint.catalog.pointers import resolve_checkpoint_pointer
-from dagster_ckpt.checkpoint.control.epochs import Choice, End, Settled
-from dagster_ckpt.checkpoint.control.job_records import JobRecords
-from dagster_ckpt.checkpoint.format.layout import (
+from dagster_ckpt.checkpoint.control import Choice, End, JobRecords, Settled
+from dagster_ckpt.checkpoint.format import (
     METADATA_FILE_NAME,
+    SAVEPOINT,
+    CheckpointMetadata,
     checkpoint_directory,
     checkpoint_id,
     is_job_id,
     validate_job_name,
 )
-from dagster_ckpt.checkpoint.format.manifest import SAVEPOINT, CheckpointMetadata
 from dagster_ckpt.errors import (
     CheckpointNotFound,
     CorruptCheckpoint,

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
 from dagster_ckpt.checkpoint.catalog.lineage import older_than
-from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata, FileEntry
+from dagster_ckpt.checkpoint.format import CheckpointMetadata, FileEntry
 from dagster_ckpt.errors import CheckpointFileChanged, CheckpointFileMissing, CorruptCheckpoint
 from dagster_ckpt.filesystem import (
     Copy,

@@ -11,10 +11,14 @@ from datetime import datetime
 from typing import Protocol, TypeVar
 
 from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog, references
-from dagster_ckpt.checkpoint.control.epochs import Choice
-from dagster_ckpt.checkpoint.control.taken_savepoints import RecordedSavepoint
-from dagster_ckpt.checkpoint.format.layout import METADATA_FILE_NAME, checkpoint_directory, checkpoint_id, is_job_id
-from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
+from dagster_ckpt.checkpoint.control import Choice, RecordedSavepoint
+from dagster_ckpt.checkpoint.format import (
+    METADATA_FILE_NAME,
+    CheckpointMetadata,
+    checkpoint_directory,
+    checkpoint_id,
+    is_job_id,
+)
 from dagster_ckpt.config import Retained
 from dagster_ckpt.errors import CheckpointNotFound, CorruptCheckpoint
 

@@ -14,11 +14,8 @@ from dataclasses import dataclass
 
 from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
 from dagster_ckpt.checkpoint.catalog.lineage import line_before
-from dagster_ckpt.checkpoint.control.epochs import NOTHING, Choice
-from dagster_ckpt.checkpoint.control.heartbeat import Completed
-from dagster_ckpt.checkpoint.control.taken_savepoints import RecordedSavepoint
-from dagster_ckpt.checkpoint.format.layout import checkpoint_id
-from dagster_ckpt.checkpoint.format.manifest import FORK, SAVEPOINT, CheckpointMetadata
+from dagster_ckpt.checkpoint.control import NOTHING, Choice, Completed, RecordedSavepoint
+from dagster_ckpt.checkpoint.format import FORK, SAVEPOINT, CheckpointMetadata, checkpoint_id
 from dagster_ckpt.errors import (
     CheckpointError,
     CheckpointFileMissing,

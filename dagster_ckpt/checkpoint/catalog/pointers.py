@@ -10,13 +10,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from urllib.parse import unquote, urlsplit
 
-from dagster_ckpt.checkpoint.format.layout import METADATA_FILE_NAME, SAVEPOINT_DIR_PREFIX
-from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
+from dagster_ckpt.checkpoint.format import (
+    CONTROL_DIR,
+    METADATA_FILE_NAME,
+    SAVEPOINT_DIR_PREFIX,
+    CheckpointMetadata,
+    is_job_name,
+)
 from dagster_ckpt.errors import CheckpointNotFound, InvalidConfiguration, StorageError
-from dagster_ckpt.filesystem import REMOTE_SCHEMES, FileSystem, local_path, open_filesystem, split_location
+from dagster_ckpt.filesystem import REMOTE_SCHEMES, Entry, FileSystem, local_path, open_filesystem, split_location
 
 __all__ = [
     "CompletedCheckpointStorageLocation",
+    "job_names",
     "new_savepoint_directory",
     "resolve_checkpoint_pointer",
     "savepoint_storage",
@@ -56,6 +62,17 @@ class CompletedCheckpointStorageLocation:
             UnknownMetadataVersion: a newer release wrote the manifest.
         """
         return CheckpointMetadata.decode(self.storage.read(self.manifest), self.metadata_file)
+
+
+def job_names(filesystem: FileSystem) -> list[str]:
+    """The directories that are those of jobs; others may have directories of theirs beside them."""
+    return sorted(
+        entry.name
+        for entry in filesystem.list("")
+        if entry.is_directory
+        and is_job_name(entry.name)
+        and Entry(CONTROL_DIR, is_directory=True) in filesystem.list(entry.name)
+    )
 
 
 def savepoint_storage(asked: str | None, default: str | None, *, like: FileSystem) -> FileSystem:

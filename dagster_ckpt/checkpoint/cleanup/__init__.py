@@ -1,1 +1,24 @@
 """Deletes what nobody needs, and keeps what a user has pinned."""
+
+from __future__ import annotations
+
+from dagster_ckpt.checkpoint.cleanup.broken_checkpoints import dispose_broken, is_broken
+from dagster_ckpt.checkpoint.cleanup.dead_runs import end_dead_epoch, finish_deletions, finish_end, is_unfinished
+from dagster_ckpt.checkpoint.cleanup.job_sweep import sweep_job
+from dagster_ckpt.checkpoint.cleanup.live_locations import forget_live_locations
+from dagster_ckpt.checkpoint.cleanup.pinning import pin_checkpoint, unpin_checkpoint
+from dagster_ckpt.checkpoint.cleanup.start_sweep import sweep_start
+
+__all__ = [
+    "dispose_broken",
+    "end_dead_epoch",
+    "finish_deletions",
+    "finish_end",
+    "forget_live_locations",
+    "is_broken",
+    "is_unfinished",
+    "pin_checkpoint",
+    "sweep_job",
+    "sweep_start",
+    "unpin_checkpoint",
+]

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog, shared_in_use
-from dagster_ckpt.checkpoint.catalog.newest import find_newest
-from dagster_ckpt.checkpoint.control.epochs import FAILING
+from dagster_ckpt.checkpoint.catalog import CheckpointCatalog, find_newest, shared_in_use
+from dagster_ckpt.checkpoint.control import FAILING
 from dagster_ckpt.errors import CorruptCheckpoint, CorruptMetadata, InvalidConfiguration
 
 __all__ = ["dispose_broken", "is_broken"]

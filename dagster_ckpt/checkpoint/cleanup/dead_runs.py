@@ -7,15 +7,11 @@ import uuid
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog, shared_in_use
-from dagster_ckpt.checkpoint.control.deletion_log import ROUNDS
-from dagster_ckpt.checkpoint.control.epochs import Claim, End
-from dagster_ckpt.checkpoint.format.file_names import written_by
-from dagster_ckpt.checkpoint.format.layout import checkpoint_id, shared_directory
+from dagster_ckpt.checkpoint.catalog import CheckpointCatalog, shared_in_use
+from dagster_ckpt.checkpoint.control import ROUNDS, Claim, End
+from dagster_ckpt.checkpoint.format import checkpoint_id, shared_directory, written_by
 from dagster_ckpt.checkpoint.processes import ProcessIdentity, this_host
-from dagster_ckpt.checkpoint.taking.retained import Dropped
-from dagster_ckpt.checkpoint.taking.savepoint_files import claimed_savepoint, dispose_claimed
-from dagster_ckpt.checkpoint.taking.store import CompletedCheckpointStore
+from dagster_ckpt.checkpoint.taking import CompletedCheckpointStore, Dropped, claimed_savepoint, dispose_claimed
 from dagster_ckpt.clock import Clock, iso
 from dagster_ckpt.config import CheckpointConfig, JobStatus
 from dagster_ckpt.errors import CorruptRecord

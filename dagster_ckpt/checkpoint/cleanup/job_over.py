@@ -11,24 +11,21 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 
-from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
 from dagster_ckpt.checkpoint.cleanup.dead_runs import end_dead_epoch
 from dagster_ckpt.checkpoint.cleanup.orphans import Orphan
 from dagster_ckpt.checkpoint.cleanup.start_sweep import left_in
-from dagster_ckpt.checkpoint.control.epochs import FAILING
-from dagster_ckpt.checkpoint.control.heartbeat import LEASE
-from dagster_ckpt.checkpoint.format.file_names import (
+from dagster_ckpt.checkpoint.control import FAILING, LEASE
+from dagster_ckpt.checkpoint.format import (
+    CHECKPOINT_TASK_OWNED_STATE_DIR,
+    CONTROL_DIR,
+    checkpoint_directory,
     foreign,
     is_record,
     is_records_directory,
     left_alone,
-    written_by,
-)
-from dagster_ckpt.checkpoint.format.layout import (
-    CHECKPOINT_TASK_OWNED_STATE_DIR,
-    CONTROL_DIR,
-    checkpoint_directory,
     shared_directory,
+    written_by,
 )
 from dagster_ckpt.clock import Clock, seconds_of
 from dagster_ckpt.config import CheckpointConfig, JobStatus, format_duration

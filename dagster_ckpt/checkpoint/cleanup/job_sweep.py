@@ -25,13 +25,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
-from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog, shared_in_use
+from dagster_ckpt.checkpoint.catalog import CheckpointCatalog, shared_in_use
 from dagster_ckpt.checkpoint.cleanup.dead_runs import finish_giving_up, finish_recorded_deletions
 from dagster_ckpt.checkpoint.cleanup.job_over import last_epoch, records_of, remove_records
 from dagster_ckpt.checkpoint.cleanup.live_locations import live_orphans, remove_live_directories
 from dagster_ckpt.checkpoint.cleanup.orphans import Condemned, Orphan, condemned, orphans_of
-from dagster_ckpt.checkpoint.control.epochs import Settled
-from dagster_ckpt.checkpoint.format.layout import checkpoint_directory, checkpoint_id, shared_directory
+from dagster_ckpt.checkpoint.control import Settled
+from dagster_ckpt.checkpoint.format import checkpoint_directory, checkpoint_id, shared_directory
 from dagster_ckpt.clock import Clock
 from dagster_ckpt.errors import Fenced, JobAlreadyRunning
 from dagster_ckpt.stored_json import Json

@@ -7,9 +7,9 @@ import re
 import threading
 from pathlib import Path
 
-from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
 from dagster_ckpt.checkpoint.cleanup.orphans import Orphan
-from dagster_ckpt.checkpoint.format.layout import CHECKPOINT_TASK_OWNED_STATE_DIR
+from dagster_ckpt.checkpoint.format import CHECKPOINT_TASK_OWNED_STATE_DIR
 from dagster_ckpt.config import JobStatus
 from dagster_ckpt.filesystem import FileSystem, remove_entries
 

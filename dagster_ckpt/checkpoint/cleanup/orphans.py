@@ -10,12 +10,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog, references, unreadable_id
+from dagster_ckpt.checkpoint.catalog import CheckpointCatalog, references, unreadable_id
 from dagster_ckpt.checkpoint.cleanup.dead_runs import given_up_numbers
 from dagster_ckpt.checkpoint.cleanup.start_sweep import is_manifest, left_in, written_before
-from dagster_ckpt.checkpoint.format.file_names import foreign, left_alone, written_by
-from dagster_ckpt.checkpoint.format.layout import checkpoint_directory, checkpoint_id, shared_directory
-from dagster_ckpt.checkpoint.format.manifest import FORK
+from dagster_ckpt.checkpoint.format import (
+    FORK,
+    checkpoint_directory,
+    checkpoint_id,
+    foreign,
+    left_alone,
+    shared_directory,
+    written_by,
+)
 
 __all__ = ["Condemned", "Orphan", "condemned", "orphans_of"]
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import uuid
 
-from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
-from dagster_ckpt.checkpoint.control.pins import Pin
-from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
+from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.control import Pin
+from dagster_ckpt.checkpoint.format import CheckpointMetadata
 from dagster_ckpt.clock import Clock, iso
 from dagster_ckpt.errors import CheckpointNotFound, InvalidConfiguration
 

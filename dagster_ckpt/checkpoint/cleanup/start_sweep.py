@@ -11,10 +11,17 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection
 
-from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
-from dagster_ckpt.checkpoint.format.file_names import foreign, is_checkpoint_file, left_alone, written_by
-from dagster_ckpt.checkpoint.format.layout import METADATA_FILE_NAME, checkpoint_directory, shared_directory
-from dagster_ckpt.checkpoint.taking.store import CompletedCheckpointStore
+from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.format import (
+    METADATA_FILE_NAME,
+    checkpoint_directory,
+    foreign,
+    is_checkpoint_file,
+    left_alone,
+    shared_directory,
+    written_by,
+)
+from dagster_ckpt.checkpoint.taking import CompletedCheckpointStore
 
 __all__ = ["is_manifest", "left_in", "sweep", "sweep_start", "written_before"]
 

@@ -1,1 +1,52 @@
 """The records through which the runs of a job know of each other: one module per directory under ``control/``."""
+
+from __future__ import annotations
+
+from dagster_ckpt.checkpoint.control.deletion_log import ROUNDS
+from dagster_ckpt.checkpoint.control.epochs import FAILING, NOTHING, Choice, Claim, End, Settled
+from dagster_ckpt.checkpoint.control.failures import DIED, Failure, Streak, in_order, restart_after, so_far
+from dagster_ckpt.checkpoint.control.heart import Heart
+from dagster_ckpt.checkpoint.control.heartbeat import LEASE, Completed, Heartbeat, unchanged_for
+from dagster_ckpt.checkpoint.control.job_records import JobRecords
+from dagster_ckpt.checkpoint.control.pins import Pin
+from dagster_ckpt.checkpoint.control.plan_archive import PlanArchiveWriter, PlannedBatch
+from dagster_ckpt.checkpoint.control.quarantine import FellBack, Quarantined
+from dagster_ckpt.checkpoint.control.savepoint_requests import (
+    Answer,
+    SavepointRequest,
+    SavepointRequests,
+    TakenSavepoint,
+)
+from dagster_ckpt.checkpoint.control.taken_savepoints import RecordedSavepoint
+
+__all__ = [
+    "DIED",
+    "FAILING",
+    "LEASE",
+    "NOTHING",
+    "ROUNDS",
+    "Answer",
+    "Choice",
+    "Claim",
+    "Completed",
+    "End",
+    "Failure",
+    "FellBack",
+    "Heart",
+    "Heartbeat",
+    "JobRecords",
+    "Pin",
+    "PlanArchiveWriter",
+    "PlannedBatch",
+    "Quarantined",
+    "RecordedSavepoint",
+    "SavepointRequest",
+    "SavepointRequests",
+    "Settled",
+    "Streak",
+    "TakenSavepoint",
+    "in_order",
+    "restart_after",
+    "so_far",
+    "unchanged_for",
+]

@@ -14,22 +14,23 @@ from dataclasses import dataclass
 
 from dagster_ckpt.checkpoint.control.epochs import Epochs
 from dagster_ckpt.checkpoint.control.pins import Pins
-from dagster_ckpt.checkpoint.format.file_names import foreign, is_checkpoint_file, left_alone, written_by
-from dagster_ckpt.checkpoint.format.layout import (
+from dagster_ckpt.checkpoint.format import (
     CONTROL_DIR,
     METADATA_FILE_NAME,
-    checkpoint_directory,
-    shared_directory,
-)
-from dagster_ckpt.checkpoint.format.records import (
     CheckpointId,
     Epoch,
     FileName,
     JobId,
     Text,
     Token,
+    checkpoint_directory,
     encode_record,
+    foreign,
+    is_checkpoint_file,
+    left_alone,
     read_record,
+    shared_directory,
+    written_by,
 )
 from dagster_ckpt.errors import CorruptRecord
 from dagster_ckpt.filesystem import FileSystem

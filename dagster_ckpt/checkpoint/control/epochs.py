@@ -16,8 +16,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from dagster_ckpt.checkpoint.format.layout import CONTROL_DIR
-from dagster_ckpt.checkpoint.format.records import (
+from dagster_ckpt.checkpoint.format import (
+    CONTROL_DIR,
     CheckpointId,
     Epoch,
     JobId,

@@ -16,9 +16,17 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from dagster_ckpt.checkpoint.format.file_names import is_record
-from dagster_ckpt.checkpoint.format.layout import CONTROL_DIR
-from dagster_ckpt.checkpoint.format.records import Batch, Line, RunId, Seconds, Text, encode_record, read_record
+from dagster_ckpt.checkpoint.format import (
+    CONTROL_DIR,
+    Batch,
+    Line,
+    RunId,
+    Seconds,
+    Text,
+    encode_record,
+    is_record,
+    read_record,
+)
 from dagster_ckpt.config import RestartDecision, RestartStrategy
 from dagster_ckpt.errors import (
     CorruptRecord,

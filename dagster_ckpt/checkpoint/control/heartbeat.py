@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from dagster_ckpt.checkpoint.control.epochs import FAILING, Claim, End, Epochs
-from dagster_ckpt.checkpoint.format.layout import CONTROL_DIR
-from dagster_ckpt.checkpoint.format.records import (
+from dagster_ckpt.checkpoint.format import (
+    CONTROL_DIR,
     CheckpointName,
     Count,
     Epoch,

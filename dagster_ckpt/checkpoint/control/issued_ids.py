@@ -10,8 +10,7 @@ import contextlib
 import re
 from collections.abc import Iterable
 
-from dagster_ckpt.checkpoint.format.layout import CONTROL_DIR
-from dagster_ckpt.checkpoint.format.records import corrupt
+from dagster_ckpt.checkpoint.format import CONTROL_DIR, corrupt
 from dagster_ckpt.filesystem import FileSystem
 
 __all__ = ["IssuedIds"]

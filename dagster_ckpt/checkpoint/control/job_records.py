@@ -10,12 +10,11 @@ from dagster_ckpt.checkpoint.control.failures import FailureLog
 from dagster_ckpt.checkpoint.control.heartbeat import HeartbeatFile
 from dagster_ckpt.checkpoint.control.issued_ids import IssuedIds
 from dagster_ckpt.checkpoint.control.pins import Pins
-from dagster_ckpt.checkpoint.control.plan_archive import WriteAheadArchive
+from dagster_ckpt.checkpoint.control.plan_archive import PlanArchive
 from dagster_ckpt.checkpoint.control.quarantine import Quarantine
 from dagster_ckpt.checkpoint.control.savepoint_requests import SavepointRequests
 from dagster_ckpt.checkpoint.control.taken_savepoints import RecordedSavepoints
-from dagster_ckpt.checkpoint.format.layout import CONTROL_DIR, validate_job_name
-from dagster_ckpt.checkpoint.format.records import Line, encode_record, read_record
+from dagster_ckpt.checkpoint.format import CONTROL_DIR, Line, encode_record, read_record, validate_job_name
 from dagster_ckpt.errors import ForeignCheckpoint, PublishConflict
 from dagster_ckpt.filesystem import FileSystem
 
@@ -61,9 +60,9 @@ class JobRecords:
         """The ids issued in a lineage."""
         return IssuedIds(self._filesystem, self._job_name, job_id)
 
-    def plans(self, job_id: str) -> WriteAheadArchive:
+    def plans(self, job_id: str) -> PlanArchive:
         """The batch plans of a lineage."""
-        return WriteAheadArchive(self._filesystem, self._job_name, job_id)
+        return PlanArchive(self._filesystem, self._job_name, job_id)
 
     def claim_ownership(self, deployment: str) -> None:
         """Make ``deployment`` the owner of the job's directory, unless it is already.

@@ -9,8 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from dagster_ckpt.checkpoint.format.layout import CONTROL_DIR
-from dagster_ckpt.checkpoint.format.records import CheckpointName, Line, Text, Token, encode_record, read_record
+from dagster_ckpt.checkpoint.format import CONTROL_DIR, CheckpointName, Line, Text, Token, encode_record, read_record
 from dagster_ckpt.errors import CorruptRecord
 from dagster_ckpt.filesystem import FileSystem
 

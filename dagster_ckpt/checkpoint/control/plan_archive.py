@@ -30,15 +30,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from dagster_ckpt.checkpoint.control.epochs import Epochs
-from dagster_ckpt.checkpoint.format.file_names import is_record
-from dagster_ckpt.checkpoint.format.layout import CONTROL_DIR
-from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
-from dagster_ckpt.checkpoint.format.records import is_there_sealed
+from dagster_ckpt.checkpoint.format import CONTROL_DIR, CheckpointMetadata, is_record, is_there_sealed
 from dagster_ckpt.errors import CorruptRecord
 from dagster_ckpt.filesystem import FileSystem, inside
 from dagster_ckpt.stored_json import believed, check_tree, parsed, shown, whole
 
-__all__ = ["ArchiveWriter", "PlannedBatch", "WriteAheadArchive"]
+__all__ = ["PlanArchive", "PlanArchiveWriter", "PlannedBatch"]
 
 _EPOCH = re.compile(r"e-([0-9]{10})")
 _SEGMENT = re.compile(r"([0-9]{12})-([0-9]{12})-[0-9a-f]{8}")
@@ -72,7 +69,7 @@ class _Begin:
     plans: Mapping[int, PlannedBatch]
 
 
-class WriteAheadArchive:
+class PlanArchive:
     """Reads the batch plans of one lineage.
 
     Args:
@@ -273,7 +270,7 @@ class WriteAheadArchive:
         self._filesystem.remove_directory(self._directory)
 
 
-class ArchiveWriter:
+class PlanArchiveWriter:
     """Writes the batch plans of one epoch of a lineage. Not to be used by two threads at once.
 
     Args:
@@ -288,7 +285,7 @@ class ArchiveWriter:
         self, filesystem: FileSystem, job_name: str, job_id: str, epoch: int, check_owner: Callable[[], None]
     ) -> None:
         self._filesystem = filesystem
-        self._archive = WriteAheadArchive(filesystem, job_name, job_id)
+        self._archive = PlanArchive(filesystem, job_name, job_id)
         self._directory = self._archive.of_epoch(epoch)
         self._check_owner = check_owner
         self._loose: list[str] = []

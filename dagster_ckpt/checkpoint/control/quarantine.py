@@ -10,8 +10,16 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from dagster_ckpt.checkpoint.format.layout import CONTROL_DIR
-from dagster_ckpt.checkpoint.format.records import CheckpointName, Epoch, Line, RunId, Text, encode_record, read_record
+from dagster_ckpt.checkpoint.format import (
+    CONTROL_DIR,
+    CheckpointName,
+    Epoch,
+    Line,
+    RunId,
+    Text,
+    encode_record,
+    read_record,
+)
 from dagster_ckpt.errors import CorruptRecord, PublishConflict
 from dagster_ckpt.filesystem import FileSystem
 

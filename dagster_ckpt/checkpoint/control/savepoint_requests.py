@@ -13,11 +13,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dagster_ckpt.checkpoint.control.epochs import Epochs
-from dagster_ckpt.checkpoint.format.layout import CONTROL_DIR
-from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
-from dagster_ckpt.checkpoint.format.records import (
+from dagster_ckpt.checkpoint.format import (
+    CONTROL_DIR,
     Batch,
     CheckpointId,
+    CheckpointMetadata,
     Count,
     Line,
     Seconds,

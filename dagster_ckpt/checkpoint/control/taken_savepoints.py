@@ -11,9 +11,16 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dagster_ckpt.checkpoint.format.layout import CONTROL_DIR
-from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
-from dagster_ckpt.checkpoint.format.records import CheckpointId, Epoch, JobId, Line, encode_record, read_record
+from dagster_ckpt.checkpoint.format import (
+    CONTROL_DIR,
+    CheckpointId,
+    CheckpointMetadata,
+    Epoch,
+    JobId,
+    Line,
+    encode_record,
+    read_record,
+)
 from dagster_ckpt.errors import CorruptRecord
 from dagster_ckpt.filesystem import FileSystem
 

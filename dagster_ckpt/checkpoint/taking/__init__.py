@@ -1,1 +1,34 @@
 """Taking checkpoints and savepoints."""
+
+from __future__ import annotations
+
+from dagster_ckpt.checkpoint.taking.ask_savepoint import take_savepoint
+from dagster_ckpt.checkpoint.taking.coordinator import CheckpointCoordinator
+from dagster_ckpt.checkpoint.taking.progress import CheckpointInProgress, Gauge, RestoreInProgress
+from dagster_ckpt.checkpoint.taking.retained import Dropped
+from dagster_ckpt.checkpoint.taking.savepoint_files import (
+    claim_savepoint,
+    claimed_savepoint,
+    dispose_claimed,
+    dispose_savepoint,
+)
+from dagster_ckpt.checkpoint.taking.savepoint_server import SavepointServer
+from dagster_ckpt.checkpoint.taking.shared_files import DEFAULT_INLINE_THRESHOLD, MAX_INLINE_BYTES
+from dagster_ckpt.checkpoint.taking.store import CompletedCheckpointStore
+
+__all__ = [
+    "DEFAULT_INLINE_THRESHOLD",
+    "MAX_INLINE_BYTES",
+    "CheckpointCoordinator",
+    "CheckpointInProgress",
+    "CompletedCheckpointStore",
+    "Dropped",
+    "Gauge",
+    "RestoreInProgress",
+    "SavepointServer",
+    "claim_savepoint",
+    "claimed_savepoint",
+    "dispose_claimed",
+    "dispose_savepoint",
+    "take_savepoint",
+]

@@ -6,15 +6,8 @@ import contextlib
 import uuid
 from collections.abc import Callable
 
-from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
-from dagster_ckpt.checkpoint.catalog.newest import find_newest
-from dagster_ckpt.checkpoint.catalog.pointers import savepoint_storage
-from dagster_ckpt.checkpoint.control.epochs import FAILING
-from dagster_ckpt.checkpoint.control.savepoint_requests import (
-    Answer,
-    SavepointRequest,
-    TakenSavepoint,
-)
+from dagster_ckpt.checkpoint.catalog import CheckpointCatalog, find_newest, savepoint_storage
+from dagster_ckpt.checkpoint.control import FAILING, Answer, SavepointRequest, TakenSavepoint
 from dagster_ckpt.checkpoint.taking.savepoint_files import copy_to_savepoint
 from dagster_ckpt.clock import Clock
 from dagster_ckpt.config import parse_duration

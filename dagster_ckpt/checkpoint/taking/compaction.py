@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from dagster_ckpt.checkpoint.format.manifest import FileEntry
+from dagster_ckpt.checkpoint.format import FileEntry
 
 __all__ = ["LARGEST", "mostly_dead"]
 

@@ -24,8 +24,7 @@ from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from typing import Protocol
 
-from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
-from dagster_ckpt.checkpoint.format.snapshot import CheckpointSource, Progress, Snapshot
+from dagster_ckpt.checkpoint.format import CheckpointMetadata, CheckpointSource, Progress, Snapshot
 from dagster_ckpt.checkpoint.taking.attempts import RETRIES, RETRY_AFTER, outcome_of_abandoned, until_whole
 from dagster_ckpt.checkpoint.taking.progress import PendingCheckpoint
 from dagster_ckpt.checkpoint.taking.retained import Dropped

@@ -12,8 +12,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 
-from dagster_ckpt.checkpoint.format.manifest import FileEntry
-from dagster_ckpt.checkpoint.format.snapshot import PinnedFile, StoredSource, vanished
+from dagster_ckpt.checkpoint.format import FileEntry, PinnedFile, StoredSource, vanished
 from dagster_ckpt.checkpoint.taking.progress import Gauge
 from dagster_ckpt.errors import CheckpointFailure
 from dagster_ckpt.filesystem import Copy, FileSystem, Scratch, ServerSide, Stopped, Written

@@ -10,12 +10,11 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog, references
-from dagster_ckpt.checkpoint.catalog.lineage import for_retention
-from dagster_ckpt.checkpoint.control.deletion_log import ROUNDS
-from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
+from dagster_ckpt.checkpoint.catalog import CheckpointCatalog, for_retention, references
+from dagster_ckpt.checkpoint.control import ROUNDS
+from dagster_ckpt.checkpoint.format import CheckpointMetadata
 from dagster_ckpt.checkpoint.taking.savepoint_files import dispose_claimed
-from dagster_ckpt.checkpoint.taking.shared_files import SharedState
+from dagster_ckpt.checkpoint.taking.shared_files import SharedFiles
 from dagster_ckpt.clock import Clock
 from dagster_ckpt.config import AnyOf, KeepPinned, RetentionPolicy, decide
 from dagster_ckpt.errors import CheckpointNotFound, CorruptCheckpoint
@@ -59,7 +58,7 @@ class RetainedCheckpoints:
         job_id: str,
         restored_from: str | None,
         claimed: CheckpointMetadata | None,
-        shared: SharedState,
+        shared: SharedFiles,
         clock: Clock,
     ) -> None:
         self._catalog = catalog
@@ -85,7 +84,7 @@ class RetainedCheckpoints:
         self.checkpoints = sorted([*self.checkpoints, metadata], key=lambda item: item.key)
 
     def share(self) -> None:
-        """Tell :class:`SharedState` which checkpoints need shared files now."""
+        """Tell :class:`SharedFiles` which checkpoints need shared files now."""
         self._shared.retain([*self.quarantined, *self.checkpoints])
 
     def subsume(self, retention: RetentionPolicy) -> list[Dropped]:

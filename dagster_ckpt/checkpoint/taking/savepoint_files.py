@@ -15,14 +15,27 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
-from dagster_ckpt.checkpoint.catalog.file_reader import materialize_checkpoint
-from dagster_ckpt.checkpoint.catalog.pointers import new_savepoint_directory, savepoint_token
-from dagster_ckpt.checkpoint.control.epochs import Choice
-from dagster_ckpt.checkpoint.format.layout import METADATA_FILE_NAME, SAVEPOINT_DIR_PREFIX
-from dagster_ckpt.checkpoint.format.manifest import SAVEPOINT, CheckpointMetadata, FileEntry
-from dagster_ckpt.checkpoint.format.records import FileName, JobId, Line, encode_record, read_record
-from dagster_ckpt.checkpoint.format.snapshot import PinnedFile, Snapshot
+from dagster_ckpt.checkpoint.catalog import (
+    CheckpointCatalog,
+    materialize_checkpoint,
+    new_savepoint_directory,
+    savepoint_token,
+)
+from dagster_ckpt.checkpoint.control import Choice
+from dagster_ckpt.checkpoint.format import (
+    METADATA_FILE_NAME,
+    SAVEPOINT,
+    SAVEPOINT_DIR_PREFIX,
+    CheckpointMetadata,
+    FileEntry,
+    FileName,
+    JobId,
+    Line,
+    PinnedFile,
+    Snapshot,
+    encode_record,
+    read_record,
+)
 from dagster_ckpt.checkpoint.taking.data_files import DataFiles
 from dagster_ckpt.checkpoint.taking.progress import CheckpointInProgress, Gauge
 from dagster_ckpt.checkpoint.taking.shared_files import DEFAULT_INLINE_THRESHOLD, MAX_INLINE_BYTES, inline_entry

@@ -12,16 +12,9 @@ from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 
-from dagster_ckpt.checkpoint.catalog.pointers import savepoint_storage
-from dagster_ckpt.checkpoint.control.savepoint_requests import (
-    Answer,
-    SavepointRequest,
-    SavepointRequests,
-    TakenSavepoint,
-)
-from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
-from dagster_ckpt.checkpoint.format.records import LONGEST_REASON
-from dagster_ckpt.checkpoint.format.snapshot import CheckpointSource, Snapshot
+from dagster_ckpt.checkpoint.catalog import savepoint_storage
+from dagster_ckpt.checkpoint.control import Answer, SavepointRequest, SavepointRequests, TakenSavepoint
+from dagster_ckpt.checkpoint.format import LONGEST_REASON, CheckpointMetadata, CheckpointSource, Snapshot
 from dagster_ckpt.checkpoint.taking.attempts import RETRIES, RETRY_AFTER, outcome_of_abandoned, until_whole
 from dagster_ckpt.checkpoint.taking.progress import PendingCheckpoint
 from dagster_ckpt.checkpoint.taking.store import CompletedCheckpointStore

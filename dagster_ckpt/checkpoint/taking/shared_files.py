@@ -12,24 +12,29 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
-from dagster_ckpt.checkpoint.catalog.catalog import references
-from dagster_ckpt.checkpoint.format.layout import CHECKPOINT_SHARED_STATE_DIR
-from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata, FileEntry
-from dagster_ckpt.checkpoint.format.snapshot import Identity, PinnedFile, Snapshot
+from dagster_ckpt.checkpoint.catalog import references
+from dagster_ckpt.checkpoint.format import (
+    CHECKPOINT_SHARED_STATE_DIR,
+    CheckpointMetadata,
+    FileEntry,
+    Identity,
+    PinnedFile,
+    Snapshot,
+)
 from dagster_ckpt.checkpoint.taking.compaction import mostly_dead
 from dagster_ckpt.checkpoint.taking.data_files import DataFiles
 from dagster_ckpt.checkpoint.taking.progress import Gauge
 from dagster_ckpt.errors import CheckpointFailure
 from dagster_ckpt.filesystem import FileSystem, Part, Stopped, Stored, Written
 
-__all__ = ["DEFAULT_INLINE_THRESHOLD", "MAX_INLINE_BYTES", "SharedState"]
+__all__ = ["DEFAULT_INLINE_THRESHOLD", "MAX_INLINE_BYTES", "SharedFiles"]
 
 #: Inline bytes in one ``_metadata`` never exceed this, whatever the threshold for one file.
 MAX_INLINE_BYTES = 1 << 20
 DEFAULT_INLINE_THRESHOLD = 20 * 1024
 
 
-class SharedState:
+class SharedFiles:
     """The shared files of one lineage, as one epoch knows them. Thread-safe.
 
     Args:

@@ -12,16 +12,22 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping
 
-from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
-from dagster_ckpt.checkpoint.control.epochs import Claim
-from dagster_ckpt.checkpoint.control.taken_savepoints import RecordedSavepoint
-from dagster_ckpt.checkpoint.format.layout import METADATA_FILE_NAME, checkpoint_directory, shared_directory
-from dagster_ckpt.checkpoint.format.manifest import SAVEPOINT, CheckpointMetadata, FileEntry
-from dagster_ckpt.checkpoint.format.snapshot import Identity, Snapshot
+from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.control import Claim, RecordedSavepoint
+from dagster_ckpt.checkpoint.format import (
+    METADATA_FILE_NAME,
+    SAVEPOINT,
+    CheckpointMetadata,
+    FileEntry,
+    Identity,
+    Snapshot,
+    checkpoint_directory,
+    shared_directory,
+)
 from dagster_ckpt.checkpoint.taking.progress import CheckpointInProgress, Gauge, PendingCheckpoint
 from dagster_ckpt.checkpoint.taking.retained import Dropped, RetainedCheckpoints
 from dagster_ckpt.checkpoint.taking.savepoint_files import write_savepoint
-from dagster_ckpt.checkpoint.taking.shared_files import DEFAULT_INLINE_THRESHOLD, SharedState
+from dagster_ckpt.checkpoint.taking.shared_files import DEFAULT_INLINE_THRESHOLD, SharedFiles
 from dagster_ckpt.clock import Clock, iso, milliseconds
 from dagster_ckpt.config import RetentionPolicy
 from dagster_ckpt.errors import CheckpointFailure, CorruptCheckpoint, PublishUnknown
@@ -78,7 +84,7 @@ class CompletedCheckpointStore:
         self._clock = clock
         self._tell = tell
         self._records = catalog.records
-        self._shared = SharedState(
+        self._shared = SharedFiles(
             catalog.filesystem,
             shared_directory(catalog.job_name, job_id),
             claim.epoch,
@@ -117,7 +123,7 @@ class CompletedCheckpointStore:
         return self._shared.in_use()
 
     def know(self, files: Iterable[tuple[FileEntry, Identity]]) -> None:
-        """Note which stored files the live location's objects were copied from, see :meth:`SharedState.know`."""
+        """Note which stored files the live location's objects were copied from, see :meth:`SharedFiles.know`."""
         self._shared.know(files)
 
     def check_owner(self) -> None:

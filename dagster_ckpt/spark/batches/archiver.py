@@ -8,8 +8,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from dagster_ckpt.checkpoint.control.plan_archive import ArchiveWriter, PlannedBatch
-from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
+from dagster_ckpt.checkpoint import CheckpointMetadata, PlanArchiveWriter, PlannedBatch
 from dagster_ckpt.clock import Clock, Pause
 from dagster_ckpt.errors import CheckpointError, Fenced
 from dagster_ckpt.spark.batches.plans import PlannedBatches
@@ -38,7 +37,7 @@ class Archiver:
     def __init__(
         self,
         plans: PlannedBatches,
-        writer: ArchiveWriter,
+        writer: PlanArchiveWriter,
         retained: Callable[[], Sequence[CheckpointMetadata]],
         clock: Clock,
         longest: float,

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from dagster_ckpt.checkpoint.control.plan_archive import PlannedBatch
+from dagster_ckpt.checkpoint import PlannedBatch
 from dagster_ckpt.spark.batches.plans import PlannedBatches, planned_files, planned_offsets
 from dagster_ckpt.spark.files import CheckpointLocation
 from dagster_ckpt.spark.live import LiveLocation

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from dagster_ckpt.checkpoint.control.plan_archive import PlannedBatch
+from dagster_ckpt.checkpoint import PlannedBatch
 from dagster_ckpt.errors import CaptureIncomplete, CorruptCheckpoint
 from dagster_ckpt.spark.files import (
     COMPACT,

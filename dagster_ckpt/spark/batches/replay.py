@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from threading import Event as Flag
 from typing import TYPE_CHECKING
 
-from dagster_ckpt.checkpoint.control.plan_archive import PlannedBatch
+from dagster_ckpt.checkpoint import PlannedBatch
 from dagster_ckpt.config import CHANGELOG_CONF
 from dagster_ckpt.errors import CheckpointFailure
 from dagster_ckpt.spark.batches.plans import lay_out

@@ -6,10 +6,7 @@ import contextlib
 from collections.abc import Callable
 from typing import TypeAlias
 
-from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
-from dagster_ckpt.checkpoint.catalog.newest import Newest
-from dagster_ckpt.checkpoint.control.plan_archive import PlannedBatch
-from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
+from dagster_ckpt.checkpoint import CheckpointCatalog, CheckpointMetadata, Newest, PlannedBatch
 from dagster_ckpt.config import RestoreRequest
 from dagster_ckpt.errors import CorruptCheckpoint, SinkMismatch
 from dagster_ckpt.spark.sinks import Sink

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from dagster_ckpt.checkpoint.format.snapshot import NEXT_BATCH, PinnedFile, Snapshot
+from dagster_ckpt.checkpoint import NEXT_BATCH, PinnedFile, Snapshot
 from dagster_ckpt.errors import CaptureIncomplete
 from dagster_ckpt.spark.capture.from_disk import CHECKPOINT, ONE_BATCH, Capture, Vanished
 from dagster_ckpt.spark.capture.rocksdb_files import changelog_lineage, snapshot_members

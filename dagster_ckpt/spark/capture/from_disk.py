@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from dagster_ckpt.checkpoint.format.facts import Facts, Operator, Source
-from dagster_ckpt.checkpoint.format.snapshot import NEXT_BATCH, PinnedFile, Snapshot
+from dagster_ckpt.checkpoint import NEXT_BATCH, Facts, Operator, PinnedFile, Snapshot, Source
 from dagster_ckpt.config import LAYOUTS, StateLayout
 from dagster_ckpt.errors import CaptureIncomplete, RestoreRefused
 from dagster_ckpt.spark.capture.rocksdb_files import changelog_lineage, snapshot_members

@@ -8,7 +8,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from dagster_ckpt.checkpoint.format.snapshot import Progress, Snapshot
+from dagster_ckpt.checkpoint import Progress, Snapshot
 from dagster_ckpt.clock import Clock, Pause
 from dagster_ckpt.spark.capture.from_bucket import capture_stored
 from dagster_ckpt.spark.capture.from_disk import capture

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from dagster_ckpt.checkpoint.format.snapshot import NEXT_BATCH
+from dagster_ckpt.checkpoint import NEXT_BATCH
 from dagster_ckpt.config import StateLayout
 from dagster_ckpt.errors import CaptureIncomplete
 from dagster_ckpt.spark.capture.rocksdb_files import LineageItem, SnapshotMember

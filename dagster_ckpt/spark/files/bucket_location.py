@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
-from dagster_ckpt.checkpoint.format.snapshot import Identity, StoredSource
+from dagster_ckpt.checkpoint import Identity, StoredSource
 from dagster_ckpt.config import LAYOUTS, StateLayout
 from dagster_ckpt.filesystem import FileSystem, Part, ServerSide, Stored
 from dagster_ckpt.spark.files.checkpoint_location import CheckpointLocation

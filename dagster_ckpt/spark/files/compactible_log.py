@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 
-from dagster_ckpt.checkpoint.format.snapshot import NEXT_BATCH
+from dagster_ckpt.checkpoint import NEXT_BATCH
 from dagster_ckpt.errors import CaptureIncomplete
 
 __all__ = ["COMPACT", "COMPACT_INTERVAL", "LOG_VERSION", "log_files", "log_id", "require_id"]

@@ -10,8 +10,7 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dagster_ckpt.checkpoint.control.epochs import Choice
-from dagster_ckpt.checkpoint.processes import this_host
+from dagster_ckpt.checkpoint import Choice, this_host
 from dagster_ckpt.config import LiveLocationPlace
 from dagster_ckpt.errors import InvalidConfiguration
 from dagster_ckpt.filesystem import FileSystem, is_own

@@ -11,11 +11,15 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
-from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
-from dagster_ckpt.checkpoint.catalog.file_reader import copy_files, materialize_checkpoint
-from dagster_ckpt.checkpoint.format.layout import CHECKPOINT_TASK_OWNED_STATE_DIR
-from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata, FileEntry
-from dagster_ckpt.checkpoint.format.snapshot import Identity
+from dagster_ckpt.checkpoint import (
+    CheckpointCatalog,
+    CheckpointMetadata,
+    FileEntry,
+    Identity,
+    copy_files,
+    layout,
+    materialize_checkpoint,
+)
 from dagster_ckpt.config import LAYOUTS, StateLayout
 from dagster_ckpt.filesystem import Copy, FileSystem, ServerSide
 from dagster_ckpt.spark.files import StoredCheckpointLocation, is_state_data, prepare_location, stored_identity
@@ -33,7 +37,7 @@ _LOGS = (_PLANS, "sources/")
 
 def stored_live(filesystem: FileSystem, store: ServerSide, job_name: str, start: str) -> StoredLive:
     """Where the live location of a start lies in a storage: in a directory that no other start ever writes to."""
-    directory = f"{job_name}/{CHECKPOINT_TASK_OWNED_STATE_DIR}/{start}/{LOCATION}"
+    directory = f"{job_name}/{layout.CHECKPOINT_TASK_OWNED_STATE_DIR}/{start}/{LOCATION}"
     return StoredLive(filesystem, store, directory)
 
 

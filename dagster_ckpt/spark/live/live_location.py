@@ -17,9 +17,7 @@ from dagster_ckpt.config import LAYOUTS, StateLayout
 from dagster_ckpt.spark.files import CheckpointLocation
 
 if TYPE_CHECKING:
-    from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
-    from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata, FileEntry
-    from dagster_ckpt.checkpoint.format.snapshot import Identity
+    from dagster_ckpt.checkpoint import CheckpointCatalog, CheckpointMetadata, FileEntry, Identity
 
 __all__ = ["BEGUN", "LOCATION", "LiveLocation"]
 

@@ -8,14 +8,12 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dagster_ckpt.checkpoint.catalog.file_reader import materialize_checkpoint
+from dagster_ckpt.checkpoint import materialize_checkpoint
 from dagster_ckpt.config import LAYOUTS, StateLayout
 from dagster_ckpt.spark.files import CheckpointLocation, prepare_location
 
 if TYPE_CHECKING:
-    from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
-    from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata, FileEntry
-    from dagster_ckpt.checkpoint.format.snapshot import Identity
+    from dagster_ckpt.checkpoint import CheckpointCatalog, CheckpointMetadata, FileEntry, Identity
 
 from dagster_ckpt.spark.live.live_location import BEGUN, LOCATION, LiveLocation
 

@@ -6,9 +6,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-from dagster_ckpt.checkpoint.control.heartbeat import Heartbeat
-from dagster_ckpt.checkpoint.control.plan_archive import PlannedBatch
-from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
+from dagster_ckpt.checkpoint import CheckpointMetadata, Heartbeat, PlannedBatch
 from dagster_ckpt.errors import (
     CaptureIncomplete,
     CheckpointError,

@@ -6,8 +6,7 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dagster_ckpt.checkpoint.catalog.newest import Newest
-from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
+from dagster_ckpt.checkpoint import CheckpointMetadata, Newest
 from dagster_ckpt.config import LATEST, StateBackend
 from dagster_ckpt.errors import CheckpointError, SinkMismatch, SinkNotEmpty
 from dagster_ckpt.spark.preflight.checkpoint_checks import sink_finding

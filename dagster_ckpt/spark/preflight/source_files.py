@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from dagster_ckpt.checkpoint.control.plan_archive import PlannedBatch
-from dagster_ckpt.checkpoint.format.facts import Facts
+from dagster_ckpt.checkpoint import Facts, PlannedBatch
 from dagster_ckpt.spark.batches import planned_files
 from dagster_ckpt.spark.verdict import Finding, Verdict
 

@@ -8,12 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
-from dagster_ckpt.checkpoint.catalog.newest import Newest
-from dagster_ckpt.checkpoint.control.epochs import Choice, Claim
-from dagster_ckpt.checkpoint.control.heartbeat import HeartbeatFile
-from dagster_ckpt.checkpoint.control.plan_archive import PlannedBatch
-from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
+from dagster_ckpt.checkpoint import CheckpointCatalog, CheckpointMetadata, Choice, Claim, Newest, PlannedBatch
 from dagster_ckpt.clock import SystemClock, iso
 from dagster_ckpt.config import LATEST, RestoreRequest
 from dagster_ckpt.errors import CheckpointError
@@ -154,7 +149,7 @@ def pass_preflight(start: ProposedStart, now: float) -> Passed:
 
 def _checked(start: ProposedStart, restored: CheckpointMetadata | None, plans: Sequence[PlannedBatch]) -> list[Finding]:
     job = start.job
-    heartbeat = HeartbeatFile(job.filesystem, job.name).read()
+    heartbeat = start.catalog.records.heartbeat.read()
     dead = None if heartbeat is None else heartbeat.is_dead(SystemClock())
     others = others_finding(job.name, heartbeat, dead, own_epoch=start.claim.epoch)
     if restored is None:

@@ -9,10 +9,13 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
-from dagster_ckpt.checkpoint.catalog.file_reader import materialize_checkpoint, verify_checkpoint
-from dagster_ckpt.checkpoint.control.plan_archive import PlannedBatch
-from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
+from dagster_ckpt.checkpoint import (
+    CheckpointCatalog,
+    CheckpointMetadata,
+    PlannedBatch,
+    materialize_checkpoint,
+    verify_checkpoint,
+)
 from dagster_ckpt.clock import Clock
 from dagster_ckpt.config import LATEST, CheckpointingMode
 from dagster_ckpt.errors import CheckpointError

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
+from dagster_ckpt.checkpoint import CheckpointMetadata
 from dagster_ckpt.errors import CheckpointError, QueryFailed, QueryMismatch, QueryNotBuilt
 
 __all__ = ["another_query", "failed_in_batch", "failure_of", "not_built"]

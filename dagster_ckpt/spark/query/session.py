@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dagster_ckpt.checkpoint.format.facts import Facts
+from dagster_ckpt.checkpoint import Facts
 from dagster_ckpt.config import (
     CHANGELOG_CONF,
     PROVIDER_CONF,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from threading import Event as Flag
 from typing import TYPE_CHECKING
 
-from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
+from dagster_ckpt.checkpoint import CheckpointMetadata
 from dagster_ckpt.errors import CheckpointError, QueryMismatch
 from dagster_ckpt.spark.job import StreamingJob
 from dagster_ckpt.spark.query import (

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 
-from dagster_ckpt.checkpoint.control.failures import Failure, Streak
-from dagster_ckpt.checkpoint.control.job_records import JobRecords
-from dagster_ckpt.checkpoint.format.records import LONGEST_REASON
+from dagster_ckpt.checkpoint import LONGEST_REASON, Failure, JobRecords, Streak
 from dagster_ckpt.clock import Clock
 from dagster_ckpt.errors import CheckpointError, CorruptCheckpoint, PoisonBatch, QueryFailed
 from dagster_ckpt.spark.batches import BatchInFlight, batch_in_flight

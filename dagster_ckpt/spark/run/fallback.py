@@ -11,14 +11,17 @@ import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
-from dagster_ckpt.checkpoint.catalog.lineage import older_than
-from dagster_ckpt.checkpoint.catalog.newest import Newest
-from dagster_ckpt.checkpoint.control.epochs import Claim
-from dagster_ckpt.checkpoint.control.plan_archive import PlannedBatch
-from dagster_ckpt.checkpoint.control.quarantine import FellBack, Quarantined
-from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
-from dagster_ckpt.checkpoint.format.records import LONGEST_REASON
+from dagster_ckpt.checkpoint import (
+    LONGEST_REASON,
+    CheckpointCatalog,
+    CheckpointMetadata,
+    Claim,
+    FellBack,
+    Newest,
+    PlannedBatch,
+    Quarantined,
+    older_than,
+)
 from dagster_ckpt.clock import Clock, iso
 from dagster_ckpt.errors import (
     CheckpointError,

@@ -16,13 +16,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
-from dagster_ckpt.checkpoint.catalog.file_reader import materialize_checkpoint
-from dagster_ckpt.checkpoint.catalog.pointers import resolve_checkpoint_pointer
-from dagster_ckpt.checkpoint.format.layout import METADATA_FILE_NAME
-from dagster_ckpt.checkpoint.format.manifest import FORK, SAVEPOINT, CheckpointMetadata
-from dagster_ckpt.checkpoint.format.snapshot import PinnedFile, Snapshot
-from dagster_ckpt.checkpoint.taking.store import CompletedCheckpointStore
+from dagster_ckpt.checkpoint import (
+    FORK,
+    SAVEPOINT,
+    CheckpointCatalog,
+    CheckpointMetadata,
+    CompletedCheckpointStore,
+    PinnedFile,
+    Snapshot,
+    layout,
+    materialize_checkpoint,
+    resolve_checkpoint_pointer,
+)
 from dagster_ckpt.errors import (
     CheckpointNotFound,
     CorruptCheckpoint,
@@ -69,7 +74,7 @@ class ForkPoint:
         try:
             if self.metadata.location is not None:
                 entries = self.catalog.storage_of(self.metadata).list("")
-                return all(entry.name != METADATA_FILE_NAME for entry in entries)
+                return all(entry.name != layout.METADATA_FILE_NAME for entry in entries)
             self.catalog.load(self.metadata.job_id, self.metadata.checkpoint_id)
         except CheckpointNotFound:
             return True
@@ -95,7 +100,7 @@ def fork_point(catalog: CheckpointCatalog, pointer: str) -> ForkPoint | None:
         point = _resolved(catalog, pointer)
     except CheckpointNotFound:
         # Gone since, perhaps; the job has its copy.
-        if _is_forked_from(catalog, pointer.removesuffix(f"/{METADATA_FILE_NAME}").rstrip("/")):
+        if _is_forked_from(catalog, pointer.removesuffix(f"/{layout.METADATA_FILE_NAME}").rstrip("/")):
             return None
         raise
     return None if _is_forked_from(catalog, point.pointer) else point
@@ -103,7 +108,7 @@ def fork_point(catalog: CheckpointCatalog, pointer: str) -> ForkPoint | None:
 
 def _resolved(catalog: CheckpointCatalog, pointer: str) -> ForkPoint:
     filesystem = catalog.filesystem
-    own = pointer.removeprefix(f"{filesystem.url}/").removesuffix(f"/{METADATA_FILE_NAME}").strip("/")
+    own = pointer.removeprefix(f"{filesystem.url}/").removesuffix(f"/{layout.METADATA_FILE_NAME}").strip("/")
     if (inside := _INSIDE.fullmatch(own)) is not None:
         # In a storage of any kind, not on a file system of this machine only.
         of_job = CheckpointCatalog(filesystem, inside[1])

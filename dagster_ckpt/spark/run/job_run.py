@@ -14,16 +14,19 @@ from functools import partial
 from threading import Event as Flag
 from typing import TYPE_CHECKING
 
-from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
-from dagster_ckpt.checkpoint.cleanup.dead_runs import finish_deletions
-from dagster_ckpt.checkpoint.control.epochs import FAILING, Claim, End
-from dagster_ckpt.checkpoint.control.failures import (
+from dagster_ckpt.checkpoint import (
+    FAILING,
+    CheckpointCatalog,
+    Claim,
+    End,
+    Heart,
+    ProcessIdentity,
     Streak,
+    finish_deletions,
     restart_after,
     so_far,
+    this_host,
 )
-from dagster_ckpt.checkpoint.control.heart import Heart
-from dagster_ckpt.checkpoint.processes import ProcessIdentity, this_host
 from dagster_ckpt.clock import Clock, iso
 from dagster_ckpt.config import JobStatus, RestoreRequest
 from dagster_ckpt.errors import (

@@ -13,14 +13,16 @@ from random import Random
 from threading import Event as Flag
 from typing import TYPE_CHECKING, Any
 
-from dagster_ckpt.checkpoint.control.epochs import Choice
-from dagster_ckpt.checkpoint.control.plan_archive import ArchiveWriter, PlannedBatch
-from dagster_ckpt.checkpoint.control.savepoint_requests import SavepointRequests
-from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
-from dagster_ckpt.checkpoint.taking.coordinator import CheckpointCoordinator
-from dagster_ckpt.checkpoint.taking.retained import Dropped
-from dagster_ckpt.checkpoint.taking.savepoint_server import SavepointServer
-from dagster_ckpt.checkpoint.taking.store import CompletedCheckpointStore
+from dagster_ckpt.checkpoint import (
+    CheckpointCoordinator,
+    CheckpointMetadata,
+    Choice,
+    CompletedCheckpointStore,
+    Dropped,
+    PlanArchiveWriter,
+    PlannedBatch,
+    SavepointServer,
+)
 from dagster_ckpt.clock import Clock
 from dagster_ckpt.errors import CheckpointError, DriverLost
 from dagster_ckpt.spark.batches import Archiver, PlannedBatches, replay_batches
@@ -87,7 +89,7 @@ class Prepared:
     session: SparkSession
     started: Started
     ignored: Sequence[str]
-    archive: ArchiveWriter
+    archive: PlanArchiveWriter
     replay: Sequence[PlannedBatch]
     live: LiveLocation
     token: str
@@ -281,7 +283,7 @@ class RunningQuery:
         return prepared.sink.position_reader(prepared.directory, location, start)
 
     def _savepoints(self, source: StreamingSource, uploads: ThreadPoolExecutor) -> SavepointServer:
-        requests = SavepointRequests(self._job.filesystem, self._job.name)
+        requests = self._prepared.store.catalog.records.savepoint_requests
         with contextlib.suppress(OSError, CheckpointError):  # what cannot be cleared up now is left for the next start
             requests.forget_old(self._clock.time())
         return SavepointServer(

@@ -8,11 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeAlias
 
-from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
-from dagster_ckpt.checkpoint.catalog.newest import find_newest
-from dagster_ckpt.checkpoint.control.epochs import Choice
-from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
-from dagster_ckpt.checkpoint.taking.store import CompletedCheckpointStore
+from dagster_ckpt.checkpoint import CheckpointCatalog, CheckpointMetadata, Choice, CompletedCheckpointStore, find_newest
 from dagster_ckpt.clock import SystemClock
 from dagster_ckpt.config import StateLayout
 from dagster_ckpt.errors import CheckpointError, CheckpointNotFound, Fenced

@@ -14,17 +14,22 @@ from functools import cache, partial
 from threading import Event as Flag
 from typing import TYPE_CHECKING
 
-from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
-from dagster_ckpt.checkpoint.catalog.newest import Newest, fallback_of
-from dagster_ckpt.checkpoint.cleanup.live_locations import forget_live_locations
-from dagster_ckpt.checkpoint.cleanup.start_sweep import sweep_start
-from dagster_ckpt.checkpoint.control.epochs import Choice, Claim
-from dagster_ckpt.checkpoint.control.plan_archive import ArchiveWriter
-from dagster_ckpt.checkpoint.control.quarantine import FellBack
-from dagster_ckpt.checkpoint.format.manifest import FORK, CheckpointMetadata
-from dagster_ckpt.checkpoint.processes import this_host
-from dagster_ckpt.checkpoint.taking.savepoint_files import claim_savepoint
-from dagster_ckpt.checkpoint.taking.store import CompletedCheckpointStore
+from dagster_ckpt.checkpoint import (
+    FORK,
+    CheckpointCatalog,
+    CheckpointMetadata,
+    Choice,
+    Claim,
+    CompletedCheckpointStore,
+    FellBack,
+    Newest,
+    PlanArchiveWriter,
+    claim_savepoint,
+    fallback_of,
+    forget_live_locations,
+    sweep_start,
+    this_host,
+)
 from dagster_ckpt.clock import Clock
 from dagster_ckpt.config import LATEST, RestoreRequest
 from dagster_ckpt.errors import CorruptRecord, StorageError
@@ -347,9 +352,9 @@ class Start:
         store = self._store(laid_out.job_id, first_id, laid_out.restored_from)
         return publish_fork(laid_out, self._directory, store)
 
-    def _archive(self, job_id: str) -> ArchiveWriter:
+    def _archive(self, job_id: str) -> PlanArchiveWriter:
         epoch = self._claim.epoch
-        return ArchiveWriter(
+        return PlanArchiveWriter(
             self._job.filesystem, self._job.name, job_id, epoch, lambda: self._catalog.records.epochs.check(epoch)
         )
 

@@ -5,13 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
-from dagster_ckpt.checkpoint.catalog.newest import Newest, find_newest
-from dagster_ckpt.checkpoint.control.epochs import Choice, Claim
-from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
-from dagster_ckpt.checkpoint.taking.progress import Gauge, RestoreInProgress
-from dagster_ckpt.checkpoint.taking.savepoint_files import claimed_savepoint
-from dagster_ckpt.checkpoint.taking.store import CompletedCheckpointStore
+from dagster_ckpt.checkpoint import (
+    CheckpointCatalog,
+    CheckpointMetadata,
+    Choice,
+    Claim,
+    CompletedCheckpointStore,
+    Gauge,
+    Newest,
+    RestoreInProgress,
+    claimed_savepoint,
+    find_newest,
+)
 from dagster_ckpt.clock import Clock, seconds_of
 from dagster_ckpt.config import LATEST, NONE, RecoveryClaimMode, RestoreRequest
 from dagster_ckpt.errors import CheckpointsLost

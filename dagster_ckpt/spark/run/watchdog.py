@@ -19,7 +19,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-from dagster_ckpt.checkpoint.control.heartbeat import LEASE
+from dagster_ckpt.checkpoint import LEASE
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

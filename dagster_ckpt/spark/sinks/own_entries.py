@@ -25,7 +25,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
-from dagster_ckpt.checkpoint.format.snapshot import NEXT_BATCH
+from dagster_ckpt.checkpoint import NEXT_BATCH
 from dagster_ckpt.errors import CaptureIncomplete
 from dagster_ckpt.spark.files import COMPACT, require_id
 from dagster_ckpt.spark.sinks.sink import SinkStart

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from dagster_ckpt.checkpoint.control.epochs import Choice
+from dagster_ckpt.checkpoint import Choice
 from dagster_ckpt.spark.files import CheckpointLocation
 from dagster_ckpt.spark.sinks.recorded_positions import RecordedPositions
 from dagster_ckpt.spark.sinks.sink import PositionReader, Sink, SinkStart

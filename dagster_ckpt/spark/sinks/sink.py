@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
-from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
+from dagster_ckpt.checkpoint import CheckpointMetadata
 from dagster_ckpt.errors import InvalidConfiguration, SinkMismatch
 from dagster_ckpt.spark.files import CheckpointLocation
 from dagster_ckpt.stored_json import Json, believed, whole

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from dagster_ckpt.checkpoint.catalog.newest import find_newest
 from dagster_ckpt.checkpoint.control.failures import FailureLog
-from dagster_ckpt.checkpoint.control.plan_archive import WriteAheadArchive
+from dagster_ckpt.checkpoint.control.plan_archive import PlanArchive
 from dagster_ckpt.cli import main
 from dagster_ckpt.config.checkpoint_config import JobStatus
 from dagster_ckpt.config.restart import FixedDelayRestart
@@ -179,7 +179,7 @@ def test_a_replay_that_fails_is_told_by_the_batch_that_failed(bench: Bench) -> N
     assert [failure.batch for failure in failures_of(bench, bench.catalog.records.epochs.highest() - 1)] == [3, 3]
     chosen = bench.catalog.choice()
     assert chosen is not None
-    plan = WriteAheadArchive(bench.filesystem, bench.name, chosen[1].job_id).planned(3)
+    plan = PlanArchive(bench.filesystem, bench.name, chosen[1].job_id).planned(3)
     assert plan is not None
     assert [Path(uri).name for uri in planned_files(plan)] == ["0003.json"]
     bench.tick()

@@ -15,7 +15,7 @@ import pandas as pd
 import pyarrow.dataset as ds
 import pytest
 
-from dagster_ckpt.checkpoint.control.plan_archive import WriteAheadArchive
+from dagster_ckpt.checkpoint.control.plan_archive import PlanArchive
 from dagster_ckpt.config.checkpoint_config import JobStatus
 from dagster_ckpt.config.recovery import RecoveryClaimMode
 from dagster_ckpt.config.restart import FixedDelayRestart
@@ -231,7 +231,7 @@ class Table:
             )
 
     def replace(self, rows: DataFrame, batch: int) -> None:
-        planned = WriteAheadArchive(self.bench.filesystem, self.bench.name, self.job_id()).planned(batch)
+        planned = PlanArchive(self.bench.filesystem, self.bench.name, self.job_id()).planned(batch)
         assert planned is not None, f"batch {batch} is written before its boundaries are durable"
         with self.connect() as database:
             database.execute("DELETE FROM delays WHERE batch = ?", (batch,))

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from dagster_ckpt.checkpoint.control.failures import Failure
-from dagster_ckpt.checkpoint.control.plan_archive import ArchiveWriter
+from dagster_ckpt.checkpoint.control.plan_archive import PlanArchiveWriter
 from dagster_ckpt.cli import main
 from dagster_ckpt.spark.batches.plans import PlannedBatches
 from dagster_ckpt.spark.files.checkpoint_location import CheckpointLocation
@@ -30,7 +30,7 @@ def job(tmp_path: Path) -> StoredJob:
     store = job.choose(claim)
     for batch in (2, 5):
         job.checkpoint(store, batch)
-    archive = ArchiveWriter(job.catalog.filesystem, job.name, _lineage(job), claim.epoch, lambda: None)
+    archive = PlanArchiveWriter(job.catalog.filesystem, job.name, _lineage(job), claim.epoch, lambda: None)
     archive.begin(-1, None, [])
     archive.append(PlannedBatches(CheckpointLocation(live.path), 2).new())
     return job

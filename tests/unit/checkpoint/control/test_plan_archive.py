@@ -13,7 +13,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from dagster_ckpt.checkpoint.control.plan_archive import ArchiveWriter, PlannedBatch, WriteAheadArchive
+from dagster_ckpt.checkpoint.control.plan_archive import PlanArchive, PlanArchiveWriter, PlannedBatch
 from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
 from dagster_ckpt.errors import CorruptCheckpoint, CorruptRecord
 from tests.helpers.checkpoint.manifests import JOB_ID, MANIFEST
@@ -31,7 +31,7 @@ class Epoch:
     """One start: what it began after, and all batches of its line, its own and those of the epochs before."""
 
     number: int
-    writer: ArchiveWriter
+    writer: PlanArchiveWriter
     plans: dict[int, PlannedBatch]
     committed: int
     after: int
@@ -52,7 +52,7 @@ class Archive(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.storage = MemoryFileSystem()
-        self.archive = WriteAheadArchive(self.storage, JOB, JOB_ID)
+        self.archive = PlanArchive(self.storage, JOB, JOB_ID)
         self.began: list[Epoch] = []
         self.claimed = 0
         self.retained: list[Taken] = []
@@ -69,8 +69,8 @@ class Archive(RuleBasedStateMachine):
         self.written += 1
         return PlannedBatch(batch, {f"offsets/{batch}": f"v1\n{self.written} \u2028\n"})
 
-    def writer(self, epoch: int) -> ArchiveWriter:
-        return ArchiveWriter(self.storage, JOB, JOB_ID, epoch, lambda: None)
+    def writer(self, epoch: int) -> PlanArchiveWriter:
+        return PlanArchiveWriter(self.storage, JOB, JOB_ID, epoch, lambda: None)
 
     def begin(self, number: int, taken: Taken | None, replayed: int | None) -> None:
         after = -1 if taken is None else taken.metadata.batch
@@ -193,16 +193,16 @@ TestArchive.settings = settings(max_examples=25, stateful_step_count=15, deadlin
 @pytest.fixture
 def storage() -> MemoryFileSystem:
     storage = MemoryFileSystem()
-    first = ArchiveWriter(storage, JOB, JOB_ID, 1, lambda: None)
+    first = PlanArchiveWriter(storage, JOB, JOB_ID, 1, lambda: None)
     first.begin(-1, None, [])
     first.append([PlannedBatch(batch, {f"offsets/{batch}": "v1"}) for batch in range(4)])
-    second = ArchiveWriter(storage, JOB, JOB_ID, 2, lambda: None)
+    second = PlanArchiveWriter(storage, JOB, JOB_ID, 2, lambda: None)
     second.begin(1, 1, [PlannedBatch(2, {"offsets/2": "v1"})])
     return storage
 
 
 def test_every_flipped_bit_and_every_cut_is_found(storage: MemoryFileSystem) -> None:
-    assert [plan.batch for plan in WriteAheadArchive(storage, JOB, JOB_ID).after(metadata(1, 0))] == [1, 2]
+    assert [plan.batch for plan in PlanArchive(storage, JOB, JOB_ID).after(metadata(1, 0))] == [1, 2]
     read = 0
     for path, sound in list(storage.files.items()):
         for damaged in [sound[:at] for at in range(len(sound))] + [
@@ -210,7 +210,7 @@ def test_every_flipped_bit_and_every_cut_is_found(storage: MemoryFileSystem) -> 
         ]:
             storage.files[path] = damaged
             with pytest.raises(CorruptCheckpoint, match="truncated or was changed") as caught:
-                WriteAheadArchive(storage, JOB, JOB_ID).after(metadata(1, 0))
+                PlanArchive(storage, JOB, JOB_ID).after(metadata(1, 0))
             assert path in caught.value.message
             assert "replay_to: none" in caught.value.hint
             read += 1
@@ -225,12 +225,12 @@ def old_form(data: bytes) -> bytes:
 
 
 def test_files_of_the_first_release_are_read(storage: MemoryFileSystem) -> None:
-    expected = WriteAheadArchive(storage, JOB, JOB_ID).after(metadata(1, 0))
+    expected = PlanArchive(storage, JOB, JOB_ID).after(metadata(1, 0))
     for path, data in list(storage.files.items()):
         assert json.loads(data.partition(b"\n")[0]) == {"version": 2, "place": path}
         storage.files[path] = old_form(data)
         assert b"place" not in storage.files[path]
-    archive = WriteAheadArchive(storage, JOB, JOB_ID)
+    archive = PlanArchive(storage, JOB, JOB_ID)
     assert archive.after(metadata(1, 0)) == expected
     assert archive.batches() == [0, 1, 2, 3]
     assert archive.newest_batch() == 2
@@ -243,7 +243,7 @@ def test_a_file_in_the_place_of_another_is_found(storage: MemoryFileSystem) -> N
         for other in sound.keys() - {path}:
             storage.files[path] = sound[other]
             with pytest.raises(CorruptRecord, match=f"{path}, which tells how .* written as '{other}'") as caught:
-                WriteAheadArchive(storage, JOB, JOB_ID).after(metadata(1, 0))
+                PlanArchive(storage, JOB, JOB_ID).after(metadata(1, 0))
             assert "replay_to: none" in caught.value.hint
         storage.files[path] = data
 
@@ -254,7 +254,7 @@ def test_plans_of_other_batches_than_the_name_says_are_found_in_the_old_form_too
         storage.files.pop(name)
     )
     with pytest.raises(CorruptRecord, match="plans of other batches than its name says"):
-        WriteAheadArchive(storage, JOB, JOB_ID).after(metadata(1, 0))
+        PlanArchive(storage, JOB, JOB_ID).after(metadata(1, 0))
 
 
 def change_begin(**members: Any) -> Callable[[list[Any]], object]:
@@ -300,13 +300,13 @@ NO_FILES: list[Any] = [[], None, {}, {"offsets/3": "v1"}, {"offsets/2": 3}]
 )
 def test_what_says_what_cannot_be_is_refused(storage: MemoryFileSystem, change: Callable[[list[Any]], object]) -> None:
     """Whoever writes to the storage can compute a checksum, too."""
-    path = WriteAheadArchive(storage, JOB, JOB_ID).of_epoch(2) + "/begin"
+    path = PlanArchive(storage, JOB, JOB_ID).of_epoch(2) + "/begin"
     lines = [json.loads(line) for line in storage.files[path].splitlines()[:-1]]
     change(lines)
     body = "".join(f"{json.dumps(line)}\n" for line in lines).encode()
     storage.files[path] = body + b"sha256:" + hashlib.sha256(body).hexdigest().encode() + b"\n"
     with pytest.raises(CorruptRecord, match=path) as caught:
-        WriteAheadArchive(storage, JOB, JOB_ID).after(metadata(1, 0))
+        PlanArchive(storage, JOB, JOB_ID).after(metadata(1, 0))
     assert "replay_to: none" in caught.value.hint
 
 
@@ -314,14 +314,14 @@ def test_what_says_what_cannot_be_is_refused(storage: MemoryFileSystem, change: 
     "body", [b"", b"\n", b"\xff\n", b"{\n", b"[" * 100_000 + b"\n", b'{"after": NaN, "previous": 1}\n']
 )
 def test_what_is_no_json_is_refused(storage: MemoryFileSystem, body: bytes) -> None:
-    path = WriteAheadArchive(storage, JOB, JOB_ID).of_epoch(2) + "/begin"
+    path = PlanArchive(storage, JOB, JOB_ID).of_epoch(2) + "/begin"
     storage.files[path] = body + b"sha256:" + hashlib.sha256(body).hexdigest().encode() + b"\n"
     with pytest.raises(CorruptRecord, match=path):
-        WriteAheadArchive(storage, JOB, JOB_ID).newest_after(-1)
+        PlanArchive(storage, JOB, JOB_ID).newest_after(-1)
 
 
 def test_a_name_that_stands_for_a_million_million_batches_is_refused(storage: MemoryFileSystem) -> None:
-    archive = WriteAheadArchive(storage, JOB, JOB_ID)
+    archive = PlanArchive(storage, JOB, JOB_ID)
     for name in ("000000000000-999999999999-00000000", "000000000009-000000000008-00000000"):
         storage.files[f"{archive.of_epoch(1)}/{name}"] = b""
         with pytest.raises(CorruptRecord, match=f"{name}.* plans of batches"):

@@ -26,7 +26,7 @@ from dagster_ckpt.checkpoint.format.layout import METADATA_FILE_NAME
 from dagster_ckpt.checkpoint.taking import store
 from dagster_ckpt.checkpoint.taking.data_files import DataFiles
 from dagster_ckpt.checkpoint.taking.retained import RetainedCheckpoints
-from dagster_ckpt.checkpoint.taking.shared_files import SharedState
+from dagster_ckpt.checkpoint.taking.shared_files import SharedFiles
 from dagster_ckpt.checkpoint.taking.store import CompletedCheckpointStore
 from dagster_ckpt.filesystem import FileSystem, ObjectFileSystem, Written
 from dagster_ckpt.testing import FaultInjectingFileSystem
@@ -154,7 +154,7 @@ def files_before_metadata(patch: pytest.MonkeyPatch) -> None:
 
 
 def no_reference_count(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(SharedState, "in_use", lambda state: frozenset())
+    patch.setattr(SharedFiles, "in_use", lambda state: frozenset())
     patch.setattr(ending, "shared_in_use", lambda catalog, job_id: frozenset())
 
 

@@ -17,7 +17,7 @@ from dagster_ckpt.checkpoint.control.failures import Failure, FailureLog
 from dagster_ckpt.checkpoint.control.heart import Heart
 from dagster_ckpt.checkpoint.control.heartbeat import Completed, Heartbeat, HeartbeatFile
 from dagster_ckpt.checkpoint.control.pins import Pins as CheckpointPins
-from dagster_ckpt.checkpoint.control.plan_archive import WriteAheadArchive
+from dagster_ckpt.checkpoint.control.plan_archive import PlanArchive
 from dagster_ckpt.checkpoint.control.quarantine import Quarantine, Quarantined
 from dagster_ckpt.checkpoint.format.records import encode_record
 from dagster_ckpt.checkpoint.processes import ProcessIdentity
@@ -265,7 +265,7 @@ class TestAJobThatWasUpgraded:
 
     def test_nor_is_an_old_file_of_the_archive(self, story: Story) -> None:
         storage = story.storage.backup()
-        archive = WriteAheadArchive(storage, JOB, LINEAGE)
+        archive = PlanArchive(storage, JOB, LINEAGE)
         body = b'{"after": -1, "previous": null}\n'
         digest = f"sha256:{hashlib.sha256(body).hexdigest()}\n".encode()
         storage.create(f"{archive.of_epoch(3)}/begin", body + digest)
@@ -273,7 +273,7 @@ class TestAJobThatWasUpgraded:
             archive.newest()
         claim = f"{CONTROL}epochs/e-0000000003"
         storage.files[claim] = as_version_1(storage.files[claim])
-        assert WriteAheadArchive(storage, JOB, LINEAGE).newest() == 3
+        assert PlanArchive(storage, JOB, LINEAGE).newest() == 3
 
 
 class TestTheNextStepThatIsNamed:

@@ -18,7 +18,7 @@ from dagster_ckpt.checkpoint.cleanup.job_sweep import Swept, sweep_job
 from dagster_ckpt.checkpoint.control.deletion_log import DeletionLog
 from dagster_ckpt.checkpoint.control.epochs import Settled
 from dagster_ckpt.checkpoint.control.failures import Failure, FailureLog
-from dagster_ckpt.checkpoint.control.plan_archive import ArchiveWriter, WriteAheadArchive
+from dagster_ckpt.checkpoint.control.plan_archive import PlanArchive, PlanArchiveWriter
 from dagster_ckpt.checkpoint.format.file_names import is_checkpoint_file, is_record, written_by
 from dagster_ckpt.cli import main
 from dagster_ckpt.errors import CheckpointError
@@ -257,9 +257,9 @@ class TestRecords:
         assert len([path for path in files(storage) if path.endswith(NOTES)]) == 32
 
     def test_plans_are_forgotten_around_it(self, storage: FileSystem) -> None:
-        archive = WriteAheadArchive(storage, JOB, f"{1:032x}")
+        archive = PlanArchive(storage, JOB, f"{1:032x}")
         for epoch in (1, 2):
-            ArchiveWriter(storage, JOB, f"{1:032x}", epoch, lambda: None).begin(-1, None, [])
+            PlanArchiveWriter(storage, JOB, f"{1:032x}", epoch, lambda: None).begin(-1, None, [])
         mine = f"{archive.of_epoch(1)}/{NOTES}"
         storage.create(mine, b"of mine")
         archive.forget(before=2)

@@ -27,7 +27,7 @@ from hypothesis import strategies as st
 from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
 from dagster_ckpt.checkpoint.catalog.file_reader import materialize_checkpoint, verify_checkpoint
 from dagster_ckpt.checkpoint.catalog.pointers import resolve_checkpoint_pointer
-from dagster_ckpt.checkpoint.control.plan_archive import ArchiveWriter, WriteAheadArchive
+from dagster_ckpt.checkpoint.control.plan_archive import PlanArchive, PlanArchiveWriter
 from dagster_ckpt.checkpoint.format.facts import Facts
 from dagster_ckpt.checkpoint.format.layout import METADATA_FILE_NAME
 from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata, FileEntry
@@ -273,10 +273,10 @@ def archived(root: Path) -> Path:
 def archive_files(scratch: Path) -> dict[str, bytes]:
     storage = PosixFileSystem(scratch / "archive")
     plans = PlannedBatches(CheckpointLocation(archived(scratch / "live")), -1).new()
-    first = ArchiveWriter(storage, JOB, JOB_ID, 1, lambda: None)
+    first = PlanArchiveWriter(storage, JOB, JOB_ID, 1, lambda: None)
     first.begin(-1, None, [])
     first.append(plans)
-    second = ArchiveWriter(storage, JOB, JOB_ID, 2, lambda: None)
+    second = PlanArchiveWriter(storage, JOB, JOB_ID, 2, lambda: None)
     second.begin(1, 1, plans[2:3])
     return {
         file.relative_to(scratch / "archive").as_posix(): file.read_bytes()
@@ -319,7 +319,7 @@ def read_archive(place: Place, files: Mapping[str, bytes]) -> None:
     for path, data in files.items():
         (here / path).parent.mkdir(parents=True, exist_ok=True)
         (here / path).write_bytes(data)
-    archive = WriteAheadArchive(PosixFileSystem(here), JOB, JOB_ID)
+    archive = PlanArchive(PosixFileSystem(here), JOB, JOB_ID)
     checkpoint = replace(MANIFEST, batch=0, epoch=1)
     reads: list[Callable[[], object]] = [
         archive.newest,
@@ -626,7 +626,7 @@ def test_what_is_not_changed_is_read(examples: dict[str, Any], place: Place) -> 
     for path, data in examples["the archive of plans"][2].items():
         (here / path).parent.mkdir(parents=True, exist_ok=True)
         (here / path).write_bytes(data)
-    archive = WriteAheadArchive(PosixFileSystem(here), JOB, JOB_ID)
+    archive = PlanArchive(PosixFileSystem(here), JOB, JOB_ID)
     plans = archive.newest_after(1)
     assert [plan.batch for plan in plans] == [2]
     live = LiveLocation(here / "live" / "checkpoint", interval=3)

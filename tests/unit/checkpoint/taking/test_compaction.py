@@ -274,7 +274,7 @@ class TestAPack:
         """After NO_CLAIM a lineage has files of its own, whatever the one before has."""
         run = Run(memory, ledger, pins).start()
         run.checkpoint(self.files(1, 2, 3, 4))
-        store = shared_state.SharedState(memory, f"{JOB}/{2:032x}/shared", 2, INLINE, None)
+        store = shared_state.SharedFiles(memory, f"{JOB}/{2:032x}/shared", 2, INLINE, None)
         entries, new = store.store(1, pins.snapshot(1, self.files(4)), lambda: False, quiet())
         assert new == 10
         assert {entry.reference for entry in entries}.isdisjoint(names(run.store.retained))

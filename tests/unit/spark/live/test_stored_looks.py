@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dagster_ckpt.checkpoint.control.plan_archive import ArchiveWriter, WriteAheadArchive
+from dagster_ckpt.checkpoint.control.plan_archive import PlanArchive, PlanArchiveWriter
 from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
 from dagster_ckpt.checkpoint.format.snapshot import Progress
 from dagster_ckpt.checkpoint.taking.coordinator import CheckpointCoordinator
@@ -42,7 +42,7 @@ class Idle:
             AtInterval(),
         )
         location = self.start.live.location()
-        writer = ArchiveWriter(self.disk, JOB, self.start.store.job_id, self.start.claim.epoch, lambda: None)
+        writer = PlanArchiveWriter(self.disk, JOB, self.start.store.job_id, self.start.claim.epoch, lambda: None)
         self.archiver = Archiver(PlannedBatches(location, -1), writer, self._retained, self.clock, location.pauses[1])
 
     def _retained(self) -> Sequence[CheckpointMetadata]:
@@ -73,7 +73,7 @@ class Idle:
 
     @property
     def archived(self) -> list[int]:
-        return WriteAheadArchive(self.disk, JOB, self.start.store.job_id).batches()
+        return PlanArchive(self.disk, JOB, self.start.store.job_id).batches()
 
 
 @pytest.fixture
