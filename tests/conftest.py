@@ -41,10 +41,18 @@ _LONG = tuple(
 )
 
 
+#: Where every test runs whole jobs: they wait for `make test-integration`, but for those that are marked as quick.
+_WHOLE = tuple(_HERE / name for name in ("jobs", "system"))
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     def place(item: pytest.Item) -> int:
         return next((place for place, long in enumerate(_LONG) if item.path.is_relative_to(long)), len(_LONG))
 
+    for item in items:
+        if item.get_closest_marker("quick") is None and any(item.path.is_relative_to(whole) for whole in _WHOLE):
+            item.add_marker("slow")
     items.sort(key=place)
 
 

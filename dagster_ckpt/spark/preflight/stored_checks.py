@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from dagster_ckpt.checkpoint import (
     CheckpointCatalog,
@@ -32,9 +31,6 @@ from dagster_ckpt.spark.preflight.checkpoint_checks import (
 from dagster_ckpt.spark.preflight.source_files import source_finding
 from dagster_ckpt.spark.sinks import recorded_sink
 from dagster_ckpt.spark.verdict import Finding, Preflight
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = ["check_stored"]
 

@@ -11,8 +11,6 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.slow
-
 _ROOT = Path(__file__).resolve().parents[3]
 
 _PROGRAM = '''

@@ -19,6 +19,8 @@ from tests.jobs.harness import NEVER, OFTEN, Bench, Launch, eventually
 if TYPE_CHECKING:
     from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
 
+pytestmark = pytest.mark.quick
+
 OPTED_IN = NEVER.model_copy(update={"fallback_to_older": True, "num_retained": 2})
 
 

@@ -7,8 +7,6 @@ import shutil
 from collections import Counter
 from typing import TYPE_CHECKING
 
-import pytest
-
 from dagster_ckpt.config.checkpoint_config import JobStatus
 from dagster_ckpt.errors import RestoreWithLoss
 from dagster_ckpt.spark.events import Replaying, Started
@@ -86,7 +84,6 @@ def test_a_sink_that_replaces_by_batch_sees_every_batch_again_with_the_same_rows
     assert in_batches(bench) == bench.expected()
 
 
-@pytest.mark.slow
 def test_batches_that_a_sink_has_and_that_are_not_to_be_replayed_are_a_refusal(bench: Bench) -> None:
     """It cannot go back, and other rows under the same numbers would take the place of what it has."""
     bench.query = replaced
@@ -106,7 +103,6 @@ def test_batches_that_a_sink_has_and_that_are_not_to_be_replayed_are_a_refusal(b
     assert in_batches(bench) == bench.expected()
 
 
-@pytest.mark.slow
 def test_boundaries_are_chosen_anew_when_that_is_asked_for(bench: Bench) -> None:
     """A file sink can be rolled back, so it need not see the same batches."""
     bench.tick(2)

@@ -77,6 +77,7 @@ def waiting(gate: Path) -> Query:
     return query
 
 
+@pytest.mark.quick
 def test_two_failures_and_two_restarts(bench: Bench) -> None:
     bench.land(4)
     job = bench.job(query=failing(2, bench.root / "failed"), restart=FixedDelayRestart(3, _AT_ONCE))

@@ -36,7 +36,6 @@ def test_the_subset_has_every_pair() -> None:
     assert len(_CHOSEN) < len(cases()) / 8
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("base", _BASES, ids=", ".join)
 def test_a_restore_is_exact_or_refused(
     base: tuple[str, str, str], spark: SparkSession, tmp_path: Path, failure_free: FailureFree
@@ -49,7 +48,6 @@ def test_a_restore_is_exact_or_refused(
             assert (outcome.lost, doubled) == (0, 0), f"{case}: {outcome}"
 
 
-@pytest.mark.slow
 def test_spark_alone_loses_rows(spark: SparkSession, tmp_path: Path, failure_free: FailureFree) -> None:
     """What the matrix proves: the same comparison finds losses where nobody rolls the sink back."""
     base = ("stateless", "RocksDB changelog v2", FILE)

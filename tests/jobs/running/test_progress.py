@@ -11,6 +11,8 @@ from dagster_ckpt.checkpoint.taking.progress import CheckpointInProgress, Restor
 from dagster_ckpt.spark.events import describe
 from tests.jobs.harness import Bench
 
+pytestmark = pytest.mark.quick
+
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:

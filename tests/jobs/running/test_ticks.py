@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
+
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.spark.events import CheckpointsDropped
 
 if TYPE_CHECKING:
     from tests.jobs.harness import Bench
+
+pytestmark = pytest.mark.quick
 
 
 def test_each_tick_goes_on_from_the_one_before(bench: Bench) -> None:

@@ -17,6 +17,8 @@ from tests.jobs.harness import Bench, eventually
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+pytestmark = pytest.mark.quick
+
 _THREAD = "dagster-ckpt-watchdog"
 _HOUR = 3600.0
 

@@ -125,7 +125,6 @@ def test_readers_of_a_transactional_sink_see_what_checkpoints_cover(bench: Bench
     assert not list(bench.sink.rglob("_transactions/pending/*/*"))
 
 
-@pytest.mark.slow
 def test_no_row_of_a_transactional_sink_is_ever_taken_back(bench: Bench) -> None:
     """A reader that polls while checkpoints complete: what it has seen once it sees until the end."""
     bench.query = transactional
@@ -304,7 +303,6 @@ def test_a_table_is_exact_after_crashes_and_rollbacks(bench: Bench, query: Any) 
     assert table.rows() == bench.expected()
 
 
-@pytest.mark.slow
 def test_a_recorded_position_survives_the_process(bench: Bench) -> None:
     bench.query = appending
     bench.tick(1)
@@ -327,7 +325,6 @@ def test_a_recorded_position_survives_the_process(bench: Bench) -> None:
     assert "batch 3" in refusal.message
 
 
-@pytest.mark.slow
 def test_the_users_callables_may_raise(bench: Bench) -> None:
     """Each once: the run says which it was, and its restart strategy brings it back; the outcome is exact."""
     table = Table(bench)
@@ -385,6 +382,7 @@ def test_the_users_callables_may_raise(bench: Bench) -> None:
     assert table.rows() == bench.expected()
 
 
+@pytest.mark.quick
 def test_a_custom_sink_goes_back_by_its_callables(bench: Bench) -> None:
     """A writer that remembers no batch; its position is asked when a checkpoint is taken."""
     table = Table(bench)
@@ -424,7 +422,6 @@ def test_what_sink_to_refuses(bench: Bench, spark: SparkSession) -> None:
     assert not tree(bench.sink)
 
 
-@pytest.mark.slow
 def test_a_new_lineage_replays_its_own_batches_before_its_first_checkpoint(bench: Bench) -> None:
     """It began from another lineage's checkpoint, and that lineage's later batches are not its own."""
     bench.query = replacing

@@ -113,7 +113,6 @@ def test_a_fork_while_the_first_job_goes_on(bench: Bench, tmp_path: Path) -> Non
     fork.assert_exact()
 
 
-@pytest.mark.slow
 def test_before_its_first_checkpoint_it_comes_back_to_the_fork(ticked: Bench, tmp_path: Path) -> None:
     """Even when the first job, and what the fork did, are lost; and the same launch again is no second fork."""
     point = ticked.checkpoints()[-1]
@@ -163,7 +162,6 @@ def test_the_log_of_a_fork_is_compacted_again_and_again(
         bench.spark.conf.unset("spark.sql.streaming.fileSink.log.compactInterval")
 
 
-@pytest.mark.slow
 def test_a_fork_of_a_savepoint_into_a_transactional_sink(ticked: Bench, tmp_path: Path) -> None:
     point = ticked.checkpoints()[1]
     saved = copy_to_savepoint(ticked.catalog, point, PosixFileSystem(tmp_path / "savepoints"), SystemClock())
@@ -182,7 +180,6 @@ def test_a_fork_of_a_savepoint_into_a_transactional_sink(ticked: Bench, tmp_path
     assert fork.in_raw_directory() == fork.expected()
 
 
-@pytest.mark.slow
 def test_a_fork_into_foreach_batch(ticked: Bench, tmp_path: Path) -> None:
     point = ticked.checkpoints()[-1]
     fork = fork_of(ticked, point, tmp_path)

@@ -104,7 +104,6 @@ def _cut_the_manifest(savepoint: Path) -> None:
     manifest.write_bytes(manifest.read_bytes()[:-9])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("spoil", [_take_away, _change_a_file, _cut_the_manifest])
 def test_without_a_sound_savepoint_it_goes_on_from_the_checkpoint(
     bench: Bench, savepoint: TakenSavepoint, spoil: Spoil, caplog: pytest.LogCaptureFixture
@@ -120,7 +119,6 @@ def test_without_a_sound_savepoint_it_goes_on_from_the_checkpoint(
     bench.assert_exact()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("spoil", [_take_away, _change_a_file])
 def test_a_savepoint_that_is_spoiled_after_it_was_gone_on_from(
     bench: Bench, savepoint: TakenSavepoint, spoil: Spoil
@@ -139,7 +137,6 @@ def test_a_savepoint_that_is_spoiled_after_it_was_gone_on_from(
     bench.assert_exact()
 
 
-@pytest.mark.slow
 def test_what_was_saved_of_an_abandoned_line_is_not_gone_on_from(bench: Bench, savepoint: TakenSavepoint) -> None:
     bench.run_and_cancel(1, any_newest(bench), restore_from="chk-1")
     shutil.rmtree(bench.working)
@@ -151,7 +148,6 @@ def test_what_was_saved_of_an_abandoned_line_is_not_gone_on_from(bench: Bench, s
     bench.assert_exact()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kept", [True, False])
 def test_a_job_that_has_savepoints_only(bench: Bench, take: Take, *, kept: bool) -> None:
     config = CheckpointConfig(interval=None, prefer_checkpoint_for_recovery=False)

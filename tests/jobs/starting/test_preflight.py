@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
+pytestmark = pytest.mark.quick
+
 _AT_LEAST_ONCE = NEVER.model_copy(update={"mode": CheckpointingMode.AT_LEAST_ONCE})
 
 

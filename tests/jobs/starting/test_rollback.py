@@ -77,6 +77,7 @@ def test_the_way_on_that_is_offered_after_a_rollback_works(ticked: Bench) -> Non
     ticked.assert_exact()
 
 
+@pytest.mark.quick
 def test_a_crash_after_a_rollback_does_not_bring_the_abandoned_back(ticked: Bench) -> None:
     """Even when the rolled-back run completed no checkpoint and its live location is lost."""
     ticked.run_and_cancel(1, restore_from="chk-1")

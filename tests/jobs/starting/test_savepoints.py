@@ -78,6 +78,7 @@ def test_a_savepoint_that_is_gone_meanwhile_is_an_error(ticked: Bench, take: Tak
     assert "dagster-ckpt list tiny" in refusal.hint
 
 
+@pytest.mark.quick
 def test_stopped_with_a_savepoint_the_job_is_finished(bench: Bench, take: Take) -> None:
     launch = started(bench, 2)
     taken = take(bench, stop=True)

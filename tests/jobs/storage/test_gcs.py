@@ -40,6 +40,7 @@ def any_bench(spark: SparkSession, tmp_path: Path, any_server: BucketServer) -> 
     return BucketBench(spark, tmp_path, bucket=bucket_of(any_server, "of all"))
 
 
+@pytest.mark.quick
 def test_a_job_goes_on_from_the_bucket_alone(any_bench: BucketBench, any_server: BucketServer) -> None:
     bench = any_bench
     first = bench.tick(2)

@@ -54,7 +54,6 @@ def test_a_killed_run_is_resumed_exactly_without_its_live_location(watch: Callab
     assert len(job.dev.runs("killed")) == 3, "the refused run and two that ran"
 
 
-@pytest.mark.slow
 @pytest.mark.exhaustive
 def test_a_run_whose_jvm_is_killed_fails_and_is_resumed(watch: Callable[[str], JobWatch]) -> None:
     job = watch("lost_jvm")
@@ -74,7 +73,6 @@ def test_a_run_whose_jvm_is_killed_fails_and_is_resumed(watch: Callable[[str], J
     assert len(job.failures()) == 1
 
 
-@pytest.mark.slow
 def test_a_killed_run_worker_of_the_multiprocess_executor_takes_its_step_and_jvm_with_it(
     watch: Callable[[str], JobWatch],
 ) -> None:

@@ -22,6 +22,8 @@ from assets.flights import (
     landing_plan,
 )
 
+pytestmark = pytest.mark.slow
+
 ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 DAYS = 61
 """Enough for a month of rows that are too late."""

@@ -19,6 +19,8 @@ from dagster_ckpt import (
 )
 from tests.jobs.harness import Bench, deduplicated
 
+pytestmark = pytest.mark.slow
+
 
 def test_the_assets_backend_reaches_spark_and_its_warnings_the_log_of_the_run(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

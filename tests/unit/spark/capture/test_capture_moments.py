@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
     from dagster_ckpt.checkpoint.format.snapshot import Snapshot
 
+pytestmark = pytest.mark.slow
+
 
 def copy_naively(source: Path, target: Path, *besides: str) -> None:
     """Copy what is there, as far as it still is when its turn comes: Spark's maintenance deletes beside the query."""

@@ -21,6 +21,8 @@ from tests.helpers.spark.streaming import EAGER, VARIANTS, Captures, Job, discar
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+pytestmark = pytest.mark.slow
+
 _log = logging.getLogger(__name__)
 
 # Every variant but the last by default; as `slow` every query, and every variant with one query. The rollback matrix

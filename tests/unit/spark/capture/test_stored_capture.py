@@ -19,6 +19,8 @@ from tests.helpers.spark.streaming import EAGER, VARIANTS, Captures, Job, discar
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+pytestmark = pytest.mark.slow
+
 _FILES = 8
 _FAST = ("count", "rocks-v2")
 _SLOW = [("transformWithState", "rocks-v2+changelog")]

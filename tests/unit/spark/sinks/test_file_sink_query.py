@@ -19,6 +19,8 @@ from tests.helpers.spark.streaming import QUERIES, SCHEMA, VARIANTS, confs, disc
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+pytestmark = pytest.mark.slow
+
 _FILES = 10
 _PARTITION = "part of: 100%"  # a column and values that the log must escape
 _COMPACT_EVERY_THIRD = {"spark.sql.streaming.fileSink.log.compactInterval": "3"}

@@ -9,6 +9,8 @@ from tests.helpers.checkpoint.driver import Pins
 from tests.unit.filesystem.buckets.checkpoints.lives import CARRIED_OUT, TROUBLES, BucketLife, every
 from tests.unit.filesystem.buckets.stores import AmazonStore, DisturbedStore
 
+pytestmark = pytest.mark.slow
+
 #: Of the requests of a part `make test` takes each so-manieth, beginning elsewhere for each trouble.
 STEP = 60
 PARTS = (0, 1, 2)

@@ -15,6 +15,8 @@ from tests.helpers.spark.stored_starts import Promised, Start
 from tests.unit.filesystem.buckets.checkpoints.lives import DEATHS, ONCE, TROUBLES, Wire, every
 from tests.unit.filesystem.buckets.stores import DisturbedStore
 
+pytestmark = pytest.mark.slow
+
 #: Of the requests `make test` takes each so-manieth, beginning elsewhere for each trouble.
 STEP = 601
 
