@@ -1,4 +1,4 @@
-"""Spark jobs under checkpoints: what a job is, its run, its events, and the sinks that a restore can bring back."""
+"""Spark jobs under checkpoints: the job, its run, its events, and the sinks that a restore can set back."""
 
 from typing import TYPE_CHECKING
 
@@ -71,7 +71,7 @@ __all__ = [
     "supervise_all",
 ]
 
-#: By the module that has them. A run loads Spark, and whoever only wants a sink or a record does not.
+#: Public names by module. They load lazily, because only a run needs Spark; a sink or a record does not.
 _NAMES = {
     "batches": (
         "BatchInFlight",
