@@ -83,8 +83,8 @@ class StoredLive(LiveLocation):
     def unpack(
         self, catalog: CheckpointCatalog, metadata: CheckpointMetadata, directory: Path, told: Callable[[int], object]
     ) -> None:
-        # The storage copies only state files, and only of the job's own checkpoints: a savepoint lies elsewhere. Files
-        # with a SHA-256 are downloaded for verification, as are files with a checksum if the storage tells no checksums.
+        # The storage copies only state files of the job's own checkpoints: a savepoint lies elsewhere. Files with a
+        # SHA-256 are downloaded and verified, and so are files with a checksum if the storage tells none of its copies.
         copied = tuple(
             file
             for file in metadata.files
