@@ -37,7 +37,7 @@ class StreamingJob:
         restart: what happens after a failure.
         filesystem: where checkpoints are stored.
         working_directory: local (or cluster-shared) directory for live locations.
-        deployment: who owns the job's directory in the storage.
+        deployment: the owner of the job's directory in the storage.
         inline_threshold: files of at most this many bytes are kept in ``_metadata``.
         savepoint_path: the directory for savepoints that are requested without one; ``None`` for no such directory.
         max_state_size: keeps whole checkpoints in ``_metadata`` and limits each of their files to this many bytes;

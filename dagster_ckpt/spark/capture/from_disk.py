@@ -149,7 +149,7 @@ class Capture:
             return None
         if planned.partitions == offsets.partitions:
             return planned
-        # The next batch is an offline repartition, which reads no data. Spark does not start on a partial one.
+        # The next batch is an offline repartition, which reads no data. Spark does not start on half a repartition.
         os.unlink(self._files.pop(f"{CHECKPOINT}/offsets/{self._batch + 1}").local)  # noqa: PTH108
         return None
 

@@ -25,8 +25,8 @@ def log_files(names: Collection[str], batch: int, where: str) -> list[str]:
     """The files of a compactible log that hold its content at ``batch``.
 
     These are the newest ``N.compact`` up to ``batch`` and every later entry. Spark derives the interval of compaction
-    from the two newest compact files, or from one and its configuration. If the interval is not the default, both of
-    the newest compact files are kept, so that a changed configuration cannot mislead Spark.
+    from the two newest compact files, or from a single one and the configuration. If the interval is not the default,
+    both of the newest compact files are kept, so that a changed configuration cannot mislead Spark.
 
     Args:
         names: the names in the log's directory.

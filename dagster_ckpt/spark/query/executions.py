@@ -29,7 +29,7 @@ _LINE_END = re.compile(r"<br/>|\n")
 def has_run(session: SparkSession, runs: Collection[str], batch: int) -> bool | None:
     """Whether a batch was run with a job, ``None`` while that is unknown (not yet known, or forgotten).
 
-    Spark records the end of an execution a moment late, so this waits for it. Spark keeps the newest thousand.
+    Spark records an execution a moment late, so this function waits. Spark keeps the newest thousand executions.
 
     Args:
         session: any session of the JVM that the query runs in.

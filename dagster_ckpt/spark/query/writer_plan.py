@@ -150,7 +150,7 @@ def plan_of(writer: DataStreamWriter) -> WriterPlan:
     """Read the plan of a writer.
 
     Raises:
-        InvalidConfiguration: it is not a ``DataStreamWriter`` of a classic (not Connect) session.
+        InvalidConfiguration: ``writer`` is not a ``DataStreamWriter`` of a classic (not Connect) session.
     """
     java = getattr(writer, "_jwrite", None)
     if java is None:

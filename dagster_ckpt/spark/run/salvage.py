@@ -73,11 +73,11 @@ class Salvaging:
         self._take(self._live, batch, newest.metadata, ancestor)
 
     def rescue(self, broken: CheckpointMetadata | None, older: CheckpointMetadata | None) -> bool:
-        """Checkpoint the previous run's last batch, even if the newest checkpoint covers it, because that is broken.
+        """Checkpoint the previous run's last batch, even if the newest checkpoint covers it: that checkpoint is broken.
 
         Args:
             broken: the manifest of the newest checkpoint, ``None`` when the manifest itself is broken. The previous run
-                has taken this checkpoint or has begun with it, so that run's live location is never behind.
+                has taken this checkpoint or begun with it, so the live location is never behind the checkpoint.
             older: the ancestor of the newest checkpoint, if it can be read.
 
         Returns:

@@ -1,7 +1,7 @@
 """One start of a streaming query: salvage, choose, restore, record, roll the sink back, start, watch.
 
 The order is the protocol. Nothing that existed before is touched until the chosen checkpoint has been read and
-verified whole, the sink has been found to fit it, and the choice is on record.
+verified whole, the sink has been found to fit the checkpoint, and the choice is on record.
 """
 
 from __future__ import annotations

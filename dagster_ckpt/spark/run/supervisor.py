@@ -28,7 +28,7 @@ _Event = TypeVar("_Event")
 
 #: Seconds that the main thread sleeps in Python at a time; an interrupt is noticed within this time.
 _TURN = 0.2
-#: Seconds that a canceled query has to stop; after that the run ends without it, and the JVM ends with the process.
+#: Seconds that a canceled query may take to stop; then the run ends anyway, and the JVM ends with the process.
 _GRACE = 60.0
 _PARENT_POLL = 0.5
 

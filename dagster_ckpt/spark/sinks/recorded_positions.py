@@ -16,7 +16,7 @@ from dagster_ckpt.stored_json import Json, believed, parsed
 __all__ = ["RecordedPositions"]
 
 _DIRECTORY = "positions"
-#: How many positions are kept: a checkpoint covers one of the last batches; only its capture and a savepoint read them.
+#: How many positions are kept. Only captures for checkpoints and savepoints read them, for one of the last batches.
 _KEPT = 200
 
 

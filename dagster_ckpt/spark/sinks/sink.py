@@ -68,7 +68,7 @@ class PositionReader(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SinkStart:
-    """One start of a query, as known even after its death: tells what the start has written from what others have.
+    """One start of a query, known even after its death: separates its data in the sink from the data of others.
 
     Attributes:
         token: the token of the start's claim.
@@ -151,7 +151,7 @@ class Sink(ABC):
 
     @abstractmethod
     def rollback_to(self, position: Mapping[str, Json], files: Path, epoch: int) -> str:
-        """Put the sink back to a position; an interrupted rollback is completed by another one.
+        """Put the sink back to a position; repeating an interrupted rollback completes it.
 
         Args:
             position: the recorded position.

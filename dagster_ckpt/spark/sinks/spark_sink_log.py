@@ -152,9 +152,8 @@ class FileSink:
         """Put the sink back to its content after ``batch``.
 
         First everything is checked. Then missing log files are put back, log files of later batches are removed from
-        the highest down, and last the data files that the log does not list are removed. An interrupted rollback is
-        completed by another one; repeating a complete rollback changes nothing. No query may write to the sink
-        meanwhile.
+        the highest down, and last the data files that the log does not list are removed. Repeating an interrupted
+        rollback completes it; repeating a complete rollback changes nothing. No query may write to the sink meanwhile.
 
         Only files with names as the file sink gives them are removed, and none below hidden or ``_`` directories. Files
         older than the oldest listed file stay: the sink's ``retention`` option has unlisted them.

@@ -286,7 +286,7 @@ class TransactionalFileSink(BatchSink):
                 )
 
     def rollback_to(self, position: Mapping[str, Json], files: Path, epoch: int) -> str:
-        """Put the sink back to a position; an interrupted rollback is completed by another one.
+        """Put the sink back to a position; repeating an interrupted rollback completes it.
 
         Raises:
             SinkMismatch: as :meth:`check`; nothing was touched.

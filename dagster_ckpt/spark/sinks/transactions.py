@@ -229,7 +229,7 @@ def start_name(value: object) -> str:
 
 def _data_file(path: object, size: object, batch: object, start: object) -> DataFile:
     name = inside(path)
-    # Spark ignores such names, and the records have such names.
+    # Spark ignores paths with such a part, and the records lie at such paths.
     if any(part.startswith(("_", ".")) for part in name.split("/")):
         raise ValueError(f"{shown(name)} is no data file")
     return DataFile(name, whole(size, "a size"), whole(batch, "a batch"), start_name(start))
