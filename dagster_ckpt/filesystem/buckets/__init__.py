@@ -11,16 +11,7 @@ if TYPE_CHECKING:
     from dagster_ckpt.filesystem.buckets.bucket import ObjectFileSystem
     from dagster_ckpt.filesystem.buckets.gcs import GcsFileSystem
     from dagster_ckpt.filesystem.buckets.s3 import S3FileSystem
+else:  # hidden from type checkers, which would take every name for one that is there
+    __getattr__, __dir__ = lazy_names(__name__)
 
 __all__ = ["AzureBlobFileSystem", "GcsFileSystem", "ObjectFileSystem", "S3FileSystem", "is_entrusted"]
-
-__getattr__, __dir__ = lazy_names(
-    __name__,
-    {
-        "AzureBlobFileSystem": f"{__name__}.azure",
-        "GcsFileSystem": f"{__name__}.gcs",
-        "ObjectFileSystem": f"{__name__}.bucket",
-        "S3FileSystem": f"{__name__}.s3",
-        "is_entrusted": f"{__name__}.azure",
-    },
-)
