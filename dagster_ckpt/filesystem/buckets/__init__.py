@@ -1,4 +1,9 @@
-"""Checkpoints in a bucket, through fsspec. The libraries of a cloud are imported when its class is asked for."""
+"""Checkpoints in a bucket, through fsspec. The libraries of a cloud are imported when its class is asked for.
+
+A new cloud is a subclass of :class:`~dagster_ckpt.filesystem.buckets.versioned_bucket.VersionedBucket` with a client
+beside it (see ``gcs.py`` and ``gcs_client.py``), a kind in ``filesystem/opening.py``, and its Hadoop connector in
+``spark/live/choose.py``.
+"""
 
 from __future__ import annotations
 
