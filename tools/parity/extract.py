@@ -5,7 +5,7 @@
 DIRECTORY has the documents as text, one per file, under any name that ends in ``.txt``. They are told apart by their
 content. The extraction fails, and writes nothing, if a document is missing, unknown or has changed its form, if the
 marks of declarations in it do not add up to what was found, or if anything in it that looks like a name is neither
-found nor left out with a reason (``parity_names.py``).
+found nor left out with a reason (``names.py``).
 """
 
 from __future__ import annotations
@@ -23,10 +23,7 @@ from typing import TypedDict
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from tools.parity import (
-    documents,
-    names,
-)
+from tools.parity import documents, names  # noqa: E402
 from tools.parity.documents import Incomplete, Named, Section  # noqa: E402
 
 Reader = Callable[[str], tuple[list[Named], list[Section]]]
