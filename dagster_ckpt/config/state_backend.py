@@ -82,7 +82,7 @@ OptionsFactory: TypeAlias = Callable[[], Mapping[str, Any]]
 
 
 class StateLayout(StrEnum):
-    """Which files a state store keeps: what a capture has to know about a provider."""
+    """Which files a state store keeps. What each file means is in ``spark/capture/state_files.py``."""
 
     HDFS = "hdfs"
     ROCKSDB = "rocksdb"

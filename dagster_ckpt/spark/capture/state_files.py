@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import assert_never
 
 from dagster_ckpt.checkpoint import NEXT_BATCH
 from dagster_ckpt.config import StateLayout
@@ -85,11 +86,15 @@ def plan_store(store: StateStore, layout: StateLayout, reader: StoreReader) -> l
     """
     if store.version == 0:
         return []
-    if layout is StateLayout.HDFS:
-        return _plan_hdfs(store)
-    if store.unique_id is None:
-        return _plan_rocksdb_v1(store, reader)
-    return _plan_rocksdb_v2(store, store.unique_id, reader)
+    match layout:
+        case StateLayout.HDFS:
+            return _plan_hdfs(store)
+        case StateLayout.ROCKSDB if store.unique_id is None:
+            return _plan_rocksdb_v1(store, reader)
+        case StateLayout.ROCKSDB:
+            return _plan_rocksdb_v2(store, store.unique_id, reader)
+        case _:
+            assert_never(layout)
 
 
 def unplanned(store: StateStore, layout: StateLayout) -> list[str]:
