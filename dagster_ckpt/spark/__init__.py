@@ -1,4 +1,4 @@
-"""Spark jobs under checkpoints: what a job is, its run, its events, and the sinks that a restore can bring back."""
+"""Spark jobs under checkpoints: the job, its run, its events, and the sinks that a restore can set back."""
 
 from typing import TYPE_CHECKING
 
