@@ -105,6 +105,8 @@ class SinkRun:
 class Sink(ABC):
     """A sink that checkpoints cover.
 
+    ``recorded_sinks.py`` names each kind of sink too, so that a salvage finds the positions of a sink whose query is gone.
+
     Attributes:
         kind: the kind of sink, as recorded in checkpoints.
         can_roll_back: whether the sink can go back to a position. If not, a restore must replay every batch that the
