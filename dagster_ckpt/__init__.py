@@ -30,33 +30,7 @@ if TYPE_CHECKING:
     )
     from dagster_ckpt.spark import CustomSink, ForeachBatchSink, TransactionalFileSink, sink_to
 else:  # hidden from type checkers, which would take every name for one that is there
-    __getattr__, __dir__ = lazy_names(
-        __name__,
-        {
-            "CheckpointConfig": "dagster_ckpt.config",
-            "CheckpointedStreamingAsset": "dagster_ckpt.orchestration",
-            "CheckpointingMode": "dagster_ckpt.config",
-            "Configuration": "dagster_ckpt.config",
-            "CustomCheckpointStorage": "dagster_ckpt.orchestration",
-            "CustomSink": "dagster_ckpt.spark",
-            "CustomStateBackend": "dagster_ckpt.config",
-            "EmbeddedRocksDBStateBackend": "dagster_ckpt.config",
-            "ExternalizedCheckpointCleanup": "dagster_ckpt.config",
-            "FileSystemCheckpointStorage": "dagster_ckpt.orchestration",
-            "ForeachBatchSink": "dagster_ckpt.spark",
-            "HashMapStateBackend": "dagster_ckpt.config",
-            "JobManagerCheckpointStorage": "dagster_ckpt.orchestration",
-            "LiveLocationPlace": "dagster_ckpt.config",
-            "PredefinedOptions": "dagster_ckpt.config",
-            "RestartStrategies": "dagster_ckpt.config",
-            "SparkSessionResource": "dagster_ckpt.orchestration",
-            "TransactionalFileSink": "dagster_ckpt.spark",
-            "build_checkpoint_definitions": "dagster_ckpt.orchestration",
-            "checkpointed_streaming_asset": "dagster_ckpt.orchestration",
-            "configured_storage": "dagster_ckpt.orchestration",
-            "sink_to": "dagster_ckpt.spark",
-        },
-    )
+    __getattr__, __dir__ = lazy_names(__name__)
 
 
 __all__ = [

@@ -137,7 +137,7 @@ def dispose(savepoint: str) -> None:
 def sweep(job: str | None, path: str, dry_run: bool, older_than: str | None, quarantined: bool, as_json: bool) -> None:
     """Delete files that no checkpoint needs of JOB, or of every job that is over.
 
-    That is what attempts that died have left in lineages that nobody goes on with, unfinished deletions, and forks that
+    That is what starts that died have left in lineages that nobody goes on with, unfinished deletions, and forks that
     never began. Checkpoints, savepoints and what is pinned stay. A job that runs, or is to be restarted, is refused.
     """
     filesystem = storage_at(path)

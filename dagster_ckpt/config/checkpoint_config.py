@@ -112,7 +112,8 @@ class CheckpointConfig(BaseModel):
     tolerable_failed_checkpoints: int | None = Field(
         default=3,
         ge=0,
-        description="Consecutive failed checkpoints after which the job fails over; none or 2147483647 for never.",
+        description="Consecutive failed checkpoints that are borne; one more fails the job over. "
+        "None or 2147483647: any number is borne.",
     )
     unaligned: bool = Field(
         default=False,

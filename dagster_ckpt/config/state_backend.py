@@ -83,7 +83,7 @@ OptionsFactory: TypeAlias = Callable[[], Mapping[str, Any]]
 
 
 class StateLayout(StrEnum):
-    """Which files a state store keeps: a capture must know this about a provider."""
+    """Which files a state store keeps. What each file means is in ``spark/capture/state_files.py``."""
 
     HDFS = "hdfs"
     ROCKSDB = "rocksdb"

@@ -36,34 +36,7 @@ if TYPE_CHECKING:
         StateBackend,
     )
 else:  # hidden from type checkers, which would take every name for one that is there
-    __getattr__, __dir__ = lazy_names(
-        __name__,
-        {
-            "CheckpointConfig": "dagster_ckpt.datastream.checkpoint_config",
-            "CheckpointStorage": "dagster_ckpt.datastream.checkpoint_storage",
-            "CheckpointingMode": "dagster_ckpt.datastream.enums",
-            "Configuration": "dagster_ckpt.config",
-            "CustomCheckpointStorage": "dagster_ckpt.datastream.checkpoint_storage",
-            "CustomStateBackend": "dagster_ckpt.datastream.state_backend",
-            "EmbeddedRocksDBStateBackend": "dagster_ckpt.datastream.rocksdb_state_backend",
-            "ExecutionConfig": "dagster_ckpt.datastream.execution_config",
-            "ExternalizedCheckpointCleanup": "dagster_ckpt.datastream.enums",
-            "FileSystemCheckpointStorage": "dagster_ckpt.datastream.checkpoint_storage",
-            "FlinkDifference": "dagster_ckpt.datastream.enums",
-            "FsStateBackend": "dagster_ckpt.datastream.state_backend",
-            "HashMapStateBackend": "dagster_ckpt.datastream.state_backend",
-            "JobExecutionResult": "dagster_ckpt.datastream.execution",
-            "JobManagerCheckpointStorage": "dagster_ckpt.datastream.checkpoint_storage",
-            "MemoryStateBackend": "dagster_ckpt.datastream.state_backend",
-            "PredefinedOptions": "dagster_ckpt.config",
-            "QueryResult": "dagster_ckpt.datastream.execution",
-            "RestartStrategies": "dagster_ckpt.datastream.restart",
-            "RocksDBStateBackend": "dagster_ckpt.datastream.rocksdb_state_backend",
-            "StateBackend": "dagster_ckpt.datastream.state_backend",
-            "StreamExecutionEnvironment": "dagster_ckpt.datastream.environment",
-            "TimeCharacteristic": "dagster_ckpt.datastream.enums",
-        },
-    )
+    __getattr__, __dir__ = lazy_names(__name__)
 
 
 __all__ = [

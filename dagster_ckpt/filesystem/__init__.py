@@ -38,6 +38,8 @@ from dagster_ckpt.lazy_names import lazy_names
 if TYPE_CHECKING:
     from dagster_ckpt.filesystem.buckets import AzureBlobFileSystem, GcsFileSystem, ObjectFileSystem, S3FileSystem
     from dagster_ckpt.filesystem.hdfs import HdfsFileSystem
+else:  # hidden from type checkers, which would take every name for one that is there
+    __getattr__, __dir__ = lazy_names(__name__)
 
 __all__ = [
     "REMOTE_SCHEMES",
@@ -73,14 +75,3 @@ __all__ = [
     "split_location",
     "unheard",
 ]
-
-__getattr__, __dir__ = lazy_names(
-    __name__,
-    {
-        "AzureBlobFileSystem": f"{__name__}.buckets",
-        "GcsFileSystem": f"{__name__}.buckets",
-        "HdfsFileSystem": f"{__name__}.hdfs",
-        "ObjectFileSystem": f"{__name__}.buckets",
-        "S3FileSystem": f"{__name__}.buckets",
-    },
-)

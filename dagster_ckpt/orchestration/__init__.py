@@ -19,24 +19,7 @@ if TYPE_CHECKING:
     )
     from dagster_ckpt.orchestration.streaming_asset import CheckpointedStreamingAsset, checkpointed_streaming_asset
 else:  # hidden from type checkers, which would take every name for one that is there
-    __getattr__, __dir__ = lazy_names(
-        __name__,
-        {
-            "ATTEMPT_TAG": "dagster_ckpt.orchestration.names",
-            "DEFAULT_MAX_STATE_SIZE": "dagster_ckpt.orchestration.storages",
-            "DEFAULT_WRITE_BUFFER_SIZE": "dagster_ckpt.orchestration.storages",
-            "PARENT_RUN_TAG": "dagster_ckpt.orchestration.names",
-            "CheckpointStorage": "dagster_ckpt.orchestration.storages",
-            "CheckpointedStreamingAsset": "dagster_ckpt.orchestration.streaming_asset",
-            "CustomCheckpointStorage": "dagster_ckpt.orchestration.storages",
-            "FileSystemCheckpointStorage": "dagster_ckpt.orchestration.storages",
-            "JobManagerCheckpointStorage": "dagster_ckpt.orchestration.storages",
-            "SparkSessionResource": "dagster_ckpt.orchestration.resources",
-            "build_checkpoint_definitions": "dagster_ckpt.orchestration.definitions",
-            "checkpointed_streaming_asset": "dagster_ckpt.orchestration.streaming_asset",
-            "configured_storage": "dagster_ckpt.orchestration.storages",
-        },
-    )
+    __getattr__, __dir__ = lazy_names(__name__)
 
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""Spark jobs under checkpoints: what a job is, its run, its events, and the sinks that a restore can bring back."""
+"""Spark jobs under checkpoints: the job, its run, its events, and the sinks that a restore can set back."""
 
 from typing import TYPE_CHECKING
 
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from dagster_ckpt.spark.run import StreamingRun, die_with_parent, supervise, supervise_all
     from dagster_ckpt.spark.sinks import CustomSink, ForeachBatchSink, TransactionalFileSink, sink_to
     from dagster_ckpt.spark.verdict import Finding, Preflight
+else:  # hidden from type checkers, which would take every name for one that is there
+    __getattr__, __dir__ = lazy_names(__name__)
 
 __all__ = [
     "BatchInFlight",
@@ -70,37 +72,3 @@ __all__ = [
     "supervise",
     "supervise_all",
 ]
-
-#: By the module that has them. A run loads Spark, and whoever only wants a sink or a record does not.
-_NAMES = {
-    "batches": (
-        "BatchInFlight",
-        "PlannedBatches",
-        "batch_in_flight",
-        "fingerprint",
-        "planned_files",
-        "planned_offsets",
-    ),
-    "events": (
-        "CheckpointCompleted",
-        "CheckpointFailed",
-        "CheckpointQuarantined",
-        "CheckpointsDropped",
-        "EpochClaimed",
-        "Event",
-        "Restarting",
-        "SparkStarted",
-        "Started",
-        "describe",
-    ),
-    "job": ("RunResult", "StreamingJob"),
-    "live": ("recorded_live",),
-    "preflight": ("check_stored", "local_file"),
-    "query": ("has_watermark", "plan_nodes", "start_session", "streaming_session"),
-    "run": ("StreamingRun", "die_with_parent", "supervise", "supervise_all"),
-    "sinks": ("CustomSink", "ForeachBatchSink", "TransactionalFileSink", "sink_to"),
-    "verdict": ("Finding", "Preflight"),
-}
-__getattr__, __dir__ = lazy_names(
-    __name__, {name: f"{__name__}.{module}" for module, names in _NAMES.items() for name in names}
-)

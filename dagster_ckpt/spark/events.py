@@ -1,4 +1,4 @@
-"""What a run of a job tells while it runs, and how a person reads that, wherever it is shown."""
+"""The events of a job's run, and their text for people, wherever it is shown."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class SparkStarted:
-    """Spark is there; so many seconds it took."""
+    """Spark has started, and took this many seconds."""
 
     seconds: float
     web_url: str | None
@@ -48,7 +48,7 @@ class SparkStarted:
 
 @dataclass(frozen=True, slots=True)
 class EpochClaimed:
-    """The run has claimed an epoch: the first thing it does, and again before each restart within it."""
+    """The run has claimed an epoch: its first act, repeated before each restart within the run."""
 
     epoch: int
 
@@ -66,15 +66,15 @@ class Started:
     """The query started.
 
     Attributes:
-        epoch: its epoch.
+        epoch: the epoch of the start.
         job_id: the lineage.
-        restored: the checkpoint it went on from, ``None`` for a start from nothing.
-        retained: the completed checkpoints there are.
-        reason: why that checkpoint.
-        sink: what the rollback of the sink removed, for people; empty when nothing.
-        restore_seconds: reading, verifying and rolling back.
-        preflight: what was checked before anything was touched.
-        fell_back: that newer checkpoints are broken, and what going on from an older one costs.
+        restored: the checkpoint that the query resumed from, ``None`` for a start from nothing.
+        retained: the completed checkpoints that exist.
+        reason: why this checkpoint was chosen.
+        sink: what the rollback of the sink removed, for people; empty for nothing.
+        restore_seconds: the time for reading, verifying and rolling back.
+        preflight: the checks that were made before anything was touched.
+        fell_back: which newer checkpoints are broken, and what resuming from an older one costs.
     """
 
     epoch: int
@@ -90,7 +90,7 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointCompleted:
-    """A checkpoint completed; ``retained`` is what there is now, the newest last."""
+    """A checkpoint completed; ``retained`` lists the checkpoints that now exist, the newest last."""
 
     metadata: CheckpointMetadata
     dropped: Sequence[Dropped]
@@ -99,7 +99,7 @@ class CheckpointCompleted:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointsDropped:
-    """The cleanup policy gave checkpoints up at the end of the job; ``retained`` are those that are pinned."""
+    """The cleanup policy discarded checkpoints at the end of the job; ``retained`` lists the pinned ones."""
 
     dropped: Sequence[Dropped]
     retained: Sequence[CheckpointMetadata]
@@ -116,14 +116,14 @@ class CheckpointFailed:
 
 @dataclass(frozen=True, slots=True)
 class SavepointCompleted:
-    """A savepoint that somebody had asked for completed."""
+    """A requested savepoint completed."""
 
     metadata: CheckpointMetadata
 
 
 @dataclass(frozen=True, slots=True)
 class SettingsIgnored:
-    """What the state backend asks for and does not get, a sentence each; told once in a run."""
+    """Settings of the state backend that cannot take effect, one sentence each; told once in a run."""
 
     reasons: Sequence[str]
 
@@ -137,7 +137,7 @@ class CheckpointQuarantined:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointsUnreadable:
-    """Manifests in the ``directory`` of the job cannot be read; told once with each start."""
+    """Manifests in the job's ``directory`` cannot be read; told at each start."""
 
     errors: Sequence[CorruptCheckpoint]
     directory: str
@@ -145,7 +145,7 @@ class CheckpointsUnreadable:
 
 @dataclass(frozen=True, slots=True)
 class Replaying:
-    """Batches are run again with the boundaries they had: ``next`` is the next one, and ``last`` the last."""
+    """Batches run again with their earlier boundaries: ``next`` is the next batch, and ``last`` the last."""
 
     next: int
     last: int
@@ -181,12 +181,12 @@ Event: TypeAlias = (
 
 
 def describe(event: Event) -> Iterator[tuple[int, str]]:
-    """What tells of an event, each with its level (of :mod:`logging`); nothing where another tells it as well.
+    """The lines that tell of an event, each with its level (of :mod:`logging`); none if another event tells the same.
 
-    What was read from records is in it as text only: without secrets, and without what a terminal obeys.
+    Text from records is shown without secrets and without terminal control characters.
     """
     for level, text in _described(event):
-        # An error has its hint on a line of its own; all else is one line.
+        # The hint of an error keeps its own line; all other text becomes one line.
         yield level, (printable if isinstance(event, Restarting) else in_one_line)(redacted(text))
 
 

@@ -1,4 +1,4 @@
-"""What a streaming job is, and how a run of it ends."""
+"""What a streaming job is, and how a run of the job ends."""
 
 from __future__ import annotations
 
@@ -27,30 +27,30 @@ __all__ = ["RunResult", "StreamingJob"]
 
 @dataclass(frozen=True, slots=True)
 class StreamingJob:
-    """A streaming query to be driven with checkpoints.
+    """A streaming query that runs with checkpoints.
 
     Attributes:
-        name: stable; the directory of its checkpoints.
-        query: builds the query in the session it is given; returns a writer that is not started.
+        name: stable; the name of the job's directory of checkpoints.
+        query: builds the query in the given session; returns a writer that is not started.
         session: starts Spark, or joins it.
         config: when checkpoints are taken and kept.
         restart: what happens after a failure.
         filesystem: where checkpoints are stored.
-        working_directory: local (or cluster-shared) directory for live checkpointLocations.
-        deployment: who owns the job's directory in the storage.
-        inline_threshold: bytes up to which a file is kept in ``_metadata``.
-        savepoint_path: where savepoints go that are asked for without a directory; ``None`` for nowhere.
-        max_state_size: checkpoints are kept whole in ``_metadata``, and no file of them may be larger than this, in
-            bytes; ``None`` for checkpoints that are stored as files.
-        state_backend: what a query keeps its state with; ``None`` for what its session says. Its settings for the start
-            of Spark are for ``session`` to heed.
-        partitions: of the query and of its state, fixed when it first starts; ``None`` for what its session says.
-        poison_batch_attempts: the job ends when the same batch failed so many times in a row with the same error,
-            whatever ``restart`` still allows; ``None`` for as often as that allows.
-        live_location: where Spark's live checkpointLocations lie.
-        shares_disk: whether ``working_directory`` was named by somebody, who knows that executors reach it.
-        private_from: the first directory on the way to ``working_directory`` that is the library's own to make, for
-            the user of the job alone; ``None`` for ``working_directory`` itself.
+        working_directory: local (or cluster-shared) directory for live locations.
+        deployment: the owner of the job's directory in the storage.
+        inline_threshold: files of at most this many bytes are kept in ``_metadata``.
+        savepoint_path: the directory for savepoints that are requested without one; ``None`` for no such directory.
+        max_state_size: keeps whole checkpoints in ``_metadata`` and limits each of their files to this many bytes;
+            ``None`` for checkpoints that are stored as files.
+        state_backend: how a query keeps its state; ``None`` for the session's settings. Settings that Spark needs when
+            it starts must be applied by ``session``.
+        partitions: of the query and its state, fixed at the first start; ``None`` for the session's setting.
+        poison_batch_attempts: the job ends when the same batch has failed this many times in a row with the same error,
+            even if ``restart`` allows more; ``None`` for no such limit.
+        live_location: where Spark's live locations lie.
+        shares_disk: whether the user named ``working_directory``, and so vouches that executors reach it.
+        private_from: the topmost directory on the path to ``working_directory`` that the library creates, accessible to
+            the user of the job only; ``None`` for ``working_directory`` itself.
     """
 
     name: str
@@ -74,7 +74,7 @@ class StreamingJob:
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """How a run ended in order: ``FINISHED`` or ``CANCELED``."""
+    """How a run ended without an error: ``FINISHED`` or ``CANCELED``."""
 
     status: JobStatus
     newest: CheckpointMetadata | None

@@ -1,7 +1,7 @@
-"""The verdict on a restore before anything is touched: can it be exact, would it lose or double rows, or can it not be.
+"""The verdict on a restore before anything is touched: exact, with lost or doubled rows, or impossible.
 
-Pure: findings go in, the verdict, its text and the error that it amounts to come out. The checks that make findings
-are in :mod:`dagster_ckpt.spark.preflight.start_checks`.
+Pure: findings go in; the verdict, its text and the resulting error come out. The checks that make findings are in
+:mod:`dagster_ckpt.spark.preflight.start_checks`.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ __all__ = ["Finding", "Preflight", "Verdict"]
 
 
 class Verdict(StrEnum):
-    """What becomes of a restore, the best first.
+    """How a restore will turn out, the best first.
 
-    ``RESTORABLE``: exactly, as far as it was checked. ``WITH_LOSS``: rows would be lost or doubled.
-    ``NOT_RESTORABLE``: it cannot be done.
+    ``RESTORABLE``: exact, as far as was checked. ``WITH_LOSS``: rows would be lost or doubled. ``NOT_RESTORABLE``: the
+    restore is impossible.
     """
 
     RESTORABLE = "RESTORABLE"
@@ -30,7 +30,7 @@ class Verdict(StrEnum):
 
     @property
     def severity(self) -> int:
-        """0, 1 or 2, the worst last; also the exit status of the command line."""
+        """0, 1 or 2, where 2 is the worst; also the exit status of the command line."""
         return list(Verdict).index(self)
 
 
@@ -40,15 +40,15 @@ def _severity(verdict: Verdict) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What one check found, also when all is well.
+    """The result of one check, good or bad.
 
     Attributes:
         check: what was checked, a few words.
-        verdict: what it means for the restore.
-        reason: what was found, naming files and batches. It says so when something could not be checked.
-        hint: the next thing to do, empty where there is nothing to do.
-        only_doubles: of ``WITH_LOSS``, that rows would be doubled and none lost.
-        error: of ``NOT_RESTORABLE``, what a restore raises.
+        verdict: the check's verdict on the restore.
+        reason: what was found, with files and batches, or why something could not be checked.
+        hint: what to do next; empty for nothing.
+        only_doubles: for ``WITH_LOSS``: rows would be doubled, and none lost.
+        error: for ``NOT_RESTORABLE``: the error that a restore raises.
     """
 
     check: str
@@ -65,17 +65,17 @@ class Finding:
 
     @classmethod
     def of_error(cls, check: str, error: CheckpointError) -> Finding:
-        """A check that found what makes a restore impossible."""
+        """A check that found the restore impossible."""
         return cls(check, Verdict.NOT_RESTORABLE, error.message, error.hint, error=error)
 
 
 @dataclass(frozen=True, slots=True)
 class Preflight:
-    """All that was checked before one restore.
+    """All checks that were made before one restore.
 
     Attributes:
-        subject: what would be restored, ``{job id}/chk-N`` for example; ``nothing`` for a start from nothing.
-        findings: one per check, in the order they were made.
+        subject: the checkpoint to restore, for example ``{job id}/chk-N``; ``nothing`` for a start from nothing.
+        findings: one per check, in the order of the checks.
     """
 
     subject: str
@@ -88,24 +88,24 @@ class Preflight:
 
     @property
     def bad(self) -> tuple[Finding, ...]:
-        """What is not fine, the worst first."""
+        """The findings that are not fine, the worst first."""
         found = [item for item in self.findings if item.verdict is not Verdict.RESTORABLE]
         return tuple(sorted(found, key=lambda item: -item.verdict.severity))
 
     @property
     def losses(self) -> tuple[Finding, ...]:
-        """What would lose or double rows."""
+        """The findings of lost or doubled rows."""
         return tuple(item for item in self.findings if item.verdict is Verdict.WITH_LOSS)
 
     def refusal(self, mode: CheckpointingMode, accepted: Collection[str] | None = ()) -> CheckpointError | None:
-        """The error with which a restore is refused, ``None`` when it goes on.
+        """The error that refuses the restore, ``None`` when the restore may proceed.
 
-        What would lose rows is refused in both modes, what would double them under ``EXACTLY_ONCE`` only.
+        A restore that would lose rows is refused in both modes, one that would double rows under ``EXACTLY_ONCE`` only.
 
         Args:
-            mode: what a restore promises.
-            accepted: reasons of losses that somebody has accepted; ``None`` accepts every loss. What cannot be done
-                cannot be accepted.
+            mode: the guarantee that the job asks for.
+            accepted: reasons of the losses that the user has accepted; ``None`` accepts every loss. An impossible
+                restore cannot be accepted.
         """
         if not self.bad:
             return None
@@ -149,7 +149,7 @@ class Preflight:
         return [*told, *hints, f"{self.subject}: {self.verdict}"]
 
     def to_json(self) -> dict[str, Json]:
-        """The same for programs."""
+        """The same as JSON, for programs."""
         return {
             "checkpoint": self.subject,
             "verdict": self.verdict.value,

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from tests.project import parity_checks as checks
-from tools.parity_data import Malformed, Parity, Row, load
-from tools.write_parity import DATA, PAGE, ROOT, render
+from tools.parity import checks
+from tools.parity.data import Malformed, Parity, Row, load
+from tools.parity.write import DATA, PAGE, ROOT, render
 
 ROW = Row(
     id="CheckpointConfig.set_checkpoint_timeout",
@@ -76,7 +76,7 @@ def test_nothing_is_invented(parity: Parity) -> None:
 
 
 def test_the_page_is_what_is_rendered(parity: Parity) -> None:
-    assert PAGE.read_text(encoding="utf-8") == render(parity), "run tools/write_parity.py"
+    assert PAGE.read_text(encoding="utf-8") == render(parity), "run tools/parity/write.py"
 
 
 # --- the checks, on data that is broken ------------------------------------------------------------------------------
@@ -161,7 +161,7 @@ def test_code_that_is_not_there(tmp_path: Path, code: str) -> None:
         "tests/project/test_parity.py::test_that_is_not_here",
         "tests/project/test_parity.py::TestNothing::test_the_page_is_what_is_rendered",
         "tests/project/test_parity.py::none",
-        "tests/project/parity_checks.py::unproved",
+        "tools/parity/checks.py::unproved",
         "tests/unit/filesystem/test_filesystem.py::TestPosix::test_that_is_not_in_the_contract",
         "tests/unit/filesystem/test_filesystem.py::TestPosix",
     ],

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tools import extract_parity as extraction
-from tools import parity_names
-from tools.extract_parity import Document
-from tools.parity_documents import (
+from tools.parity import extract as extraction
+from tools.parity import names as parity_names
+from tools.parity.documents import (
     Incomplete,
     Named,
     Section,
@@ -21,6 +20,7 @@ from tools.parity_documents import (
     sphinx,
     summary,
 )
+from tools.parity.extract import Document
 
 MODULE = '''\
 # A licence

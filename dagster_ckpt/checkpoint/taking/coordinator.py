@@ -5,13 +5,17 @@ so the job never waits for it. The coordinator knows neither Spark nor Dagster.
 
 The same failures count as in Flink: a source that cannot tell its progress, an id that cannot be issued, a pin that
 fails, data that cannot be written, ``_metadata`` that cannot be published, an attempt that expires. Each attempt counts
-once, and only failures in a row count: a completed checkpoint resets the count. Five incomplete captures in a row count
-as one failure; fewer do not count, because the next batch may be complete.
+once, and only failures in a row count: a completed checkpoint resets the count, and so does each start, for a
+coordinator belongs to one start. Five incomplete captures without a completed checkpoint between them count as one
+failure; fewer do not count, because the next batch may be complete. The last checkpoint of a job is not borne: its
+failure is raised at once (:meth:`CheckpointCoordinator.finish`).
 
 These do not count: a turn without an attempt (no new batch, the pause, too many attempts at once), an attempt that a
 newer checkpoint overtook, an attempt in progress when the job ends, old checkpoints that cannot be deleted, and
 savepoints. In Flink a completed savepoint resets the count too; here it does not, because a savepoint says nothing
-about the checkpoint storage. A run that is fenced stops at once.
+about the checkpoint storage.
+
+A run that is fenced stops at once.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from dagster_ckpt.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from dagster_ckpt.filesystem.hdfs.hdfs import HdfsFileSystem
+else:  # hidden from type checkers, which would take every name for one that is there
+    __getattr__, __dir__ = lazy_names(__name__)
 
 __all__ = ["HdfsFileSystem"]
-
-__getattr__, __dir__ = lazy_names(__name__, {"HdfsFileSystem": f"{__name__}.hdfs"})

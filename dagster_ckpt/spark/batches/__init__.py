@@ -1,4 +1,4 @@
-"""Batches: their plans, the one in flight, and their replay."""
+"""Batches: their plans, the batch in flight, and their replay."""
 
 from dagster_ckpt.spark.batches.archiver import Archiver
 from dagster_ckpt.spark.batches.in_flight import BatchInFlight, batch_in_flight, fingerprint

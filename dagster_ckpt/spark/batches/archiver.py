@@ -1,4 +1,4 @@
-"""Keeping the archive of a running query's plans up to date, beside it."""
+"""Archiving the batch plans of a running query, in the background."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ __all__ = ["Archiver"]
 
 _log = logging.getLogger(__name__)
 
-#: Seconds between two looks at what was planned, at least. What is planned in between is in the live location only.
+#: Seconds between two looks for new plans, at least. Until the next look, a new plan is in the live location only.
 _EVERY = 1.0
 #: Seconds that the end of a run waits for the last plans; a writer that hangs in the storage ends with the process.
 _LAST = 5.0
 
 
 class Archiver:
-    """Archives the plans of one query.
+    """Archives the batch plans of one query.
 
     Args:
-        plans: reads them.
-        writer: stores them.
-        retained: the completed checkpoints there are.
+        plans: reads the plans.
+        writer: stores the plans.
+        retained: returns the completed checkpoints that exist.
         clock: monotonic time.
-        longest: seconds between two looks, while nothing is planned.
+        longest: seconds between two looks while no batch is planned.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Archiver:
         self._running: Future[bool] | None = None
 
     def tick(self) -> None:
-        """Archive in the background what is due; never waits.
+        """Archive due plans in the background; never waits.
 
         Raises:
             Fenced: a newer run has taken the job over.
@@ -73,11 +73,11 @@ class Archiver:
             self._running = self._pool.submit(self._archive, None, pack=pack)
 
     def completed(self) -> None:
-        """A checkpoint completed: what was archived before is packed with the next tick."""
+        """Note that a checkpoint completed: the next tick packs what was archived before."""
         self._pack = True
 
     def archive(self, batch: int) -> None:
-        """Archive the plans up to ``batch``, which is under way; they are durable on return. For any thread.
+        """Archive the plans up to ``batch``, which is under way; they are durable on return. Callable from any thread.
 
         Raises:
             Fenced: a newer run has taken the job over.
@@ -86,14 +86,14 @@ class Archiver:
         self._archive(batch, pack=False)
 
     def close(self) -> None:
-        """Archive what is left, as far as the storage takes it, and end."""
+        """Archive the remaining plans, as far as the storage takes them, and end."""
         last = self._pool.submit(self._archive, None, pack=False)
-        with contextlib.suppress(OSError, CheckpointError):  # to have waited in vain is an OSError, too
+        with contextlib.suppress(OSError, CheckpointError):  # a timeout is an OSError, too
             last.result(timeout=_LAST)
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _archive(self, until: int | None, *, pack: bool) -> bool:
-        """Archive what there is, and whether there was anything."""
+        """Archive new plans; returns whether there were any."""
         with self._lock:
             self._unsent += self._plans.new(until)
             if found := bool(self._unsent):

@@ -1,6 +1,6 @@
-"""The batch that a query was running when it or its process ended: planned, begun, and not committed.
+"""The batch in flight: the batch that a query had planned and not committed when the query or its process ended.
 
-Read from the live checkpointLocation, without a JVM, by the run itself or by a sensor on the same host.
+It is read from the live location, without a JVM, by the run itself or by a sensor on the same host.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ __all__ = ["BatchInFlight", "batch_in_flight", "fingerprint"]
 
 _log = logging.getLogger(__name__)
 
-#: Of a source's log of more bytes than this the plan is not read, so that whoever asks stays fast.
+#: A plan is read only from source logs of at most this many bytes, so that the caller stays fast.
 _MOST_BYTES = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class BatchInFlight:
-    """A batch under way.
+    """A batch that is under way.
 
     Attributes:
-        batch: its number.
-        plan: fingerprint of what it reads, ``None`` when that cannot be told.
+        batch: the batch's number.
+        plan: the fingerprint of what the batch reads, ``None`` when unknown.
     """
 
     batch: int
@@ -38,7 +38,7 @@ class BatchInFlight:
 
 
 def batch_in_flight(live: LiveLocation) -> BatchInFlight | None:
-    """The batch under way in a live checkpointLocation; never raises, ``None`` also when nobody can tell."""
+    """The batch under way in a live location, ``None`` also when that is unknown; never raises."""
     try:
         location = live.location()
         batch = location.planned() if live.has_begun() else None
@@ -49,16 +49,16 @@ def batch_in_flight(live: LiveLocation) -> BatchInFlight | None:
 
 
 def fingerprint(plan: PlannedBatch) -> str:
-    """A digest of what a batch reads: its sources' offsets, and the files where a source's offset does not name them.
+    """A digest of what a batch reads: its sources' offsets, and the files of sources whose offsets do not name them.
 
-    Not of its watermark, its time and its settings, which say nothing about the data.
+    Watermark, time and settings are left out, because they say nothing about the data.
     """
     what = [[list(source) for source in planned_offsets(plan).sources], planned_files(plan)]
     return hashlib.sha256(json.dumps(what).encode()).hexdigest()
 
 
 def _logged(location: CheckpointLocation, batch: int) -> Iterator[str]:
-    """The files in which file sources have logged what the batch reads; a compacted one repeats all before it."""
+    """The logs of file sources that list what the batch reads; a ``.compact`` file also repeats all earlier entries."""
     offsets = location.offsets(batch)
     for source, _ in offsets.sources:
         entry = offsets.file_source_offset(source)
@@ -72,6 +72,6 @@ def _plan(location: CheckpointLocation, batch: int) -> str | None:
             return None
         plans = PlannedBatches(location, batch - 1).new(batch)
         return fingerprint(plans[0]) if plans else None
-    except Exception as error:  # without it the batch is told by its number alone
+    except Exception as error:  # without a plan, the batch's number alone identifies the batch
         _log.info("It cannot be told what batch %d of %s reads: %s", batch, location.shown, error)
         return None

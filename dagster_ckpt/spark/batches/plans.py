@@ -1,8 +1,8 @@
-"""Spark's plans of batches: reading them while a query runs, and laying them out again for a replay.
+"""Spark's batch plans: reading them while a query runs, and laying them out again for a replay.
 
-A file source writes what a batch will read into a log of its own, ``sources/<source>/<entry>``, and only the number
-of the entry into ``offsets/<batch>``. Every tenth entry or so is a ``.compact`` one, which repeats all before it; of
-such an entry a plan keeps only what the batch added; a replay puts the earlier lines before it again.
+A file source lists the files of a batch in a log of its own, ``sources/<source>/<entry>``, and puts only the number of
+the entry into ``offsets/<batch>``. About every tenth entry is a ``.compact`` entry, which repeats all earlier lines.
+From a ``.compact`` entry the plan keeps only this batch's lines; replay restores the earlier ones.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from dagster_ckpt.stored_json import believed, parsed, shown
 
 __all__ = ["PlannedBatches", "forget_plan", "lay_out", "planned_files", "planned_offsets"]
 
-#: Entries that are written anew at once, at most; more are in no log that Spark compacts.
+#: How many entries are rewritten at most; a log that Spark compacts never needs more.
 _MOST_ENTRIES = 100_000
 _ENTRY = re.compile(r"(0|[1-9][0-9]{0,17})(\.compact)?")
 _OTHER = "Restore another checkpoint, or launch with replay_to: none."
 
 
 class PlannedBatches:
-    """The plans of a running query, each read once.
+    """The batch plans of a running query, each read once.
 
     Args:
-        location: the live checkpointLocation.
-        after: the last batch whose plan is not wanted, -1 for none.
+        location: the live location.
+        after: the last batch whose plan is not needed, -1 for none.
     """
 
     def __init__(self, location: CheckpointLocation, after: int) -> None:
@@ -46,10 +46,10 @@ class PlannedBatches:
         self.last = after
 
     def new(self, until: int | None = None) -> list[PlannedBatch]:
-        """The plans that were written since this was last asked, in order.
+        """The plans that were written since the last call, in order.
 
         Args:
-            until: the last batch that is wanted; by default whatever is planned.
+            until: the last batch to return; by default the newest planned batch.
         """
         if until is None:
             until = self._location.newest()
@@ -60,7 +60,7 @@ class PlannedBatches:
             except CaptureIncomplete:
                 if batch == until:
                     break
-                # Purged already, or never written: asynchronous progress tracking leaves gaps.
+                # Purged or never written: asynchronous progress tracking leaves gaps.
             self.last = batch
         return found
 
@@ -91,18 +91,18 @@ class PlannedBatches:
 
 
 def lay_out(plan: PlannedBatch, location: Path) -> None:
-    """Write the plan of a batch into a checkpointLocation whose last batch is the one before.
+    """Write a batch plan into a checkpointLocation whose last batch is the previous one.
 
-    The location may hold a plan of the batch already, the same or (when it was planned anew since) another one.
+    The location may already hold a plan of the batch: the same plan, or another one if Spark planned the batch anew.
 
     Raises:
-        CorruptCheckpoint: the location is not such a one, or the plan has a file that no plan of Spark's has. Of a
-            plan nothing was written then.
+        CorruptCheckpoint: the location has another last batch, or the plan has a file that Spark would not write. The
+            plan is then not written at all.
     """
     with _believed(f"The plan of batch {plan.batch}"):
         _check_names(plan)
     forget_plan(location, plan.batch)
-    # The plan itself last: when it is there, all it refers to is.
+    # The plan itself comes last: when the plan exists, everything that the plan refers to exists.
     for name, text in sorted(plan.files.items(), key=lambda item: item[0].startswith("offsets/")):
         target = location / name
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -110,19 +110,19 @@ def lay_out(plan: PlannedBatch, location: Path) -> None:
         with _believed(f"The log that {name} of the plan of batch {plan.batch} continues"):
             content = _compacted(target, text) if name.endswith(COMPACT) else text
         temporary.write_text(content, encoding="utf-8")
-        target.with_name(f".{target.name}.crc").unlink(missing_ok=True)  # it would describe other bytes
+        target.with_name(f".{target.name}.crc").unlink(missing_ok=True)  # it describes other bytes
         temporary.replace(target)
 
 
 def forget_plan(location: Path, batch: int) -> None:
-    """Take the plan of a batch that did not run out of a checkpointLocation, so that Spark plans it anew.
+    """Remove the plan of a batch that did not run from a checkpointLocation, so that Spark plans the batch anew.
 
-    Its files go back to those that are still to be read: without this, Spark would read all that is in a source's log
-    as one batch, whatever its batch size is now.
+    The batch's files become unread again. If they stayed in the source's log, Spark would read them all as one batch,
+    whatever the current batch size is.
 
     Args:
         location: a checkpointLocation that no query uses.
-        batch: the one after the last that was committed; nothing happens when it is not planned.
+        batch: the batch after the last committed batch; nothing happens when that batch has no plan.
 
     Raises:
         CorruptCheckpoint: a source's log is not as Spark writes it.
@@ -147,7 +147,7 @@ def planned_files(plan: PlannedBatch) -> list[str]:
     """The URIs of the files that a batch reads from file sources, sorted.
 
     Raises:
-        CorruptCheckpoint: the plan does not tell.
+        CorruptCheckpoint: the plan is damaged.
     """
     with _believed(f"The plan of batch {plan.batch}"):
         return sorted(
@@ -160,10 +160,10 @@ def planned_files(plan: PlannedBatch) -> list[str]:
 
 
 def planned_offsets(plan: PlannedBatch) -> OffsetEntry:
-    """The entry of the write-ahead log.
+    """The plan's entry of the write-ahead log.
 
     Raises:
-        CorruptCheckpoint: the plan has none, or not a whole one.
+        CorruptCheckpoint: the entry is missing or incomplete.
     """
     where = f"offsets/{plan.batch}"
     with _believed(f"The plan of batch {plan.batch}"):
@@ -175,10 +175,10 @@ def planned_offsets(plan: PlannedBatch) -> OffsetEntry:
 
 
 def _check_names(plan: PlannedBatch) -> None:
-    """Make sure that a plan has the files that Spark wrote for the batch, and no other.
+    """Make sure that a plan has only files that Spark wrote for the batch.
 
     Raises:
-        ValueError: it has another.
+        ValueError: the plan has another file.
     """
     offsets = planned_offsets(plan)
     last = {source: offsets.file_source_offset(source) for source, _ in offsets.sources}
@@ -196,7 +196,7 @@ def _believed(what: str) -> contextlib.AbstractContextManager[None]:
 
 
 def _cut(directory: Path, last: int) -> None:
-    """Cut the entries after ``last`` off a source's log."""
+    """Remove the entries after ``last`` from a source's log."""
     numbers = {path: int(path.name.split(".")[0]) for path in directory.iterdir() if path.name[0].isdigit()}
     later = sorted(path for path, number in numbers.items() if number > last)
     compacted = [path for path in later if path.name.endswith(COMPACT)]
@@ -204,7 +204,7 @@ def _cut(directory: Path, last: int) -> None:
     try:
         log_files(kept, last, str(directory))
     except CaptureIncomplete:
-        # A later compaction has taken the entries in that it repeats: they are taken out of it again.
+        # A later compaction has replaced the entries that it repeats: restore these entries from it.
         first = min(compacted, key=numbers.__getitem__, default=None)
         if first is None:
             raise
@@ -220,7 +220,7 @@ def _cut(directory: Path, last: int) -> None:
 
 
 def _split(compacted: Path, base: int, last: int) -> None:
-    """Write the entries up to ``last`` that a compacted one repeats: up to ``base`` compacted, then one by one."""
+    """Restore the entries up to ``last`` from a compacted entry: one compact file up to ``base``, then single files."""
     lines = [line for line in compacted.read_text(encoding="utf-8").split("\n")[1:] if line]
     by_entry: dict[int, list[str]] = {}
     for line in lines:
@@ -232,7 +232,7 @@ def _split(compacted: Path, base: int, last: int) -> None:
 
 
 def _compacted(target: Path, added: str) -> str:
-    """The text of a compacted entry: all there is before it, and what it added."""
+    """The text of a compacted entry: all earlier lines, and the lines that the entry added."""
     directory, entry = target.parent, int(target.name.removesuffix(COMPACT))
     names = frozenset(path.name for path in directory.iterdir())
     try:

@@ -1,11 +1,11 @@
-"""Running batches again with the boundaries they had, whatever the session's batch sizes are now.
+"""Running batches again with their earlier boundaries, whatever the session's batch sizes are now.
 
-Spark runs a batch it finds planned as it was planned, but only the last one it finds. So the plans are laid out one at
-a time, and each is run by a query that ends with it.
+Spark runs a planned batch as planned, but only the last planned batch that it finds. So the plans are laid out one at a
+time, and a separate query runs each batch and ends with it.
 
-Each of these queries loads the state anew. Where RocksDB stores a batch's changes only, Spark stores the state as a
-whole now and then in the background, but no such query lives until then: all changes since the checkpoint would be
-applied again for each batch. So every now and then a batch of a replay stores the whole state.
+Each query loads the state anew. Where RocksDB stores only a batch's changes, Spark stores the whole state now and then
+in the background, but none of these queries lives long enough for that: every batch would apply all changes since the
+checkpoint again. So at intervals a batch of a replay stores the whole state.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 __all__ = ["replay_batches"]
 
 _LOOK = 1
-#: So many batches are not worth a whole state.
+#: So few remaining batches do not justify storing the whole state.
 _FEW = 3
-#: Batches from one that stores the whole state to the next, as for a snapshot of Spark's own.
+#: Batches from one that stores the whole state to the next, the same as for Spark's own snapshots.
 _WHOLE_STATE_EVERY = 10
 
 
@@ -47,23 +47,23 @@ def replay_batches(
     begun: Callable[[StreamingQuery], None],
     progress: Callable[[int], None],
 ) -> bool:
-    """Run all of ``plans`` but the last, which is laid out and run by the next start of the query.
+    """Run all of ``plans`` but the last, which is laid out for the next start of the query to run.
 
     Args:
-        session: of the query.
-        writer: of the query, with ``live`` as its checkpointLocation.
-        live: after the batch before the first of ``plans``.
-        plans: batches in order, without a gap.
-        cancel: set when the run is to stop.
+        session: the query's session.
+        writer: the query's writer, with ``live`` as its checkpointLocation.
+        live: the live location; its last batch is the one before ``plans``.
+        plans: the batches in order, without a gap.
+        cancel: set when the run should stop.
         raise_failure: raises if the query has failed.
-        begun: is given each query that was started for a batch.
-        progress: is told of each batch that is done.
+        begun: called with each query that was started for a batch.
+        progress: called with each batch that is done.
 
     Returns:
-        ``False`` when it was canceled.
+        ``False`` when the replay was canceled.
 
     Raises:
-        CheckpointFailure: a query ended without an error and without its batch.
+        CheckpointFailure: a query ended without an error and without running its batch.
     """
     from pyspark.errors import StreamingQueryException  # noqa: PLC0415 - PySpark is loaded where it runs
 
@@ -80,7 +80,7 @@ def replay_batches(
                 query = writer.start()
             begun(query)
             try:
-                with contextlib.suppress(StreamingQueryException):  # raised in order by `raise_failure`
+                with contextlib.suppress(StreamingQueryException):  # `raise_failure` raises it in order
                     while not query.awaitTermination(_LOOK) and not cancel.is_set():
                         pass
                 if cancel.is_set():
@@ -98,7 +98,7 @@ def replay_batches(
 
 @contextmanager
 def _one_batch(writer: DataStreamWriter) -> Iterator[None]:
-    """The writer with a trigger for a single batch, and then with its own again."""
+    """Give the writer a trigger for a single batch, and its own trigger again afterwards."""
     java = writer._jwrite  # noqa: SLF001 - PySpark's writer has no getter for its trigger
     kept = java_field(java, "trigger")
     writer.trigger(once=True)
@@ -110,7 +110,7 @@ def _one_batch(writer: DataStreamWriter) -> Iterator[None]:
 
 @contextmanager
 def _whole_state(session: SparkSession, *, wanted: bool) -> Iterator[None]:
-    """Have the query that is started here store its whole state; it copies the settings of its session."""
+    """Make a query that starts within this context store its whole state; a query copies its session's settings."""
     kept = session.conf.get(CHANGELOG_CONF, None)
     if not wanted or kept != "true":
         yield

@@ -1,4 +1,4 @@
-"""The line of starts that leads to a start, and the batches on it that are run again as they were."""
+"""The line of starts that leads to a start, and the batches of that line that run again as they were."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from dagster_ckpt.spark.sinks import Sink
 
 __all__ = ["KnownPlans", "plans_after", "plans_to_replay", "refuse_abandoned"]
 
-#: Tells the epoch that a start goes on from, and the plans of the batches after what it restores.
+#: Returns the epoch that a start continues, and the plans of the batches after the restored checkpoint.
 KnownPlans: TypeAlias = "Callable[[], tuple[int | None, list[PlannedBatch]]]"
 
 
 def plans_after(catalog: CheckpointCatalog, target: Newest) -> tuple[int | None, list[PlannedBatch]]:
-    """The epoch of the lineage that this one goes on from, and the plans of the batches after."""
+    """The epoch of the lineage that this start continues, and the plans of the batches after ``target``."""
     restored = target.metadata
     after = -1 if restored is None else restored.batch
     if target.job_id is not None and (restored is None or restored.job_id != target.job_id):
-        # A lineage without a checkpoint of its own: all its line is after what it began with.
+        # A lineage without a checkpoint of its own: its whole line comes after the checkpoint that it began with.
         own = catalog.records.plans(target.job_id)
         if restored is None or own.newest() is not None:
             return own.newest(), own.newest_after(after)
@@ -35,29 +35,29 @@ def plans_after(catalog: CheckpointCatalog, target: Newest) -> tuple[int | None,
 def plans_to_replay(
     request: RestoreRequest, sink: Sink | None, target: Newest, known: KnownPlans
 ) -> tuple[int | None, list[PlannedBatch]]:
-    """The epoch whose plans this one goes on from, and the batches that are to be run again as they were.
+    """The epoch whose plans this start continues, and the batches that must run again as they were.
 
     Raises:
-        CorruptCheckpoint: what is known about them is not what was written.
+        CorruptCheckpoint: the records of these batches are not what was written.
     """
     restored, can_roll_back = target.metadata, sink is None or sink.can_roll_back
     last = request.last_replayed(can_roll_back=can_roll_back)
     if last is None:
-        with contextlib.suppress(CorruptCheckpoint):  # who asks for no replay wants it to start nevertheless
+        with contextlib.suppress(CorruptCheckpoint):  # a start without a replay goes on even if plans are damaged
             return known()[0], []
         return None, []
     line, plans = known()
     if restored is None and can_roll_back:
         return line, []
-    # Before the first checkpoint, too: what a sink has seen and cannot take back, it must see again as it was.
+    # Even before the first checkpoint: a sink that cannot roll back must get the same batches again.
     return line, [plan for plan in plans if plan.batch <= last]
 
 
 def refuse_abandoned(catalog: CheckpointCatalog, restored: CheckpointMetadata, sink: Sink) -> None:
-    """A sink that only replaces batches holds those of the line that was written last, and no others.
+    """Refuse a checkpoint off the newest line: a sink that only replaces batches holds the batches of that line alone.
 
     Raises:
-        SinkMismatch: the checkpoint is not on that line.
+        SinkMismatch: the checkpoint is not on the newest line.
     """
     previous = catalog.choice()
     plans = catalog.records.plans(restored.job_id)

@@ -1,4 +1,4 @@
-"""What a checkpoint takes of Spark's state."""
+"""Capturing Spark's state for a checkpoint."""
 
 from dagster_ckpt.spark.capture.source import StreamingSource
 

@@ -1,8 +1,8 @@
-"""Pinning what a restart after one committed batch needs, where the live location is in the storage.
+"""Pinning what a restart after one committed batch needs, from a live location in the storage.
 
-The location is listed once, with the version of every object. Logs are read and written down here, they are small.
-The files of state stores are pinned by their versions and stay where they are: only what names other files is read.
-Spark may delete a pinned object before it is copied: that drops the checkpoint attempt, as a missing object does.
+The location is listed once, with the version of every object. Logs are small, so they are copied to this machine. The
+files of state stores are pinned by version and stay in the storage; only files that name other files are read. Spark
+may delete a pinned object before the object is copied: the checkpoint attempt then fails, as for any missing object.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ def capture_stored(
     """Pin everything that a restart after ``batch`` needs; as :func:`~dagster_ckpt.spark.capture.from_disk.capture`.
 
     Args:
-        location: the live checkpointLocation; pass the same object every time, it remembers what it read.
+        location: the live location; pass the same object every time, because the object remembers what it read.
         batch: a committed batch, normally the last.
-        pins: a directory of this machine that does not exist yet, for logs.
-        sink: tells the position of the query's sink, if it has one that a checkpoint covers.
+        pins: a directory for logs on this machine; it must not exist yet.
+        sink: tells the position of the query's sink, if checkpoints cover that sink.
 
     Raises:
-        CaptureIncomplete: something is missing or has another size than it must; ``pins`` is gone again.
-        RestoreRefused: the query is of a kind that cannot be checkpointed; ``pins`` is gone again.
-        StorageError: the storage failed; ``pins`` is gone again.
+        CaptureIncomplete: something is missing or has the wrong size; ``pins`` has been removed again.
+        RestoreRefused: a query of this kind cannot be checkpointed; ``pins`` has been removed again.
+        StorageError: the storage failed; ``pins`` has been removed again.
     """
     listed = location.listed()
     pins.mkdir(mode=0o700, parents=True)
@@ -79,7 +79,7 @@ class _StoredCapture(Capture):
         return PinnedFile(key, str(local), source.of.size, identity, not key.startswith(ONE_BATCH))
 
     def _reader(self, path: str) -> StoreReader:
-        # Nothing has to be brought here to stay as it is: the version does that.
+        # The object's version keeps the bytes unchanged, so nothing is copied to this machine.
         return StoreReader(
             pin=Path,
             snapshot_members=lambda name: self._listed.parsed_head(f"{path}/{name}", snapshot_members),
@@ -87,7 +87,7 @@ class _StoredCapture(Capture):
         )
 
     def _pin_stores(self, stores: Iterable[StateStore], offsets: OffsetEntry, operator: OperatorEntry) -> None:
-        # Each store has one file or two to be read, and each read takes as long as the network does.
+        # One or two files are read per state store, and each read waits for the network: read in parallel.
         listed = list(stores)
         if not listed:
             return

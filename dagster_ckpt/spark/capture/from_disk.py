@@ -1,7 +1,7 @@
-"""Pinning, while the query runs, everything that a restart after one committed batch needs.
+"""Pinning everything that a restart after one committed batch needs, while the query runs.
 
-A pin is a hard link (a copy on another disk): it costs no bytes, takes microseconds, and Spark may then
-delete or replace the name. What is missing or short drops the whole checkpoint attempt; nothing partial is returned.
+A pin is a hard link (a copy if on another disk): it costs no bytes and takes microseconds, and Spark may then delete or
+replace the original name. A missing or short file fails the whole checkpoint attempt; no partial result is returned.
 """
 
 from __future__ import annotations
@@ -46,28 +46,28 @@ _CANNOT_LINK = frozenset({errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSU
 CHECKPOINT = "checkpoint"
 _SINK = "sink"
 _DEFAULT_STORE = "default"
-#: Of no interest to the checkpoint after the next: every batch has its own.
+#: Useless to any later checkpoint: every batch has its own.
 ONE_BATCH = (f"{CHECKPOINT}/offsets/", f"{CHECKPOINT}/commits/")
 
 
 def capture(location: CheckpointLocation, batch: int, pins: Path, *, sink: PositionReader | None = None) -> Snapshot:
     """Pin everything that a restart after ``batch`` needs into the fresh directory ``pins``.
 
-    That is the write-ahead log around the batch (with the planned next batch where there is one, so that it
-    replays with the same boundaries), the sources' logs up to there, version ``batch + 1`` of every store
-    of every stateful operator, and the position of the ``sink`` after the batch.
+    These are the write-ahead log around the batch (with the next batch if planned, so that it replays with the same
+    boundaries), the sources' logs up to the batch, version ``batch + 1`` of every state store of every stateful
+    operator, and the position of the ``sink`` after the batch.
 
     Args:
-        location: the live checkpointLocation; pass the same object every time, it caches what it parsed.
+        location: the live location; pass the same object every time, because the object caches what it parsed.
         batch: a committed batch, normally the last.
-        pins: a directory that does not exist yet, on the disk of the location where possible. It holds the
-            snapshot's files, flat; ``Snapshot.release`` removes it.
-        sink: tells the position of the query's sink, if it has one that a checkpoint covers.
+        pins: a directory that does not exist yet, on the disk of the location if possible. The directory holds the
+            snapshot's files, flat; ``Snapshot.release`` removes the directory.
+        sink: tells the position of the query's sink, if checkpoints cover that sink.
 
     Raises:
-        CaptureIncomplete: something is missing or has another size than it must; ``pins`` is gone again.
-        RestoreRefused: the query is of a kind that cannot be checkpointed (continuous processing, an unknown
-            state store provider, a newer log format); ``pins`` is gone again.
+        CaptureIncomplete: something is missing or has the wrong size; ``pins`` has been removed again.
+        RestoreRefused: a query of this kind cannot be checkpointed (continuous processing, an unknown state store
+            provider, a newer log format); ``pins`` has been removed again.
         FileExistsError: ``pins`` exists.
     """
     pins.mkdir(mode=0o700, parents=True)
@@ -81,7 +81,7 @@ class _Operator:
 
 
 class Capture:
-    """One capture, see :func:`capture`; the fresh directory ``pins`` exists already."""
+    """One capture, see :func:`capture`; the new directory ``pins`` exists already."""
 
     def __init__(self, location: CheckpointLocation, batch: int, pins: Path) -> None:
         self._location = location
@@ -91,7 +91,7 @@ class Capture:
         self._files: dict[str, PinnedFile] = {}
 
     def take(self, sink: PositionReader | None) -> Snapshot:
-        """Pin everything; raises as :func:`capture`, and removes the pins then."""
+        """Pin everything; raises as :func:`capture`, and then removes the pins."""
         try:
             return self._take(sink)
         except BaseException:
@@ -103,7 +103,7 @@ class Capture:
         where = f"commits/{self._batch}"
         commit = parse_commit(self._text(where), where)
         offsets = self._offsets(self._batch)
-        # Spark restarts from the newest entry and the one before it.
+        # Spark restarts from the newest entry and the entry before it.
         previous = self._location.previous_offsets(self._batch)
         if previous is not None:
             self._pin(f"offsets/{previous}")
@@ -113,7 +113,7 @@ class Capture:
         self._sources([offsets, *([planned] if planned else [])])
         operators = self._state(offsets, commit)
         if operators and previous not in (None, self._batch - 1):
-            # Only asynchronous progress tracking leaves gaps, and only stateless queries can have it.
+            # Only asynchronous progress tracking leaves gaps, and only stateless queries can use it.
             raise CaptureIncomplete(f"offsets/{self._batch - 1} is gone", hint=NEXT_BATCH)
         position = None if sink is None else sink.pin_position(self._batch, self._pin_of_sink)
         with believed(f"What Spark says of batch {self._batch}", NEXT_BATCH, CaptureIncomplete):
@@ -149,7 +149,7 @@ class Capture:
             return None
         if planned.partitions == offsets.partitions:
             return planned
-        # An offline repartition, which reads no data. Spark refuses to start on half of one.
+        # The next batch is an offline repartition, which reads no data. Spark does not start on half a repartition.
         os.unlink(self._files.pop(f"{CHECKPOINT}/offsets/{self._batch + 1}").local)  # noqa: PTH108
         return None
 
@@ -158,11 +158,11 @@ class Capture:
             directory = f"sources/{source}"
             offsets = [offset for entry in entries if (offset := entry.file_source_offset(source)) is not None]
             if not offsets:
-                # Another kind of source: what it keeps here (where it began) is written once and read again.
+                # Not a file source: its files here (where the source began) are written once and read at each start.
                 self._pin_tree(directory)
                 continue
-            # Entries after this offset were listed by a batch that the snapshot does not know. Keeping them
-            # would make Spark read all of them as one batch.
+            # Later entries belong to a batch that the snapshot does not know. If these entries stayed, Spark would read
+            # all their files as one batch.
             for name in log_files(self._location.names(directory), max(offsets), directory):
                 self._pin(f"{directory}/{name}")
 
@@ -191,9 +191,9 @@ class Capture:
     ) -> int:
         """How many partitions really hold state.
 
-        Format v2 names every partition in the commit. For v1 it is what the write-ahead log says: the
-        operator's metadata is not rewritten by an offline repartition. Operators that Spark runs in one
-        partition (an aggregation without keys, a limit) have partition 0 and no other, whatever both say.
+        Format v2 names every partition in the commit. For v1 the write-ahead log has the number, because an offline
+        repartition does not rewrite the operator's metadata. Operators that Spark runs in one partition (an aggregation
+        without keys, a limit) only have partition 0, whatever log and metadata say.
         """
         if unique_ids is not None:
             if any(len(stores) != len(entry.stores) for stores in unique_ids):
@@ -208,7 +208,7 @@ class Capture:
     def _stores(
         self, operator: OperatorEntry, partitions: int, unique_ids: tuple[tuple[str, ...], ...] | None
     ) -> Iterator[StateStore]:
-        """Each store, listed when it is asked for: what is listed may be gone soon."""
+        """Each state store, listed as late as possible, because listed files may soon be deleted."""
         for partition in range(partitions):
             for index, store in enumerate(operator.stores):
                 path = f"state/{operator.id}/{partition}"
@@ -222,7 +222,7 @@ class Capture:
             self._pin_store(store, self._plan(store, offsets, operator))
 
     def _plan(self, store: StateStore, offsets: OffsetEntry, operator: OperatorEntry) -> list[StateFile]:
-        """The files that the version of a store needs; those that name others are pinned already."""
+        """The files that the version of a store needs; files that name other files are pinned already."""
         layout = offsets.provider(self._location.providers)
         if offsets.provider_class not in LAYOUTS:
             _check_layout(store, offsets.provider_class, layout, operator)
@@ -274,7 +274,7 @@ class Capture:
         return self._pin_file(f"{self._live}/{path}", f"{CHECKPOINT}/{path}", size=size)
 
     def _pin_file(self, source: str, path: str, *, size: int | None = None) -> str:
-        # Text and not Path: this runs for every file, while Spark may delete the next one.
+        # Strings rather than `Path`, for speed: this runs for every file, while Spark may delete the next one.
         known = self._files.get(path)
         if known is None:
             target = f"{self._target}/{len(self._files)}-{path.rpartition('/')[2]}"
@@ -300,7 +300,7 @@ def _read_operator(metadata: Path) -> OperatorEntry:
 
 
 def _check_layout(store: StateStore, provider_class: str, layout: StateLayout, operator: OperatorEntry) -> None:
-    """What a user says of a class is that it keeps the files of ``layout``: any other file is refused."""
+    """Refuse files that ``layout`` would not write: the user has declared ``layout`` for this provider class."""
     for name in unplanned(store, layout):
         if name not in operator.stores:
             own = next(spark for spark, known in LAYOUTS.items() if known is layout)
@@ -312,7 +312,7 @@ def _check_layout(store: StateStore, provider_class: str, layout: StateLayout, o
 
 
 class Vanished(CaptureIncomplete):
-    """A file was not there when it was to be pinned."""
+    """A file was missing when it was to be pinned."""
 
 
 def _link_or_copy(source: str, target: str) -> os.stat_result:

@@ -1,8 +1,7 @@
-"""Reading the two files of Spark's RocksDB state store that name other files.
+"""Reading the two kinds of files of Spark's RocksDB state store that name other files.
 
-A snapshot ``V.zip`` names the SST files it needs; a changelog of state format v2 names the versions it
-builds on. Both are read without a JVM, so that a checkpoint can be planned from any process that sees the
-checkpointLocation.
+A snapshot ``V.zip`` names the SST files it needs; a changelog of state format v2 names the versions it builds on. Both
+are read without a JVM, so any process that sees the checkpointLocation can plan a checkpoint.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ _BLOCK_HEADER = struct.Struct("<BiiI")  # token, compressed length, original len
 _RAW = 0x10
 _LZ4 = 0x20
 _PIECE = 512
-#: Bytes of what a snapshot says of its files, of which it has thousands at most.
+#: Limit in bytes for a snapshot's metadata, which lists thousands of files at most.
 _LONGEST_METADATA = 64 << 20
 _LINEAGE_VERSIONS = frozenset({"v3", "v4"})
 
@@ -40,8 +39,8 @@ class SnapshotMember(NamedTuple):
     """A file that a RocksDB snapshot needs besides its zip.
 
     Attributes:
-        path: relative to the directory of the store, for example ``SSTs/000012-<uuid>.sst``.
-        size: bytes, as the snapshot recorded them when it was committed.
+        path: relative to the directory of the state store, for example ``SSTs/000012-<uuid>.sst``.
+        size: in bytes, as the snapshot recorded it at its commit.
     """
 
     path: str
@@ -56,7 +55,7 @@ class LineageItem(NamedTuple):
 
 
 def snapshot_members(archive: Path) -> tuple[SnapshotMember, ...]:
-    """The SST and log files that the RocksDB snapshot ``archive`` (a ``V.zip``) needs.
+    """The SST and log files that ``archive``, a RocksDB snapshot ``V.zip``, needs.
 
     Raises:
         UnreadableStateFile: the zip is truncated or its inner ``metadata`` is of an unknown kind.
@@ -87,17 +86,17 @@ def snapshot_members(archive: Path) -> tuple[SnapshotMember, ...]:
         EOFError,
         ArithmeticError,
         struct.error,
-        RuntimeError,  # it has a password, or an unknown method of compression
+        RuntimeError,  # the zip has a password, or an unknown method of compression
         OSError,
     ) as error:
-        if isinstance(error, OSError) and error.errno != errno.EINVAL:  # which is what a place before its start gives
+        if isinstance(error, OSError) and error.errno != errno.EINVAL:  # EINVAL: an offset before the file's start
             raise
         raise UnreadableStateFile(f"{archive.name}: not a RocksDB snapshot ({error})") from error
     return (*ssts, *logs)
 
 
 def changelog_lineage(changelog: Path) -> tuple[LineageItem, ...]:
-    """The versions that ``changelog`` (``V_<uid>.changelog``) builds on, as far back as the last snapshot.
+    """The versions that ``changelog`` (``V_<uid>.changelog``) builds on, back to the last snapshot.
 
     Raises:
         UnreadableStateFile: not an LZ4 block stream, truncated, or a changelog version without lineage.
@@ -116,7 +115,7 @@ def changelog_lineage(changelog: Path) -> tuple[LineageItem, ...]:
 
 
 class _Head:
-    """The beginning of an LZ4 block stream, decompressed only as far as it is read."""
+    """The beginning of an LZ4 block stream, decompressed no further than the reads need."""
 
     def __init__(self, data: bytes, name: str) -> None:
         self._name = name
@@ -139,7 +138,7 @@ class _Head:
 
 
 def _pieces(data: bytes, name: str) -> Iterator[bytes]:
-    """What an LZ4 block stream holds; does not end but raises where the stream does."""
+    """The content of an LZ4 block stream; raises at the end of the stream instead of stopping."""
     at = 0
     while True:
         start = at + len(_MAGIC)
@@ -168,7 +167,7 @@ def lz4_block(source: bytes, size: int) -> bytes:
 
 
 def _lz4_pieces(source: bytes, size: int) -> Iterator[bytes]:
-    """One LZ4 block piece by piece: a lineage takes a few hundred bytes of a block of 32 KiB."""
+    """One LZ4 block, piece by piece: a lineage needs a few hundred bytes of a block of 32 KiB."""
     plain = bytearray()
     yielded = at = 0
     while at < len(source):
@@ -184,7 +183,7 @@ def _lz4_pieces(source: bytes, size: int) -> Iterator[bytes]:
         matched += 4
         if not 0 < distance <= len(plain):
             raise ValueError(f"match distance {distance} at {len(plain)} bytes")
-        # A match may overlap what it produces (distance < length): that repeats the pattern.
+        # A match may overlap its own output (distance < length): the pattern then repeats.
         pattern = plain[-distance:][:matched]
         plain += (pattern * (matched // len(pattern) + 1))[:matched]
         if len(plain) - yielded >= _PIECE:

@@ -1,4 +1,4 @@
-"""A running streaming query as the coordinator sees it: its progress, and how to pin it."""
+"""A running streaming query as the coordinator sees it: the query's progress, and how to pin a batch."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ __all__ = ["StreamingSource"]
 
 
 class StreamingSource:
-    """A live checkpointLocation and the sink behind it.
+    """A live location and the sink of its query.
 
     Args:
-        location: the live checkpointLocation.
-        pins: a directory on the same disk for pinned files.
-        sink: tells the position of the query's sink, if it has one that a checkpoint covers.
+        location: the live location.
+        pins: a directory for pinned files, on the same disk.
+        sink: tells the position of the query's sink, if checkpoints cover that sink.
         spark_version: written into each checkpoint.
-        last_progress: the latest of Spark's progress reports that was fetched, if any; asked at each capture.
+        last_progress: returns the last fetched progress report of Spark, if any; called at each capture.
         clock: monotonic time.
-        accepted_loss: what was lost or doubled in this lineage with somebody's consent, to be told by each checkpoint.
+        accepted_loss: losses and duplicates in this lineage that the user accepted; recorded in each checkpoint.
     """
 
     def __init__(
@@ -53,10 +53,10 @@ class StreamingSource:
         self._looked: Progress | None = None
 
     def progress(self) -> Progress:
-        """The last committed batch and the one in flight, in a storage as they were a moment ago.
+        """The last committed batch and the batch in flight; in a storage, as of a moment ago.
 
         Raises:
-            StorageError: they cannot be listed.
+            StorageError: the batches cannot be listed.
         """
         if self._looked is None or self._pause.is_over:
             before, self._looked = self._looked, Progress(*self._location.how_far())
@@ -64,7 +64,7 @@ class StreamingSource:
         return self._looked
 
     def look_again(self) -> None:
-        """What was seen before does not count any more."""
+        """Forget earlier observations."""
         self._looked = None
 
     def pin(self, batch: int) -> Snapshot:
@@ -83,7 +83,7 @@ class StreamingSource:
 
 
 def _numbers(report: Mapping[str, Any]) -> dict[str, Json]:
-    """What is worth keeping of a progress report. It may be of a batch close to the captured one."""
+    """The parts of a progress report worth keeping. The report may be of a batch near the captured batch."""
     operators = report.get("stateOperators") or []
     return {
         "batch": report.get("batchId"),

@@ -1,9 +1,9 @@
 """Which files a restart needs to load one version of one state store.
 
-A state store is one operator x partition x store name: one directory below ``state/``. Batch ``N`` commits
-version ``N + 1`` of every store of the query, and a restart after batch ``N`` loads exactly that version.
-The planner works on the listing of the directory and, where files name other files, on pinned copies of
-those; it touches nothing itself.
+A state store is one operator x partition x store name: one directory below ``state/``. Batch ``N`` commits version
+``N + 1`` of every state store of the query, and a restart after batch ``N`` loads exactly that version. The planner
+works on the listing of the directory and on pinned copies of the files that name other files; the planner changes
+nothing.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import assert_never
 
 from dagster_ckpt.checkpoint import NEXT_BATCH
 from dagster_ckpt.config import StateLayout
@@ -21,7 +22,7 @@ from dagster_ckpt.spark.capture.rocksdb_files import LineageItem, SnapshotMember
 __all__ = ["StateFile", "StateStore", "StoreReader", "plan_store", "unplanned"]
 
 
-#: Every name that a store's directory can list. Spark's own hidden files are of no interest.
+#: All names that may appear in a state store's directory; Spark's own hidden files (``.``) are ignored.
 _NAMES = {
     StateLayout.HDFS: re.compile(r"\..*|_metadata|\d+\.(delta|snapshot)"),
     StateLayout.ROCKSDB: re.compile(r"\..*|_metadata|SSTs|logs|\d+(_[^.]+)?\.(zip|changelog)(\.crc)?"),
@@ -30,11 +31,11 @@ _NAMES = {
 
 @dataclass(frozen=True, slots=True)
 class StateStore:
-    """One state store at the version to be planned.
+    """One state store at the version to plan.
 
     Attributes:
-        path: of its directory, relative to the checkpointLocation, for example ``state/0/1``.
-        names: what its directory lists.
+        path: its directory, relative to the checkpointLocation, for example ``state/0/1``.
+        names: the names in its directory.
         version: the version to load; ``0`` is the empty store.
         unique_id: the id of that version under state format v2, ``None`` under v1.
     """
@@ -50,9 +51,9 @@ class StateFile:
     """One file that a version needs.
 
     Attributes:
-        name: relative to the directory of the store.
-        size: the bytes it must have, where the state says so.
-        optional: Spark loads the version without it too (a checksum file).
+        name: relative to the directory of the state store.
+        size: the size in bytes that the state requires, if it says so.
+        optional: whether Spark can load the version without the file (a checksum file).
     """
 
     name: str
@@ -65,10 +66,10 @@ class StoreReader:
     """How the planner reads the files that name other files.
 
     Attributes:
-        pin: pins a file of the store by name and returns where its bytes now stay unchanged. What names
-            other files is read from there, because Spark may put another file under the same name.
-        snapshot_members: what a pinned RocksDB zip needs besides itself.
-        lineage: what a pinned changelog of format v2 builds on.
+        pin: pins a file of the state store by name and returns the path where its bytes stay unchanged. Files that name
+            other files are read from that path, because Spark may replace the file under the original name.
+        snapshot_members: the files that a pinned RocksDB zip needs besides itself.
+        lineage: the versions that a pinned changelog of format v2 builds on.
     """
 
     pin: Callable[[str], Path]
@@ -77,23 +78,27 @@ class StoreReader:
 
 
 def plan_store(store: StateStore, layout: StateLayout, reader: StoreReader) -> list[StateFile]:
-    """Every file that loading ``store`` at its version reads.
+    """Every file that Spark reads to load ``store`` at its version.
 
     Raises:
         CaptureIncomplete: the directory does not hold the whole version (not yet, or no longer).
-        UnreadableStateFile: a file that names others could not be read (from the ``reader``).
+        UnreadableStateFile: the ``reader`` could not read a file that names other files.
     """
     if store.version == 0:
         return []
-    if layout is StateLayout.HDFS:
-        return _plan_hdfs(store)
-    if store.unique_id is None:
-        return _plan_rocksdb_v1(store, reader)
-    return _plan_rocksdb_v2(store, store.unique_id, reader)
+    match layout:
+        case StateLayout.HDFS:
+            return _plan_hdfs(store)
+        case StateLayout.ROCKSDB if store.unique_id is None:
+            return _plan_rocksdb_v1(store, reader)
+        case StateLayout.ROCKSDB:
+            return _plan_rocksdb_v2(store, store.unique_id, reader)
+        case _:
+            assert_never(layout)
 
 
 def unplanned(store: StateStore, layout: StateLayout) -> list[str]:
-    """What the directory of ``store`` lists and ``layout`` would not write there; the planner does not look at it."""
+    """The names in the directory of ``store`` that ``layout`` would not write; the planner ignores them."""
     return sorted(name for name in store.names if _NAMES[layout].fullmatch(name) is None)
 
 
@@ -109,7 +114,7 @@ def _plan_rocksdb_v1(store: StateStore, reader: StoreReader) -> list[StateFile]:
     changelogs = [f"{version}.changelog" for version in range(base + 1, store.version + 1)]
     base_name = f"{base}.zip" if base else None
     chain = _chain(store, base_name, changelogs)
-    # A checksum file beside a v1 name may belong to an overwritten file of that name, and is not needed.
+    # A checksum file is left out: it may belong to an overwritten file of the same v1 name.
     return [*_snapshot(base_name, reader), *(StateFile(name) for name in chain if name != base_name)]
 
 

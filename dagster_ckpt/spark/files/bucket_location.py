@@ -1,6 +1,6 @@
-"""Spark's live checkpointLocation where Spark keeps it in the storage of the checkpoints, reached through a connector.
+"""Spark's live location in the storage of the checkpoints, which Spark reaches through a connector.
 
-Read through the storage's own client, from any host. An object appears there whole, or not at all.
+Files are read through the storage's own client, from any host. An object appears whole or not at all.
 """
 
 from __future__ import annotations
@@ -19,32 +19,32 @@ from dagster_ckpt.spark.files.log_entries import decoded, parse_query_id
 __all__ = ["ListedLocation", "StoredCheckpointLocation", "UnreadableStateFile", "is_state_data", "stored_identity"]
 
 _T = TypeVar("_T")
-#: Objects of at most so many bytes are remembered, for as long as they are there: logs, most of which do not change.
+#: Objects of at most this many bytes are remembered while they exist: mostly logs, which rarely change.
 _SMALL = 64 << 10
-#: Of a state file that names others so many bytes are read first: they are at its beginning.
+#: How many bytes of a state file are read first: the names of other files are at its beginning.
 _HEAD = 64 << 10
 
 
 class UnreadableStateFile(Exception):
-    """A state file is not what its name says: truncated, another codec or another format version."""
+    """A state file contradicts its name: truncated, another codec or another format version."""
 
 
 def is_state_data(path: str) -> bool:
-    """Whether a file of a checkpointLocation is of a state store: ``state/<operator>/<partition>/...``."""
+    """Whether a file of a checkpointLocation belongs to a state store: ``state/<operator>/<partition>/...``."""
     parts = path.split("/")
     return len(parts) > 3 and parts[0] == "state" and parts[2].isdigit()
 
 
 class StoredCheckpointLocation(CheckpointLocation):
-    """Spark's live checkpointLocation below a directory of a storage.
+    """Spark's live location below a directory of a storage.
 
-    Keep one object for the life of a query, as of any checkpointLocation.
+    Keep one object for the life of a query, as for any checkpointLocation.
 
     Args:
         filesystem: the storage.
-        store: what the storage does by itself.
-        directory: of the location in it.
-        providers: the state store providers whose files are known, by class.
+        store: the storage's server-side operations.
+        directory: the directory of the location in the storage.
+        providers: the state store providers with known files, by class.
     """
 
     def __init__(
@@ -58,11 +58,11 @@ class StoredCheckpointLocation(CheckpointLocation):
         self.filesystem = filesystem
         self.store = store
         self.directory = directory
-        #: By path and version, so that they are right for as long as they are asked for.
+        #: By path and version, so an entry never becomes wrong.
         self.read_before: dict[tuple[str, str], bytes] = {}
         self.parsed_before: dict[tuple[str, str], Any] = {}
 
-    #: A look is two listings, each of which costs time and money.
+    #: Each look at the location makes two listings, which cost time and money.
     pauses = (0.25, 5.0)
 
     @property
@@ -88,19 +88,19 @@ class StoredCheckpointLocation(CheckpointLocation):
             raise self.purged(where) from error
 
     def listed(self) -> ListedLocation:
-        """The location as it is now: its objects cannot change any more, only vanish."""
+        """The location as it is now: a listed object version cannot change, only vanish."""
         return ListedLocation(self)
 
     def _batches(self, directory: str) -> Sequence[int]:
-        # A directory in a bucket has no time at which it changed: who asks often must take care himself.
+        # A directory in a bucket has no modification time, so listings are not cached: callers must not ask too often.
         return tuple(int(name) for name in self.names(directory) if name.isdigit())
 
 
 class ListedLocation(StoredCheckpointLocation):
-    """A stored checkpointLocation as one listing shows it; what is read of it is of the versions listed.
+    """A live location as one listing shows it; reads return the listed versions.
 
     Args:
-        of: the location.
+        of: the location to list.
     """
 
     def __init__(self, of: StoredCheckpointLocation) -> None:
@@ -125,20 +125,20 @@ class ListedLocation(StoredCheckpointLocation):
         return decoded(self.read(where), where)
 
     def source(self, path: str) -> StoredSource:
-        """An object of the location, pinned.
+        """An object of the location, pinned by its version.
 
         Raises:
-            CaptureIncomplete: the listing does not have it.
+            CaptureIncomplete: the object is not in the listing.
         """
         if (stored := self.objects.get(path)) is None:
             raise self.purged(path)
         return StoredSource(self.store, f"{self.directory}/{path}", stored)
 
     def read(self, path: str) -> bytes:
-        """The bytes of an object, remembered if they are few.
+        """The bytes of an object; a small object is remembered.
 
         Raises:
-            CaptureIncomplete: the listing does not have it, or it is gone since.
+            CaptureIncomplete: the object is not in the listing, or has vanished since.
         """
         source = self.source(path)
         key = (path, source.of.version)
@@ -150,11 +150,11 @@ class ListedLocation(StoredCheckpointLocation):
         return data
 
     def parsed_head(self, path: str, parse: Callable[[Path], _T]) -> _T:
-        """What ``parse`` finds in an object that names others, of which no more is read than it takes.
+        """The result of ``parse`` for an object that names other files; reads only its head where that is enough.
 
         Raises:
-            CaptureIncomplete: the listing does not have it, or it is gone since.
-            UnreadableStateFile: it is not what its name says.
+            CaptureIncomplete: the object is not in the listing, or has vanished since.
+            UnreadableStateFile: the object contradicts its name.
         """
         source = self.source(path)
         key = (path, source.of.version)
@@ -165,19 +165,19 @@ class ListedLocation(StoredCheckpointLocation):
 
     def _parse(self, source: StoredSource, parse: Callable[[Path], _T]) -> _T:
         with tempfile.TemporaryDirectory(prefix="dagster-ckpt-head-") as scratch:
-            # Errors name the file by its own name.
+            # Errors of `parse` show the file's name, so keep it.
             head = Path(scratch) / PurePosixPath(source.path).name
-            if source.of.size > _HEAD and not head.name.endswith(".zip"):  # the list of a zip is at its end
+            if source.of.size > _HEAD and not head.name.endswith(".zip"):  # a zip has its file list at the end
                 try:
                     head.write_bytes(self.store.read_stored(source.path, source.of.version, Part(0, _HEAD)))
                     return parse(head)
                 except (FileNotFoundError, UnreadableStateFile):
-                    pass  # the whole of it decides
+                    pass  # the head was not enough: parse the whole object
             head.unlink(missing_ok=True)
             source.fetch(head)
             return parse(head)
 
 
 def stored_identity(stored: Stored) -> Identity:
-    """What tells one object at a path from any other that lay there."""
+    """Identifies one object among all that ever lay at a path."""
     return stored.version, stored.size

@@ -1,15 +1,15 @@
-"""Reading Spark's live checkpointLocation of a streaming query, without a JVM and without touching it.
+"""Reading the live location of a streaming query, without a JVM and without changing it.
 
 ::
 
     metadata                                      the query id
     offsets/N                                     write-ahead log: what batch N reads, watermark, confs
     commits/N                                     batch N is done
-    sources/<source>/...                          a source's own log (files seen, initial offsets)
+    sources/<source>/...                          the source's own log (files seen, initial offsets)
     state/<operator>/_metadata/...                what state the operator keeps
     state/<operator>/<partition>[/<store>]/...    that state; batch N commits version N + 1
 
-Every file appears under its name complete (Spark renames it there), and may vanish again.
+Every file appears complete under its name (Spark renames it), and may vanish later.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ __all__ = ["CheckpointLocation"]
 
 _T = TypeVar("_T")
 _CACHED_PARSES = 8192  # a few hundred bytes each; zips of several retained versions of 10^3 stores
-#: More than the resolution of modification times on any file system in use.
+#: Above the resolution of modification times on any file system in use.
 _CLOCK_TICK_NS = 50_000_000
-#: Seconds after which a log is read again whatever its modification time says: clocks of file servers differ.
+#: Seconds after which a log's directory is read again even if its modification time is the same: server clocks differ.
 _UNREAD_AT_MOST = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class _Log:
-    """What a log's directory listed when it had last changed at ``changed``."""
+    """The batches listed in a log's directory when its modification time was ``changed``."""
 
     changed: int
     good_until: float
@@ -53,17 +53,17 @@ class _Log:
 
 
 class CheckpointLocation:
-    """Spark's live checkpointLocation at a local path.
+    """Spark's live location at a local path.
 
-    Keep one object for the life of a query: it remembers what it parsed of immutable files.
+    Keep one object for the life of a query: the object remembers what it parsed of immutable files.
 
     Args:
-        path: of the location.
-        providers: the state store providers whose files are known, by class.
+        path: the path of the location.
+        providers: the state store providers with known files, by class.
     """
 
-    #: Seconds between two looks at how far the query is, for who looks all the time: the shortest pause, and the
-    #: longest one, while nothing changes.
+    #: The shortest and the longest pause in seconds between two polls of the query's progress; the pause grows while
+    #: nothing changes.
     pauses = (0.0, 0.0)
 
     def __init__(self, path: Path, providers: Mapping[str, StateLayout] = LAYOUTS) -> None:
@@ -74,7 +74,7 @@ class CheckpointLocation:
 
     @property
     def shown(self) -> str:
-        """Where it is, for people."""
+        """The location's path or URL, for people."""
         return str(self.path)
 
     def last_committed(self) -> int | None:
@@ -82,18 +82,18 @@ class CheckpointLocation:
         return max(self._batches("commits"), default=None)
 
     def planned(self) -> int | None:
-        """The newest batch of the write-ahead log if it is not committed yet, else ``None``."""
+        """The newest batch of the write-ahead log if it is not yet committed, else ``None``."""
         return self.how_far()[1]
 
     def how_far(self) -> tuple[int | None, int | None]:
-        """The greatest committed batch and the one that is planned, as above; each log is looked at once."""
-        # In this order a batch that commits in between is not reported as planned any more.
+        """The results of :meth:`last_committed` and :meth:`planned`; each log is read once."""
+        # In this order, a batch that commits between the two reads is not reported as planned.
         planned = max(self._batches("offsets"), default=-1)
         committed = max(self._batches("commits"), default=-1)
         return None if committed < 0 else committed, planned if planned > committed else None
 
     def newest(self) -> int:
-        """The newest batch of either log, planned or committed; -1 before the first."""
+        """The newest batch in either log, planned or committed; -1 before the first."""
         return max(-1 if batch is None else batch for batch in self.how_far())
 
     def query_id(self) -> str | None:
@@ -104,12 +104,12 @@ class CheckpointLocation:
             return None
 
     def offsets(self, batch: int) -> OffsetEntry:
-        """The write-ahead log entry of ``batch``; raises as :func:`parse_offsets`, or if it is not there."""
+        """The write-ahead log entry of ``batch``; raises as :func:`parse_offsets`, or if the entry is missing."""
         where = f"offsets/{batch}"
         return parse_offsets(self.text(where), where)
 
     def commit(self, batch: int) -> CommitEntry:
-        """The commit log entry of ``batch``; raises as :func:`parse_commit`, or if it is not there."""
+        """The commit log entry of ``batch``; raises as :func:`parse_commit`, or if the entry is missing."""
         where = f"commits/{batch}"
         return parse_commit(self.text(where), where)
 
@@ -118,14 +118,14 @@ class CheckpointLocation:
         return max((other for other in self._batches("offsets") if other < batch), default=None)
 
     def sources(self) -> list[str]:
-        """The sources that keep a log of their own, in order of their names."""
+        """The sources that keep a log of their own, sorted by name."""
         return sorted(name for name in self.names("sources") if not name.startswith("."))
 
     def operators(self, batch: int) -> list[tuple[str, str]]:
-        """(operator id, path of its metadata as ``batch`` used it) of every stateful operator.
+        """(operator id, path of the metadata that ``batch`` used) of every stateful operator.
 
         Raises:
-            CaptureIncomplete: an operator has no metadata, or none old enough.
+            CaptureIncomplete: an operator has no metadata, or none as old as ``batch``.
         """
         found: list[tuple[str, str]] = []
         for operator in sorted((name for name in self.names("state") if name.isdigit()), key=int):
@@ -144,18 +144,18 @@ class CheckpointLocation:
         return found
 
     def names(self, directory: str) -> frozenset[str]:
-        """What a directory of the location lists; empty when it is not there."""
+        """The names in a directory of the location; empty when the directory does not exist."""
         try:
             return frozenset(os.listdir(self.path / directory))  # noqa: PTH208 - names only, and fast
         except (FileNotFoundError, NotADirectoryError):
             return frozenset()
 
     def size(self, where: str) -> int:
-        """Bytes of a file of the location."""
+        """The size of a file of the location, in bytes."""
         return (self.path / where).stat().st_size
 
     def parsed(self, file: Path, parse: Callable[[Path], _T]) -> _T:
-        """``parse(file)``, remembered for as long as the file keeps its identity (pins share an inode)."""
+        """``parse(file)``, remembered by the file's identity (pins share an inode)."""
         stat = file.stat()
         key = (stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns)
         if key not in self._parsed:
@@ -170,7 +170,7 @@ class CheckpointLocation:
         """The text of a file of the location.
 
         Raises:
-            CaptureIncomplete: it is not there, or no text.
+            CaptureIncomplete: the file is missing or is not text.
         """
         try:
             return decoded((self.path / where).read_bytes(), where)
@@ -180,17 +180,17 @@ class CheckpointLocation:
             raise damaged(where, error) from error
 
     def purged(self, where: str) -> CaptureIncomplete:
-        """That a file of the location is not there."""
+        """The error for a missing file of the location."""
         return CaptureIncomplete(
             f"{self.shown}/{where} is not there (not written yet, or purged already)",
             hint="Take a later batch, or raise spark.sql.streaming.minBatchesToRetain.",
         )
 
     def _batches(self, directory: str) -> Sequence[int]:
-        """The batches a log has entries of. Asked every few milliseconds, so an unchanged directory is not read again.
+        """The batches in a log. Called every few milliseconds, so an unchanged directory is not read again.
 
-        Its modification time tells only changes that are further apart than the file system's clock ticks; what was
-        read while that time was fresh is read again.
+        A directory's modification time can miss a second change within one tick of the file system's clock. So a
+        listing that was made within a tick of the modification time is read again.
         """
         try:
             changed = os.stat(f"{self.path}/{directory}").st_mtime_ns  # noqa: PTH116 - half the time of Path.stat

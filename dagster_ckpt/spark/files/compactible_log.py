@@ -1,6 +1,6 @@
-"""Spark's compactible logs: that of a file source, and that of a file sink.
+"""Spark's compactible logs, which file sources and file sinks keep.
 
-``N`` holds what batch ``N`` added to the log. Every tenth entry or so is ``N.compact``, which repeats all before it.
+``N`` holds what batch ``N`` added to the log. About every tenth entry is ``N.compact``, which repeats all earlier ones.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dagster_ckpt.errors import CaptureIncomplete
 __all__ = ["COMPACT", "COMPACT_INTERVAL", "LOG_VERSION", "log_files", "log_id", "require_id"]
 
 COMPACT = ".compact"
-#: Entries from one compaction to the next, where nobody has set another interval.
+#: Entries from one compaction to the next, unless configured otherwise.
 COMPACT_INTERVAL = 10
 #: The first line of each entry.
 LOG_VERSION = "v1"
@@ -22,16 +22,16 @@ _LOG_NAME = re.compile(r"(0|[1-9][0-9]{0,17})(\.compact)?")
 
 
 def log_files(names: Collection[str], batch: int, where: str) -> list[str]:
-    """The files of one of Spark's compactible logs that make up its content at ``batch``.
+    """The files of a compactible log that hold its content at ``batch``.
 
-    That is the newest ``N.compact`` up to ``batch`` and every entry after it. Spark derives the interval of
-    compaction from the two newest compact files, or from one and its configuration; where the interval is
-    not the default one, both are kept so that a changed configuration cannot mislead it.
+    These are the newest ``N.compact`` up to ``batch`` and every later entry. Spark derives the interval of compaction
+    from the two newest compact files, or from a single one and the configuration. If the interval is not the default,
+    both of the newest compact files are kept, so that a changed configuration cannot mislead Spark.
 
     Args:
-        names: what the log's directory lists.
+        names: the names in the log's directory.
         batch: the last entry; -1 for none.
-        where: names the log in errors.
+        where: the log's name for errors.
 
     Raises:
         CaptureIncomplete: an entry is missing.
@@ -54,13 +54,13 @@ def log_files(names: Collection[str], batch: int, where: str) -> list[str]:
 
 
 def log_id(name: str) -> int | None:
-    """The batch of a log file, ``None`` for what is no log file."""
+    """The batch of a log file, ``None`` for any other name."""
     match = _LOG_NAME.fullmatch(name)
     return int(match[1]) if match else None
 
 
 def require_id(name: str) -> int:
-    """The batch of a log file; raises ``ValueError`` for what is no log file."""
+    """The batch of a log file; raises ``ValueError`` for any other name."""
     number = log_id(name)
     if number is None:
         raise ValueError(name)

@@ -1,4 +1,4 @@
-"""The entries of Spark's own logs in a checkpointLocation, and what its operators say of their state."""
+"""The entries of Spark's own logs in a checkpointLocation, and the operators' metadata of their state."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ class OffsetEntry:
     """One entry of the write-ahead log, ``offsets/<batch>``.
 
     Attributes:
-        version: of the log's format (1 or 2).
+        version: the version of the log's format (1 or 2).
         watermark_ms: the watermark the batch runs with, milliseconds since the epoch.
         timestamp_ms: the batch's processing time, milliseconds since the epoch.
-        conf: the SQL confs Spark fixes for the life of the query.
-        sources: (source id, its end offset as JSON text or ``None`` while it has no data), in order.
+        conf: the SQL confs that Spark fixes for the life of the query.
+        sources: (source id, end offset as JSON text, or ``None`` while the source has no data), in order.
     """
 
     version: int
@@ -59,10 +59,10 @@ class OffsetEntry:
         return self.conf.get(PROVIDER_CONF, HDFS_PROVIDER)
 
     def provider(self, known: Mapping[str, StateLayout] = LAYOUTS) -> StateLayout:
-        """The one of ``known`` (by class) whose files the query's state store provider keeps.
+        """The layout in ``known`` (by class) of the query's state store provider.
 
         Raises:
-            RestoreRefused: it is a class whose files are not known here.
+            RestoreRefused: the provider's class is not in ``known``.
         """
         provider = known.get(self.provider_class)
         if provider is None:
@@ -76,10 +76,10 @@ class OffsetEntry:
 
     @property
     def partitions(self) -> int | None:
-        """The number of partitions of the state, as Spark fixed it (or an offline repartition changed it).
+        """The number of partitions of the state that Spark fixed, or that an offline repartition set.
 
         Raises:
-            CaptureIncomplete: it is no number.
+            CaptureIncomplete: the value is not a number.
         """
         text = self.conf.get(PARTITIONS_CONF)
         try:
@@ -88,7 +88,7 @@ class OffsetEntry:
             raise damaged("the offset log", f"{PARTITIONS_CONF}: {error}") from error
 
     def offset(self, source: str) -> Json:
-        """The end offset of a source, as its text where that is no JSON; ``None`` while it has no data."""
+        """The end offset of a source, as plain text if it is not JSON; ``None`` while the source has no data."""
         text = dict(self.sources).get(source)
         if text is None:
             return None
@@ -99,7 +99,7 @@ class OffsetEntry:
         return value
 
     def file_source_offset(self, source: str) -> int | None:
-        """The last entry of a file source's log that the batch reads; ``None`` if it is no file source."""
+        """The last entry of a file source's log that the batch reads; ``None`` for any other source."""
         offset = self.offset(source)
         if isinstance(offset, dict) and offset.keys() == _FILE_SOURCE_KEYS:
             entry = offset["logOffset"]
@@ -112,9 +112,9 @@ class CommitEntry:
     """One entry of the commit log, ``commits/<batch>``.
 
     Attributes:
-        version: of the log's format (1 to 3).
-        unique_ids: of the state the batch committed, by operator id, then partition, then store; ``None``
-            under state format v1, which has none.
+        version: the version of the log's format (1 to 3).
+        unique_ids: the ids of the state that the batch committed, by operator id, then partition, then store; ``None``
+            under state format v1, which has no ids.
     """
 
     version: int
@@ -123,14 +123,14 @@ class CommitEntry:
 
 @dataclass(frozen=True, slots=True)
 class OperatorEntry:
-    """What one stateful operator says about its state.
+    """What one stateful operator records about its state.
 
     Attributes:
-        id: of the operator, the directory below ``state/``.
-        name: Spark's name of it, for example ``stateStoreSave``.
-        partitions: the number of partitions it was first planned with.
-        stores: the names of its stores; ``default`` lies directly in the directory of the partition.
-        schemas: the state schemas it names, relative to its directory (transformWithState only).
+        id: the operator's id, which is its directory below ``state/``.
+        name: Spark's name for the operator, for example ``stateStoreSave``.
+        partitions: the number of partitions in the operator's first plan.
+        stores: the names of its state stores; ``default`` lies directly in the directory of the partition.
+        schemas: paths of its state schemas, relative to its directory (transformWithState only).
     """
 
     id: str
@@ -141,10 +141,10 @@ class OperatorEntry:
 
 
 def decoded(data: bytes, where: str) -> str:
-    """The text of a file of a location; ``where`` names it in errors.
+    """The text of a file of a location; ``where`` names the file in errors.
 
     Raises:
-        CaptureIncomplete: it is no text.
+        CaptureIncomplete: the file is not text.
     """
     try:
         return data.decode("utf-8")
@@ -153,11 +153,11 @@ def decoded(data: bytes, where: str) -> str:
 
 
 def parse_offsets(text: str, where: str) -> OffsetEntry:
-    """Parse ``offsets/<batch>``; ``where`` names it in errors.
+    """Parse ``offsets/<batch>``; ``where`` names the entry in errors.
 
     Raises:
         RestoreRefused: unknown version, or the log of continuous processing, which has no micro-batches.
-        CaptureIncomplete: not a whole entry.
+        CaptureIncomplete: the entry is not whole.
     """
     lines = text.split("\n")
     version = _version(lines[0], _OFFSET_VERSIONS, where)
@@ -181,7 +181,7 @@ def parse_offsets(text: str, where: str) -> OffsetEntry:
             if not colon:
                 raise damaged(where, f"no source id in {line!r}")
         try:
-            component(source)  # it is the name of a directory
+            component(source)  # the source id becomes the name of a directory
         except ValueError as error:
             raise damaged(where, error) from error
         sources.append((source, None if offset == "-" else offset))
@@ -232,10 +232,10 @@ def parse_operator(text: str, where: str) -> OperatorEntry:
 
 
 def schema_path(recorded: str) -> str:
-    """A state schema's path relative to the operator's directory; Spark records it as an absolute URI.
+    """A state schema's path relative to the operator's directory; Spark records an absolute URI.
 
     Raises:
-        ValueError: it does not lie in an operator's ``_stateSchema``.
+        ValueError: the path is not in an operator's ``_stateSchema``.
     """
     _, found, tail = recorded.rpartition(f"/{_SCHEMAS}/")
     if not found or not tail:
@@ -267,7 +267,7 @@ def _json_object(text: str, where: str) -> dict[str, Any]:
 
 
 def damaged(where: str, why: object) -> CaptureIncomplete:
-    """That an entry is not what Spark writes."""
+    """The error for an entry that Spark would not write."""
     return CaptureIncomplete(
         f"{where} is not a whole entry ({why})",
         hint="If it stays so the file is damaged; go back to a retained checkpoint.",

@@ -1,4 +1,4 @@
-"""Making a materialized checkpoint a checkpointLocation that Spark starts from."""
+"""Turning a materialized checkpoint into a checkpointLocation that Spark starts from."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ __all__ = ["prepare_location", "prepare_new_location"]
 
 
 def prepare_location(checkpoint_dir: Path, becomes: str | None = None) -> None:
-    """Adapt the freshly materialized ``checkpoint_dir`` to the path it now has, or is going to have.
+    """Adapt the freshly materialized ``checkpoint_dir`` to its path, present or future.
 
-    The metadata of transformWithState names its state schemas by absolute path; they are pointed at the
-    copies in this directory. Hidden ``.crc`` files are removed: they describe other bytes, and Spark
-    believes them. Doing it again changes nothing.
+    The metadata of transformWithState names its state schemas by absolute path; the paths are changed to the copies in
+    this directory. Hidden ``.crc`` files are removed, because they describe other bytes and Spark trusts them. A second
+    call changes nothing.
 
     Args:
-        checkpoint_dir: of the location.
-        becomes: the URL it is going to have; by default it stays where it is.
+        checkpoint_dir: the directory of the location.
+        becomes: the URL that the location will have; by default that of ``checkpoint_dir``.
 
     Raises:
         CheckpointFileMissing: a state schema that the metadata names was not materialized.
-        CorruptCheckpoint: operator metadata that is not what Spark writes.
+        CorruptCheckpoint: the operator metadata is not as Spark writes it.
     """
     root = Path(checkpoint_dir).absolute()
     for hidden in root.rglob(".*.crc"):
@@ -34,12 +34,12 @@ def prepare_location(checkpoint_dir: Path, becomes: str | None = None) -> None:
             hidden.unlink()
     for metadata in sorted(root.glob("state/*/_metadata/v2/*")):
         if metadata.name.isdigit() and metadata.is_file():
-            # As Hadoop writes a path: a scheme, and nothing escaped.
+            # Hadoop's notation for a path: a scheme, and no escapes.
             _point_schemas(metadata, root, becomes or f"file:{root}")
 
 
 def prepare_new_location(checkpoint_dir: Path) -> None:
-    """Make ``checkpoint_dir`` the location of a query that has run no batch, so that plans can be laid out in it."""
+    """Make ``checkpoint_dir`` the location of a query that has run no batch, ready for batch plans to be laid out."""
     checkpoint_dir.mkdir(parents=True, exist_ok=True)
     (checkpoint_dir / "metadata").write_text(json.dumps({"id": str(uuid.uuid4())}), encoding="utf-8")
 

@@ -1,7 +1,8 @@
-"""Whether the live location of a start lies on a disk or in the storage of the checkpoints, or lay there.
+"""Choosing whether a start's live location lies on a disk or in the storage of the checkpoints, and finding it later.
 
-Found out, not tried: the storage has to copy by itself, and Spark's Hadoop has to know a class for its URLs. Nothing is
-written to see whether it works; what credentials that class has is its own affair, and told by the query's first error.
+The choice follows from two facts, not from a trial: the storage must be able to copy by itself, and Spark's Hadoop must
+have a class for the storage's URLs. Nothing is written as a test. The class brings its own credentials; if these are
+wrong, the query's first error says so.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ __all__ = ["choose_live", "connector_of", "recorded_live", "refuse_impossible"]
 
 _log = logging.getLogger(__name__)
 
-#: The storages that copy by themselves, with what has a class for them that Hadoop can load.
+#: The storages that can copy by themselves, each with the package of its class for Hadoop.
 _CONNECTORS = {
     "gs": "the jar of gcs-connector",
     "s3": "org.apache.hadoop:hadoop-aws:{hadoop}",
@@ -37,10 +38,10 @@ _HINT = "Set live_location to local, and working_directory to a directory that t
 
 
 def refuse_impossible(job: StreamingJob) -> None:
-    """Refuse what no Spark could do.
+    """Refuse a live location that no Spark could use.
 
     Raises:
-        InvalidConfiguration: the live location is to lie in a storage that does not copy by itself.
+        InvalidConfiguration: the live location should lie in a storage that cannot copy by itself.
     """
     if job.live_location is LiveLocationPlace.STORAGE and job.filesystem.copies is None:
         raise InvalidConfiguration(
@@ -55,11 +56,11 @@ def choose_live(job: StreamingJob, spark: SparkSession, directory: Path) -> tupl
 
     Args:
         job: the job.
-        spark: its session.
-        directory: of the start, in the working directory.
+        spark: the job's session.
+        directory: the start's directory in the working directory.
 
     Raises:
-        InvalidConfiguration: it is to lie in the storage, and cannot.
+        InvalidConfiguration: the live location should lie in the storage, and cannot.
     """
     refuse_impossible(job)
     local = LocalLive(directory / LOCATION)
@@ -92,10 +93,10 @@ def choose_live(job: StreamingJob, spark: SparkSession, directory: Path) -> tupl
 
 
 def recorded_live(choice: Choice, filesystem: FileSystem) -> LiveLocation | None:
-    """The live location that a start began with, if it can be reached from here and is still there.
+    """The live location that a start began with, if it still exists and can be reached from here.
 
     Args:
-        choice: of the start.
+        choice: the recorded choice of the start.
         filesystem: the storage of the job's checkpoints.
 
     Raises:
@@ -108,7 +109,7 @@ def recorded_live(choice: Choice, filesystem: FileSystem) -> LiveLocation | None
         return None
     if filesystem.copies is None or not choice.live.startswith(f"{filesystem.url}/"):
         return None
-    # It brings a client of its storage along, which most jobs do not need.
+    # This import loads the client of the storage, which most jobs do not need.
     from dagster_ckpt.spark.live.in_bucket import StoredLive  # noqa: PLC0415
 
     directory = choice.live.removeprefix(f"{filesystem.url}/")
@@ -118,7 +119,7 @@ def recorded_live(choice: Choice, filesystem: FileSystem) -> LiveLocation | None
 
 
 def connector_of(spark: SparkSession, scheme: str) -> str | None:
-    """The class by which Spark's Hadoop reaches URLs of a scheme, ``None`` when it has none. Nothing is opened."""
+    """The class by which Spark's Hadoop reaches URLs of a scheme, ``None`` for no class. Nothing is opened."""
     from py4j.protocol import Py4JJavaError  # noqa: PLC0415 - PySpark is loaded where it runs
 
     jvm = spark._jvm  # noqa: SLF001
@@ -126,19 +127,19 @@ def connector_of(spark: SparkSession, scheme: str) -> str | None:
     try:
         found = jvm.org.apache.hadoop.fs.FileSystem.getFileSystemClass(scheme, conf)  # type: ignore[union-attr]
         return str(found.getName())
-    except Py4JJavaError:  # UnsupportedFileSystemException, or a class that is configured and cannot be loaded
+    except Py4JJavaError:  # UnsupportedFileSystemException, or the configured class cannot be loaded
         return None
 
 
 def _connector(job: StreamingJob, spark: SparkSession) -> str:
-    """What has such a class for the storage of a job."""
+    """The package with the class for the storage of a job."""
     release = spark._jvm.org.apache.hadoop.util.VersionInfo.getVersion()  # type: ignore[union-attr]  # noqa: SLF001
     scheme = job.filesystem.url.partition("://")[0]
     return _CONNECTORS.get(scheme, f"one for {scheme}://").format(hadoop=release)
 
 
 def _why_on_a_disk(job: StreamingJob, master: str) -> str | None:
-    """Why the live location lies on a disk whatever Spark reaches; ``None`` when that matters."""
+    """Why the live location lies on a disk, ``None`` when that depends on what Spark reaches."""
     match job.live_location:
         case LiveLocationPlace.LOCAL:
             return "live_location is local"
@@ -152,6 +153,6 @@ def _why_on_a_disk(job: StreamingJob, master: str) -> str | None:
 
 
 def _live_here(choice: Choice) -> Path | None:
-    """The live location that a start began with, if it is on this host and still there."""
+    """The live location that a start began with, if it is on this host and still exists."""
     live = Path(choice.live)
     return live if choice.host == this_host() and live.is_dir() else None

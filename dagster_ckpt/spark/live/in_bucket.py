@@ -1,4 +1,4 @@
-"""A live location in the storage of the checkpoints: Spark reaches it by a connector, we by the storage's client."""
+"""A live location in the storage of the checkpoints: Spark uses a connector, this library the storage's client."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ _log = logging.getLogger(__name__)
 
 _STATE = f"{LOCATION}/"
 _PLANS = "offsets/"
-#: What an edit concerns: the plans of batches, and the logs of their sources.
+#: What an edit may change: the plans of batches, and the logs of their sources.
 _LOGS = (_PLANS, "sources/")
 
 
 def stored_live(filesystem: FileSystem, store: ServerSide, job_name: str, start: str) -> StoredLive:
-    """Where the live location of a start lies in a storage: in a directory that no other start ever writes to."""
+    """The live location of a start in a storage: a directory that no other start ever writes to."""
     directory = f"{job_name}/{layout.CHECKPOINT_TASK_OWNED_STATE_DIR}/{start}/{LOCATION}"
     return StoredLive(filesystem, store, directory)
 
@@ -46,8 +46,8 @@ class StoredLive(LiveLocation):
 
     Args:
         filesystem: the storage.
-        store: what the storage does by itself.
-        directory: of the location.
+        store: the storage's server-side operations.
+        directory: the directory of the location.
     """
 
     def __init__(self, filesystem: FileSystem, store: ServerSide, directory: str) -> None:
@@ -56,7 +56,7 @@ class StoredLive(LiveLocation):
         self._directory = directory
         self._above = directory.rpartition("/")[0]
         self._copied: list[tuple[FileEntry, Identity]] = []
-        #: For edits: what it has read of logs it need not read again.
+        #: For edits: remembers logs, so that no log is read twice.
         self._logs = StoredCheckpointLocation(filesystem, store, directory)
 
     @property
@@ -83,8 +83,8 @@ class StoredLive(LiveLocation):
     def unpack(
         self, catalog: CheckpointCatalog, metadata: CheckpointMetadata, directory: Path, told: Callable[[int], object]
     ) -> None:
-        # A savepoint is not in the job's storage. What has a SHA-256 is read to be verified, and comes here; so does
-        # what has a checksum in a store that tells none of its copies.
+        # The storage copies only state files of the job's own checkpoints: a savepoint lies elsewhere. Files with a
+        # SHA-256 are downloaded and verified, and so are files with a checksum if the storage tells none of its copies.
         copied = tuple(
             file
             for file in metadata.files
@@ -138,7 +138,7 @@ class StoredLive(LiveLocation):
                 (root / path).write_bytes(data)
             yield root
             after = {path: (root / path).read_bytes() for path in _files(root)}
-        # A plan goes first and comes last: where it is there, all it refers to is.
+        # A plan is removed first and written last: when a plan exists, everything that the plan refers to exists.
         gone = sorted(before.keys() - after.keys(), key=lambda path: not path.startswith(_PLANS))
         for path in gone:
             self._filesystem.remove(f"{self._directory}/{path}")
@@ -177,6 +177,6 @@ def _is_copied(file: FileEntry) -> bool:
 
 
 def _files(root: Path) -> list[str]:
-    """The files below a directory, relative to it, without those that are hidden."""
+    """The files below a directory, relative to the directory, without hidden files."""
     found = (PurePosixPath(file.relative_to(root).as_posix()) for file in sorted(root.rglob("*")) if file.is_file())
     return [str(path) for path in found if not path.name.startswith(".")]

@@ -1,8 +1,8 @@
-"""The live location of one start of a query, wherever it lies: on a disk, or in the storage of the checkpoints.
+"""The live location of one start of a query: on a disk, or in the storage of the checkpoints.
 
-What is restored is first laid out in the start's own directory on this machine. On a disk that is the live location
-already. In a storage only the small files are laid out here, to be checked and adapted; what its store can copy by
-itself is copied there meanwhile, and the small files follow when all has been found to be in order.
+A restore first lays files out in the start's own directory on this machine. On a disk, this already is the live
+location. For a storage, only the small files are laid out here, to be checked and adapted. Meanwhile the storage copies
+all other files by itself. When everything is in order, the small files are uploaded.
 """
 
 from __future__ import annotations
@@ -21,79 +21,79 @@ if TYPE_CHECKING:
 
 __all__ = ["BEGUN", "LOCATION", "LiveLocation"]
 
-#: Beside the live location, from when its query was started: before, a batch that is planned there is not under way.
+#: A file beside the live location that marks the query as started: before, a planned batch is not under way.
 BEGUN = "begun"
-#: The live location in the directory of its start.
+#: The name of the live location in the start's directory.
 LOCATION = "checkpoint"
 
 
 class LiveLocation(ABC):
-    """Where Spark keeps what the query of one start needs to go on."""
+    """Where Spark keeps what it needs to resume the query of one start."""
 
     @property
     @abstractmethod
     def url(self) -> str:
-        """What goes on record, and what people are told."""
+        """The URL for records and for people."""
 
     @property
     def spark_url(self) -> str:
-        """What Spark is told."""
+        """The URL for Spark."""
         return self.url
 
     @property
     @abstractmethod
     def start(self) -> str:
-        """The name of the start it is of."""
+        """The name of the start that the live location belongs to."""
 
     @abstractmethod
     def location(self, providers: Mapping[str, StateLayout] = LAYOUTS) -> CheckpointLocation:
-        """It as a checkpointLocation, to read."""
+        """The checkpointLocation, for reading."""
 
     @abstractmethod
     def mark_begun(self) -> None:
-        """Note that its query was started."""
+        """Record that the query of this live location was started."""
 
     @abstractmethod
     def has_begun(self) -> bool:
-        """Whether its query was started."""
+        """Whether the query of this live location was started."""
 
     @abstractmethod
     def unpack(
         self, catalog: CheckpointCatalog, metadata: CheckpointMetadata, directory: Path, told: Callable[[int], object]
     ) -> None:
-        """Lay a checkpoint out, all of it verified, in the new ``directory`` of the start.
+        """Lay a checkpoint out in the new ``directory`` of the start, and verify all of it.
 
-        ``told`` is told the size of each file, on several threads.
+        ``told`` is called with the size of each file, on several threads.
 
         Raises:
-            CorruptCheckpoint: it is not what was written; nothing is left of it.
-            StorageError: the storage failed; nothing is left of it where that let it.
+            CorruptCheckpoint: the checkpoint is not what was written; nothing is left of what was laid out.
+            StorageError: the storage failed; what was laid out is removed, as far as the storage allows.
         """
 
     @abstractmethod
     def prepare(self, directory: Path) -> None:
-        """Let what is laid out in the directory of the start name the place where Spark will find it."""
+        """Write the future path of the live location into the files laid out in the start's directory."""
 
     @abstractmethod
     def lay_out(self, directory: Path) -> None:
-        """Make what is laid out in the directory of the start what Spark finds."""
+        """Move the files laid out in the start's directory to where Spark finds them."""
 
     @abstractmethod
     def trial(self, directory: Path) -> contextlib.AbstractContextManager[str]:
-        """A copy of what is laid out, that may be spoilt, for Spark: its URL."""
+        """A disposable copy of the live location for Spark: the URL of the copy."""
 
     @abstractmethod
     def edited(self) -> contextlib.AbstractContextManager[Path]:
-        """Its logs as local files, which may be changed while no query uses it; the changes are there afterwards."""
+        """The logs as local files that may be changed while no query uses them; changes are stored on exit."""
 
     @abstractmethod
     def copied_from(self) -> list[tuple[FileEntry, Identity]]:
-        """Which stored files its objects were copied from, with their identities."""
+        """The stored files that the location's objects were copied from, with the identities of the copies."""
 
     @abstractmethod
     def abandon(self) -> None:
-        """Its start has failed before it was on record, so that nobody will look for it."""
+        """Clean up after a start that failed before it was on record, because no start will look for its files."""
 
     @abstractmethod
     def remove(self) -> None:
-        """Delete it, as far as that goes."""
+        """Delete the live location, as far as possible."""

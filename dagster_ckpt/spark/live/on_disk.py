@@ -1,4 +1,4 @@
-"""A live location on a disk of this machine, or one that it shares with the executors."""
+"""A live location on a disk of this machine, possibly shared with the executors."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ __all__ = ["LocalLive"]
 
 
 class LocalLive(LiveLocation):
-    """A live location on a disk of this machine, or one that it shares with the executors.
+    """A live location on a disk of this machine, possibly shared with the executors.
 
     Args:
-        path: of the location, in the directory of its start.
+        path: the path of the location, in the start's directory.
     """
 
     def __init__(self, path: Path) -> None:
@@ -58,7 +58,7 @@ class LocalLive(LiveLocation):
         prepare_location(directory / LOCATION)
 
     def lay_out(self, directory: Path) -> None:
-        """It is there already."""
+        """Do nothing: the files are already in place."""
 
     @contextlib.contextmanager
     def trial(self, directory: Path) -> Iterator[str]:
@@ -77,7 +77,7 @@ class LocalLive(LiveLocation):
         return []
 
     def abandon(self) -> None:
-        """It stays to be looked at, until a later start has a checkpoint."""
+        """Keep the files for inspection, until a later start completes a checkpoint."""
 
     def remove(self) -> None:
         shutil.rmtree(self.path.parent, ignore_errors=True)

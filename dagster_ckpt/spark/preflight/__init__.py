@@ -1,4 +1,4 @@
-"""What is checked before a query starts."""
+"""The checks before a query starts."""
 
 from dagster_ckpt.spark.preflight.source_files import local_file
 from dagster_ckpt.spark.preflight.start_checks import Passed, ProposedStart, pass_preflight

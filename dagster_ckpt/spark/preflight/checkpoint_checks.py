@@ -1,4 +1,4 @@
-"""What preflight finds out about a checkpoint by itself: without a query, and without Spark."""
+"""The preflight checks that need only a checkpoint: no query, and no Spark."""
 
 from __future__ import annotations
 
@@ -38,21 +38,22 @@ _MINOR = re.compile(r"(\d+)\.(\d+)")
 
 
 def files_finding(restored: CheckpointMetadata) -> Finding:
-    """The files of a checkpoint have been read and are what was written."""
+    """The finding that the checkpoint's files have been read and are what was written."""
     return Finding.fine("files", f"all {len(restored.files)} files ({restored.size:,} bytes) are what was written.")
 
 
 def log_gap(batch: int, offsets: Collection[int], commits: Collection[int], *, stateful: bool) -> str | None:
-    """What is wrong with a checkpoint's write-ahead log, ``None`` when Spark goes on from it right after ``batch``.
+    """What is wrong with a checkpoint's write-ahead log, ``None`` when Spark would resume right after ``batch``.
 
-    Spark needs ``offsets`` of the batch and of the one before it and ``commits`` of the batch, and may have ``offsets``
-    of the next. It goes on from the newest entry of ``offsets``: one further on, and what lies between is skipped.
+    Spark needs ``commits`` of the batch, and ``offsets`` of the batch and the batch before; ``offsets`` of the next
+    batch may exist. Spark resumes from the newest entry of ``offsets``: a later entry would make Spark skip batches.
 
     Args:
-        batch: the last one the checkpoint covers.
-        offsets: the batches that the log has plans of.
-        commits: the batches that it says are done.
-        stateful: a stateful query has an entry for every batch; another may leave some out (asynchronous progress).
+        batch: the last batch that the checkpoint covers.
+        offsets: the batches with plans in the log.
+        commits: the committed batches in the log.
+        stateful: whether the query has state, and so an entry for every batch; asynchronous progress may leave entries
+            out for a query without state.
     """
     if batch not in commits:
         return f"commits/{batch} is missing, so the batch would be run a second time"
@@ -72,7 +73,7 @@ def log_gap(batch: int, offsets: Collection[int], commits: Collection[int], *, s
 
 
 def log_finding(restored: CheckpointMetadata, location: Path) -> Finding:
-    """Whether Spark goes on right after the checkpoint's batch from what was unpacked of it."""
+    """Whether Spark would resume right after the checkpoint's batch from the unpacked log."""
     check = "write-ahead log"
     offsets, commits = _numbers(location / "offsets"), _numbers(location / "commits")
     gap = log_gap(restored.batch, offsets, commits, stateful=bool(restored.facts.operators))
@@ -84,7 +85,7 @@ def log_finding(restored: CheckpointMetadata, location: Path) -> Finding:
             live.commit(restored.batch)
         except CaptureIncomplete as error:
             gap = error.message
-        except CheckpointError as error:  # of a newer Spark
+        except CheckpointError as error:  # the log is of a newer Spark
             return Finding.of_error(check, error)
     if gap is not None:
         return Finding.of_error(check, CorruptCheckpoint(f"{restored.name}: {gap}.", hint=_ANOTHER))
@@ -93,11 +94,11 @@ def log_finding(restored: CheckpointMetadata, location: Path) -> Finding:
 
 
 def version_finding(recorded: str | None, running: str | None) -> Finding:
-    """Whether the Spark that runs can read what the checkpoint's Spark wrote: the same minor release, or an older one.
+    """Whether the running Spark can read the checkpoint: the checkpoint's Spark is of the same minor release, or older.
 
     Args:
-        recorded: the Spark of the checkpoint, ``None`` when it does not say (one salvaged from a dead run).
-        running: the Spark that is to read it, ``None`` when that is not known.
+        recorded: the checkpoint's Spark version, ``None`` when not recorded (a checkpoint salvaged from a dead run).
+        running: the version of the Spark that should read the checkpoint, ``None`` when unknown.
     """
     check = "Spark version"
     if recorded is None or running is None:
@@ -121,10 +122,10 @@ def others_finding(
     """Whether a run that may be alive drives the job.
 
     Args:
-        job_name: for the error.
-        heartbeat: of the job, as read.
-        dead: why its holder is, ``None`` while it may live.
-        own_epoch: of the run that asks, ``None`` for a mere look.
+        job_name: the job's name, for the error.
+        heartbeat: the job's heartbeat, as read.
+        dead: why the run of the heartbeat is dead, ``None`` while that run may be alive.
+        own_epoch: the epoch of the checking run, ``None`` for a check outside any run.
     """
     check = "other runs"
     if heartbeat is None:
@@ -143,12 +144,12 @@ def others_finding(
 
 
 def sink_finding(restored: CheckpointMetadata, sink: Sink, files: Path) -> Finding:
-    """Whether a sink can be brought to where it was at the checkpoint.
+    """Whether a sink can be rolled back to its position at the checkpoint.
 
     Args:
         restored: the checkpoint.
-        sink: the same sink, by kind and path.
-        files: the directory of what was pinned with its position.
+        sink: a sink with the kind and path that the checkpoint records.
+        files: the directory of the files that were pinned with the position.
     """
     check = "sink position"
     try:
@@ -166,10 +167,10 @@ def in_flight(location: Path, batch: int) -> PlannedBatch | None:
 
 
 def with_in_flight(known: Sequence[PlannedBatch], location: Path, batch: int) -> Sequence[PlannedBatch]:
-    """The known plans, and that of the batch in flight, which Spark runs where no plan is laid out in its place."""
+    """The known plans, with the plan of the batch in flight, which Spark runs unless another plan is laid out."""
     try:
         planned = in_flight(location, batch)
-    except CheckpointError:  # the log is found to be broken by its own check
+    except CheckpointError:  # the log has its own check, which reports the damage
         planned = None
     if planned is None or any(planned_files(plan) == planned_files(planned) for plan in known):
         return known
@@ -177,20 +178,20 @@ def with_in_flight(known: Sequence[PlannedBatch], location: Path, batch: int) ->
 
 
 def in_flight_batch(location: Path, batch: int) -> list[int]:
-    """The number of the batch after ``batch``, if it was planned when the checkpoint was taken; else nothing."""
+    """A list of the batch after ``batch``, if it was planned when the checkpoint was taken; else an empty list."""
     return [batch + 1] if (location / "offsets" / str(batch + 1)).exists() else []
 
 
 def replay_finding(
     restored: CheckpointMetadata, sink: Sink | None, uncovered: str | None, again: Sequence[int], known: Sequence[int]
 ) -> Finding:
-    """Whether the batches after the checkpoint come out again as the sink has them, or are taken out of it.
+    """Whether the sink gets each batch after the checkpoint again unchanged, or can remove the batch.
 
     Args:
         restored: the checkpoint.
-        sink: the query's, ``None`` for one that checkpoints do not cover.
-        uncovered: the format of such a sink, ``None`` for one that keeps nothing.
-        again: batches that are run again with the boundaries they had, without a gap.
+        sink: the query's sink, ``None`` if checkpoints do not cover it.
+        uncovered: the format of a sink that checkpoints do not cover, ``None`` if the sink keeps no data.
+        again: batches that run again with their earlier boundaries, without a gap.
         known: batches that are known to have been planned after the checkpoint.
     """
     check = "batches after it"

@@ -1,4 +1,4 @@
-"""What preflight finds out about a query beside the checkpoint it is to go on from."""
+"""The preflight checks that compare a query with the checkpoint that it should resume from."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ __all__ = [
 
 
 def state_finding(backend: StateBackend | None, restored: CheckpointMetadata) -> Finding:
-    """Whether the job's state backend reads the checkpoint's state."""
+    """Whether the job's state backend can read the checkpoint's state."""
     check = "state"
     try:
         check_state_backend(backend, restored)
@@ -50,7 +50,7 @@ def state_finding(backend: StateBackend | None, restored: CheckpointMetadata) ->
 
 
 def partitions_finding(partitions: int | None, restored: CheckpointMetadata) -> Finding:
-    """Whether the job is to have the number of partitions that the checkpoint has."""
+    """Whether the job asks for the number of partitions that the checkpoint has."""
     check = "partitions"
     try:
         fixed = check_partitions(partitions, restored)
@@ -75,10 +75,11 @@ def sources_finding(job_name: str, restored: CheckpointMetadata, writer: DataStr
 
 
 def operators_finding(job_name: str, restored: CheckpointMetadata, writer: DataStreamWriter) -> Finding:
-    """Whether the query has the stateful operators of the checkpoint, as far as its plan tells before it is run.
+    """Whether the query has the checkpoint's stateful operators, as far as its plan tells before the query runs.
 
-    Spark's optimizer may do without an aggregation, a join or a limit of the plan, so that one more of these than the
-    checkpoint has is left to Spark to refuse; one kind less, or another number of the others, is another query.
+    Spark's optimizer may remove an aggregation, a join or a limit from the plan. So if the plan has more of these than
+    the checkpoint, the decision is left to Spark. A query that lacks one of these kinds, or has another number of any
+    other kind, is another query.
     """
     check = "stateful operators"
     names = [operator.name for operator in restored.facts.operators]
@@ -98,12 +99,12 @@ def operators_finding(job_name: str, restored: CheckpointMetadata, writer: DataS
 
 
 def query_sink_finding(restored: CheckpointMetadata, plan: WriterPlan, sink: Sink | None, directory: Path) -> Finding:
-    """Whether the query writes to the checkpoint's sink, and that sink can be brought to where it was.
+    """Whether the query writes to the checkpoint's sink, and that sink can be rolled back to its position.
 
     Args:
         restored: the checkpoint.
-        plan: of the query.
-        sink: the query's, ``None`` for one that checkpoints do not cover.
+        plan: the plan of the query's writer.
+        sink: the query's sink, ``None`` if checkpoints do not cover it.
         directory: where the checkpoint was unpacked.
     """
     check = "sink position"
@@ -124,7 +125,7 @@ def query_sink_finding(restored: CheckpointMetadata, plan: WriterPlan, sink: Sin
 
 
 def empty_sink_finding(job_name: str, target: Newest, sink: Sink | None, *, asked: str) -> Finding:
-    """Whether a start from nothing finds an empty sink."""
+    """Whether the sink is empty at a start from nothing."""
     check = "sink position"
     if sink is None or (present := sink.first_data()) is None:
         return Finding.fine(check, "the sink is empty, or not covered by checkpoints.")

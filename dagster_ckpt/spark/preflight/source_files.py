@@ -1,7 +1,7 @@
-"""Whether the files that a restore makes a query read again are still where they were.
+"""Whether the input files that a query must read again after a restore still exist.
 
-It has to be asked beforehand: of a file that a planned batch names and that is gone, Spark's file source reads nothing,
-without an error and whatever ``spark.sql.files.ignoreMissingFiles`` says. Its rows would be missing, and nobody told.
+This must be checked before the restore. When a planned batch names a file that is gone, Spark's file source silently
+reads nothing, whatever ``spark.sql.files.ignoreMissingFiles`` says, and the rows of the file are missing.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from dagster_ckpt.spark.verdict import Finding, Verdict
 __all__ = ["SourceFiles", "batches", "local_file", "source_finding"]
 
 CHECK = "source files"
-#: Parquet files whose footers are read to count rows: a tenth of a millisecond each on a local disk.
+#: How many Parquet footers are read at most to count rows: each takes a tenth of a millisecond on a local disk.
 _MOST_FOOTERS = 1000
 _MOST_NAMED = 20
 
 
 @dataclass(frozen=True, slots=True)
 class SourceFiles:
-    """The files of batches that are to be read again.
+    """The files of batches that must be read again.
 
     Attributes:
-        present: those that are there, by batch.
-        missing: those that are gone, by batch.
-        elsewhere: URIs of those that are not on a disk of this machine.
+        present: the files that exist, by batch.
+        missing: the files that are gone, by batch.
+        elsewhere: URIs of the files that are not on a disk of this machine.
     """
 
     present: Mapping[int, Sequence[Path]]
@@ -53,7 +53,7 @@ class SourceFiles:
         return cls(present, missing, elsewhere)
 
     def rows(self) -> int | None:
-        """The rows of all files that are there, where their footers tell."""
+        """The number of rows of all existing files, ``None`` if their footers do not tell."""
         files = {file for found in self.present.values() for file in found}
         if len(files) > _MOST_FOOTERS or any(file.suffix != ".parquet" for file in files):
             return None
@@ -67,11 +67,11 @@ class SourceFiles:
 
 
 def source_finding(plans: Sequence[PlannedBatch], facts: Facts) -> Finding:
-    """What a restore reads again, and what of it is gone.
+    """Which files a restore reads again, and which of these are gone.
 
     Args:
-        plans: of every batch that is run again, as it was or with new boundaries.
-        facts: of the checkpoint, which name the query's sources.
+        plans: the plans of all batches that run again, as they were or with new boundaries.
+        facts: the checkpoint's facts, which name the query's sources.
     """
     unchecked = _not_files(facts)
     also = f" Not checked: {'; '.join(unchecked)}." if unchecked else ""
@@ -110,7 +110,7 @@ def batches(numbers: Iterable[int]) -> str:
 
 
 def _not_files(facts: Facts) -> list[str]:
-    """The sources of a checkpoint that are not file sources, or cannot be told."""
+    """The sources of a checkpoint that are not file sources, or of unknown kind."""
     if not facts.tells_sources:
         return ["the checkpoint does not tell its sources"]
     told = []
@@ -124,7 +124,7 @@ def _not_files(facts: Facts) -> list[str]:
 
 
 def local_file(uri: str) -> Path | None:
-    """The file of this machine that an (escaped) URI names."""
+    """The file of this machine that an (escaped) URI names, ``None`` for other URIs."""
     try:
         parts = urlsplit(uri)
     except ValueError:
@@ -135,7 +135,7 @@ def local_file(uri: str) -> Path | None:
 def _is_there(file: Path) -> bool:
     try:
         return file.exists()
-    except (OSError, ValueError):  # no file can have this name, or nobody can tell
+    except (OSError, ValueError):  # no file can have this name, or the file cannot be looked up
         return False
 
 

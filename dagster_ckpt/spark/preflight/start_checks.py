@@ -1,4 +1,4 @@
-"""The checks of a start that has a query, together."""
+"""All checks of a start that has a query."""
 
 from __future__ import annotations
 
@@ -54,19 +54,19 @@ class ProposedStart:
 
     Attributes:
         job: the job.
-        catalog: of its checkpoints.
+        catalog: the job's checkpoints.
         claim: the epoch of the start.
-        request: what it was asked to begin with.
+        request: what the start was asked to begin with.
         target: the checkpoint, or nothing.
-        previous: what the start before had begun with.
+        previous: what the previous start began with.
         directory: where the checkpoint was unpacked.
         writer: the query.
-        plan: where it writes to.
-        sink: its sink, ``None`` for one that checkpoints do not cover.
-        own_sink: all that the sink holds is of this lineage and is written again.
-        replay: the batches that are to be run again with the boundaries they had.
+        plan: the plan of the writer.
+        sink: the query's sink, ``None`` if checkpoints do not cover it.
+        own_sink: whether all data in the sink belongs to this lineage and is written again.
+        replay: the batches that must run again with their earlier boundaries.
         known: reads the plans of all batches that were planned after the checkpoint.
-        spark_version: the Spark that runs.
+        spark_version: the version of the running Spark.
     """
 
     job: StreamingJob
@@ -86,29 +86,29 @@ class ProposedStart:
 
     @property
     def location(self) -> Path:
-        """The live checkpointLocation."""
+        """The directory of the unpacked checkpointLocation."""
         return self.directory / "checkpoint"
 
     @property
     def can_choose_anew(self) -> bool:
-        """Whether batches after the checkpoint may get other boundaries than they had."""
+        """Whether batches after the checkpoint may get new boundaries."""
         return self.sink is None or self.sink.can_roll_back
 
     @property
     def gives_up_in_flight(self) -> bool:
-        """Whether it was asked for that no batch is run again as it was, not even the one in flight."""
+        """Whether the request forbids running any batch again as it was, even the batch in flight."""
         last = self.request.last_replayed(can_roll_back=self.can_choose_anew)
         return self.request.replay_to is not None and last is None
 
 
 @dataclass(frozen=True, slots=True)
 class Passed:
-    """A start that may go on.
+    """A start that passed preflight.
 
     Attributes:
-        preflight: what was found.
-        replay: the batches that are run again with the boundaries they had.
-        accepted_loss: what is lost or doubled in this lineage with somebody's consent, for the record.
+        preflight: the findings.
+        replay: the batches that run again with their earlier boundaries.
+        accepted_loss: losses and duplicates in this lineage that the user accepted, for the record.
     """
 
     preflight: Preflight
@@ -117,15 +117,15 @@ class Passed:
 
 
 def pass_preflight(start: ProposedStart, now: float) -> Passed:
-    """Check a start, touching nothing but what was unpacked for it.
+    """Check a start, and change nothing but what was unpacked for it.
 
     Args:
-        start: what it is about to do.
+        start: what the start is about to do.
         now: seconds since the epoch.
 
     Raises:
-        RestoreWithLoss: rows would be lost (or doubled under ``EXACTLY_ONCE``), and nobody has accepted that.
-        CheckpointError: it cannot be done; the error of the worst finding, with all others that are not fine.
+        RestoreWithLoss: rows would be lost (or doubled under ``EXACTLY_ONCE``), and the user has not accepted that.
+        CheckpointError: the start is impossible; the error of the worst finding, with all other bad findings.
     """
     restored = start.target.metadata
     plans = () if restored is None else _read_again(start, restored)
@@ -175,17 +175,17 @@ def _checked(start: ProposedStart, restored: CheckpointMetadata | None, plans: S
 
 
 def _read_again(start: ProposedStart, restored: CheckpointMetadata) -> Sequence[PlannedBatch]:
-    """The plans of all batches whose input is read again, as it was or with new boundaries, in order."""
+    """The plans of all batches whose input is read again, with their earlier or with new boundaries, in order."""
     try:
         known = start.known()
-    except CheckpointError as error:  # without a replay it is not needed, and with one it was read before
+    except CheckpointError as error:  # a start without a replay can do without the plans; a replay has read them before
         _log.warning("What batches after %s have read is not known: %s", restored.name, error)
         known = ()
     return known if start.replay else with_in_flight(known, start.location, restored.batch)
 
 
 def _accepted_before(start: ProposedStart) -> tuple[str, ...]:
-    """What was accepted in this lineage up to here; a checkpoint to which somebody goes back knows its own part."""
+    """The losses accepted in this lineage so far; an older checkpoint records what was accepted until it was taken."""
     restored = start.target.metadata
     notes = [] if restored is None else list(restored.facts.accepted_loss)
     previous = start.previous
@@ -199,7 +199,7 @@ def _is_of(note: str, finding: Finding) -> bool:
 
 
 def _choose_anew(start: ProposedStart, restored: CheckpointMetadata) -> Sequence[PlannedBatch]:
-    """Give up the plans from the first whose files are gone on: Spark plans these batches anew, of what is there."""
+    """Forget the plans from the first with a missing file on: Spark plans these batches anew from existing files."""
     following = restored.batch + 1
     planned = in_flight(start.location, restored.batch)
     plans = start.replay or ([] if planned is None else [planned])

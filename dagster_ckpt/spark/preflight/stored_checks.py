@@ -1,4 +1,4 @@
-"""The checks of a stored checkpoint by itself: without its query, and without Spark."""
+"""The checks of a stored checkpoint alone: without its query, and without Spark."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ def check_stored(
     clock: Clock,
     wait: Callable[[float], object],
 ) -> Preflight:
-    """Check a stored checkpoint as far as that goes without its query and without Spark. Touches nothing.
+    """Check a stored checkpoint as far as possible without its query and without Spark. Changes nothing.
 
     Args:
-        catalog: of the job.
+        catalog: the job's checkpoints.
         restored: the checkpoint.
-        asked: how it would be asked for; going on from ``latest`` replays what came after it.
+        asked: the ``restore_from`` that would ask for this checkpoint; ``latest`` also replays the batches after it.
         clock: wall and monotonic time.
-        wait: sleeps for so many seconds, while it is watched whether a run on another host lives.
+        wait: sleeps for this many seconds, while the check watches whether a run on another host is alive.
     """
     try:
         verify_checkpoint(catalog, restored)

@@ -1,4 +1,4 @@
-"""What Spark's error of a query means for the job: another query's state, a query that cannot run, or a failure."""
+"""What Spark's error means for the job: the state of another query, a query that cannot run, or a failure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dagster_ckpt.errors import CheckpointError, QueryFailed, QueryMismatch, Que
 
 __all__ = ["another_query", "failed_in_batch", "failure_of", "not_built"]
 
-#: Spark's error conditions that mean: this state belongs to another query.
+#: Spark's error conditions for state that belongs to another query.
 _MISMATCHES = (
     "STATE_STORE_KEY_SCHEMA_NOT_COMPATIBLE",
     "STATE_STORE_VALUE_SCHEMA_NOT_COMPATIBLE",
@@ -23,7 +23,7 @@ _MEND = (
     "mend the function, and launch again."
 )
 
-#: In Spark's report of a query that has not come to a batch yet.
+#: Spark's report contains this text while a query has not reached a batch.
 _BEGINNING = "Current State: INITIALIZING"
 
 
@@ -31,13 +31,13 @@ def failure_of(error: Exception, job_name: str, restored: CheckpointMetadata | N
     """The error of this package for an error of Spark.
 
     Args:
-        error: as Spark raised it.
-        job_name: of the job.
-        restored: the checkpoint the query went on from.
+        error: Spark's error.
+        job_name: the job's name.
+        restored: the checkpoint that the query resumed from.
 
     Returns:
-        :class:`QueryMismatch` when the state is not the query's, :class:`QueryNotBuilt` when Spark cannot even plan the
-        query, else :class:`QueryFailed`.
+        :class:`QueryMismatch` when the state belongs to another query, :class:`QueryNotBuilt` when Spark cannot even
+        plan the query, else :class:`QueryFailed`.
     """
     from pyspark.errors import AnalysisException  # noqa: PLC0415 - PySpark is loaded where it runs
 
@@ -50,7 +50,7 @@ def failure_of(error: Exception, job_name: str, restored: CheckpointMetadata | N
 
 
 def not_built(error: Exception, job_name: str) -> QueryNotBuilt:
-    """The error for an exception of the job's own function, which is to be its cause."""
+    """The error for an exception of the job's own function; the caller makes that exception the cause."""
     said = _first_line(str(error))
     return QueryNotBuilt(
         f"The function of job {job_name!r} did not build its query: {type(error).__name__}{said and f': {said}'}",
@@ -59,7 +59,7 @@ def not_built(error: Exception, job_name: str) -> QueryNotBuilt:
 
 
 def failed_in_batch(error: CheckpointError) -> bool:
-    """Whether a query had come to a batch when it failed, and not failed while it began: at its sources, its sink."""
+    """Whether a query failed in a batch, and not earlier, while it opened its sources and its sink."""
     from pyspark.errors import StreamingQueryException  # noqa: PLC0415 - PySpark is loaded where it runs
 
     cause = error.__cause__
@@ -67,7 +67,7 @@ def failed_in_batch(error: CheckpointError) -> bool:
 
 
 def another_query(job_name: str, restored: CheckpointMetadata, why: str) -> QueryMismatch:
-    """The error for a query that is not the one a checkpoint was taken of; ``why`` is a sentence."""
+    """The error when a checkpoint was taken of another query; ``why`` is a sentence."""
     return QueryMismatch(
         f"The query of job {job_name!r} is not the one {restored.name} was taken of. {why}",
         hint="Run the query as it was, or start from nothing into an empty sink with restore_from: none.",
@@ -75,7 +75,7 @@ def another_query(job_name: str, restored: CheckpointMetadata, why: str) -> Quer
 
 
 def _first_line(text: str) -> str:
-    """What went wrong, in one line; of an error in Python code also the line that says it."""
+    """The error in one line; for an error in Python code, with the line of its message."""
     lines = [line for line in text.splitlines() if line.strip()]
     first = lines[0] if lines else text
     if "Traceback (most recent call last):" in text:

@@ -1,7 +1,7 @@
-"""Whether a query has run a batch, or has skipped it: asked of what Spark keeps about its SQL executions.
+"""Whether a query has run a batch or skipped the batch, according to Spark's records of its SQL executions.
 
-Spark plans every batch as one SQL execution, and describes that by the run of the query and the batch. A batch that the
-sink skips is such an execution, too, but one that starts no job.
+Spark plans every batch as one SQL execution, whose description names the query's run and the batch. A batch that the
+sink skips also has an execution, but the execution starts no job.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ _log = logging.getLogger(__name__)
 
 _RUN = "runId = "
 _BATCH = "batch = "
-#: How long Spark may take to deliver what has happened so far.
+#: How long Spark may take to deliver its pending events.
 _PATIENCE_MS = 2000
-#: The web UI is given HTML.
+#: Spark writes descriptions as HTML for its web UI.
 _LINE_END = re.compile(r"<br/>|\n")
 
 
 def has_run(session: SparkSession, runs: Collection[str], batch: int) -> bool | None:
-    """Whether a batch was run with a job, ``None`` while that is not known (yet, or any more).
+    """Whether a batch was run with a job, ``None`` while that is unknown (not yet known, or forgotten).
 
-    Spark tells its executions a moment later than it ends them, which is waited for, and keeps the newest thousand.
+    Spark records an execution a moment late, so this function waits. Spark keeps the newest thousand executions.
 
     Args:
         session: any session of the JVM that the query runs in.
-        runs: the run ids of the query that count.
-        batch: its number.
+        runs: the run ids of the query to consider.
+        batch: the batch's number.
     """
     try:
         if (found := _look_up(session, runs, batch)) is None:
             session.sparkContext._jsc.sc().listenerBus().waitUntilEmpty(_PATIENCE_MS)  # noqa: SLF001
             found = _look_up(session, runs, batch)
-    except Exception as error:  # whatever the JVM raises: it is not known
+    except Exception as error:  # whatever the JVM raises: unknown
         _log.debug("Whether batch %d was run is not known: %s", batch, error)
         return None
     else:

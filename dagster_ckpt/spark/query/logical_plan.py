@@ -1,4 +1,4 @@
-"""What can be read of a query's logical plan before it starts."""
+"""What a query's logical plan tells before the query starts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _SOURCES = frozenset({"StreamingRelation", "StreamingRelationV2"})
 
 
 class StatefulKind(StrEnum):
-    """Kinds of stateful operators, named as in a checkpoint where that has one name."""
+    """Kinds of stateful operators, named as in a checkpoint if the checkpoint has a single name for the kind."""
 
     AGGREGATION = "aggregation"
     DEDUPE = "dedupe"
@@ -41,11 +41,11 @@ class StatefulKind(StrEnum):
 
     @property
     def is_never_optimized_away(self) -> bool:
-        """Whether what stands in the plan of a query is what is run."""
+        """Whether Spark runs every operator of this kind that the plan has."""
         return self not in {StatefulKind.AGGREGATION, StatefulKind.JOIN, StatefulKind.LIMIT}
 
 
-#: By the name of the operator in the plan of a query. On rows that are not a stream none of them has state.
+#: By the operator's name in a query's plan. An operator has state only if its input is a stream.
 _PLANNED = {
     "Aggregate": StatefulKind.AGGREGATION,
     "Distinct": StatefulKind.AGGREGATION,
@@ -59,7 +59,7 @@ _PLANNED = {
     "TransformWithStateInPandas": StatefulKind.TRANSFORM_WITH_STATE,
     "TransformWithStateInPySpark": StatefulKind.TRANSFORM_WITH_STATE,
 }
-#: By the name of the operator in a checkpoint.
+#: By the operator's name in a checkpoint.
 _RECORDED = {
     "applyInPandasWithState": StatefulKind.GROUPS_WITH_STATE,
     "dedupe": StatefulKind.DEDUPE,
@@ -80,10 +80,10 @@ class PlanNode:
     """One operator of a query.
 
     Attributes:
-        name: Spark's name of it, of a sink its format.
+        name: Spark's name for the operator; for a sink, its format.
         text: Spark's description, in one line.
-        inputs: places, in the list of all nodes, of those it reads from.
-        sink: whether it is where the query writes to.
+        inputs: indexes of the operator's inputs in the list of all nodes.
+        sink: whether the operator is the query's sink.
     """
 
     name: str
@@ -96,17 +96,17 @@ def has_watermark(writer: DataStreamWriter) -> bool:
     """Whether the query has a watermark anywhere.
 
     Raises:
-        InvalidConfiguration: it is not a ``DataStreamWriter`` of a classic session.
+        InvalidConfiguration: ``writer`` is not a ``DataStreamWriter`` of a classic session.
     """
     plan_of(writer)
     return any(str(node.nodeName()) in _WATERMARK for node in _operators(_analyzed(writer)))
 
 
 def plan_nodes(writer: DataStreamWriter) -> list[PlanNode]:
-    """The operators of a query, each after those it reads from, and its sink at the end.
+    """The operators of a query, each after its inputs, with the sink at the end.
 
     Raises:
-        InvalidConfiguration: it is not a ``DataStreamWriter`` of a classic session.
+        InvalidConfiguration: ``writer`` is not a ``DataStreamWriter`` of a classic session.
     """
     sink = plan_of(writer)
     nodes: list[PlanNode] = []
@@ -116,13 +116,13 @@ def plan_nodes(writer: DataStreamWriter) -> list[PlanNode]:
 
 
 def sources_of(writer: DataStreamWriter) -> range:
-    """How many sources Spark may give a query.
+    """The possible numbers of sources that Spark may give a query.
 
-    There is one for each relation that reads a stream. Of equal ones Spark makes different ones when it starts the
-    query, where its analyzer finds that they would clash, and one source where it does not.
+    Each relation that reads a stream becomes a source. Equal relations become one source, or separate sources if
+    Spark's analyzer finds that they would clash; Spark decides when the query starts.
 
     Raises:
-        InvalidConfiguration: it is not a ``DataStreamWriter`` of a classic session.
+        InvalidConfiguration: ``writer`` is not a ``DataStreamWriter`` of a classic session.
     """
     plan_of(writer)
     relations = [node for node in _operators(_analyzed(writer)) if str(node.nodeName()) in _SOURCES]
@@ -134,16 +134,16 @@ def sources_of(writer: DataStreamWriter) -> range:
 
 
 def stateful_kinds(writer: DataStreamWriter) -> Counter[StatefulKind]:
-    """How many operators of each stateful kind the plan of a query has, before it is optimized.
+    """The number of operators of each stateful kind in a query's plan, before Spark optimizes the plan.
 
     Raises:
-        InvalidConfiguration: it is not a ``DataStreamWriter`` of a classic session.
+        InvalidConfiguration: ``writer`` is not a ``DataStreamWriter`` of a classic session.
     """
     plan_of(writer)
     found: Counter[StatefulKind] = Counter()
     for node in _operators(_analyzed(writer)):
         kind = _PLANNED.get(str(node.nodeName()))
-        # A join with a table keeps no state; other operators may have one for their initial state.
+        # A join with a table keeps no state. Other operators may read a table for their initial state.
         streams = sum(bool(child.isStreaming()) for child in _children(node))
         if kind is not None and streams >= (2 if kind is StatefulKind.JOIN else 1):
             found[kind] += 1
@@ -151,7 +151,7 @@ def stateful_kinds(writer: DataStreamWriter) -> Counter[StatefulKind]:
 
 
 def recorded_kind(name: str) -> StatefulKind | None:
-    """The kind of an operator that a checkpoint names, ``None`` for one that is not known here."""
+    """The kind of an operator by its name in a checkpoint, ``None`` for an unknown name."""
     return _RECORDED.get(name)
 
 
@@ -171,7 +171,7 @@ def _operators(operator: Any) -> Iterator[Any]:
 
 
 def _add(operator: Any, nodes: list[PlanNode]) -> int:
-    """Add an operator after those below it; returns its place."""
+    """Add an operator after its inputs; returns the operator's index."""
     inputs = tuple([_add(child, nodes) for child in _children(operator)])
     nodes.append(PlanNode(str(operator.nodeName()), str(operator.simpleString(_MOST_FIELDS)).strip(), inputs))
     return len(nodes) - 1

@@ -35,15 +35,15 @@ _HOW = (
     "Install a full Java 17 or later and set JAVA_HOME to it: on Debian or Ubuntu "
     "`apt-get install openjdk-17-jre-headless`, on macOS `brew install openjdk@17`."
 )
-#: New queries keep their state in RocksDB, with changelogs, and Spark keeps at least so many batches.
+#: New queries keep their state in RocksDB with changelogs, and Spark keeps at least this many batches.
 _DEFAULTS = {
     PROVIDER_CONF: ROCKSDB_PROVIDER,
     CHANGELOG_CONF: "true",
     "spark.sql.streaming.minBatchesToRetain": "100",
 }
-#: Of files that are no program of this machine.
+#: The errors for a file that this machine cannot execute.
 _NO_PROGRAM = frozenset({errno.ENOENT, errno.EACCES, errno.EPERM, errno.ENOEXEC})
-#: Seconds a dying JVM may take to be gone.
+#: Seconds until a dying JVM must be gone.
 _TEAR_DOWN = 5.0
 
 
@@ -51,8 +51,8 @@ def find_java() -> Path:
     """The ``java`` that PySpark will use: ``$JAVA_HOME/bin/java``, else the one on the ``PATH``.
 
     Raises:
-        JavaNotFound: there is none, it is older than 17, or it lacks the module PySpark needs.
-        SparkNotStarted: it does not run now, so that nobody knows which Java it is.
+        JavaNotFound: there is no Java, or it is older than 17, or it lacks the module that PySpark needs.
+        SparkNotStarted: Java does not run now, so its version is unknown.
     """
     home = os.environ.get("JAVA_HOME")
     found = str(Path(home) / "bin" / "java") if home else shutil.which("java")
@@ -74,12 +74,12 @@ def find_java() -> Path:
 
 
 def start_session(app_name: str, master: str, conf: Mapping[str, str]) -> SparkSession:
-    """Start Spark, or join the session this process already has.
+    """Start Spark, or join the session that this process already has.
 
     Raises:
-        JavaNotFound: no usable Java.
-        SparkNotStarted: Spark did not start; it may at the next start.
-        DriverLost: the JVM that this process has started before is gone, so that only a new process can start Spark.
+        JavaNotFound: there is no usable Java.
+        SparkNotStarted: Spark did not start; another start may succeed.
+        DriverLost: the JVM that this process started earlier is gone, so only a new process can start Spark.
     """
     try:
         return _session(app_name, master, conf)
@@ -88,7 +88,7 @@ def start_session(app_name: str, master: str, conf: Mapping[str, str]) -> SparkS
     except Exception as error:
         from pyspark import SparkContext  # noqa: PLC0415 - as below
 
-        # PySpark keeps the gateway to the first JVM of a process for good.
+        # PySpark keeps the gateway to the first JVM of a process forever.
         process = getattr(SparkContext._gateway, "proc", None)  # noqa: SLF001
         said = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
         if process is not None and _is_gone(process, error):
@@ -105,7 +105,7 @@ def _session(app_name: str, master: str, conf: Mapping[str, str]) -> SparkSessio
     if SparkSession.getActiveSession() is None:
         find_java()
         if "spark.pyspark.python" not in conf:
-            # Python workers must be the driver's Python: that of the PATH may be another, without its packages.
+            # Python workers must use the driver's Python: the Python on the PATH may lack its packages.
             os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.appName(app_name).master(master)
     for key, value in conf.items():
@@ -119,16 +119,16 @@ def streaming_session(
     backend: StateBackend | None = None,
     partitions: int | None = None,
 ) -> SparkSession:
-    """A session of its own for one query, with the state defaults of this library where the user set none.
+    """A separate session for one query, with this library's state defaults where the user set nothing.
 
-    New queries keep their state in RocksDB with changelog checkpointing and immutable file names (state format
-    2), and Spark keeps at least 100 batches. A restored query keeps what it began with: Spark fixes it then.
+    New queries keep their state in RocksDB with changelog checkpointing and immutable file names (state format 2), and
+    Spark keeps at least 100 batches. A restored query keeps its first settings, which Spark fixes at the first start.
 
     Args:
-        spark: the session whose configuration counts.
-        restored: the facts of the checkpoint that is restored.
-        backend: the job's state backend, which wins over that configuration; it must fit ``restored``.
-        partitions: of a query that starts from nothing; ``None`` for what that configuration says.
+        spark: the session with the configuration to use.
+        restored: the facts of the restored checkpoint.
+        backend: the job's state backend, which overrides that configuration; it must fit ``restored``.
+        partitions: the number for a query that starts from nothing; ``None`` for that of the configuration.
 
     Raises:
         InvalidConfiguration: an option of the backend cannot be used.
@@ -153,23 +153,23 @@ def streaming_session(
 
 
 def make_active(session: SparkSession) -> None:
-    """Make a session the active one of the calling thread: where Spark looks for data sources in Python."""
+    """Make a session the calling thread's active session, in which Spark looks for Python data sources."""
     java_sessions = session._get_j_spark_session_class(session._jvm)  # noqa: SLF001 - PySpark has no public name for it
     java_sessions.setActiveSession(session._jsparkSession)  # noqa: SLF001
 
 
 def driver_jvm_pid(spark: SparkSession) -> int | None:
-    """The process id of the JVM this process started, ``None`` when something else started it."""
+    """The process id of the JVM if this process started the JVM, else ``None``."""
     process = getattr(spark.sparkContext._gateway, "proc", None)  # noqa: SLF001 - PySpark names it nowhere else
     return None if process is None else int(process.pid)
 
 
 def is_jvm_alive(spark: SparkSession, *, after: Exception | None = None) -> bool:
-    """Whether the JVM of this process still runs; ``True`` when it is not ours to know.
+    """Whether the JVM of this process still runs; ``True`` when this process did not start the JVM and cannot know.
 
     Args:
-        spark: any session of it.
-        after: the error that makes one ask. A JVM that is just being torn down refuses connections before it is gone.
+        spark: any session of the JVM.
+        after: the error that raised the question. A JVM that shuts down refuses connections before it is gone.
     """
     process = getattr(spark.sparkContext._gateway, "proc", None)  # noqa: SLF001
     return process is None or not _is_gone(process, after)
@@ -185,7 +185,7 @@ def _is_gone(process: subprocess.Popen[bytes], after: Exception | None) -> bool:
 
 
 def _look_at(conf: Mapping[str, str]) -> str:
-    """What a person does when Spark does not start."""
+    """The advice for a person when Spark does not start."""
     memory = conf.get("spark.driver.memory", "not set: 1g")
     return (
         "The JVM has written why to the error output of this process (in Dagster: stderr of the run). Look there, at "
@@ -195,20 +195,20 @@ def _look_at(conf: Mapping[str, str]) -> str:
 
 
 def _explicit_sql_conf(spark: SparkSession) -> dict[str, str]:
-    """What was set on the session itself; ``newSession`` starts from the context's configuration only."""
+    """The settings made on the session itself; ``newSession`` copies the context's configuration only."""
     entries = spark._jsparkSession.sessionState().conf().settings()  # noqa: SLF001
     found = {str(entry.getKey()): str(entry.getValue()) for entry in entries.entrySet()}
-    # `conf.isModifiable` says no to every key that is not registered, and those of RocksDB are not.
+    # `conf.isModifiable` is false for every unregistered key, and the keys of RocksDB are unregistered.
     is_static = spark._jvm.org.apache.spark.sql.internal.SQLConf.isStaticConfigKey  # type: ignore[union-attr]  # noqa: SLF001
     return {key: value for key, value in found.items() if key.startswith("spark.sql.") and not is_static(key)}
 
 
 def _output(command: list[str]) -> str:
-    """What a command of Java prints.
+    """The output of a Java command.
 
     Raises:
-        JavaNotFound: the file cannot be executed here.
-        SparkNotStarted: it did not come to its end as it should, which says nothing about the next time.
+        JavaNotFound: this machine cannot execute the file.
+        SparkNotStarted: the command did not end normally, which may be different next time.
     """
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)  # noqa: S603

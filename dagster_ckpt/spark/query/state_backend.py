@@ -1,4 +1,4 @@
-"""A job's state backend and partitions, beside what its checkpoint has fixed and what Spark can still be told."""
+"""A job's state backend and partitions, compared with what its checkpoint has fixed and what can still be changed."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ _IN_THIS_PROCESS = re.compile(r"local(\[|$)")
 
 
 def known_providers(backend: StateBackend | None) -> Mapping[str, StateLayout]:
-    """The state store providers whose files can be captured, by class: Spark's own and the backend's."""
+    """The state store providers with capturable files, by class: Spark's own and the backend's."""
     if backend is None:
         return LAYOUTS
     return {**LAYOUTS, backend.provider: backend.state_layout}
 
 
 def check_state_backend(backend: StateBackend | None, restored: CheckpointMetadata) -> None:
-    """Make sure that the state of a checkpoint is what the backend reads and a later capture knows.
+    """Make sure that the backend can read a checkpoint's state, and that a later capture will know its files.
 
-    Spark fixes the provider when a query first starts and takes no notice of another one afterwards.
+    Spark fixes the provider when a query first starts, and then ignores any other.
 
     Raises:
-        StateBackendMismatch: it is not.
+        StateBackendMismatch: the backend cannot read the state.
     """
     began_with = restored.facts.state_store_provider
     if began_with is None:  # a query without state
@@ -62,14 +62,14 @@ def check_state_backend(backend: StateBackend | None, restored: CheckpointMetada
 
 
 def check_partitions(partitions: int | None, restored: CheckpointMetadata) -> int | None:
-    """The number of partitions that a checkpoint has fixed, ``None`` when it does not tell.
+    """The number of partitions that a checkpoint has fixed, ``None`` when the checkpoint does not tell.
 
     Args:
-        partitions: how many the job is to have; ``None`` for what its session says.
-        restored: the checkpoint the query goes on from.
+        partitions: the number the job should have; ``None`` for the session's setting.
+        restored: the checkpoint to resume from.
 
     Raises:
-        QueryMismatch: the checkpoint has another number, and Spark would go on with that one without a word.
+        QueryMismatch: the checkpoint has another number, which Spark would silently keep.
     """
     text = restored.facts.sql_confs.get(PARTITIONS_CONF)
     if text is None:
@@ -88,12 +88,12 @@ def check_partitions(partitions: int | None, restored: CheckpointMetadata) -> in
 def ignored_settings(
     backend: StateBackend | None, spark: SparkSession, restored: CheckpointMetadata | None
 ) -> list[str]:
-    """What the backend asks for and the query at hand cannot have, a sentence each.
+    """The settings of the backend that cannot take effect for this query, one sentence each.
 
     Args:
-        backend: the job's.
-        spark: the session Spark was started with.
-        restored: the checkpoint the query goes on from.
+        backend: the job's backend.
+        spark: the session that Spark was started with.
+        restored: the checkpoint to resume from.
     """
     if backend is None:
         return []
@@ -112,11 +112,11 @@ def ignored_settings(
 
 
 def _why_elsewhere(spark: SparkSession, wanted: str) -> str | None:
-    """Why stores do not work in the directories ``wanted``, ``None`` if they do."""
+    """Why state stores do not use the directories ``wanted``, ``None`` if they do."""
     context = spark.sparkContext
     if _IN_THIS_PROCESS.match(str(context.master)) is None:
         return f"the executors of {context.master} work where their cluster manager says."
-    # The first SparkContext of a JVM settles it, for those that come after it too.
+    # The first SparkContext of a JVM fixes the directories for all later ones.
     utils = getattr(getattr(context._jvm.org.apache.spark.util, "Utils$"), "MODULE$")  # type: ignore[union-attr]  # noqa: SLF001
     roots = utils.getOrCreateLocalRootDirs(context._jsc.sc().conf())  # noqa: SLF001
     used = {Path(root).parent.resolve() for root in roots}
@@ -126,6 +126,6 @@ def _why_elsewhere(spark: SparkSession, wanted: str) -> str | None:
 
 
 def _fixed(restored: CheckpointMetadata) -> dict[str, str]:
-    """Settings that Spark fixed when the query of a checkpoint first started; none matters to one without state."""
+    """The settings that Spark fixed when the checkpoint's query first started; empty for a query without state."""
     facts = restored.facts
     return {} if facts.state_store_provider is None else {**facts.sql_confs, STATE_FORMAT_CONF: str(facts.state_format)}

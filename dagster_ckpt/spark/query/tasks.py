@@ -1,10 +1,10 @@
 """Waiting for the tasks of a query that has ended.
 
-Spark's ``stop()`` waits for the query and not for its tasks: they are told to end and may write for a moment longer. In
-the same JVM that moment can reach into the next start, behind the back of the sink that was just set back.
+Spark's ``stop()`` waits for the query, but not for its tasks: they are told to end, and may write for a moment longer.
+In the same JVM they could still write during the next start, after the sink was rolled back.
 
-Which tasks run Spark tells by events that it delivers later: under load a task that has just begun is not known yet. So
-all events are awaited before each look, and two looks in a row must find nothing.
+Spark reports running tasks by events, which arrive late: under load, a task that has just begun is not yet known. So
+each look first waits for all events, and two looks in a row must find no task.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ __all__ = ["await_tasks"]
 
 _log = logging.getLogger(__name__)
 
-#: The last jobs of a query; those before them are over, or it could not have gone on.
+#: How many of a query's last jobs are checked; all earlier jobs must be over for the query to have continued.
 _JOBS = 3
 _LOOK = 0.02
-#: So many looks in a row find nothing: the end of a job and the begin of its last task may be told in either order.
+#: How many looks in a row must find nothing: the end of a job and the begin of its last task may arrive in any order.
 _LOOKS = 2
-#: Milliseconds in which Spark must have told what it knows.
+#: Milliseconds that Spark has to deliver its pending events.
 _DELIVERY = 5_000
 
 
 def await_tasks(spark: SparkSession, group: str, patience: float = 10.0) -> bool:
-    """Wait until none of the tasks of a query that has ended runs any more; ``False`` when that took too long.
+    """Wait until no task of an ended query runs; ``False`` when that took too long.
 
     Args:
         spark: any session of the same Spark.
-        group: of its jobs, which is the query's ``runId``.
-        patience: seconds.
+        group: the group of the query's jobs, which is the query's ``runId``.
+        patience: seconds to wait.
     """
     context = spark.sparkContext
     until, quiet = time.monotonic() + patience, 0
@@ -57,12 +57,12 @@ def _deliver(context: SparkContext) -> None:
 
     try:
         context._jsc.sc().listenerBus().waitUntilEmpty(_DELIVERY)  # noqa: SLF001
-    except Py4JJavaError as error:  # so many events come in that there is no end of them
+    except Py4JJavaError as error:  # so many events arrive that the queue never empties
         _log.info("Spark has not told all it knows of its tasks: %s", error)
 
 
 def _active(tracker: StatusTracker, group: str) -> int:
-    """How many tasks run, and one for each job whose end is not known yet."""
+    """How many tasks run, plus one for each job that is not known to have ended."""
     jobs = [tracker.getJobInfo(job) for job in sorted(tracker.getJobIdsForGroup(group))[-_JOBS:]]
     known = [job for job in jobs if job is not None]
     stages = [tracker.getStageInfo(stage) for job in known for stage in job.stageIds]

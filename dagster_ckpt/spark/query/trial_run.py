@@ -1,4 +1,4 @@
-"""Trying a query on a copy of a checkpoint, where it can do no harm."""
+"""Trying a query on a copy of a checkpoint, where the query can do no harm."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ if TYPE_CHECKING:
 __all__ = ["try_query"]
 
 _LOOK = 0.1
-#: Seconds after which a batch that still computes counts as one the query can compute: a mismatch shows at once.
+#: Seconds of computing after which a batch counts as computable: a mismatch shows at once.
 _LONG_ENOUGH = 60.0
 
 
 class _Enough(Exception):
-    """Ends the trial before its batch is committed, and so before any source is told that it may clean up."""
+    """Ends the trial before its batch commits, so before any source is told that it may clean up."""
 
 
 def try_query(writer: DataStreamWriter, location: str, cancel: Flag) -> Exception | None:
-    """Compute one batch of a query from ``location`` and throw it away; returns the error it ended with, if any.
+    """Compute one batch of a query from ``location`` and discard the result; returns the query's error, if any.
 
     Args:
         writer: a writer of the query; its sink and trigger are replaced.
-        location: a checkpointLocation that may be spoilt.
-        cancel: gives up early.
+        location: a checkpointLocation that may be damaged.
+        cancel: ends the trial early.
     """
     computed = Flag()
 

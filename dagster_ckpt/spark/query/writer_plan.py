@@ -1,7 +1,7 @@
-"""What a ``DataStreamWriter`` that was not started yet is going to do: its sink and options.
+"""What an unstarted ``DataStreamWriter`` will do: its sink and options.
 
-PySpark has no getters for them, so the private fields of Spark's own writer are read. They are private to Spark,
-but have had these names since 2.0; a test fails if they change. Which class a format names is asked of Spark.
+PySpark has no getters for these, so the private fields of Spark's own writer are read. The fields have had these names
+since Spark 2.0; a test fails if the names change. Spark itself is asked which class a format names.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 __all__ = ["WriterPlan", "java_field", "plan_of"]
 
 _FOREACH_BATCH = "foreachBatch"
-#: Sinks that keep nothing a restore could disagree with.
+#: Sinks that keep no data, so none that a restore could contradict.
 _TRANSIENT = frozenset({"noop", "console"})
-#: Table formats whose writers keep in the table which batches of a query they have seen, by format, class or package.
-#: No rollback of the table takes that back, or not surely.
+#: Table formats whose writers record in the table which batches of a query they have seen, by format, class or package.
+#: A rollback of the table does not reliably remove that record.
 _REMEMBERING = (
     "delta",
     "io.delta",
@@ -33,7 +33,7 @@ _REMEMBERING = (
     "org.apache.hudi",
 )
 _JAVA_SQL = "org.apache.spark.sql.execution.datasources."
-#: Spark writes what is one of these by its file sink.
+#: Spark uses its file sink for subclasses of these.
 _FILE_CLASSES = (f"{_JAVA_SQL}FileFormat", f"{_JAVA_SQL}v2.FileDataSourceV2")
 
 
@@ -42,14 +42,14 @@ class WriterPlan:
     """Where a query is going to write.
 
     Attributes:
-        format: what was given as the format, in small letters; ``foreachBatch`` or ``foreach``.
-        provider: the Java class of the format, ``None`` where Spark knows none.
-        writes_files: whether Spark writes by its file sink, whatever the format was called.
+        format: the given format, in lower case; ``foreachBatch`` or ``foreach``.
+        provider: the Java class of the format, ``None`` where Spark knows no class.
+        writes_files: whether Spark uses its file sink, whatever the name of the format.
         path: the ``path`` option.
         checkpoint_location: the option, if the user set it.
         query_name: the name, if the user set one.
-        continuous: whether the trigger is a continuous one.
-        attached: what ``sink_to`` attached to the writer.
+        continuous: whether the trigger is continuous.
+        attached: the sink that ``sink_to`` attached to the writer.
     """
 
     format: str
@@ -63,14 +63,14 @@ class WriterPlan:
 
     @property
     def is_transient(self) -> bool:
-        """Whether it writes to a sink that keeps nothing."""
+        """Whether the query's sink keeps no data."""
         return self.attached is None and self.format in _TRANSIENT
 
     def sink(self) -> Sink | None:
-        """The sink when it is one that a checkpoint covers, else ``None``.
+        """The sink if checkpoints cover it, else ``None``.
 
         Raises:
-            InvalidConfiguration: it is a file sink that is not on a local path.
+            InvalidConfiguration: the sink is a file sink that is not on a local path.
         """
         if self.attached is not None:
             return self.attached
@@ -79,12 +79,12 @@ class WriterPlan:
         return SparkFileSink(self.path)
 
     def check(self, job_name: str, mode: CheckpointingMode) -> None:
-        """Refuse what cannot be checkpointed as promised.
+        """Refuse a query that cannot be checkpointed as promised.
 
         Raises:
-            InvalidConfiguration: a checkpointLocation or continuous trigger was set, or batches that run again after
-                a rollback would be skipped by the writer, or the attached sink is not what the query writes to.
-            RestoreRefused: the sink cannot be brought back to a checkpoint, as ``EXACTLY_ONCE`` promises.
+            InvalidConfiguration: a checkpointLocation or continuous trigger is set, or the writer would skip batches
+                that run again after a rollback, or the query does not write to the attached sink.
+            RestoreRefused: the sink cannot be rolled back to a checkpoint, which ``EXACTLY_ONCE`` requires.
         """
         if self.checkpoint_location is not None:
             raise InvalidConfiguration(
@@ -109,10 +109,10 @@ class WriterPlan:
             )
 
     def _check_memory(self, job_name: str, mode: CheckpointingMode) -> None:
-        """Refuse a writer whose own memory of batches no rollback takes back, with a sink attached or without.
+        """Refuse a writer whose own memory of batches survives a rollback, with or without an attached sink.
 
-        Without a rollback it loses rows as well: a batch that was written and whose boundaries are not known any more
-        comes again under its number with other rows.
+        Such a writer loses rows even without a rollback: a written batch whose boundaries are no longer known runs
+        again under its number with other rows, and the writer skips that batch.
         """
         if isinstance(self.attached, BatchSink) and self.format != _FOREACH_BATCH:
             raise InvalidConfiguration(
@@ -141,7 +141,7 @@ class WriterPlan:
             )
 
     def _is_named(self, name: str) -> bool:
-        """Whether the format, or its class, is this one or of this package."""
+        """Whether the format or its class equals ``name``, or lies in the package ``name``."""
         given = (self.format, (self.provider or "").lower())
         return any(each == name or each.startswith(f"{name}.") for each in given)
 
@@ -150,7 +150,7 @@ def plan_of(writer: DataStreamWriter) -> WriterPlan:
     """Read the plan of a writer.
 
     Raises:
-        InvalidConfiguration: it is not a ``DataStreamWriter`` of a classic (not Connect) session.
+        InvalidConfiguration: ``writer`` is not a ``DataStreamWriter`` of a classic (not Connect) session.
     """
     java = getattr(writer, "_jwrite", None)
     if java is None:
@@ -183,7 +183,7 @@ def plan_of(writer: DataStreamWriter) -> WriterPlan:
 def _provider(writer: DataStreamWriter, source: str) -> Any:
     """The Java class that a format names.
 
-    ``None`` for ``foreachBatch`` and the like, and for a format that no class here has: its jar is missing.
+    ``None`` for ``foreachBatch`` and the like, and for a format without a class here, because its jar is missing.
     """
     from py4j.protocol import Py4JError  # noqa: PLC0415 - PySpark is loaded where it runs
     from pyspark.errors import PySparkException  # noqa: PLC0415

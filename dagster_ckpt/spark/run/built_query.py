@@ -1,4 +1,4 @@
-"""The query of a start, as the job's own function builds it, in a session of its own."""
+"""The query of a start, which the job's own function builds in a separate session."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ __all__ = ["BuiltQuery", "Queries"]
 
 @dataclass(frozen=True, slots=True)
 class BuiltQuery:
-    """The query of a start: its session, its writer, what the writer does, its sink, and settings it does not get."""
+    """The query of a start: its session, writer, the writer's plan, sink, and the settings that cannot take effect."""
 
     session: SparkSession
     writer: DataStreamWriter
@@ -45,7 +45,7 @@ class Queries:
 
     Args:
         job: the job.
-        spark: the session Spark was started with.
+        spark: the session that Spark was started with.
     """
 
     def __init__(self, job: StreamingJob, spark: SparkSession) -> None:
@@ -53,7 +53,7 @@ class Queries:
         self._spark = spark
 
     def build(self, restored: CheckpointMetadata | None) -> BuiltQuery:
-        """The query, with a sink that can be used as the job asks for."""
+        """Build the query, and check that its sink is usable as the job requires."""
         session = self._session(restored)
         ignored = ignored_settings(self._job.state_backend, self._spark, restored)
         writer = self._writer(session)
@@ -65,10 +65,10 @@ class Queries:
         return BuiltQuery(session, writer, plan, sink, ignored)
 
     def check_on_copy(self, restored: CheckpointMetadata, location: str, cancel: Flag) -> None:
-        """Find out whether the query can go on from ``location``, a copy of a checkpoint that may be spoilt.
+        """Check that the query can resume from ``location``, a disposable copy of a checkpoint.
 
         Raises:
-            QueryMismatch: it is not the query the checkpoint was taken of.
+            QueryMismatch: the checkpoint was taken of another query.
         """
         failure = try_query(self._writer(self._session(restored)), location, cancel)
         error = None if failure is None else failure_of(failure, self._job.name, restored)
@@ -76,14 +76,14 @@ class Queries:
             raise error from failure
 
     def _writer(self, session: SparkSession) -> DataStreamWriter:
-        """The query as the job's own function builds it.
+        """The query that the job's own function builds.
 
         Raises:
             QueryNotBuilt: the function raised; its exception is the cause.
         """
         try:
             return self._job.query(session)
-        except CheckpointError:  # which names itself: a sink, for example, or a storage that the function reads
+        except CheckpointError:  # it explains itself: an error of a sink or a storage, for example
             raise
         except Exception as error:
             raise not_built(error, self._job.name) from error

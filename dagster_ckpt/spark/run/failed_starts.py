@@ -1,4 +1,4 @@
-"""The failures of a run's starts, on record."""
+"""The records of a run's failed starts."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ __all__ = ["FailedStarts", "in_one_line"]
 
 
 class FailedStarts:
-    """The starts of one run that failed, and those of the series before.
+    """The failed starts of one run, and those that its series had before.
 
     Args:
         job: the job.
-        run_id: of the run.
+        run_id: the id of the run.
         clock: wall time.
     """
 
@@ -36,9 +36,9 @@ class FailedStarts:
         self._failures.forget_before(series)
 
     def record(self, series: int, error: Exception, prepared: Prepared | None) -> list[Failure]:
-        """Put a failure on record; all of the series so far, those of this run last, in order.
+        """Put a failure on record; returns all failures of the series, those of this run last, in order.
 
-        They are the latest whatever a clock says: nobody else runs the job.
+        This run's failures are the latest, whatever the clocks say, because no other run drives the job.
         """
         in_flight = _in_flight(error, prepared)
         failure = Failure(
@@ -54,14 +54,14 @@ class FailedStarts:
         self._history.append(failure)
         own = {(item.run_id, item.sequence) for item in self._history}
         before: list[Failure] = []
-        # A storage that refuses writes, or a damaged record, must neither hide a failure nor forget it.
+        # If the storage refuses writes, or a record is damaged, the failure must still be raised and counted.
         with contextlib.suppress(OSError, CorruptCheckpoint):
             self._failures.record(series, failure)
             before = [item for item in self._failures.of(series) if (item.run_id, item.sequence) not in own]
         return [*before, *self._history]
 
     def poison(self, found: Streak, prepared: Prepared | None) -> PoisonBatch:
-        """The error with which the job ends for one batch."""
+        """The error that ends the job because of one batch."""
         filesystem, before = self._job.filesystem, None
         if prepared is not None:
             before = prepared.store.retained[-1] if prepared.store.retained else prepared.restored
@@ -73,13 +73,13 @@ class FailedStarts:
 
 
 def in_one_line(error: Exception) -> str:
-    """An error in one line. One of this package says all there is to say; of any other, its name is half of it."""
+    """An error in one line: the text of this package's errors, and the class and text of any other error."""
     first = str(error).partition("\n")[0][:LONGEST_REASON]
     return first if isinstance(error, CheckpointError) else f"{type(error).__name__}{first and f': {first}'}"
 
 
 def _in_flight(error: Exception, prepared: Prepared | None) -> BatchInFlight | None:
-    """The batch that was under way, ``None`` when the query had not come to one."""
+    """The batch that was under way, ``None`` when the query had not reached a batch."""
     if prepared is None or (isinstance(error, QueryFailed) and not failed_in_batch(error)):
         return None
     return batch_in_flight(prepared.live)

@@ -1,8 +1,8 @@
-"""Choosing what a job goes on from by itself, when its newest checkpoint may be broken.
+"""Choosing what a job resumes from by itself, when its newest checkpoint may be broken.
 
-A broken one is put into quarantine before anything else is tried. Then the live location of the run before, if it is
-still there, holds all of its work; else the next older checkpoint on the line of descent is tried, and so on. A storage
-that is down is no reason to pass a checkpoint over.
+A broken checkpoint is first put into quarantine. Then the live location of the previous run is tried, which holds all
+of that run's work, if it still exists. Else the next older checkpoint on the line of descent is tried, and so on. A
+storage that is down is no reason to pass over a checkpoint.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ __all__ = ["FallbackChain", "cost_of"]
 
 _log = logging.getLogger(__name__)
 
-#: What is broken for good. A manifest of a newer release is not, and a storage that fails may be up again.
+#: Permanent damage. A manifest of a newer release is not damaged, and a storage that fails may recover.
 _BROKEN = (CorruptMetadata, CheckpointFileMissing, CheckpointFileChanged)
 _OPTION = (
     "Or let the job do that by itself: launch it with fallback_to_older: true, or set it in its CheckpointConfig; the "
@@ -49,17 +49,17 @@ _OPTION = (
 
 
 class FallbackChain:
-    """The checkpoints that a job may go on from by itself, tried one after another.
+    """The checkpoints that a job may resume from by itself, tried one after another.
 
     Args:
-        catalog: the job's.
-        claim: the epoch that chooses.
+        catalog: the job's checkpoints.
+        claim: the epoch of the run that is choosing.
         clock: wall time.
-        emit: is given what happens.
-        opted_in: whether older ones may be tried.
-        newest: what is gone on from, as far as manifests tell.
-        unpack: writes a checkpoint into the fresh live location, verifying all of it; leaves nothing when it raises.
-        salvaging: makes a checkpoint of what the run before has left behind.
+        emit: called with each event.
+        opted_in: whether older checkpoints may be tried.
+        newest: returns what to resume from, according to manifests alone.
+        unpack: writes a checkpoint into the new live location, and verifies all of it; leaves nothing when it raises.
+        salvaging: makes a checkpoint of what the previous run has left behind.
     """
 
     def __init__(
@@ -84,11 +84,11 @@ class FallbackChain:
         self._salvaging = salvaging
 
     def newest(self) -> Newest:
-        """What is gone on from; it has been unpacked.
+        """What to resume from, already unpacked.
 
         Raises:
-            CorruptCheckpoint: the newest is broken and older ones may not be tried, or none is left.
-            CheckpointNotFound: the recorded choice is gone although nothing gave it up.
+            CorruptCheckpoint: the newest checkpoint is broken and older ones may not be tried, or none is left.
+            CheckpointNotFound: the recorded choice is missing although it was not discarded.
             Fenced: a newer run has taken the job over.
             StorageError: the storage failed.
         """
@@ -107,7 +107,7 @@ class FallbackChain:
                 broken = None if target is None else target.metadata
                 reference = error.checkpoint if broken is None else broken.reference
                 if reference is None or not self._is_own(reference):
-                    raise  # a savepoint is the user's, and there is nothing older in its directory
+                    raise  # a savepoint belongs to the user, and its directory has no older checkpoint
                 if self._opted_in:
                     self._put_away(reference, error)
                 tries += 1
@@ -121,13 +121,13 @@ class FallbackChain:
                 return target
 
     def _instead_of(self, target: Newest) -> Newest | None:
-        """``None`` when it is unpacked. A savepoint that was preferred is the user's, who may have damaged it."""
+        """Unpack; returns what to try instead, if a preferred savepoint is broken: the user may have damaged it."""
         if target.metadata is None:
             return None
         try:
             self._unpack(target.metadata)
         except StorageError:
-            raise  # a storage that is down, or a full disk here, says nothing about the savepoint
+            raise  # a storage that is down, or a full disk here, proves nothing about the savepoint
         except (CorruptCheckpoint, OSError) as error:
             if target.otherwise is None:
                 raise
@@ -153,7 +153,7 @@ class FallbackChain:
         return reference.partition("/")[0] in self._catalog.job_ids()
 
     def _refusal(self, target: Newest) -> CorruptCheckpoint:
-        """Somebody had opted in, and the run died before its choice was on record; now nobody has."""
+        """The error when an earlier run quarantined a checkpoint and died before its choice; this run has no opt-in."""
         records = self._catalog.records.quarantine.records()
         newest = target.passed_over[0]
         reason = records[newest].reason if newest in records else "its record is gone."
@@ -169,13 +169,13 @@ class FallbackChain:
 def cost_of(
     catalog: CheckpointCatalog, target: Newest, plans: Sequence[PlannedBatch], sink: Sink | None
 ) -> FellBack | None:
-    """What it costs to go on from ``target``; ``None`` when nothing was passed over.
+    """What it costs to resume from ``target``; ``None`` when no checkpoint was passed over.
 
     Args:
-        catalog: the job's.
-        target: what is gone on from.
-        plans: the batches that are known to have been planned after it.
-        sink: of the query, if it is one that a checkpoint covers: what it holds has been run, too.
+        catalog: the job's checkpoints.
+        target: what the job resumes from.
+        plans: the batches that are known to have been planned after ``target``.
+        sink: the query's sink, if checkpoints cover it: the batches in the sink have been run, too.
     """
     restored = target.metadata
     if restored is None or not target.passed_over:
@@ -200,7 +200,7 @@ def cost_of(
 
 
 def _rows(passed: Sequence[CheckpointMetadata], batches: Sequence[int]) -> int | None:
-    """The rows that ``batches`` read, where a checkpoint has the report of each of them."""
+    """The number of rows that ``batches`` read, ``None`` unless a checkpoint has the report of each batch."""
     reported: dict[int, int] = {}
     for item in passed:
         batch, rows = item.facts.progress.get("batch"), item.facts.progress.get("input_rows")

@@ -1,7 +1,7 @@
-"""Beginning a job with a checkpoint or savepoint of another one, which is not touched and may go on meanwhile.
+"""Beginning a job from a checkpoint or savepoint of another job, which stays untouched and may continue meanwhile.
 
-The fork point is copied into the job's own storage as its first checkpoint, under a new query id and with the position
-of its own, empty sink. From then on it is a job like any other: what the first job deletes later concerns nobody.
+The fork point is copied into the job's own storage as its first checkpoint, with a new query id and the position of the
+job's own, empty sink. From then on the jobs are independent: the other job may delete its checkpoints.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ _SINK = "sink"
 
 @dataclass(frozen=True, slots=True)
 class ForkPoint:
-    """What a job is forked from.
+    """The checkpoint or savepoint that a job is forked from.
 
     Attributes:
-        catalog: of the job that it is of.
+        catalog: the checkpoints of the job that took it.
         metadata: its manifest.
     """
 
@@ -62,7 +62,7 @@ class ForkPoint:
 
     @property
     def pointer(self) -> str:
-        """The directory it lies in."""
+        """The directory of the fork point."""
         return self.catalog.pointer(self.metadata)
 
     def __str__(self) -> str:
@@ -70,7 +70,7 @@ class ForkPoint:
 
     @property
     def is_gone(self) -> bool:
-        """Whether somebody has deleted it: its manifest goes first of all."""
+        """Whether the fork point was deleted: a deletion removes the manifest first."""
         try:
             if self.metadata.location is not None:
                 entries = self.catalog.storage_of(self.metadata).list("")
@@ -84,22 +84,22 @@ class ForkPoint:
 
 
 def fork_point(catalog: CheckpointCatalog, pointer: str) -> ForkPoint | None:
-    """What ``pointer`` points to, in any storage; ``None`` when the job has been forked from it already.
+    """The fork point of ``pointer``, in any storage; ``None`` when the job has already been forked from it.
 
     Args:
-        catalog: of the job that is to begin.
+        catalog: the checkpoints of the job that begins.
         pointer: the path of a checkpoint or savepoint of any job.
 
     Raises:
-        CheckpointNotFound: it points to nothing.
-        CorruptMetadata: its manifest cannot be believed.
-        ForeignCheckpoint: it lies where no checkpoint lies.
+        CheckpointNotFound: the pointer names nothing.
+        CorruptMetadata: the manifest cannot be trusted.
+        ForeignCheckpoint: the pointer's directory is no place for a checkpoint.
         RestoreRefused: the job has checkpoints of its own.
     """
     try:
         point = _resolved(catalog, pointer)
     except CheckpointNotFound:
-        # Gone since, perhaps; the job has its copy.
+        # The fork point may have been deleted since; the job has its copy.
         if _is_forked_from(catalog, pointer.removesuffix(f"/{layout.METADATA_FILE_NAME}").rstrip("/")):
             return None
         raise
@@ -110,13 +110,13 @@ def _resolved(catalog: CheckpointCatalog, pointer: str) -> ForkPoint:
     filesystem = catalog.filesystem
     own = pointer.removeprefix(f"{filesystem.url}/").removesuffix(f"/{layout.METADATA_FILE_NAME}").strip("/")
     if (inside := _INSIDE.fullmatch(own)) is not None:
-        # In a storage of any kind, not on a file system of this machine only.
+        # The pointer is in the job's own storage, which may be of any kind, and not only a local file system.
         of_job = CheckpointCatalog(filesystem, inside[1])
         return ForkPoint(of_job, of_job.resolve(inside[2]))
     location = resolve_checkpoint_pointer(pointer, like=filesystem)
     metadata = location.metadata()
     if metadata.kind != SAVEPOINT:
-        # It lies three directories below its storage: those of its job, its lineage, and its own.
+        # The pointer is three directories below its storage: job, lineage and checkpoint.
         above = (
             str(Path(location.external_pointer, "../../..").resolve())
             if isinstance(location.storage, PosixFileSystem)
@@ -128,10 +128,10 @@ def _resolved(catalog: CheckpointCatalog, pointer: str) -> ForkPoint:
 
 
 def _is_forked_from(catalog: CheckpointCatalog, pointer: str) -> bool:
-    """Whether the job began with this very fork, and has nothing of its own yet.
+    """Whether the job began with this very fork, and has no checkpoints of its own yet.
 
     Raises:
-        RestoreRefused: it has.
+        RestoreRefused: the job has checkpoints of its own.
     """
     chosen = catalog.choice()
     if chosen is None or catalog.given_up() is not None:
@@ -151,31 +151,31 @@ def _is_forked_from(catalog: CheckpointCatalog, pointer: str) -> bool:
 def lay_out_fork(
     point: ForkPoint, directory: Path, sink: Sink | None, session: SparkSession, job_name: str, job_id: str
 ) -> CheckpointMetadata:
-    """Lay the fork point out to be started from, as a checkpoint of the new job. Nothing else is touched.
+    """Lay the fork point out as a checkpoint of the new job, ready for a start. Nothing else is touched.
 
     Args:
-        point: what is forked.
-        directory: of the start; it does not exist yet.
-        sink: of the query, ``None`` for one that checkpoints do not cover.
-        session: of the query.
-        job_name: of the job that is to begin.
-        job_id: of its lineage.
+        point: the fork point.
+        directory: the directory of the start; it does not exist yet.
+        sink: the query's sink, ``None`` if checkpoints do not cover it.
+        session: the session of the query.
+        job_name: the name of the new job.
+        job_id: the id of the new job's lineage.
 
     Returns:
-        What :func:`publish_fork` will publish, but for its id and where its files are.
+        The manifest that :func:`publish_fork` will publish, except for its id and the places of its files.
 
     Raises:
-        SinkMismatch: the sink is the one that the first job writes to.
+        SinkMismatch: the first job writes to this sink.
         SinkNotEmpty: the sink has data.
-        CheckpointNotFound: the first job deleted the fork point while it was read.
+        CheckpointNotFound: the first job deleted the fork point during the read.
         CorruptCheckpoint: the fork point is not what was written.
-        StorageError: its storage failed.
+        StorageError: the storage of the fork point failed.
     """
     if sink is not None:
         _check(point, sink)
     with _explained(point):
         materialize_checkpoint(point.catalog, point.metadata, directory)
-    shutil.rmtree(directory / _SINK, ignore_errors=True)  # it is of the first job's sink
+    shutil.rmtree(directory / _SINK, ignore_errors=True)  # the position of the first job's sink
     query_id = str(uuid.uuid4())
     (directory / _CHECKPOINT / "metadata").write_text(json.dumps({"id": query_id}), encoding="utf-8")
     position = None if sink is None else sink.seed(point.metadata.batch, directory / _SINK, session)
@@ -192,7 +192,7 @@ def lay_out_fork(
 
 
 def publish_fork(laid_out: CheckpointMetadata, directory: Path, store: CompletedCheckpointStore) -> CheckpointMetadata:
-    """Make what was laid out the first checkpoint of the new lineage.
+    """Publish what was laid out as the first checkpoint of the new lineage.
 
     Raises:
         Fenced: a newer run has taken the job over.
@@ -220,7 +220,7 @@ def _check(point: ForkPoint, sink: Sink) -> None:
 
 
 def _is_same(recorded: str, path: str) -> bool:
-    # Two paths of one directory are one sink; what is no path is compared as it is.
+    # Two paths of one directory are the same sink; other names are compared literally.
     return recorded == path or (recorded.startswith("/") and Path(recorded).resolve() == Path(path).resolve())
 
 

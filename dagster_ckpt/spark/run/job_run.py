@@ -1,4 +1,4 @@
-"""A run of a streaming job: starts of its query, one after another, under the restart strategy. It has one owner."""
+"""A run of a streaming job: starts of its query, one after another, under the restart strategy and one owner."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ _RUN_ID = re.compile(r"[0-9a-f](?:-?[0-9a-f]){31}")
 
 @dataclass(slots=True)
 class _State:
-    """What survives from one start of a run to the next."""
+    """What is kept from one start of a run to the next."""
 
     request: RestoreRequest
     series: int | None
@@ -81,20 +81,20 @@ class _State:
 class StreamingRun:
     """One run of a job, from the claim of its first epoch to its end.
 
-    All of :meth:`run` happens on the thread that calls it, which may block in the JVM; :meth:`cancel` and
-    :meth:`interrupt` may be called from any other.
+    :meth:`run` works on the calling thread alone, which may block in the JVM; :meth:`cancel` and :meth:`interrupt` may
+    be called from any other thread.
 
     Args:
         job: the job.
-        run_id: of the Dagster run, or any other unique id of 32 hex digits, dashes allowed.
+        run_id: the id of the Dagster run, or any other unique id of 32 hex digits, dashes allowed.
         request: what to begin with.
-        series: the series a restart belongs to, ``None`` when a user or a schedule started the run.
+        series: the series that a restart belongs to, ``None`` when a user or a schedule started the run.
         clock: wall and monotonic time.
-        emit: is given what happens.
-        worker: the process of the Dagster run, where this process is a step process below it.
+        emit: called with each event.
+        worker: the process of the Dagster run, if this process is a step process below it.
 
     Raises:
-        InvalidConfiguration: the id is no such id.
+        InvalidConfiguration: ``run_id`` is not such an id.
     """
 
     def __init__(
@@ -126,13 +126,13 @@ class StreamingRun:
         self._spark: SparkSession | None = None
 
     def cancel(self) -> None:
-        """Stop the query and end as canceled; returns at once."""
+        """Stop the query and end the run as canceled; returns at once."""
         self._cancel.set()
 
     def interrupt(self) -> None:
-        """Stop the query and record no end, as if this process died now; returns at once.
+        """Stop the query and record no end, as if this process had died; returns at once.
 
-        So the job is not over: whoever finds the run dead goes on with it.
+        So the job is not over: a later run finds this run dead and resumes the job.
         """
         self._is_interrupted = True
         self._cancel.set()
@@ -140,7 +140,7 @@ class StreamingRun:
     def run(self) -> RunResult:
         """Drive the job to its end.
 
-        A run that was interrupted returns as a canceled one does.
+        A run that was interrupted returns as if it was canceled.
 
         Raises:
             JobAlreadyRunning: another run of the job is alive.
@@ -166,7 +166,7 @@ class StreamingRun:
                         break
                     except Fenced:
                         raise
-                    except Exception as error:  # a restart while the storage is full or down
+                    except Exception as error:  # at a restart, while the storage is full or down
                         result = self._fail(claim, error)
                 if result is not None:
                     return result
@@ -174,9 +174,9 @@ class StreamingRun:
             heart.stop()
 
     def _take_over(self) -> Claim:
-        """The first claim of the run, once the job can be run here and nobody else runs it."""
+        """The run's first claim, after checking that the job can run here and that no other run drives it."""
         refuse_impossible(self._job)
-        # First: a storage in the memory of the driver keeps its records in the working directory.
+        # Check this directory first: a storage in the driver's memory keeps its records there.
         _probe_working_directory(self._job)
         self._job.filesystem.probe()
         self._catalog.records.claim_ownership(self._job.deployment)
@@ -185,10 +185,10 @@ class StreamingRun:
         return self._claim()
 
     def _note_before_claim(self, error: Exception) -> None:
-        """Let the sensor know why this run, which was to go on with the job, could not take it over.
+        """Record for the sensor why this run, which should resume the job, could not take the job over.
 
-        Of a run that leaves no record the sensor knows as much as that it failed, and counts that. So none is left
-        where another run or another deployment has the job, of which this failure says nothing.
+        Without a record the sensor still counts the run as failed. So nothing is recorded when another run or another
+        deployment has the job, because this failure says nothing about that job.
         """
         series = self._state.series
         if series is not None and not isinstance(error, (Fenced, ForeignCheckpoint, JobAlreadyRunning)):
@@ -208,7 +208,7 @@ class StreamingRun:
         return claim
 
     def _start(self, claim: Claim, heart: Heart) -> RunResult | None:
-        """One start of the query; ``None`` when it failed and the next one is due."""
+        """Make one start of the query; ``None`` when the start failed and the next one is due."""
         self._state.prepared = None
         start: Start | None = None
         watchdog = Watchdog(self._job.name)
@@ -219,13 +219,13 @@ class StreamingRun:
             if self._cancel.is_set():
                 return self._end(claim, JobStatus.CANCELED, "canceled before the query started")
             if (pid := driver_jvm_pid(spark)) is not None:
-                # A JVM that somebody else has started is somebody else's to end.
+                # Only a JVM that this process started gets a watchdog, which would end the JVM.
                 watchdog.arm(spark)
                 heart.on_beat = watchdog.renew
                 heart.add_process(pid)
             start = Start(self._job, claim, spark, self._clock, partial(self._tell, heart))
             prepared = self._state.prepared = start.prepare(self._state.request, self._cancel)
-            # From here on the choice is on record: going on means going on from it.
+            # The choice is now on record: later starts resume from it.
             self._state.request = RestoreRequest()
             self._tell_ignored(prepared.ignored)
             ended = start.run(prepared, self._cancel)
@@ -233,7 +233,7 @@ class StreamingRun:
             raise
         except Exception as error:
             with contextlib.suppress(OSError):
-                # A fenced run has nothing to say about the job any more.
+                # A fenced run must not report anything about the job.
                 self._catalog.records.epochs.check(claim.epoch)
             if self._cancel.is_set():
                 _log.info("The job was canceled while it failed: %s", error)
@@ -275,7 +275,7 @@ class StreamingRun:
         refused: bool = False,
         on_record: Callable[[], None] = lambda: None,
     ) -> RunResult:
-        """Record the end and clean up as the policy says; a refused restore has done nothing and deletes nothing."""
+        """Record the end and clean up as the policy says; a refused restore has changed nothing and deletes nothing."""
         prepared = self._state.prepared
         if status is JobStatus.CANCELED and self._is_interrupted:
             _log.warning("The run is interrupted, and nobody has canceled job %r: it is to be resumed", self._job.name)
@@ -294,14 +294,14 @@ class StreamingRun:
             self._emit(CheckpointsDropped(dropped, prepared.store.retained))
             newest = None
         if discards or status is JobStatus.FINISHED:
-            # After a cancellation the live location stays: the next start salvages from it.
+            # After a cancellation the live location stays, so that the next start can salvage from it.
             shutil.rmtree(prepared.directory, ignore_errors=True)
             prepared.live.remove()
         return RunResult(status, newest)
 
     def _fail(self, claim: Claim, error: Exception) -> RunResult | None:
-        """Record a failure, and wait for the restart if it is to happen within this run; else raise."""
-        # The job's own function speaks with the JVM, too.
+        """Record a failure, and wait for a restart within this run; raise if there is none."""
+        # The job's own function also calls the JVM, so its error may show that the JVM is gone.
         seen = error.__cause__ if isinstance(error, QueryNotBuilt) else error
         after = seen if isinstance(seen, Exception) else error
         if not isinstance(error, DriverLost) and self._spark is not None and not is_jvm_alive(self._spark, after=after):
@@ -344,10 +344,10 @@ class StreamingRun:
 
 
 def _probe_working_directory(job: StreamingJob) -> None:
-    """Make sure that live checkpointLocations can be written, and by the user of the job alone.
+    """Make sure that live locations can be written, and only by the user of the job.
 
     Raises:
-        StorageUnusable: they cannot.
+        StorageUnusable: live locations cannot be written, or not by this user alone.
     """
     directory = job.working_directory
     try:

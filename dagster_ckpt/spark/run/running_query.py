@@ -1,4 +1,4 @@
-"""A query under way: started from what was prepared, checkpointed, its savepoints taken, until it ends."""
+"""A running query: started as prepared, checkpointed, and saved on request, until the query ends."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ __all__ = ["Ended", "Prepared", "RunningQuery"]
 
 _log = logging.getLogger(__name__)
 
-#: How often the query is asked whether it still runs; each time is a call into the JVM.
+#: Seconds between two checks whether the query still runs; each check is a call into the JVM.
 _LOOK = 0.25
-#: How often Spark's progress report is fetched, for the numbers of the checkpoints taken next.
+#: Seconds between two fetches of Spark's progress report, for the numbers of the next checkpoints.
 _REPORT = 1.0
-#: How often it is looked whether another query writes to the sink.
+#: Seconds between two checks whether another query writes to the sink.
 _CHECK = 1.0
 #: Seconds between two reports of a replay.
 _TELL = 5.0
@@ -62,22 +62,22 @@ _TELL = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A restore that is verified and on record, ready to start.
+    """A start that is verified and on record, ready to run.
 
     Attributes:
-        choice: what is on record.
-        restored: the checkpoint it goes on from, ``None`` for a start from nothing.
-        store: where its checkpoints go.
-        directory: of this start, in the working directory.
-        sink: the query's, if it is one that a checkpoint covers.
+        choice: the recorded choice.
+        restored: the checkpoint that the start resumes from, ``None`` for a start from nothing.
+        store: the store for the checkpoints of this start.
+        directory: the start's directory in the working directory.
+        sink: the query's sink, if checkpoints cover it.
         writer: the query, without its checkpointLocation.
-        session: of the query.
-        started: what is told about the start.
-        ignored: what the state backend asks for and does not get.
-        archive: where the plans of its batches go.
-        replay: plans of the batches that are run again first, as they were.
+        session: the session of the query.
+        started: the event that tells about the start.
+        ignored: the settings of the state backend that cannot take effect.
+        archive: archives the plans of the query's batches.
+        replay: plans of the batches that run first, again as they were.
         live: the live location, laid out.
-        token: of the claim of this start.
+        token: the token of the start's claim.
     """
 
     choice: Choice
@@ -97,11 +97,11 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A query that has ended in order.
+    """A query that ended without an error.
 
     Attributes:
-        reason: how, for people.
-        on_record: to be called once the end of the job is on record.
+        reason: how the query ended, for people.
+        on_record: called once the end of the job is on record.
     """
 
     reason: str
@@ -113,10 +113,10 @@ class RunningQuery:
 
     Args:
         job: the job.
-        prepared: what it starts from.
-        spark: the session Spark was started with.
+        prepared: the prepared start.
+        spark: the session that Spark was started with.
         clock: wall and monotonic time.
-        emit: is given what happens, on the thread that calls.
+        emit: called with each event, on the calling thread.
         first_completed: called when the first checkpoint of this start is complete.
     """
 
@@ -135,18 +135,18 @@ class RunningQuery:
         self._clock = clock
         self._emit = emit
         self._first_completed = first_completed
-        #: The run ids that Spark gave the query in this start, one for each batch of a replay.
+        #: The run ids that Spark gave the query in this start: one for each replayed batch, then one for the rest.
         self._runs: set[str] = set()
 
     def run(self, cancel: Flag) -> Ended | None:
-        """Start the query and checkpoint it until it ends; ``None`` when it was canceled.
+        """Start the query and checkpoint it until the query ends; ``None`` when it was canceled.
 
         Raises:
             QueryFailed: the query ended with an error.
-            QueryMismatch: the query is not the one the state belongs to.
+            QueryMismatch: the state belongs to another query.
             DriverLost: the JVM is gone.
-            ToleranceExceeded: too many checkpoints failed in a row.
-            SavepointFailed: the savepoint the job was to be stopped with could not be taken.
+            ToleranceExceeded: too many checkpoint attempts failed in a row.
+            SavepointFailed: the job should stop with a savepoint, which could not be taken.
             Fenced: a newer run has taken the job over.
         """
         prepared = self._prepared
@@ -174,7 +174,7 @@ class RunningQuery:
             archiver.close()
 
     def _replay(self, writer: DataStreamWriter, cancel: Flag) -> bool:
-        """Run again what is to be run as it was; ``False`` when that was canceled."""
+        """Replay the batches that must run again as they were; ``False`` when the replay was canceled."""
         plans = self._prepared.replay
         if len(plans) >= 2:
             self._emit(self._prepared.started)
@@ -215,7 +215,7 @@ class RunningQuery:
 
     def _watch(self, query: StreamingQuery, archiver: Archiver, cancel: Flag) -> Ended | None:
         prepared, config = self._prepared, self._job.config
-        # Fetched beside the checkpoints, not while one is pinned: it is a call into the JVM.
+        # Fetched between pins and not during one, because each fetch is a call into the JVM.
         report: Mapping[str, Any] | None = None
         location = prepared.live.location(known_providers(self._job.state_backend))
         positions = self._positions(location)
@@ -228,8 +228,8 @@ class RunningQuery:
             self._clock,
             prepared.choice.accepted_loss,
         )
-        # A writer that hangs in the storage keeps its thread; two more let the next checkpoints go on beside it. One is
-        # for a savepoint.
+        # A writer that hangs in the storage keeps its thread. Two more threads let the next checkpoints continue, and a
+        # third is for a savepoint.
         uploads = ThreadPoolExecutor(config.max_concurrent_checkpoints + 3, "dagster-ckpt-upload")
         told = [lambda _: archiver.completed()]
         if prepared.sink is not None:
@@ -284,7 +284,7 @@ class RunningQuery:
 
     def _savepoints(self, source: StreamingSource, uploads: ThreadPoolExecutor) -> SavepointServer:
         requests = self._prepared.store.catalog.records.savepoint_requests
-        with contextlib.suppress(OSError, CheckpointError):  # what cannot be cleared up now is left for the next start
+        with contextlib.suppress(OSError, CheckpointError):  # the next start will clear up what remains
             requests.forget_old(self._clock.time())
         return SavepointServer(
             requests,
@@ -311,7 +311,7 @@ class RunningQuery:
             raise failure_of(error, self._job.name, self._prepared.restored) from error
 
     def _stop(self, query: StreamingQuery) -> None:
-        """Stop the query, if it still runs, and wait for its tasks: the next start may be in the same JVM."""
+        """Stop the query, if running, and wait for its tasks, because the next start may use the same JVM."""
         try:
             query.stop()
             await_tasks(self._spark, str(query.runId))
@@ -353,12 +353,12 @@ def _look_at_sink(positions: PositionReader, source: StreamingSource) -> None:
     try:
         committed = source.progress().committed
         positions.look(-1 if committed is None else committed)
-    except OSError as error:  # no checkpoint completes without it
+    except OSError as error:  # harmless, because no checkpoint completes without this check
         _log.warning("What is new in the sink cannot be looked at now: %s", error)
 
 
 def _finish_stopped(coordinator: CheckpointCoordinator, savepoints: SavepointServer) -> None:
-    """The query was stopped for a savepoint: its last batch is checkpointed first, then saved."""
+    """Finish a query that was stopped for a savepoint: checkpoint its last batch, then take the savepoint."""
     try:
         coordinator.finish()
     except CheckpointError as error:

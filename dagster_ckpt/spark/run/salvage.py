@@ -1,4 +1,4 @@
-"""A last checkpoint from what a dead run left behind, so that no work is lost."""
+"""A last checkpoint from what a dead run left behind, so that none of its work is lost."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ Providers: TypeAlias = Mapping[str, StateLayout]
 
 
 class Salvaging:
-    """What the run before has left behind on this host, and the checkpoint that is made of it.
+    """What the previous run left behind on this host, and the checkpoint that is made of it.
 
     Args:
-        catalog: the job's.
-        providers: the state store providers whose files are known, by class.
-        previous: the epoch of the run before, and what it began with.
-        live: its live location, ``None`` when it is gone or cannot be reached from here.
-        pins: a directory that does not exist, for pinned files, beside the directories of starts.
-        make_store: makes a store for a lineage, from the first id it may use and what its checkpoints descend from.
+        catalog: the job's checkpoints.
+        providers: the state store providers with known files, by class.
+        previous: the epoch of the previous run, and its choice.
+        live: the previous run's live location, ``None`` when it is gone or cannot be reached from here.
+        pins: a directory for pinned files that does not exist yet, beside the directories of starts.
+        make_store: makes a store for a lineage, given the first id to use and the ancestor of its checkpoints.
     """
 
     def __init__(
@@ -52,18 +52,18 @@ class Salvaging:
         self._providers = providers
 
     def salvage(self) -> None:
-        """Checkpoint the last batch of the run before, if its live location is still there and no checkpoint has it.
+        """Checkpoint the previous run's last batch, if its live location still exists and no checkpoint has the batch.
 
         Raises:
             CorruptMetadata: the newest checkpoint cannot be read.
-            CheckpointNotFound: the recorded choice is gone although nothing gave it up.
+            CheckpointNotFound: the recorded choice is missing although it was not discarded.
             Fenced: a newer run has taken the job over.
         """
         if self._live is None:
             return
         newest = find_newest(self._catalog)
         if newest.job_id is None:
-            return  # its state was given up
+            return  # its state was discarded
         if newest.passed_over and not self._has_started():
             return
         batch = self._last_batch(self._live)
@@ -73,15 +73,15 @@ class Salvaging:
         self._take(self._live, batch, newest.metadata, ancestor)
 
     def rescue(self, broken: CheckpointMetadata | None, older: CheckpointMetadata | None) -> bool:
-        """Checkpoint the last batch of the run before because the newest checkpoint is broken, even if that has it.
+        """Checkpoint the previous run's last batch, even if the newest checkpoint covers it: that checkpoint is broken.
 
         Args:
-            broken: the manifest of the newest checkpoint, ``None`` when that is what is broken. The run before has
-                taken it or has begun with it, so that its live location is never behind it.
-            older: what the newest checkpoint descends from, as far as it can be read.
+            broken: the manifest of the newest checkpoint, ``None`` when the manifest itself is broken. The previous run
+                has taken this checkpoint or begun with it, so the live location is never behind the checkpoint.
+            older: the ancestor of the newest checkpoint, if it can be read.
 
         Returns:
-            ``False`` when the live location is not there or not whole.
+            ``False`` when the live location is missing or incomplete.
 
         Raises:
             Fenced: a newer run has taken the job over.
@@ -94,14 +94,14 @@ class Salvaging:
         return self._take(self._live, batch, broken, None if older is None else older.reference)
 
     def _has_started(self) -> bool:
-        """Whether the run before got so far that its sink was put to where its live location is."""
+        """Whether the previous run got as far as setting its sink to the state of its live location."""
         archive = self._catalog.records.plans(self._choice.job_id)
         return archive.has_begun(self._epoch)
 
     def _last_batch(self, live: LiveLocation) -> int | None:
         try:
             return live.location(self._providers).last_committed()
-        except OSError as error:  # whatever a dead run left, the retained checkpoints are there
+        except OSError as error:  # whatever a dead run left, the retained checkpoints still exist
             _log.warning("What the run before left in %s cannot be read: %s", live.url, error)
             return None
 
@@ -110,19 +110,19 @@ class Salvaging:
         store = self._make_store(self._choice.job_id, first_id, ancestor)
         try:
             start = self._start(newest)
-        except (CheckpointError, OSError) as error:  # whatever the dead run left, the retained checkpoints are there
+        except (CheckpointError, OSError) as error:  # whatever the dead run left, the retained checkpoints still exist
             _log.warning("What the run before wrote to its sink cannot be told from what others wrote: %s", error)
             return False
         return salvage(store, self._choice, live, batch, self._providers, self._pins, start)
 
     def _start(self, newest: CheckpointMetadata | None) -> SinkStart | None:
-        """The start of the run before, by what it has marked what it wrote; ``None`` where it did not.
+        """The previous run's start, identified by its marks on what it wrote; ``None`` if the start set no marks.
 
-        Up to a checkpoint that it has taken all is known to be its own.
+        Everything up to a checkpoint that the start has taken is known to be its own.
 
         Raises:
-            CheckpointNotFound: the records do not tell it.
-            CorruptCheckpoint: they are not what was written.
+            CheckpointNotFound: the start has no records.
+            CorruptCheckpoint: the records are not what was written.
             StorageError: the storage failed.
         """
         if not self._choice.marks:
@@ -148,25 +148,25 @@ def salvage(
     pins: Path,
     start: SinkStart | None,
 ) -> bool:
-    """Take a checkpoint of ``batch`` from the live location of ``choice``, if it is whole.
+    """Take a checkpoint of ``batch`` from the live location of ``choice``, if the batch is complete there.
 
     Args:
-        store: where it goes, under the epoch of the caller.
-        choice: of the run before.
-        live: its live location.
-        batch: the last that it committed.
-        providers: the state store providers whose files are known, by class.
-        pins: a directory that does not exist, for pinned files, beside the directories of starts.
-        start: of ``choice``, by what it has marked what it wrote; ``None`` if it has not.
+        store: stores the checkpoint, under the caller's epoch.
+        choice: the previous run's choice.
+        live: the previous run's live location.
+        batch: the last batch that the previous run committed.
+        providers: the state store providers with known files, by class.
+        pins: a directory for pinned files that does not exist yet, beside the directories of starts.
+        start: the start of ``choice``, identified by its marks on what it wrote; ``None`` if it set no marks.
 
     Returns:
-        ``False`` when it is not whole, or could not be stored.
+        ``False`` when the batch is incomplete, or could not be stored.
 
     Raises:
         Fenced: a newer run has taken the job over.
     """
     location = live.location(providers)
-    # On a disk the directory of the start is where its live location is, wherever the working directory is now.
+    # On a disk the start's directory lies around its live location, even if the working directory has changed.
     directory = live.path.parent if isinstance(live, LocalLive) else pins.parent / live.start
     source = StreamingSource(
         location,
@@ -186,7 +186,7 @@ def salvage(
             snapshot.release()
     except Fenced:
         raise
-    except Exception as error:  # whatever is wrong with what a dead run left, the retained checkpoints are there
+    except Exception as error:  # whatever is wrong with a dead run's files, the retained checkpoints still exist
         _log.warning(
             "Batch %d of the run before could not be salvaged from %s, going on from the newest checkpoint: %s",
             batch,

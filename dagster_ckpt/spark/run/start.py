@@ -1,7 +1,7 @@
 """One start of a streaming query: salvage, choose, restore, record, roll the sink back, start, watch.
 
 The order is the protocol. Nothing that existed before is touched until the chosen checkpoint has been read and
-verified whole, the sink has been found to fit it, and the choice is on record.
+verified whole, the sink has been found to fit the checkpoint, and the choice is on record.
 """
 
 from __future__ import annotations
@@ -57,14 +57,14 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _Chosen:
-    """What a start goes on from.
+    """What a start resumes from.
 
     Attributes:
-        previous: what the start before had begun with.
-        fork: the checkpoint of another job that this one begins with.
+        previous: the choice of the previous start.
+        fork: the checkpoint of another job that this job begins with.
         target: the checkpoint, or nothing.
         job_id: the lineage.
-        claimed: the savepoint that is the lineage's own to delete.
+        claimed: the savepoint that the lineage owns and may delete.
     """
 
     previous: Choice | None
@@ -76,14 +76,14 @@ class _Chosen:
 
 @dataclass(frozen=True, slots=True)
 class _Checked:
-    """A start that may go on.
+    """A start that passed its checks.
 
     Attributes:
-        target: what it goes on from; of a fork, the job's own copy.
-        passed: what preflight found.
-        line: the epoch whose plans this start goes on from.
-        began: when the lineage began to fill its sink from nothing, ``None`` if it has a checkpoint.
-        fell_back: what it costs that newer checkpoints are broken.
+        target: what the start resumes from; for a fork, the job's own copy.
+        passed: the findings of preflight.
+        line: the epoch whose plans this start continues.
+        began: when the lineage began to fill its sink from nothing, ``None`` if the lineage has a checkpoint.
+        fell_back: what resuming costs because newer checkpoints are broken.
     """
 
     target: Newest
@@ -99,9 +99,9 @@ class Start:
     Args:
         job: the job.
         claim: the epoch.
-        spark: the session Spark was started with.
+        spark: the session that Spark was started with.
         clock: wall and monotonic time.
-        emit: is given what happens, on the thread that calls.
+        emit: called with each event, on the calling thread.
     """
 
     def __init__(
@@ -124,25 +124,25 @@ class Start:
         self._is_recorded = False
 
     def prepare(self, request: RestoreRequest, cancel: Flag) -> Prepared:
-        """Everything up to the start.
+        """Do everything before the query starts.
 
         Args:
             request: what to begin with.
-            cancel: set when the run is to stop.
+            cancel: set when the run should stop.
 
         Raises:
             CheckpointNotFound: the pointer names nothing.
             CorruptCheckpoint: the checkpoint is not what was written.
-            CheckpointsLost: they were in the memory of a driver that is gone.
-            StateBackendMismatch: its state is of another state backend.
-            QueryMismatch: the query is not the one the checkpoint was taken of.
-            QueryNotBuilt: the job's function raised.
+            CheckpointsLost: the checkpoints were in the memory of a driver that is gone.
+            StateBackendMismatch: the checkpoint's state is of another state backend.
+            QueryMismatch: the checkpoint was taken of another query.
+            QueryNotBuilt: the job's function raised an error.
             SinkMismatch: the sink does not hold what the checkpoint says.
             SinkNotEmpty: a start from nothing would write to a sink with data.
-            RestoreWithLoss: rows would be lost or doubled, and nobody has accepted that.
-            RestoreRefused: it cannot work.
+            RestoreWithLoss: rows would be lost or doubled, and the user has not accepted that.
+            RestoreRefused: the restore is impossible.
             InvalidConfiguration: the query or an option of the state backend cannot be used.
-            StorageError: the storage failed, or does not list what was restored from it.
+            StorageError: the storage failed, or does not list the restored files.
             Fenced: a newer run has taken the job over.
         """
         prepare_from = self._clock.monotonic()
@@ -195,7 +195,7 @@ class Start:
         )
 
     def _choose(self, request: RestoreRequest) -> _Chosen:
-        """What the start goes on from; a checkpoint of the job itself has been unpacked then."""
+        """Choose what to resume from; a checkpoint of the job itself is unpacked by then."""
         recorded = self._previous(request)
         previous = None if recorded is None else recorded[1]
         fork = None if request.fork_from is None else fork_point(self._catalog, request.fork_from)
@@ -207,7 +207,7 @@ class Start:
         return _Chosen(previous, fork, target, target.job_id or self._claim.run_id.replace("-", ""), claimed)
 
     def _lay_out(self, chosen: _Chosen, query: BuiltQuery) -> _Chosen:
-        """Make the directory of the start, and lay out in the directory what is forked."""
+        """Make the directory of the start, and lay out a fork in it."""
         if chosen.fork is not None:
             restored = lay_out_fork(
                 chosen.fork, self._directory, query.sink, query.session, self._job.name, chosen.job_id
@@ -220,7 +220,7 @@ class Start:
         return chosen
 
     def _check(self, request: RestoreRequest, chosen: _Chosen, query: BuiltQuery) -> _Checked:
-        """Refuse what would lose or double rows. A fork that passes becomes the first checkpoint of its lineage."""
+        """Refuse a start that would lose or double rows. A fork that passes becomes its lineage's first checkpoint."""
         target, sink = chosen.target, query.sink
         began = sink_began(self._catalog, sink, target)
         known = cache(partial(plans_after, self._catalog, target))
@@ -255,7 +255,7 @@ class Start:
         return _Checked(target, passed, line, began, fell_back)
 
     def _record_choice(self, chosen: _Chosen, checked: _Checked, sink: Sink | None) -> Choice:
-        """Put the choice on record: from here on, going on means going on from what was chosen."""
+        """Put the choice on record: later starts resume from it."""
         job_id, claimed, target = chosen.job_id, chosen.claimed, checked.target
         restored = target.metadata
         complete = self._catalog.completed_at_choice(self._claim.epoch, job_id, restored)
@@ -279,14 +279,14 @@ class Start:
         )
         if claimed is not None and claimed is restored:
             claim_savepoint(claimed, job_id, like=self._job.filesystem)
-        self._is_recorded = True  # or may be, when the storage fails
+        self._is_recorded = True  # or it may be recorded, when the storage fails
         self._catalog.records.epochs.record_choice(self._claim.epoch, choice)
         if restored is not None and self._catalog.records.quarantine.lift(restored.reference):
             _log.info("%s was asked for and is whole: it is not in quarantine any more", restored.reference)
         return choice
 
     def _roll_back(self, restored: CheckpointMetadata | None, began: float | None, sink: Sink | None) -> str:
-        """Put the sink back to where the checkpoint has it; what was done, for people."""
+        """Put the sink back to its position at the checkpoint; returns what was done, for people."""
         if sink is None:
             return ""
         if restored is not None:
@@ -297,7 +297,7 @@ class Start:
     def _open_store(
         self, choice: Choice, restored: CheckpointMetadata | None, claimed: CheckpointMetadata | None
     ) -> CompletedCheckpointStore:
-        """The store that the checkpoints of this start go to, swept."""
+        """The swept store for the checkpoints of this start."""
         store = self._store(choice.job_id, choice.first_id, choice.restored, verified=restored, claimed=claimed)
         store.know(self._live.copied_from())
         self._sweep(store)
@@ -306,7 +306,7 @@ class Start:
         return store
 
     def _previous(self, request: RestoreRequest) -> tuple[int, Choice] | None:
-        """The newest choice before this start's; a damaged one keeps nobody from naming what to go on from."""
+        """The newest choice before this start's; a damaged choice does not matter if the request names a checkpoint."""
         try:
             return self._catalog.choice()
         except CorruptRecord as error:
@@ -318,14 +318,14 @@ class Start:
     def _sweep(self, store: CompletedCheckpointStore) -> None:
         try:
             swept = sweep_start(store)
-        except StorageError as error:  # nothing needs the space now; a checkpoint will find out whether it can be taken
+        except StorageError as error:  # a full storage shows at the next checkpoint attempt
             _log.warning("What earlier starts left unfinished is still there: %s", error.message)
         else:
             if swept:
                 _log.info("Swept %d files that earlier starts had left unfinished: %s", len(swept), ", ".join(swept))
 
     def forget(self) -> None:
-        """Delete what a start has laid out that failed before it was on record: the next one lays out its own."""
+        """Delete what a start laid out if the start failed before it was on record: no later start uses these files."""
         if not self._is_recorded:
             shutil.rmtree(self._directory, ignore_errors=True)
 
@@ -347,7 +347,7 @@ class Start:
         )
 
     def _publish(self, laid_out: CheckpointMetadata) -> CheckpointMetadata:
-        """The fork passed: make it the first checkpoint of the new lineage."""
+        """Make a fork that passed the first checkpoint of the new lineage."""
         first_id = self._catalog.next_id(laid_out.job_id, laid_out)
         store = self._store(laid_out.job_id, first_id, laid_out.restored_from)
         return publish_fork(laid_out, self._directory, store)
@@ -359,10 +359,10 @@ class Start:
         )
 
     def _try(self, restored: CheckpointMetadata | None, sink: Sink | None, cancel: Flag) -> None:
-        """Before batches are taken out of the sink, find out on a copy that the query can go on from there.
+        """Before batches are removed from the sink, check on a copy that the query can resume from the checkpoint.
 
         Raises:
-            QueryMismatch: it is not the query the checkpoint was taken of.
+            QueryMismatch: the checkpoint was taken of another query.
         """
         if restored is None or sink is None or (sink.newest_batch() or 0) <= restored.batch:
             return
@@ -394,5 +394,5 @@ class Start:
         )
 
     def _forget_other_starts(self) -> None:
-        """A checkpoint of this start is complete: the live locations of earlier starts can help nobody."""
+        """Delete the live locations of earlier starts, which are useless after a first checkpoint of this start."""
         forget_live_locations(self._job.working_directory, self._job.filesystem, self._job.name, self._claim.epoch)

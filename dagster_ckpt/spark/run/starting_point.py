@@ -1,4 +1,4 @@
-"""What a start goes on from: the newest checkpoint, the one that was asked for, or nothing."""
+"""What a start resumes from: the newest checkpoint, the requested one, or nothing."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ __all__ = ["Choosing", "claimed_by", "sink_began"]
 
 
 class Choosing:
-    """Chooses what one start goes on from, and unpacks it.
+    """Chooses what one start resumes from, and unpacks it.
 
     Args:
         job: the job.
-        catalog: its checkpoints.
+        catalog: the job's checkpoints.
         claim: the epoch of the start.
         clock: wall and monotonic time.
-        emit: is given what happens.
-        live: the fresh live location, into which it is unpacked.
-        directory: of the start, in the working directory.
-        store: opens the store that a salvage is written to.
+        emit: called with each event.
+        live: the new live location, into which the checkpoint is unpacked.
+        directory: the start's directory in the working directory.
+        store: opens the store for a salvaged checkpoint.
     """
 
     def __init__(
@@ -67,16 +67,16 @@ class Choosing:
         self._store = store
 
     def target(self, request: RestoreRequest, previous: tuple[int, Choice] | None) -> Newest:
-        """What to go on from, verified and unpacked.
+        """What to resume from, verified and unpacked.
 
         Args:
-            request: what was asked for.
-            previous: the choice of the newest start before, and its epoch.
+            request: what the start was asked to begin with.
+            previous: the choice of the newest earlier start, and its epoch.
 
         Raises:
             CheckpointNotFound: the pointer names nothing.
             CorruptCheckpoint: the checkpoint is not what was written.
-            CheckpointsLost: they were in the memory of a driver that is gone.
+            CheckpointsLost: the checkpoints were in the memory of a driver that is gone.
             Fenced: a newer run has taken the job over.
             StorageError: the storage failed.
         """
@@ -131,7 +131,7 @@ class Choosing:
         return Newest(metadata, job_id, f"{metadata.name} was asked for ({claim_mode})")
 
     def _refuse_if_lost(self, epoch: int) -> None:
-        """Checkpoints in a driver's memory are for the run alone that took them: only it can go on from them."""
+        """Refuse checkpoints in the memory of another run's driver: only the run that took them can use them."""
         if self._job.filesystem.is_durable or self._catalog.given_up() is not None:
             return
         before = self._catalog.records.epochs.read_claim(epoch)
@@ -148,7 +148,7 @@ class Choosing:
 def claimed_by(
     catalog: CheckpointCatalog, target: Newest, previous: Choice | None, *, asked: bool
 ) -> CheckpointMetadata | None:
-    """The savepoint that is the lineage's own to delete: the one that is claimed now, or was before."""
+    """The savepoint that the lineage owns and may delete: claimed now, or by an earlier start."""
     restored = target.metadata
     if previous is not None and previous.claimed is not None and previous.job_id == target.job_id:
         before = claimed_savepoint(catalog, previous)
@@ -160,9 +160,9 @@ def claimed_by(
 
 
 def sink_began(catalog: CheckpointCatalog, sink: Sink | None, target: Newest) -> float | None:
-    """When the lineage began to fill this sink, if it did so from nothing and has no checkpoint yet.
+    """When the lineage began to fill this sink, if the lineage began from nothing and has no checkpoint yet.
 
-    The sink was found empty then, so all it holds is of this lineage and is written again.
+    The sink was empty at that time, so all its data belongs to this lineage and is written again.
     """
     if sink is None or target.metadata is not None or target.job_id is None:
         return None

@@ -1,7 +1,7 @@
-"""Supervised execution: Spark on a worker thread, the main thread in Python where it can be interrupted.
+"""Supervised execution: Spark on a worker thread, and the main thread in Python, where it can be interrupted.
 
-An interrupt delivered while the main thread waits for an answer of the JVM leaves py4j's connection with an answer
-nobody reads, and the next call hangs for good. So no call into the JVM is ever made on the main thread.
+If an interrupt arrives while the main thread waits for the JVM, py4j's connection keeps an unread answer, and the next
+call hangs forever. So the main thread never calls into the JVM.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ __all__ = ["die_with_parent", "supervise", "supervise_all"]
 _log = logging.getLogger(__name__)
 _Event = TypeVar("_Event")
 
-#: How long the main thread sleeps in Python at a time; an interrupt is noticed within this.
+#: Seconds that the main thread sleeps in Python at a time; an interrupt is noticed within this time.
 _TURN = 0.2
-#: How long a canceled query may take to stop before the run ends without it; the JVM ends with the process.
+#: Seconds that a canceled query may take to stop; then the run ends anyway, and the JVM ends with the process.
 _GRACE = 60.0
 _PARENT_POLL = 0.5
 
@@ -40,22 +40,22 @@ def supervise(
     on_turn: Callable[[], None] = lambda: None,
     is_cancellation: Callable[[], bool] = lambda: True,
 ) -> RunResult:
-    """Drive a run on a worker thread; handle its events, and an interrupt, on this one.
+    """Drive a run on a worker thread, and handle its events and any interrupt on the calling thread.
 
     Args:
-        start: makes the run, given where it is to put its events.
-        on_event: is given each event, on the calling thread. What it raises is logged: the job outlives a
-            report that could not be made. An event in whose handling this thread is interrupted is given again.
-        on_turn: is called a few times a second, on the calling thread. An exception of it is logged, too; anything else
-            that it raises is an interrupt.
-        is_cancellation: whether an interrupt that has just come means that the job is canceled. If not, or if that
-            cannot be found out, the run ends as if its process had died: it is to be gone on with.
+        start: makes the run, given a function that takes its events.
+        on_event: called with each event, on the calling thread. Its exceptions are logged: the job survives a failed
+            report. An event whose handling was interrupted is delivered again.
+        on_turn: called a few times a second, on the calling thread. An ``Exception`` is logged, too; any other
+            ``BaseException`` is an interrupt.
+        is_cancellation: whether an interrupt that has just arrived means that the job is canceled. If not, or if that
+            is unknown, the run ends as if its process had died, so that the job is resumed.
 
     Returns:
         how the run ended.
 
     Raises:
-        BaseException: whatever interrupted this thread, after the query was stopped; else what the run raised.
+        BaseException: the interrupt of this thread, after the query was stopped; else the run's exception.
     """
     (outcome,) = supervise_all([start], on_event, on_turn=on_turn, is_cancellation=is_cancellation)
     return outcome.result()
@@ -68,13 +68,13 @@ def supervise_all(
     on_turn: Callable[[], None] = lambda: None,
     is_cancellation: Callable[[], bool] = lambda: True,
 ) -> list[Future[RunResult]]:
-    """Drive several runs at once, each on a worker thread; an interrupt stops them all. As :func:`supervise`.
+    """Drive several runs at once, each on a worker thread; an interrupt stops all runs. See :func:`supervise`.
 
     Returns:
         how each run ended, in the order given; all are done.
 
     Raises:
-        BaseException: whatever interrupted this thread, after the queries were stopped.
+        BaseException: the interrupt of this thread, after the queries were stopped.
     """
     inbox = _Inbox(on_event)
     runs: list[tuple[StreamingRun, Future[RunResult]]] = [(start(inbox.put), Future()) for start in starts]
@@ -104,7 +104,7 @@ def supervise_all(
 class _Inbox(Generic[_Event]):
     """Events on their way from the threads of the runs to the thread that handles them.
 
-    An event leaves when it is handled, not before: an interrupt may come at any bytecode, and must not take one along.
+    An event is removed only after it was handled, because an interrupt at any bytecode must not lose an event.
     """
 
     def __init__(self, on_event: Callable[[_Event], None]) -> None:
@@ -131,17 +131,17 @@ class _Inbox(Generic[_Event]):
 
 
 def die_with_parent() -> None:
-    """Make this process end when its parent does, and Spark's JVM with it.
+    """Make this process, and Spark's JVM with it, end when the parent process ends.
 
-    A step process of Dagster's multiprocess executor outlives a killed run worker otherwise, and goes on writing
-    beside the run that resumes the job.
+    Otherwise a step process of Dagster's multiprocess executor survives a killed run worker, and goes on writing beside
+    the run that resumes the job.
     """
     parent = multiprocessing.parent_process()
     pid = os.getppid()
 
     def watch() -> None:
         if parent is not None:
-            # Also ready at once for a parent that died before this was called.
+            # The sentinel is also ready when the parent died before this call.
             multiprocessing.connection.wait([parent.sentinel])
         else:
             pause = threading.Event()
@@ -162,7 +162,7 @@ def _take_turn(on_turn: Callable[[], None]) -> None:
 def _asked(is_cancellation: Callable[[], bool]) -> bool:
     try:
         return is_cancellation()
-    except BaseException as error:  # a second interrupt, too: the query has to be stopped
+    except BaseException as error:  # even a second interrupt: the query has to be stopped
         _log.warning("Whether the job is canceled cannot be found out, so it is to be gone on with: %s", error)
         return False
 

@@ -1,12 +1,11 @@
-"""A watchdog in the driver's JVM, which ends it when this process has given no sign of life for as long as a lease.
+"""A watchdog in the driver's JVM, which ends the JVM when this process shows no sign of life for a whole lease.
 
-A process that is stopped, or hangs, beats no longer, so another run takes its job over. Its JVM would go on with the
-query beside that run all the same, and write to the sink. On the same host the other run kills it; from another host
-nobody can.
+A process that is stopped or hangs sends no heartbeats, so another run takes its job over. Its JVM would still run the
+query beside that run, and write to the sink. On the same host the other run kills the JVM; from another host it cannot.
 
-The watchdog counts ticks of about a second in the JVM since the last renewal, and compares no clocks: of a JVM that was
-paused together with this process, or a machine that was suspended, no ticks are counted. The renewals come with the
-beats of the heart, whether the storage takes these or not.
+The watchdog counts ticks of about a second in the JVM since the last renewal, and compares no clocks. So while the JVM
+is paused together with this process, or the machine is suspended, no ticks are counted. Each heartbeat also renews the
+watchdog, whether the storage takes the heartbeat or not.
 """
 
 from __future__ import annotations
@@ -29,10 +28,10 @@ __all__ = ["Watchdog"]
 _log = logging.getLogger(__name__)
 
 _PACKAGE = "dagster_ckpt"
-#: The class that was compiled in each JVM, by its gateway.
+#: The compiled class in each JVM, by gateway.
 _compiled: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 _compiling = threading.Lock()
-#: Compiled by Janino, with which Spark compiles its queries.
+#: Compiled by Janino, the compiler that Spark uses for its queries.
 _SOURCE = """
 package PACKAGE;
 
@@ -105,8 +104,8 @@ class Watchdog:
     """The watchdog of one run in one JVM.
 
     Args:
-        job_name: for what the JVM says last.
-        lease: seconds.
+        job_name: the job's name, for the JVM's last message.
+        lease: the lease in seconds.
     """
 
     def __init__(self, job_name: str, lease: float = LEASE) -> None:
@@ -117,13 +116,13 @@ class Watchdog:
         self._java: Any = None
 
     def arm(self, spark: SparkSession) -> None:
-        """Start it in the JVM of a session; where that cannot be done, say so and go on without.
+        """Start the watchdog in the JVM of a session; if that fails, log a warning and continue without.
 
-        Makes calls into the JVM, which may block.
+        Calls into the JVM, which may block.
         """
         try:
             self._java = _start(spark, math.ceil(self._lease), self._job_name)
-        except Exception as error:  # whatever the JVM raises, or py4j: the run is worth more
+        except Exception as error:  # whatever the JVM or py4j raises: the run matters more
             _log.warning(
                 "No watchdog could be started in the JVM of job %r. If this process is stopped while its JVM runs on, "
                 "the query goes on until somebody ends it: %s",
@@ -134,11 +133,11 @@ class Watchdog:
         threading.Thread(target=self._renew, name="dagster-ckpt-watchdog", daemon=True).start()
 
     def renew(self) -> None:
-        """This process lives; returns at once, whatever the JVM does."""
+        """Tell the watchdog that this process lives; returns at once, whatever the JVM does."""
         self._due.set()
 
     def disarm(self) -> None:
-        """The run is over: the JVM is for others to end."""
+        """Stop the watchdog at the end of the run, because from now on others decide about the JVM."""
         self._is_over = True
         self._due.set()
         if self._java is not None:
@@ -146,13 +145,13 @@ class Watchdog:
                 self._java.disarm()
 
     def _renew(self) -> None:
-        # On a thread of its own: a JVM that is paused does not answer, and the heart must go on beating.
+        # Runs on its own thread: a paused JVM does not answer, and the heartbeat must continue.
         while not self._is_over:
             self._due.wait()
             self._due.clear()
             try:
                 self._java.renew()
-            except Exception as error:  # the JVM is gone; or not, and the next beat may get through
+            except Exception as error:  # the JVM is gone, or the next renewal may succeed
                 _log.debug("The watchdog in the JVM was not reached: %s", error)
 
 
@@ -166,13 +165,13 @@ def _start(spark: SparkSession, lease: int, job_name: str) -> Any:
     arguments = gateway.new_array(jvm.java.lang.Object, 2)
     arguments[0], arguments[1] = lease, job_name
     watchdog = compiled.getConstructors()[0].newInstance(arguments)
-    watchdog.renew()  # a watchdog that could not be reached would end a healthy JVM, so it is tried first
+    watchdog.renew()  # renew first: an unreachable watchdog would end a healthy JVM
     watchdog.start()
     return watchdog
 
 
 def _compile(jvm: Any) -> Any:
-    # py4j remembers methods by the name of their class: two classes of one name are taken for each other.
+    # py4j caches methods by class name, and would confuse two classes of the same name.
     package = f"{_PACKAGE}.w{uuid.uuid4().hex}"
     compiler = jvm.org.codehaus.janino.SimpleCompiler()
     compiler.cook(_SOURCE.replace("PACKAGE", package))

@@ -1,4 +1,4 @@
-"""Sinks that a restore can bring back to a checkpoint: what one must be able to do, and those that can."""
+"""Sinks that a restore can set back to a checkpoint: what a sink must be able to do, and the sinks that can."""
 
 from dagster_ckpt.spark.sinks.recorded_sinks import position_reader, recorded_sink
 from dagster_ckpt.spark.sinks.sink import BatchSink, PositionReader, Sink, SinkRun, SinkStart, attached_sink, sink_to

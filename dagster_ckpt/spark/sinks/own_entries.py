@@ -1,19 +1,20 @@
-"""Proof that what is in the log of Spark's file sink was put there by one start of a query, and by no other.
+"""Proof that the entries in the log of Spark's file sink were written by one start of a query alone.
 
-Spark's sink asks only whether the id of a batch is in its log, and skips the batch if so. What a run that was declared
-dead adds to the log would so stand for batches of the run that took over. No clock can tell such entries apart.
+Spark's sink only looks whether the id of a batch is in its log, and skips the batch if so. So entries that a run adds
+after it was declared dead would replace batches of the new run. No clock can tell such entries apart.
 
-**The mark.** For each file the log tells the block size that the file system of the task had. On a local file system it
-means nothing, but it can be set by options of the query's writer. So each start sets one that follows from the token of
-its claim, and every file that it has committed says whose it is, for good.
+**The mark.** For each file the log records the block size of the task's file system. On a local file system the block
+size has no meaning, but the query's writer can set it by options. So each start sets a block size that follows from the
+token of its claim, which permanently marks every file that the start commits.
 
-**Batches without a file** carry no mark. Their entries are of this start if the query has run the batch: it adds the
-entry after its job, and fails if there is one by then; a batch that it skips has no job. That is known in two ways.
-The state of the batch exists: each version of it is made of the one before, by the job of the batch. Or Spark tells
-that the batch had a job, as long as the query is alive. What is not known is not covered by a checkpoint.
+**Batches without a file** carry no mark. Their entries belong to this start if the query has run the batch: the query
+adds the entry after its job, and fails if the entry exists by then; a batch that the query skips has no job. Two facts
+prove that the batch ran. Either the batch's state exists: the job of each batch makes its state version from the
+version before. Or Spark tells that the batch had a job, as long as the query is alive. A checkpoint covers proven
+batches only.
 
-An entry may be replaced even later: Spark's rename without overwriting first looks and then renames. So each entry is
-remembered by its digest, and what is pinned must be what was proved.
+Even later, an entry may be replaced: Spark's rename without overwriting first looks and then renames. So the digest of
+each proven entry is remembered, and a pinned entry must have that digest.
 """
 
 from __future__ import annotations
@@ -33,12 +34,12 @@ from dagster_ckpt.spark.sinks.spark_sink_log import FileSink, effective_files
 
 __all__ = ["NotOwn", "OwnEntries", "mark_of", "marking_options"]
 
-#: What Hadoop's local file system says by itself.
+#: The default block size of Hadoop's local file system.
 _DEFAULT_BLOCK = 32 * 1024 * 1024
 _MARK_BYTES = 5
-#: A checkpoint is of one of the last batches, so that its log begins with one of the last compactions.
+#: A checkpoint covers one of the last batches, so its log begins with one of the last compactions.
 _COMPACTIONS = 4
-#: So many times in a row, about a second apart, the query is asked whether it ran a batch.
+#: How many times in a row, about a second apart, Spark is asked whether the query ran a batch.
 _ASKED = 60
 
 
@@ -48,29 +49,29 @@ class _Seen(NamedTuple):
 
 
 class NotOwn(Exception):
-    """An entry of the log is not of this start; the message says which, and how that is known."""
+    """An entry of the log is not of this start; the message names the entry and the evidence."""
 
 
 def mark_of(token: str) -> int:
-    """The block size, in bytes, that files have which the start with this claim's token commits."""
+    """The block size, in bytes, of files that the start with this claim's token commits."""
     digest = hashlib.sha256(token.encode("utf-8")).digest()
     return _DEFAULT_BLOCK + 1 + int.from_bytes(digest[:_MARK_BYTES], "big")
 
 
 def marking_options(token: str) -> dict[str, str]:
-    """The options of a writer with which its files are marked."""
-    # A file system of the cache has the settings of whoever asked for it first.
+    """The writer options that mark the files of a start."""
+    # Hadoop caches file systems with the settings of the first caller, so the cache is disabled.
     return {"fs.file.impl.disable.cache": "true", "fs.local.block.size": str(mark_of(token))}
 
 
 class OwnEntries:
-    """What is known of the entries that came after the batch which one start of a query began with.
+    """Proof for the log entries after the batch that one start of a query began with.
 
     Args:
-        sink: whose log it is.
-        start: of the query.
-        restored: log files that the start began with, where they are at hand: a directory, which is empty or missing
-            for a start from nothing.
+        sink: the sink that has the log.
+        start: the start of the query.
+        restored: a directory with the log files that the start began with, if available; empty or missing for a start
+            from nothing.
     """
 
     def __init__(self, sink: FileSink, start: SinkStart, restored: Path | None) -> None:
@@ -79,27 +80,27 @@ class OwnEntries:
         self._mark = b'"blockSize":%d,' % mark_of(start.token)
         self._restored = restored
         self._looked = start.after
-        #: What was looked at by name, since one of the last compactions.
+        #: The examined entries by name, since one of the last compactions.
         self._seen: dict[str, _Seen] = {}
         self._compactions: list[int] = []
-        #: Batches that have no file, or whose entries nobody has seen; how often it may still be asked who ran them.
+        #: Batches without a file or an examined entry; how often Spark may still be asked whether the query ran them.
         self._open: dict[int, int] = {}
 
     def look(self, newest: int) -> None:
-        """Look at what has come to the log.
+        """Examine the new entries of the log.
 
         Args:
-            newest: the newest batch that has committed. The next one may be in the log already.
+            newest: the newest committed batch. The next batch may already be in the log.
 
         Raises:
-            NotOwn: something in it is not of this start.
+            NotOwn: an entry is not of this start.
         """
         while True:
             batch = self._looked + 1
             if not self._examine_batch(batch):
                 if batch > newest:
                     break
-                self._open[batch] = _ASKED  # Spark drops entries some time after their compaction
+                self._open[batch] = _ASKED  # Spark removes entries some time after their compaction
             self._looked = batch
         for batch in [other for other, asked in self._open.items() if other <= newest and asked]:
             ran = self._start.ran(batch)
@@ -111,16 +112,16 @@ class OwnEntries:
                 raise NotOwn(f"batch {batch} was in its log before this query ran it")
 
     def prove(self, batch: int, pinned: Mapping[str, Path], has_state: Callable[[], bool]) -> None:
-        """Make sure that everything up to ``batch`` is of this start; :meth:`look` has seen it.
+        """Make sure that all entries up to ``batch`` are of this start; call :meth:`look` before.
 
         Args:
-            batch: the last one.
-            pinned: the log up to there, by name, where it cannot change any more.
-            has_state: whether the query has state; that of ``batch`` is known to be whole.
+            batch: the last batch to prove.
+            pinned: the log up to ``batch``, by name, where the files cannot change.
+            has_state: whether the query has state; the state of ``batch`` is known to be whole.
 
         Raises:
-            NotOwn: something in it is not of this start.
-            CaptureIncomplete: that is not known.
+            NotOwn: an entry is not of this start.
+            CaptureIncomplete: an entry's origin is unknown.
         """
         for name, file in pinned.items():
             if require_id(name) <= self._start.after:
@@ -143,7 +144,7 @@ class OwnEntries:
 
     @cached_property
     def _files_before(self) -> int | None:
-        """How many files the log had when the start began, ``None`` where that is not at hand."""
+        """How many files the log had when the start began, ``None`` when that log is not available."""
         if self._restored is None:
             return None
         return sum(len(_lines(file.read_bytes())) for file in effective_files(self._restored))
@@ -172,7 +173,7 @@ class OwnEntries:
         self._seen[name] = _Seen(key, _digest(content))
 
     def _examine_compacted(self, batch: int, lines: list[bytes], marked: list[bool]) -> None:
-        """All files of the log in the order of their batches, so that those of ``batch`` come last."""
+        """Examine a compacted entry, which lists all files in the order of their batches, ``batch`` last."""
         others = marked.count(False)
         first = marked.index(True) if True in marked else len(marked)
         if others > first or (self._files_before is not None and others > self._files_before):
@@ -186,8 +187,8 @@ class OwnEntries:
         self._seen = {name: seen for name, seen in self._seen.items() if require_id(name) >= self._compactions[0]}
 
     def _known_before(self, batch: int, line: bytes) -> bool | None:
-        """Whether a file was in the log before ``batch``, ``None`` where that cannot be told any more."""
-        path = line.split(b'","size":')[0]  # as it was written then
+        """Whether a file was in the log before ``batch``, ``None`` when that is no longer known."""
+        path = line.split(b'","size":')[0]  # the path as the entry was written
         try:
             return any(path in file.read_bytes() for file in self._sink.position_files(batch - 1))
         except (CaptureIncomplete, FileNotFoundError):
@@ -195,12 +196,12 @@ class OwnEntries:
 
 
 def _lines(content: bytes) -> list[bytes]:
-    """One for each file; before them there is the version of the log."""
+    """One line for each file; the first line, the version of the log, is left out."""
     return [line for line in content.split(b"\n")[1:] if line]
 
 
 def _key(status: os.stat_result) -> tuple[int, ...]:
-    """A pin is another name of the same file."""
+    """Identifies the file: a pin has the same key, because it is a hard link."""
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 

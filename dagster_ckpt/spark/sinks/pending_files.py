@@ -1,10 +1,10 @@
-"""Data files of batches that no completed checkpoint covers yet, and those that a rollback is removing.
+"""Data files of batches that no completed checkpoint covers yet, and data files that a rollback is removing.
 
 ::
 
     {root}/pending/{start}/{batch}/       data files of one batch
-    {root}/pending/{start}/{batch}.json   their list, written when they are durable
-    {root}/dropped/{start}.{unique}/      what was pending of a start of the query, moved aside
+    {root}/pending/{start}/{batch}.json   list of these files, written when they are durable
+    {root}/dropped/{start}.{unique}/      pending files of one start, moved aside
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _BATCH = re.compile(r"0|[1-9][0-9]{0,18}")
 
 
 class PendingFiles:
-    """What is pending in one sink.
+    """The pending files of one sink.
 
     Args:
-        root: the directory it is in.
+        root: the directory of the pending files.
     """
 
     def __init__(self, root: Path) -> None:
@@ -45,7 +45,7 @@ class PendingFiles:
         return self._root / _PENDING / start / str(batch)
 
     def staged(self, file: DataFile) -> Path:
-        """Where a file is until it is made visible."""
+        """Where a file lies until it becomes visible."""
         return self.target(file.start, file.batch) / file.path
 
     def list_of(self, start: str, batch: int) -> Path:
@@ -53,7 +53,7 @@ class PendingFiles:
         return self.target(start, batch).with_name(f"{batch}{_LIST}")
 
     def complete(self, start: str, batch: int) -> None:
-        """All that a batch has written is there: make it durable, and list it."""
+        """Make the files of a completely written batch durable, and list them."""
         target = self.target(start, batch)
         files = [
             DataFile(file.relative_to(target).as_posix(), _sync_file(file), batch, start) for file in data_files(target)
@@ -65,35 +65,35 @@ class PendingFiles:
         self._files.create(f"{where}{_LIST}", encode_files(files))
 
     def batches(self, start: str) -> list[int]:
-        """The batches that are pending whole, ascending."""
+        """The completely written pending batches, ascending."""
         return _batches(self._root / _PENDING / start)
 
     def of(self, start: str, batch: int) -> list[DataFile]:
-        """What a batch has written.
+        """The files that a batch has written.
 
         Raises:
-            CaptureIncomplete: it has no list (any more).
+            CaptureIncomplete: the batch has no list (or no longer).
         """
         return read_list(self.list_of(start, batch))
 
     def forget(self, start: str, batch: int) -> None:
-        """All that a batch has written is visible and listed: it is not pending any more."""
+        """Forget a batch whose files are all visible and listed."""
         self.list_of(start, batch).unlink(missing_ok=True)
         shutil.rmtree(self.target(start, batch), ignore_errors=True)
 
     def starts(self) -> list[str]:
-        """The starts of the query that have something pending."""
+        """The starts that have pending files."""
         return self._names(_PENDING)
 
     def dropped(self) -> set[str]:
-        """The starts of the query of which something is being removed."""
+        """The starts whose files are being removed."""
         return {name.partition(".")[0] for name in self._names(_DROPPED)}
 
     def drop(self, starts: Collection[str], is_void: Callable[[DataFile], bool]) -> list[DataFile]:
-        """Move aside what is pending of some starts, and remove what of it is void.
+        """Move the pending files of some starts aside, and remove the void ones.
 
         Returns:
-            All that is void. Whoever was about to make some of it visible has done so now, or can do so no more.
+            All void files. A process that was making some of them visible has finished with them, or no longer can.
         """
         for start in set(self.starts()) & set(starts):
             aside = self._root / _DROPPED / f"{start}.{os.urandom(4).hex()}"
@@ -103,14 +103,14 @@ class PendingFiles:
         void = []
         for directory in self._aside(starts):
             for batch in _batches(directory):
-                with contextlib.suppress(CaptureIncomplete):  # somebody else removes it, too, and is further on
+                with contextlib.suppress(CaptureIncomplete):  # another process removes them too, and is ahead
                     for file in filter(is_void, read_list(directory / f"{batch}{_LIST}")):
                         (directory / str(batch) / file.path).unlink(missing_ok=True)
                         void.append(file)
         return void
 
     def purge(self, starts: Collection[str]) -> None:
-        """Remove what was moved aside."""
+        """Remove the files that were moved aside."""
         for directory in self._aside(starts):
             shutil.rmtree(directory, ignore_errors=True)
 
@@ -122,7 +122,7 @@ class PendingFiles:
 
 
 def pinned_files(directory: Path) -> list[DataFile]:
-    """What lists hold that were pinned with a checkpoint, from the directory they are in now."""
+    """The files in the lists that were pinned with a checkpoint, from the lists' current directory."""
     if not directory.is_dir():
         return []
     return [file for pinned in sorted(directory.iterdir()) for file in read_list(pinned)]
@@ -136,12 +136,12 @@ def data_files(directory: Path) -> Iterable[Path]:
 
 
 def directories_of(paths: Iterable[str]) -> set[str]:
-    """Every directory from the one that ``paths`` are relative to, ``.``, down to them."""
+    """All directories of ``paths``, from ``.``, which the paths are relative to, down."""
     return {parent.as_posix() for path in paths for parent in Path(path).parents} | {"."}
 
 
 def size_of(file: Path) -> int | None:
-    """Bytes of a file, ``None`` when it is not there."""
+    """The size of a file in bytes, ``None`` when the file does not exist."""
     try:
         return file.stat().st_size
     except (FileNotFoundError, NotADirectoryError):
@@ -157,11 +157,11 @@ def _batches(directory: Path) -> list[int]:
 
 
 def read_list(file: Path) -> list[DataFile]:
-    """What a list holds.
+    """The files in a list.
 
     Raises:
-        CaptureIncomplete: it is not there.
-        SinkMismatch: it is no list.
+        CaptureIncomplete: the list does not exist.
+        SinkMismatch: the file is not a list.
     """
     try:
         return decode_files(file.read_bytes(), str(file))
@@ -176,7 +176,7 @@ def read_list(file: Path) -> list[DataFile]:
 
 
 def _sync_file(file: Path) -> int:
-    """Make a file durable; returns its bytes."""
+    """Make a file durable; returns its size in bytes."""
     descriptor = os.open(file, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,6 +1,6 @@
-"""Positions that a sink wrote down batch by batch, beside the live checkpointLocation.
+"""Positions that a sink recorded batch by batch, beside the live location.
 
-They must outlive the process: when it is dead, its last batch is checkpointed from what it left behind.
+The positions must outlive the process: the last batch of a dead process is checkpointed from what the process left.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from dagster_ckpt.stored_json import Json, believed, parsed
 __all__ = ["RecordedPositions"]
 
 _DIRECTORY = "positions"
-#: A checkpoint is of one of the last batches; only its capture and a savepoint's ask for older ones.
+#: How many positions are kept. Only captures for checkpoints and savepoints read them, for one of the last batches.
 _KEPT = 200
 
 
 class RecordedPositions:
-    """The positions of one start of a query, by batch.
+    """The positions of one start, by batch.
 
     Args:
-        directory: of the start.
+        directory: the start's directory.
     """
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory / _DIRECTORY
 
     def record(self, batch: int, position: Mapping[str, Json]) -> None:
-        """Write down the position after ``batch``."""
+        """Record the position after ``batch``."""
         self._directory.mkdir(parents=True, exist_ok=True)
         temporary = self._directory / f".{batch}.tmp"
         temporary.write_text(json.dumps(dict(position)), encoding="utf-8")
@@ -39,15 +39,15 @@ class RecordedPositions:
         (self._directory / str(batch - _KEPT)).unlink(missing_ok=True)
 
     def look(self, committed: int) -> None:
-        """Nothing to look at: only its own start writes there."""
+        """Do nothing: only this start writes these files."""
 
     def pin_position(self, batch: int, pin: Pin) -> dict[str, Json]:
-        """The position that was recorded for ``batch``.
+        """The recorded position of ``batch``.
 
         Raises:
-            CaptureIncomplete: there is none, or not a whole one.
+            CaptureIncomplete: the position is missing or incomplete.
         """
-        del pin  # it goes into `_metadata` whole
+        del pin  # `_metadata` holds the whole position
         where = self._directory / str(batch)
         hint = "The next committed batch can be captured."
         try:

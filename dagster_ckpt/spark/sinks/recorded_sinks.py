@@ -1,4 +1,4 @@
-"""A sink whose query is not at hand, from what is on record about it: its position, and the sink itself."""
+"""A sink without its query, restored from records: its positions, and the sink itself."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ __all__ = ["position_reader", "recorded_sink"]
 def position_reader(
     choice: Choice, directory: Path, location: CheckpointLocation, start: SinkStart | None
 ) -> PositionReader | None:
-    """What tells positions of the start that is on record; ``None`` for a sink that checkpoints do not cover.
+    """A reader for the positions of a recorded start; ``None`` for a sink that checkpoints do not cover.
 
     Args:
-        choice: of the start.
-        directory: that it had on the machine it ran on.
-        location: its live checkpointLocation.
+        choice: the recorded choice of the start.
+        directory: the start's directory on the machine that ran it.
+        location: the start's live location.
         start: as for :meth:`~dagster_ckpt.spark.sinks.sink.Sink.position_reader`.
     """
     if choice.sink is None:
@@ -37,7 +37,7 @@ def position_reader(
 
 
 def recorded_sink(position: Mapping[str, Json]) -> Sink | None:
-    """The sink of a recorded position; ``None`` for one that only its query knows."""
+    """The sink of a recorded position; ``None`` for a sink that only its query can make."""
     path = str(position.get("path"))
     if position.get("kind") == SparkFileSink.kind:
         return SparkFileSink(path)

@@ -1,4 +1,4 @@
-"""What a sink must be able to do so that a checkpoint covers it: tell its position, and go back to one."""
+"""What a sink must be able to do for checkpoints to cover it: tell its position, and go back to a position."""
 
 from __future__ import annotations
 
@@ -29,52 +29,53 @@ __all__ = [
     "sink_to",
 ]
 
-#: Pins a file of the sink under a name in the checkpoint's ``sink/``; returns where its bytes stay.
+#: Pins a file of the sink under a name in the checkpoint's ``sink/``; returns the path where its bytes stay unchanged.
 Pin: TypeAlias = Callable[[Path, str], Path]
 
 _ATTRIBUTE = "dagster_ckpt_sink"
 
 
 def batch_of(position: Mapping[str, Json]) -> int:
-    """The batch after which a sink had a recorded position.
+    """The batch of a recorded position of a sink.
 
     Raises:
-        SinkMismatch: it tells none.
+        SinkMismatch: the position has no batch.
     """
     with believed("The recorded position of the sink", "Restore another checkpoint.", SinkMismatch):
         return whole(position["batch"], "its batch", least=-1)
 
 
 class PositionReader(Protocol):
-    """What can tell the position of a sink at a batch."""
+    """Tells the position of a sink at a batch."""
 
     def look(self, committed: int) -> None:
-        """Look, beside the running query and about once a second, whether nobody else writes to the sink.
+        """Check that no other query writes to the sink; called beside the running query, about once a second.
 
         Args:
             committed: the newest batch that the query has committed.
 
         Raises:
-            SinkOverlap: another query writes to it.
+            SinkOverlap: another query writes to the sink.
         """
 
     def pin_position(self, batch: int, pin: Pin) -> dict[str, Json]:
-        """The position after ``batch``: its ``kind`` and ``path``, and what else goes into ``_metadata``.
+        """The position after ``batch``: its ``kind`` and ``path``, and all else that goes into ``_metadata``.
 
         Raises:
-            CaptureIncomplete: the position at ``batch`` is not known (yet, or any more).
+            CaptureIncomplete: the position at ``batch`` is not known (not yet, or no longer).
         """
 
 
 @dataclass(frozen=True, slots=True)
 class SinkStart:
-    """One start of a query, as it is known when it is dead, too: to tell what it has written from what others have.
+    """One start of a query, known even after its death: separates its data in the sink from the data of others.
 
     Attributes:
-        token: of its claim.
-        after: the batch that it began after, or a later one up to which all is known to be its own; -1 for none.
-        ran: whether its query has run a batch; ``None`` where that is not known. A batch that the query has skipped,
-            because the sink had it already, was not run.
+        token: the token of the start's claim.
+        after: the batch before the start's first, or a later batch up to which all data is known to be the start's own;
+            -1 for none.
+        ran: whether the start's query has run a batch; ``None`` when unknown. A batch that the query skipped, because
+            the sink already had it, does not count as run.
     """
 
     token: str
@@ -84,14 +85,14 @@ class SinkStart:
 
 @dataclass(frozen=True, slots=True)
 class SinkRun:
-    """One start of a query, as its sink sees it.
+    """One start of a query, as its sink sees the start.
 
     Attributes:
-        directory: of this start, on the driver's disk (or shared with the executors).
-        epoch: of the start.
+        directory: the start's directory, on the driver's disk (or shared with the executors).
+        epoch: the epoch of the start.
         check_owner: raises :class:`~dagster_ckpt.errors.Fenced` when a newer start has taken the job over.
-        restored: the position that the sink was put back to, ``None`` for a start from nothing.
-        archive: makes the boundaries of a batch that is under way durable, so that it can be replayed; returns then.
+        restored: the position that the sink was rolled back to, ``None`` for a start from nothing.
+        archive: makes the boundaries of a batch under way durable before it returns, so that the batch can be replayed.
     """
 
     directory: Path
@@ -102,12 +103,14 @@ class SinkRun:
 
 
 class Sink(ABC):
-    """A sink that a checkpoint covers.
+    """A sink that checkpoints cover.
+
+    ``recorded_sinks.py`` names each kind of sink too, so that a salvage finds the positions of a sink whose query is gone.
 
     Attributes:
-        kind: what kind of sink it is, as checkpoints say.
-        can_roll_back: whether it can be put back to a position. If not, a restore must replay, with the same
-            boundaries, every batch it may have seen.
+        kind: the kind of sink, as recorded in checkpoints.
+        can_roll_back: whether the sink can go back to a position. If not, a restore must replay every batch that the
+            sink may have seen, with the same boundaries.
     """
 
     kind: str
@@ -116,49 +119,49 @@ class Sink(ABC):
     @property
     @abstractmethod
     def path(self) -> str:
-        """Where it writes to; with :attr:`kind` it tells one sink from another."""
+        """Where the sink writes to; with :attr:`kind` this identifies the sink."""
 
     @abstractmethod
     def position_reader(
         self, directory: Path, location: CheckpointLocation, start: SinkStart | None = None
     ) -> PositionReader:
-        """What tells positions of the start in ``directory``, while it runs and when it is dead.
+        """A reader for the positions of the start in ``directory``, while the start runs and after its death.
 
         Args:
-            directory: of the start, on the machine it ran on.
-            location: its live checkpointLocation.
-            start: tells what is of this start; ``None`` where that cannot be told, as its query was started by a
-                release that did not mark what it wrote.
+            directory: the start's directory, on the machine that ran it.
+            location: the start's live location.
+            start: tells what this start has written; ``None`` when that is unknown, because a release without marks
+                started the query.
         """
 
     def writer_options(self, token: str) -> Mapping[str, str]:
-        """What options of the query's writer mark what the start with this claim's token writes."""
+        """The options of the query's writer that mark what the start with this claim's token writes."""
         del token
         return {}
 
     @abstractmethod
     def check(self, position: Mapping[str, Json], files: Path) -> None:
-        """Make sure, touching nothing, that :meth:`rollback_to` will work.
+        """Make sure, without touching anything, that :meth:`rollback_to` will work.
 
         Args:
-            position: as it was recorded.
-            files: the directory of what was pinned with it.
+            position: the recorded position.
+            files: the directory of the files that were pinned with the position.
 
         Raises:
-            SinkMismatch: the sink does not hold what it held then.
+            SinkMismatch: the sink no longer holds the data of the position.
         """
 
     @abstractmethod
     def rollback_to(self, position: Mapping[str, Json], files: Path, epoch: int) -> str:
-        """Put the sink back to what it was; broken off anywhere, doing it again completes it.
+        """Put the sink back to a position; repeating an interrupted rollback completes it.
 
         Args:
-            position: as it was recorded.
-            files: the directory of what was pinned with it.
-            epoch: of the start that does it; everything an older one does from now on is void.
+            position: the recorded position.
+            files: the directory of the files that were pinned with the position.
+            epoch: the epoch of the current start; from now on, everything that an older epoch does is void.
 
         Returns:
-            What was done, for people; empty when there was nothing to do.
+            What was done, for people; empty for nothing.
 
         Raises:
             SinkMismatch: as :meth:`check`; nothing was touched.
@@ -166,7 +169,7 @@ class Sink(ABC):
 
     @abstractmethod
     def rollback_to_nothing(self, began: float, epoch: int) -> str:
-        """Put the sink back to what it was before the first batch of a lineage that has no checkpoint yet.
+        """Put the sink back to its content before the first batch of a lineage without a checkpoint.
 
         Args:
             began: when the lineage began, seconds since the epoch.
@@ -175,34 +178,34 @@ class Sink(ABC):
 
     @abstractmethod
     def newest_batch(self) -> int | None:
-        """The newest batch it may hold something of, ``None`` when it holds none or cannot tell."""
+        """The newest batch with data in the sink, ``None`` when there is none or the sink cannot tell."""
 
     @abstractmethod
     def first_data(self) -> str | None:
-        """Something it holds, to be named to a user; ``None`` when it is empty or cannot tell."""
+        """An example of the sink's data for messages; ``None`` when the sink is empty or cannot tell."""
 
     def begin(self, run: SinkRun) -> None:  # noqa: B027 - most sinks have nothing to do
-        """A query is about to be started that writes to this sink."""
+        """Prepare for a query that is about to start and write to this sink."""
 
     def completed(self, metadata: CheckpointMetadata) -> None:  # noqa: B027
-        """A checkpoint of the running query completed."""
+        """React to a completed checkpoint of the running query."""
 
     def seed(self, batch: int, files: Path, session: SparkSession) -> dict[str, Json]:
-        """The position of this sink, which is empty, for a query whose first batch is ``batch + 1``: a fork of another.
+        """The position of this empty sink for a fork, whose first batch is ``batch + 1``.
 
-        Nothing is written to the sink: :meth:`rollback_to` that position prepares it.
+        Nothing is written to the sink: :meth:`rollback_to` that position prepares the sink.
 
         Args:
-            batch: the last batch of the other query.
-            files: a directory that does not exist, for what is pinned with the position.
-            session: of the query.
+            batch: the last batch of the job that was forked.
+            files: a directory that does not exist, for the files that are pinned with the position.
+            session: the session of the query.
         """
         del files, session
         return {"kind": self.kind, "path": self.path, "batch": batch}
 
 
 class BatchSink(Sink):
-    """A sink that is written batch by batch, by Spark's ``foreachBatch``."""
+    """A sink that is written batch by batch, through Spark's ``foreachBatch``."""
 
     @abstractmethod
     def write_batch(self, rows: DataFrame, batch: int) -> None:
@@ -210,15 +213,15 @@ class BatchSink(Sink):
 
 
 def sink_to(rows: DataFrame | DataStreamWriter, sink: Sink) -> DataStreamWriter:
-    """A writer of ``rows`` to ``sink``, not started, for a streaming asset to return.
+    """An unstarted writer of ``rows`` to ``sink``, for a streaming asset to return.
 
     Args:
         rows: a streaming DataFrame; or, for a :class:`~dagster_ckpt.spark.sinks.user_sinks.CustomSink`, a writer whose
             format and options say where it writes to.
-        sink: where they go.
+        sink: the sink to write to.
 
     Raises:
-        InvalidConfiguration: the sink is not one that can be written in this way.
+        InvalidConfiguration: the sink cannot be written in this way.
     """
     if isinstance(sink, BatchSink):
         if not hasattr(rows, "writeStream"):

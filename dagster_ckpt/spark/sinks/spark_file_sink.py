@@ -1,4 +1,4 @@
-"""Spark's own file sink, as a sink that a checkpoint covers."""
+"""Spark's own file sink, as a sink that checkpoints cover."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _COMPACT_INTERVAL = "spark.sql.streaming.fileSink.log.compactInterval"
 
 
 class SparkFileSink(Sink):
-    """A parquet, orc, json, csv, text or xml sink at a local path; its position is its log.
+    """A parquet, orc, json, csv, text or xml sink at a local path; the sink's log is its position.
 
     Args:
-        path: the query's output path as given to Spark.
+        path: the query's output path, as given to Spark.
 
     Raises:
         InvalidConfiguration: the path is not on a local (or mounted) disk.
@@ -53,11 +53,11 @@ class SparkFileSink(Sink):
         return marking_options(token)
 
     def check(self, position: Mapping[str, Json], files: Path) -> None:
-        del position  # the log tells
+        del position  # the log has the whole position
         self._sink.check(files / _LOG)
 
     def rollback_to(self, position: Mapping[str, Json], files: Path, epoch: int) -> str:
-        del epoch  # Spark's sink knows of none
+        del epoch  # Spark's sink has no epochs
         return _describe(self._sink.rollback_to(files / _LOG, batch_of(position)))
 
     def rollback_to_nothing(self, began: float, epoch: int) -> str:
@@ -65,10 +65,10 @@ class SparkFileSink(Sink):
         return _describe(self._sink.rollback_to_nothing(began))
 
     def seed(self, batch: int, files: Path, session: SparkSession) -> dict[str, Json]:
-        """A log without files up to ``batch``: Spark compacts it again and again, and every entry must be there then.
+        """The position of a log without files up to ``batch``. Spark needs every entry when it compacts the log later.
 
-        The interval of compaction follows from the newest compacted entry, so that it must be where Spark would have
-        made one.
+        Spark derives the interval of compaction from the newest compacted entry, so that entry must be where Spark
+        would have made it.
         """
         interval = int(str(session.conf.get(_COMPACT_INTERVAL, "10")))
         log = files / _LOG
@@ -97,12 +97,12 @@ def _describe(rollback: SinkRollback) -> str:
 
 
 class _Positions:
-    """Tells the positions of one start of a query, and that no other query has written among its batches.
+    """Tells the positions of one start, and makes sure that no other query has written among its batches.
 
     Args:
-        sink: where it writes to.
-        location: its live checkpointLocation.
-        own: what of the sink's log is of this start; ``None`` where that cannot be told.
+        sink: the output directory.
+        location: the start's live location.
+        own: tells which log entries belong to this start; ``None`` when that is unknown.
     """
 
     def __init__(self, sink: FileSink, location: CheckpointLocation, own: OwnEntries | None) -> None:
@@ -111,7 +111,7 @@ class _Positions:
         self._own = own
 
     def look(self, committed: int) -> None:
-        """Look whether what has come to the log is of this start.
+        """Check that the new log entries belong to this start.
 
         Raises:
             SinkOverlap: another query writes to the sink.
@@ -123,11 +123,11 @@ class _Positions:
                 raise _overlap(self._sink, str(error)) from error
 
     def pin_position(self, batch: int, pin: Pin) -> dict[str, Json]:
-        """The position after ``batch``: the log up to there.
+        """The position after ``batch``: the log up to that batch.
 
         Raises:
-            CaptureIncomplete: the log does not reach back (or forward) to ``batch``, or it is not known yet whether
-                all of it is of this start.
+            CaptureIncomplete: the log does not reach back (or forward) to ``batch``, or the origin of an entry is not
+                known yet.
             SinkOverlap: another query writes to the sink.
         """
         self._check_ahead()
@@ -135,14 +135,14 @@ class _Positions:
         pinned = {source.name: pin(source, f"{_LOG}/{source.name}") for source in self._sink.position_files(batch)}
         if self._own is not None:
             try:
-                # Whoever captures has looked before that the state of the batch is whole.
+                # The caller has already checked that the state of the batch is whole.
                 self._own.prove(batch, pinned, lambda: bool(self._location.operators(batch)))
             except NotOwn as error:
                 raise _overlap(self._sink, str(error)) from error
         return self._sink.position_of(pinned, batch)
 
     def _check_ahead(self) -> None:
-        # In this order: a batch that is planned in between is not taken for another query's.
+        # In this order, a batch that is planned between the two reads is not mistaken for another query's batch.
         newest = self._sink.last_batch()
         own = self._location.newest()
         if newest is not None and newest > own:

@@ -1,10 +1,10 @@
-"""Spark's file sink (parquet, orc, json, csv, text, xml) at a local directory, and putting it back.
+"""The log of Spark's file sink (parquet, orc, json, csv, text, xml) in a local directory, and rolling it back.
 
-The sink keeps a log, ``_spark_metadata``: ``N`` lists the files of batch ``N``, every so often ``N.compact``
-lists all files up to batch ``N``. A reader sees exactly the files of the log, and a batch whose id is in the
-log is skipped without running. So going back to batch ``N`` means: the log of batch ``N``, and no data file
-that it does not list. The log cannot be cut from a later ``.compact`` (its entries carry no batch), which is
-why a checkpoint holds the log files themselves.
+The sink keeps a log, ``_spark_metadata``: ``N`` lists the files of batch ``N``, and at intervals ``N.compact`` lists
+all files up to batch ``N``. A reader sees exactly the files of the log, and Spark skips a batch whose id is in the log.
+So going back to batch ``N`` takes the log of batch ``N``, and the removal of every data file that this log does not
+list. The log cannot be cut out of a later ``.compact``, whose entries have no batch, so a checkpoint holds the log
+files.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class SinkRollback:
     Attributes:
         log_entries_restored: log files put back.
         log_entries_removed: log files of later batches removed.
-        data_files_removed: data files removed that the log does not list any more.
-        bytes_removed: their bytes.
+        data_files_removed: removed data files, which the log no longer lists.
+        bytes_removed: the size of these data files.
     """
 
     log_entries_restored: int
@@ -61,10 +61,10 @@ class SinkRollback:
 class FileSink:
     """The output directory of a file sink.
 
-    Keep one object for the life of a query: it remembers the totals of immutable log files.
+    Keep one object for the life of a query: the object remembers the totals of immutable log files.
 
     Args:
-        path: the query's output path as given to Spark, with or without ``file:``.
+        path: the query's output path, as given to Spark, with or without ``file:``.
 
     Raises:
         InvalidConfiguration: the path is not on a local (or mounted) disk.
@@ -77,18 +77,18 @@ class FileSink:
                 f"{path} is no local directory; a file sink is checkpointed on a local or mounted disk only",
                 hint="Mount it and write to the path it is mounted at.",
             )
-        # Hadoop takes the text of a path as it is, so a %20 in it is no blank.
+        # Hadoop does not decode paths: a %20 in a path is not a space.
         local = "/" + rest.lstrip("/") if colon and scheme == "file" else path
         self.path = Path(local).absolute()
         self.log = self.path / _LOG
         self._totals: dict[tuple[int, ...], tuple[int, int]] = {}
 
     def last_batch(self) -> int | None:
-        """The newest batch that the log has, ``None`` when there is none."""
+        """The newest batch in the log, ``None`` when the log is empty."""
         return max((number for name in _names(self.log) if (number := log_id(name)) is not None), default=None)
 
     def first_data(self) -> Path | None:
-        """Any visible file of the sink, or its log; ``None`` when there is neither."""
+        """Any visible file of the sink, or the log; ``None`` when there is neither."""
         if self.last_batch() is not None:
             return self.log
         for directory, children, names in os.walk(self.path):
@@ -99,7 +99,7 @@ class FileSink:
         return None
 
     def position_files(self, batch: int) -> list[Path]:
-        """The log files that tell the sink's content at ``batch``, to be kept in a checkpoint.
+        """The log files with the sink's content at ``batch``, for a checkpoint to keep.
 
         Raises:
             CaptureIncomplete: the log does not reach back (or forward) to ``batch``.
@@ -117,12 +117,12 @@ class FileSink:
 
         Raises:
             CaptureIncomplete: the log does not reach back (or forward) to ``batch``.
-            SinkMismatch: the log is not one that can be read.
+            SinkMismatch: the log cannot be read.
         """
         return self.position_of({file.name: file for file in self.position_files(batch)}, batch)
 
     def position_of(self, files: Mapping[str, Path], batch: int) -> dict[str, Json]:
-        """:meth:`position` as told by log files, by their names, wherever they are (pinned, or of a checkpoint)."""
+        """:meth:`position` from given log files by name, wherever they lie (pinned, or in a checkpoint)."""
         count = total = 0
         for file in _effective(files):
             status = file.stat()
@@ -149,22 +149,22 @@ class FileSink:
         self._check(_listed(_position(position_log).values()))
 
     def rollback_to(self, position_log: Path, batch: int) -> SinkRollback:
-        """Put the sink back to what it was after ``batch``.
+        """Put the sink back to its content after ``batch``.
 
-        First everything is checked. Then missing log files are put back, log files of later batches removed
-        from the highest down, and last the data files that the log does not list. Broken off anywhere, doing
-        it again completes it; done again, it changes nothing. No query may write to the sink meanwhile.
+        First everything is checked. Then missing log files are put back, log files of later batches are removed from
+        the highest down, and last the data files that the log does not list are removed. Repeating an interrupted
+        rollback completes it; repeating a complete rollback changes nothing. No query may write to the sink meanwhile.
 
-        Only files named as the file sink names them are removed, nothing below hidden or ``_`` directories,
-        and nothing older than the oldest listed file (what the sink's ``retention`` option has unlisted).
+        Only files with names as the file sink gives them are removed, and none below hidden or ``_`` directories. Files
+        older than the oldest listed file stay: the sink's ``retention`` option has unlisted them.
 
         Args:
-            position_log: a directory with the log files of the checkpoint (as of :meth:`position_files`).
+            position_log: a directory with the log files of the checkpoint (see :meth:`position_files`).
             batch: the checkpoint's batch.
 
         Raises:
-            SinkMismatch: the position is not of ``batch``, cannot be read, or lists data that is not there.
-                Nothing was touched.
+            SinkMismatch: the position has another batch than ``batch``, cannot be read, or lists missing data. Nothing
+                was touched.
         """
         wanted = _position(position_log)
         if max(map(require_id, wanted)) != batch:
@@ -181,13 +181,13 @@ class FileSink:
         return SinkRollback(restored, removed, len(data), sum(data))
 
     def rollback_to_nothing(self, began: float) -> SinkRollback:
-        """Put the sink back to what it was before its first batch.
+        """Put the sink back to its content before its first batch.
 
-        As :meth:`rollback_to`, it may be broken off and done again. Of data files only those go that were
-        written since the job began; what somebody else had put there before stays.
+        Like :meth:`rollback_to`, this may be interrupted and repeated. Only data files written since the job began are
+        removed; files that were there before stay.
 
         Args:
-            began: when the job began, seconds since the epoch. The sink had no log then.
+            began: when the job began, seconds since the epoch. The sink had no log at that time.
         """
         removed = self._remove_later_entries({}) if self.log.is_dir() else 0
         data = self._remove_unlisted(frozenset(), oldest_ns=int(began * 1e9)) if self.path.is_dir() else []
@@ -207,7 +207,7 @@ class FileSink:
         return sorted(_local(path) for path in _listed(files))
 
     def _check(self, listed: Mapping[str, _Entry]) -> frozenset[tuple[int, int]]:
-        """(device, inode) of every listed data file. A path may reach the same directory in several ways."""
+        """(device, inode) of every listed data file, because several paths may reach the same directory."""
         found: set[tuple[int, int]] = set()
         for entry in listed.values():
             try:
@@ -240,7 +240,7 @@ class FileSink:
             target = self.log / name
             if target.is_file() and target.read_bytes() == content:
                 continue
-            # One fixed name, so that a crash here leaves nothing that the next rollback does not use up.
+            # The name is fixed, so the next rollback overwrites what a crash leaves here.
             temporary = self.log / f".{name}.rollback.tmp"
             with temporary.open("wb") as file:
                 file.write(content)
@@ -253,7 +253,7 @@ class FileSink:
         return restored
 
     def _remove_later_entries(self, wanted: dict[str, Path]) -> int:
-        """Also what has a wanted batch under the other of its two names (a changed compact interval)."""
+        """Remove later entries, and wanted batches under the other of their two names (after a changed interval)."""
         first = min((require_id(file.name) for file in _effective(wanted)), default=0)
         later = [
             name
@@ -277,7 +277,7 @@ class FileSink:
                 status = file.lstat()
                 if (status.st_dev, status.st_ino) in keep or status.st_mtime_ns < oldest_ns:
                     continue
-                # The data last: while it stands, its checksum file is found and removed with it.
+                # The data file goes last: as long as it exists, a repeated rollback also removes its checksum file.
                 _remove(file.with_name(f".{name}.crc"))
                 _remove(file)
                 sizes.append(status.st_size)
@@ -285,7 +285,7 @@ class FileSink:
 
 
 def _local(path: str) -> Path:
-    """The file that an entry of the log names by its (escaped) URI."""
+    """The file that a log entry names by its (escaped) URI."""
     return Path(unquote(urlsplit(path).path))
 
 
@@ -305,12 +305,12 @@ def _position(directory: Path) -> dict[str, Path]:
 
 
 def effective_files(directory: Path) -> list[Path]:
-    """Of the log files in a directory, those that tell the content; none if it is not there."""
+    """The log files in a directory that tell the content; empty if the directory does not exist."""
     return list(_effective({name: directory / name for name in _names(directory) if log_id(name) is not None}))
 
 
 def _effective(files: Mapping[str, Path]) -> Iterator[Path]:
-    """Of log files by name, those that tell the content: the newest compact file and what follows it."""
+    """The log files that tell the content: the newest compact file and all later entries."""
     newest = max((require_id(name) for name in files if name.endswith(COMPACT)), default=-1)
     for name in sorted(files, key=require_id):
         number = require_id(name)

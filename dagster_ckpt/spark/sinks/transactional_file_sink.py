@@ -1,19 +1,19 @@
-"""A file sink whose readers see what completed checkpoints cover, and nothing else.
+"""A file sink whose readers see only what completed checkpoints cover.
 
 Flink's file sink does the same: what a batch writes is *pending* until the checkpoint that covers it completes.
 
 ::
 
     {path}/part-*.parquet                               visible: moved here by the commit of a checkpoint
-    {path}/_transactions/line/                          which starts of the query count, and until which batch
-    {path}/_transactions/commits/                       lists of what commits made visible
+    {path}/_transactions/line/                          which starts count, and until which batch
+    {path}/_transactions/commits/                       lists of the files that commits made visible
     {path}/_transactions/pending/{start}/{batch}/     data files of one batch, not visible
-    {path}/_transactions/pending/{start}/{batch}.json their list, written when they are durable
+    {path}/_transactions/pending/{start}/{batch}.json list of these files, written when they are durable
     {path}/_transactions/dropped/                       pending files that a rollback is removing
 
-Spark, pandas and pyarrow do not look into directories that begin with ``_``. A commit moves files one by one, each at
-once, and lists them then. A commit that was broken off is completed by the next start. A rollback first says what does
-not count any more, and then removes it.
+Spark, pandas and pyarrow ignore directories that begin with ``_``. A commit moves files one by one, each atomically,
+and then lists the files. The next start completes an interrupted commit. A rollback first records what no longer
+counts, and then removes it.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 __all__ = ["TransactionalFileSink"]
 
 _TRANSACTIONS = "_transactions"
-#: Stands for the start of a query that a fork goes on from: it has written nothing here.
+#: The start of the query that was forked; it has written nothing to this sink.
 _FORK = "fork"
 _PINNED = "pending"
 _OTHER = "Nothing was touched. Restore a checkpoint whose data is still there, or put the file back."
@@ -71,11 +71,11 @@ class TransactionalFileSink(BatchSink):
         path: the output directory, on a local or mounted disk with hard links, shared with the executors.
         format: ``parquet``, ``orc``, ``json``, ``csv`` or ``text``.
         partition_by: columns to partition by.
-        options: of Spark's ``DataFrameWriter``.
+        options: options for Spark's ``DataFrameWriter``.
 
     Raises:
         InvalidConfiguration: another format, a path that is not on a local (or mounted) disk, or a partition column
-            whose directories readers would pass over.
+            whose directories readers would ignore.
     """
 
     kind = "transactional"
@@ -107,10 +107,10 @@ class TransactionalFileSink(BatchSink):
         self._partition_by = tuple(partition_by)
         self._options = dict(options or {})
         self._run: SinkRun | None = None
-        #: The line as it was when a position was checked, and what a rollback then made of it.
+        #: The line when a position was checked, and the line that a rollback then made.
         self._seen: Line | None = None
         self._cut: Line | None = None
-        #: The line with this start in it, and the last batch of which nothing is pending.
+        #: The line with this start in it, and the last batch up to which nothing is pending.
         self._line = Line(0, 0, {})
         self._held = -1
 
@@ -119,17 +119,17 @@ class TransactionalFileSink(BatchSink):
         return str(self._root)
 
     def committed_files(self) -> list[Path]:
-        """What readers see by the lists of the commits, sorted: always whole checkpoints."""
+        """The files that readers see according to the commits, sorted: always whole checkpoints."""
         return sorted(self._root / file.path for file in self._log.committed(self._log.line()))
 
     # --- writing -----------------------------------------------------------------------------------------------------
 
     def begin(self, run: SinkRun) -> None:
-        """A query is about to write, from where the sink was put back to, or from nothing into an empty one.
+        """Prepare for a query that continues from the rolled-back position, or from nothing in an empty sink.
 
         Raises:
             CheckpointFailure: another start has changed the sink since.
-            StorageError: the disk does not do it.
+            StorageError: the disk failed.
         """
         before, self._cut = self._cut or Line(0, 0, {}), None
         self._line = self._log.advance(before, {**before.starts, run.directory.name: None}, run.epoch)
@@ -142,7 +142,7 @@ class TransactionalFileSink(BatchSink):
         Raises:
             Fenced: a newer run has taken the job over.
             RestoreRefused: the query was not started by this library.
-            StorageError: the disk does not do it.
+            StorageError: the disk failed.
         """
         run = self._run
         if run is None:
@@ -160,11 +160,11 @@ class TransactionalFileSink(BatchSink):
         self._pending.complete(start, batch)
 
     def completed(self, metadata: CheckpointMetadata) -> None:
-        """Make visible what the checkpoint covers.
+        """Make visible the files that the checkpoint covers.
 
         Raises:
             Fenced: a newer run has taken the job over.
-            CheckpointFailure: the disk does not do it; the next start will.
+            CheckpointFailure: the disk failed; the next start will complete the commit.
         """
         run = self._run
         if run is None:
@@ -193,18 +193,18 @@ class TransactionalFileSink(BatchSink):
             )
 
     def _publish(self, files: Sequence[DataFile], batch: int) -> int:
-        """Move files where readers see them, then list them; returns how many were moved now."""
+        """Move files to where readers see them, then list the files; returns how many were moved now."""
         for directory in {(self._root / file.path).parent for file in files}:
             directory.mkdir(parents=True, exist_ok=True)
         moved = [file for file in files if self._move(file)]
-        # Also of those that were moved before: whoever did it may have died before it was durable.
+        # Files that were moved earlier are synced too: the process that moved them may have died before its sync.
         self._visible.sync_directories(directories_of(file.path for file in files))
         if files:
             self._log.commit(files, batch)
         return len(moved)
 
     def _move(self, file: DataFile) -> bool:
-        """Make one file visible; ``False`` when it already is."""
+        """Make one file visible; ``False`` when the file already is."""
         target = self._root / file.path
         try:
             self._pending.staged(file).rename(target)
@@ -221,11 +221,11 @@ class TransactionalFileSink(BatchSink):
     def position_reader(
         self, directory: Path, location: CheckpointLocation, start: SinkStart | None = None
     ) -> PositionReader:
-        del location, start  # what a start writes is in a directory of its own
+        del location, start  # each start writes to its own directory
         return _Position(self, directory.name)
 
     def pin_position(self, start: str, batch: int, pin: Pin) -> dict[str, Json]:
-        """The position of a start after ``batch``: the lists of what is pending.
+        """The position of a start after ``batch``: the lists of its pending files.
 
         Raises:
             CaptureIncomplete: a batch has left no list.
@@ -271,7 +271,7 @@ class TransactionalFileSink(BatchSink):
                     f"{file.batch} of {file.start}, which the sink had not written by then.",
                     hint=_OTHER,
                 )
-            # In this order: a commit may move it meanwhile.
+            # In this order: a commit may move the file meanwhile.
             if file.size not in (size_of(self._pending.staged(file)), size_of(self._root / file.path)):
                 raise SinkMismatch(
                     f"{self._root / file.path}, which batch {file.batch} had written by then, is gone.", hint=_OTHER
@@ -286,12 +286,12 @@ class TransactionalFileSink(BatchSink):
                 )
 
     def rollback_to(self, position: Mapping[str, Json], files: Path, epoch: int) -> str:
-        """Put the sink back to what it was; broken off anywhere, doing it again completes it.
+        """Put the sink back to a position; repeating an interrupted rollback completes it.
 
         Raises:
             SinkMismatch: as :meth:`check`; nothing was touched.
             CheckpointFailure: another start has changed the sink since :meth:`check`; nothing was touched.
-            StorageError: the disk does not do it.
+            StorageError: the disk failed.
         """
         seen, self._seen = self._seen or self._log.line(), None
         pinned = pinned_files(files / _PINNED)
@@ -304,13 +304,13 @@ class TransactionalFileSink(BatchSink):
         return _describe(completed, *self._retract(known, self._cut))
 
     def rollback_to_nothing(self, began: float, epoch: int) -> str:
-        """Put the sink back to what it was before the first batch.
+        """Put the sink back to its content before the first batch.
 
         Raises:
             CheckpointFailure: another start has changed the sink; nothing was touched.
-            StorageError: the disk does not do it.
+            StorageError: the disk failed.
         """
-        del began  # the line tells what is of this sink
+        del began  # the line tells which data belongs to this sink
         seen = self._log.line()
         if seen.epoch > epoch:
             raise CheckpointFailure(
@@ -323,7 +323,7 @@ class TransactionalFileSink(BatchSink):
         return _describe(0, *self._retract(known, self._cut))
 
     def seed(self, batch: int, files: Path, session: SparkSession) -> dict[str, Json]:
-        """Nothing is pending, and nothing was committed."""
+        """The position without pending or committed files."""
         position = super().seed(batch, files, session)
         return {**position, "attempt": _FORK, "pending_files": 0, "pending_bytes": 0}
 
@@ -338,24 +338,24 @@ class TransactionalFileSink(BatchSink):
         return data
 
     def _starts(self, line: Line) -> set[str]:
-        """Every start that has, or may have, left something here."""
+        """Every start that has, or may have, left files here."""
         return {*line.starts, *self._pending.starts(), *self._pending.dropped()}
 
     def _retract(self, starts: Collection[str], line: Line) -> tuple[int, int]:
-        """Remove what some starts wrote and ``line`` does not cover; returns the visible files and bytes removed.
+        """Remove the files of some starts that ``line`` does not cover; returns the visible files and bytes removed.
 
-        Only of starts that were there before the line was: whoever is told so late that he was overtaken finds
-        nothing here of those that came after him.
+        ``starts`` must be read before ``line`` is written. So a process that learns late that it was overtaken removes
+        nothing of later starts.
         """
 
         def is_void(file: DataFile) -> bool:
             return file.start in starts and not line.covers(file.start, file.batch)
 
-        # What is pending first: a writer that was declared dead and is not can make none of it visible from then on.
+        # Pending files go first: from then on, a writer that was wrongly declared dead can make none of them visible.
         dropped = self._pending.drop(starts, is_void)
         void = sorted({file.path for file in (*dropped, *filter(is_void, self._log.listed()))})
         removed = [size for path in void if (size := self._remove(path)) is not None]
-        # Durably, before it is forgotten that they are void.
+        # The removal must be durable before the record that these files are void is deleted.
         self._visible.sync_directories(directories_of(void))
         self._log.forget(starts, line)
         self._pending.purge(starts)
@@ -371,13 +371,13 @@ class TransactionalFileSink(BatchSink):
 
 @dataclass(frozen=True, slots=True)
 class _Position:
-    """Tells the positions of one start of a query."""
+    """Tells the positions of one start."""
 
     sink: TransactionalFileSink
     start: str
 
     def look(self, committed: int) -> None:
-        """Nothing to look at: only its own start writes there."""
+        """Do nothing: only this start writes to its directory."""
 
     def pin_position(self, batch: int, pin: Pin) -> dict[str, Json]:
         return self.sink.pin_position(self.start, batch, pin)

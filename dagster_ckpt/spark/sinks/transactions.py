@@ -1,17 +1,17 @@
-"""What is on record in a transactional file sink: which starts may have data in it, and which files were committed.
+"""The records of a transactional file sink: which starts may have data in the sink, and which files were committed.
 
 ::
 
-    {root}/line/{number}.json                  the starts of the query whose data counts, and until which batch
+    {root}/line/{number}.json                  the starts whose data counts, and until which batch
     {root}/commits/{level}-{batch}-{unique}.json   data files that commits made visible
 
-Only the line with the highest number counts, and it is created exclusively as the one after the line that its writer
-has seen. So a start that was declared dead and is not cannot change what counts: it is told that it was overtaken.
+Only the line with the highest number counts. A start creates the line after the line that it has seen, exclusively. So
+a start that was wrongly declared dead cannot change what counts: the creation fails, and the start was overtaken.
 
-Both are JSON with a SHA-256 over it, as ``_metadata`` is. (The first release wrote them without.)
+Lines and lists are JSON with a SHA-256 over the content, like ``_metadata``. (The first release wrote no SHA-256.)
 
-A commit adds a list. Every hundred lists of a level are merged into one of the next, so that a sink with a million
-commits is read from a few hundred files.
+A commit adds a list. Every hundred lists of a level are merged into one list of the next level, so a few hundred files
+hold a million commits.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _LINE = "line"
 _COMMITS = "commits"
 _JSON = ".json"
 _VERSION = 2
-#: Of records without a checksum.
+#: The version of records without a checksum.
 _UNSEALED = 1
 _LINE_NAME = re.compile(r"([0-9]{10})\.json")
 _MERGED_AT = 100
@@ -42,7 +42,7 @@ _BACKUP = "Put it back from a backup, or write elsewhere and start from nothing 
 
 
 class DataFile(NamedTuple):
-    """A data file: its path in the sink, its bytes, and which start of the query wrote it in which batch."""
+    """A data file: its path in the sink, its bytes, and the start and batch that wrote it."""
 
     path: str
     size: int
@@ -52,12 +52,12 @@ class DataFile(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """Whose data counts.
+    """The starts whose data counts.
 
     Attributes:
-        number: of the record, 0 when there is none yet.
-        epoch: of the start that wrote it.
-        starts: starts of the query by name; each with the last of its batches that counts, ``None`` for all.
+        number: the number of the record, 0 when there is no record.
+        epoch: the epoch of the start that wrote the line.
+        starts: starts by name, each with its last batch that counts, ``None`` for all batches.
     """
 
     number: int
@@ -65,12 +65,12 @@ class Line:
     starts: Mapping[str, int | None]
 
     def covers(self, start: str, batch: int) -> bool:
-        """Whether data counts that ``start`` wrote in ``batch``."""
+        """Whether the data that ``start`` wrote in ``batch`` counts."""
         until = self.starts.get(start, -1)
         return until is None or batch <= until
 
     def until(self, batch: int) -> dict[str, int | None]:
-        """The starts of the line that goes back to what it was after ``batch``."""
+        """The starts of the line after a rollback to ``batch``."""
         return {start: batch if last is None else min(last, batch) for start, last in self.starts.items()}
 
 
@@ -78,7 +78,7 @@ class TransactionLog:
     """The records of one sink.
 
     Args:
-        root: the directory they are in.
+        root: the directory of the records.
     """
 
     def __init__(self, root: Path) -> None:
@@ -88,7 +88,7 @@ class TransactionLog:
         """The line that counts now.
 
         Raises:
-            SinkMismatch: its record cannot be read.
+            SinkMismatch: the record of the line cannot be read.
         """
         while True:
             number = self.newest()
@@ -96,7 +96,7 @@ class TransactionLog:
                 return Line(0, 0, {})
             try:
                 data = self._files.read(_line(number))
-            except FileNotFoundError:  # overtaken by the next since
+            except FileNotFoundError:  # a newer line has replaced this line
                 continue
             what = f"{self._files.local(_line(number))}, which tells whose data counts,"
             with believed(what, _BACKUP, SinkMismatch):
@@ -104,16 +104,16 @@ class TransactionLog:
                 return Line(number, whole(fields["epoch"], "an epoch"), _starts(fields["attempts"]))
 
     def newest(self) -> int:
-        """The number of the line that counts now; one listing."""
+        """The number of the line that counts now; needs one listing."""
         names = (_LINE_NAME.fullmatch(entry.name) for entry in self._files.list(_LINE) if not entry.is_directory)
         return max((int(match[1]) for match in names if match), default=0)
 
     def advance(self, seen: Line, starts: Mapping[str, int | None], epoch: int) -> Line:
-        """Make another line count, if ``seen`` still does.
+        """Make a new line count, if ``seen`` still counts.
 
         Raises:
-            CheckpointFailure: it does not any more.
-            StorageError: the disk does not do it.
+            CheckpointFailure: another line counts by now.
+            StorageError: the disk failed.
         """
         line = Line(seen.number + 1, epoch, dict(starts))
         fields = {"epoch": epoch, "attempts": line.starts, "unique": uuid.uuid4().hex}
@@ -122,9 +122,9 @@ class TransactionLog:
         left = [name for directory in (_LINE, _COMMITS) for name in self._left_by_a_crash(directory)]
         try:
             self._files.create(_line(line.number), _sealed(fields))
-        except (PublishConflict, FileNotFoundError):  # in the second case whoever was faster has tidied up already
+        except (PublishConflict, FileNotFoundError):  # FileNotFoundError: a faster start has already tidied up
             raise self._overtaken() from None
-        # Again: the number may have been free only because who is further on has removed the older records.
+        # Check again: the number may only have been free because a later start has removed the older records.
         if self.newest() != line.number:
             raise self._overtaken()
         older = [
@@ -144,19 +144,19 @@ class TransactionLog:
         )
 
     def committed(self, line: Line) -> list[DataFile]:
-        """What was committed and counts."""
+        """The committed files that count."""
         return [file for file in self.listed() if line.covers(file.start, file.batch)]
 
     def listed(self) -> list[DataFile]:
-        """What was committed, whether it counts or not."""
+        """All committed files, whether they count or not."""
         files = (file for listed in self._lists().values() for file in listed)
         return list({file.path: file for file in files}.values())
 
     def commit(self, files: Sequence[DataFile], batch: int) -> None:
-        """List files as committed, in order with a checkpoint of ``batch``.
+        """List files as committed by the checkpoint of ``batch``, in the order of batches.
 
         Raises:
-            StorageError: the disk does not do it.
+            StorageError: the disk failed.
         """
         self._list_files(0, files, batch)
         for level in (0, 1):
@@ -168,7 +168,7 @@ class TransactionLog:
                     self._files.remove(f"{_COMMITS}/{name}")
 
     def forget(self, starts: Collection[str], line: Line) -> None:
-        """Drop the lists in which nothing counts and all is of ``starts``."""
+        """Remove the lists in which no file counts and all files are of ``starts``."""
         for name, files in self._lists().items():
             if all(file.start in starts and not line.covers(file.start, file.batch) for file in files):
                 self._files.remove(f"{_COMMITS}/{name}")
@@ -182,7 +182,7 @@ class TransactionLog:
         return sorted(name for name in names if name.endswith(_JSON) and not name.startswith("."))
 
     def _lists(self, only: Sequence[str] | None = None) -> dict[str, list[DataFile]]:
-        """The lists by name. What one of them held is never missed because it was merged into another meanwhile."""
+        """The lists by name; a list that is merged meanwhile is never missed."""
         found: dict[str, list[DataFile]] = {}
         while True:
             names = [name for name in self._names() if only is None or name in only]
@@ -201,7 +201,7 @@ class TransactionLog:
 
 
 def encode_files(files: Iterable[DataFile]) -> bytes:
-    """A list of data files as it is stored."""
+    """A list of data files in its stored form."""
     return _sealed({"files": list(files)})
 
 
@@ -209,27 +209,27 @@ def decode_files(data: bytes, where: str) -> list[DataFile]:
     """The reverse of :func:`encode_files`.
 
     Raises:
-        SinkMismatch: it is not such a list, or names files that no query writes into a sink.
+        SinkMismatch: the data is not such a list, or names files that no query would write into a sink.
     """
     with believed(f"{where}, a list of data files,", _BACKUP, SinkMismatch):
         return [_data_file(*file) for file in _unsealed(data)["files"]]
 
 
 def start_name(value: object) -> str:
-    """``value``, the name of a start of a query, which is that of its directory.
+    """``value`` as the name of a start, which is also the name of the start's directory.
 
     Raises:
-        ValueError: it may lead elsewhere.
+        ValueError: the name may lead to another directory.
     """
     name = component(value)
-    if "." in name:  # what is moved aside has something else after it
+    if "." in name:  # a directory that was moved aside has a suffix after the dot
         raise ValueError(f"{shown(name)} names no start of a query")
     return name
 
 
 def _data_file(path: object, size: object, batch: object, start: object) -> DataFile:
     name = inside(path)
-    # What Spark itself would not look at, where the records are, too.
+    # Spark ignores paths with such a part, and the records lie at such paths.
     if any(part.startswith(("_", ".")) for part in name.split("/")):
         raise ValueError(f"{shown(name)} is no data file")
     return DataFile(name, whole(size, "a size"), whole(batch, "a batch"), start_name(start))
@@ -246,12 +246,12 @@ def _sealed(fields: Mapping[str, object]) -> bytes:
 
 
 def _unsealed(data: bytes) -> Any:
-    """What a record says, if it is what was written.
+    """The content of a record, verified.
 
     Raises:
-        ValueError: it is not.
-        KeyError: it is no record.
-        TypeError: it is no record.
+        ValueError: the content is not what was written.
+        KeyError: the data is not a record.
+        TypeError: the data is not a record.
     """
     fields = parsed(data)
     if fields["version"] not in (_UNSEALED, _VERSION) or type(fields["version"]) is not int:

@@ -1,4 +1,4 @@
-"""Sinks of the user's own: what a checkpoint needs of them is said by callables."""
+"""Sinks of the user's own systems: callables tell what a checkpoint needs."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 __all__ = ["CustomSink", "ForeachBatchSink"]
 
 _VALUE = "value"
-#: Of a fork: what it went on from has written nothing here.
+#: In a fork's first position: the forked job has written nothing to this sink.
 _NOTHING = "holds_nothing"
 _ITS_OWN = "It is the sink's own callable that raised this."
 
 
 class _UserSink(Sink):
-    """A sink that goes back by a callable of the user's."""
+    """A sink that is rolled back by a callable of the user."""
 
     kind = "custom"
 
@@ -44,11 +44,11 @@ class _UserSink(Sink):
         return self._name
 
     def position_of(self, batch: int, value: Json) -> dict[str, Json]:
-        """What ``_metadata`` says of the position after ``batch``."""
+        """The content of ``_metadata`` for the position after ``batch``."""
         return {"kind": self.kind, "path": self.path, "batch": batch, _VALUE: value}
 
     def check(self, position: Mapping[str, Json], files: Path) -> None:
-        """Only the user's system can tell, and it is asked when it is rolled back."""
+        """Do nothing: only the user's system can tell, and that is called at the rollback."""
 
     def rollback_to(self, position: Mapping[str, Json], files: Path, epoch: int) -> str:
         del files, epoch
@@ -58,7 +58,7 @@ class _UserSink(Sink):
         return self._roll_back(batch, position.get(_VALUE), f"batch {batch}")
 
     def seed(self, batch: int, files: Path, session: SparkSession) -> dict[str, Json]:
-        """The user's system is told of no batch of another job's: it goes back to nothing."""
+        """A position without a batch of the forked job: the user's system goes back to nothing."""
         del files, session
         return {**self.position_of(batch, None), _NOTHING: True}
 
@@ -78,10 +78,10 @@ class _UserSink(Sink):
         return f"{self.path} was told to go back to {where}"
 
     def newest_batch(self) -> int | None:
-        """The newest batch that the sink holds something of, as the user's callable says.
+        """The newest batch with data in the sink, according to the user's callable.
 
         Raises:
-            CheckpointFailure: it raised.
+            CheckpointFailure: the callable raised an error.
         """
         if self._newest_batch is None:
             return None
@@ -98,12 +98,12 @@ class _UserSink(Sink):
 
 
 class CustomSink(_UserSink):
-    """The sink of a writer that remembers no batch, with two callables that tell its position and set it back.
+    """The sink of a writer that remembers no batches, with two callables that tell its position and roll it back.
 
-    The writer is one of ``writeStream.format(...)``, ``foreach`` or ``foreachBatch``. It must not keep by itself which
-    batches of a query it has seen, unless ``rollback_to`` takes that back, too: batches that run again after a rollback
-    have the numbers of those before, and the writer would skip them. So Delta, Iceberg, Hudi and Spark's file sink are
-    refused.
+    The writer is one of ``writeStream.format(...)``, ``foreach`` or ``foreachBatch``. The writer must not remember
+    which batches of a query it has seen, unless ``rollback_to`` also resets that memory: batches that run again after a
+    rollback have the same numbers as before, and the writer would skip them. So Delta, Iceberg, Hudi and Spark's file
+    sink are refused.
 
     .. code-block:: python
 
@@ -111,13 +111,13 @@ class CustomSink(_UserSink):
         return sink_to(rows.writeStream.format("orders").option("path", path), sink)
 
     Args:
-        name: where it writes to; a restore refuses another name.
-        position: given a committed batch, tells in JSON values where the sink was after it. The batch after that may
-            be under way. It must read past caches.
-        rollback_to: given a batch and what ``position`` said of it, removes everything that later batches wrote; given
-            -1 and ``None``, everything. Called again after a crash, it must end the same.
-        newest_batch: tells the newest batch the sink holds something of, ``None`` for an empty one. With it a start
-            from nothing into a sink with data is refused.
+        name: where the writer writes to; a restore refuses another name.
+        position: given a committed batch, tells in JSON values where the sink was after that batch. The next batch may
+            be under way. The callable must bypass caches.
+        rollback_to: given a batch and the value of ``position`` for that batch, removes everything that later batches
+            wrote; given -1 and ``None``, removes everything. A second call after a crash must have the same result.
+        newest_batch: tells the newest batch with data in the sink, ``None`` for an empty sink. With this callable, a
+            start from nothing into a sink with data is refused.
     """
 
     def __init__(
@@ -134,19 +134,19 @@ class CustomSink(_UserSink):
     def position_reader(
         self, directory: Path, location: CheckpointLocation, start: SinkStart | None = None
     ) -> PositionReader:
-        del directory, location, start  # the user's system remembers
+        del directory, location, start  # the user's system knows its positions
         return self
 
     def look(self, committed: int) -> None:
-        """Nothing to look at: the user's system knows who writes to it."""
+        """Do nothing: the user's system knows what writes to the sink."""
 
     def pin_position(self, batch: int, pin: Pin) -> dict[str, Json]:
         """The position after ``batch``.
 
         Raises:
-            CheckpointFailure: the user's callable raised.
+            CheckpointFailure: the user's callable raised an error.
         """
-        del pin  # it goes into `_metadata` whole
+        del pin  # `_metadata` holds the whole position
         try:
             value = self._position(batch)
         except Exception as error:
@@ -157,12 +157,12 @@ class CustomSink(_UserSink):
 
 
 class ForeachBatchSink(_UserSink, BatchSink):
-    """A sink that a function of the user's writes, batch by batch, and that is exact after every restore.
+    """A sink that the user's function writes batch by batch, exact after every restore.
 
-    With ``rollback_to`` everything after the checkpoint is removed at a restore, before any batch runs. Without it,
-    ``write`` must *replace* what it has written under the same batch id before; then a restore runs every batch that
-    may have been written with exactly the same rows again, because their boundaries are durable before ``write`` is
-    called.
+    With ``rollback_to``, a restore removes everything after the checkpoint before any batch runs. Without it,
+    ``write`` must *replace* what it wrote earlier under the same batch id. A restore then runs every batch that may
+    have been written again with exactly the same rows, because the boundaries of a batch are durable before ``write``
+    is called.
 
     .. code-block:: python
 
@@ -175,14 +175,14 @@ class ForeachBatchSink(_UserSink, BatchSink):
         return sink_to(rows, ForeachBatchSink("delays", write, rollback_to=rollback_to))
 
     Args:
-        name: where it writes to; a restore refuses another name.
-        write: given the rows and the id of a batch. It must read all rows: Spark commits no state otherwise.
-        rollback_to: given a batch and what ``position`` said of it, removes everything that later batches wrote; given
-            -1 and ``None``, everything. Called again after a crash, it must end the same.
-        position: given a batch that was just written, tells in JSON values where the sink is now. It must read past
-            caches: ``write`` runs in a copy of the session, which has a catalog of its own.
-        newest_batch: tells the newest batch the sink holds something of, ``None`` for an empty one. With it a start
-            from nothing into a sink with data is refused.
+        name: where ``write`` writes to; a restore refuses another name.
+        write: given the rows and the id of a batch. The function must read all rows: Spark commits no state otherwise.
+        rollback_to: given a batch and the value of ``position`` for that batch, removes everything that later batches
+            wrote; given -1 and ``None``, removes everything. A second call after a crash must have the same result.
+        position: given a batch that was just written, tells in JSON values where the sink is now. The callable must
+            bypass caches: ``write`` runs in a copy of the session, which has a catalog of its own.
+        newest_batch: tells the newest batch with data in the sink, ``None`` for an empty sink. With this callable, a
+            start from nothing into a sink with data is refused.
     """
 
     kind = "foreachBatch"
@@ -216,7 +216,7 @@ class ForeachBatchSink(_UserSink, BatchSink):
         """Write one batch, unless a newer run has taken the job over.
 
         Raises:
-            Fenced: one has; nothing was written.
+            Fenced: a newer run has taken the job over; nothing was written.
             RestoreRefused: the query was not started by this library.
             StorageError: the boundaries of the batch could not be made durable.
         """
@@ -228,7 +228,7 @@ class ForeachBatchSink(_UserSink, BatchSink):
             )
         if not self.can_roll_back:
             run.archive(batch)
-        # After the archiving: whoever takes the job over from here on finds this batch among those to be replayed.
+        # Check after archiving: a run that takes the job over from here on finds this batch among those to replay.
         run.check_owner()
         self._write(rows, batch)
         value = None if self._position is None else self._position(batch)

@@ -360,7 +360,7 @@ class TestFallingBack:
         take_away(taken)
         found = newest(memory, prefer_checkpoint=prefer_checkpoint)
         assert (found.metadata, found.job_id) == (first, LINEAGE)
-        assert f"without savepoint {taken.reference}" in found.reason
+        assert f"the fallback for savepoint {taken.reference}" in found.reason
         assert taken.reference in caplog.text
         run.ledger.wanted.add(first.reference)  # older than promised: the user has seen to that
         assert again(run, memory, prefer_checkpoint=prefer_checkpoint).store.restored_from == first.reference

@@ -1,11 +1,11 @@
-"""Extracts what the five documents of Flink name, as ``docs/parity/named.json``: the left column of the page.
+"""Extracts what the five documents of Flink name, as ``tools/parity/named.json``: the left column of the page.
 
-    python tools/extract_parity.py DIRECTORY
+    python tools/parity/extract.py DIRECTORY
 
 DIRECTORY has the documents as text, one per file, under any name that ends in ``.txt``. They are told apart by their
 content. The extraction fails, and writes nothing, if a document is missing, unknown or has changed its form, if the
 marks of declarations in it do not add up to what was found, or if anything in it that looks like a name is neither
-found nor left out with a reason (``parity_names.py``).
+found nor left out with a reason (``names.py``).
 """
 
 from __future__ import annotations
@@ -20,16 +20,15 @@ from functools import partial
 from pathlib import Path
 from typing import TypedDict
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from tools import parity_documents as documents  # noqa: E402
-from tools import parity_names as names  # noqa: E402
-from tools.parity_documents import Incomplete, Named, Section  # noqa: E402
+from tools.parity import documents, names  # noqa: E402
+from tools.parity.documents import Incomplete, Named, Section  # noqa: E402
 
 Reader = Callable[[str], tuple[list[Named], list[Section]]]
 
-NAMED = ROOT / "docs" / "parity" / "named.json"
+NAMED = ROOT / "tools" / "parity" / "named.json"
 _WORD = re.compile(r"\b[A-Za-z_]\w*(?:\(\))?", re.ASCII)
 #: An inner capital, an inner underscore, capitals throughout, or a call without arguments.
 _LOOKS_LIKE_A_NAME = re.compile(r"\w*[a-z0-9][A-Z]\w*|[A-Z]{2,}\w*|_*[A-Za-z]\w*_\w*|\w+\(\)", re.ASCII)

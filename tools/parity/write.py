@@ -1,4 +1,4 @@
-"""Writes ``docs/reference/parity.md`` from ``docs/parity/named.json`` and ``docs/parity/rows.toml``: no arguments."""
+"""Writes ``docs/reference/parity.md`` from ``tools/parity/named.json`` and ``tools/parity/rows.toml``: no arguments."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from textwrap import wrap
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from tools.parity_data import ANSWERS, Malformed, Name, Parity, Row, load  # noqa: E402
+from tools.parity.data import ANSWERS, Malformed, Name, Parity, Row, load  # noqa: E402
 
-DATA = ROOT / "docs" / "parity"
+DATA = ROOT / "tools" / "parity"
 PAGE = ROOT / "docs" / "reference" / "parity.md"
 _WIDTH = 120
 
@@ -21,8 +21,8 @@ _INTRODUCTION = """\
 # Parity with Flink
 
 Every class, method, parameter, constant, option, directory and rule that five documents of Apache Flink name, and what
-it is here. A script extracts the names (`docs/parity/named.json`), so that none is forgotten; each name has one row
-(`docs/parity/rows.toml`); `tools/write_parity.py` writes this page from both. A test compares the rows with the code:
+it is here. A script extracts the names (`tools/parity/named.json`), so that none is forgotten; each name has one row
+(`tools/parity/rows.toml`); `tools/parity/write.py` writes this page from both. A test compares the rows with the code:
 what a row names is there, takes the documented parameters and is proved by a test that exists.
 
 - **Effect** is what a row without a mark has: the name does what the sentence says.

@@ -20,7 +20,7 @@ class Malformed(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Name:
-    """What a document names, as ``tools/extract_parity.py`` found it.
+    """What a document names, as ``tools/parity/extract.py`` found it.
 
     Attributes:
         id: unique.

@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 from types import ModuleType
 
-from tools.parity_data import ANSWERS, Name, Parity
+from tools.parity.data import ANSWERS, Name, Parity
 
 #: Kinds of names that have a place in an interface.
 _INTERFACE = frozenset({"class", "constant", "enum value", "method"})
