@@ -1,6 +1,6 @@
-"""What is in a batch: what it reads of each source, what became of it, and how often it failed.
+"""What is in a batch: the input from each source, the outcome, and the failures.
 
-Read from the storage, and from the live location where that is on this host; no JVM is needed.
+The report is read from the storage, and from the live location if it is on this host; no JVM is needed.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class ReadFile:
 
     Attributes:
         path: its URI, as Spark logged it.
-        bytes: its size now, ``None`` when it is gone or cannot be looked at.
-        exists: whether it is still there, ``None`` when that cannot be told from here.
+        bytes: its size now, ``None`` when the file is gone or cannot be reached.
+        exists: whether the file still exists, ``None`` when this host cannot tell.
     """
 
     path: str
@@ -47,13 +47,13 @@ class ReadFile:
 
 @dataclass(frozen=True, slots=True)
 class ReadSource:
-    """What a batch reads of one source.
+    """What a batch reads from one source.
 
     Attributes:
-        source: its id in the write-ahead log.
-        start: the offset after which it reads, ``None`` for the beginning, or when it is not known any more.
-        end: the last offset it reads, ``None`` while the source has no data.
-        files: of a file source.
+        source: the source's id in the write-ahead log.
+        start: the offset after which the batch reads, ``None`` for the beginning, or when it is no longer known.
+        end: the last offset that the batch reads, ``None`` while the source has no data.
+        files: the files that the batch reads from a file source.
     """
 
     source: str
@@ -70,13 +70,13 @@ class BatchReport:
         job: the job.
         job_id: the lineage.
         batch: its number.
-        planned_at: its processing time, ISO 8601 in UTC; a batch that is run again keeps it.
-        watermark: that it runs with, ISO 8601 in UTC, ``None`` when there is none.
-        plan: fingerprint of what it reads, as in the records of failures.
-        committed: whether it is done, ``None`` when that cannot be told from here.
-        checkpoint: the oldest retained checkpoint that covers it, ``None`` when there is none.
+        planned_at: its processing time, ISO 8601 in UTC; a batch that runs again keeps this time.
+        watermark: the batch's watermark, ISO 8601 in UTC, ``None`` when there is none.
+        plan: fingerprint of the batch's input, as in the records of failures.
+        committed: whether the batch is committed, ``None`` when this host cannot tell.
+        checkpoint: the oldest retained checkpoint that covers the batch, ``None`` when there is none.
         failures: its failures, oldest first.
-        sources: what it reads.
+        sources: the batch's input.
     """
 
     job: str
@@ -112,11 +112,11 @@ def report_batch(catalog: CheckpointCatalog, batch: int | None) -> BatchReport:
 
     Args:
         catalog: of the job.
-        batch: its number, ``None`` for the newest that was planned.
+        batch: its number, ``None`` for the newest planned batch.
 
     Raises:
-        CheckpointNotFound: the plan of the batch is not known, or the job has none.
-        CorruptCheckpoint: what is stored is not what was written.
+        CheckpointNotFound: the batch plan is not known, or the job has no batch plan.
+        CorruptCheckpoint: a stored file differs from what was written.
     """
     chosen = catalog.choice()
     if chosen is None:
@@ -151,7 +151,7 @@ def report_batch(catalog: CheckpointCatalog, batch: int | None) -> BatchReport:
 
 
 class _Plans:
-    """The plans of a lineage, wherever they are: in the archive, or in the live location, which is ahead of it."""
+    """The batch plans of a lineage: from the archive, or from the live location, which is ahead of the archive."""
 
     def __init__(self, catalog: CheckpointCatalog, choice: Choice) -> None:
         self._catalog = catalog
@@ -179,7 +179,7 @@ class _Plans:
         return last is not None and last >= batch
 
     def start(self, batch: int) -> dict[str, Json]:
-        """Where the batch before ended, by source; empty when there is none, or it is not known."""
+        """The end of the previous batch, by source; empty when that batch does not exist, or is not known."""
         before = self._archive.planned(batch - 1)
         if before is None:
             before = self._in_live(batch - 1)
@@ -235,7 +235,7 @@ def _look_at(uri: str) -> ReadFile:
         return ReadFile(uri, None if size is None else int(size), True)
     except FileNotFoundError:
         return ReadFile(uri, None, False)
-    except Exception:  # no access, no driver for it, no network: whoever reads it knows more
+    except Exception:  # no access, no driver, no network: only the query can tell
         return ReadFile(uri, None, None)
 
 

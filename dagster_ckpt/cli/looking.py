@@ -1,4 +1,4 @@
-"""The commands that look at checkpoints and change nothing."""
+"""The commands that read checkpoints and change nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the commands have in common: where the checkpoints are, and which one is meant."""
+"""What the commands share: finding the storage, and the checkpoint that an argument names."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dagster_ckpt.filesystem import FileSystem, open_filesystem
 
 __all__ = ["JSON", "PATH", "find_checkpoint", "storage_at"]
 
-#: How to connect to a bucket, as JSON: what ``storage_options`` is on the storage resource.
+#: How to connect to a bucket, as JSON: the ``storage_options`` of the storage resource.
 OPTIONS_VARIABLE = "DAGSTER_CKPT_STORAGE_OPTIONS"
 PATH = click.option(
     "--path",
@@ -41,7 +41,7 @@ def storage_at(path: str) -> FileSystem:
 
 
 def find_checkpoint(catalog: CheckpointCatalog, checkpoint: str) -> CheckpointMetadata:
-    """The checkpoint that is named, or the newest of ``latest``."""
+    """The named checkpoint; for ``latest`` the newest checkpoint."""
     if checkpoint != LATEST:
         return catalog.resolve(checkpoint)
     newest = find_newest(catalog)

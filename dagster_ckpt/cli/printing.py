@@ -1,4 +1,4 @@
-"""The one place that prints: what comes from a storage is text, and neither markup nor a command for a terminal."""
+"""The one place that prints: text from a storage is printed as plain text, never as markup or terminal commands."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ _WIDTH = 200
 
 
 def say(text: object, *, color: str | None = None) -> None:
-    """Print one line to stdout, whatever is in it."""
+    """Print one line to stdout, whatever the text contains."""
     click.secho(in_one_line(str(text)), fg=color)
 
 
 def warn(text: object, *, color: str | None = None) -> None:
-    """Print one line to stderr, whatever is in it."""
+    """Print one line to stderr, whatever the text contains."""
     click.secho(in_one_line(str(text)), fg=color, err=True)
 
 
 def say_json(document: Any) -> None:
-    """Print a JSON document to stdout; all but ASCII is escaped."""
+    """Print a JSON document to stdout; all characters except ASCII are escaped."""
     click.echo(json.dumps(document, indent=2))
 
 
 def say_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     """Print a table to stdout."""
-    # rich takes a tenth of a second to load, which the other commands need not wait for.
+    # rich takes a tenth of a second to load; the other commands do not wait for it.
     from rich.console import Console  # noqa: PLC0415
     from rich.table import Table  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415

@@ -1,4 +1,4 @@
-"""``CheckpointConfig``: what the user chooses about checkpoints. Pure data, read by the coordinator."""
+"""``CheckpointConfig``: the user's choices about checkpoints. Pure data, read by the coordinator."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ __all__ = [
 _MINIMUM = timedelta(milliseconds=10)
 #: A pause longer than this is cut to it, as in Flink.
 _LONGEST_PAUSE = timedelta(days=365)
-#: The number of tolerable failures that Flink takes for "no matter how many".
+#: The number of tolerable failures that means "any number" in Flink.
 UNLIMITED = 2_147_483_647
 
 
 class CheckpointingMode(StrEnum):
-    """What a restore promises: ``EXACTLY_ONCE`` is exact or refused, ``AT_LEAST_ONCE`` may double, never lose."""
+    """What a restore promises: ``EXACTLY_ONCE`` is exact or refused; ``AT_LEAST_ONCE`` may double rows, never lose."""
 
     EXACTLY_ONCE = "EXACTLY_ONCE"
     AT_LEAST_ONCE = "AT_LEAST_ONCE"
 
 
 class ExternalizedCheckpointCleanup(StrEnum):
-    """What becomes of the checkpoints when the job ends, as in Flink.
+    """Which checkpoints stay when the job ends, as in Flink.
 
-    ``RETAIN_ON_CANCELLATION`` keeps them when the job is canceled or fails, ``DELETE_ON_CANCELLATION`` keeps
-    them only when it fails, ``NO_EXTERNALIZED_CHECKPOINTS`` deletes them in both cases. A suspended job deletes
-    nothing, and what becomes of them when the job finishes is said by ``CheckpointConfig.retain_on_success``.
+    ``RETAIN_ON_CANCELLATION`` keeps the checkpoints when the job is canceled or fails, ``DELETE_ON_CANCELLATION`` keeps
+    them only when the job fails, ``NO_EXTERNALIZED_CHECKPOINTS`` deletes them in both cases. A suspended job deletes
+    nothing. When the job finishes, ``CheckpointConfig.retain_on_success`` decides.
     """
 
     DELETE_ON_CANCELLATION = "DELETE_ON_CANCELLATION"
@@ -50,7 +50,7 @@ class ExternalizedCheckpointCleanup(StrEnum):
 
 
 class JobStatus(StrEnum):
-    """How a job ended, in Flink's words. A single failed attempt is none of these: it deletes nothing."""
+    """How a job ended, in Flink's words. A single failed start is not an end of the job: it deletes nothing."""
 
     FINISHED = "FINISHED"
     CANCELED = "CANCELED"
@@ -58,9 +58,9 @@ class JobStatus(StrEnum):
     SUSPENDED = "SUSPENDED"
 
 
-#: A newer checkpoint completed, and the retention does not keep this one.
+#: A newer checkpoint completed, and the retention does not keep this checkpoint.
 SUBSUMED: Literal["SUBSUMED"] = "SUBSUMED"
-#: When a snapshot may be deleted: the job ended, or a newer checkpoint completed.
+#: When a checkpoint may be deleted: the job ended, or a newer checkpoint completed.
 Occasion: TypeAlias = JobStatus | Literal["SUBSUMED"]
 
 
@@ -83,7 +83,7 @@ def _positive(value: timedelta) -> timedelta:
 
 
 class CheckpointConfig(BaseModel):
-    """When checkpoints are taken, how many are kept, and what happens when one fails.
+    """When checkpoints are taken, how many are kept, and what happens when a checkpoint attempt fails.
 
     The defaults are safe rather than Flink's: a click on *Terminate* must not delete a month of state.
     Durations are ``timedelta``, milliseconds (``int``) or text such as ``"10 s"``.
@@ -183,12 +183,12 @@ class CheckpointConfig(BaseModel):
 
     @property
     def effective_unaligned(self) -> bool:
-        """Whether attempts may be unaligned: under ``EXACTLY_ONCE`` only, silently aligned otherwise, as in Flink."""
+        """Whether checkpoint attempts may be unaligned: only under ``EXACTLY_ONCE``, as in Flink; otherwise aligned."""
         return self.unaligned and self.mode is CheckpointingMode.EXACTLY_ONCE
 
     @property
     def longest_alignment(self) -> timedelta | None:
-        """How long an attempt waits for the batch in flight before it becomes unaligned; ``None`` for ever."""
+        """How long a checkpoint attempt waits for the running batch until it becomes unaligned; ``None``: for ever."""
         if self.effective_unaligned:
             return self.aligned_checkpoint_timeout
         if self.mode is not CheckpointingMode.EXACTLY_ONCE:
@@ -197,12 +197,12 @@ class CheckpointConfig(BaseModel):
 
     @property
     def tolerable_failures(self) -> int | None:
-        """Consecutive failures that are borne; ``None`` when the job never fails over because of them."""
+        """Consecutive failures that the job tolerates; ``None`` when such failures never fail the job over."""
         return None if self.tolerable_failed_checkpoints == UNLIMITED else self.tolerable_failed_checkpoints
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What these values say and what is done differently, a sentence each."""
+        """A sentence for each value that is not followed, with what is done instead."""
         found = []
         if self.mode is not CheckpointingMode.EXACTLY_ONCE and (self.unaligned or self.aligned_checkpoint_timeout):
             option = "unaligned" if self.unaligned else "aligned_checkpoint_timeout"
@@ -222,11 +222,11 @@ class CheckpointConfig(BaseModel):
         return AnyOf(tuple(policies))
 
     def discards(self, occasion: Occasion, *, savepoint: bool = False) -> bool:
-        """Whether snapshots are deleted on ``occasion``: Flink's table, for checkpoints and for savepoints.
+        """Whether checkpoints, or savepoints, are deleted on ``occasion``: Flink's table.
 
-        Two rows are ours: ``FINISHED`` deletes in Flink whatever the cleanup, and here without ``retain_on_success``;
-        a ``SUSPENDED`` job deletes nothing, as in Flink with high availability. What is pinned stays in any case, and a
-        savepoint that a job has claimed goes as its checkpoints do.
+        Two rows differ: ``FINISHED`` always deletes in Flink, but here only without ``retain_on_success``; a
+        ``SUSPENDED`` job deletes nothing, as in Flink with high availability. Pinned checkpoints always stay. A
+        savepoint that a job has claimed is deleted like its checkpoints.
         """
         if savepoint:
             return False

@@ -49,7 +49,7 @@ _HINT = (
 
 @dataclass(frozen=True, slots=True)
 class _Given:
-    """A key that is set: as it is spelled, its text, and what was read from it."""
+    """A key that is set: its spelling, its text, and its value."""
 
     spelling: str
     text: str
@@ -73,8 +73,8 @@ class Configuration:
             (``{"execution": {"checkpointing": ...}}``) and spelled as in older releases of Flink.
 
     Attributes:
-        settings: the same, flat, with the values as text.
-        warnings: what is set and has no effect, and why; a sentence for each key.
+        settings: the same settings, flat, with the values as text.
+        warnings: for each key without an effect, a sentence that says why.
 
     Raises:
         InvalidConfiguration: a key is not known, cannot be honoured, or its value cannot be read.
@@ -97,7 +97,7 @@ class Configuration:
         """The settings in a YAML file, such as Flink's own ``config.yaml``.
 
         Raises:
-            InvalidConfiguration: as above, or the file cannot be read.
+            InvalidConfiguration: as for :class:`Configuration`, or the file cannot be read.
         """
         try:
             text = Path(path).expanduser().read_text(encoding="utf-8")
@@ -110,10 +110,10 @@ class Configuration:
         """The settings in YAML: keys in one line with dots, nested, or both.
 
         Raises:
-            InvalidConfiguration: as above, or it is not YAML of that form.
+            InvalidConfiguration: as for :class:`Configuration`, or ``text`` is not YAML of this form.
         """
         try:
-            # Not loaded but read as text: YAML would make false of off, and keep the last of two equal keys.
+            # Read the values as text: loading would turn off into false, and keep the last of two equal keys.
             node = yaml.compose(text, Loader=yaml.SafeLoader)
             pairs = [] if node is None else list(_scalars(node))
         except (yaml.YAMLError, ValueError) as error:
@@ -123,10 +123,10 @@ class Configuration:
         return cls(_as_text(pairs))
 
     def updated(self, other: Configuration) -> Configuration:
-        """These settings with those of ``other`` over them, whatever the spelling of their keys.
+        """These settings, overridden by ``other``, whatever the spelling of the keys.
 
         Raises:
-            InvalidConfiguration: together they cannot be used.
+            InvalidConfiguration: the settings cannot be used together.
         """
         own = {
             spelling: text for spelling, text in self.settings.items() if _BY_SPELLING[spelling].key not in other._given
@@ -135,16 +135,16 @@ class Configuration:
 
     @property
     def for_job(self) -> Configuration:
-        """What of it concerns a job; a file may also have what the storage and the Spark session take."""
+        """The settings of a job, without those that the storage and the Spark session take."""
         return Configuration(
             {spelling: text for spelling, text in self.settings.items() if _BY_SPELLING[spelling].place in _OF_A_JOB}
         )
 
     def require(self, places: Iterable[Place], where: str) -> None:
-        """Make sure that every key has an effect where the configuration is given.
+        """Check that every key has an effect where the configuration is given.
 
         Args:
-            places: whose keys have.
+            places: the places whose keys have an effect.
             where: for people, such as ``the configuration of a run``.
 
         Raises:
@@ -163,7 +163,7 @@ class Configuration:
             )
 
     def checkpoint_config(self, base: CheckpointConfig) -> CheckpointConfig:
-        """``base`` with what is set here over it.
+        """``base``, overridden by these settings.
 
         Raises:
             InvalidConfiguration: a value is out of range, or two values exclude each other.
@@ -180,14 +180,14 @@ class Configuration:
                 raise
             problems = []
             for problem in error.__cause__.errors():
-                # A problem without a place is one of two values together.
+                # A problem without a place concerns two values together.
                 places: list[object] = [fields.get(str(name), name) for name in problem["loc"]]
                 concerned = places or list(fields.values())
                 problems.append(f"{', '.join(map(str, concerned))}: {problem['msg'].removeprefix('Value error, ')}.")
             raise InvalidConfiguration(f"The configuration cannot be used: {' '.join(problems)}", hint=_HINT) from error
 
     def restart_strategy(self) -> RestartStrategy | None:
-        """The restart strategy, with Flink's defaults for what is not set; ``None`` when no type is set.
+        """The restart strategy, with Flink's defaults for unset parameters; ``None`` when no type is set.
 
         Raises:
             InvalidConfiguration: a parameter is out of range.
@@ -222,17 +222,17 @@ class Configuration:
 
     @property
     def inline_threshold(self) -> int | None:
-        """Bytes up to which a file is small."""
+        """Bytes up to which a file is kept in ``_metadata``."""
         return self._value("execution.checkpointing.data-inline-threshold", int)
 
     @property
     def write_buffer_size(self) -> int | None:
-        """Bytes written at a time; in Flink never less than the inline threshold."""
+        """Bytes written at a time; Flink never uses less than the inline threshold."""
         return self._value("execution.checkpointing.write-buffer-size", int)
 
     @property
     def incremental(self) -> bool | None:
-        """Whether the state store writes changes only."""
+        """Whether the state store writes only changes."""
         return self._value("execution.checkpointing.incremental", bool)
 
     @property
@@ -247,12 +247,12 @@ class Configuration:
 
     @property
     def restore_path(self) -> str | None:
-        """The checkpoint or savepoint that a run is to begin with."""
+        """The checkpoint or savepoint that a run begins with."""
         return self._value("execution.state-recovery.path", str)
 
     @property
     def claim_mode(self) -> RecoveryClaimMode | None:
-        """Whose what is restored becomes."""
+        """Who owns the restored checkpoint or savepoint."""
         return self._value("execution.state-recovery.claim-mode", RecoveryClaimMode)
 
     def _value(self, key: str, kind: type[_T]) -> _T | None:
@@ -320,7 +320,7 @@ def _as_text(pairs: Iterable[tuple[str, object]]) -> dict[str, str]:
 
 
 def _read_all(settings: Mapping[str, str]) -> tuple[Mapping[str, _Given], list[str]]:
-    """What is set, by the newest spelling of its key, and warnings."""
+    """The settings, by the newest spelling of each key, and the warnings."""
     problems = [_unknown(key) for key in settings if key not in _BY_SPELLING]
     found: dict[str, _Given] = {}
     warnings: list[str] = []

@@ -1,4 +1,4 @@
-"""Objects that a user names by where they can be imported from."""
+"""Objects that a user names by their import path."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ __all__ = ["load_object"]
 
 
 def load_object(path: str, what: str) -> Any:
-    """The object at ``module:name`` (``module.name`` is read as well).
+    """The object at ``module:name`` (or ``module.name``).
 
     Args:
-        path: where it is.
-        what: it is, for the error: ``the factory of a checkpoint storage``.
+        path: the import path.
+        what: describes the object in the error: ``the factory of a checkpoint storage``.
 
     Raises:
-        InvalidConfiguration: it cannot be imported.
+        InvalidConfiguration: the object cannot be imported.
     """
     module, separator, name = path.partition(":")
     if not separator:

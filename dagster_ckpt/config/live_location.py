@@ -8,13 +8,13 @@ __all__ = ["LiveLocationPlace"]
 
 
 class LiveLocationPlace(StrEnum):
-    """Where it lies.
+    """Where the live location lies.
 
     Attributes:
-        AUTO: in the storage of the checkpoints where there is no disk that driver and executors are known to share and
-            Spark can reach the storage; else on a disk.
+        AUTO: in the checkpoints' storage, if driver and executors are not known to share a disk and Spark can reach the
+            storage; else on a disk.
         LOCAL: on a disk, in the working directory.
-        STORAGE: in the storage of the checkpoints, or the job is refused.
+        STORAGE: in the checkpoints' storage; otherwise the job is refused.
     """
 
     AUTO = "auto"

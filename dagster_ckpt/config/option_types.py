@@ -1,4 +1,4 @@
-"""What one of Flink's keys is here, and how its value is read from text."""
+"""What each of Flink's keys means here, and how its value is read from text."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ __all__ = [
 
 
 class Handling(StrEnum):
-    """What becomes of a key that is set."""
+    """How a key that is set is handled."""
 
     TAKEN = "taken"
     WARNED = "warned"
@@ -38,7 +38,7 @@ class Handling(StrEnum):
 
 
 class Place(StrEnum):
-    """What a key that is taken belongs to."""
+    """What a key with an effect belongs to."""
 
     JOB = "a job, for good or for one run"
     RUN = "one run of a job"
@@ -51,9 +51,9 @@ class OptionType:
     """How the text of a value is read.
 
     Attributes:
-        name: for a reference.
-        allowed: what may be written, as the end of a sentence: ``a duration such as '10 s'``.
-        read: makes a value of the text; raises ``ValueError``.
+        name: the type's name in a reference.
+        allowed: the allowed text, as the end of a sentence: ``a duration such as '10 s'``.
+        read: turns the text into a value; raises ``ValueError``.
     """
 
     name: str
@@ -63,14 +63,14 @@ class OptionType:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Values between ``least`` and ``most``; for others there is a warning, and ``otherwise`` is used, as in Flink."""
+    """Values between ``least`` and ``most``; any other value warns, and ``otherwise`` is used, as in Flink."""
 
     least: int
     most: int | None
     otherwise: int
 
     def admit(self, value: int) -> bool:
-        """Whether ``value`` is between them."""
+        """Whether ``value`` is within the bounds."""
         return value >= self.least and (self.most is None or value <= self.most)
 
 
@@ -81,13 +81,13 @@ class ConfigurationOption:
     Attributes:
         key: Flink's newest spelling.
         type: how its value is read.
-        handling: what becomes of it.
-        effect: what it does here; of a key that is warned about or refused, why it does nothing.
+        handling: how the key is handled.
+        effect: what the key does here; for a key that is warned about or refused, why it does nothing.
         old: older spellings, the newest first.
-        sets: the field of ``CheckpointConfig``, or of the restart strategy, that it sets.
-        place: what it belongs to.
-        as_here: the value that asks for what is done anyway: with it there is no warning and no refusal.
-        bounds: of its value.
+        sets: the field of ``CheckpointConfig``, or of the restart strategy, that the key sets.
+        place: what the key belongs to.
+        as_here: the value that asks for the behaviour here: this value is neither warned about nor refused.
+        bounds: of the value.
     """
 
     key: str
@@ -102,7 +102,7 @@ class ConfigurationOption:
 
 
 def _duration(text: str) -> timedelta:
-    # Unlike a person, Flink's configuration means milliseconds where there is no unit.
+    # In Flink's configuration a number without a unit means milliseconds.
     return parse_duration(int(text) if re.fullmatch(r"\s*[0-9]+\s*", text) else text)
 
 

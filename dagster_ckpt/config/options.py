@@ -1,7 +1,8 @@
 """Flink's keys for checkpoints, restarts and recovery, and what each of them does here: one table of data.
 
-Each key is taken (it has an effect), warned about (Spark cannot do it, and going on without is safe), or refused (going
-on without would not be what was asked for). :mod:`dagster_ckpt.config.configuration` reads settings by this table.
+Each key is taken (it has an effect), warned about (Spark cannot do it, and ignoring the key is safe), or refused
+(ignoring the key would not do what was asked for). :mod:`dagster_ckpt.config.configuration` reads settings by this
+table.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _TAKEN, _WARNED, _REFUSED = Handling.TAKEN, Handling.WARNED, Handling.REFUSED
 _PACKED = "Small files that recur are always packed together, and a pack is shared by the checkpoints that need it."
 _NO_CHANNELS = "A checkpoint has no channel state: what is in flight is the plan of the next batch, a few bytes."
 
-#: Every key that is known here.
+#: Every known key.
 CONFIGURATION_OPTIONS: tuple[ConfigurationOption, ...] = (
     # When checkpoints are taken.
     ConfigurationOption(

@@ -5,7 +5,7 @@ bare number in text is refused where Flink would read milliseconds silently; as 
 every PyFlink setter.
 
 A size (Flink: ``MemorySize``) is a number of bytes, or text such as ``"20 kb"`` or ``"5 MiB"``: a whole number and a
-unit, or bytes without one. Every unit is a power of 1024, ``mb`` and ``m`` too.
+unit; without a unit the number means bytes. Every unit is a power of 1024, ``mb`` and ``m`` too.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def parse_duration(value: object) -> timedelta:
     """Read a duration.
 
     Raises:
-        ValueError: it is not a duration, or has no unit.
+        ValueError: ``value`` is not a duration, or has no unit.
     """
     if isinstance(value, timedelta):
         return value
@@ -72,10 +72,10 @@ def format_duration(value: timedelta) -> str:
 
 
 def parse_size(value: object) -> int:
-    """Read a size; bytes.
+    """Read a size as bytes.
 
     Raises:
-        ValueError: it is not a size.
+        ValueError: ``value`` is not a size.
     """
     if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
         return value

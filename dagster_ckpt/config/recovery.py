@@ -1,4 +1,4 @@
-"""What a job goes on from, and how."""
+"""What a job continues from, and how."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ NONE = "none"
 
 
 class RecoveryClaimMode(StrEnum):
-    """Whose a restored checkpoint or savepoint is, as in Flink.
+    """Who owns a restored checkpoint or savepoint, as in Flink.
 
-    With ``CLAIM`` the job goes on in the lineage it is of, and it becomes the job's own: it counts as a retained
-    checkpoint and is deleted when it is subsumed. With ``NO_CLAIM`` a new lineage begins, and it is never touched.
+    With ``CLAIM`` the job continues the lineage of the checkpoint and owns the checkpoint: it counts as retained and is
+    deleted when it is subsumed. With ``NO_CLAIM`` a new lineage begins, and the job never touches the checkpoint.
     """
 
     CLAIM = "CLAIM"
@@ -30,14 +30,14 @@ class RestoreRequest:
 
     Attributes:
         restore_from: ``latest``, ``none``, or a pointer.
-        claim_mode: whose a checkpoint or savepoint becomes that is pointed to; ``None`` claims checkpoints of the
-            job's own storage and leaves savepoints to the user.
-        replay_to: the last batch to be run again with the boundaries it had: ``latest``, ``none``, or its number.
-            ``None`` stands for all of them when going on from the latest checkpoint, and for none of them when going
-            back to one that is pointed to.
-        allow_loss: go on although rows would be lost or doubled; the next checkpoints keep a note of what was accepted.
-        fork_from: the path of a checkpoint or savepoint of any job, to begin a job with that has no checkpoint of its
-            own; ``None`` to go on. Neither what it points to nor its job is touched.
+        claim_mode: who owns the checkpoint or savepoint that ``restore_from`` points to; ``None`` claims checkpoints
+            of the job's own storage and leaves savepoints to the user.
+        replay_to: the last batch to run again with its old boundaries: ``latest``, ``none``, or its number. ``None``
+            means all batches when the run continues from the latest checkpoint, and no batch when ``restore_from`` is
+            a pointer.
+        allow_loss: continue although rows would be lost or doubled; the next checkpoints record what was accepted.
+        fork_from: the path of a checkpoint or savepoint of any job, to begin a job that has no checkpoint yet;
+            ``None`` to continue the job. The checkpoint and its job stay untouched.
     """
 
     restore_from: str = LATEST
@@ -47,11 +47,11 @@ class RestoreRequest:
     fork_from: str | None = None
 
     def __post_init__(self) -> None:
-        """Check what can be checked by itself.
+        """Check the values without the storage.
 
         Raises:
-            InvalidConfiguration: ``replay_to`` is neither a batch nor one of the words, or a fork is asked for together
-                with what only a job that goes on can do.
+            InvalidConfiguration: ``replay_to`` is neither a batch nor one of the words, or ``fork_from`` is combined
+                with an option for a job that continues.
         """
         if self.fork_from is not None:
             others = {"claim_mode": self.claim_mode, "replay_to": self.replay_to}
@@ -72,10 +72,10 @@ class RestoreRequest:
             object.__setattr__(self, "replay_to", int(text))
 
     def last_replayed(self, *, can_roll_back: bool) -> float | None:
-        """The last batch to be replayed, ``inf`` for all that are known, ``None`` for none.
+        """The last batch to replay, ``inf`` for all known batches, ``None`` for none.
 
         Args:
-            can_roll_back: whether the sink can be put back. One that cannot must see the same batches again.
+            can_roll_back: whether the sink can be rolled back. Any other sink must see the same batches again.
         """
         if isinstance(self.replay_to, int):
             return self.replay_to

@@ -1,4 +1,4 @@
-"""Flink's keys for recovery and restarts, and what each of them does here: the end of the table in ``options``."""
+"""Flink's keys for recovery and restarts, and what each key does here: the end of the table in ``options``."""
 
 from __future__ import annotations
 

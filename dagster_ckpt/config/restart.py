@@ -1,6 +1,6 @@
 """Restart strategies: pure decisions over the failures recorded so far.
 
-A strategy sees when the job failed and says whether and when it may start again. The failures are durable
+A strategy sees when the job failed and decides whether and when the job may start again. The failures are durable
 (``control/failures`` in the storage), so the supervisor inside a run and the sensor outside it share one budget.
 """
 
@@ -38,7 +38,7 @@ class RestartDecision:
 
     Attributes:
         allowed: whether the job may start again.
-        at: the moment it may, in the clock of the failures (seconds); meaningless unless ``allowed``.
+        at: when the job may start, by the clock of the failures (seconds); meaningless unless ``allowed``.
         attempt: which restart this would be, from 1, counted since the last reset.
         reason: for people.
     """
@@ -54,7 +54,7 @@ class RestartStrategy(ABC):
 
     @abstractmethod
     def decide(self, failures: Sequence[float], *, key: str = "") -> RestartDecision:
-        """Decide after ``failures`` (seconds, ascending, at least one), the last being the one at hand.
+        """Decide after ``failures`` (seconds, ascending, at least one); the last is the current failure.
 
         ``key`` seeds the jitter, so that every tick of a sensor decides alike for one job, and two jobs differ.
         """
@@ -62,23 +62,23 @@ class RestartStrategy(ABC):
     @property
     @abstractmethod
     def longest_delay(self) -> float:
-        """Seconds: no restart has to wait for longer than this after the failure it answers."""
+        """The most seconds that a restart waits after its failure."""
 
     def seconds_left(self, decision: RestartDecision, now: float, waited: float = 0) -> float:
-        """How much longer a restart that is allowed waits, never negative.
+        """How much longer an allowed restart waits, never negative.
 
-        The clock that recorded the failures may have been set back since, or be another one. So the restart waits
-        until the moment that was decided, or until it has waited for the longest delay there is, whichever is sooner.
+        The clock that recorded the failures may have been set back since, or be another clock. So the restart waits
+        until the decided moment, or until it has waited for the longest delay, whichever is sooner.
 
         Args:
-            decision: what was decided.
-            now: seconds, of the clock of the failures.
-            waited: seconds for which the caller knows that the failure is over, by a clock that nobody sets.
+            decision: the strategy's.
+            now: seconds, by the clock of the failures.
+            waited: seconds for which the caller has known the failure, by a monotonic clock.
         """
         return max(min(decision.at - now, self.longest_delay - waited), 0)
 
     def resolve(self, configured: RestartStrategy | None) -> RestartStrategy:
-        """What decides for a job: this strategy, unless it falls back to the ``configured`` one."""
+        """The strategy for a job: this strategy, unless it falls back to the ``configured`` strategy."""
         del configured
         return self
 
@@ -98,7 +98,7 @@ class NoRestart(RestartStrategy):
 
 @dataclass(frozen=True, slots=True)
 class FixedDelayRestart(RestartStrategy):
-    """Restart at most ``attempts`` times, each ``delay`` after the failure. Never resets."""
+    """Restart at most ``attempts`` times, each ``delay`` after the failure. The count never resets."""
 
     attempts: int = 1
     delay: timedelta = timedelta(seconds=1)
@@ -171,7 +171,7 @@ class FailureRateRestart(RestartStrategy):
 class ExponentialDelayRestart(RestartStrategy):
     """Restart with a growing delay; a job that stayed up long enough starts over from the first delay.
 
-    Flink's rules, with one difference on purpose: the jitter is applied at the cap too, so that many jobs that
+    The rules are Flink's, with one deliberate difference: the jitter is applied at the cap too, so that many jobs that
     failed together do not restart in lockstep.
     """
 
@@ -233,7 +233,7 @@ class ExponentialDelayRestart(RestartStrategy):
 
 @dataclass(frozen=True, slots=True)
 class FallbackRestart(RestartStrategy):
-    """Whatever is configured, else the default of a job with checkpoints: exponential delay. Decides nothing itself."""
+    """The configured strategy, else exponential delay, the default with checkpoints. Decides nothing itself."""
 
     def resolve(self, configured: RestartStrategy | None) -> RestartStrategy:
         return ExponentialDelayRestart() if configured is None else configured.resolve(None)
@@ -264,7 +264,7 @@ class RestartStrategies:
 
     @staticmethod
     def fall_back_restart() -> FallbackRestart:
-        """``restart-strategy.*`` of the configuration, else exponential delay."""
+        """The strategy of ``restart-strategy.*`` in the configuration, else exponential delay."""
         return FallbackRestart()
 
     @staticmethod
@@ -300,10 +300,10 @@ class RestartStrategies:
 
 
 def check_poison_batch_attempts(attempts: int | None) -> None:
-    """Make sure that a batch can be told for poison after so many failures; ``None`` is for never.
+    """Check that ``attempts`` failures can identify a poison batch; ``None`` means never.
 
     Raises:
-        InvalidConfiguration: it cannot.
+        InvalidConfiguration: ``attempts`` is too small.
     """
     if attempts is not None and attempts < 2:
         raise InvalidConfiguration(

@@ -1,6 +1,6 @@
-"""Retention: which completed checkpoints stay, decided purely and with reasons.
+"""Retention: which completed checkpoints stay, as a pure decision with reasons.
 
-A policy says which checkpoints it wants kept; :func:`decide` adds the floor that no policy can go below.
+A policy says which checkpoints to keep; :func:`decide` adds the minimum that every policy keeps.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Retained:
         name: unique.
         key: its place in the order, (epoch, id).
         written_at: seconds since the epoch.
-        abandoned: the job went back behind it and on from there.
+        abandoned: the job went back to an earlier checkpoint and continued from there.
     """
 
     name: str
@@ -44,7 +44,7 @@ class Retained:
 
     @property
     def rank(self) -> tuple[bool, tuple[int, int]]:
-        """Orders checkpoints by how much they are worth to a restart: abandoned ones before all others."""
+        """Orders checkpoints by their worth to a restart: abandoned checkpoints come before all others."""
         return not self.abandoned, self.key
 
 
@@ -58,20 +58,20 @@ class RetentionDecision:
 
 
 class RetentionPolicy(ABC):
-    """Chooses what is kept. Implementations are frozen values."""
+    """Chooses the checkpoints to keep. Implementations are frozen values."""
 
     @abstractmethod
     def kept(self, checkpoints: Sequence[Retained], now: float) -> Mapping[str, str]:
-        """The names of the checkpoints that this policy keeps, each with its reason. ``now``: seconds, the epoch's."""
+        """The names of the checkpoints to keep, each with its reason. ``now``: seconds since the epoch."""
 
     @abstractmethod
     def __str__(self) -> str:
-        """What is kept, for people: ``the 10 newest``."""
+        """The policy for people: ``the 10 newest``."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeepNewest(RetentionPolicy):
-    """Keeps the ``count`` newest by (epoch, id), abandoned ones after all others."""
+    """Keeps the ``count`` newest by (epoch, id); abandoned checkpoints rank after all others."""
 
     count: int
 
@@ -89,7 +89,7 @@ class KeepNewest(RetentionPolicy):
 
 @dataclass(frozen=True, slots=True)
 class KeepYounger(RetentionPolicy):
-    """Keeps what was written less than ``age`` ago."""
+    """Keeps the checkpoints that were written less than ``age`` ago."""
 
     age: timedelta
 
@@ -126,7 +126,7 @@ class KeepEvery(RetentionPolicy):
 
 @dataclass(frozen=True, slots=True)
 class KeepPinned(RetentionPolicy):
-    """Keeps the checkpoints that somebody has pinned; ``names`` says why, or nothing."""
+    """Keeps the pinned checkpoints; ``names`` has the reason of each, possibly empty."""
 
     names: Mapping[str, str]
 
@@ -141,7 +141,7 @@ class KeepPinned(RetentionPolicy):
 
 @dataclass(frozen=True, slots=True)
 class AnyOf(RetentionPolicy):
-    """Keeps what any of ``policies`` keeps; the first that does gives the reason."""
+    """Keeps what any of ``policies`` keeps; the first policy that keeps a checkpoint gives the reason."""
 
     policies: tuple[RetentionPolicy, ...]
 
@@ -159,11 +159,11 @@ class AnyOf(RetentionPolicy):
 
 
 def decide(policy: RetentionPolicy, checkpoints: Sequence[Retained], now: float) -> list[RetentionDecision]:
-    """Decide on each checkpoint. The newest that is not abandoned stays whatever the policy says.
+    """Decide on each checkpoint. The newest checkpoint that is not abandoned stays whatever the policy says.
 
     Args:
-        policy: what is to be kept.
-        checkpoints: all there are.
+        policy: chooses the checkpoints to keep.
+        checkpoints: all checkpoints.
         now: seconds since the epoch.
 
     Returns:

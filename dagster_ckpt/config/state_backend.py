@@ -1,4 +1,4 @@
-"""State backends: what a query keeps its state with. Pure values; ``spark/`` puts them into effect.
+"""State backends: how a query keeps its state. Pure values; ``spark/`` puts them into effect.
 
 The names are Flink's. Spark has two state stores of its own: one in the executors' heap, and RocksDB.
 """
@@ -48,11 +48,12 @@ _FLAG = ("true or false", re.compile(r"true|false"))
 _WHOLE = ("a whole number", re.compile(r"-?\d+"))
 _NOT_NEGATIVE = ("zero or a positive whole number", re.compile(r"\d+"))
 _SHARE = ("a number from 0 to 1", re.compile(r"0(\.\d+)?|1(\.0+)?"))
-# RocksDB takes any other name for "no compression", without a word.
+# RocksDB silently treats any other name as "no compression".
 _CODEC = ("snappy, z, bzip2, lz4, lz4hc or zstd", re.compile(r"snappy|z|bzip2|lz4|lz4hc|zstd"))
 _ONE_OR_TWO = ("1 or 2", re.compile(r"1|2"))
 
-#: Spark's options of RocksDB with what each may be; Spark ignores any other, and fails in the first batch on a value.
+#: Spark's options of RocksDB, each with its allowed values. Spark ignores an unknown option, and fails in the first
+#: batch on a wrong value.
 _OPTIONS: Mapping[str, tuple[str, re.Pattern[str]]] = {
     "allowFAllocate": _FLAG,
     "blockCacheSizeMB": _NOT_NEGATIVE,
@@ -88,12 +89,12 @@ class StateLayout(StrEnum):
     ROCKSDB = "rocksdb"
 
 
-#: Of Spark's own providers, by the class name that Spark records.
+#: The layouts of Spark's own providers, by the class name that Spark records.
 LAYOUTS: Mapping[str, StateLayout] = {HDFS_PROVIDER: StateLayout.HDFS, ROCKSDB_PROVIDER: StateLayout.ROCKSDB}
 
 
 class StateBackend(ABC):
-    """What a query keeps its state with. Implementations are frozen values."""
+    """How a query keeps its state. Implementations are frozen values."""
 
     @property
     @abstractmethod
@@ -103,14 +104,14 @@ class StateBackend(ABC):
     @property
     @abstractmethod
     def state_layout(self) -> StateLayout:
-        """The files that provider keeps."""
+        """The files that the provider keeps."""
 
     @abstractmethod
     def spark_conf(self) -> Mapping[str, str]:
         """Settings of the query's session.
 
         Raises:
-            InvalidConfiguration: an option that only its factory knows cannot be used.
+            InvalidConfiguration: an option from the options factory cannot be used.
         """
 
     def launch_conf(self) -> Mapping[str, str]:
@@ -118,7 +119,7 @@ class StateBackend(ABC):
         return {}
 
     def warnings(self) -> Sequence[str]:
-        """What was asked for and Spark has no setting for, a sentence each."""
+        """A sentence for each setting that Spark does not have."""
         return ()
 
 
@@ -135,16 +136,16 @@ class HashMapStateBackend(StateBackend):
         return StateLayout.HDFS
 
     def spark_conf(self) -> Mapping[str, str]:
-        # This provider knows state format 1 only, and fails the query under another.
+        # This provider knows only state format 1, and fails the query with any other.
         return {PROVIDER_CONF: HDFS_PROVIDER, STATE_FORMAT_CONF: "1"}
 
 
 class PredefinedOptions(IntEnum):
     """Flink's profiles of RocksDB options, with Flink's numbers, as far as Spark can set them.
 
-    The cache and buffers of ``SPINNING_DISK_OPTIMIZED_HIGH_MEM`` are those of one state store, and every partition of
-    every stateful operator has at least one: 256 MB of cache each. ``boundedMemoryUsage`` and ``maxMemoryUsageMB`` in
-    the ``options`` of the backend put a bound on all stores of an executor together.
+    The cache and buffers of ``SPINNING_DISK_OPTIMIZED_HIGH_MEM`` belong to one state store with 256 MB of cache, and
+    every partition of every stateful operator has at least one state store. ``boundedMemoryUsage`` and
+    ``maxMemoryUsageMB`` in the ``options`` of the backend bound all state stores of an executor together.
     """
 
     DEFAULT = 0
@@ -153,7 +154,7 @@ class PredefinedOptions(IntEnum):
     FLASH_SSD_OPTIMIZED = 3
 
 
-#: Of each profile, what Spark can set. Level compaction with dynamic level sizes is RocksDB's default by now.
+#: The options of each profile that Spark can set. Level compaction with dynamic level sizes is RocksDB's default now.
 _PROFILES: Mapping[PredefinedOptions, Mapping[str, str]] = {
     PredefinedOptions.DEFAULT: {},
     PredefinedOptions.SPINNING_DISK_OPTIMIZED: {"maxOpenFiles": "-1"},
@@ -166,7 +167,7 @@ _PROFILES: Mapping[PredefinedOptions, Mapping[str, str]] = {
     },
     PredefinedOptions.FLASH_SSD_OPTIMIZED: {"maxOpenFiles": "-1"},
 }
-#: And what Spark has no setting for.
+#: The options of each profile that Spark cannot set.
 _UNSETTABLE: Mapping[PredefinedOptions, Sequence[str]] = {
     PredefinedOptions.DEFAULT: (),
     PredefinedOptions.SPINNING_DISK_OPTIMIZED: ("setIncreaseParallelism(4)",),
@@ -185,15 +186,15 @@ class EmbeddedRocksDBStateBackend(StateBackend):
     """State in RocksDB on the executors' disks: Spark's ``RocksDBStateStoreProvider``.
 
     Attributes:
-        enable_incremental_checkpointing: a batch stores what it changed (changelog checkpointing) and a snapshot
-            follows now and then, instead of a snapshot each batch. May be changed from one start to the next.
+        enable_incremental_checkpointing: each batch stores its changes (changelog checkpointing), with a snapshot now
+            and then, instead of a snapshot per batch. May be changed from one start to the next.
         predefined_options: a profile of options.
-        db_storage_paths: absolute local directories for RocksDB's working files, of which Spark takes one per store.
-            They become ``spark.local.dir``, so shuffle files go there too, and only if Spark is not running yet.
+        db_storage_paths: absolute local directories for RocksDB's working files; Spark takes one per state store. They
+            become ``spark.local.dir``, so shuffle files go there too. No effect if Spark is already running.
         number_of_transfer_threads: as in Flink; Spark has no such setting, and a warning says so.
-        options: what Flink calls the options factory: a callable without arguments that returns Spark's RocksDB
-            options, or the import path ``"module:name"`` of one. Applied on top of ``predefined_options``. Keys with
-            or without ``spark.sql.streaming.stateStore.rocksdb.`` before them.
+        options: Flink's options factory: a callable without arguments that returns Spark's RocksDB options, or the
+            import path ``"module:name"`` of this callable. Applied on top of ``predefined_options``. The prefix
+            ``spark.sql.streaming.stateStore.rocksdb.`` of keys is optional.
 
     Raises:
         InvalidConfiguration: a value cannot be used.
@@ -257,18 +258,18 @@ class EmbeddedRocksDBStateBackend(StateBackend):
 
 @dataclass(frozen=True, slots=True)
 class CustomStateBackend(StateBackend):
-    """State in a state store provider of the user's, which Spark must find on its class path.
+    """State in the user's own state store provider, which Spark must find on its class path.
 
-    A capture has to know the provider's files. A provider built on one of Spark's that keeps the very same files is
-    said to do so by ``layout``; one with files of its own cannot be checkpointed.
+    A capture must know the provider's files. ``layout`` says which of Spark's providers keeps the same files; a
+    provider with files of its own cannot be checkpointed.
 
     Attributes:
         provider_class: the full name of the class.
         conf: settings of the query's session.
-        layout: whose files it keeps, ``"hdfs"`` or ``"rocksdb"``; needless for Spark's own two classes.
+        layout: the kind of files, ``"hdfs"`` or ``"rocksdb"``; not needed for Spark's own two classes.
 
     Raises:
-        InvalidConfiguration: the layout is not given, or a setting is not one of a query.
+        InvalidConfiguration: the layout is missing, or a setting does not belong to a query.
     """
 
     provider_class: str
@@ -299,7 +300,7 @@ class CustomStateBackend(StateBackend):
 
     @property
     def state_layout(self) -> StateLayout:
-        return cast("StateLayout", self.layout)  # settled by __post_init__
+        return cast("StateLayout", self.layout)  # set by __post_init__
 
     def spark_conf(self) -> Mapping[str, str]:
         return {PROVIDER_CONF: self.provider_class, **self.conf}
@@ -309,7 +310,7 @@ def configured_backend(configuration: Configuration) -> StateBackend | None:
     """The state backend that Flink's keys describe, ``None`` if they describe none.
 
     Raises:
-        InvalidConfiguration: its type is an import path that leads to no state backend.
+        InvalidConfiguration: the type is an import path that leads to no state backend.
     """
     incremental = configuration.incremental
     match configuration.state_backend:
@@ -344,7 +345,7 @@ def _directories(paths: Sequence[str]) -> tuple[str, ...]:
     _require(bool(given), "db_storage_paths is empty; leave it out for Spark's own local directories")
     found = tuple(str(path).removeprefix("file://") for path in given)
     for path in found:
-        # Spark's list of them is separated by commas.
+        # Spark separates the directories by commas.
         usable = PurePosixPath(path).is_absolute() and "," not in path
         _require(usable, f"db_storage_paths: {path!r} is not an absolute local path without a comma")
     return found

@@ -12,7 +12,7 @@ from dagster_ckpt.datastream.enums import CheckpointingMode, ExternalizedCheckpo
 
 __all__ = ["CheckpointConfig"]
 
-#: Where Flink differs from the safe defaults of the configuration underneath.
+#: Flink's defaults that differ from the safe defaults of ``dagster_ckpt.config``.
 _FLINK: dict[str, Any] = {
     "interval": None,
     "tolerable_failed_checkpoints": 0,
@@ -23,10 +23,10 @@ _FLINK: dict[str, Any] = {
 
 
 class CheckpointConfig:
-    """What is chosen about checkpoints.
+    """The choices about checkpoints.
 
-    Getters return what was set, also while checkpointing is off. A setter refuses a value that cannot be used by itself
-    (``InvalidConfiguration``); values that exclude each other are found when the job is built, by :meth:`to_config`.
+    Getters return the set value, also while checkpointing is off. A setter refuses an invalid value
+    (``InvalidConfiguration``); :meth:`to_config` refuses values that exclude each other when the job is built.
     """
 
     DEFAULT_MODE = CheckpointingMode.EXACTLY_ONCE
@@ -49,7 +49,7 @@ class CheckpointConfig:
         return config.CheckpointConfig(**self._values)
 
     def configure(self, configuration: Configuration) -> None:
-        """Take over what is set by Flink's string keys.
+        """Take over the settings by Flink's string keys.
 
         Raises:
             InvalidConfiguration: a value is out of range, or two values exclude each other.
@@ -60,7 +60,7 @@ class CheckpointConfig:
                 self._values[name] = value
 
     def is_checkpointing_enabled(self) -> bool:
-        """Whether an interval is set. Without one there are no periodic checkpoints; savepoints work as ever."""
+        """Whether an interval is set. Without an interval there are no periodic checkpoints; savepoints still work."""
         return self._values["interval"] is not None
 
     def get_checkpointing_mode(self) -> CheckpointingMode:
@@ -80,11 +80,11 @@ class CheckpointConfig:
         return self._set("interval", checkpoint_interval)
 
     def get_checkpoint_timeout(self) -> int:
-        """Milliseconds after which an attempt is discarded."""
+        """Milliseconds after which a checkpoint attempt is discarded."""
         return self._milliseconds("timeout")
 
     def set_checkpoint_timeout(self, checkpoint_timeout: int) -> CheckpointConfig:
-        """Set the milliseconds after which an attempt is discarded; at least 10."""
+        """Set the milliseconds after which a checkpoint attempt is discarded; at least 10."""
         return self._set("timeout", checkpoint_timeout)
 
     def get_min_pause_between_checkpoints(self) -> int:
@@ -96,30 +96,30 @@ class CheckpointConfig:
         return self._set("min_pause", min_pause_between_checkpoints)
 
     def get_max_concurrent_checkpoints(self) -> int:
-        """Attempts that may be in progress at once."""
+        """Checkpoint attempts that may be in progress at once."""
         return int(self._values["max_concurrent_checkpoints"])
 
     def set_max_concurrent_checkpoints(self, max_concurrent_checkpoints: int) -> CheckpointConfig:
-        """Set how many attempts may be in progress at once; at least 1."""
+        """Set how many checkpoint attempts may be in progress at once; at least 1."""
         return self._set("max_concurrent_checkpoints", max_concurrent_checkpoints)
 
     def get_tolerable_checkpoint_failure_number(self) -> int:
-        """Consecutive failed checkpoints that are borne; one more fails the job over."""
+        """Consecutive failed checkpoint attempts that the job tolerates; one more fails the job over."""
         tolerable: int | None = self._values["tolerable_failed_checkpoints"]
         return config.UNLIMITED if tolerable is None else tolerable
 
     def set_tolerable_checkpoint_failure_number(self, tolerable_checkpoint_failure_number: int) -> CheckpointConfig:
-        """Set how many failed checkpoints in a row are borne; 2147483647 for any number."""
+        """Set how many failed checkpoint attempts in a row the job tolerates; 2147483647 for any number."""
         return self._set("tolerable_failed_checkpoints", tolerable_checkpoint_failure_number)
 
     def is_fail_on_checkpointing_errors(self) -> bool:
-        """Whether no failed checkpoint is borne."""
+        """Whether the first failed checkpoint attempt fails the job over."""
         return self.get_tolerable_checkpoint_failure_number() == 0
 
     def set_fail_on_checkpointing_errors(self, fail_on_checkpointing_errors: bool) -> CheckpointConfig:
-        """The older way to say it: ``True`` bears no failed checkpoint, ``False`` any number of them.
+        """The older setter: ``True`` tolerates no failed checkpoint attempt, ``False`` any number of them.
 
-        Once a tolerable number was set it changes nothing, as in Flink up to 1.20, and there is a warning.
+        Once a tolerable number is set, this method only warns, as in Flink up to 1.20.
         """
         name = "tolerable_failed_checkpoints"
         if name in self._chosen:
@@ -128,24 +128,24 @@ class CheckpointConfig:
                 f"to {self.get_tolerable_checkpoint_failure_number()} already."
             )
         else:
-            # Not a choice that a later call of this method would have to respect.
+            # A later call of this method may override this value.
             self._values[name] = 0 if fail_on_checkpointing_errors else config.UNLIMITED
         return self
 
     def enable_unaligned_checkpoints(self, enabled: bool = True) -> CheckpointConfig:
-        """Do not wait for the batch in flight: capture the last committed batch and the planned one."""
+        """Do not wait for the running batch: capture the last committed batch and the planned batch."""
         return self._set("unaligned", enabled)
 
     def disable_unaligned_checkpoints(self) -> CheckpointConfig:
-        """Wait for the batch in flight."""
+        """Wait for the running batch."""
         return self.enable_unaligned_checkpoints(enabled=False)
 
     def is_unaligned_checkpoints_enabled(self) -> bool:
-        """Whether checkpoints do not wait for the batch in flight."""
+        """Whether checkpoints do not wait for the running batch."""
         return bool(self._values["unaligned"])
 
     def set_force_unaligned_checkpoints(self, force_unaligned_checkpoints: bool = True) -> CheckpointConfig:
-        """Kept, without an effect: there is a warning where it is to be forced."""
+        """Has no effect on a query; ``True`` warns."""
         if force_unaligned_checkpoints:
             warn(
                 "set_force_unaligned_checkpoints changes nothing: Spark's queries have none of the iterations and "
@@ -155,15 +155,15 @@ class CheckpointConfig:
         return self
 
     def is_force_unaligned_checkpoints(self) -> bool:
-        """What :meth:`set_force_unaligned_checkpoints` was given."""
+        """The value given to :meth:`set_force_unaligned_checkpoints`."""
         return self._force_unaligned
 
     def set_aligned_checkpoint_timeout(self, aligned_checkpoint_timeout: timedelta | int) -> CheckpointConfig:
-        """Set how long an attempt waits for its batch before it becomes unaligned: a ``timedelta`` or milliseconds."""
+        """Set how long a checkpoint attempt waits for its batch until it becomes unaligned; ``int``: milliseconds."""
         return self._set("aligned_checkpoint_timeout", aligned_checkpoint_timeout)
 
     def get_aligned_checkpoint_timeout(self) -> timedelta:
-        """How long an attempt waits for its batch before it becomes unaligned."""
+        """How long a checkpoint attempt waits for its batch until it becomes unaligned."""
         timeout: timedelta = self._values["aligned_checkpoint_timeout"]
         return timeout
 
@@ -176,7 +176,7 @@ class CheckpointConfig:
         return self.get_aligned_checkpoint_timeout()
 
     def enable_externalized_checkpoints(self, cleanup_mode: ExternalizedCheckpointCleanup) -> CheckpointConfig:
-        """Set what becomes of the checkpoints when the job is canceled or fails."""
+        """Set whether checkpoints stay when the job is canceled or fails."""
         return self._set("cleanup", member(ExternalizedCheckpointCleanup, cleanup_mode).name)
 
     def set_externalized_checkpoint_cleanup(self, cleanup_mode: ExternalizedCheckpointCleanup) -> CheckpointConfig:
@@ -184,7 +184,7 @@ class CheckpointConfig:
         return self.enable_externalized_checkpoints(cleanup_mode)
 
     def get_externalized_checkpoint_cleanup(self) -> ExternalizedCheckpointCleanup | None:
-        """What becomes of the checkpoints, ``None`` if nothing was set: then they go with the job, as in Flink."""
+        """Whether checkpoints stay when the job ends; ``None`` if unset: then they are deleted, as in Flink."""
         return ExternalizedCheckpointCleanup[self._values["cleanup"].name] if "cleanup" in self._chosen else None
 
     def is_externalized_checkpoints_enabled(self) -> bool:
@@ -195,22 +195,22 @@ class CheckpointConfig:
         }
 
     def set_prefer_checkpoint_for_recovery(self, prefer_checkpoint_for_recovery: bool) -> CheckpointConfig:
-        """Set whether a recovery goes on from checkpoints only, as in Flink since 1.15 and as is done by default.
+        """Set whether a recovery continues from checkpoints only: the default, as in Flink since 1.15.
 
-        With ``False`` it goes on from the newest savepoint that the job took, where that is newer than every
-        checkpoint. The savepoint stays the user's; one that is not there any more is passed over.
+        With ``False`` a recovery continues from the job's newest savepoint if the savepoint is newer than every
+        checkpoint. The savepoint still belongs to the user; missing savepoints are skipped.
         """
         return self._set("prefer_checkpoint_for_recovery", prefer_checkpoint_for_recovery)
 
     def is_prefer_checkpoint_for_recovery(self) -> bool:
-        """Whether a recovery goes on from checkpoints only."""
+        """Whether a recovery continues from checkpoints only."""
         return bool(self._values["prefer_checkpoint_for_recovery"])
 
     def set_checkpoint_storage(self, storage: CheckpointStorage) -> CheckpointConfig:
         """Set where the checkpoints go.
 
         Raises:
-            TypeError: it is no storage of this package.
+            TypeError: ``storage`` is not a storage of this package.
         """
         if not isinstance(storage, CheckpointStorage):
             raise TypeError(
@@ -221,15 +221,15 @@ class CheckpointConfig:
         return self
 
     def set_checkpoint_storage_dir(self, checkpoint_path: str) -> CheckpointConfig:
-        """Checkpoints as files below a directory; short for a :class:`FileSystemCheckpointStorage`."""
+        """Keep checkpoints as files below a directory; short for a :class:`FileSystemCheckpointStorage`."""
         return self.set_checkpoint_storage(FileSystemCheckpointStorage(checkpoint_path))
 
     def get_checkpoint_storage(self) -> CheckpointStorage | None:
-        """Where the checkpoints go, ``None`` if nothing was set."""
+        """Where the checkpoints go, ``None`` if unset."""
         return self._storage
 
     def _set(self, name: str, value: object) -> CheckpointConfig:
-        # Alone among defaults, so that nothing but the value itself can be wrong.
+        # Check the value among defaults, so that only the value itself can be wrong.
         self._values[name] = getattr(config.CheckpointConfig(**{name: value}), name)
         self._chosen.add(name)
         return self

@@ -1,4 +1,4 @@
-"""Checkpoint storages in PyFlink's spelling, each around a storage resource of Dagster's."""
+"""Checkpoint storages in PyFlink's spelling, each around a Dagster resource."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ class CheckpointStorage:
         return self._resource
 
     def get_savepoint_path(self) -> str | None:
-        """The directory for savepoints that are asked for without one."""
+        """The directory for savepoints that are asked for without a directory."""
         return self._resource.savepoint_path
 
     def configured(self, configuration: Configuration) -> orchestration.CheckpointStorage:
-        """The resource, with what it leaves open filled in from Flink's string keys."""
+        """The resource, with its unset values filled in from Flink's string keys."""
         return self._filled(savepoint_path=configuration.savepoints_directory)
 
     def _filled(self, **values: object) -> orchestration.CheckpointStorage:
-        """The resource with ``values`` where it has none of its own (``None`` and -1 are none)."""
+        """The resource, with ``values`` for its unset values (``None`` and -1 mean unset)."""
         own = {name: getattr(self._resource, name) for name in type(self._resource).model_fields}
         missing = {name: value for name, value in values.items() if value is not None and own[name] in (None, -1)}
         return type(self._resource)(**{**own, **missing}) if missing else self._resource
@@ -52,7 +52,7 @@ class JobManagerCheckpointStorage(CheckpointStorage):
     """Small checkpoints, whole in one ``_metadata`` each: in the driver's memory, or below a directory.
 
     Args:
-        checkpoint_path: a path or a ``file://`` URL; ``None`` keeps them in memory only.
+        checkpoint_path: a path or a ``file://`` URL; ``None`` keeps checkpoints in memory only.
         max_state_size: bytes that one file of Spark's state may have; 5 MiB by default.
         savepoint_path: for savepoints that are asked for without a directory.
     """
@@ -77,7 +77,7 @@ class JobManagerCheckpointStorage(CheckpointStorage):
         )
 
     def get_checkpoint_path(self) -> str | None:
-        """The directory below which each job has its own; ``None`` for the driver's memory."""
+        """The directory of all jobs' directories; ``None`` for the driver's memory."""
         return self._resource.checkpoint_path
 
     def get_max_state_size(self) -> int:
@@ -101,13 +101,13 @@ class FileSystemCheckpointStorage(CheckpointStorage):
     """Checkpoints as files below one directory, a subdirectory per job.
 
     Args:
-        checkpoint_path: a path, a ``file://`` URL or that of a bucket. Unlike in Flink a path needs no scheme.
+        checkpoint_path: a path, a ``file://`` URL or a bucket's URL. Unlike in Flink a path needs no scheme.
         file_state_size_threshold: bytes up to which a file is kept in ``_metadata``; 20 KiB by default or for -1.
         write_buffer_size: bytes copied at a time; 4 KiB for -1, and never less than the threshold.
         savepoint_path: for savepoints that are asked for without a directory.
 
     Raises:
-        ValueError: there is no path, or a size is out of range.
+        ValueError: the path is missing, or a size is out of range.
     """
 
     MAX_FILE_STATE_THRESHOLD = MAX_INLINE_BYTES
@@ -135,7 +135,7 @@ class FileSystemCheckpointStorage(CheckpointStorage):
         )
 
     def get_checkpoint_path(self) -> str:
-        """The directory below which each job has its own."""
+        """The directory of all jobs' directories."""
         return self._resource.checkpoint_path
 
     def get_min_file_size_threshold(self) -> int:
@@ -159,7 +159,7 @@ class FileSystemCheckpointStorage(CheckpointStorage):
 
 
 class CustomCheckpointStorage(CheckpointStorage):
-    """Any storage resource: one of the user's, or one with options that PyFlink has no argument for.
+    """Any storage resource: the user's own, or a resource with options that PyFlink has no argument for.
 
     .. code-block:: python
 
@@ -167,7 +167,7 @@ class CustomCheckpointStorage(CheckpointStorage):
         CustomCheckpointStorage(dagster_ckpt.FileSystemCheckpointStorage(checkpoint_path=..., working_directory=...))
 
     Raises:
-        TypeError: it is no storage resource.
+        TypeError: ``resource`` is not a storage resource.
     """
 
     def __init__(self, resource: orchestration.CheckpointStorage) -> None:
@@ -183,7 +183,7 @@ def configured_storage(configuration: Configuration) -> CheckpointStorage:
     """The storage that Flink's string keys describe, by the rule of ``orchestration.configured_storage``.
 
     Raises:
-        InvalidConfiguration: there is no directory for files.
+        InvalidConfiguration: ``filesystem`` is named without a directory.
     """
     match orchestration.configured_storage(configuration):
         case orchestration.JobManagerCheckpointStorage() as found:
@@ -195,6 +195,6 @@ def configured_storage(configuration: Configuration) -> CheckpointStorage:
 
 
 def _normalised(path: str | None) -> str | None:
-    """As Flink writes a path: without a slash at its end, unless that is all there is of it."""
+    """A path as Flink writes it: without a slash at its end, except for the root."""
     stripped = None if path is None else path.rstrip("/")
     return path if not stripped or stripped.endswith(":") else stripped

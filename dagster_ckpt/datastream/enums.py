@@ -1,4 +1,4 @@
-"""What every name here shares: PyFlink's enumerations, with Flink's numbers, and the warning of a difference."""
+"""What all modules here share: PyFlink's enumerations, with Flink's numbers, and the warning of a difference."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ _Member = TypeVar("_Member", bound=Enum)
 
 
 class FlinkDifference(UserWarning):
-    """Something that Flink's API has and that changes nothing here, with the reason."""
+    """A part of Flink's API has no effect here; the message gives the reason."""
 
 
 class CheckpointingMode(IntEnum):
-    """What a restore promises: exact or refused, or nothing lost and perhaps doubled."""
+    """What a restore promises: exact or refused; or no rows lost, but perhaps doubled."""
 
     EXACTLY_ONCE = 0
     AT_LEAST_ONCE = 1
 
 
 class ExternalizedCheckpointCleanup(IntEnum):
-    """What becomes of the checkpoints when the job is canceled or fails.
+    """Whether checkpoints stay when the job is canceled or fails.
 
-    ``DELETE_ON_CANCELLATION`` keeps them only when the job fails, ``RETAIN_ON_CANCELLATION`` in both cases,
-    ``NO_EXTERNALIZED_CHECKPOINTS`` in neither. A job that finishes deletes them, as in Flink.
+    ``DELETE_ON_CANCELLATION`` keeps the checkpoints only when the job fails, ``RETAIN_ON_CANCELLATION`` in both cases,
+    ``NO_EXTERNALIZED_CHECKPOINTS`` in neither case. A job that finishes deletes its checkpoints, as in Flink.
     """
 
     DELETE_ON_CANCELLATION = 0
@@ -46,10 +46,10 @@ class ExternalizedCheckpointCleanup(IntEnum):
 
 
 class TimeCharacteristic(IntEnum):
-    """What time a query goes by.
+    """Which time a query uses.
 
-    In Spark the query itself decides: ``EventTime`` makes sure that it has a watermark, ``ProcessingTime`` takes the
-    query as it is, and ``IngestionTime`` is not there.
+    In Spark the query itself decides: ``EventTime`` checks that the query has a watermark, ``ProcessingTime`` takes the
+    query as it is, and ``IngestionTime`` is not supported.
     """
 
     ProcessingTime = 0
@@ -61,7 +61,7 @@ def member(kind: type[_Member], value: object) -> _Member:
     """The member of ``kind`` for a member, its number or its name.
 
     Raises:
-        InvalidConfiguration: there is none.
+        InvalidConfiguration: there is no such member.
     """
     for found in kind:
         if value in (found, found.value, found.name) and not isinstance(value, bool):
@@ -71,7 +71,7 @@ def member(kind: type[_Member], value: object) -> _Member:
 
 
 def warn(message: str) -> None:
-    """Warn, at the line outside this package that led here."""
+    """Warn at the calling line outside this package."""
     frame, level = inspect.currentframe(), 1
     while frame is not None and str(frame.f_globals.get("__name__")).partition(".")[0] == _PACKAGE:
         frame, level = frame.f_back, level + 1

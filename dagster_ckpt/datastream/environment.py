@@ -1,4 +1,4 @@
-"""``StreamExecutionEnvironment``: PyFlink's way to say how queries are checkpointed, and to run them."""
+"""``StreamExecutionEnvironment``: PyFlink's way to configure checkpoints of queries, and to run the queries."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _OWN_TRIGGER = -1
 
 
 class StreamExecutionEnvironment:
-    """Collects how queries are run and checkpointed, with Flink's defaults, and runs them.
+    """Collects queries and their settings, with Flink's defaults, and runs the queries.
 
     .. code-block:: python
 
@@ -40,11 +40,11 @@ class StreamExecutionEnvironment:
         env.add_query(turnover)  # def turnover(spark: SparkSession) -> DataStreamWriter, not started
         env.execute("turnover")
 
-    It joins the Spark session of this process, or starts a local one. To run on a cluster, or with settings of Spark,
-    start the session before.
+    The environment joins the Spark session of this process, or starts a local session. To run on a cluster, or with
+    your own Spark settings, start the session first.
 
     Args:
-        configuration: settings by Flink's string keys; what is set here afterwards wins over them.
+        configuration: settings by Flink's string keys; setters of the environment override them.
     """
 
     def __init__(self, configuration: Configuration | None = None) -> None:
@@ -78,7 +78,7 @@ class StreamExecutionEnvironment:
         return self._checkpoint_config
 
     def enable_checkpointing(self, interval: int, mode: CheckpointingMode | None = None) -> StreamExecutionEnvironment:
-        """Take a checkpoint every ``interval`` milliseconds, and promise what ``mode`` says of a restore."""
+        """Take a checkpoint every ``interval`` milliseconds; ``mode`` sets what a restore promises."""
         self._checkpoint_config.set_checkpoint_interval(interval)
         if mode is not None:
             self._checkpoint_config.set_checkpointing_mode(mode)
@@ -93,10 +93,10 @@ class StreamExecutionEnvironment:
         return self._checkpoint_config.get_checkpointing_mode()
 
     def set_state_backend(self, state_backend: StateBackend) -> StreamExecutionEnvironment:
-        """Set what the queries keep their state with.
+        """Set how the queries keep their state.
 
         Raises:
-            TypeError: it is no state backend of this package.
+            TypeError: ``state_backend`` is not a state backend of this package.
         """
         if not isinstance(state_backend, StateBackend):
             raise TypeError(
@@ -107,7 +107,7 @@ class StreamExecutionEnvironment:
         return self
 
     def get_state_backend(self) -> StateBackend | None:
-        """What the queries keep their state with; ``None`` for what Spark's configuration says, else RocksDB."""
+        """How the queries keep their state; ``None`` for Spark's configuration, else RocksDB."""
         return self._state_backend
 
     def set_restart_strategy(
@@ -116,7 +116,7 @@ class StreamExecutionEnvironment:
         """Set what happens after a failure.
 
         Raises:
-            TypeError: it was not made by :class:`RestartStrategies`.
+            TypeError: the strategy was not made by :class:`RestartStrategies`.
         """
         if not isinstance(restart_strategy_configuration, RestartStrategies.RestartStrategyConfiguration):
             raise TypeError(
@@ -151,7 +151,7 @@ class StreamExecutionEnvironment:
         """Set the threads of a Spark that is started here: the master becomes ``local[parallelism]``.
 
         Raises:
-            InvalidConfiguration: it is not positive.
+            InvalidConfiguration: ``parallelism`` is not positive.
         """
         if parallelism < 1:
             raise InvalidConfiguration(f"The default local parallelism must be at least 1, not {parallelism}.")
@@ -162,15 +162,15 @@ class StreamExecutionEnvironment:
         return self._local_parallelism or os.cpu_count() or 1
 
     def set_buffer_timeout(self, timeout_millis: int) -> StreamExecutionEnvironment:
-        """Set how long rows wait until they are passed on: Spark collects them in batches, so this is the trigger.
+        """Set how long rows wait until they are passed on: Spark collects rows in batches, so this sets the trigger.
 
         Args:
-            timeout_millis: a positive number begins a batch every so many milliseconds; 0 as soon as the one before has
-                ended; -1, the default, leaves the trigger to the query. In Flink -1 waits for a full buffer, and how
-                much is a full batch is said by the query itself (``maxFilesPerTrigger``, ``availableNow``).
+            timeout_millis: a positive number begins a batch every so many milliseconds; 0 begins a batch as soon as the
+                previous batch has ended; -1, the default, leaves the trigger to the query. In Flink -1 waits for a full
+                buffer; here the query itself limits a batch (``maxFilesPerTrigger``, ``availableNow``).
 
         Raises:
-            InvalidConfiguration: it is less than -1.
+            InvalidConfiguration: ``timeout_millis`` is less than -1.
         """
         if timeout_millis < _OWN_TRIGGER:
             raise InvalidConfiguration(f"The buffer timeout must be zero or positive, or -1, not {timeout_millis}.")
@@ -178,7 +178,7 @@ class StreamExecutionEnvironment:
         return self
 
     def get_buffer_timeout(self) -> int:
-        """What :meth:`set_buffer_timeout` was given; -1, the query's own trigger, before that."""
+        """The value given to :meth:`set_buffer_timeout`; by default -1, the query's own trigger."""
         return self._buffer_timeout
 
     def disable_operator_chaining(self) -> StreamExecutionEnvironment:
@@ -191,7 +191,7 @@ class StreamExecutionEnvironment:
         return self._chaining
 
     def set_stream_time_characteristic(self, characteristic: TimeCharacteristic) -> None:
-        """Set what time the queries go by; see :class:`TimeCharacteristic`."""
+        """Set which time the queries use; see :class:`TimeCharacteristic`."""
         chosen = member(TimeCharacteristic, characteristic)
         if chosen is TimeCharacteristic.IngestionTime:
             warn(
@@ -201,46 +201,46 @@ class StreamExecutionEnvironment:
         self._time = chosen
 
     def get_stream_time_characteristic(self) -> TimeCharacteristic:
-        """What time the queries go by."""
+        """Which time the queries use."""
         return self._time
 
     def register_type(self, type_class_name: str) -> None:
         """Register a Java class with Kryo, which becomes the serializer of a Spark that is started here.
 
-        Rows and state are not serialized by it: Spark has a format of its own for them.
+        Kryo does not serialize rows and state: Spark has its own format for them.
         """
         self._types.append(type_class_name)
 
     def register_type_with_kryo_serializer(self, type_class_name: str, serializer_class_name: str) -> None:
-        """Register a Java class with Kryo, and who gives it its serializer.
+        """Register a Java class with Kryo, and a registrator that sets its serializer.
 
         Args:
             type_class_name: the class.
             serializer_class_name: a class that extends ``org.apache.spark.serializer.KryoRegistrator`` and sets the
-                serializer. Flink's serializer classes themselves are refused when Spark starts: it has no setting that
-                gives a type its serializer.
+                serializer. Flink's own serializer classes are refused when Spark starts: Spark has no setting for the
+                serializer of a type.
         """
         self.register_type(type_class_name)
         self._registrators.append(serializer_class_name)
 
     def add_default_kryo_serializer(self, type_class_name: str, serializer_class_name: str) -> None:
-        """As :meth:`register_type_with_kryo_serializer`: what a default is, is up to the registrator too."""
+        """As :meth:`register_type_with_kryo_serializer`: the registrator also sets default serializers."""
         self.register_type_with_kryo_serializer(type_class_name, serializer_class_name)
 
     def add_query(
         self, function: Callable[[SparkSession], DataStreamWriter]
     ) -> Callable[[SparkSession], DataStreamWriter]:
-        """Add a query: what Flink's sources, transformations and sinks say is said in Spark's own API.
+        """Add a query in Spark's own API, which replaces Flink's sources, transformations and sinks.
 
         Args:
             function: takes a session and returns a ``DataStreamWriter`` that is not started and has no
                 ``checkpointLocation``. May be called more than once.
 
         Returns:
-            ``function``, so that this is a decorator as well.
+            ``function``, so that the method also works as a decorator.
 
         Raises:
-            InvalidConfiguration: there is a query of that name.
+            InvalidConfiguration: a query of this name exists.
         """
         name = function.__name__
         if name in self._queries:
@@ -251,34 +251,34 @@ class StreamExecutionEnvironment:
         return function
 
     def get_execution_plan(self) -> str:
-        """The queries as JSON in Flink's form: ``nodes``, each after those it reads from.
+        """The queries as JSON in Flink's form: ``nodes``, each after the nodes it reads from.
 
-        A node has ``id``, ``type``, ``pact``, ``contents`` and ``predecessors``, and is an operator of Spark's logical
-        plan or a sink. It has no ``parallelism``, which Spark chooses for each stage when it runs. Spark is started if
-        need be, but no query.
+        A node is an operator of Spark's logical plan or a sink, and has ``id``, ``type``, ``pact``, ``contents`` and
+        ``predecessors``. Nodes have no ``parallelism``, which Spark chooses for each stage at run time. The method
+        starts Spark if necessary, but no query.
 
         Raises:
-            InvalidConfiguration: there is no query, or something cannot be used as it is configured.
+            InvalidConfiguration: there is no query, or a setting cannot be used.
         """
         program = self._program()
         with ThreadPoolExecutor(1, "dagster-ckpt-plan") as worker:
-            # Not on this thread, where an interrupt would leave an answer of the JVM unread.
+            # Ask on another thread: an interrupt of this thread would leave an answer of the JVM unread.
             return json.dumps({"nodes": worker.submit(program.plan).result()})
 
     def execute(self, job_name: str | None = None) -> JobExecutionResult:
-        """Run the queries until they end, each as a job of its own that goes on from its newest checkpoint.
+        """Run the queries until they end, each as its own job that continues from its newest checkpoint.
 
         ``execution.state-recovery.path`` of the configuration names another beginning: ``none``, ``chk-12``, or the
-        path of a checkpoint or savepoint; ``execution.state-recovery.claim-mode`` says whose that becomes. What happens
-        is logged under ``dagster_ckpt.datastream``.
+        path of a checkpoint or savepoint; ``execution.state-recovery.claim-mode`` sets who owns that checkpoint. Events
+        are logged under ``dagster_ckpt.datastream``.
 
         Args:
-            job_name: stable, as it becomes the directory of the checkpoints. Each of several queries is
-                ``{job_name}__{function}``. By default a query has the name of its function.
+            job_name: must stay the same, because it names the directory of the checkpoints. With several queries each
+                job is ``{job_name}__{function}``. By default a job has the name of its query's function.
 
         Raises:
-            InvalidConfiguration: there is no query, or something cannot be used as it is configured.
-            CheckpointError: a query failed and is not restarted; the others have ended by then.
+            InvalidConfiguration: there is no query, or a setting cannot be used.
+            CheckpointError: a query failed and is not restarted; all other queries have ended by then.
         """
         jobs = self._program().jobs(job_name)
         return run_jobs(jobs, self._configuration.restore_path, self._configuration.claim_mode)

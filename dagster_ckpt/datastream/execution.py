@@ -1,4 +1,4 @@
-"""Running jobs outside Dagster: several at once, under the eyes of this process only."""
+"""Running jobs outside Dagster: several at once, supervised by this process only."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class QueryResult:
         job_name: the directory of its checkpoints.
         job_id: the lineage of its state; ``None`` if the query never started.
         status: ``FINISHED``, or ``CANCELED``.
-        checkpoint: the newest checkpoint it left behind, ``None`` if there is none.
+        checkpoint: the newest checkpoint left behind, ``None`` if there is none.
     """
 
     job_name: str
@@ -44,7 +44,7 @@ class JobExecutionResult:
 
 @dataclass(frozen=True, slots=True)
 class _Told:
-    """An event, and the job it is of."""
+    """An event and its job."""
 
     job_name: str
     event: Event
@@ -56,13 +56,13 @@ def run_jobs(
     """Run jobs until all have ended.
 
     Args:
-        jobs: which.
-        restore_from: ``latest`` (also for ``None``), ``none``, or a pointer, which is one job's.
-        claim_mode: whose what is pointed to becomes; ``None`` for the default of its kind.
+        jobs: the jobs to run.
+        restore_from: ``latest`` (also for ``None``), ``none``, or a pointer, which only a single job can take.
+        claim_mode: who owns the restored checkpoint or savepoint; ``None`` for the default of its kind.
 
     Raises:
-        InvalidConfiguration: a pointer for several jobs.
-        CheckpointError: what the first job failed with; notes of it tell what other jobs failed with.
+        InvalidConfiguration: a pointer is given for several jobs.
+        CheckpointError: the first job's failure; its notes tell the failures of other jobs.
     """
     if restore_from not in {None, LATEST, NONE} and len(jobs) > 1:
         raise InvalidConfiguration(

@@ -15,7 +15,7 @@ class ExecutionConfig:
     """How many partitions the queries of an environment have.
 
     Spark has one number where Flink has two: a query shuffles into as many partitions as its state has, and both are
-    fixed when it first starts. The maximum is what stays in Flink, so it is that number where it is set.
+    fixed when the query first starts. In Flink the max parallelism is fixed, so it wins where it is set.
     """
 
     def __init__(self) -> None:
@@ -25,10 +25,10 @@ class ExecutionConfig:
 
     @property
     def partitions(self) -> int | None:
-        """Partitions of a query and of its state; ``None`` for what Spark's configuration says.
+        """Partitions of a query and of its state; ``None`` for Spark's configuration.
 
         Raises:
-            InvalidConfiguration: the parallelism is greater than its maximum.
+            InvalidConfiguration: the parallelism is greater than the max parallelism.
         """
         if _UNSET in {self._parallelism, self._max_parallelism}:
             return None if self._parallelism == self._max_parallelism else max(self._parallelism, self._max_parallelism)
@@ -41,14 +41,14 @@ class ExecutionConfig:
         return self._max_parallelism
 
     def get_parallelism(self) -> int:
-        """What :meth:`set_parallelism` was given; -1 before that: Spark's ``spark.sql.shuffle.partitions``."""
+        """The value given to :meth:`set_parallelism`; by default -1: Spark's ``spark.sql.shuffle.partitions``."""
         return self._parallelism
 
     def set_parallelism(self, parallelism: int) -> ExecutionConfig:
-        """Set how many partitions a query and its state have, unless the max parallelism says so.
+        """Set how many partitions a query and its state have, unless the max parallelism is set.
 
         Raises:
-            InvalidConfiguration: it is neither positive nor -1, which takes it back.
+            InvalidConfiguration: ``parallelism`` is neither positive nor -1, which unsets it.
         """
         if parallelism < 1 and parallelism != _UNSET:
             raise InvalidConfiguration(f"The parallelism must be at least 1, or -1 for Spark's own, not {parallelism}.")
@@ -57,14 +57,14 @@ class ExecutionConfig:
         return self
 
     def get_max_parallelism(self) -> int:
-        """What :meth:`set_max_parallelism` was given; -1 before that."""
+        """The value given to :meth:`set_max_parallelism`; by default -1."""
         return self._max_parallelism
 
     def set_max_parallelism(self, max_parallelism: int) -> ExecutionConfig:
         """Set how many partitions a query and its state have: Flink's key groups.
 
         Raises:
-            InvalidConfiguration: it is not between 1 and 32767.
+            InvalidConfiguration: ``max_parallelism`` is not between 1 and 32767.
         """
         if not 0 < max_parallelism <= _MOST:
             raise InvalidConfiguration(f"The max parallelism must be between 1 and {_MOST}, not {max_parallelism}.")
@@ -73,11 +73,11 @@ class ExecutionConfig:
         return self
 
     def get_auto_watermark_interval(self) -> int:
-        """What :meth:`set_auto_watermark_interval` was given, in milliseconds; 0 before that."""
+        """The milliseconds given to :meth:`set_auto_watermark_interval`; by default 0."""
         return self._auto_watermark_interval
 
     def set_auto_watermark_interval(self, interval: int) -> ExecutionConfig:
-        """Kept, without an effect, and with a warning."""
+        """Has no effect on a query, and warns."""
         warn(
             "set_auto_watermark_interval changes nothing: Spark moves the watermark on once a batch. The time between "
             "two batches is set by set_buffer_timeout, or by the query's trigger."

@@ -1,4 +1,4 @@
-"""Kryo: classes that are registered with Spark's serializer, which is set up once, when Spark starts."""
+"""Kryo: classes to register with Spark's serializer, which is set up once, when Spark starts."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _SERIALIZER = "org.apache.spark.serializer.KryoSerializer"
 
 
 def kryo_conf(types: Sequence[str], registrators: Sequence[str]) -> dict[str, str]:
-    """Spark's settings for these classes; none when there are none.
+    """Spark's settings for these classes; empty without classes.
 
     Args:
-        types: classes to be registered.
+        types: classes to register.
         registrators: classes that extend ``org.apache.spark.serializer.KryoRegistrator``.
     """
     if not types and not registrators:
@@ -34,10 +34,10 @@ def kryo_conf(types: Sequence[str], registrators: Sequence[str]) -> dict[str, st
 
 
 def check_kryo(spark: SparkSession, conf: Mapping[str, str]) -> None:
-    """Make sure that Spark was started with these settings, and that its serializer can be set up by them.
+    """Check that Spark was started with these settings, and that they can set up its serializer.
 
     Raises:
-        InvalidConfiguration: it runs with other ones, or a class is not there or not what it has to be.
+        InvalidConfiguration: Spark runs with other settings, or a class is missing or of the wrong kind.
     """
     running = spark.sparkContext.getConf()
     missing = [f"{key}={value}" for key, value in conf.items() if running.get(key) != value]
@@ -51,7 +51,7 @@ def check_kryo(spark: SparkSession, conf: Mapping[str, str]) -> None:
         return
     context = spark.sparkContext
     try:
-        # As Spark's own serializer is set up, when it is first needed; in a query that would fail batch after batch.
+        # Set up the serializer now: Spark would do so on first use, and a bad class would fail batch after batch.
         context._jvm.org.apache.spark.serializer.KryoSerializer(context._jsc.sc().conf()).newKryo()  # type: ignore[union-attr]  # noqa: SLF001
     except Py4JJavaError as error:
         cause = error.java_exception.getCause() or error.java_exception

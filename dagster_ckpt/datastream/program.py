@@ -1,4 +1,4 @@
-"""What an environment has collected, as jobs: each setting at its place in a :class:`StreamingJob`."""
+"""The queries and settings of an environment as jobs: each setting at its place in a :class:`StreamingJob`."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ _OWN_TRIGGER = -1
 
 
 class SharedSpark:
-    """The Spark session of all queries of an environment: that of this process, or a local one that is started.
+    """The Spark session of all queries of an environment: the session of this process, or a new local session.
 
     Args:
-        chosen: threads of a local Spark, if they were chosen.
+        chosen: threads of a local Spark, if the user chose them.
         threads: threads of a local Spark.
-        kryo: settings it must have been started with.
+        kryo: settings that Spark must have been started with.
     """
 
     def __init__(self, chosen: int | None, threads: int, kryo: Mapping[str, str]) -> None:
@@ -47,11 +47,11 @@ class SharedSpark:
         self._session: SparkSession | None = None
 
     def session(self, app_name: str, launch_conf: Mapping[str, str]) -> SparkSession:
-        """Start Spark, or join the session of this process; the same one at each call.
+        """Start Spark, or join the session of this process; each call returns the same session.
 
         Raises:
             JavaNotFound: no usable Java.
-            InvalidConfiguration: it runs already, without what has to be registered with it.
+            InvalidConfiguration: Spark already runs without the required ``kryo`` settings.
         """
         with self._lock:
             if self._session is None:
@@ -69,19 +69,19 @@ class SharedSpark:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """The queries of an environment and how they are run.
+    """The queries of an environment and their settings.
 
     Attributes:
         queries: by the names of their functions.
-        configuration: Flink's string keys, for what nothing else says.
-        checkpoint_config: when checkpoints are taken and kept, and where, unless the state backend says where.
-        state_backend: what state is kept with.
+        configuration: Flink's string keys, for values that are not set otherwise.
+        checkpoint_config: when checkpoints are taken and kept, and where, unless the state backend sets where.
+        state_backend: how state is kept.
         restart: what happens after a failure.
         partitions: of a query and its state.
         time: ``EventTime`` for queries that must have a watermark.
-        buffer_timeout: milliseconds between two batches, 0 for none; -1 for the trigger of the query.
+        buffer_timeout: milliseconds between the starts of two batches, 0 for no pause; -1 for the query's trigger.
         chaining: whether Spark generates common code for the operators of a stage.
-        spark: where they run.
+        spark: the session that runs the queries.
     """
 
     queries: Mapping[str, Query]
@@ -99,7 +99,7 @@ class Program:
         """A job for each query.
 
         Raises:
-            InvalidConfiguration: a name cannot be a directory, or something cannot be used as it is configured.
+            InvalidConfiguration: a name is not a possible directory name, or a setting cannot be used.
         """
         if job_name is None:
             names = {name: name for name in self.queries}
@@ -137,7 +137,7 @@ class Program:
         ]
 
     def plan(self) -> list[dict[str, Any]]:
-        """The operators of all queries as Flink writes them down. Calls into the JVM."""
+        """The operators of all queries in Flink's form. Calls into the JVM."""
         nodes: list[dict[str, Any]] = []
         for job in self.jobs(None):
             session = streaming_session(job.session(), None, job.state_backend, job.partitions)
@@ -166,7 +166,7 @@ class Program:
         return built
 
     def _storage(self) -> CheckpointStorage:
-        """In Flink's order: a state backend that says so itself, what was set, what is configured."""
+        """The storage, in Flink's order: the state backend's, the storage that was set, the configured storage."""
         of_backend = None if self.state_backend is None else self.state_backend.checkpoint_storage
         chosen = self.checkpoint_config.get_checkpoint_storage()
         if of_backend is not None and chosen is not None:

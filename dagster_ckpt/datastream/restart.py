@@ -1,4 +1,4 @@
-"""``RestartStrategies`` in PyFlink's spelling: descriptions of a strategy, which become one when the job is built."""
+"""``RestartStrategies`` in PyFlink's spelling: descriptions, which become strategies when the job is built."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class RestartStrategies:
     """The restart strategies. Times are milliseconds or ``timedelta``."""
 
     class RestartStrategyConfiguration:
-        """A chosen restart strategy. Equal to another one of the same strategy."""
+        """A chosen restart strategy. Two configurations with the same strategy are equal."""
 
         def __init__(self, strategy: config.RestartStrategy) -> None:
             self._strategy = strategy
@@ -23,7 +23,7 @@ class RestartStrategies:
             return self._strategy
 
         def get_description(self) -> str:
-            """What it does, in Flink's words."""
+            """The strategy in Flink's words."""
             raise NotImplementedError
 
         def __eq__(self, other: object) -> bool:
@@ -47,7 +47,7 @@ class RestartStrategies:
             return "Restart deactivated."
 
     class FallbackRestartStrategyConfiguration(RestartStrategyConfiguration):
-        """What the configuration says; without it exponential delay with checkpointing, and no restart without."""
+        """The configured strategy; else exponential delay with checkpointing, and no restart without checkpointing."""
 
         def __init__(self) -> None:
             super().__init__(config.FallbackRestart())
@@ -56,7 +56,7 @@ class RestartStrategies:
             return "Cluster level default restart strategy"
 
     class FixedDelayRestartStrategyConfiguration(RestartStrategyConfiguration):
-        """At most so many restarts, each after a fixed delay."""
+        """At most a fixed number of restarts, each after a fixed delay."""
 
         _strategy: config.FixedDelayRestart
 
@@ -77,7 +77,7 @@ class RestartStrategies:
             return f"Restart with fixed delay ({delay}). #{self._strategy.attempts} restart attempts."
 
     class FailureRateRestartStrategyConfiguration(RestartStrategyConfiguration):
-        """Restarts as long as there are not too many failures within an interval."""
+        """Restarts until there are too many failures within an interval."""
 
         _strategy: config.FailureRateRestart
 
@@ -92,7 +92,7 @@ class RestartStrategies:
             super().__init__(config.FailureRateRestart(max_failure_rate, interval, delay))
 
         def get_max_failure_rate(self) -> int:
-            """Failures within the interval that are borne."""
+            """Failures within the interval that the job tolerates."""
             return self._strategy.max_failures_per_interval
 
         def get_failure_interval(self) -> timedelta:
@@ -117,7 +117,7 @@ class RestartStrategies:
 
     @staticmethod
     def fall_back_restart() -> RestartStrategies.FallbackRestartStrategyConfiguration:
-        """The job is restarted as the configuration says."""
+        """The configured strategy restarts the job."""
         return RestartStrategies.FallbackRestartStrategyConfiguration()
 
     @staticmethod

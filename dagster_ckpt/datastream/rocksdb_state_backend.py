@@ -1,4 +1,4 @@
-"""RocksDB in PyFlink's spelling: what is set step by step here is one value for the job."""
+"""RocksDB in PyFlink's spelling: settings made step by step here become one value for the job."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class EmbeddedRocksDBStateBackend(StateBackend):
     """State in RocksDB on the executors' disks: Spark's ``RocksDBStateStoreProvider``.
 
     Args:
-        enable_incremental_checkpointing: a batch stores what it changed instead of a snapshot. As in Flink the
-            configuration decides by default, and without one it is off. Checkpoints share unchanged files either way.
+        enable_incremental_checkpointing: each batch stores its changes instead of a snapshot. As in Flink the
+            configuration decides by default, and the last default is off. Checkpoints share unchanged files either way.
     """
 
     _backend: config.EmbeddedRocksDBStateBackend
@@ -44,11 +44,11 @@ class EmbeddedRocksDBStateBackend(StateBackend):
         return replace(self._backend, enable_incremental_checkpointing=configuration.incremental)
 
     def is_incremental_checkpoints_enabled(self) -> bool:
-        """Whether a batch stores what it changed only, as far as this backend says."""
+        """Whether a batch stores only its changes, as set on this backend."""
         return self._backend.enable_incremental_checkpointing
 
     def set_predefined_options(self, options: PredefinedOptions) -> None:
-        """Set a profile of RocksDB options. A run says which of them Spark has no setting for."""
+        """Set a profile of RocksDB options. A run warns of the options that Spark cannot set."""
         self._backend = replace(self._backend, predefined_options=member(PredefinedOptions, options))
 
     def get_predefined_options(self) -> PredefinedOptions:
@@ -56,26 +56,26 @@ class EmbeddedRocksDBStateBackend(StateBackend):
         return self._backend.predefined_options
 
     def set_options(self, options_factory_class_name: str) -> None:
-        """Set what makes further options, applied on top of the profile.
+        """Set the factory of further options, which are applied on top of the profile.
 
         Args:
             options_factory_class_name: the import path, ``module:name``, of a Python callable that returns Spark's
-                RocksDB options by name. Flink's is a Java class, which Spark has no place for.
+                RocksDB options by name. Flink's factory is a Java class, which Spark cannot use.
 
         Raises:
-            InvalidConfiguration: it is no import path.
+            InvalidConfiguration: the name is not an import path.
         """
         self._backend = replace(self._backend, options=options_factory_class_name)
 
     def get_options(self) -> str | None:
-        """The import path of what makes further options."""
+        """The import path of the factory of further options."""
         options = self._backend.options
         return options if isinstance(options, str) else None
 
     def set_db_storage_paths(self, *paths: str | None) -> None:
         """Set the local directories of RocksDB's working files; ``None`` for Spark's own.
 
-        They become ``spark.local.dir``, which is fixed when Spark starts.
+        The directories become ``spark.local.dir``, which is fixed when Spark starts.
         """
         given = [path for path in paths if path is not None]
         self._backend = replace(self._backend, db_storage_paths=given or None)
@@ -86,11 +86,11 @@ class EmbeddedRocksDBStateBackend(StateBackend):
         return None if paths is None else list(paths)
 
     def set_number_of_transfering_threads(self, number_of_transfering_threads: int) -> None:
-        """Kept, without an effect: a run warns that Spark has no such setting."""
+        """Has no effect: a run warns that Spark has no such setting."""
         self._backend = replace(self._backend, number_of_transfer_threads=number_of_transfering_threads)
 
     def get_number_of_transfering_threads(self) -> int:
-        """What was set; 1 before that, which is what Spark does: it moves the files of a store one after another."""
+        """The set value; by default 1, as Spark moves the files of a state store one after another."""
         return self._backend.number_of_transfer_threads or 1
 
     def set_number_of_transfer_threads(self, number_of_transfer_threads: int) -> None:
@@ -103,15 +103,15 @@ class EmbeddedRocksDBStateBackend(StateBackend):
 
 
 class RocksDBStateBackend(EmbeddedRocksDBStateBackend):
-    """The older name, which also says where checkpoints go.
+    """The older name, which also sets where checkpoints go.
 
     Args:
         checkpoint_data_uri: directory for checkpoints, unless ``checkpoint_stream_backend`` is given.
-        enable_incremental_checkpointing: a batch stores what it changed instead of a snapshot; off by default.
+        enable_incremental_checkpointing: each batch stores its changes instead of a snapshot; off by default.
         checkpoint_stream_backend: a ``MemoryStateBackend`` or ``FsStateBackend``, whose storage is used.
 
     Raises:
-        ValueError: neither says where checkpoints go.
+        ValueError: neither sets where checkpoints go.
     """
 
     def __init__(
@@ -139,17 +139,17 @@ class RocksDBStateBackend(EmbeddedRocksDBStateBackend):
         return self._checkpoint_backend
 
     def enable_ttl_compaction_filter(self) -> None:
-        """Kept, without an effect, and with a warning."""
+        """Has no effect, and warns."""
         warn(_NO_FILTER)
         self._ttl_filter = True
 
     def disable_ttl_compaction_filter(self) -> None:
-        """Kept, without an effect, and with a warning."""
+        """Has no effect, and warns."""
         warn(_NO_FILTER)
         self._ttl_filter = False
 
     def is_ttl_compaction_filter_enabled(self) -> bool:
-        """What was set last; ``True``, Flink's default, before that."""
+        """The last set value; by default ``True``, as in Flink."""
         return self._ttl_filter
 
 
@@ -157,7 +157,7 @@ def configured_backend(configuration: Configuration) -> StateBackend | None:
     """The state backend that Flink's string keys describe, by the rule of ``config.state_backend``.
 
     Raises:
-        InvalidConfiguration: it is an import path that leads to no state backend.
+        InvalidConfiguration: the type is an import path that leads to no state backend.
     """
     found = config.configured_backend(configuration)
     match configuration.state_backend:

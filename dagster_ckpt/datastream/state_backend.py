@@ -1,6 +1,6 @@
-"""State backends in PyFlink's spelling: a state backend of this package, and with the older names its storage too.
+"""State backends in PyFlink's spelling: a state backend of this package; the older names include a storage.
 
-Up to Flink 1.12 a state backend also said where checkpoints go. Those names (``MemoryStateBackend``,
+Up to Flink 1.12 a state backend also set where checkpoints go. The older names (``MemoryStateBackend``,
 ``FsStateBackend``, ``RocksDBStateBackend``) still do, and win over a storage that is set elsewhere.
 """
 
@@ -24,7 +24,7 @@ _ALWAYS_ASYNCHRONOUS = (
 
 
 class StateBackend:
-    """What a query keeps its state with: configuration only, which can be pickled and used by several threads."""
+    """How a query keeps its state: configuration only, which can be pickled and used by several threads."""
 
     def __init__(self, backend: config.StateBackend, storage: CheckpointStorage | None = None) -> None:
         self._backend = backend
@@ -36,11 +36,11 @@ class StateBackend:
 
     @property
     def checkpoint_storage(self) -> CheckpointStorage | None:
-        """Where checkpoints go, if this backend says so; ``None`` for the names since Flink 1.13."""
+        """Where checkpoints go, if this backend sets that; ``None`` for the names since Flink 1.13."""
         return self._storage
 
     def configured(self, configuration: Configuration) -> config.StateBackend:
-        """The same, with what it leaves open filled in from Flink's string keys."""
+        """The state backend that a job takes, with unset values filled in from Flink's string keys."""
         del configuration
         return self.to_config()
 
@@ -56,7 +56,7 @@ class MemoryStateBackend(StateBackend):
     """State in the heap of the executors, small checkpoints in the driver's memory.
 
     Args:
-        checkpoint_path: where ``_metadata``, and with it the whole checkpoint, is kept as well.
+        checkpoint_path: a directory that keeps ``_metadata``, and with it the whole checkpoint, as well.
         savepoint_path: for savepoints that are asked for without a directory.
         max_state_size: bytes that one file of Spark's state may have; 5 MiB by default.
         using_asynchronous_snapshots: ``False`` is warned about, and changes nothing.
@@ -104,7 +104,7 @@ class FsStateBackend(StateBackend):
         using_asynchronous_snapshots: ``False`` is warned about, and changes nothing.
 
     Raises:
-        ValueError: there is no directory, or a size is out of range.
+        ValueError: the directory is missing, or a size is out of range.
     """
 
     _storage: FileSystemCheckpointStorage
@@ -133,7 +133,7 @@ class FsStateBackend(StateBackend):
             warn(_ALWAYS_ASYNCHRONOUS)
 
     def get_checkpoint_path(self) -> str:
-        """The directory below which each job has its own."""
+        """The directory of all jobs' directories."""
         return self._storage.get_checkpoint_path()
 
     def get_min_file_size_threshold(self) -> int:
@@ -153,14 +153,14 @@ class FsStateBackend(StateBackend):
 
 
 class CustomStateBackend(StateBackend):
-    """Any state backend of this package, such as a state store provider of the user's.
+    """Any state backend of this package, such as the user's own state store provider.
 
     .. code-block:: python
 
         CustomStateBackend(dagster_ckpt.CustomStateBackend("com.example.MyStateStoreProvider", layout="rocksdb"))
 
     Raises:
-        TypeError: it is none.
+        TypeError: ``backend`` is not a state backend of this package.
     """
 
     def __init__(self, backend: config.StateBackend) -> None:

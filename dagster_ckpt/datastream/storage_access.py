@@ -1,7 +1,7 @@
 """Access to a job's checkpoint storage under Flink's names: locations, pointers and references.
 
-A *pointer* is what a user has: the path of a ``_metadata`` file or of its directory. A *reference* is what goes from
-the coordinator to a writer: nothing for an ordinary checkpoint, whose place follows from its id, and an encoded path
+A *pointer* comes from a user: the path of a ``_metadata`` file or of its directory. A *reference* goes from the
+coordinator to a writer: it is empty for an ordinary checkpoint, whose place follows from its id, and an encoded path
 for a savepoint. (Flink: ``CheckpointStorageAccess``, ``AbstractFsCheckpointStorageAccess``.)
 """
 
@@ -39,7 +39,7 @@ REFERENCE_MAGIC_NUMBER = bytes((0x05, 0x5F, 0x3F, 0x18))
 
 @dataclass(frozen=True, slots=True)
 class CheckpointStorageLocationReference:
-    """A place in bytes. Without bytes it is the default: where a checkpoint of its id belongs."""
+    """A place, encoded in bytes. Without bytes, the default place: the place of a checkpoint follows from its id."""
 
     reference_bytes: bytes = b""
 
@@ -54,14 +54,14 @@ class CheckpointStorageLocationReference:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointStorageLocation:
-    """Where a checkpoint or savepoint that is about to be taken goes.
+    """The place for a new checkpoint or savepoint.
 
     Attributes:
         filesystem: the storage.
-        checkpoint_directory: for what is this checkpoint's alone, in ``filesystem``.
-        shared_state_directory: for what several checkpoints have; a savepoint has everything in one directory.
-        task_owned_state_directory: for what is never deleted with a checkpoint.
-        reference: how the place is told to others.
+        checkpoint_directory: for files of this checkpoint alone, in ``filesystem``.
+        shared_state_directory: for files that several checkpoints share; a savepoint has all files in one directory.
+        task_owned_state_directory: for files that are never deleted with a checkpoint.
+        reference: the place, encoded for writers.
     """
 
     filesystem: FileSystem
@@ -72,7 +72,7 @@ class CheckpointStorageLocation:
 
     @property
     def metadata_file(self) -> str:
-        """Path of the ``_metadata`` that will complete it, in ``filesystem``."""
+        """Path, in ``filesystem``, of the ``_metadata`` that will complete the checkpoint."""
         return f"{self.checkpoint_directory}/{layout.METADATA_FILE_NAME}"
 
 
@@ -83,7 +83,7 @@ class CheckpointStorageAccess:
         filesystem: the checkpoint storage.
         job_name: the job's stable name.
         job_id: the lineage, 32 hex digits.
-        default_savepoint_directory: where savepoints go that are asked for without a directory.
+        default_savepoint_directory: for savepoints that are asked for without a directory.
     """
 
     def __init__(
@@ -103,23 +103,23 @@ class CheckpointStorageAccess:
 
     @property
     def has_default_savepoint_location(self) -> bool:
-        """Whether a savepoint can be asked for without naming a directory."""
+        """Whether a savepoint can be asked for without a directory."""
         return self._default_savepoint_directory is not None
 
     def get_default_savepoint_directory(self) -> str | None:
-        """Where savepoints go that are asked for without a directory; ``None`` when that is not configured."""
+        """The directory for savepoints that are asked for without a directory; ``None`` when it is not configured."""
         return self._default_savepoint_directory
 
     def resolve_checkpoint(self, checkpoint_pointer: str) -> CompletedCheckpointStorageLocation:
-        """Where a pointer points to; raises as :func:`resolve_checkpoint_pointer`."""
+        """The location that a pointer names; raises as :func:`resolve_checkpoint_pointer`."""
         return resolve_checkpoint_pointer(checkpoint_pointer, like=self._filesystem)
 
     def initialize_location_for_checkpoint(self, checkpoint_id: int) -> CheckpointStorageLocation:
-        """The place of the checkpoint of this id. Directories come into being with the first file in them.
+        """The place of the checkpoint with this id. The first file in a directory creates the directory.
 
         Raises:
-            InvalidConfiguration: ids start at 1.
-            PublishConflict: a checkpoint of this id is complete already.
+            InvalidConfiguration: the id is less than 1.
+            PublishConflict: a checkpoint with this id is already complete.
         """
         if checkpoint_id < 1:
             raise InvalidConfiguration(
@@ -142,11 +142,11 @@ class CheckpointStorageAccess:
     def initialize_location_for_savepoint(
         self, checkpoint_id: int, external_location_pointer: str | None = None
     ) -> CheckpointStorageLocation:
-        """A new place for a savepoint, below the location given or else the default one.
+        """A new place for a savepoint, below the given directory or else the default directory.
 
         Args:
             checkpoint_id: of the savepoint; not part of its place.
-            external_location_pointer: the directory for it, ``None`` for the default one.
+            external_location_pointer: the directory, ``None`` for the default.
 
         Raises:
             InvalidConfiguration: there is neither.
@@ -160,10 +160,10 @@ class CheckpointStorageAccess:
 
 
 def get_checkpoint_directory_for_job(base_checkpoint_path: str | None, job_name: str, job_id: str) -> str:
-    """The directory in which a lineage has its ``chk-N``: unlike Flink's it names the job, too.
+    """The directory of the ``chk-N`` of a lineage; unlike in Flink it contains the job's name.
 
     Raises:
-        InvalidConfiguration: no base directory is set, or a name cannot be one.
+        InvalidConfiguration: no base directory is set, or a name is not a possible directory name.
     """
     if base_checkpoint_path is None:
         raise InvalidConfiguration(
@@ -176,7 +176,7 @@ def get_checkpoint_directory_for_job(base_checkpoint_path: str | None, job_name:
 
 
 def create_checkpoint_directory(base_directory: str, checkpoint_id: int) -> str:
-    """The path of what is one checkpoint's alone, below the directory of its lineage."""
+    """The path for files of one checkpoint alone, below the directory of its lineage."""
     return f"{base_directory.rstrip('/')}/{layout.CHECKPOINT_DIR_PREFIX}{checkpoint_id}"
 
 
@@ -184,7 +184,7 @@ def encode_path_as_reference(path: str) -> CheckpointStorageLocationReference:
     """A path as bytes: a magic number, then the path in UTF-8.
 
     Raises:
-        InvalidConfiguration: the path is empty, or no text.
+        InvalidConfiguration: the path is empty, or is not text.
     """
     hint = "Name the directory of a savepoint."
     if not path:
@@ -199,7 +199,7 @@ def decode_path_from_reference(reference: CheckpointStorageLocationReference) ->
     """The path that :func:`encode_path_as_reference` encoded.
 
     Raises:
-        InvalidConfiguration: the bytes are none of its.
+        InvalidConfiguration: the bytes are not an encoded path.
     """
     data = reference.reference_bytes
     hint = "Give it what encode_path_as_reference made of a path."

@@ -1,4 +1,4 @@
-"""Bounds on what transfers take of this machine at once: bytes in memory, and bytes in the temporary directory."""
+"""Bounds on what transfers use of this machine at once: bytes in memory, and bytes in the temporary directory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dagster_ckpt.filesystem.values import Stopped
 
 __all__ = ["MAX_SCRATCH_BYTES", "Budget", "Scratch"]
 
-#: So many bytes pass through the temporary directory at once: a pod has little disk, and a job may have much state.
+#: Bytes in the temporary directory at once: a pod has little disk, and a job may have much state.
 MAX_SCRATCH_BYTES = 1 << 30
 
 
@@ -21,7 +21,7 @@ def _never() -> bool:
 
 
 class Budget:
-    """Bytes that transfers may hold at once. One that needs more than there is goes alone."""
+    """Bytes that transfers may hold at once. A transfer that needs more than the whole budget runs alone."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -33,7 +33,7 @@ class Budget:
         """Wait until ``size`` bytes are free, and hold them.
 
         Raises:
-            Stopped: ``stop()`` became true before.
+            Stopped: ``stop()`` became true first.
         """
         with self._changed:
             while self._taken and self._taken + size > self._most:
@@ -52,12 +52,12 @@ class Budget:
 
 
 class Scratch:
-    """Files that pass through the temporary directory, of :data:`MAX_SCRATCH_BYTES` together or a larger one alone.
+    """Files that pass through the temporary directory: :data:`MAX_SCRATCH_BYTES` together, or one larger file alone.
 
     Thread-safe.
 
     Args:
-        purpose: is in the names of their directories.
+        purpose: a part of the names of the files' directories.
     """
 
     def __init__(self, purpose: str) -> None:
@@ -66,10 +66,10 @@ class Scratch:
 
     @contextlib.contextmanager
     def file(self, size: int, stop: Callable[[], bool] = _never) -> Iterator[Path]:
-        """Wait until there is room for a new file of ``size`` bytes; where to put it, and it is gone afterwards.
+        """Wait for room for a new file of ``size`` bytes and yield its path; the file is removed afterwards.
 
         Raises:
-            Stopped: ``stop()`` became true before.
+            Stopped: ``stop()`` became true first.
         """
         with self._room.taken(size, stop), tempfile.TemporaryDirectory(prefix=self._prefix) as directory:
             yield Path(directory) / "file"

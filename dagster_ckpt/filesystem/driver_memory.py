@@ -1,7 +1,7 @@
-"""What Flink calls the JobManager's memory: checkpoints in the memory of the driver, to live and die with it.
+"""What Flink calls the JobManager's memory: checkpoints in the memory of the driver, which end with the driver.
 
-The few records by which runs know of each other (owner, epochs, heartbeat, failures, requests) lie on a disk
-nevertheless, so that a driver's death is noticed and what died with it is told.
+The few records by which runs know of each other (owner, epochs, heartbeat, failures, requests) lie on a disk all the
+same: so the next run notices the driver's death and can report what was lost.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ __all__ = ["DriverMemory"]
 
 
 class DriverMemory(FileSystem):
-    """Checkpoints in the driver's memory; on a disk, one directory of each job.
+    """Checkpoints in the driver's memory; one directory per job lies on a disk.
 
     Args:
-        control: has these directories.
-        directory: the name of such a directory within the directory of its job.
+        control: the disk with these directories.
+        directory: the name of this directory within the directory of the job.
     """
 
     is_durable = False
@@ -66,7 +66,7 @@ class DriverMemory(FileSystem):
     def list(self, path: str) -> Sequence[Entry]:
         if len(PurePosixPath(path).parts) > 1:
             return self._holder(path).list(path)
-        # The root, and the directory of a job, are on both sides.
+        # The root and the directory of a job exist on both sides.
         return list({entry.name: entry for side in (self._control, self._memory) for entry in side.list(path)}.values())
 
     def remove(self, path: str) -> None:

@@ -1,4 +1,4 @@
-"""Naming what a disk of this machine refuses, apart from what the storage of the checkpoints refuses."""
+"""Errors of this machine's disks, told apart from errors of the checkpoints' storage."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _MIB = 1 << 20
 
 
 def local_failure(error: Exception, directory: Path) -> WorkingDirectoryFailed | None:
-    """The error of this package for one of the operating system that concerns files below ``directory``, if it does.
+    """This package's error for ``error``, if ``error`` concerns files below ``directory``; else ``None``.
 
-    What names no path (a write to an open file) counts as such when it is an error of a disk, and not of a network.
+    An error without a path (a write to an open file) counts when it is an error of a disk, not of a network.
     """
     if not isinstance(error, OSError):
         return None
@@ -34,10 +34,10 @@ def local_failure(error: Exception, directory: Path) -> WorkingDirectoryFailed |
 
 
 def refused_write(error: OSError, target: Path, size: int) -> WorkingDirectoryFailed | None:
-    """That the disk of ``target`` did not take a file from the storage; ``None`` when it was the storage that failed.
+    """The error that the disk of ``target`` refused a file from the storage; ``None`` when the storage failed.
 
     Args:
-        error: of the storage, or of the operating system; it, or one of its causes, has the system's number.
+        error: of the storage, or of the operating system; the error or one of its causes has the system's error number.
         target: the directory that a checkpoint is written to.
         size: bytes of the checkpoint.
     """
@@ -73,13 +73,13 @@ def _causes(error: BaseException | None) -> Iterator[OSError]:
 
 
 def _paths(error: OSError) -> Sequence[str]:
-    if isinstance(error, shutil.Error):  # of `copytree`: what it copied from, to, and why not
+    if isinstance(error, shutil.Error):  # of `copytree`: source, target and reason of each failed copy
         return [str(item[1]) for item in error.args[0]][:1] if isinstance(error.args[0], list) else []
     return [os.fsdecode(path) for path in (error.filename, error.filename2) if isinstance(path, (str, bytes, Path))]
 
 
 def _free(directory: Path) -> str:
-    """What the disk of a directory, which may be gone, has left."""
+    """The free space on the disk of ``directory``, which may be gone."""
     known = next((path for path in (directory, *directory.parents) if path.is_dir()), None)
     if known is None:
         return ""

@@ -1,4 +1,4 @@
-"""Storage in the memory of this process. It keeps every promise of the port but one: it ends with the process."""
+"""Storage in the memory of this process. It keeps every promise of the port except one: it ends with the process."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class MemoryFileSystem(FileSystem):
         return self._write_in_turn(items, stop, told)
 
     def sync_directories(self, paths: Iterable[str]) -> None:
-        """Nothing here outlives the process anyway."""
+        """Do nothing: these files end with the process."""
 
     def read(self, path: str) -> bytes:
         path = _inside(path)
@@ -111,7 +111,7 @@ class MemoryFileSystem(FileSystem):
 
 
 def _inside(path: str) -> str:
-    """``path`` as it is, if it is a relative one that stays below the root."""
+    """``path`` unchanged, if it is relative and stays below the root."""
     relative = PurePosixPath(path)
     if relative.is_absolute() or ".." in relative.parts:
         raise StorageError(f"{path!r} is not a path below the root of the memory.")

@@ -1,7 +1,7 @@
-"""Names that were read from a storage and become paths: every one goes through :func:`inside` first.
+"""Names that were read from a storage and become paths: every such name goes through :func:`inside` first.
 
-A manifest, a record and a plan name files relative to a directory. Whoever can write to the storage can write any text
-there; a name that left its directory would let such a text overwrite or delete a file of the reader's.
+A manifest, a record and a batch plan name files relative to a directory. Anybody with write access to the storage can
+put any text there; a name that led out of its directory could overwrite or delete a file of the reader.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ __all__ = ["check_possible", "inside"]
 
 #: Bytes of one component of a path: the limit of Linux.
 _LONGEST_COMPONENT = 255
-#: Bytes of a name: of the 4096 that a path has on Linux, the directory that it is joined to has the rest.
+#: Bytes of a name: the directory that the name is joined to has the rest of Linux's 4096 for a path.
 _LONGEST = 3072
-#: Nearly all names, ASCII without hidden components; a manifest has 10^6 of them.
+#: A fast test for nearly all names, ASCII without hidden components: a manifest may have 10^6 names.
 _ORDINARY = re.compile(r"(?:[!-\-0-~][ -.0-~]{0,254}/)*[!-\-0-~][ -.0-~]{0,254}").fullmatch
 
 
 def inside(name: object) -> str:
-    """``name``, if joined to any directory it names a file below that directory on every storage.
+    """``name``, if it names a file below any directory that it is joined to, on every storage.
 
-    Such a name has one or more components between single slashes, none of them ``.`` or ``..``, and can be a path of
-    the operating system: no NUL, valid UTF-8, not too long.
+    The name must have one or more components between single slashes, none of them ``.`` or ``..``, and be a possible
+    path of the operating system: no NUL, valid UTF-8, not too long.
 
     Raises:
-        ValueError: it may lead elsewhere, or cannot be a path.
+        ValueError: the name may lead elsewhere, or cannot be a path.
     """
     if not isinstance(name, str):
         raise ValueError(f"a name must be text, not {type(name).__name__}")
@@ -41,7 +41,7 @@ def check_possible(path: str) -> list[bytes]:
     """The components of ``path``, if the operating system can have a file there.
 
     Raises:
-        ValueError: it cannot: there is a NUL in it, it is not valid UTF-8 or too long.
+        ValueError: ``path`` contains a NUL, is not valid UTF-8, or is too long.
     """
     try:
         encoded = path.encode("utf-8")

@@ -27,22 +27,23 @@ def open_filesystem(
     storage_options: Mapping[str, Any] | None = None,
     like: FileSystem | None = None,
 ) -> FileSystem:
-    """The file system for a checkpoint path: an absolute or relative path, ``~``, a ``file://`` URL or another.
+    """The file system for a checkpoint path: an absolute or relative path, ``~``, a ``file://`` URL or another URL.
 
     Args:
         location: the path.
         write_buffer_size: bytes that are copied at a time when a data file is written to a disk.
-        storage_options: how to connect to what is no directory, see
+        storage_options: how to connect to a storage that is not a directory, see
             :class:`~dagster_ckpt.filesystem.GcsFileSystem`, :class:`~dagster_ckpt.filesystem.S3FileSystem`,
             :class:`~dagster_ckpt.filesystem.AzureBlobFileSystem` and
             :class:`~dagster_ckpt.filesystem.HdfsFileSystem`.
-        like: the storage in whose records or requests the path was found. With it the path is not believed to be the
-            user's: that storage's options are taken where the path is at the same endpoint, and no credentials go to
-            a host that only the path names. Without it the path is the user's own.
+        like: the storage in whose records or requests the path was found. Such a path is not trusted: it gets the
+            options of ``like`` where it is at the same endpoint, and a host that only the path names gets no
+            credentials. ``None`` where the user gave the path.
 
     Raises:
-        InvalidConfiguration: it is no path or URL, the scheme is not supported, the library for it is not installed, an
-            option is unknown, the path is the root directory, or it names a host that the credentials are not for.
+        InvalidConfiguration: ``location`` is not a path or URL, its scheme is not supported, the library for the scheme
+            is not installed, an option is unknown, the path is the root directory, or the credentials are not for the
+            host.
     """
     if not location:
         raise InvalidConfiguration("The checkpoint path is empty.", hint="Set checkpoint_path, for example to ~/ckpt.")
@@ -77,13 +78,13 @@ def split_location(location: str) -> SplitResult:
     """The parts of a path or URL.
 
     Raises:
-        InvalidConfiguration: it is neither. What it is is not in the error, for it may have a password in it.
+        InvalidConfiguration: it is neither. The error does not quote the text, which may contain a password.
     """
     try:
         location.encode()
         parts = urlsplit(location)
         if "://" in location:
-            _ = parts.port  # looked at only when it is asked for
+            _ = parts.port  # urllib checks the port only on access
     except ValueError as error:
         kind = location.partition("://")[0] if _SCHEME.match(location) else "path"
         raise InvalidConfiguration(
@@ -99,7 +100,7 @@ def local_path(path: str) -> Path:
     """The absolute path that ``path`` means on this machine, where it may begin with ``~``.
 
     Raises:
-        InvalidConfiguration: no file can have it, or there is no such user.
+        InvalidConfiguration: no file can have this path, or the user after ``~`` does not exist.
     """
     try:
         found = Path(path).expanduser().absolute()
@@ -111,8 +112,8 @@ def local_path(path: str) -> Path:
     return found
 
 
-# The libraries of each take half a second to import. `buckets` and `hdfs` import them when a class is asked for, which
-# nobody does who keeps checkpoints elsewhere.
+# The libraries of each kind take half a second to import. `buckets` and `hdfs` import them only when a class is asked
+# for, so users of other storages do not wait.
 
 
 def _gcs(authority: str, path: str, options: Mapping[str, Any] | None) -> FileSystem:
@@ -132,12 +133,12 @@ def _hdfs(authority: str, path: str, options: Mapping[str, Any] | None) -> FileS
     return hdfs.HdfsFileSystem(authority, f"/{path}", options)
 
 
-# Whether the credentials of a storage go to an authority that was read. ``own`` is the storage's authority, ``None``
-# when it is of another kind.
+# Whether the credentials of a storage may go to an authority that was read from a record. ``own`` is the storage's
+# authority, ``None`` when the storage is of another kind.
 
 
 def _is_same_kind(authority: str, own: str | None, options: Mapping[str, Any]) -> bool:
-    """A URL of these names a bucket, and the options name the server."""
+    """A URL of this kind names only a bucket; the options name the server."""
     del authority, options
     return own is not None
 
@@ -148,7 +149,7 @@ def _is_azure(authority: str, own: str | None, options: Mapping[str, Any]) -> bo
 
 
 def _is_same_cluster(authority: str, own: str | None, options: Mapping[str, Any]) -> bool:
-    """Another cluster is asked without the options; it learns a user's name, or a Kerberos ticket made for it."""
+    """Another cluster gets no options; it learns only a user's name, or a Kerberos ticket made for that cluster."""
     if own is None:
         return False
     default = str(options.get("fs.defaultFS", "")).removeprefix("hdfs://").rstrip("/")
@@ -158,17 +159,17 @@ def _is_same_cluster(authority: str, own: str | None, options: Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """A kind of storage that is named by the scheme of a URL.
+    """A kind of storage, chosen by the scheme of a URL.
 
     Attributes:
         name: what people call it.
         form: how its URLs are written.
         schemes: of its URLs.
-        open: makes the file system of what follows the scheme, the path below it and the options.
-        is_entrusted: whether the credentials of a storage go to what follows the scheme of a URL that was read.
-        extra: of this distribution, with the libraries it needs; ``None`` when they are always there.
+        open: makes the file system from the authority, the path and the options.
+        is_entrusted: whether the credentials of a storage may go to an authority that was read from a record.
+        extra: the extra of this distribution that brings its libraries; ``None`` when they are always installed.
         place: what a URL names beside a directory.
-        user: whether what stands before an ``@`` is no credential but a part of the place.
+        user: whether the text before an ``@`` is a part of the place, not a credential.
     """
 
     name: str
@@ -231,9 +232,9 @@ def _open_remote(
 
 
 def _entrusted(kind: _Kind, authority: str, like: FileSystem) -> Mapping[str, Any] | None:
-    """The options of a storage, if its credentials go to what a URL names that was read; else none.
+    """The options of ``like``, if its credentials may go to ``authority``, which was read from a record; else ``None``.
 
-    The one place that decides it. A storage that was opened without options has those of its libraries' environment.
+    Only this function decides that. A storage that was opened without options uses its libraries' environment.
     """
     own = urlsplit(like.url)
     is_of_kind = _REMOTE.get(own.scheme) is kind
@@ -242,6 +243,6 @@ def _entrusted(kind: _Kind, authority: str, like: FileSystem) -> Mapping[str, An
 
 
 def without_credentials(location: str) -> str:
-    """A URL without the user, the query and the fragment that it may have."""
+    """A URL without its user, query and fragment."""
     parts = split_location(location)
     return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment="").geturl()

@@ -4,8 +4,7 @@ fsspec is not enough for the commit step: its local file system neither creates 
 ``fsync``, so a power cut can leave a visible, empty ``_metadata``. The port below is small on purpose: every
 operation the protocol uses is listed here, and a wrapper that injects faults sees all of them.
 
-Every path is a relative POSIX path below the root the file system was opened with, so nothing outside it can
-be touched.
+Every path is a relative POSIX path below the root of the file system, so nothing outside the root can be touched.
 """
 
 from __future__ import annotations
@@ -31,16 +30,17 @@ class FileSystem(ABC):
     """The operations the checkpoint protocol is built from.
 
     Errors: every method raises :class:`StorageError` (an ``OSError``) when the storage fails, and
-    ``FileNotFoundError`` where a single named file is read that is not there.
+    ``FileNotFoundError`` when it is to read a single named file that does not exist.
     """
 
-    #: Whether what is stored outlives the process that stored it.
+    #: Whether stored files outlive the process that stored them.
     is_durable: bool = True
 
     #: Whether each request takes so long that even small files are worth reading side by side.
     is_distant: bool = False
 
-    #: How many requests are worth having under way at once: on local disks 16 ``fsync`` cost a third of 16 in a row.
+    #: How many requests are worth having under way at once: on local disks 16 ``fsync`` at once take a third of the
+    #: time of 16 in a row.
     concurrency: int = 16
 
     @property
@@ -50,33 +50,33 @@ class FileSystem(ABC):
 
     @property
     def copies(self) -> ServerSide | None:
-        """What this storage does with its files by itself, ``None`` where their bytes have to come here for it."""
+        """The storage's own operations on its files; ``None`` where the bytes have to pass through this machine."""
         return None
 
     @property
     @abstractmethod
     def url(self) -> str:
-        """The root, as shown to people; never holds credentials."""
+        """The root, as shown to people; never contains credentials."""
 
     @property
     def hadoop_url(self) -> str:
-        """The root as Hadoop names it, and with it Spark."""
+        """The root as Hadoop and Spark name it."""
         return self.url
 
     @abstractmethod
     def create(self, path: str, data: bytes) -> None:
-        """Create ``path`` with ``data``: whole or not at all, never over another's, durable on return.
+        """Create ``path`` with ``data``: whole or not at all, never over other bytes, durable on return.
 
-        A create that finds its own bytes already there has succeeded (its reply was lost before).
+        A create that finds its own bytes already there has succeeded (an earlier reply was lost).
 
         Raises:
             PublishConflict: the name holds other bytes.
-            PublishUnknown: it failed and could not be read back.
+            PublishUnknown: the create failed, and the name could not be read back.
         """
 
     @abstractmethod
     def replace(self, path: str, data: bytes) -> None:
-        """Make ``data`` the content of ``path``, atomically. For what may be lost: hints and heartbeats."""
+        """Make ``data`` the content of ``path``, atomically. For files that may be lost: hints and heartbeats."""
 
     @abstractmethod
     def write(self, path: str, source: Path | bytes, stop: Callable[[], bool]) -> Written:
@@ -88,7 +88,7 @@ class FileSystem(ABC):
 
     @abstractmethod
     def sync_directories(self, paths: Iterable[str]) -> None:
-        """Make what was added to or removed from these directories durable; a missing one is skipped."""
+        """Make additions to and removals from these directories durable; a missing directory is skipped."""
 
     @abstractmethod
     def read(self, path: str) -> bytes:
@@ -108,15 +108,15 @@ class FileSystem(ABC):
 
     @abstractmethod
     def list(self, path: str) -> Sequence[Entry]:
-        """The names in one directory, unordered; empty when it does not exist, or is a file."""
+        """The names in one directory, unordered; empty when ``path`` does not exist, or is a file."""
 
     @abstractmethod
     def remove(self, path: str) -> None:
-        """Delete one file; no error when it is not there. What is in a directory of that name stays."""
+        """Delete one file; no error when the file is missing. A directory of that name keeps its content."""
 
     @abstractmethod
     def remove_directory(self, path: str) -> None:
-        """Delete one directory if it is empty; no error when it is not there or not empty."""
+        """Delete one empty directory; no error when the directory is missing or not empty."""
 
     def write_many(
         self,
@@ -124,9 +124,9 @@ class FileSystem(ABC):
         stop: Callable[[], bool],
         told: Callable[[int], None] = unheard,
     ) -> Sequence[Written]:
-        """Write many new files and make them, and their names, durable; ``told`` is told the size of each, once it is.
+        """Write many new files and make them, and their names, durable.
 
-        It is called on several threads.
+        Several threads call ``told`` with the size of each file once the file is written.
         """
 
         def write(item: tuple[str, Path | bytes]) -> Written:
@@ -147,7 +147,7 @@ class FileSystem(ABC):
         stop: Callable[[], bool],
         told: Callable[[int], None],
     ) -> Sequence[Written]:
-        """:meth:`write_many` one after the other, and without making names durable."""
+        """Write the files one after the other, without making their names durable."""
         written = []
         for path, source in items:
             written.append(self.write(path, source, stop))
@@ -155,11 +155,11 @@ class FileSystem(ABC):
         return written
 
     def read_many(self, paths: Sequence[str]) -> Sequence[bytes | None]:
-        """All bytes of each of many small files, ``None`` for one that is not there."""
+        """All bytes of each of many small files, ``None`` for a missing file."""
         return self._ask_many(self.read, paths)
 
     def size_many(self, paths: Sequence[str]) -> Sequence[int | None]:
-        """Bytes of each of many files, ``None`` for one that is not there."""
+        """The size in bytes of each of many files, ``None`` for a missing file."""
         return self._ask_many(self.size, paths)
 
     def _ask_many(self, ask: Callable[[str], _Answer], paths: Sequence[str]) -> Sequence[_Answer | None]:
@@ -175,14 +175,14 @@ class FileSystem(ABC):
             return list(pool.map(answer, paths))
 
     def probe(self) -> None:
-        """Find out, once and before any job data is at stake, that exclusive create works here.
+        """Check, once and before any job data is at stake, that exclusive create works here.
 
         Raises:
-            StorageUnusable: it does not, or the storage cannot be written, read or listed.
+            StorageUnusable: exclusive create does not work, or the storage cannot be written, read or listed.
         """
         name = f".probe-{uuid.uuid4().hex}"
         try:
-            # Who may not even look is told so plainly, and not that nobody knows what became of a create.
+            # List first: without permission to list, the user gets that plain error, not PublishUnknown of a create.
             self.list(name)
             self.create(name, b"first")
             try:

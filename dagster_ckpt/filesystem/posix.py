@@ -19,7 +19,7 @@ from dagster_ckpt.filesystem.values import Entry, Part, Stopped, Written
 
 __all__ = ["PosixFileSystem"]
 
-#: Bytes read at once where nobody chose a buffer.
+#: Bytes read at once by default.
 CHUNK = 1 << 20
 _CANNOT_LINK = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK})
 
@@ -163,7 +163,7 @@ class PosixFileSystem(FileSystem):
             try:
                 target.unlink(missing_ok=True)
             except OSError:
-                if not target.is_dir():  # which is no file: macOS and Linux say so in different words
+                if not target.is_dir():  # a directory is not a file: macOS and Linux raise different errors for it
                     raise
 
     def remove_directory(self, path: str) -> None:
@@ -183,7 +183,7 @@ class PosixFileSystem(FileSystem):
     def _make_directory(self, directory: Path) -> None:
         """Create ``directory`` so that it survives a power cut: its name is synced in its parent, and so on up.
 
-        Also for a directory that is there already: whoever made it may have died before syncing its name.
+        An existing directory is synced too: its maker may have died before syncing its name.
         """
         with self._lock:
             if directory in self._durable_directories and directory.is_dir():
@@ -194,7 +194,7 @@ class PosixFileSystem(FileSystem):
         directory.mkdir(parents=True, exist_ok=True)
         for current in (directory, *directory.parents):
             _sync_directory(current.parent)
-            # Up to the root's own name, and further where the root's ancestors are new as well.
+            # Sync up to the root's own name, and further where the root's ancestors are new as well.
             if self._root.is_relative_to(current) and known.is_relative_to(current.parent):
                 break
         with self._lock:
@@ -202,10 +202,10 @@ class PosixFileSystem(FileSystem):
 
 
 def _holds(target: Path, data: bytes) -> bool:
-    """Whether ``target`` holds exactly ``data``; ``False`` when it is not there.
+    """Whether ``target`` holds exactly ``data``; ``False`` when ``target`` does not exist.
 
     Raises:
-        PublishUnknown: it cannot be read.
+        PublishUnknown: ``target`` cannot be read.
     """
     try:
         return target.read_bytes() == data
@@ -257,9 +257,9 @@ def _sync_directory(path: Path) -> None:
 
 @contextlib.contextmanager
 def _storage_errors(what: str, *, reading: bool = False) -> Iterator[None]:
-    """Name the operation in what the operating system raises; a missing file stays ``FileNotFoundError``.
+    """Name the operation in errors of the operating system; a missing file stays ``FileNotFoundError``.
 
-    A directory where a file is to be read, or the other way round, is none.
+    A directory in place of a file to be read, or a file in place of a directory, counts as a missing file.
     """
     try:
         yield

@@ -1,13 +1,13 @@
-"""Directories for the live state of a job, which nobody but its user can reach, swap or make ready in advance.
+"""Directories for the live state of a job. Only the job's user can reach them, swap them or prepare them in advance.
 
-They often lie in a directory that all users of a host share. So each directory that this library makes below that one
-is for its user alone (0700), and a directory that is there already is used only if it is a real directory of that user.
-Files in it, such as those of Spark's state stores, keep the mode that the umask of the process gives them: with 0700
-above them no other user gets to them.
+These directories often lie in a directory that all users of a host share. So each directory that this library makes
+is for its user alone (0700), and an existing directory is used only if it is a real directory of that user. Files in
+these directories, such as those of Spark's state stores, keep the mode that the umask of the process gives them: the
+0700 above keeps other users out.
 
-Where Spark's executors run as another user, they need a way in. Then name a working directory, make the job's
-directory in it yourself, and let the group write to it: what is there keeps its mode, and the directories of starts
-get the same one.
+Where Spark's executors run as another user, they need access. Then name a working directory, make the job's
+directory in it yourself, and let the group write to it: an existing directory keeps its mode, and the directories of
+starts get the same mode.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ def default_root() -> Path:
 
 
 def make_working_directory(directory: Path, first: Path | None = None) -> None:
-    """Make sure that a directory is there, and that it is this user's.
+    """Make sure that a directory exists and belongs to this user.
 
-    Below :func:`default_root` all is for this user alone. Elsewhere somebody has named the place: that is checked, and
-    a directory below it that is there already may let its group write.
+    Below :func:`default_root` every directory is for this user alone. Elsewhere the user has named the place: the place
+    is checked, and an existing directory below the place may let its group write.
 
     Args:
-        directory: of the job.
-        first: the first directory on the way to ``directory`` that is the library's own to make, ``directory`` itself
-            by default. What lies above ``first`` may contain symbolic links.
+        directory: the job's.
+        first: the first directory on the way to ``directory`` that the library makes, by default ``directory`` itself.
+            The path above ``first`` may contain symbolic links.
 
     Raises:
-        StorageUnusable: a directory belongs to another user, is no real directory, or can be written to by others.
-        OSError: it cannot be made.
+        StorageUnusable: a directory belongs to another user, is not a real directory, or others can write to it.
+        OSError: the directory cannot be made.
     """
     first = directory if first is None else first
     above, named = first.parent, first != default_root()
@@ -68,14 +68,14 @@ def make_working_directory(directory: Path, first: Path | None = None) -> None:
 
 
 def share_start(directory: Path) -> None:
-    """Let those into the new directory of a start who may write to the directory of its job, as its user has set it."""
+    """Give the new directory of a start the group access that the user has set on the job's directory."""
     mode = stat.S_IMODE(directory.parent.lstat().st_mode)
     if mode & stat.S_IWGRP:
         directory.chmod(mode)
 
 
 def is_own(directory: Path) -> bool:
-    """Whether it is a real directory of this user, and not one that everybody may write to."""
+    """Whether ``directory`` is a real directory of this user that not everybody may write to."""
     try:
         found = directory.lstat()
     except OSError:
@@ -87,7 +87,7 @@ def remove_entries(directory: Path, is_old: Callable[[str], bool]) -> None:
     """Remove the directories in ``directory`` whose name is old; no symbolic link is followed.
 
     Raises:
-        OSError: ``directory`` is none, or is a symbolic link.
+        OSError: ``directory`` is not a directory, or is a symbolic link.
     """
     with _opened(directory) as place:
         with os.scandir(place) as entries:
@@ -106,13 +106,13 @@ def _opened(directory: Path) -> Iterator[int]:
 
 
 def _make_above(directory: Path, *, private: bool) -> None:
-    """Make a directory that somebody has named, and those above it."""
+    """Make a directory that the user has named, and its parents."""
     directory.parent.mkdir(parents=True, exist_ok=True)
     directory.mkdir(mode=_PRIVATE if private else 0o777, exist_ok=True)
 
 
 def _check_named(directory: Path) -> None:
-    found = directory.stat()  # whose the place is that a user has named is that user's business
+    found = directory.stat()  # a place that the user has named may belong to anybody
     if found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX:
         raise _refusal(
             directory,
@@ -123,14 +123,14 @@ def _check_named(directory: Path) -> None:
 
 
 def _enter(place: int, name: str, at: Path, *, named: bool) -> int:
-    """Open the directory ``name`` in ``place``; it is made if it is not there."""
+    """Open the directory ``name`` in ``place``; make the directory if it is missing."""
     with contextlib.suppress(FileExistsError):
         os.mkdir(name, _PRIVATE, dir_fd=place)
     _check_own(os.stat(name, dir_fd=place, follow_symlinks=False), at, named=named)
     inner = os.open(name, _OPEN | os.O_NOFOLLOW, dir_fd=place)
     try:
         found = os.fstat(inner)
-        _check_own(found, at, named=named)  # what was opened may not be what was looked at
+        _check_own(found, at, named=named)  # the directory may have been swapped since the first check
         if not named and stat.S_IMODE(found.st_mode) & ~_PRIVATE:
             os.fchmod(inner, _PRIVATE)
     except BaseException:

@@ -1,6 +1,6 @@
-"""What a store can do with its objects by itself: tell what they are, and copy them, without their bytes coming here.
+"""What a bucket can do with its objects by itself: describe and copy them without moving their bytes to this machine.
 
-An object is pinned by its path *and its version*: whoever asks for both gets these very bytes or an error, whatever is
+An object is pinned by its path *and its version*: a request for both gets exactly these bytes or an error, whatever is
 written or deleted under the path meanwhile.
 """
 
@@ -27,14 +27,14 @@ _CHUNK = 8 << 20
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """What a store says about an object.
+    """What a bucket says about an object.
 
     Attributes:
         size: bytes.
-        version: the store's name for these bytes under this path, that other bytes there do not have: the generation
-            in Google Cloud Storage, the ETag in S3 and Azure.
-        crc32c: of its bytes, in base64; ``None`` where the store does not tell it.
-        md5: of its bytes, in base64; ``None`` where the store does not tell it.
+        version: the bucket's name for these bytes under this path; other bytes under the path have another version:
+            the generation in Google Cloud Storage, the ETag in S3 and Azure.
+        crc32c: of its bytes, in base64; ``None`` where the bucket does not report it.
+        md5: of its bytes, in base64; ``None`` where the bucket does not report it.
     """
 
     size: int
@@ -44,7 +44,7 @@ class Stored:
 
     @property
     def has_checksum(self) -> bool:
-        """Whether it says enough to know its bytes again under another name or version."""
+        """Whether a checksum is known, to recognise the bytes under another name or version."""
         return self.crc32c is not None or self.md5 is not None
 
     def is_same_content(self, other: Stored) -> bool:
@@ -54,17 +54,17 @@ class Stored:
         return self.size == other.size and bool(known) and all(known)
 
     def is_copy_of(self, pinned: Stored) -> bool:
-        """Whether a copy of what was pinned is that, as far as the store tells: a listing may have no checksums."""
+        """Whether this is a copy of ``pinned``, as far as the bucket reports: a listing may have no checksums."""
         return self.is_same_content(pinned) if pinned.has_checksum else self.size == pinned.size
 
     def is_still(self, pinned: Stored) -> bool:
-        """Whether an object is what it was: by its checksums or, where there were none, as nobody wrote to it since."""
+        """Whether an object still has the pinned bytes, by its checksums; without checksums, by its version."""
         if pinned.has_checksum:
             return self.is_same_content(pinned)
         return (self.size, self.version) == (pinned.size, pinned.version)
 
     def is_of(self, data: Path | bytes) -> bool:
-        """Whether a local file, or bytes, are what the store says it holds, as far as it tells."""
+        """Whether the object has the bytes of a local file, or these bytes, as far as the bucket reports."""
         size = len(data) if isinstance(data, bytes) else data.stat().st_size
         if size != self.size:
             return False
@@ -75,12 +75,12 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """A copy that the store is to make.
+    """A copy that the bucket is to make.
 
     Attributes:
         source: path of the object.
-        of: what it was when it was pinned; ``None`` for whatever lies there.
-        target: a path that nothing has.
+        of: the object as it was pinned; ``None`` for any object at ``source``.
+        target: an unused path.
     """
 
     source: str
@@ -89,37 +89,37 @@ class Copy:
 
 
 class ServerSide(ABC):
-    """The operations of a store on its own objects. Errors and paths are those of the file system it belongs to."""
+    """The operations of a bucket on its own objects. Errors and paths are those of the bucket's file system."""
 
     #: How many requests are worth having under way at once.
     concurrency: int
-    #: Whether it tells a checksum of what it copied. One that does not has nothing but versions to know files by.
+    #: Whether the bucket reports a checksum of a copy. Without checksums only versions identify files.
     tells_checksums: bool = True
 
     @abstractmethod
     def stored(self, path: str) -> Stored:
-        """What lies at ``path``; raises ``FileNotFoundError`` where nothing does."""
+        """The object at ``path``; raises ``FileNotFoundError`` when there is none."""
 
     @abstractmethod
     def stored_below(self, path: str) -> Mapping[str, Stored]:
-        """Every object below a directory, however deep, by its path relative to that."""
+        """Every object below a directory, however deep, by its path relative to the directory."""
 
     @abstractmethod
     def read_stored(self, path: str, version: str, part: Part | None = None) -> bytes:
-        """The bytes of this version, or of a part; raises ``FileNotFoundError`` when it is gone or another one."""
+        """The bytes of this version, or a part of them; raises ``FileNotFoundError`` when the version is gone."""
 
     @abstractmethod
     def copy(self, copy: Copy) -> Stored:
-        """Make a copy under a new name, durable and compared with its source on return; what it is.
+        """Make a copy under a new name, durable and compared with its source on return; return what was stored.
 
         Raises:
-            FileNotFoundError: the source is gone, or is not what it was when it was pinned.
-            StorageError: the target is something else, as far as the store looks at it, or the storage failed.
+            FileNotFoundError: the source is gone, or is not the pinned object.
+            StorageError: the target holds something else, as far as the bucket checks, or the storage failed.
         """
 
     @abstractmethod
     def remove_below(self, path: str) -> int:
-        """Delete every object below a directory, markers of directories included; how many there were."""
+        """Delete every object below a directory, markers of directories included; return how many there were."""
 
     def copy_many(
         self,
@@ -127,7 +127,7 @@ class ServerSide(ABC):
         stop: Callable[[], bool] = lambda: False,
         told: Callable[[int], None] = unheard,
     ) -> Sequence[Stored]:
-        """Make many copies side by side; ``told`` is told the size of each, on several threads. Raises as :meth:`copy`.
+        """Make many copies side by side; several threads call ``told`` with the size of each. Raises as :meth:`copy`.
 
         Raises:
             Stopped: ``stop()`` became true.
@@ -146,10 +146,10 @@ class ServerSide(ABC):
             return list(pool.map(make, copies))
 
     def fetch_stored(self, path: str, of: Stored, target: Path, stop: Callable[[], bool] = lambda: False) -> bool:
-        """Bring these very bytes into the new local file ``target``; ``False`` if they came out as others.
+        """Fetch exactly these bytes into the new local file ``target``; ``False`` if other bytes arrived.
 
         Raises:
-            FileNotFoundError: the object is gone or another one.
+            FileNotFoundError: the object is gone or was replaced.
             Stopped: ``stop()`` became true.
         """
         with target.open("xb") as writer:
@@ -162,17 +162,17 @@ class ServerSide(ABC):
         return of.is_of(target)
 
     def held_in_memory(self, size: int, stop: Callable[[], bool]) -> AbstractContextManager[None]:
-        """Wait until a transfer may hold so many bytes; for as long as it does. Where nothing bounds them, at once.
+        """Wait until a transfer may hold ``size`` bytes in memory, and reserve them. By default there is no bound.
 
         Raises:
-            Stopped: ``stop()`` became true before.
+            Stopped: ``stop()`` became true first.
         """
         del size, stop
         return contextlib.nullcontext()
 
 
 def crc32c_of(data: Path | bytes) -> str:
-    """The CRC32C of a local file or of bytes, in base64 as stores tell it."""
+    """The CRC32C of a local file or of bytes, in base64 as buckets report it."""
     checksum = 0
     for chunk in _chunks(data):
         checksum = google_crc32c.extend(checksum, chunk)
@@ -180,7 +180,7 @@ def crc32c_of(data: Path | bytes) -> str:
 
 
 def md5_of(data: Path | bytes) -> str:
-    """The MD5 of a local file or of bytes, in base64 as stores tell it."""
+    """The MD5 of a local file or of bytes, in base64 as buckets report it."""
     digest = hashlib.md5(usedforsecurity=False)
     for chunk in _chunks(data):
         digest.update(chunk)

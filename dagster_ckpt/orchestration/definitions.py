@@ -18,10 +18,10 @@ def build_checkpoint_definitions(
     assets: Sequence[CheckpointedStreamingAsset],
     resources: Mapping[str, Any] | None = None,
 ) -> dg.Definitions:
-    """Definitions for checkpointed jobs, to be merged with a project's others.
+    """Definitions for checkpointed jobs, to be merged with the project's other definitions.
 
-    Per job: the output asset, ``<name>/checkpoints``, ``<name>/savepoints`` and the job ``<name>_job``; for all of them
-    one resume sensor.
+    Each job has the output asset, ``<name>/checkpoints``, ``<name>/savepoints`` and the Dagster job ``<name>_job``. All
+    jobs share one resume sensor.
 
     .. code-block:: python
 
@@ -37,8 +37,8 @@ def build_checkpoint_definitions(
         )
 
     Args:
-        assets: what :func:`checkpointed_streaming_asset` made.
-        resources: the storage and Spark under the keys the assets name, and any others.
+        assets: made by :func:`checkpointed_streaming_asset`.
+        resources: the storage and Spark under the keys that the assets name, and any other resources.
     """
     jobs = [_job(asset) for asset in assets]
     return dg.Definitions(
@@ -54,7 +54,7 @@ def _job(asset: CheckpointedStreamingAsset) -> Any:
         asset.job_name,
         selection=[asset.key],
         description=f"Runs {asset.key.to_user_string()}, going on from its newest checkpoint.",
-        # One process: a run worker that dies then leaves no step process behind. Dagster's own retries are off,
+        # One process: a dying run worker then leaves no step process behind. Dagster's own retries are off,
         # because they know neither the restart strategy nor its budget.
         executor_def=dg.in_process_executor,
         tags={names.JOB_TAG: asset.name, names.MAX_RETRIES_TAG: "0"},

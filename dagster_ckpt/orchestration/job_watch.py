@@ -1,4 +1,4 @@
-"""One look of the resume sensor at one job: the facts of the moment, and what is done about them."""
+"""One look of the resume sensor at one job: collect the facts of the moment, and act on them."""
 
 from __future__ import annotations
 
@@ -54,14 +54,14 @@ _STEPS = 6
 
 
 class JobWatch:
-    """Looks after one job.
+    """Watches one job.
 
     Args:
         instance: the Dagster instance.
         asset: of the job.
-        catalog: its checkpoints.
+        catalog: the job's checkpoints.
         clock: time.
-        finished: the token of the claim after whose end nothing was left to be done, as an earlier tick found.
+        finished: the token of the claim after whose end an earlier tick found nothing left to do.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class JobWatch:
         self._records = catalog.records
 
     def step(self) -> dg.RunRequest | str:
-        """Do what is to be done; a run to request, or why there is none."""
+        """Act on the facts; return the run to request, or the reason for none."""
         dropped: Sequence[Dropped] = ()
         for _ in range(_STEPS):
             facts = self._facts()
@@ -102,7 +102,7 @@ class JobWatch:
                     if poison is not None:
                         reason = self._told(poison)
                     config = self._settings(self._instance.get_run_by_id(claim.run_id)).config
-                    with contextlib.suppress(Fenced):  # a run has begun meanwhile: it is decided anew
+                    with contextlib.suppress(Fenced):  # a run has begun meanwhile: decide anew
                         dropped = end_dead_epoch(self._catalog, claim, config, status, reason, self._clock)
                 case Resume(attempt, run_key, reason):
                     return self._request(claim, attempt, run_key, reason)
@@ -143,11 +143,11 @@ class JobWatch:
         )
 
     def _unchanged_for(self, what: str, state: frozenset[tuple[str, object]]) -> float:
-        """Seconds for which this process has seen the same of something of the job, by a clock that nobody sets."""
+        """Seconds for which this process has seen ``what`` of the job in this state, by a monotonic clock."""
         return unchanged_for((self._catalog.filesystem.url, self._asset.name, what), state, self._clock)
 
     def _in_flight(self, claim: Claim, failures: Sequence[Failure]) -> BatchInFlight | None:
-        """What a dead run was doing, from what it left within reach; asked once, until its death is on record."""
+        """The batch a dead run was running, from the files within reach; read once, until the death is on record."""
         if any((failure.run_id, failure.sequence) == (claim.run_id, DIED) for failure in failures):
             return None
         choice = self._records.epochs.read_choice(claim.epoch)
@@ -156,7 +156,7 @@ class JobWatch:
 
     def _told(self, poison: Streak) -> str:
         filesystem, before = self._catalog.filesystem, None
-        with contextlib.suppress(OSError, CheckpointError):  # what cannot be read is told by whoever needs it
+        with contextlib.suppress(OSError, CheckpointError):  # a run that needs the checkpoint reports it
             before = find_newest(self._catalog).metadata
         return poison.poison(
             self._asset.name,
@@ -165,7 +165,7 @@ class JobWatch:
         ).in_one_line
 
     def _settings(self, run: dg.DagsterRun | None) -> RunSettings:
-        """What a run goes by; of one that this instance does not know, what the asset says."""
+        """The settings of a run; the asset's settings when this instance does not know the run."""
         return self._asset.settings.of_run({} if run is None else self._op_config(run))
 
     def _op_config(self, run: dg.DagsterRun) -> Mapping[str, Any]:
@@ -184,7 +184,7 @@ class JobWatch:
 
     def _request(self, claim: Claim, attempt: int, run_key: str, reason: str) -> dg.RunRequest:
         parent = self._instance.get_run_by_id(claim.run_id)
-        # Until a choice is on record the restart is still the same start: it restores what was asked for.
+        # Until a choice is on record, the restart repeats the same start: it restores what the user asked for.
         op_config: dict[str, Any] = {"restore_from": LATEST, **({} if parent is None else self._op_config(parent))}
         if parent is not None and self._has_chosen(claim):
             op_config = going_on(op_config)
@@ -206,10 +206,10 @@ class JobWatch:
         return dg.RunRequest(run_key=run_key, job_name=self._asset.job_name, run_config=config, tags=tags)
 
     def _newest(self, config: CheckpointConfig) -> CheckpointMetadata | None:
-        """What the run will find, as far as manifests tell; ``None`` when it is broken and the run has a way past it.
+        """The checkpoint the run will find, by its manifest; ``None`` when it is broken and the run can do without.
 
         Raises:
-            CorruptCheckpoint: it has none: neither may it fall back, nor is the live location of the run before here.
+            CorruptCheckpoint: the run may not fall back, and the previous run's live location is not on this host.
         """
         try:
             prefer_checkpoint = config.prefer_checkpoint_for_recovery
@@ -223,12 +223,12 @@ class JobWatch:
             return None
 
     def _fell_back(self, claim: Claim) -> str:
-        """That the run of ``claim`` goes on from an older checkpoint, and what that costs."""
+        """A sentence if the run of ``claim`` continues from an older checkpoint, with the cost."""
         choice = self._records.epochs.read_choice(claim.epoch)
         return f"; {choice.fell_back}" if choice is not None and choice.fell_back else ""
 
     def _has_chosen(self, claim: Claim) -> bool:
-        """Whether the run of ``claim`` has recorded a choice, in this epoch or an earlier one of its own."""
+        """Whether the run of ``claim`` has recorded a choice, in this epoch or in an earlier epoch of the same run."""
         epochs = self._records.epochs
         names = epochs.names()
         for epoch in range(claim.epoch, 0, -1):
@@ -240,16 +240,16 @@ class JobWatch:
         return False
 
     def _finish(self, claim: Claim, end: End | None, dropped: Sequence[Dropped]) -> None:
-        """Do what the end of the job asks for and its run has not come to: once for each end, if it goes well.
+        """Finish the cleanup that the ended job's run has left; once for each end, unless it fails.
 
         Args:
-            claim: the highest.
-            end: of its epoch.
-            dropped: what was deleted in this tick, with the reasons that are to be shown.
+            claim: of the highest epoch.
+            end: of this epoch.
+            dropped: the checkpoints deleted in this tick, with the reasons to show.
         """
         if end is None or self.finished == claim.token:
             return
-        with contextlib.suppress(Fenced):  # a run has begun meanwhile, which sees to it
+        with contextlib.suppress(Fenced):  # a run has begun meanwhile and does the cleanup
             if is_unfinished(self._catalog):
                 claim = finish_end(self._catalog, claim, end, self._clock)
             self._show_retained(claim, dropped)

@@ -26,10 +26,10 @@ MAX_RETRIES_TAG = "dagster/max_retries"
 
 
 def partition_key(metadata: CheckpointMetadata) -> str:
-    """``{first 8 of the job id}.chk-N``: chk-N alone would come again after a start from nothing."""
+    """``{first 8 of the job id}.chk-N``: chk-N alone would repeat after a start without a checkpoint."""
     return partition_of(metadata.job_id, metadata.name)
 
 
 def partition_of(job_id: str, name: str) -> str:
-    """The same, of a checkpoint whose manifest cannot be read."""
+    """The partition key of a checkpoint whose manifest cannot be read."""
     return f"{job_id[:8]}.{name}"

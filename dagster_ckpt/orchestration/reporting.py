@@ -21,7 +21,7 @@ LogEvent: TypeAlias = "Callable[[dg.AssetMaterialization | dg.AssetObservation],
 def checkpoint_metadata(
     metadata: CheckpointMetadata, catalog: CheckpointCatalog, retained: Sequence[CheckpointMetadata]
 ) -> dict[str, Any]:
-    """The metadata of one checkpoint's materialization; what is a number is plotted by the UI."""
+    """The metadata of one checkpoint's materialization; the UI plots the numbers."""
     numbers, watermark = metadata.facts.progress, metadata.facts.watermark_ms
     found: dict[str, Any] = {
         "pointer": dg.MetadataValue.path(catalog.pointer(metadata)),
@@ -50,7 +50,7 @@ def checkpoint_metadata(
 
 
 def retained_table(retained: Sequence[CheckpointMetadata]) -> dg.TableMetadataValue:
-    """The retained set, the newest first."""
+    """The retained checkpoints, the newest first."""
     columns = [
         dg.TableColumn("checkpoint", "string"),
         dg.TableColumn("batch", "int"),
@@ -83,15 +83,16 @@ class CheckpointReporter:
     """Reports a job's checkpoints while its run lives.
 
     A report is made at most every ``interval`` seconds, and always at the end. It makes the partitions equal to the
-    retained set, and each that it adds a materialization. A partition is added after its materialization, so one that
-    is there proves that its checkpoint was told: whatever kills or interrupts a report, the next one tells the rest.
-    Once a newer run has taken the job over nothing is reported: what is retained is that one's to say.
+    retained checkpoints, and materializes each new partition. A partition is added after its materialization, so an
+    existing partition proves that its checkpoint was reported: whatever kills or interrupts a report, the next report
+    does the rest. Once a newer run has taken over the job, this run reports nothing: the newer run reports what is
+    retained.
 
     Args:
         instance: the Dagster instance.
         log_event: where events go: a run's ``context.log_event`` or the instance's runless one.
         asset_key: of ``<job>/checkpoints``.
-        partitions: name of its dynamic partitions.
+        partitions: name of the asset's dynamic partitions.
         catalog: the job's checkpoints.
         clock: monotonic time.
         interval: seconds.
@@ -122,21 +123,21 @@ class CheckpointReporter:
         self._fell_back: Mapping[str, str | int] = {}
 
     def holds(self, epoch: int) -> None:
-        """Who reports holds the job by this epoch from now on."""
+        """The reporting run holds the job under this epoch from now on."""
         self._epoch = epoch
 
     def began(self, retained: Sequence[CheckpointMetadata]) -> None:
-        """A run began with these checkpoints; those the UI does not know yet are reported too."""
+        """A run began with these checkpoints; checkpoints that are new to the UI are reported too."""
         self._now(retained)
         self.flush()
 
     def tick(self) -> None:
-        """Report what a report was too early for, or could not tell, once its time has come."""
+        """Report what is pending, or what an earlier report failed to report, once ``interval`` has passed."""
         if not self._is_told and self._clock.monotonic() - self._reported_at >= self._interval:
             self.flush()
 
     def fell_back(self, fell_back: FellBack) -> None:
-        """The run goes on from an older checkpoint; every checkpoint it reports says so, too."""
+        """The run continues from an older checkpoint; every checkpoint that it reports says so."""
         told = in_one_line(redacted(str(fell_back)))
         costs: dict[str, str | int | None] = {
             "fell_back": told,
@@ -148,24 +149,24 @@ class CheckpointReporter:
         self._log_event(dg.AssetObservation(self._asset_key, description=told, metadata=self._fell_back))
 
     def quarantined(self, record: Quarantined) -> None:
-        """A checkpoint was put into quarantine: with the next report its partition goes."""
+        """A checkpoint was put into quarantine: the next report removes its partition."""
         job_id, _, name = record.checkpoint.partition("/")
         self._reasons[partition_of(job_id, name)] = f"it is in quarantine: {record.reason}"
 
     def completed(self, dropped: Sequence[Dropped], retained: Sequence[CheckpointMetadata]) -> None:
-        """A checkpoint completed, the newest of those that are retained now, and others were dropped for it."""
+        """A checkpoint completed, the newest of ``retained``, and ``dropped`` were subsumed."""
         self._reasons.update({partition_key(item.metadata): item.reason for item in dropped})
         self._now(retained)
         self.tick()
 
     def dropped(self, dropped: Sequence[Dropped], retained: Sequence[CheckpointMetadata]) -> None:
-        """The job is over, with some checkpoints given up; what is retained now stays."""
+        """The job is over, and some checkpoints were discarded; ``retained`` stay."""
         self._reasons.update({partition_key(item.metadata): item.reason for item in dropped})
         self._now(retained)
         self.flush()
 
     def flush(self) -> None:
-        """Report now what was not reported yet."""
+        """Report now what is pending."""
         if self._retained is None:
             return
         self._reported_at = self._clock.monotonic()
@@ -180,8 +181,8 @@ class CheckpointReporter:
     def _report(self, retained: Sequence[CheckpointMetadata]) -> None:
         wanted = {partition_key(item): item for item in retained}
         present = set(self._instance.get_dynamic_partitions(self._partitions))
-        # First what is gone, so that the asset's latest event is its newest checkpoint.
-        # A partition comes or goes when Dagster has taken its event: what it refuses now is told by the next report.
+        # Report deletions first, so that the asset's latest event is its newest checkpoint.
+        # A partition changes after Dagster has accepted its event: the next report repeats a refused event.
         for key in sorted(present - wanted.keys()):
             reason = self._reasons.get(key, "it is not among the retained checkpoints of this lineage")
             reason = in_one_line(redacted(reason))
@@ -194,7 +195,7 @@ class CheckpointReporter:
                 )
             )
             self._instance.delete_dynamic_partition(self._partitions, key)
-        # Of one that came and went between two reports nothing is told, and so nothing is remembered.
+        # A checkpoint that came and went between two reports is not reported, so its reason is dropped too.
         self._reasons = {key: reason for key, reason in self._reasons.items() if key in wanted}
         for key, item in wanted.items():
             if key not in present:
@@ -213,7 +214,7 @@ class CheckpointReporter:
 
 
 def _stored_bytes(retained: Sequence[CheckpointMetadata]) -> int:
-    """Bytes the retained checkpoints take together, shared files counted once."""
+    """Bytes of all retained checkpoints; shared files count once."""
     shared = {
         (file.reference, file.offset): file.size
         for item in retained

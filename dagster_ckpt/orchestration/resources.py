@@ -33,12 +33,12 @@ class SparkSessionResource(dg.ConfigurableResource["SparkSessionResource"]):
         """Start Spark, or join the session of this process.
 
         Args:
-            job_name: of the job that needs it.
-            required: settings that win over ``conf``; most of them only where Spark is not running yet.
+            job_name: of the job that needs Spark.
+            required: settings that win over ``conf``; most of them have an effect only when Spark is started here.
 
         Raises:
             JavaNotFound: no usable Java.
         """
-        from dagster_ckpt.spark import start_session  # noqa: PLC0415 - py4j, for runs alone
+        from dagster_ckpt.spark import start_session  # noqa: PLC0415 - py4j, only for runs
 
         return start_session(self.app_name or job_name, self.master, {**self.conf, **(required or {})})

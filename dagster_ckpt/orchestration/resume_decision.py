@@ -1,7 +1,7 @@
 """What the resume sensor does about one job: a pure decision over the facts of the moment.
 
 Level-triggered: the decision depends on what is true now, not on what was seen before, so ticks may be missed,
-doubled, or begin on an instance that has never heard of the job.
+doubled, or begin on an instance that does not know the job.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dagster_ckpt.spark import BatchInFlight
 
 __all__ = ["Action", "EndJob", "Ended", "Facts", "MarkDead", "RecordFailures", "Resume", "RunFacts", "Wait", "decide"]
 
-#: A run that was started this long ago (seconds) and has not claimed the job by now does not keep others waiting.
+#: Seconds for which other runs wait for a started run to claim the job.
 STARTUP_LIMIT = 120.0
 _ACTIVE = frozenset({"NOT_STARTED", "MANAGED", "QUEUED", "STARTING", "STARTED", "CANCELING"})
 
@@ -28,10 +28,10 @@ class RunFacts:
     Attributes:
         run_id: its id.
         status: Dagster's name of its status.
-        since: when it was created, started or ended (the latest known), seconds since the epoch.
-        is_resume: the sensor launched it.
-        series: the series it was launched for.
-        parent: the run that it goes on after.
+        since: when the run was created, started or ended (the latest known), seconds since the epoch.
+        is_resume: the sensor launched the run.
+        series: the series that the run was launched for.
+        parent: the run that this run continues.
     """
 
     run_id: str
@@ -52,20 +52,20 @@ class Facts:
 
     Attributes:
         now: seconds since the epoch.
-        claim: the highest epoch's claim, ``None`` when the job never ran.
-        end: how that epoch ended, ``None`` while it has not.
-        dead: why its holder counts as dead, ``None`` while it may live.
+        claim: the claim of the highest epoch, ``None`` when the job never ran.
+        end: how that epoch ended, ``None`` while the epoch is open.
+        dead: why the epoch's holder counts as dead, ``None`` while the holder may live.
         died_at: the holder's last sign of life, seconds since the epoch.
-        holder: the holder's Dagster run, ``None`` when the instance does not know it.
+        holder: the holder's Dagster run, ``None`` when the instance does not know the run.
         others: the other recent runs of the job.
         failures: recorded in the claim's series.
         restart: the strategy.
         job_name: for the jitter's seed.
         is_durable: the checkpoints outlive the driver that took them.
-        in_flight: the batch under way when the holder died, as far as it is known and not on record yet.
-        poison_batch_attempts: how often one batch may fail with one error, ``None`` for without end.
-        waited: seconds for which whoever decides has known ``failures``, by a clock that nobody sets.
-        starting_for: seconds for which whoever decides has seen the same of ``others`` active, by that clock.
+        in_flight: the batch under way when the holder died, if it is known and not on record yet.
+        poison_batch_attempts: how often one batch may fail with one error, ``None`` for no limit.
+        waited: seconds for which the caller has known ``failures``, by a monotonic clock.
+        starting_for: seconds for which the caller has seen the same ``others`` active, by a monotonic clock.
     """
 
     now: float
@@ -94,14 +94,14 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The job is over, for this reason; what its end asks for may be left to be done."""
+    """The job is over, for this reason; its cleanup may be unfinished."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class MarkDead:
-    """Tell Dagster that a run is over whose process died unnoticed."""
+    """Tell Dagster that a run is over: its process died unnoticed."""
 
     run_id: str
     canceled: bool
@@ -110,14 +110,14 @@ class MarkDead:
 
 @dataclass(frozen=True, slots=True)
 class RecordFailures:
-    """Write failures down, so that they count; then decide again."""
+    """Record failures, so that they count; then decide again."""
 
     failures: Sequence[Failure]
 
 
 @dataclass(frozen=True, slots=True)
 class EndJob:
-    """Record that the job ended, and clean up as its policy says; ``poison`` is the batch it ended for."""
+    """Record that the job ended, and clean up as its policy says; ``poison`` is the batch that ended the job."""
 
     status: JobStatus
     reason: str
@@ -126,7 +126,7 @@ class EndJob:
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """Launch a run that goes on from the newest checkpoint."""
+    """Launch a run that continues from the newest checkpoint."""
 
     attempt: int
     run_key: str
@@ -164,7 +164,7 @@ def decide(facts: Facts) -> Action:
 
 
 def _may_begin(run: RunFacts, facts: Facts) -> bool:
-    """Whether others wait for a run that is starting: not for ever if the clock was set back since it was launched."""
+    """Whether others wait for ``run`` to start; the wait ends even if the clock was set back since the launch."""
     return facts.now - run.since < STARTUP_LIMIT and facts.starting_for < STARTUP_LIMIT
 
 
@@ -175,7 +175,7 @@ def _unrecorded(facts: Facts, claim: Claim) -> list[Failure]:
         batch, plan = (None, None) if facts.in_flight is None else (facts.in_flight.batch, facts.in_flight.plan)
         reason = f"run {claim.run_id} died: {facts.dead}"
         found.append(Failure(claim.run_id, DIED, facts.died_at, batch, reason, plan=plan))
-    # A run that recorded the end of its last attempt has recorded the failure as well, if the storage took it.
+    # A run that recorded the end of its last start has also recorded the failure, if the storage took the record.
     if facts.end is not None and all(run_id != claim.run_id for run_id, _ in known):
         found.append(Failure(claim.run_id, DIED, facts.died_at, None, facts.end.reason))
     found += [
@@ -187,9 +187,9 @@ def _unrecorded(facts: Facts, claim: Claim) -> list[Failure]:
 
 
 def _resumes(facts: Facts, claim: Claim) -> list[RunFacts]:
-    """The runs the sensor has launched to go on after that of the claim, none of which has taken the job over.
+    """The runs that the sensor has launched to continue the run of the claim; none of them has claimed the job.
 
-    Whose turn it was is told by the run they go on after, and by no clock.
+    The parent of each run identifies them, not a clock.
     """
     return [run for run in facts.others if run.is_resume and run.series == claim.series and run.parent == claim.run_id]
 
@@ -209,5 +209,5 @@ def _restart(facts: Facts, claim: Claim) -> Action:
     reason = f"{decision.reason}{so_far(found, facts.poison_batch_attempts)}"
     if (left := facts.restart.seconds_left(decision, facts.now, facts.waited)) > 0:
         return Wait(f"{reason}, in {left:.0f} s")
-    # Dagster never launches a run key twice, so it must differ even from that of a storage wiped since.
+    # Dagster never launches a run key twice, so the key must differ even from a key before the storage was wiped.
     return Resume(decision.attempt, f"{facts.job_name}:{claim.token[:12]}:{len(failures)}", reason)

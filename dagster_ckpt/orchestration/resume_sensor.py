@@ -1,7 +1,7 @@
-"""The resume sensor: finds jobs whose run has died or failed, and launches a run that goes on.
+"""The resume sensor: finds jobs whose run has died or failed, and launches a run that continues the job.
 
-It reads the truth at every tick (the storage first, Dagster's runs second), so it may be stopped, doubled or moved
-to another instance at any time.
+The sensor reads the facts anew at every tick (the storage first, Dagster's runs second), so it may be stopped, doubled
+or moved to another instance at any time.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["build_resume_sensor"]
 
 _log = logging.getLogger(__name__)
 
-#: A tick must end within Dagster's limit of 60 s; what is left over is done by the next one.
+#: Seconds for one tick, which must end within Dagster's limit of 60 s; the next tick does the rest.
 _BUDGET = 40.0
 
 
@@ -33,10 +33,10 @@ def build_resume_sensor(
     *,
     name: str = "checkpoint_resume_sensor",
 ) -> dg.SensorDefinition:
-    """One sensor for all jobs of a code location; it runs by default.
+    """One sensor for all jobs of a code location; the sensor runs by default.
 
     Args:
-        assets: what it looks after.
+        assets: the assets whose jobs it watches.
         jobs: the Dagster jobs it launches, one per asset.
         name: of the sensor.
     """
@@ -50,7 +50,7 @@ def build_resume_sensor(
         jobs=list(jobs),
     )
     def resume_sensor(context: dg.SensorEvaluationContext) -> dg.SensorResult:
-        from dagster_ckpt.orchestration.job_watch import JobWatch  # noqa: PLC0415 - for ticks alone
+        from dagster_ckpt.orchestration.job_watch import JobWatch  # noqa: PLC0415 - only for ticks
 
         requests: list[dg.RunRequest] = []
         said: list[str] = []
@@ -94,11 +94,11 @@ def build_resume_sensor(
 
 @dataclass(frozen=True, slots=True)
 class _Cursor:
-    """What one tick leaves to the next. It saves time; without it everything is looked at anew.
+    """What one tick leaves to the next, to save time: without a cursor the tick checks everything anew.
 
     Attributes:
         first: the index of the asset to begin with.
-        finished: by job the token of the claim after whose end nothing was left to be done.
+        finished: for each finished job, the token of its last claim: nothing was left to do after that claim ended.
     """
 
     first: int = 0
@@ -108,7 +108,7 @@ class _Cursor:
     def of(cls, text: str | None) -> _Cursor:
         try:
             return cls(**json.loads(text)) if text else cls()
-        except (TypeError, ValueError):  # of a release that kept less in it
+        except (TypeError, ValueError):  # written by a release with fewer fields
             return cls()
 
     def text(self) -> str:

@@ -1,4 +1,4 @@
-"""What one run goes by: the definition of its job, with the configuration of the run over it."""
+"""The settings of one run: the definition of the job, overridden by the run's configuration."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ __all__ = ["JobSettings", "RunSettings", "going_on"]
 
 @dataclass(frozen=True, slots=True)
 class RunSettings:
-    """What one run of a job goes by.
+    """The settings of one run of a job.
 
     Attributes:
         config: when checkpoints are taken and kept.
         restart: what happens after a failure.
-        request: what it begins with.
-        warnings: what is set and has no effect, and why.
+        request: what the run begins with.
+        warnings: settings without an effect, and why.
         poison_batch_attempts: how often one batch may fail with one error; ``None`` for as often as ``restart`` allows.
     """
 
@@ -44,12 +44,12 @@ class RunSettings:
 
 @dataclass(frozen=True, slots=True)
 class JobSettings:
-    """What every run of a job goes by that does not say otherwise.
+    """The settings of a job, for every run that does not override them.
 
     Attributes:
         config: when checkpoints are taken and kept.
         restart: what happens after a failure.
-        configuration: settings by Flink's keys, over both.
+        configuration: settings by Flink's keys, which override both.
         poison_batch_attempts: how often one batch may fail with one error; ``None`` for as often as ``restart`` allows.
     """
 
@@ -66,10 +66,10 @@ class JobSettings:
         configuration: Mapping[str, Any] | Configuration | None,
         poison_batch_attempts: int | None = POISON_BATCH_ATTEMPTS,
     ) -> JobSettings:
-        """The settings of a job as it is defined.
+        """The settings from the definition of a job.
 
         Raises:
-            InvalidConfiguration: the configuration cannot be used, or holds what belongs elsewhere.
+            InvalidConfiguration: the configuration cannot be used, or a key belongs elsewhere.
         """
         given = configuration if isinstance(configuration, Configuration) else Configuration(configuration or {})
         given.require([Place.JOB, Place.STATE], "the configuration of an asset")
@@ -81,7 +81,7 @@ class JobSettings:
         """The settings of the run that was launched with ``op_config``.
 
         Raises:
-            InvalidConfiguration: its configuration cannot be used, or holds what belongs elsewhere.
+            InvalidConfiguration: the run's configuration cannot be used, or a key belongs elsewhere.
         """
         given = Configuration(op_config.get("configuration", {}))
         given.require([Place.JOB, Place.RUN], "the configuration of a run")
@@ -110,7 +110,7 @@ class JobSettings:
 
 
 def _one_of(name: str, own: Any, given: Any, default: str | None) -> Any:
-    """What is said by the option ``name`` or by its key of Flink's, but not by both."""
+    """The value of the option ``name`` or of its Flink key; both together are refused."""
     if given is None:
         return own
     if own not in {default, given}:
@@ -121,7 +121,7 @@ def _one_of(name: str, own: Any, given: Any, default: str | None) -> Any:
 
 
 def going_on(op_config: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration of a run that goes on after one with ``op_config``: all of it but what that one began with."""
+    """The configuration of a run that continues a run with ``op_config``: all of it except what that run began with."""
     found = {**op_config, "restore_from": LATEST}
     for only_once in ("claim_mode", "replay_to", "allow_loss", "fork_from"):
         found.pop(only_once, None)

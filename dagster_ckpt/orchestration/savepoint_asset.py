@@ -33,13 +33,13 @@ def savepoints_asset(
     group_name: str | None,
     deleted_when: str,
 ) -> dg.AssetsDefinition:
-    """The asset: a running job is asked for a savepoint, of another the newest completed checkpoint is copied.
+    """The asset: it asks a running job for a savepoint; for a stopped job it copies the newest completed checkpoint.
 
-    Its runs have no tag of the job's: they neither wait for its run to end nor concern the resume sensor.
+    The asset's runs lack the job's tags: they do not wait for the job's run to end, and the resume sensor ignores them.
 
     Args:
         key: of the asset.
-        output: the job's output asset, which a savepoint is taken after if both are materialized together.
+        output: the job's output asset; when both are materialized together, the savepoint is taken after the output.
         job_name: the job's stable name.
         storage_key: resource key of the checkpoint storage.
         group_name: as of any asset.
@@ -58,7 +58,7 @@ def savepoints_asset(
         config_schema=SavepointConfig.to_fields_dict(),
     )
     def savepoints(context: dg.AssetExecutionContext) -> dg.MaterializeResult[None]:
-        from dagster_ckpt.checkpoint import take_savepoint  # noqa: PLC0415 - for runs alone
+        from dagster_ckpt.checkpoint import take_savepoint  # noqa: PLC0415 - only for runs
 
         storage: CheckpointStorage = getattr(context.resources, storage_key)
         asked = context.op_execution_context.op_config

@@ -1,6 +1,6 @@
 """Checkpoint storages as Dagster resources, and as plain objects.
 
-They hold configuration only and open what they describe where they are used, so they can be pickled, go to other
+A storage object holds configuration only and opens the storage where it is used. So it can be pickled, go to other
 processes, and be used by several threads at once.
 """
 
@@ -38,7 +38,7 @@ DEFAULT_WRITE_BUFFER_SIZE = 4096
 class CheckpointStorage(dg.ConfigurableResource["CheckpointStorage"]):
     """Where the checkpoints of jobs are kept. One of the storages below, or a subclass of one."""
 
-    # A validation error that showed its input would show a secret that is in the wrong place.
+    # A validation error that showed its input could show a misplaced secret.
     model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True, hide_input_in_errors=True)
 
     working_directory: str | None = Field(
@@ -57,11 +57,11 @@ class CheckpointStorage(dg.ConfigurableResource["CheckpointStorage"]):
     )
 
     def __reduce__(self) -> tuple[Callable[..., CheckpointStorage], tuple[type[CheckpointStorage], dict[str, Any]]]:
-        # What Dagster keeps beside the fields of a resource cannot be pickled; it is made anew from the fields.
+        # Dagster's additions to the fields of a resource cannot be pickled, so the copy is made from the fields.
         return _make, (type(self), dict(self))
 
     def get_resource_definition(self) -> Any:
-        """What Dagster makes of the storage; warns of secrets in it that Dagster would keep and show."""
+        """Dagster's definition of the storage; warns of secrets that Dagster would keep and show."""
         for field, value in dict(self).items():
             for name, _ in secrets_of({field: value} if isinstance(value, Mapping) else {}):
                 warnings.warn(
@@ -74,10 +74,10 @@ class CheckpointStorage(dg.ConfigurableResource["CheckpointStorage"]):
 
     @abstractmethod
     def filesystem(self) -> FileSystem:
-        """What the checkpoints are written to.
+        """The file system that checkpoints are written to.
 
         Raises:
-            InvalidConfiguration: the storage cannot be used as it is configured.
+            InvalidConfiguration: the storage cannot be used with this configuration.
         """
 
     @property
@@ -92,7 +92,7 @@ class CheckpointStorage(dg.ConfigurableResource["CheckpointStorage"]):
 
     @property
     def size_limit(self) -> int | None:
-        """Bytes that one file of a checkpoint may have, where all are kept in ``_metadata``; ``None`` elsewhere."""
+        """Bytes that one file of a checkpoint may have if all files are kept in ``_metadata``; else ``None``."""
         return None
 
     def catalog(self, job_name: str) -> CheckpointCatalog:
@@ -103,7 +103,7 @@ class CheckpointStorage(dg.ConfigurableResource["CheckpointStorage"]):
         """Where the live checkpointLocations of one job lie on this machine.
 
         Raises:
-            InvalidConfiguration: ``taskowned``, in a storage that Spark cannot write to as to a local directory.
+            InvalidConfiguration: ``taskowned`` is set, but the storage is not a local directory to Spark.
         """
         filesystem = self.filesystem()
         if self.working_directory == layout.CHECKPOINT_TASK_OWNED_STATE_DIR:
@@ -119,9 +119,9 @@ class CheckpointStorage(dg.ConfigurableResource["CheckpointStorage"]):
 
     @property
     def private_from(self) -> Path | None:
-        """The first directory on the way to :meth:`live_directory` that is the library's own to make.
+        """The first directory on the way to :meth:`live_directory` that the library makes.
 
-        ``None`` for that directory itself: with ``taskowned`` those above it are the storage's.
+        ``None`` for the live directory itself: with ``taskowned`` its parents belong to the storage.
         """
         if self.working_directory is None:
             return self._working_root()
@@ -130,7 +130,7 @@ class CheckpointStorage(dg.ConfigurableResource["CheckpointStorage"]):
         return self._working_root() / self._place()
 
     def _place(self) -> str:
-        """The directory in the working directory that is this storage's: two storages may share a working directory."""
+        """This storage's directory in the working directory, which two storages may share."""
         return hashlib.sha256(self.filesystem().url.encode()).hexdigest()[:12]
 
     def _working_root(self) -> Path:
@@ -144,7 +144,7 @@ def _make(kind: type[CheckpointStorage], fields: dict[str, Any]) -> CheckpointSt
 
 
 def _with_environment(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options with the values of their ``EnvVar``s, which Dagster does not look for inside of a mapping.
+    """Options with the values of their ``EnvVar``s, which Dagster does not resolve inside a mapping.
 
     Raises:
         InvalidConfiguration: a variable is not set.
@@ -158,7 +158,7 @@ def _value(option: Any) -> Any:
             return [_value(item) for item in option]
         case dg.EnvVar():
             return _environment(option.env_var_name)
-        case {"env": str(name), **others} if not others:  # what Dagster makes of an EnvVar for a run
+        case {"env": str(name), **others} if not others:  # Dagster's form of an EnvVar in a run
             return _environment(name)
         case Mapping():
             return _with_environment(option)
@@ -175,7 +175,7 @@ def _environment(name: str) -> str:
 
 
 class _StoredAsFiles(CheckpointStorage):
-    """What storages have in common that keep great files as such and small ones in ``_metadata``."""
+    """A storage that keeps large files as files, and small files in ``_metadata``."""
 
     file_state_size_threshold: int = Field(
         default=-1,
@@ -305,7 +305,7 @@ class JobManagerCheckpointStorage(CheckpointStorage):
         return super()._place() if self.checkpoint_path is not None else "jobmanager"
 
     def _working_root(self) -> Path:
-        # There is no storage outside the driver that 'taskowned' could name.
+        # In the driver's memory there is no directory that 'taskowned' could name.
         if self.checkpoint_path is None and self.working_directory == layout.CHECKPOINT_TASK_OWNED_STATE_DIR:
             return default_root()
         return super()._working_root()
@@ -353,15 +353,15 @@ class CustomCheckpointStorage(_StoredAsFiles):
 def configured_storage(configuration: Configuration) -> CheckpointStorage:
     """The storage that Flink's keys describe, chosen as Flink chooses.
 
-    The one that ``execution.checkpointing.storage`` names (``jobmanager``, ``filesystem``, or the import path of the
-    factory of a file system); else files if there is a directory for them, else the driver's memory.
+    ``execution.checkpointing.storage`` names the storage: ``jobmanager``, ``filesystem``, or the import path of a file
+    system's factory. Without this key, checkpoints are files if a directory is configured, else in the driver's memory.
 
     .. code-block:: python
 
         resources = {"checkpoint_storage": configured_storage(Configuration.from_yaml("flink.yaml"))}
 
     Raises:
-        InvalidConfiguration: there is no directory for files.
+        InvalidConfiguration: ``filesystem`` is named without a directory.
     """
     directory, savepoints = configuration.checkpoints_directory, configuration.savepoints_directory
     threshold = -1 if configuration.inline_threshold is None else configuration.inline_threshold

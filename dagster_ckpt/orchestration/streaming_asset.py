@@ -79,17 +79,17 @@ class StreamingRunConfig(dg.Config):
 
 @dataclass(frozen=True, slots=True)
 class CheckpointedStreamingAsset:
-    """A streaming query under Dagster, as :func:`checkpointed_streaming_asset` makes it.
+    """A streaming query under Dagster, made by :func:`checkpointed_streaming_asset`.
 
     Attributes:
         key: the output asset; use it in ``deps`` of other assets.
         checkpoints_key: ``<name>/checkpoints``.
         savepoints_key: ``<name>/savepoints``.
         name: the job's stable name, and the directory of its checkpoints.
-        job_name: the Dagster job that materializes it.
-        op_name: the name under which ``run_config["ops"]`` configures it.
+        job_name: the Dagster job that materializes the output asset.
+        op_name: the name under which ``run_config["ops"]`` configures the query.
         settings: when checkpoints are taken and kept and what happens after a failure, unless a run says otherwise.
-        state_backend: what the query keeps its state with; ``None`` for what Spark's configuration says.
+        state_backend: keeps the query's state; ``None`` for Spark's configuration.
         storage_key: resource key of the checkpoint storage.
         spark_key: resource key of Spark.
         definition: the output asset.
@@ -123,7 +123,7 @@ class CheckpointedStreamingAsset:
 
     @property
     def partitions_name(self) -> str:
-        """Name of the dynamic partitions that are the retained checkpoints."""
+        """Name of the dynamic partitions that stand for the retained checkpoints."""
         return _partitions_name(self.name)
 
 
@@ -147,10 +147,10 @@ def checkpointed_streaming_asset(
     tags: Mapping[str, str] | None = None,
     metadata: Mapping[str, Any] | None = None,
 ) -> Callable[[QueryFunction], CheckpointedStreamingAsset]:
-    """Make a streaming query an asset that is checkpointed, and goes on from its newest checkpoint.
+    """Make a streaming query an asset that is checkpointed, and continues from its newest checkpoint.
 
-    The function takes ``context`` and ``spark`` and returns a ``DataStreamWriter`` that is not started. The live
-    checkpointLocation, the start, the checkpoints and the stop are this library's.
+    The function takes ``context`` and ``spark`` and returns a ``DataStreamWriter`` that is not started. This library
+    sets the live checkpointLocation, starts and stops the query, and takes the checkpoints.
 
     .. code-block:: python
 
@@ -162,18 +162,18 @@ def checkpointed_streaming_asset(
     Args:
         name: the asset's name; the function's by default.
         key_prefix: before the name in the asset key.
-        deps: assets the query reads.
-        config: when checkpoints are taken and kept; the safe defaults of :class:`CheckpointConfig`.
+        deps: assets that the query reads.
+        config: when checkpoints are taken and kept; by default the safe values of :class:`CheckpointConfig`.
         restart: what happens after a failure; exponential delay by default.
-        poison_batch_attempts: the job ends when the same batch failed so many times in a row with the same error,
-            whatever ``restart`` still allows; 2 or more, or ``None`` for as often as that allows.
+        poison_batch_attempts: the job ends when the same batch failed this many times in a row with the same error,
+            whatever ``restart`` still allows; 2 or more, or ``None`` for as often as ``restart`` allows.
         configuration: settings by Flink's keys, which win over ``config`` and ``restart``, and describe the state
-            backend where none is given.
-        state_backend: what the query keeps its state with; by default what Spark's configuration says, and RocksDB
-            where that says nothing.
+            backend if ``state_backend`` is not given.
+        state_backend: keeps the query's state; by default Spark's configuration decides, and without it RocksDB is
+            used.
         storage_key: resource key of the checkpoint storage.
         spark_key: resource key of Spark.
-        report_interval: seconds between two reports of checkpoints to Dagster, at least.
+        report_interval: the least seconds between two reports of checkpoints to Dagster.
         group_name: as of any asset.
         kinds: as of any asset.
         description: as of any asset.
@@ -182,7 +182,7 @@ def checkpointed_streaming_asset(
         metadata: as of any asset.
 
     Raises:
-        InvalidConfiguration: the name cannot be a directory name, or the configuration cannot be used.
+        InvalidConfiguration: the name is not a possible directory name, or the configuration cannot be used.
     """
     settings = JobSettings.of(
         config or CheckpointConfig(),
@@ -212,7 +212,7 @@ def checkpointed_streaming_asset(
             config_schema=StreamingRunConfig.to_fields_dict(),
         )
         def streaming(context: dg.AssetExecutionContext) -> dg.MaterializeResult[None]:
-            from dagster_ckpt.orchestration.streaming_run import execute  # noqa: PLC0415 - Spark, for runs alone
+            from dagster_ckpt.orchestration.streaming_run import execute  # noqa: PLC0415 - Spark, only for runs
 
             return execute(
                 context,

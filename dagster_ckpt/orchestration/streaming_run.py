@@ -1,4 +1,4 @@
-"""What a run of a checkpointed streaming asset does: it drives the query, and tells Dagster of its checkpoints."""
+"""What a run of a checkpointed streaming asset does: drive the query, and report its checkpoints to Dagster."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ __all__ = ["OwnRun", "execute"]
 
 _log = logging.getLogger(__name__)
 
-#: Seconds between two looks of a run at itself.
+#: Seconds between two checks of a run's own status in Dagster.
 _LOOK = 10.0
 
 
@@ -58,19 +58,19 @@ def execute(
     partitions: str,
     report_interval: float,
 ) -> dg.MaterializeResult[None]:
-    """Run the query of a job until it ends, under the eyes of Dagster.
+    """Run the query of a job until it ends, and report to Dagster.
 
     Args:
         context: of the run.
-        run: what the run goes by.
-        query: makes the query, in the session it is given.
+        run: the settings of the run.
+        query: makes the query in the given session.
         name: of the job.
-        storage: of its checkpoints.
+        storage: of the job's checkpoints.
         spark: starts Spark.
-        state_backend: what the query keeps its state with.
-        checkpoints_key: the asset that the checkpoints are reported of.
-        partitions: name of its dynamic partitions.
-        report_interval: seconds between two reports, at least.
+        state_backend: keeps the query's state; ``None`` for Spark's configuration.
+        checkpoints_key: the asset that stands for the checkpoints.
+        partitions: name of the asset's dynamic partitions.
+        report_interval: the least seconds between two reports.
 
     Raises:
         DagsterExecutionInterruptedError: the run was canceled.
@@ -141,13 +141,13 @@ def execute(
     finally:
         _last_report(context, reporter)
     if result.status is JobStatus.CANCELED:
-        # Nothing but an interrupt of this thread cancels a run, and that is raised by `supervise`.
+        # Only an interrupt of this thread cancels a run, and `supervise` raises the interrupt.
         raise dg.DagsterExecutionInterruptedError
     return _materialized(result)
 
 
 class OwnRun:
-    """A Dagster run, as its own process looks at it.
+    """A Dagster run, as the run's own process sees it.
 
     Args:
         instance: the Dagster instance.
@@ -162,21 +162,21 @@ class OwnRun:
         self._looked_at = clock.monotonic()
 
     def is_canceled(self) -> bool:
-        """Whether somebody has canceled it, as Dagster says before it interrupts a run.
+        """Whether a user has canceled the run: Dagster records that before it interrupts the run.
 
-        An interrupt without that is the end of a process (its host is drained or shut down, ``dagster dev`` is stopped
-        by Ctrl-C), for which Dagster calls the run failed.
+        Any other interrupt ends the process (its host is drained or shut down, ``dagster dev`` is stopped by Ctrl-C),
+        and Dagster calls the run failed.
         """
         return self._status() in {dg.DagsterRunStatus.CANCELING, dg.DagsterRunStatus.CANCELED}
 
     def look(self) -> None:
-        """End this process's run when Dagster takes it for over, which it asks from time to time.
+        """Check the run's status in Dagster from time to time, and end the run when Dagster counts it as over.
 
-        It was marked so while it could not be heard of. Nobody can terminate it in Dagster any more, and as long as it
-        lives no other run can go on with the job.
+        The run was marked as over while it showed no sign of life. Then nobody can terminate the run in
+        Dagster any more, and no other run can continue the job while this one lives.
 
         Raises:
-            DagsterExecutionInterruptedError: it is over.
+            DagsterExecutionInterruptedError: Dagster counts the run as over.
         """
         now = self._clock.monotonic()
         if now - self._looked_at < _LOOK:
@@ -193,7 +193,7 @@ class OwnRun:
 
 
 def _is_step_process(context: dg.AssetExecutionContext) -> bool:
-    """Whether this is a process of its own for one step, below the process of the run."""
+    """Whether this process runs a single step, below the process of the run."""
     executor = context.op_execution_context.job_def.executor_def.name
     if executor == dg.multi_or_in_process_executor.name:
         run_config: dict[str, Any] = dict(context.run.run_config)
@@ -203,7 +203,7 @@ def _is_step_process(context: dg.AssetExecutionContext) -> bool:
 
 def _log_event(context: dg.AssetExecutionContext, event: dg.AssetMaterialization | dg.AssetObservation) -> None:
     context.log_event(event)
-    # It is in the event log. Dagster would keep it in memory as well, until the asset ends: months, for a stream.
+    # The event log has the event now. Dagster would also keep it in memory until the asset ends: months, for a stream.
     for _ in context.op_execution_context.consume_events():
         pass
 
@@ -211,7 +211,7 @@ def _log_event(context: dg.AssetExecutionContext, event: dg.AssetMaterialization
 def _last_report(context: dg.AssetExecutionContext, reporter: CheckpointReporter) -> None:
     try:
         reporter.flush()
-    except Exception as error:  # how the run ended must not be hidden by a report that could not be made
+    except Exception as error:  # a failed report must not hide how the run ended
         context.log.warning(f"The last checkpoints could not be reported: {error}")
 
 

@@ -1,8 +1,7 @@
 """Crash points: let a scenario die, fail or lose a reply at every single storage operation.
 
 The scenario runs once undisturbed to count its operations, then once per operation and action, each time on
-a fresh storage. What the storage holds afterwards is examined by the caller, as a new process would find
-it.
+a fresh storage. Afterwards the caller examines the storage, as a new process would find it.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ _Memory = TypeVar("_Memory")
 
 @dataclass(frozen=True, slots=True)
 class CrashPoint:
-    """One thing that went wrong in one run of a scenario."""
+    """The fault that was injected into one run of a scenario."""
 
     operation: Operation
     action: Action
@@ -45,12 +44,12 @@ class CrashPoint:
 
 @dataclass(frozen=True, slots=True)
 class Enumeration:
-    """What came out of :func:`enumerate_crash_points`.
+    """The result of :func:`enumerate_crash_points`.
 
     Attributes:
         operations: of the undisturbed run.
-        runs: how many disturbed runs there were.
-        violations: what was found wrong, each with its crash point.
+        runs: the number of disturbed runs.
+        violations: the violations found, each with its crash point.
     """
 
     operations: tuple[Operation, ...]
@@ -67,10 +66,10 @@ class Enumeration:
 
 
 def actions_for(operation: Operation) -> Sequence[Action]:
-    """Every way an operation can end badly without the storage breaking its promises.
+    """Every way in which an operation can end badly although the storage keeps its promises.
 
     A process may die before or after a change, or in the middle of a data file; a change may fail, or
-    succeed with its reply lost. What only reads can fail, or not be reached.
+    succeed with its reply lost. An operation that only reads can fail, or the process dies before it.
     """
     if not operation.changes:
         return (Crash(), Fail())
@@ -81,7 +80,7 @@ def actions_for(operation: Operation) -> Sequence[Action]:
 
 
 def at_operation(sequence: int, action: Action) -> Plan:
-    """A plan in which one operation goes wrong and every other goes well."""
+    """A plan in which one operation fails and all others succeed."""
     return lambda operation: action if operation.sequence == sequence else None
 
 
@@ -93,15 +92,15 @@ def enumerate_crash_points(
     actions: Callable[[Operation], Sequence[Action]] = actions_for,
     expected: tuple[type[Exception], ...] = (OSError,),
 ) -> Enumeration:
-    """Run ``scenario`` with one thing going wrong at a time.
+    """Run ``scenario`` with one fault at a time.
 
     Args:
-        fresh: makes an empty storage, and a memory in which the scenario notes what it was promised.
-        scenario: what is to survive; uses the storage only through the file system it is given, and does
+        fresh: makes an empty storage, and a memory in which the scenario notes the promises it got.
+        scenario: the code that must survive; it uses the storage only through the given file system, and does
             the same each time.
-        examine: looks at the storage afterwards; an ``AssertionError`` or any other error from it is a
+        examine: examines the storage afterwards; any error from ``examine``, such as an ``AssertionError``, is a
             violation.
-        actions: what to try at an operation.
+        actions: the faults to try at an operation.
         expected: errors that may end the scenario; any other error is a violation.
 
     Raises:

@@ -1,4 +1,4 @@
-"""A real ``dagster dev`` for tests and demonstrations: started, asked over GraphQL, killed, started again."""
+"""A real ``dagster dev`` for tests and demonstrations: started, queried over GraphQL, killed, started again."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _TERMINATE = """
 mutation($runId: String!, $policy: TerminateRunPolicy) {
   terminateRun(runId: $runId, terminatePolicy: $policy) { __typename }
 }"""
-#: How often it is started: the free port that it is given may be taken before it uses it.
+#: How often a start is tried: another process may take the free port first.
 _STARTS = 3
 _LOCATIONS = "{ repositoriesOrError { ... on RepositoryConnection { nodes { name location { name } } } } }"
 
@@ -48,7 +48,7 @@ def wait_for(ask: Callable[[], _T | None], what: str, *, seconds: float = 120, p
     """Ask until the answer is true.
 
     Raises:
-        TimeoutError: it was not in time; ``what`` says what was waited for.
+        TimeoutError: the answer was not true in time; ``what`` names it in the error.
     """
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
@@ -63,11 +63,11 @@ class _EndedAtOnce(RuntimeError):
 
 
 class DagsterDev:
-    """``dagster dev`` on a workspace, with a DAGSTER_HOME of its own.
+    """``dagster dev`` on a workspace, with its own DAGSTER_HOME.
 
     Args:
         workspace: the ``workspace.yaml``; its directory is the working directory.
-        home: DAGSTER_HOME; made if need be. The ``dagster.yaml`` beside the workspace is copied into it.
+        home: DAGSTER_HOME; made if missing. The ``dagster.yaml`` beside the workspace is copied into it.
         environment: more environment variables for Dagster and the runs.
     """
 
@@ -90,11 +90,11 @@ class DagsterDev:
 
     @property
     def log(self) -> Path:
-        """What Dagster and the runs print."""
+        """The output of Dagster and the runs."""
         return self.home / "dagster-dev.log"
 
     def start(self) -> None:
-        """Start it and wait until the code location is loaded.
+        """Start Dagster and wait until the code location is loaded.
 
         Raises:
             RuntimeError: the UI of Dagster is not installed, or Dagster ended at once.
@@ -143,7 +143,7 @@ class DagsterDev:
             )
 
     def processes(self) -> list[psutil.Process]:
-        """Everything of this Dagster: server, daemon, code server, runs, their steps and JVMs, orphans too."""
+        """All processes of this Dagster: server, daemon, code server, runs, their steps and JVMs, orphans too."""
         mine = []
         for process in psutil.process_iter():
             try:
@@ -165,7 +165,7 @@ class DagsterDev:
         return found
 
     def kill(self) -> None:
-        """SIGKILL to everything at once, as when a host dies."""
+        """Send SIGKILL to all processes at once, as when a host dies."""
         while processes := self.processes():
             for process in processes:
                 try:
@@ -179,7 +179,7 @@ class DagsterDev:
 
     @contextmanager
     def instance(self) -> Iterator[dg.DagsterInstance]:
-        """The Dagster instance, to look into."""
+        """The Dagster instance, for reading."""
         with dg.DagsterInstance.from_config(str(self.home)) as instance:
             yield instance
 

@@ -1,6 +1,6 @@
-"""A server in a thread that answers late, refuses, loses replies, hangs and alters what it sends, as a plan says.
+"""A server in a thread that answers late, refuses, loses replies, hangs and alters its answers, as a plan says.
 
-What it serves is said by a subclass. Each request is on record, and the plan is asked for each.
+A subclass serves the content. The server records each request and asks the plan about it.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ class Request:
     """One request.
 
     Attributes:
-        sequence: its number, from 0.
-        kind: what it asks for, in one word of the server's.
-        name: what it is about.
+        sequence: the request's number, from 0.
+        kind: the server's word for the kind of request.
+        name: the object, or other name, that the request is about.
         size: bytes of its body.
     """
 
@@ -39,7 +39,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Answer with this status; ``after`` the request was carried out, or without."""
+    """Answer with this status; ``after``: only after carrying the request out, else without."""
 
     status: int
     after: bool = False
@@ -48,28 +48,28 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Reset:
-    """Break the connection; ``after`` the request was carried out, or without."""
+    """Break the connection; ``after``: only after carrying the request out, else without."""
 
     after: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Hang:
-    """Carry the request out after so many seconds."""
+    """Carry the request out after this many seconds."""
 
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class Alter:
-    """Send other bytes than are stored, with a fitting length: what ``change`` makes of them."""
+    """Send the stored bytes as altered by ``change``, with the fitting length."""
 
     change: Callable[[bytes], bytes]
 
 
 Fault: TypeAlias = Answer | Reset | Hang | Alter
 Plan: TypeAlias = Callable[[Request], "Fault | None"]
-#: Carries a request out. All run in one thread, one after the other.
+#: Carries a request out. All actions run in one thread, one after the other.
 Action: TypeAlias = Callable[[], web.Response]
 
 
@@ -77,9 +77,9 @@ class DisturbedServer(ABC):
     """The server; a context manager that starts and stops it.
 
     Args:
-        latency: seconds that each request takes longer.
+        latency: seconds added to each request.
         token: the bearer token that requests must carry; ``None`` for none.
-        port: of this machine; 0 for any that is free.
+        port: of this machine; 0 for any free port.
     """
 
     def __init__(self, latency: float = 0.0, token: str | None = None, port: int = 0) -> None:
@@ -88,7 +88,7 @@ class DisturbedServer(ABC):
         self.plan: Plan = _no_fault
         self.log: deque[Request] = deque()
         self.url = ""
-        #: The greatest number of requests that were under way at once.
+        #: The most requests that were under way at once.
         self.most_at_once = 0
         self._at_once = 0
         self._port = port
@@ -99,11 +99,11 @@ class DisturbedServer(ABC):
 
     @abstractmethod
     def route(self, incoming: web.Request, body: bytes) -> tuple[str, str, Action]:
-        """What a request asks for: its kind, what it is about, and what carries it out."""
+        """The kind of a request, the name it is about, and the action that carries it out."""
 
     @abstractmethod
     def refuse(self, status: int, message: str) -> web.Response:
-        """An error as this server says it."""
+        """An error in this server's form."""
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -125,7 +125,7 @@ class DisturbedServer(ABC):
         application.router.add_route("*", "/{path:.*}", self._serve)
         self._runner = web.AppRunner(application, access_log=None)
         await self._runner.setup()
-        # Hundreds of connections come at once when nobody limits an upload.
+        # An upload without a limit opens hundreds of connections at once.
         site = web.TCPSite(self._runner, "127.0.0.1", self._port, backlog=4096)
         await site.start()
         host, port = self._runner.addresses[0][:2]

@@ -1,4 +1,4 @@
-"""What is asked of a file system, and what can come of it: the values of :mod:`~dagster_ckpt.testing.faults`."""
+"""The operations of a file system, and their possible faults: the values of :mod:`~dagster_ckpt.testing.faults`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _CHANGING = frozenset(
 
 
 class ProcessDied(BaseException):
-    """The process died at this operation. No handler of errors may survive it, hence the base class."""
+    """The process died at this operation. The base class keeps error handlers from catching it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +40,8 @@ class Operation:
     Attributes:
         sequence: its number within the file system instance, from 0.
         name: the method of :class:`~dagster_ckpt.filesystem.FileSystem`, or of its ``copies``.
-        path: what it concerns; the sorted paths joined by ``,`` for ``sync_directories``.
-        size: bytes to be stored, ``None`` for what stores none.
+        path: the method's path; for ``sync_directories`` the sorted paths joined by ``,``.
+        size: bytes to be stored, ``None`` for an operation that stores none.
     """
 
     sequence: int
@@ -51,7 +51,7 @@ class Operation:
 
     @property
     def changes(self) -> bool:
-        """Whether it changes what is stored (or what would survive a power cut)."""
+        """Whether the operation changes the stored files (or which of them would survive a power cut)."""
         return self.name in _CHANGING
 
     def __str__(self) -> str:
@@ -60,17 +60,17 @@ class Operation:
 
 @dataclass(frozen=True, slots=True)
 class Fail:
-    """Nothing happens, and ``error`` is raised; without one, :class:`StorageError`."""
+    """The operation has no effect, and ``error`` is raised, by default :class:`StorageError`."""
 
     error: Exception | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class FailAfter:
-    """It happens, but the reply is lost and ``error`` is raised.
+    """The operation takes effect, but the reply is lost and ``error`` is raised.
 
-    Without one, what the port promises for an unknown outcome: :class:`PublishUnknown` from ``create``,
-    :class:`StorageError` from everything else.
+    The default is the port's error for an unknown outcome: :class:`PublishUnknown` from ``create``,
+    :class:`StorageError` from all other operations.
     """
 
     error: Exception | None = None
@@ -80,7 +80,7 @@ class FailAfter:
 class Torn:
     """Only the first ``size`` bytes of a data file are stored (operation ``write``).
 
-    Then ``error`` is raised; without one success is reported, as by a disk that lost its cache. With
+    Then ``error`` is raised. Without ``error`` success is reported, as by a disk that lost its cache. With
     :class:`ProcessDied` the process dies in the middle of the file.
     """
 
@@ -90,10 +90,10 @@ class Torn:
 
 @dataclass(frozen=True, slots=True)
 class Late:
-    """The network holds a change back: nothing happens yet, and ``error`` is raised (else as by `FailAfter`).
+    """The network holds a change back: the change has no effect yet, and ``error`` is raised (default: `FailAfter`'s).
 
-    What was asked for is added to ``held``; it happens when that is called. Whoever asked is not there any more, so
-    what comes of it then is told to nobody.
+    The change is added to ``held`` and takes effect when that function is called. The caller is gone by then, so the
+    outcome is reported to nobody.
     """
 
     held: list[Callable[[], None]] = field(compare=False)
@@ -102,33 +102,33 @@ class Late:
 
 @dataclass(frozen=True, slots=True)
 class Hang:
-    """It does not happen before ``until`` returns, such as ``threading.Event().wait``."""
+    """The operation waits until ``until`` returns, such as ``threading.Event().wait``."""
 
     until: Callable[[], object]
 
 
 @dataclass(frozen=True, slots=True)
 class Lie:
-    """Success is reported and nothing is done; a listing comes back as ``listing``, by default empty."""
+    """The operation reports success and does nothing; a listing returns ``listing``, by default empty."""
 
     listing: tuple[Entry, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Flip:
-    """One bit (modulo the size) is flipped: of what is stored by a write, of what is returned by a read."""
+    """One bit (modulo the size) is flipped: in the bytes that a write stores, or that a read returns."""
 
     bit: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Crash:
-    """The process dies before it happens."""
+    """The process dies before the operation."""
 
 
 @dataclass(frozen=True, slots=True)
 class CrashAfter:
-    """It happens, and the process dies before it learns so."""
+    """The operation takes effect, and the process dies before it gets the reply."""
 
 
 Action: TypeAlias = Fail | FailAfter | Late | Hang | Torn | Lie | Flip | Crash | CrashAfter

@@ -1,24 +1,24 @@
 """A file system that fails on demand.
 
 :class:`FaultInjectingFileSystem` wraps another :class:`~dagster_ckpt.filesystem.FileSystem`. Every
-operation passes one choke point, which asks a *plan* what is to become of it and keeps a log, so that a run
-that went wrong can be read, and repeated, operation by operation::
+operation passes one choke point, which asks a *plan* for the operation's outcome and keeps a log, so that a failed
+run can be read, and repeated, operation by operation::
 
     def plan(operation: Operation) -> Action | None:
         return FailAfter() if operation.name == "create" and operation.path.endswith("_metadata") else None
 
     storage = FaultInjectingFileSystem(PosixFileSystem(directory), plan)
 
-What an operation can come to, besides going well:
+The possible outcomes, besides success:
 
-* :class:`Fail`: nothing happens, and an error is raised.
-* :class:`FailAfter`: it happens, and the reply is lost.
-* :class:`Late`: the reply is lost, and it happens later, when the network delivers it after all.
+* :class:`Fail`: the operation has no effect and raises an error.
+* :class:`FailAfter`: the operation takes effect, and the reply is lost.
+* :class:`Late`: the reply is lost, and the operation takes effect later, when the network delivers it after all.
 * :class:`Torn`: a data file is stored in part.
-* :class:`Hang`: it happens when something else has.
-* :class:`Lie`: success is reported and nothing is done; a listing is wrong.
-* :class:`Flip`: one bit is another.
-* :class:`Crash`, :class:`CrashAfter`: the process dies, before it or after it.
+* :class:`Hang`: the operation waits for something else.
+* :class:`Lie`: the operation reports success and does nothing; a listing is wrong.
+* :class:`Flip`: one bit is flipped.
+* :class:`Crash`, :class:`CrashAfter`: the process dies before or after the operation.
 """
 
 from __future__ import annotations
@@ -57,17 +57,17 @@ class FaultInjectingFileSystem(FileSystem):
     """Another file system with faults.
 
     One instance stands for one process: after a crash each of its operations raises :class:`ProcessDied`,
-    while the wrapped file system holds what the storage would hold. Many files are taken one after the other, so that
-    a run is the same each time.
+    while the wrapped file system holds what the storage would hold. Many files are written one after the other, so that
+    every run is the same.
 
     Args:
-        inner: where the operations go.
-        plan: asked once per operation, on the thread that performs it; may block, to schedule several
-            processes, or act on ``inner``, to let another process have its turn here. May be replaced at
+        inner: carries the operations out.
+        plan: asked once per operation, on the operation's thread; may block, to schedule several
+            processes, or act on ``inner``, to give another process its turn. May be replaced at
             any time.
 
     Raises:
-        ValueError: (by any operation) the plan asked for an action that this operation cannot have.
+        ValueError: (by any operation) the plan asked for an action that does not fit this operation.
     """
 
     concurrency = 1
@@ -106,7 +106,7 @@ class FaultInjectingFileSystem(FileSystem):
 
     @property
     def operations(self) -> tuple[Operation, ...]:
-        """What was asked for so far."""
+        """All operations so far."""
         return tuple(operation for operation, _ in self.log)
 
     def die(self) -> None:
@@ -147,7 +147,7 @@ class FaultInjectingFileSystem(FileSystem):
         stop: Callable[[], bool],
         told: Callable[[int], None] = unheard,
     ) -> Sequence[Written]:
-        written = self._write_in_turn(items, stop, told)  # so that a run is the same each time
+        written = self._write_in_turn(items, stop, told)  # so that every run is the same
         if items:
             self.sync_directories({path.rpartition("/")[0] for path, _ in items})
         return written
@@ -254,7 +254,7 @@ def _no_fault(operation: Operation) -> None:
 
 
 def _nothing(lie: Lie) -> None:
-    """What a lie about a change does."""
+    """The effect of a lie about a change."""
     del lie
 
 
@@ -264,7 +264,7 @@ def _lost(operation: Operation) -> StorageError:
 
 
 def _unheard(perform: Callable[[], object]) -> None:
-    """Do what nobody waits for."""
+    """Perform an operation and ignore its errors: nobody waits for it."""
     with contextlib.suppress(Exception):
         perform()
 

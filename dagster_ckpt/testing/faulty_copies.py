@@ -1,4 +1,4 @@
-"""What a store does with its objects by itself, with faults: a part of :mod:`~dagster_ckpt.testing.faults`."""
+"""A bucket's own copies of its objects, with faults: a part of :mod:`~dagster_ckpt.testing.faults`."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _Result = TypeVar("_Result")
 
 
 class FaultyCopies(ServerSide):
-    """The copies of another file system, each passing the choke point of the one that injects faults.
+    """The copies of another file system; each passes the choke point of the file system that injects faults.
 
     Args:
-        inner: where the operations go.
+        inner: carries the operations out.
         operate: the choke point.
     """
 
@@ -46,7 +46,7 @@ class FaultyCopies(ServerSide):
         told: Callable[[int], None] = unheard,
     ) -> Sequence[Stored]:
         made = []
-        for copy in copies:  # one after the other, so that a run is the same each time
+        for copy in copies:  # one after the other, so that every run is the same
             if stop():
                 raise Stopped
             made.append(self.copy(copy))

@@ -1,4 +1,4 @@
-"""What every storage of checkpoints must keep, as tests to run against your own.
+"""The contract that every storage of checkpoints must keep, as tests to run against your own storage.
 
 .. code-block:: python
 
@@ -52,7 +52,7 @@ class FileSystemContract:
         assert [entry.name for entry in storage.list("")] == ["f"]
 
     def test_of_many_that_create_one_name_one_wins(self, storage: FileSystem) -> None:
-        """Everything rests on this: an epoch is claimed, and a checkpoint completed, by a create."""
+        """Everything rests on this: a create claims an epoch, and a create completes a checkpoint."""
         for turn in range(20):
             at_once = Barrier(_THREADS)
 
@@ -151,7 +151,7 @@ class FileSystemContract:
         assert set(storage.list("d")) == {Entry("sub", is_directory=True), Entry("f", is_directory=False)}
 
     def test_a_directory_is_no_file_and_a_file_no_directory(self, storage: FileSystem) -> None:
-        """What somebody else puts into a job's directories must not break the look at them."""
+        """Foreign files and directories in a job's directories must not break reading them."""
         storage.create("d/f", b"1")
         assert list(storage.list("d/f")) == []
         for read in (storage.read, storage.checksum, storage.size):

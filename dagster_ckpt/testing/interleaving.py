@@ -1,9 +1,9 @@
-"""Interleavings: several drivers that all believe a storage is theirs, switched between its operations.
+"""Interleavings: several drivers each believe that they own a storage; drivers are switched between operations.
 
-Each driver has a thread and a file system of its own; one at a time runs, for a few operations, in an order drawn from
-a seed. So a run that went wrong goes wrong again with the same seed. Most of what matters happens between a check and
-the create it allows: a driver often falls asleep there, and a *zombie* at some moment for so long that all others have
-ended when it wakes up::
+Each driver has its own thread and its own file system. One driver at a time runs, for a few operations, in an order
+drawn from a seed. So a failed run fails again with the same seed. The critical moments are between a check and the
+create that it allows: a driver often falls asleep there, and a *zombie* sleeps at some moment until all others have
+ended::
 
     def drive(storage: FileSystem, memory: Ledger) -> None:
         run = Run(storage, memory).start()
@@ -29,24 +29,24 @@ from dagster_ckpt.testing.violations import described, require_none
 
 __all__ = ["Disturb", "Interleavings", "enumerate_interleavings", "interleave"]
 
-#: What goes wrong in an operation of a driver, who is told by his number; drawn from the random numbers of the seed.
+#: Chooses the fault of an operation of the driver with this number, with the random numbers of the seed.
 Disturb: TypeAlias = Callable[[int, Operation, random.Random], Action | None]
 
 _Memory = TypeVar("_Memory")
-#: For how many operations a driver runs, and for how many the others do while it is asleep.
+#: For how many operations a driver runs, and for how many operations of the others it sleeps.
 _AWAKE = (1, 2, 4, 8, 60, 120)
 _ASLEEP = (120, 250)
-#: A driver that does nothing with its storage for so long is stuck: in a lock that another one holds, most likely.
+#: Seconds without a storage operation after which a driver is stuck: probably in a lock that another driver holds.
 _STUCK = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class Interleavings:
-    """What came out of :func:`enumerate_interleavings`.
+    """The result of :func:`enumerate_interleavings`.
 
     Attributes:
-        runs: how many there were.
-        violations: what was found wrong, each with its seed.
+        runs: the number of runs.
+        violations: the violations found, each with its seed.
     """
 
     runs: int
@@ -72,13 +72,13 @@ def interleave(
     """Let drivers run at once on one storage, until all of them have ended.
 
     Args:
-        storage: what they have in common.
-        drivers: each is called with its own view of ``storage``, in a thread of its own, and handles what it expects to
-            be raised. Nothing else may make one wait for another.
+        storage: shared by the drivers.
+        drivers: each is called with its own view of ``storage``, in its own thread, and handles the errors that it
+            expects. Nothing else may make a driver wait for another driver.
         seed: of the order.
-        zombie: one of them, also drawn from the seed, falls asleep before some change and wakes up when all others have
+        zombie: one driver, also drawn from the seed, falls asleep before some change and wakes up when all others have
             ended.
-        disturb: what goes wrong on the way; a driver that dies of it has ended.
+        disturb: chooses faults; a driver that dies of a fault has ended.
 
     Raises:
         Exception: the first error that a driver did not handle.
@@ -100,9 +100,9 @@ def enumerate_interleavings(
     """Let drivers run at once, in many orders.
 
     Args:
-        fresh: makes a storage, and a memory in which the drivers note what they were promised.
-        drivers: as for :func:`interleave`; an error that escapes from one is a violation.
-        examine: looks at the storage when all have ended; any error from it is a violation.
+        fresh: makes a storage, and a memory in which the drivers note the promises they got.
+        drivers: as for :func:`interleave`; an error that escapes from a driver is a violation.
+        examine: examines the storage when all drivers have ended; any error from ``examine`` is a violation.
         seeds: one run each.
         zombie: as for :func:`interleave`.
         disturb: as for :func:`interleave`.
@@ -116,19 +116,19 @@ def enumerate_interleavings(
         try:
             interleave(storage, driving, seed, zombie=zombie, disturb=disturb)
             examine(storage, memory)
-        except Exception as error:  # whatever it is, it should not have been
+        except Exception as error:  # any escaped error is a violation
             violations.append(f"seed {seed}: {described(error)}")
     return Interleavings(runs, tuple(violations))
 
 
 class _Baton:
-    """Whoever has it runs."""
+    """The driver that holds the baton runs."""
 
     def __init__(self, seed: int, drivers: int, *, zombie: bool, disturb: Disturb | None) -> None:
         self._random = random.Random(seed)
         self._disturb = disturb
         self._running = set(range(drivers))
-        # Started all at once they would fence each other before they do anything.
+        # Drivers that started all at once would fence each other before they do anything.
         self._joins = [self._random.randint(0, 150) * driver for driver in range(drivers)]
         self._zombie = self._random.randrange(drivers) if zombie else None
         self._falls_asleep = self._random.randint(10, 150)
@@ -145,7 +145,7 @@ class _Baton:
             issued += 1
             self._passed += 1
             self._left -= 1
-            # The moments that matter are between a check and the create it allows.
+            # The critical moments are between a check and the create that it allows.
             nods = operation.name == "create" and self._random.random() < 0.2
             dies = driver == self._zombie and issued >= self._falls_asleep and operation.changes
             if dies:
@@ -166,7 +166,7 @@ class _Baton:
                 self._wait(number)
                 with contextlib.suppress(ProcessDied):
                     drivers[number]()
-            except BaseException as error:  # raised again where all of this was asked for
+            except BaseException as error:  # raised again on the caller's thread
                 failures.append(error)
             finally:
                 self._running.discard(number)

@@ -1,4 +1,4 @@
-"""What a harness found wrong, as it is told and raised."""
+"""The violations that a harness found: their text, and the error that reports them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def described(error: Exception) -> str:
 
 
 def require_none(violations: Sequence[str], runs: int) -> None:
-    """Accept what came out of so many runs.
+    """Accept the result of ``runs`` runs.
 
     Raises:
         AssertionError: there are violations; the first ten are shown.

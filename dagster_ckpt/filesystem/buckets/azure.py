@@ -37,15 +37,15 @@ _OPTIONS = frozenset(
         "tenant_id",
     }
 )
-#: What the environment may have that is for one account only.
+#: Variables of the environment that are for one account only.
 _OF_AN_ACCOUNT = ("AZURE_STORAGE_CONNECTION_STRING", "AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_SAS_TOKEN")
-#: What is told of a request that is dated otherwise than the account's clock says.
+#: The refusal of a request whose date differs from the account's clock.
 _CLOCK = re.compile(r"date header (?:is )?(?:too old|too new|in the future)", re.IGNORECASE)
 _TOO_MUCH = frozenset({"OperationTimedOut", "ServerBusy"})
 
 
 def _is_of_credentials(error: BaseException) -> bool:
-    # A key that is not the account's is told of with the status 403.
+    # Azure reports a key of another account with the status 403.
     failed = "failed to authenticate" in str(error)
     return failed or isinstance(error, ClientAuthenticationError) or status_of(error) == 401
 
@@ -96,20 +96,20 @@ _REASONS = (
 class AzureBlobFileSystem(VersionedBucket):
     """Blobs of a container of an Azure storage account below one prefix, with or without a hierarchical namespace.
 
-    Every request is compared with its MD5 by the store. Blocks of an upload that is broken off are invisible, cannot be
-    deleted, and are removed by Azure after a week.
+    Azure compares every request with its MD5. Blocks of an interrupted upload are invisible, cannot be deleted, and are
+    removed by Azure after a week.
 
     Args:
         container: the container.
-        prefix: names below which everything lies, without slashes at its ends; may be empty.
+        prefix: the path below which everything lies, without slashes at its ends; may be empty.
         options: of ``adlfs.AzureBlobFileSystem``: ``account_name``, with ``account_key``, ``sas_token``, or
             ``tenant_id``, ``client_id`` and ``client_secret``, or ``anon``; or a ``connection_string``; and
-            ``account_host`` in a cloud of its own. Without credentials those are used that the Azure libraries find.
-        host: the account's host as it stands in an ``abfs://`` URL, where the options do not name the account.
+            ``account_host`` in a cloud of its own. By default the credentials that the Azure libraries find are used.
+        host: the account's host as in an ``abfs://`` URL, where the options do not name the account.
 
     Raises:
-        InvalidConfiguration: the container has no possible name, the host is none, it and the options name two
-            accounts, or an option is unknown.
+        InvalidConfiguration: the container's name is impossible, the host is invalid, the host and the options name
+            two accounts, or an option is unknown.
     """
 
     tells_checksums = False
@@ -142,7 +142,7 @@ class AzureBlobFileSystem(VersionedBucket):
 
     @property
     def hadoop_url(self) -> str:
-        """Hadoop has to be told the account's host, and knows none but those of accounts."""
+        """The root with the account's host, which Hadoop needs; Hadoop accepts no other host."""
         if self._made_of[3]:
             return self.url
         service = self._client().service_client
@@ -152,7 +152,7 @@ class AzureBlobFileSystem(VersionedBucket):
         return f"abfs://{container}@{service.account_name}.dfs.{cloud}/{prefix}".rstrip("/")
 
     def remove_directory(self, path: str) -> None:
-        """Where directories exist, with a hierarchical namespace, an empty one stays when its last blob goes."""
+        """Delete an empty directory: in a hierarchical namespace a directory stays when its last blob goes."""
         target = self._object(path)
         with self._errors(f"delete {self._shown(path)}"):
             self._await(lambda client: client.remove_marker(target))
@@ -160,7 +160,7 @@ class AzureBlobFileSystem(VersionedBucket):
     def _connect(self) -> AsyncFileSystem:
         try:
             client = client_of(os.getpid(), json.dumps(self.storage_options, sort_keys=True))
-        except ValueError as error:  # adlfs was told of no account, or of an impossible one
+        except ValueError as error:  # the options name no account, or an impossible one
             raise StorageUnusable(
                 f"Could not connect to container {self.bucket!r}: {redacted(first_line(error), self._secrets())}",
                 hint="Name the account in the path (abfs://container@account.dfs.core.windows.net/directory), or give "
@@ -168,7 +168,7 @@ class AzureBlobFileSystem(VersionedBucket):
             ) from self._cause(error)
         except Exception as error:
             raise self._told("connect", error) from self._cause(error)
-        # A connection string of the environment goes before everything else that names an account.
+        # A connection string of the environment would win over everything else that names an account.
         if named := self.storage_options.get("account_name"):
             try:
                 _check_account(named, client.service_client.account_name)
@@ -198,7 +198,7 @@ class AzureBlobFileSystem(VersionedBucket):
         return stored_of(about)
 
     def _settled(self, copy: Copy, error: OSError) -> Stored:
-        """Nothing: the client has looked at the target, where each copy says what it is of."""
+        """Always raises: the client has already checked the target, where each copy records its source."""
         if isinstance(error, FileNotFoundError):
             raise FileNotFoundError(self._shown(copy.source)) from error
         raise StorageError(f"{self._shown(copy.target)} exists already and holds something else.") from error
@@ -212,16 +212,17 @@ class AzureBlobFileSystem(VersionedBucket):
 def is_entrusted(host: str, own: str | None, options: Mapping[str, Any]) -> bool:
     """Whether the credentials of a storage may go to this host, which a record or a request names.
 
-    Others may find those of the environment there: an identity within the same cloud, a key or a signature only for the
-    account that the environment names.
+    Another host may only get credentials of the environment: an identity within the same cloud; a key or a signature
+    only for the account that the environment names.
 
     Args:
-        host: the account's host in the URL; none where the options name it.
-        own: that in the URL of the storage, ``None`` if that is no storage of Azure.
+        host: the account's host in the URL; empty where the options name the account.
+        own: the host in the URL of the storage, ``None`` if the storage is not Azure's.
         options: of the storage.
 
     Raises:
-        InvalidConfiguration: the host is none, it is of another cloud, or what the environment has need not be for it.
+        InvalidConfiguration: the host is invalid or of another cloud, or the environment's credentials may not be for
+            the host.
     """
     if not host:
         return True
@@ -247,7 +248,7 @@ def is_entrusted(host: str, own: str | None, options: Mapping[str, Any]) -> bool
 
 
 def _place_of(options: Mapping[str, Any]) -> tuple[str | None, str]:
-    """Account and cloud that the options name."""
+    """The account and the cloud that the options name."""
     said = dict(part.partition("=")[::2] for part in str(options.get("connection_string", "")).split(";"))
     host = _HOST.fullmatch(str(options.get("account_host", "")))
     cloud = said.get("EndpointSuffix", _PUBLIC_CLOUD) if host is None else host["cloud"]

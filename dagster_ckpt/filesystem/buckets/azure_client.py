@@ -1,8 +1,8 @@
 """Requests to Azure Blob Storage, through adlfs: uploads, copies, and blobs pinned to ETags.
 
-Azure tells no checksum of a blob that could be believed. The MD5 that a blob may have is what its writer said of it and
-nobody compared, and a copy inherits it; Hadoop's driver gives another one by default. So a copy is as good as the
-store's word: that it made it of these very bytes, and that nobody has written to it since.
+Azure reports no checksum of a blob that can be trusted. The MD5 that a blob may have comes from its writer, Azure does
+not compare it, and a copy inherits it; Hadoop's driver gives another MD5 by default. So a copy rests on Azure's word:
+that Azure made the copy of exactly these bytes, and that nobody has written to the copy since.
 """
 
 from __future__ import annotations
@@ -43,20 +43,20 @@ ADLFS.check()
 
 #: The most blocks that a blob may have.
 _MOST_BLOCKS = 50_000
-#: What is answered when the name of a blob is taken, by the request that finds it so.
+#: Answers to a request that finds the name of its blob taken.
 _TAKEN = frozenset({"BlobAlreadyExists", "ConditionNotMet", "InvalidBlockList"})
-#: What a copy says of itself, in its metadata: of which bytes it is one.
+#: The key in a copy's metadata that names the copied bytes.
 _COPY_OF = "dagster_ckpt_copy_of"
-#: What is answered to a copy that cannot be made, or that was made before.
+#: Statuses for a copy that cannot be made, or that was made before.
 _UNMET = frozenset({404, 409, 412})
-#: Seconds between two looks at a copy that the store makes later: at first, and at most.
+#: Seconds between two looks at a copy that Azure makes later: at first, and at most.
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 1.0
-#: So many looks in a row may find that nothing more has been copied.
+#: How many looks in a row may find no progress of the copy.
 _MOST_LOOKS = 600
 
 
 class AzureClient(adlfs.AzureBlobFileSystem):  # type: ignore[misc]  # adlfs publishes no types
-    """adlfs, with what arrives compared, uploads of bounded memory, and one request a page of a listing."""
+    """adlfs that compares what arrives, uploads in bounded memory, and sends one request per page of a listing."""
 
     async def _pipe_file(self, path: str, value: bytes, *, mode: str) -> None:
         repeated: list[Mapping[str, Any]] = []
@@ -80,7 +80,7 @@ class AzureClient(adlfs.AzureBlobFileSystem):  # type: ignore[misc]  # adlfs pub
     async def _put_file(self, lpath: str, rpath: str, *, callback: Callback, chunksize: int, mode: str) -> None:
         """Upload a file in blocks, one after the other, and create the blob exclusively from them.
 
-        adlfs's own holds 64 MiB at a time.
+        adlfs's own method holds 64 MiB at a time.
         """
         if mode != "create":
             raise NotImplementedError(mode)
@@ -97,7 +97,7 @@ class AzureClient(adlfs.AzureBlobFileSystem):  # type: ignore[misc]  # adlfs pub
         except ResourceNotFoundError as error:
             raise FileNotFoundError(rpath) from error
         except HttpResponseError as error:
-            # Who committed the name discarded the blocks of everybody else for it.
+            # The writer that committed the name discarded the blocks of all others.
             if isinstance(error, ResourceExistsError) or error_code(error) in _TAKEN:
                 raise FileExistsError(rpath) from error
             raise
@@ -114,13 +114,13 @@ class AzureClient(adlfs.AzureBlobFileSystem):  # type: ignore[misc]  # adlfs pub
                 ):
                     name = item.name.rstrip("/")
                     is_directory = isinstance(item, BlobPrefix) or is_marker(item)
-                    # A directory may show twice: as what names have in common, and as itself.
+                    # A directory may appear twice: as a common prefix of names, and as its own marker.
                     found[name] = found.get(name, False) or is_directory
         kinds = {True: "directory", False: "file"}
         return [{"name": f"{container}/{name}", "type": kinds[kind]} for name, kind in found.items()]
 
     async def remove_marker(self, path: str) -> None:
-        """Delete what stands for an empty directory; nothing when there is no such thing, or it is not empty."""
+        """Delete the marker of an empty directory; do nothing when there is none, or the directory is not empty."""
         container, name, _ = self.split_path(path)
         async with self.service_client.get_blob_client(container, name) as blob:
             try:
@@ -160,7 +160,7 @@ class AzureClient(adlfs.AzureBlobFileSystem):  # type: ignore[misc]  # adlfs pub
                 ]
 
     async def marker_of(self, bucket: str, key: str) -> list[Found]:
-        """What stands for a directory of this very name, if anything does."""
+        """The marker of the directory with exactly this name, if there is one."""
         async with self._blob(bucket, key) as blob:
             try:
                 about = await blob.get_blob_properties()
@@ -173,27 +173,27 @@ class AzureClient(adlfs.AzureBlobFileSystem):  # type: ignore[misc]  # adlfs pub
             try:
                 await blob.delete_blob()
             except ResourceNotFoundError:
-                return  # or a repeated request found that the first had been carried out
+                return  # or the first request was carried out, and this is the repeated one
             except HttpResponseError as error:
                 if error_code(error) == "DirectoryIsNotEmpty":
-                    return  # somebody still writes to it
+                    return  # the blob still has a writer
                 if error_code(error) != "PendingCopyOperation":
                     raise
                 await blob.abort_copy(await blob.get_blob_properties())
                 await blob.delete_blob()
 
     async def copy_blob(self, bucket: str, source: str, of: Stored, target: str) -> BlobProperties:
-        """Copy this version of a blob and no other; what the copy is once the store is done with it.
+        """Copy exactly this version of a blob; return the properties of the finished copy.
 
         Raises:
-            FileExistsError: something else lies at the target.
-            FileNotFoundError: the source is gone or another one.
+            FileExistsError: the target holds something else.
+            FileNotFoundError: the source is gone or was replaced.
         """
         mark = hashlib.sha256(f"{source}\n{of.version}".encode()).hexdigest()
         async with self._blob(bucket, source) as pinned, self._blob(bucket, target) as made:
             unmet: HttpResponseError | None = None
             try:
-                # Where there is a SAS it is in the URL; of an account's own blob the credentials of the request do.
+                # A SAS is in the URL; for a blob of the same account the credentials of the request are enough.
                 await made.start_copy_from_url(
                     pinned.url,
                     metadata={_COPY_OF: mark},
@@ -204,14 +204,14 @@ class AzureClient(adlfs.AzureBlobFileSystem):  # type: ignore[misc]  # adlfs pub
             except HttpResponseError as error:
                 if status_of(error) not in _UNMET:
                     raise
-                # The target is there, or the source is another one, or gone: also when a request was carried out, its
-                # reply was lost, and the client has repeated it. What is there decides.
+                # The target exists, or the source was replaced or is gone. The same answer comes when a request was
+                # carried out, its reply was lost, and the client repeated it. So the target's content decides.
                 unmet = error
             try:
                 about = await made.get_blob_properties()
             except ResourceNotFoundError as error:
                 if unmet is not None and status_of(unmet) == 409:
-                    raise unmet from error  # it was not the source that stood in the way
+                    raise unmet from error  # the source is unchanged: the target was the obstacle
                 raise FileNotFoundError(f"{bucket}/{source}") from unmet or error
             if (about.metadata or {}).get(_COPY_OF) != mark:
                 raise FileExistsError(f"{bucket}/{target}") from unmet
@@ -224,13 +224,13 @@ class AzureClient(adlfs.AzureBlobFileSystem):  # type: ignore[misc]  # adlfs pub
 
 @cache
 def client_of(process: int, options: str) -> AsyncFileSystem:
-    """The client of a process for these options: connections and tokens are used again."""
+    """The client of a process for these options: it reuses connections and tokens."""
     del process
     return AzureClient(
         **json.loads(options),
         use_listings_cache=False,
         skip_instance_cache=True,
-        # Requests side by side are those of several blobs.
+        # One request at a time per blob; several blobs are requested side by side.
         max_concurrency=1,
     )
 
@@ -241,7 +241,7 @@ def is_marker(blob: Any) -> bool:
 
 
 def status_of(error: BaseException) -> int:
-    """The HTTP status that an error came with, 0 for none."""
+    """The HTTP status of an error, 0 for none."""
     return int(getattr(error, "status_code", None) or 0)
 
 
@@ -252,8 +252,8 @@ def error_code(error: BaseException) -> str:
 
 
 def stored_of(about: BlobProperties) -> Stored:
-    """What the store says about a blob."""
-    # A listing has the ETag without its quotes, a header with them.
+    """What Azure says about a blob."""
+    # A listing has the ETag without quotes, a header has it with quotes.
     return Stored(int(about.size), str(about.etag).strip('"'))
 
 
@@ -263,7 +263,7 @@ def _quoted(version: str) -> str:
 
 @contextlib.contextmanager
 def _missing(name: str) -> Iterator[None]:
-    """A blob that is gone, or is not the one that was pinned, is not found."""
+    """Raise ``FileNotFoundError`` for a blob that is gone, or is not the pinned blob."""
     try:
         yield
     except (ResourceNotFoundError, ResourceModifiedError) as error:
@@ -271,13 +271,13 @@ def _missing(name: str) -> Iterator[None]:
 
 
 def _is_whole_file(about: BlobProperties) -> bool:
-    """Not a directory, and not a copy that is still made, or came to nothing."""
+    """Whether the blob is neither a directory, nor an unfinished or failed copy."""
     is_directory = is_marker(about) or about.name.endswith("/")
     return not is_directory and about.copy.status in {None, "success"}
 
 
 async def _concluded(target: BlobClient, about: BlobProperties) -> BlobProperties:
-    """What a copy is when the store is done with it: it may make it later, which shows at the target."""
+    """Wait until Azure has finished a copy, which it may make later; return the properties of the target."""
     copied, looks, pause = about.copy.progress, 0, _FIRST_PAUSE
     try:
         while about.copy.status == "pending":
@@ -291,7 +291,7 @@ async def _concluded(target: BlobClient, about: BlobProperties) -> BlobPropertie
             about = await target.get_blob_properties()
             looks = looks + 1 if about.copy.progress == copied else 0
             copied = about.copy.progress
-    except BaseException:  # cancelled, too
+    except BaseException:  # also when cancelled
         with contextlib.suppress(Exception):
             await target.abort_copy(about)
         raise

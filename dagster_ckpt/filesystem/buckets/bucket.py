@@ -1,8 +1,8 @@
 """Checkpoints in a bucket, through an asynchronous fsspec file system that creates exclusively.
 
-An object appears whole or not at all, so nothing needs a temporary name or ``fsync``. What an object store does not
-give is certainty: a request whose reply is lost may have been carried out, and the library that repeats it then reports
-that the object exists already. Every create is therefore settled by reading back what is there.
+An object appears whole or not at all, so nothing needs a temporary name or ``fsync``. A bucket gives no certainty,
+however: a request whose reply is lost may have been carried out, and the library that repeats the request then reports
+that the object already exists. So every create is settled by reading the object back.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ from dagster_ckpt.shown_text import redacted, secrets_of, shown_cause
 
 __all__ = ["PASSING", "REPEATED", "SET_THE_CLOCK", "ObjectFileSystem"]
 
-#: Statuses under 500 that are no refusal: the next request may be answered otherwise, and so may one before have been.
+#: Statuses under 500 that are no refusal: an earlier or a later request may have another answer.
 PASSING = frozenset({408, 409, 429})
-#: A note of an error that says nothing of the requests before the last one.
+#: The note on an error that answers only the last of several requests.
 REPEATED = "The request had been sent before. Nobody knows what became of that; it may still be carried out."
 
-#: What to do where a store does not believe the time that a request was signed at.
+#: What to do where a service refuses the time of a request's signature.
 SET_THE_CLOCK = (
     "Set this machine's clock, for example with `timedatectl set-ntp true`, and compare it with `date -u`. Nothing was "
     "changed; what was acknowledged before is safe, and the next checkpoint tries again."
 )
 
-#: Bytes of one request; what is larger goes up, and comes down, in several.
+#: Bytes of one request; larger files take several requests, up and down.
 CHUNK = 8 << 20
-#: A large file takes fewer requests, one after the other, if each has up to so many times as many bytes.
+#: A large file takes fewer requests in a row: each request has up to this many chunks.
 _MOST_CHUNKS = 3
-#: From so many chunks on, a file's requests have two of them, and so on.
+#: From this many chunks on, each request of a file has two chunks, and so on.
 _LARGE = 16
-#: Bytes of all transfers under way, as they are held in memory.
+#: Bytes that all transfers under way hold in memory.
 _MOST_IN_FLIGHT = 96 << 20
-#: What an upload holds in memory for each of its bytes: a request's body is built from a copy.
+#: How often an upload holds each of its bytes in memory: a request's body is built from a copy.
 _COPIES = 2
 
 _Result = TypeVar("_Result")
@@ -57,14 +57,14 @@ _Result = TypeVar("_Result")
 class ObjectFileSystem(FileSystem):
     """The objects of one bucket below one prefix.
 
-    Directories do not exist: they are what names have in common, and need neither be made nor synced nor deleted.
+    Directories are only common prefixes of names: nothing makes, syncs or deletes them.
 
     Args:
         url: ``scheme://bucket/prefix``, without credentials and without a trailing slash.
-        root: what the client calls it, ``bucket/prefix``, where the URL has more in it.
+        root: the client's name for the URL, ``bucket/prefix``, where the URL contains more.
     """
 
-    #: With 30 ms a request, 32 of them side by side take a twenty-fifth of one after the other.
+    #: At 30 ms a request, 32 requests side by side take a twenty-fifth of the time of 32 in a row.
     concurrency = 32
     is_distant = True
 
@@ -77,11 +77,11 @@ class ObjectFileSystem(FileSystem):
 
     @abstractmethod
     def _connect(self) -> AsyncFileSystem:
-        """A new client of the store, without a cache of listings, whose ``mode="create"`` is exclusive."""
+        """A new client of the bucket, without a cache of listings, whose ``mode="create"`` is exclusive."""
 
     @abstractmethod
     def _explained(self, what: str, error: BaseException) -> StorageError:
-        """What to tell the user when ``error`` came of ``what``."""
+        """The user's error when ``what`` failed with ``error``."""
 
     @property
     def url(self) -> str:
@@ -93,10 +93,10 @@ class ObjectFileSystem(FileSystem):
         return self._root.partition("/")[0]
 
     def held_in_memory(self, size: int, stop: Callable[[], bool]) -> AbstractContextManager[None]:
-        """Wait until a transfer may hold so many bytes; for as long as it does.
+        """Wait until a transfer may hold ``size`` bytes in memory, and reserve them.
 
         Raises:
-            Stopped: ``stop()`` became true before.
+            Stopped: ``stop()`` became true first.
         """
         return self._in_flight.taken(size, stop)
 
@@ -105,10 +105,10 @@ class ObjectFileSystem(FileSystem):
 
     def create(self, path: str, data: bytes) -> None:
         target = self._object(path)
-        self._client()  # where there is no connection, nothing can have been created
+        self._client()  # fails here without a connection: then nothing was created
         try:
             self._await(lambda client: client._pipe_file(target, data, mode="create"))  # noqa: SLF001
-        except Exception as error:  # a lost reply, too: some libraries repeat the request and call it "exists"
+        except Exception as error:  # also a lost reply: some libraries repeat the request and report "exists"
             explained, cause = self._told(f"create {self._shown(path)}", error), self._cause(error)
             held = self._held(path, explained)
             if held == data:
@@ -121,7 +121,7 @@ class ObjectFileSystem(FileSystem):
                 ) from cause
             if self._is_settled(error):
                 raise explained from cause
-            # It is not there now. A request that nobody waits for any more may still arrive.
+            # The object is missing now, but the abandoned request may still arrive.
             raise PublishUnknown(explained.message, hint=explained.hint) from cause
 
     def replace(self, path: str, data: bytes) -> None:
@@ -156,7 +156,7 @@ class ObjectFileSystem(FileSystem):
             return written
 
     def sync_directories(self, paths: Iterable[str]) -> None:
-        """An object is durable when its upload returns."""
+        """Do nothing: an object is durable when its upload returns."""
         for path in paths:
             self._object(path)
 
@@ -185,17 +185,17 @@ class ObjectFileSystem(FileSystem):
             return []
         inside = f"{directory}/"
         entries = ((item["name"].rstrip("/"), item["type"] == "directory") for item in found)
-        # An object of the directory's own name is no part of it.
+        # An object with the directory's own name is not in the directory.
         return [Entry(name.removeprefix(inside), kind) for name, kind in entries if name.startswith(inside)]
 
     def remove(self, path: str) -> None:
         target = self._object(path)
-        # Not there, or a repeated request found that the first had been carried out.
+        # The object is missing, or the first request was carried out and this is the repeated one.
         with contextlib.suppress(FileNotFoundError), self._errors(f"delete {self._shown(path)}"):
             self._await(lambda client: client._rm_file(target))  # noqa: SLF001
 
     def remove_directory(self, path: str) -> None:
-        """A directory is gone with its last object."""
+        """Do nothing: a directory is gone with its last object."""
         self._object(path)
 
     def _object(self, path: str) -> str:
@@ -214,7 +214,7 @@ class ObjectFileSystem(FileSystem):
         use: Callable[[bytes], object],
         taking: Callable[[int], AbstractContextManager[object]],
     ) -> Written:
-        """Read an object, or a part of it, piece by piece, ``taking`` the memory for each."""
+        """Read an object, or a part of it, in chunks, ``taking`` the memory for each chunk."""
         target = self._object(path)
         wanted = part or Part(0, self._size(path))
         digest, size, most = hashlib.sha256(), 0, _chunk_of(wanted.size)
@@ -224,7 +224,7 @@ class ObjectFileSystem(FileSystem):
             with taking(end - begin):
                 chunk = self._cat(target, begin, end)
                 if not chunk:
-                    break  # the object is shorter than it should be: whoever asked compares
+                    break  # the object is shorter than expected: the caller compares
                 use(chunk)
                 digest.update(chunk)
                 size += len(chunk)
@@ -242,10 +242,10 @@ class ObjectFileSystem(FileSystem):
 
     @contextlib.contextmanager
     def _own_name(self, path: str, written: Written) -> Iterator[None]:
-        """Settle the write of a new name by what it holds: the reply to what stored it may have been lost.
+        """Settle a failed write of a new name by the object's content: the reply to a successful write may be lost.
 
-        A library that then repeats the request reports that the name exists, or that the upload is not there; one that
-        does not reports what became of the connection.
+        A library that repeats the request then reports that the name exists, or that the upload does not; a library
+        that does not repeat reports the failed connection.
         """
         what = f"write {self._shown(path)}"
         try:
@@ -267,33 +267,33 @@ class ObjectFileSystem(FileSystem):
                 raise self._told(what, error) from self._cause(error)
 
     def _is_stored(self, path: str, written: Written) -> bool:
-        """Whether an object is there and holds what was to be written; ``False`` also when it cannot be read."""
+        """Whether an object exists and holds ``written``; ``False`` also when it cannot be read."""
         try:
             return self._holds(path, written)
-        except Exception:  # the error of the write is what there is to tell
+        except Exception:  # the caller reports the error of the write
             return False
 
     def _holds(self, path: str, written: Written) -> bool:
-        """Whether an object holds what was to be written.
+        """Whether an object holds ``written``.
 
-        It is read within the memory that its upload still holds. Uploads that lose their replies at once, and hold all
-        there is, would wait for each other.
+        The read uses the memory that the upload still holds. Otherwise uploads that hold all the memory, and lose their
+        replies at once, would wait for each other.
         """
         return self._size(path) == written.size and self._digest(path, None, _ignore, nullcontext) == written
 
     @contextlib.contextmanager
     def _bucket_is_there(self, what: str) -> Iterator[None]:
-        """Of an object that is written, what is missing can only be its bucket."""
+        """Explain "not found" for a write: only the bucket can be missing."""
         try:
             yield
         except FileNotFoundError as error:
             raise self._told(what, error) from self._cause(error)
 
     def _held(self, path: str, cause: StorageError) -> bytes | None:
-        """What an object holds, after a create of it failed; ``None`` when it is not there.
+        """The content of an object whose create failed; ``None`` when the object is missing.
 
         Raises:
-            PublishUnknown: it cannot be read.
+            PublishUnknown: the object cannot be read.
         """
         try:
             return self._cat(self._object(path), None, None)
@@ -306,18 +306,18 @@ class ObjectFileSystem(FileSystem):
             ) from self._cause(error)
 
     def _is_settled(self, error: BaseException) -> bool:
-        """Whether a request was refused, and it was the only one, so that nothing can come of it later."""
+        """Whether the only request was refused, so that no earlier request can still take effect."""
         return self._was_refused(error) and REPEATED not in getattr(error, "__notes__", ())
 
     def _was_refused(self, error: BaseException) -> bool:
-        """Whether the store said that it will not do it."""
+        """Whether the bucket refused the request."""
         del error
         return False
 
     def _await(self, call: Callable[[AsyncFileSystem], Awaitable[_Result]]) -> _Result:
-        """Run a call of the client on fsspec's own thread, and wait for it.
+        """Run a call of the client on fsspec's own thread, and wait for the result.
 
-        Not through fsspec's synchronous methods: they return nothing, as if all were well, when a call is cancelled.
+        fsspec's synchronous methods are avoided: for a cancelled call they return ``None``, as if all were well.
         """
         client = self._client()
 
@@ -328,11 +328,11 @@ class ObjectFileSystem(FileSystem):
         try:
             return future.result()
         except BaseException:
-            future.cancel()  # whoever waited is interrupted: nobody is there for the reply
+            future.cancel()  # the caller is interrupted and will not read the reply
             raise
 
     def _client(self) -> AsyncFileSystem:
-        # A client is of one process: after a fork its thread is gone.
+        # A client belongs to one process: after a fork its thread is gone.
         with self._lock:
             if self._connected is None or self._connected[0] != os.getpid():
                 self._connected = (os.getpid(), self._connect())
@@ -340,7 +340,7 @@ class ObjectFileSystem(FileSystem):
 
     @contextlib.contextmanager
     def _errors(self, what: str) -> Iterator[None]:
-        """Name the operation and the way on in what the client raises; a missing object stays what it is."""
+        """Add the operation and a hint to the client's errors; a missing object stays ``FileNotFoundError``."""
         try:
             yield
         except Stopped:
@@ -357,12 +357,12 @@ class ObjectFileSystem(FileSystem):
             raise self._told(what, error) from self._cause(error)
 
     def _told(self, what: str, error: BaseException) -> StorageError:
-        """What to tell the user when ``error`` came of ``what``, without the secrets that it may quote."""
+        """The user's error when ``what`` failed with ``error``, without the secrets that ``error`` may quote."""
         explained = self._explained(what, error)
         return type(explained)(redacted(explained.message, self._secrets()), hint=explained.hint)
 
     def _cause(self, error: BaseException) -> BaseException:
-        """What came of a request, as the cause of an error that is shown with its causes."""
+        """``error`` without secrets, as the cause of the user's error: causes are shown, too."""
         return shown_cause(error, self._secrets())
 
     def _secrets(self) -> Sequence[str]:
@@ -370,12 +370,12 @@ class ObjectFileSystem(FileSystem):
 
 
 def _chunk_of(size: int) -> int:
-    """Bytes of each request for a file of this size. Two of the largest uploads fit into the memory at once."""
+    """Bytes of each request for a file of this size. Two of the largest uploads fit into memory at once."""
     return CHUNK * min(_MOST_CHUNKS, max(1, size // (_LARGE * CHUNK)))
 
 
 def _ignore(chunk: bytes) -> None:
-    """Only the digest is wanted."""
+    """Consume a chunk when only the digest is needed."""
     del chunk
 
 

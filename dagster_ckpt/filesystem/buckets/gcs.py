@@ -21,7 +21,7 @@ __all__ = ["GcsFileSystem"]
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
 #: What a user may say about the connection; everything else is decided here.
 _OPTIONS = frozenset({"access", "endpoint_url", "project", "requester_pays", "session_kwargs", "token"})
-#: What a refusal of a key's signature says that was made before it began to count, or long after it has ceased to.
+#: The refusal of a key's signature that was made before its time of validity, or long after it.
 _CLOCK = re.compile(r"reasonable timeframe|Token used too early|Invalid JWT.*\b(?:iat|exp)\b", re.IGNORECASE)
 
 
@@ -75,18 +75,18 @@ _REASONS = (
 class GcsFileSystem(VersionedBucket):
     """Objects of a bucket of Google Cloud Storage below one prefix.
 
-    The client is gcsfs' plain one, not its default, which asks another API for the type of a bucket before it does
-    anything: behind a proxy, or without permission to ask, each operation then stalls for a minute.
+    The client is gcsfs' plain client. gcsfs' default client first asks another API for the type of a bucket: behind a
+    proxy, or without permission for that API, each operation then stalls for a minute.
 
     Args:
         bucket: the bucket.
-        prefix: names below which everything lies, without slashes at its ends; may be empty.
+        prefix: the path below which everything lies, without slashes at its ends; may be empty.
         options: of ``gcsfs.GCSFileSystem``: ``token`` (a service account's key file, ``google_default``, ``cloud``,
             ``anon``), ``project``, ``endpoint_url``, ``requester_pays``, ``session_kwargs``, ``access``. Without a
             token the application-default credentials are used.
 
     Raises:
-        InvalidConfiguration: the bucket has no possible name, or an option is unknown.
+        InvalidConfiguration: the bucket's name is impossible, or an option is unknown.
     """
 
     reasons = _REASONS
@@ -106,11 +106,11 @@ class GcsFileSystem(VersionedBucket):
         super().probe()
 
     def _refuse_zonal(self) -> None:
-        """A zonal bucket shows objects while they are written and overwrites what should be created exclusively."""
+        """Refuse a zonal bucket: it shows unfinished objects, and an exclusive create there overwrites."""
         try:
             about = self._await(lambda client: client.about_bucket(self.bucket))
         except Exception:
-            # Whoever may write objects need not be allowed to look at the bucket; what is created twice tells, too.
+            # A user who may write objects may lack permission to look at the bucket; the probe's second create tells.
             return
         if about.get("locationType") == "zone" or about.get("storageClass") == "RAPID":
             raise StorageUnusable(
@@ -119,7 +119,7 @@ class GcsFileSystem(VersionedBucket):
             )
 
     def _size(self, path: str) -> int:
-        # Not by the client's `info`, which beside each look at an object lists what is below its name.
+        # The client's `info` would also list everything below the object's name.
         target = self._object(path)
         return int(self._await(lambda client: client._get_object(target))["size"])  # noqa: SLF001
 
@@ -138,7 +138,7 @@ class GcsFileSystem(VersionedBucket):
     def _is_copy(self, made: Stored, copy: Copy) -> bool:
         of = copy.of
         if of is None or not of.has_checksum:
-            # Nobody but the original knows its bytes. Where it is gone, so is what could tell that this is its copy.
+            # Only the original can prove its copy; without the original nothing can.
             key, version = self._key(copy.source), None if of is None else of.version
             of = self._await(lambda client: client.look(self.bucket, key, version))
         return made.is_same_content(of)

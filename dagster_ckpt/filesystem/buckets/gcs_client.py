@@ -1,6 +1,6 @@
 """Requests to Google Cloud Storage, through gcsfs: uploads, copies, and objects pinned to generations.
 
-A listing has no checksums of objects that are encrypted with a key of the customer's; an answer about one object has.
+A listing omits the checksums of objects that are encrypted with a customer's key; an answer about one object has them.
 """
 
 from __future__ import annotations
@@ -37,25 +37,25 @@ __all__ = ["GcsClient", "client_of", "is_forbidden", "is_refusal", "of_credentia
 
 GCSFS.check()
 
-#: Seconds without a byte of the answer after which a request is given up and repeated.
+#: Seconds without a byte of the answer after which a request is abandoned and repeated.
 _SILENCE = 60.0
-#: How often in a row a part of an upload may be sent of which the store takes nothing.
+#: How often in a row a part of an upload may be sent without the bucket taking a byte.
 _ATTEMPTS = 3
-#: The bytes that a part of an upload, but for the last, must have a multiple of; and the most parts there may be.
+#: Each part of an upload except the last has a multiple of this many bytes; and the most parts of an upload.
 _UNIT = 256 << 10
 _MOST_PARTS = 100_000
-#: Bytes that one request for a copy may copy; ``None`` for as many as the store thinks right.
+#: Bytes that one request for a copy may copy; ``None``: the bucket chooses.
 _MOST_AT_ONCE: int | None = None
 _OBJECT = "b/{}/o/{}"
 _REWRITE = "b/{}/o/{}/rewriteTo/b/{}/o/{}"
 
-# These log requests and errors with their URLs, of which that of a token has the token in it.
+# These loggers log requests and errors with their URLs; the URL of a token contains the token.
 for _name in ("gcsfs", "gcsfs.credentials", "urllib3.connectionpool"):
     logging.getLogger(_name).addFilter(without_secrets)
 
 
 async def _in_time(client: GCSFileSystem, *given: Any, **parameters: Any) -> Any:
-    """A request of gcsfs, which is made once; the error of one that takes too long is one that gcsfs repeats."""
+    """Send one request of gcsfs once; a request that takes too long raises an error after which gcsfs repeats it."""
     try:
         return await GCSFileSystem._request.__wrapped__(client, *given, **parameters)  # noqa: SLF001
     except TimeoutError as error:
@@ -65,19 +65,19 @@ async def _in_time(client: GCSFileSystem, *given: Any, **parameters: Any) -> Any
 
 
 class _UploadGone(OSError):
-    """An upload of several requests is not there: an earlier request completed it, or it has expired."""
+    """An upload of several requests is gone: an earlier request completed it, or it has expired."""
 
 
 class GcsClient(GCSFileSystem):  # type: ignore[misc]  # gcsfs publishes no types
-    """gcsfs, with requests whose bodies are the bytes and nothing else, and uploads whose end can be told.
+    """gcsfs with requests whose bodies are the plain bytes, and uploads whose outcome is known.
 
-    gcsfs puts one request's bytes into a form whose lines end with LF: whoever reads it as a form of CRLFs takes a last
-    CR of the content for the form's. And where an upload of several requests fails, it reports what became of
-    cancelling it: of one that was completed, and only its last answer lost, that it is not there.
+    gcsfs puts the bytes of one request into a form whose lines end with LF: a reader that expects CRLF takes a CR at
+    the end of the content for a part of the form. When an upload of several requests fails, gcsfs reports the outcome
+    of cancelling the upload: for a completed upload whose last answer was lost, that the upload does not exist.
     """
 
     async def _request(self, *given: Any, **parameters: Any) -> Any:
-        """As often as gcsfs asks, with a note of a refusal that answers a repeated request."""
+        """Repeat as gcsfs does; a refusal that answers a repeated request gets a note."""
         in_doubt = False
 
         async def asked() -> Any:
@@ -107,7 +107,7 @@ class GcsClient(GCSFileSystem):  # type: ignore[misc]  # gcsfs publishes no type
         _compare(answer, hashlib.md5(value, usedforsecurity=False).digest())
 
     async def _put_file(self, lpath: str, rpath: str, *, callback: Callback, chunksize: int, mode: str) -> None:
-        """Upload a file in parts, one after the other, each of which is checked to have arrived."""
+        """Upload a file in parts, one after the other; check that each part has arrived."""
         bucket, key, _ = self.split_path(rpath)
         size = os.stat(lpath).st_size  # noqa: PTH116 - fsspec's callers give text
         headers, _ = await self._call(
@@ -117,7 +117,7 @@ class GcsClient(GCSFileSystem):  # type: ignore[misc]  # gcsfs publishes no type
         digest, sent, answer = hashlib.md5(usedforsecurity=False), 0, None
         try:
             for chunk in in_chunks(lpath, chunksize, _MOST_PARTS, unit=_UNIT):
-                # Beside the request, and not on the thread on which every other upload waits, too.
+                # Hash beside the request, on another thread: every upload shares this one.
                 hashed = asyncio.create_task(asyncio.to_thread(digest.update, chunk))
                 try:
                     answer = await self._append(upload, chunk, sent, size)
@@ -125,15 +125,15 @@ class GcsClient(GCSFileSystem):  # type: ignore[misc]  # gcsfs publishes no type
                     await hashed
                 sent += len(chunk)
                 callback.relative_update(len(chunk))
-        except BaseException:  # cancelled, too
-            # A part that is still on its way completes nothing any more: what is there afterwards is what there is.
+        except BaseException:  # also when cancelled
+            # After the cancellation a part that is still on its way completes nothing: what is there now stays.
             with contextlib.suppress(Exception):
                 await self._call("DELETE", upload.replace("&ifGenerationMatch=0", ""))
             raise
         _compare(answer, digest.digest())
 
     async def _append(self, upload: str, data: bytes, begin: int, size: int) -> dict[str, Any] | None:
-        """Send a part; the object, if that was the last of it."""
+        """Send a part; return the object after the last part."""
         end, attempts = begin + len(data), 0
         while attempts < _ATTEMPTS:
             left = memoryview(data)[begin - end :]
@@ -146,7 +146,7 @@ class GcsClient(GCSFileSystem):  # type: ignore[misc]  # gcsfs publishes no type
             if said:
                 found: dict[str, Any] = json.loads(said)
                 return found
-            # The store may have taken less than it was sent.
+            # The bucket may have taken less than was sent.
             taken = int(headers["Range"].rpartition("-")[2]) + 1 if "Range" in headers else 0
             if taken == end:
                 return None
@@ -180,11 +180,11 @@ class GcsClient(GCSFileSystem):  # type: ignore[misc]  # gcsfs publishes no type
                 return found
 
     async def delete_object(self, bucket: str, key: str) -> None:
-        with contextlib.suppress(FileNotFoundError):  # or a repeated request found that the first was carried out
+        with contextlib.suppress(FileNotFoundError):  # or an earlier request, now repeated, was carried out
             await self._call("DELETE", _OBJECT, bucket, key)
 
     async def rewrite(self, bucket: str, source: str, target: str, version: str | None) -> Stored:
-        """Copy an object, or this version of it and no other, to a new name; a large one takes several requests."""
+        """Copy an object, or exactly one version of it, to a new name; a large object takes several requests."""
         token: str | None = None
         while True:
             answer = await self._call(
@@ -206,7 +206,7 @@ class GcsClient(GCSFileSystem):  # type: ignore[misc]  # gcsfs publishes no type
             token = answer["rewriteToken"]
 
     async def about_bucket(self, bucket: str) -> dict[str, Any]:
-        """Where a bucket is, and of which class."""
+        """The location and the storage class of a bucket."""
         about: dict[str, Any] = await self._call(
             "GET", "b/{}", bucket, json_out=True, fields="locationType,storageClass"
         )
@@ -218,14 +218,14 @@ def _condition(mode: str) -> dict[str, str]:
 
 
 def _compare(answer: Mapping[str, Any] | None, digest: bytes) -> None:
-    """What GCS says about the object it stored is compared with what was sent."""
+    """Compare what GCS says about the stored object with what was sent."""
     if answer is None or answer.get("md5Hash") != base64.b64encode(digest).decode():
         raise gcsfs.retry.ChecksumError("What was stored is not what was sent: its MD5 is another one.")
 
 
 @cache
 def client_of(process: int, options: str) -> AsyncFileSystem:
-    """The client of a process for these options: connections and tokens are used again."""
+    """The client of a process for these options: it reuses connections and tokens."""
     del process
     return GcsClient(
         **{"token": None, **json.loads(options)},
@@ -238,13 +238,13 @@ def client_of(process: int, options: str) -> AsyncFileSystem:
 
 
 def status_of(error: BaseException) -> int | None:
-    """The HTTP status that an error came with."""
+    """The HTTP status of an error."""
     code = getattr(error, "code", None)
     return int(code) if isinstance(error, gcsfs.retry.HttpError) and code is not None else None
 
 
 def is_refusal(error: BaseException) -> bool:
-    """Whether the store said that it will not do it."""
+    """Whether the bucket refused the request."""
     return (
         isinstance(error, FileNotFoundError | google.auth.exceptions.GoogleAuthError)
         or is_forbidden(error)
@@ -253,7 +253,7 @@ def is_refusal(error: BaseException) -> bool:
 
 
 def of_credentials(error: BaseException) -> BaseException | None:
-    """What is wrong with the credentials, ``None`` if nothing is: gcsfs says of a token it did not get only that."""
+    """The error of the credentials, ``None`` without one: gcsfs itself only says that it got no token."""
     if isinstance(error.__cause__, google.auth.exceptions.GoogleAuthError):
         return error.__cause__
     return error if isinstance(error, google.auth.exceptions.GoogleAuthError) or status_of(error) == 401 else None

@@ -1,6 +1,6 @@
-"""What is called of gcsfs, s3fs and adlfs that they do not promise.
+"""Private members of gcsfs, s3fs and adlfs that this package calls.
 
-A release that has another member, or another signature, is refused by name before anything is asked of a store.
+A release without one of these members, or with another signature, is refused by name before any request is sent.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ __all__ = ["ADLFS", "GCSFS", "S3FS", "PrivateMembers"]
 
 @dataclass(frozen=True, slots=True)
 class PrivateMembers:
-    """The members of a library that are called here.
+    """The members of one library that are called here.
 
     Attributes:
         library: the name of its distribution.
         tested: the releases that the tests ran with, as pip writes them.
-        signatures: by the name of a member, the parameters that are relied on, in their order; none for a member that
-            is not called. Other parameters need a default value.
+        signatures: the name of each member with the parameters that are used, in their order; no parameters for a
+            member that is not called. Other parameters need a default value.
     """
 
     library: str
@@ -32,10 +32,10 @@ class PrivateMembers:
     signatures: Mapping[str, str]
 
     def check(self) -> None:
-        """Compare them with the installed release.
+        """Compare the members with the installed release.
 
         Raises:
-            InvalidConfiguration: one is missing, or has another signature.
+            InvalidConfiguration: a member is missing, or has another signature.
         """
         if wrong := [name for name, expected in self.signatures.items() if not _is_as_expected(name, expected)]:
             raise InvalidConfiguration(

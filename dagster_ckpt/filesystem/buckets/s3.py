@@ -1,4 +1,4 @@
-"""Checkpoints in Amazon S3, and in stores that speak its protocol, through s3fs."""
+"""Checkpoints in Amazon S3, and in services that speak its protocol, through s3fs."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ _BAD_CREDENTIALS = frozenset(
     }
 )
 _CLOCK = frozenset({"RequestExpired", "RequestInTheFuture", "RequestTimeTooSkewed"})
-#: Seconds that the clock of who signs a request may be off.
+#: Seconds by which the clock of this machine, which signs requests, may be off.
 _MOST_OFF = 15 * 60.0
 _ELSEWHERE = frozenset(
     {
@@ -71,15 +71,15 @@ _ELSEWHERE = frozenset(
 _TOO_MUCH = frozenset({"429", "503", "RequestLimitExceeded", "ServiceUnavailable", "SlowDown", "TooManyRequests"})
 #: The most bytes that one request copies.
 _MOST_COPIED = 5 << 30
-#: The version that no object has.
+#: A version that no object has.
 _NO_VERSION = "0" * 32
 _LOCAL = "Set live_location to local: the live location then lies on a disk, and its files are uploaded."
 
 
 def _is_off(error: BaseException) -> bool:
-    """Whether a request was refused with a date that makes every signature of this machine worthless.
+    """Whether the date of a refusal shows that this machine's clock makes every signature invalid.
 
-    An answer to a request for the size of an object has no body that could say so.
+    The date is needed because the answer to a request for the size of an object has no body to name the reason.
     """
     date = answer_of(error).get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date")
     if status_of(error) != 403 or date is None:
@@ -141,23 +141,23 @@ _REASONS = (
 class S3FileSystem(VersionedBucket):
     """Objects of a bucket of Amazon S3 below one prefix.
 
-    A store that speaks S3's protocol will do if it honours ``If-None-Match: *`` for single requests and for uploads in
-    parts; a job finds out when it starts. What is uploaded is compared with its CRC32 by the store, unless the
-    user's ``config_kwargs`` switch that off.
+    A service that speaks S3's protocol works if it honours ``If-None-Match: *`` for single requests and for uploads in
+    parts; a job checks this when it starts. The bucket compares every upload with its CRC32, unless the user's
+    ``config_kwargs`` switch that off.
 
-    An upload in parts that is broken off is aborted. What the process cannot abort any more, because it was killed or
-    has no connection, is invisible and is paid for until a lifecycle rule of the bucket removes it.
+    An interrupted upload in parts is aborted. If the process cannot abort it, because the process was killed or has no
+    connection, the parts are invisible and are paid for until a lifecycle rule of the bucket removes them.
 
     Args:
         bucket: the bucket, or an access point's alias.
-        prefix: names below which everything lies, without slashes at its ends; may be empty.
+        prefix: the path below which everything lies, without slashes at its ends; may be empty.
         options: of ``s3fs.S3FileSystem``: ``key``, ``secret`` and ``token``, or ``profile``, or ``anon``;
             ``endpoint_url``, ``requester_pays``, ``client_kwargs`` (``region_name``, ``verify``), ``config_kwargs`` (of
-            botocore's ``Config``), ``s3_additional_kwargs`` (``ServerSideEncryption``, ``SSEKMSKeyId``). Without
-            credentials those are used that the AWS libraries find.
+            botocore's ``Config``), ``s3_additional_kwargs`` (``ServerSideEncryption``, ``SSEKMSKeyId``). By
+            default the credentials that the AWS libraries find are used.
 
     Raises:
-        InvalidConfiguration: the bucket has no possible name, an option is unknown, or the endpoint is none.
+        InvalidConfiguration: the bucket's name is impossible, an option is unknown, or the endpoint is invalid.
     """
 
     reasons = _REASONS
@@ -177,12 +177,12 @@ class S3FileSystem(VersionedBucket):
 
     @property
     def hadoop_url(self) -> str:
-        # Hadoop's client for s3:// is long gone; that of today has a scheme of its own.
+        # Hadoop's client for s3:// is long gone; today's client has the scheme s3a.
         return f"s3a{self.url.removeprefix('s3')}"
 
     def _was_refused(self, error: BaseException) -> bool:
         status = status_of(error)
-        # 501: the store does not know the header that makes a create exclusive.
+        # 501: the service does not know the header that makes a create exclusive.
         return isinstance(error, _NO_CREDENTIALS) or (400 <= status < 500 and status not in PASSING) or status == 501
 
     def _said(self, error: BaseException) -> str:
@@ -206,7 +206,7 @@ class S3FileSystem(VersionedBucket):
         return made
 
     def _prove_pins(self, copy: Copy) -> None:
-        """Find out once that the store heeds what a copy is pinned by: one that does not would copy anything."""
+        """Check once that the service honours the pins of a copy: otherwise it could copy other bytes."""
         with self._heeding:
             if self._heeds_pins:
                 return

@@ -1,7 +1,7 @@
 """Requests to Amazon S3, through s3fs: uploads, copies, and objects pinned to ETags.
 
-An ETag names the bytes under a key, and is compared and nothing more: of an object that came in parts, or is encrypted
-with a key of KMS, it is no MD5. What proves a copy is the CRC32C that the store takes while it makes it.
+An ETag names the bytes under a key and is only compared: the ETag of an object that was uploaded in parts, or is
+encrypted with a key of KMS, is not an MD5. The CRC32C that the bucket computes while it copies proves a copy.
 """
 
 from __future__ import annotations
@@ -33,27 +33,27 @@ __all__ = ["NotAsPinned", "S3Client", "answer_of", "client_of", "code_of", "mess
 
 S3FS.check()
 
-#: Seconds without a byte of the answer after which a request is given up and repeated.
+#: Seconds without a byte of the answer after which a request is abandoned and repeated.
 _SILENCE = 60.0
 #: The most parts that an upload may have.
 _MOST_PARTS = 10_000
-#: Attempts at a create that meets a conflicting request of somebody else, and seconds before the second.
+#: Attempts at a create that meets a conflicting request of another client, and seconds before the second attempt.
 _CONFLICTS = 5
 _PAUSE = 0.2
-#: Conditions that the object which is asked for is the one that was seen.
+#: Conditions that the requested object is the pinned one.
 _PINNED = frozenset({"IfMatch", "CopySourceIfMatch"})
 
 
 class NotAsPinned(FileNotFoundError):
-    """An object is there, and is not the one that was pinned."""
+    """An object exists, but is not the pinned object."""
 
 
 class _UploadGone(OSError):
-    """An upload in parts is not there: it was completed before, or aborted by somebody else."""
+    """An upload in parts is gone: an earlier request completed it, or another client aborted it."""
 
 
 class _Session(AIOHTTPSession):  # type: ignore[misc]  # aiobotocore publishes no types
-    """What sends requests, each of which has so much time."""
+    """Sends requests, each with a time limit."""
 
     async def send(self, request: Any) -> Any:
         try:
@@ -64,9 +64,9 @@ class _Session(AIOHTTPSession):  # type: ignore[misc]  # aiobotocore publishes n
 
 
 class S3Client(s3fs.S3FileSystem):  # type: ignore[misc]  # s3fs publishes no types
-    """s3fs, with names that are taken told as such by every store, and uploads that are aborted when cancelled."""
+    """s3fs that reports taken names alike for every service, and aborts cancelled uploads."""
 
-    # botocore repeats each request by itself; twice that is enough.
+    # botocore repeats each request by itself; doubling that is enough.
     retries = 2
 
     async def _call_s3(self, method: str, *given: Any, **parameters: Any) -> Any:
@@ -75,21 +75,21 @@ class S3Client(s3fs.S3FileSystem):  # type: ignore[misc]  # s3fs publishes no ty
                 return await self._ask(method, *given, **parameters)
             except OSError as error:
                 code = code_of(error)
-                # Only Amazon's own answer says which condition was not met; no request here has two.
+                # Only Amazon's own answer names the unmet condition; every request here has at most one.
                 if code == "PreconditionFailed":
                     kind = NotAsPinned if _PINNED & parameters.keys() else FileExistsError
                     raise kind(parameters.get("Key")) from error
                 if code == "NoSuchUpload":
                     raise _UploadGone(message_of(error)) from error
-                # Nothing was done, and the request may be repeated. An upload in parts would begin again: its name
-                # is nobody else's, so that it has no conflicts.
+                # The request did nothing and may be repeated. An upload in parts would have to begin again, but its
+                # name belongs to one writer, so it meets no conflicts.
                 if code != "ConditionalRequestConflict" or method != "put_object" or attempt == _CONFLICTS:
                     raise
             await asyncio.sleep(_PAUSE * 2**attempt)
         raise AssertionError("unreachable")
 
     async def _ask(self, method: str, *given: Any, **parameters: Any) -> Any:
-        """What s3fs does with a call, with a note of an error that answers a repeated request."""
+        """Call as s3fs does; an error that answers a repeated request gets a note."""
         await self.set_session()
         call = getattr(await self.get_s3(parameters.get("Bucket")), method)
         attempts = 0
@@ -109,7 +109,7 @@ class S3Client(s3fs.S3FileSystem):  # type: ignore[misc]  # s3fs publishes no ty
             raise
 
     async def _ls(self, path: str, *, detail: bool) -> list[dict[str, Any]]:
-        """One directory. Where there is nothing, s3fs lists the one above, too."""
+        """List one directory only: for an empty directory s3fs would list the parent, too."""
         if not detail:
             raise NotImplementedError
         found: list[dict[str, Any]] = await self._lsdir(path)
@@ -118,8 +118,8 @@ class S3Client(s3fs.S3FileSystem):  # type: ignore[misc]  # s3fs publishes no ty
     async def _put_file(self, lpath: str, rpath: str, *, callback: Callback, chunksize: int, mode: str) -> None:
         """Upload a file in parts, one after the other, and create the object exclusively from them.
 
-        Not s3fs's own, which leaves the parts in the bucket when it is cancelled, and does not tell the checksums of
-        the parts when it completes the upload.
+        s3fs's own method leaves the parts in the bucket when it is cancelled, and omits the checksums of the parts when
+        it completes the upload.
         """
         if mode != "create":
             raise NotImplementedError(mode)
@@ -133,7 +133,7 @@ class S3Client(s3fs.S3FileSystem):  # type: ignore[misc]  # s3fs publishes no ty
                 parts.append(_part(number, answer))
                 callback.relative_update(len(chunk))
             await self._completed(upload, parts)
-        except BaseException:  # cancelled, too: parts are paid for until somebody aborts the upload
+        except BaseException:  # also when cancelled: parts are paid for until the upload is aborted
             with contextlib.suppress(Exception):
                 await self._call_s3("abort_multipart_upload", **upload)
             raise
@@ -144,7 +144,7 @@ class S3Client(s3fs.S3FileSystem):  # type: ignore[misc]  # s3fs publishes no ty
                 "complete_multipart_upload", **upload, MultipartUpload={"Parts": parts}, IfNoneMatch="*"
             )
         except _UploadGone as error:
-            # A request before this one may have completed it: what is there tells.
+            # An earlier request may have completed the upload: the caller reads the object to find out.
             raise FileExistsError(upload["Key"]) from error
 
     async def look(self, bucket: str, key: str) -> Stored:
@@ -162,7 +162,7 @@ class S3Client(s3fs.S3FileSystem):  # type: ignore[misc]  # s3fs publishes no ty
             finally:
                 answer["Body"].close()
 
-        # Of a connection that breaks while the bytes come only s3fs knows that the request can be repeated.
+        # Only s3fs knows that a request can be repeated when its connection breaks while the bytes arrive.
         found: bytes = await s3fs.core._error_wrapper(whole, retries=self.retries)  # noqa: SLF001
         return found
 
@@ -179,20 +179,19 @@ class S3Client(s3fs.S3FileSystem):  # type: ignore[misc]  # s3fs publishes no ty
             goes_on = {"ContinuationToken": token}
 
     async def delete_object(self, bucket: str, key: str) -> None:
-        # Not a thousand in one request: its answer tells of each by itself what became of it, and not every store
-        # knows that request.
+        # One object per request: a request for a thousand reports a result for each, and not every service knows it.
         await self._call_s3("delete_object", Bucket=bucket, Key=key)
 
     async def copy_object(
         self, bucket: str, source: str, target: str, of: Stored | None, version: str | None
     ) -> Stored:
-        """Copy an object, or this version of it and no other, to another name.
+        """Copy an object, or exactly one version of the object, to another name.
 
         Args:
-            bucket: of both.
+            bucket: of both objects.
             source: key of the object.
             target: key of the copy.
-            of: what the object was when it was pinned.
+            of: the object as it was pinned.
             version: the version that the object must have.
         """
         pin = {} if version is None else {"CopySourceIfMatch": f'"{version}"'}
@@ -211,7 +210,7 @@ class S3Client(s3fs.S3FileSystem):  # type: ignore[misc]  # s3fs publishes no ty
 
 
 def _part(number: int, answer: Mapping[str, Any]) -> dict[str, Any]:
-    """A part as an upload is completed with it: an upload with checksums wants those of its parts."""
+    """A part as the request that completes the upload lists it: an upload with checksums needs those of its parts."""
     checksums = {
         name: value for name, value in answer.items() if name.startswith("Checksum") and name != "ChecksumType"
     }
@@ -220,7 +219,7 @@ def _part(number: int, answer: Mapping[str, Any]) -> dict[str, Any]:
 
 @cache
 def client_of(process: int, options: str) -> AsyncFileSystem:
-    """The client of a process for these options: connections and tokens are used again."""
+    """The client of a process for these options: it reuses connections and tokens."""
     del process
     given = json.loads(options)
     network = {
@@ -233,46 +232,46 @@ def client_of(process: int, options: str) -> AsyncFileSystem:
         **{**given, "config_kwargs": {**network, **given.get("config_kwargs", {})}},
         use_listings_cache=False,
         skip_instance_cache=True,
-        # Requests side by side are those of several objects. With more for one, each read asks for the size first.
+        # One request at a time per object: with more, each read asks for the size first. Objects run side by side.
         max_concurrency=1,
     )
 
 
 def answer_of(error: BaseException) -> Mapping[str, Any]:
-    """What the store answered to a request that failed; nothing if it did not."""
+    """What the bucket answered to a failed request; empty if it did not answer."""
     known = error if isinstance(error, ClientError) else error.__cause__
     answer: Mapping[str, Any] = known.response if isinstance(known, ClientError) else {}
     return answer
 
 
 def status_of(error: BaseException) -> int:
-    """The HTTP status that an error came with, 0 for none."""
+    """The HTTP status of an error, 0 for none."""
     return int(answer_of(error).get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
 
 
 def code_of(error: BaseException) -> str:
-    """The store's own name for an error."""
+    """The service's own name for an error."""
     return str(answer_of(error).get("Error", {}).get("Code", ""))
 
 
 def message_of(error: BaseException) -> str:
-    """What an error says, in one line."""
+    """The message of an error, in one line."""
     about = answer_of(error).get("Error", {})
     text = str(about.get("Message") or about.get("Code") or error).strip() or type(error).__name__
     return text.partition("\n")[0]
 
 
 def _etag(answer: Mapping[str, Any]) -> str:
-    # Some stores leave the quotation marks out in one answer, and not in another.
+    # Some services omit the quotation marks in some answers.
     return str(answer["ETag"]).strip('"')
 
 
 def _crc32c(answer: Mapping[str, Any]) -> str | None:
-    """The CRC32C of all bytes; of an object that came in parts a store may tell one of its parts' checksums."""
+    """The CRC32C of all bytes; ``None`` for the checksum of checksums that an object uploaded in parts may have."""
     told = answer.get("ChecksumCRC32C")
     if told is None or answer.get("ChecksumType") == "COMPOSITE":
         return None
     try:
         return str(told) if len(base64.b64decode(told, validate=True)) == 4 else None
-    except binascii.Error:  # as the checksum of parts is, which ends with their number
+    except binascii.Error:  # a checksum of parts, which ends with the number of parts
         return None

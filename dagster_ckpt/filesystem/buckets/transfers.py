@@ -1,4 +1,4 @@
-"""How bytes go to an object store: piece by piece, and broken off between two requests."""
+"""How bytes go to a bucket: in chunks; an upload can be stopped between two requests."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from dagster_ckpt.filesystem.values import Stopped
 
 __all__ = ["LONGEST_REQUEST", "StopBetweenChunks", "in_chunks"]
 
-#: Seconds after which a request is given up and repeated: no library looks whether the bytes of its body go on. All
+#: Seconds after which a request is abandoned and repeated: no library checks that the bytes of its body still move. All
 #: bodies that can be under way at once, 48 MiB, take that long over a line of half a megabit a second.
 LONGEST_REQUEST = 900.0
 
 
 def in_chunks(source: str, least: int, most: int, unit: int = 1) -> Iterator[bytes]:
-    """A local file piece by piece: ``least`` bytes each, and more where there would be over ``most`` pieces.
+    """A local file in chunks: ``least`` bytes each, and more where there would be over ``most`` chunks.
 
-    All but the last have a multiple of ``unit`` bytes.
+    Each chunk except the last has a multiple of ``unit`` bytes.
     """
     path = Path(source)
     size = max(least, -(-path.stat().st_size // most))
@@ -30,7 +30,7 @@ def in_chunks(source: str, least: int, most: int, unit: int = 1) -> Iterator[byt
 
 
 class StopBetweenChunks(Callback):  # type: ignore[misc]  # fsspec publishes no types
-    """Breaks an upload off between two of its requests."""
+    """Stops an upload between two of its requests."""
 
     def __init__(self, stop: Callable[[], bool]) -> None:
         super().__init__()

@@ -40,11 +40,11 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """A reason for which requests fail, as a user is told.
+    """A reason why requests fail, as the user reads it.
 
     Attributes:
         applies: whether an error has this reason.
-        text: what is told. ``{bucket}``, ``{root}`` and ``{said}`` stand for the name of the bucket, the bucket with
+        text: the message. ``{bucket}``, ``{root}`` and ``{said}`` stand for the name of the bucket, the bucket with
             the prefix, and the words of the error.
         hint: what to do, with the same placeholders.
         kind: the class of the error that the user gets.
@@ -60,28 +60,28 @@ class VersionedClient(Protocol):
     """What the client of a cloud does with objects that are pinned to versions."""
 
     async def look(self, bucket: str, key: str) -> Stored:
-        """What an object is; raises ``FileNotFoundError`` where there is none."""
+        """What the bucket says about an object; raises ``FileNotFoundError`` when there is none."""
 
     async def read_version(self, bucket: str, key: str, version: str, part: Part | None) -> bytes:
-        """The bytes of this version, or of a part; raises ``FileNotFoundError`` when it is gone or another one."""
+        """The bytes of this version, or a part of them; raises ``FileNotFoundError`` when the version is gone."""
 
     async def found_below(self, bucket: str, prefix: str) -> list[Found]:
         """Every object whose name begins with ``prefix``."""
 
     async def delete_object(self, bucket: str, key: str) -> None:
-        """Delete an object; no error when it is not there."""
+        """Delete an object; no error when the object is missing."""
 
 
 class VersionedBucket(ObjectFileSystem, ServerSide):
-    """The objects of one bucket below one prefix, in a store that copies objects by itself.
+    """The objects of one bucket below one prefix, in a service that copies objects by itself.
 
     Args:
         url: as for :class:`ObjectFileSystem`.
-        made_of: the arguments of the subclass, to make it again from; the third are the storage options.
+        made_of: the arguments of the subclass, used to unpickle it; the third argument is the storage options.
         root: as for :class:`ObjectFileSystem`.
     """
 
-    #: Why requests fail; the first reason that applies is told.
+    #: Why requests fail; the user reads the first reason that applies.
     reasons: Sequence[Reason]
 
     def __init__(self, url: str, made_of: tuple[Any, ...], root: str | None = None) -> None:
@@ -94,15 +94,15 @@ class VersionedBucket(ObjectFileSystem, ServerSide):
     @staticmethod
     @abstractmethod
     def _client_of(process: int, options: str) -> AsyncFileSystem:
-        """The client of a process for these options, a JSON object: connections and tokens are used again."""
+        """The client of a process for these options, a JSON object: it reuses connections and tokens."""
 
     @abstractmethod
     def _copied(self, copy: Copy) -> Stored:
         """Make a copy.
 
         Raises:
-            FileExistsError: the target is there.
-            FileNotFoundError: the source is gone, or is not what was pinned.
+            FileExistsError: the target exists.
+            FileNotFoundError: the source is gone, or is not the pinned object.
         """
 
     @property
@@ -153,13 +153,13 @@ class VersionedBucket(ObjectFileSystem, ServerSide):
         return len(found)
 
     def _found_below(self, path: str) -> list[Found]:
-        # The directory's own marker, which Hadoop's connectors make, has its name and a slash.
+        # The directory's own marker, which Hadoop's connectors make, is named like the directory, with a slash.
         prefix, what = f"{self._key(path)}/", f"list {self._shown(path)}"
         with self._errors(what), self._bucket_is_there(what):
             return self._ask(lambda client: client.found_below(self.bucket, prefix))
 
     def _own_markers(self, path: str) -> list[Found]:
-        """What stands for the directory itself under a name that does not end with a slash."""
+        """Markers of the directory itself whose names do not end with a slash."""
         del path
         return []
 
@@ -168,10 +168,11 @@ class VersionedBucket(ObjectFileSystem, ServerSide):
         return self._ask(lambda client: client.look(self.bucket, key))
 
     def _settled(self, copy: Copy, error: OSError) -> Stored:
-        """What lies at the target of a copy that was refused.
+        """What lies at the target of a refused copy.
 
-        The target is there, or the source is gone or another one. So it also looks when a request was carried out and
-        its reply was lost, and Spark had deleted the source before the client repeated it. What is there decides.
+        The target exists, or the source is gone or was replaced. The same answer comes when a request was carried out,
+        its reply was lost, and Spark deleted the source before the client repeated the request. So the target's content
+        decides.
         """
         try:
             made = self._look(copy.target)
@@ -183,7 +184,7 @@ class VersionedBucket(ObjectFileSystem, ServerSide):
         return made
 
     def _is_copy(self, made: Stored, copy: Copy) -> bool:
-        """Whether what lies at the target of a copy is that copy; ``FileNotFoundError`` where nothing tells."""
+        """Whether the object at the target is this copy; ``FileNotFoundError`` where nothing can prove it."""
         if copy.of is None:
             raise FileNotFoundError(copy.source)
         return made.is_copy_of(copy.of)
@@ -223,16 +224,16 @@ class VersionedBucket(ObjectFileSystem, ServerSide):
 
 
 def check_options(scheme: str, options: Mapping[str, Any], known: frozenset[str], more: str = "") -> None:
-    """Refuse storage options that nobody knows.
+    """Refuse unknown storage options.
 
     Args:
         scheme: of the URLs.
-        options: what the user says.
-        known: what may be said.
+        options: the user's.
+        known: the allowed names.
         more: the end of the hint.
 
     Raises:
-        InvalidConfiguration: one is not known.
+        InvalidConfiguration: an option is unknown.
     """
     if unknown := sorted(set(options) - known):
         raise InvalidConfiguration(
@@ -247,11 +248,11 @@ def byte_range(part: Part | None) -> dict[str, str]:
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says, in one line; its type when it says nothing."""
+    """The first line of an error's message; its type when the message is empty."""
     text = str(error).strip() or type(error).__name__
     return text.partition("\n")[0].rstrip()
 
 
 def _turn(item: Found) -> tuple[bool, int]:
-    """Files are deleted first, then directories from below: a directory is empty once all below it is gone."""
+    """Sort key for deletion: files first, then directories from the deepest up, so that each directory is empty."""
     return item.is_directory, -item.key.count("/") if item.is_directory else 0

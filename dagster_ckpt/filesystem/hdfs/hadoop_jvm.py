@@ -1,12 +1,12 @@
-"""The JVM in which Hadoop's client runs, and what it says of a failure.
+"""The JVM in which Hadoop's client runs, and its failures.
 
-It is a process of its own, launched as PySpark launches its gateway, with Spark's own class path, ``HADOOP_CONF_DIR``
-and ``spark-defaults.conf``. Not the JVM of a Spark session: checkpoints are looked at before there is a session and in
-processes that never have one, and what a run has to put on record when its Spark is gone goes through here. PySpark's
-own gateway is left alone, so that a session started later gets the memory and the options that its builder asks for.
+The JVM is a process of its own, launched as PySpark launches its gateway, with Spark's own class path,
+``HADOOP_CONF_DIR`` and ``spark-defaults.conf``. The JVM of a Spark session would not do: checkpoints are read before a
+session starts and in processes without a session, and a run must write its last records after its Spark is gone.
+PySpark's own gateway is left alone, so that a later session gets the memory and the options that its builder asks for.
 
-py4j's answers come on the connection of the thread that asked, and an interrupt in between leaves an answer that nobody
-reads. So the JVM is asked on threads of its own, and whoever is interrupted has only stopped waiting for one of them.
+py4j's answers come on the connection of the thread that asked, and an interrupt in between leaves an unread answer. So
+separate threads ask the JVM, and an interrupted caller only stops waiting for one of these threads.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ __all__ = ["THREADS", "Hadoop", "JavaFailure", "hadoop_of_this_process"]
 
 #: Calls into the JVM that may be under way at once.
 THREADS = 16
-#: Far more than the client needs; a driver's memory, which may be set for all of Spark, is not meant for it.
+#: Far more than the client needs; a driver memory that is set for all of Spark is not meant for this JVM.
 _HEAP = "512m"
 #: Seconds the JVM may take to end.
 _TEAR_DOWN = 5.0
-#: Without an answer to its first packet a connection is tried 45 times by default, 20 s each.
+#: By default Hadoop tries a connection without an answer to its first packet 45 times, 20 s each.
 _PATIENCE = {"ipc.client.connect.max.retries.on.timeouts": "2"}
 
 _Result = TypeVar("_Result")
@@ -47,11 +47,11 @@ class JavaFailure(Exception):
 
     Args:
         text: what Java says.
-        causes: class, without its package, and message of each throwable from the outermost one inwards.
+        causes: class name without its package, and message of each throwable, the outermost first.
 
     Attributes:
-        names: the classes.
-        message: the first line of the first message there is.
+        names: the class names.
+        message: the first line of the first message that is not empty.
     """
 
     def __init__(self, text: str, causes: list[tuple[str, str]]) -> None:
@@ -75,7 +75,7 @@ class Hadoop:
     _threads: ThreadPoolExecutor
 
     def call(self, work: Callable[[], _Result]) -> _Result:
-        """Run ``work``, which asks the JVM, on a thread of the JVM's, and wait for it.
+        """Run ``work``, which asks the JVM, on one of the JVM's threads, and wait for the result.
 
         Raises:
             JavaFailure: the client failed, or the JVM is gone.
@@ -84,11 +84,11 @@ class Hadoop:
 
 
 def hadoop_of_this_process(cluster: str, options: Mapping[str, str]) -> Hadoop:
-    """The client for a cluster; the JVM is started when there is none yet, or it is gone.
+    """The client for a cluster; starts the JVM when none runs.
 
     Args:
-        cluster: ``hdfs://host:port``, ``hdfs://nameservice`` or ``hdfs://`` for the default one.
-        options: keys of Hadoop's configuration, over those of its files.
+        cluster: ``hdfs://host:port``, ``hdfs://nameservice`` or ``hdfs://`` for the default cluster.
+        options: keys of Hadoop's configuration, which override its files.
 
     Raises:
         JavaNotFound: there is no Java.
@@ -118,7 +118,7 @@ class _Jvm:
 
     @property
     def is_alive(self) -> bool:
-        # Below spark-submit the gateway is that of the driver, whose process is not ours to know.
+        # Below spark-submit the gateway belongs to the driver, whose process is unknown here.
         return self._process is None or self._process.poll() is None
 
     def client(self, cluster: str, options: Mapping[str, str]) -> Hadoop:
@@ -130,10 +130,10 @@ class _Jvm:
         return self._clients[key]
 
     def close(self) -> None:
-        """End it: it lives as long as its standard input is open."""
+        """End the JVM by closing its standard input."""
         if (process := self._process) is None:
             return
-        # What is collected from here on tells nobody: the JVM may be gone before it could answer.
+        # Collected Java objects are not reported from here on: the JVM may be gone before it could answer.
         self._gateway._gateway_client.is_connected = False  # noqa: SLF001 - py4j has no other way to say so
         self.let_go()
         try:
@@ -161,9 +161,9 @@ def _end() -> None:
 
 
 def _after_fork() -> None:
-    """The JVM of the parent is not the child's: its threads are gone, and its connections are the parent's.
+    """Forget the parent's JVM in the child: its threads are gone, and its connections belong to the parent.
 
-    The lock may have been held. Nothing of the parent's is collected here, because py4j would tell the JVM.
+    The parent may have held the lock. Keep the parent's objects from collection here: py4j would tell the JVM.
     """
     global _lock, _running  # noqa: PLW0603 - see above
     _lock = threading.Lock()
@@ -177,15 +177,15 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 class _Settings:
-    """What PySpark's launcher wants to know of a SparkConf, without asking the JVM of a session that may be gone."""
+    """The part of a SparkConf that PySpark's launcher reads, without asking the JVM of a session that may be gone."""
 
     def getAll(self) -> list[tuple[str, str]]:  # noqa: N802 - Spark's name
         return [("spark.driver.memory", _HEAP)]
 
 
 def _launch() -> Any:
-    """A gateway to a new JVM; below ``spark-submit``, to that of the driver."""
-    # Half a second that nobody pays for who keeps checkpoints elsewhere.
+    """A gateway to a new JVM; below ``spark-submit``, to the driver's JVM."""
+    # The import takes half a second, which users of other storages do not pay.
     from pyspark.errors import PySparkRuntimeError  # noqa: PLC0415
     from pyspark.java_gateway import launch_gateway  # noqa: PLC0415
 
@@ -211,10 +211,10 @@ def _launch() -> Any:
 
 
 def _raise_at_once(client: Any) -> None:
-    """Have ``client`` raise what the JVM answers of an exception, before PySpark sees it.
+    """Make ``client`` raise the JVM's exceptions before PySpark sees them.
 
-    Where there is a session, PySpark puts a function of its own into py4j, which asks the session's JVM what kind of an
-    exception it is: by a number that means something else there.
+    With a session, PySpark puts its own function into py4j. That function asks the session's JVM for the kind of the
+    exception, by a number that means something else in that JVM.
     """
     send = client.send_command
 
@@ -229,7 +229,7 @@ def _raise_at_once(client: Any) -> None:
 
 
 def _filesystem(jvm: Any, cluster: str, options: Mapping[str, str]) -> Any:
-    """An ``org.apache.hadoop.fs.FileSystem`` of our own: one from Hadoop's cache may be closed by somebody else."""
+    """A separate ``org.apache.hadoop.fs.FileSystem``: other code may close one from Hadoop's cache."""
     hadoop_util = jvm.org.apache.spark.deploy.SparkHadoopUtil.get()
     configuration = hadoop_util.newConfiguration(jvm.org.apache.spark.SparkConf())
     for key, value in _PATIENCE.items():
@@ -243,13 +243,13 @@ def _filesystem(jvm: Any, cluster: str, options: Mapping[str, str]) -> Any:
 def _on(threads: ThreadPoolExecutor, work: Callable[[], _Result]) -> _Result:
     try:
         future = threads.submit(work)
-    except RuntimeError as error:  # a thread that goes on while Python ends
+    except RuntimeError as error:  # this thread outlives Python's shutdown
         raise JavaFailure(str(error), [("InterruptedException", f"this process ends ({error})")]) from error
     return future.result()
 
 
 def _described(work: Callable[[], _Result]) -> _Result:
-    """Ask Java about its exception where it was raised: whoever prints py4j's asks the JVM again."""
+    """Turn a Java exception into a ``JavaFailure`` on this thread: printing py4j's exception asks the JVM again."""
     try:
         return work()
     except Py4JJavaError as error:
@@ -264,7 +264,7 @@ def _failure(error: Py4JJavaError) -> JavaFailure:
     try:
         while throwable is not None and len(causes) < 8:
             name = str(throwable.getClass().getName())
-            if name.endswith(".RemoteException"):  # of a class that the client does not translate
+            if name.endswith(".RemoteException"):  # wraps a class that the client does not translate
                 name = str(throwable.getClassName())
             causes.append((name.rpartition(".")[2], str(throwable.getMessage() or "")))
             throwable = throwable.getCause()

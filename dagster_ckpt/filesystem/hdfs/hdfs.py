@@ -20,11 +20,11 @@ from dagster_ckpt.shown_text import redacted, shown_cause
 
 __all__ = ["HdfsFileSystem"]
 
-#: Bytes that the JVM copies between two looks at whether it is to stop.
+#: Bytes that the JVM copies between two checks of ``stop``.
 CHUNK = 8 << 20
-#: Up to here bytes go through py4j, which writes them as text; what is larger goes through a local file.
+#: Up to this many bytes go through py4j, which writes them as text; more bytes go through a local file.
 _MOST_BY_PY4J = 1 << 20
-#: How often a create is begun again whose temporary file was deleted with its directory.
+#: How often a create is tried when its temporary file is deleted with its directory.
 _ATTEMPTS = 3
 _AUTHORITY = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?(:[0-9]{1,5})?")
 _TEMPORARY = re.compile(r"\..+\.[0-9a-f]{32}\.tmp")
@@ -36,21 +36,21 @@ _Result = TypeVar("_Result")
 class HdfsFileSystem(FileSystem):
     """A directory of HDFS.
 
-    A name is published as on a disk: a temporary file in the same directory, on the disks of its DataNodes, then a
-    rename that refuses an existing destination and that the NameNode carries out whole or not at all. Temporary files
-    are never listed, and go with their directory.
+    A name is published as on a disk: first a temporary file in the same directory, synced to the disks of its
+    DataNodes; then a rename, which refuses an existing destination and which the NameNode carries out whole or not at
+    all. Temporary files are never listed, and are deleted with their directory.
 
     Args:
         authority: ``host:port`` of the NameNode, a nameservice, or nothing for the default file system of Hadoop's
             configuration.
         directory: the directory, absolute.
-        options: keys of Hadoop's configuration, over those of its files.
+        options: keys of Hadoop's configuration, which override its files.
 
     Raises:
-        InvalidConfiguration: the authority is no possible one, the directory is the root, or an option is not Hadoop's.
+        InvalidConfiguration: the authority is impossible, the directory is the root, or an option is not Hadoop's.
     """
 
-    #: A request of the NameNode and a connection to a DataNode for each file.
+    #: Each file takes a request to the NameNode and a connection to a DataNode.
     is_distant = True
     concurrency = THREADS
 
@@ -89,7 +89,7 @@ class HdfsFileSystem(FileSystem):
             raise StorageError(f"Could not create {self._file(path)}: its directory is deleted again and again.")
 
     def _created(self, path: str, data: bytes) -> bool:
-        """One attempt; ``False`` when it is to be begun again."""
+        """Try to create once; ``False`` to try again."""
         target, temporary = self._file(path), self._temporary(path)
         with self._errors(f"create {target}", a_new_file=True):
             self._send(temporary, data, _never)
@@ -116,7 +116,7 @@ class HdfsFileSystem(FileSystem):
             return self._send(target, source, stop)
 
     def sync_directories(self, paths: Iterable[str]) -> None:
-        """What the NameNode has answered is in its journal."""
+        """Do nothing: the NameNode answers a change after writing it to its journal."""
         for path in paths:
             self._directory(path)
 
@@ -169,9 +169,9 @@ class HdfsFileSystem(FileSystem):
                     raise
 
     def remove_directory(self, path: str) -> None:
-        """Delete one directory if nothing is in it but what dead writers left.
+        """Delete one directory if it contains at most temporary files of dead writers.
 
-        A writer that lives begins again, with a temporary file of another name.
+        A live writer whose temporary file is deleted tries again under another name.
         """
         directory = self._file(path)
         with contextlib.suppress(FileNotFoundError), self._errors(f"delete {directory}"):
@@ -183,18 +183,18 @@ class HdfsFileSystem(FileSystem):
                 return
             for entry in found:
                 self.remove(f"{path}/{entry.name}")
-            self.remove(path)  # which leaves it if a file has come meanwhile
+            self.remove(path)  # keeps the directory if a file has been added meanwhile
 
     def _settled(self, path: str, temporary: str, data: bytes, failure: JavaFailure) -> bool:
-        """Whether a create whose rename failed has succeeded; ``False`` when it is to be begun again.
+        """Whether a create whose rename failed has succeeded; ``False`` to try again.
 
-        The temporary file is deleted first. If it was there, nothing can come of that rename any more, even if it is
-        still on its way; if not, the rename may have been carried out.
+        The temporary file is deleted first. If the file existed, the rename can no longer take effect, even if the
+        request is still on its way; if the file was gone, the rename may have been carried out.
 
         Raises:
             PublishConflict: the name holds other bytes.
-            PublishUnknown: nobody can say.
-            StorageError: it was not created, and never will be.
+            PublishUnknown: the outcome is unknown.
+            StorageError: the name was not created, and never will be.
         """
         target = self._file(path)
         reason = explained(f"create {target}", failure)
@@ -233,11 +233,11 @@ class HdfsFileSystem(FileSystem):
                 scratch.write(source)
                 scratch.flush()
                 return self._send(target, Path(scratch.name), stop)
-        source.stat()  # a local file that is missing is a FileNotFoundError of Python's
+        source.stat()  # raises Python's FileNotFoundError for a missing local file
         return self._call(lambda client: _write_file(client, target, source, stop))
 
     def _call(self, work: Callable[[Hadoop], _Result]) -> _Result:
-        """Do what may be done twice. The first request after a NameNode was restarted goes to the one before."""
+        """Do work that may be done twice: the first request after a NameNode's restart fails on the old connection."""
         try:
             return self._call_once(work)
         except JavaFailure as failure:
@@ -266,11 +266,11 @@ class HdfsFileSystem(FileSystem):
 
     @contextlib.contextmanager
     def _errors(self, what: str, *, a_new_file: bool = False) -> Iterator[None]:
-        """Name the operation and the way on in what Java raises; a missing file stays ``FileNotFoundError``."""
+        """Add the operation and a hint to Java's errors; a missing file stays ``FileNotFoundError``."""
         try:
             yield
         except JavaFailure as failure:
-            # Of a file that is written, what is missing was deleted by somebody meanwhile.
+            # A file that is missing during its own write was deleted meanwhile.
             if "FileNotFoundException" in failure.names and not a_new_file:
                 raise FileNotFoundError(redacted(failure.message)) from shown_cause(failure)
             raise explained(what, failure) from shown_cause(failure)
@@ -294,7 +294,7 @@ def _never() -> bool:
     return False
 
 
-# What follows runs on the threads of the JVM.
+# The functions below run on the JVM's threads.
 
 
 def _path(client: Hadoop, url: str) -> Any:
@@ -302,7 +302,7 @@ def _path(client: Hadoop, url: str) -> Any:
 
 
 def _create(client: Hadoop, target: str) -> Any:
-    """A new file with its directories, of which each block is synced to the disks of its DataNodes when it is full."""
+    """Create a file and its directories; each full block is synced to the disks of its DataNodes."""
     return client.filesystem.createFile(_path(client, target)).overwrite(False).recursive().syncBlock().build()
 
 
@@ -329,7 +329,7 @@ def _write_file(client: Hadoop, target: str, source: Path, stop: Callable[[], bo
 
 @contextlib.contextmanager
 def _complete_or_deleted(client: Hadoop, target: str) -> Iterator[Any]:
-    """A stream to a new file, which is closed, or deleted if that fails: a file appears with its first byte."""
+    """A stream to a new file; the file is closed, or deleted on failure: a file is visible from its first byte."""
     stream = _create(client, target)
     try:
         yield stream
@@ -337,13 +337,13 @@ def _complete_or_deleted(client: Hadoop, target: str) -> Iterator[Any]:
     except BaseException:
         with contextlib.suppress(Exception):
             _delete(client, target)
-        with contextlib.suppress(Exception):  # it cannot be completed any more; its thread and its lease end
+        with contextlib.suppress(Exception):  # the file cannot be completed; closing ends its thread and its lease
             stream.close()
         raise
 
 
 def _read_small(client: Hadoop, target: str) -> bytes | None:
-    """All of a file; ``None`` if it is too large for py4j."""
+    """All bytes of a file; ``None`` if the file is too large for py4j."""
     stream = client.filesystem.open(_path(client, target))
     try:
         return None if stream.getVisibleLength() > _MOST_BY_PY4J else bytes(stream.readAllBytes())
@@ -352,7 +352,7 @@ def _read_small(client: Hadoop, target: str) -> bytes | None:
 
 
 def _receive(client: Hadoop, source: str, part: Part | None, target: Path | None) -> Written:
-    """Copy a file, or a part of it, to a local one, or to nowhere; what is beyond its end is left out."""
+    """Copy a file, or a part of it, to a local file or to nowhere; a part may reach beyond the end of the file."""
     jvm = client.jvm
     digest = jvm.java.security.MessageDigest.getInstance("SHA-256")
     stream = client.filesystem.open(_path(client, source))
@@ -386,7 +386,7 @@ def _list(client: Hadoop, directory: str) -> list[Entry]:
 
 
 def _rename(client: Hadoop, source: str, target: str, how: str) -> None:
-    """Rename as the NameNode does it in one step; ``NONE`` refuses a destination that exists."""
+    """Rename in one step of the NameNode; ``NONE`` refuses an existing destination."""
     rename = client.jvm.org.apache.hadoop.fs.Options.Rename
     options = client.jvm.java.lang.reflect.Array.newInstance(rename.NONE.getDeclaringClass(), 1)
     options[0] = rename.valueOf(how)
@@ -394,5 +394,5 @@ def _rename(client: Hadoop, source: str, target: str, how: str) -> None:
 
 
 def _delete(client: Hadoop, target: str) -> bool:
-    """Delete a file, or an empty directory; whether it was there."""
+    """Delete a file, or an empty directory; return whether it existed."""
     return bool(client.filesystem.delete(_path(client, target), False))

@@ -1,4 +1,4 @@
-"""What the failures of Hadoop's client mean, and the way on."""
+"""What the failures of Hadoop's client mean, and what to do about them."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _UNREACHABLE = frozenset(
     }
 )
 _QUOTA = frozenset({"DSQuotaExceededException", "NSQuotaExceededException", "QuotaByStorageTypeExceededException"})
-#: What clients of the two kinds of authentication say to the other kind.
+#: Errors of a client and a cluster with different kinds of authentication.
 _NO_KERBEROS = frozenset({"KerberosAuthException", "SaslException", "LoginException"})
 
 
 def explained(what: str, failure: JavaFailure) -> StorageError:
-    """What to tell the user when ``failure`` came of ``what``."""
+    """The user's error when ``what`` failed with ``failure``."""
     names, said = failure.names, f"Could not {what}: {failure.message}"
     if any(name.startswith("Py4J") for name in names):
         return StorageError(said, hint="The next request starts it again.")

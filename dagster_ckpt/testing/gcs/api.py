@@ -16,7 +16,7 @@ from dagster_ckpt.testing.gcs.objects import MADE, Buckets, Refused, StoredObjec
 
 __all__ = ["GcsApi", "Routed"]
 
-#: What a call asks for, in a word; what it is about; what carries it out.
+#: The kind of a call, in a word; the name that the call is about; the action that carries it out.
 Routed: TypeAlias = tuple[str, str, Action]
 
 _RANGE = re.compile(r"bytes=(\d*)-(\d*)")
@@ -32,7 +32,7 @@ _BUCKETS = "/storage/v1/b"
 _BATCH = re.compile(r"/batch(?:/storage/v1)?")
 _MOST_CALLS = 100
 _CHECKSUMS = frozenset({"crc32c", "md5Hash"})
-#: Would change what is asked for, and are not known here.
+#: Parameters that would change the meaning of a call, and are not known here.
 _UNKNOWN = frozenset(
     {
         "deleteSourceObjects",
@@ -48,15 +48,15 @@ _UNKNOWN = frozenset(
 
 
 class GcsApi:
-    """Says what a call asks for, without carrying it out.
+    """Finds out what a call asks for, without carrying it out.
 
     Args:
-        buckets: what it is about.
+        buckets: the buckets that the actions change.
         status: what ``GET /`` answers.
     """
 
     def __init__(self, buckets: Buckets, status: Callable[[], Mapping[str, Any]]) -> None:
-        #: Whether a listing has the checksums of objects.
+        #: Whether a listing contains the checksums of objects.
         self.lists_checksums = True
         self._buckets = buckets
         self._status = status
@@ -227,7 +227,7 @@ class GcsApi:
         if stored is not None:
             return _about(call, upload.bucket, upload.name, stored)
         headers = {"Range": f"bytes=0-{len(upload.received) - 1}"} if upload.received else {}
-        if call.headers.get("X-GUploader-No-308") == "yes":  # for clients that would take 308 for a redirect
+        if call.headers.get("X-GUploader-No-308") == "yes":  # for clients that treat 308 as a redirect
             return web.Response(headers={**headers, "X-HTTP-Status-Code-Override": "308"})
         return web.Response(status=308, headers=headers)
 

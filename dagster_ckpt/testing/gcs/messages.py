@@ -1,4 +1,4 @@
-"""What requests and answers of Google's JSON API are made of: parts, partial responses, errors."""
+"""The pieces of requests and answers of Google's JSON API: parts, partial responses, errors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from multidict import CIMultiDict
 
 __all__ = ["Call", "batched", "calls_of", "error", "only", "parts_of", "two_parts"]
 
-#: What a status is called in the body of an error.
+#: The name of a status in the body of an error.
 _REASONS = {
     400: "invalid",
     401: "authError",
@@ -34,10 +34,10 @@ class Call:
 
     Attributes:
         method: such as ``GET``.
-        path: as it was sent, quoted.
-        query: its parameters.
-        headers: whose names have no case.
-        body: what came with it.
+        path: as sent, quoted.
+        query: the parameters.
+        headers: with case-insensitive names.
+        body: the bytes of the body.
     """
 
     method: str
@@ -48,13 +48,13 @@ class Call:
 
     @property
     def json(self) -> dict[str, Any]:
-        """The body; empty if there is none."""
+        """The body as JSON; empty without a body."""
         told: dict[str, Any] = json.loads(self.body) if self.body.strip() else {}
         return told
 
 
 def error(status: int, message: str) -> web.Response:
-    """An error as the API says it."""
+    """An error in the API's form."""
     if status == web.HTTPNotModified.status_code:
         return web.Response(status=status)
     reason = {"message": message, "domain": "global", "reason": _REASONS.get(status, message)}
@@ -62,7 +62,7 @@ def error(status: int, message: str) -> web.Response:
 
 
 def only(fields: str | None, content: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What is left of an answer for a request with ``fields``, such as ``items(name,size),nextPageToken``."""
+    """The part of an answer that ``fields`` selects, such as ``items(name,size),nextPageToken``."""
     if not fields:
         return content
     left: dict[str, Any] = _masked(_mask(re.findall(r"[^,()/\s]+|[,()/]", fields)), content)
@@ -70,7 +70,7 @@ def only(fields: str | None, content: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _mask(tokens: list[str]) -> _Mask:
-    """Takes tokens from the left until a bracket is closed that was not opened here."""
+    """Take tokens from the left, up to the closing bracket of this level."""
     mask: _Mask = {}
     while tokens and tokens[0] != ")":
         name = tokens.pop(0)
@@ -98,14 +98,14 @@ def _masked(mask: _Mask, content: Any) -> Any:
 
 
 def parts_of(content_type: str, body: bytes) -> list[tuple[Mapping[str, str], bytes]]:
-    """Headers and content of the parts of a message; their lines may end as Unix ends them, which gcsfs does."""
+    """Headers and content of the parts of a message; lines may end with LF, as gcsfs sends them."""
     boundary = re.search(r'boundary="?([^";]+)"?', content_type)
     assert boundary is not None
     mark = b"--" + boundary[1].encode()
     inner = body[body.index(mark) + len(mark) : body.rindex(mark + b"--")]
     parts = []
     for part in re.split(rb"\r?\n" + re.escape(mark), inner):
-        # One line break ends the mark; a second one at once says that there are no headers.
+        # One line break ends the mark; a second line break right after it means that there are no headers.
         head, content = _head_and_content(re.sub(rb"\A\r?\n", b"", part))
         parts.append((_headers(head), content))
     return parts
@@ -115,12 +115,12 @@ def two_parts(content_type: str, body: bytes) -> tuple[dict[str, Any], bytes]:
     """The description and the data of an upload in one request; the type of the data is part of the description."""
     (_, about), (headers, data) = parts_of(content_type, body)
     kind = {"contentType": headers["Content-Type"]} if "Content-Type" in headers else {}
-    # The last line break before the mark belongs to the mark.
+    # The line break before the mark belongs to the mark.
     return {**kind, **json.loads(about)}, re.sub(rb"\r?\n\Z", b"", data)
 
 
 def calls_of(content_type: str, body: bytes) -> Iterator[tuple[str, Call]]:
-    """The calls of a batch, each with its id."""
+    """The calls in a batch, each with its id."""
     for headers, content in parts_of(content_type, body):
         head, inner = _head_and_content(content.lstrip(b"\r\n"))
         line, _, rest = head.partition(b"\n")
@@ -131,7 +131,7 @@ def calls_of(content_type: str, body: bytes) -> Iterator[tuple[str, Call]]:
 
 
 def batched(answers: list[tuple[str, web.Response]]) -> web.Response:
-    """The answers to the calls of a batch, in one."""
+    """One answer that contains the answers to the calls of a batch."""
     mark, lines = "batch_of_answers", []
     for name, answer in answers:
         body = answer.body if isinstance(answer.body, bytes) else b""
@@ -145,7 +145,7 @@ def batched(answers: list[tuple[str, web.Response]]) -> web.Response:
 
 
 def _head_and_content(message: bytes) -> tuple[bytes, bytes]:
-    """What is before and after the first empty line."""
+    """The text before and after the first empty line."""
     if (empty := re.search(rb"(?:\A|\r?\n)\r?\n", message)) is None:
         return message.strip(), b""
     return message[: empty.start()], message[empty.end() :]

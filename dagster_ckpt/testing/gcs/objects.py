@@ -1,4 +1,4 @@
-"""The buckets of :mod:`~dagster_ckpt.testing.gcs.server`: objects, their generations, and what a request demands."""
+"""The buckets of :mod:`~dagster_ckpt.testing.gcs.server`: objects, generations, and preconditions of requests."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ __all__ = ["MADE", "PAGE", "Buckets", "Page", "Refused", "StoredObject", "Upload
 
 #: The most entries of one page of a listing.
 PAGE = 1000
-#: When everything was made.
+#: The creation time of everything.
 MADE = "2026-01-01T00:00:00.000Z"
 _BUCKET = re.compile(r"[a-z0-9][-_.a-z0-9]{1,61}[a-z0-9]")
 _UNMET = "At least one of the pre-conditions you specified did not hold."
 _NO_BUCKET = "The specified bucket does not exist."
-#: What of an object its writer says.
+#: The properties of an object that its writer sets.
 _SAID = (
     "cacheControl",
     "contentDisposition",
@@ -42,7 +42,7 @@ class Refused(Exception):
 
     Args:
         status: of the answer.
-        message: for whoever asked.
+        message: for the client.
     """
 
     def __init__(self, status: int, message: str = "") -> None:
@@ -56,9 +56,9 @@ class StoredObject:
 
     Attributes:
         data: its bytes.
-        generation: its number, which rises.
-        said: what its writer says of it, by the names of the API.
-        components: of how many objects it was composed; 0 if it was not.
+        generation: its number; generations rise.
+        said: the properties that its writer set, by the names of the API.
+        components: how many objects it was composed of; 0 for an object that was not composed.
     """
 
     data: bytes
@@ -78,12 +78,12 @@ class StoredObject:
 
     @property
     def content_type(self) -> str:
-        """As it was said, or that it is bytes."""
+        """The type that the writer set, or that of plain bytes."""
         return str(self.said.get("contentType") or "application/octet-stream")
 
     def resource(self, bucket: str, name: str) -> dict[str, Any]:
-        """As the API describes it."""
-        # A composed object has no MD5: nobody has read it from its beginning to its end.
+        """The API's description of the object."""
+        # A composed object has no MD5: the server has never read all its bytes in a row.
         proof = {"componentCount": self.components} if self.components else {"md5Hash": self.md5}
         return {
             "kind": "storage#object",
@@ -106,7 +106,7 @@ class StoredObject:
 
 @dataclass(slots=True)
 class Upload:
-    """A resumable upload that is not at its end."""
+    """A resumable upload that is not finished."""
 
     bucket: str
     name: str
@@ -117,7 +117,7 @@ class Upload:
 
 @dataclass(frozen=True, slots=True)
 class _Rewrite:
-    """A copy in several requests that is not at its end."""
+    """A copy in several requests that is not finished."""
 
     source: tuple[str, str, int]
     target: tuple[str, str]
@@ -126,7 +126,7 @@ class _Rewrite:
 
 @dataclass(slots=True)
 class Page:
-    """A part of a listing; without a ``token`` it is the last."""
+    """One page of a listing; the last page has no ``token``."""
 
     names: list[str] = field(default_factory=list)
     prefixes: list[str] = field(default_factory=list)
@@ -137,10 +137,10 @@ class Page:
 
 
 class Buckets:
-    """All of them, in memory. What may not be done raises :class:`Refused`."""
+    """All buckets, in memory. Refused requests raise :class:`Refused`."""
 
     def __init__(self) -> None:
-        #: The bytes of objects whose names begin so are not kept.
+        #: The bytes of objects whose names begin with this prefix are not kept.
         self.forget: str | None = None
         self.uploads: dict[str, Upload] = {}
         self._buckets: dict[str, dict[str, StoredObject]] = {}
@@ -148,15 +148,15 @@ class Buckets:
         self._generation = itertools.count(1_700_000_000_000_000)
 
     def names(self) -> list[str]:
-        """Of all buckets."""
+        """The names of all buckets."""
         return sorted(self._buckets)
 
     def create(self, bucket: str) -> None:
-        """Make an empty bucket, in place of one that has the name."""
+        """Make an empty bucket; replace a bucket of this name."""
         self._buckets[bucket] = {}
 
     def make(self, bucket: str) -> None:
-        """Make an empty bucket as somebody asks for it."""
+        """Make an empty bucket for a request; refuse an invalid or a taken name."""
         if not _BUCKET.fullmatch(bucket):
             raise Refused(400, f"Invalid bucket name: '{bucket}'")
         if bucket in self._buckets:
@@ -170,13 +170,13 @@ class Buckets:
         return self._buckets[bucket]
 
     def put(self, bucket: str, name: str, data: bytes) -> None:
-        """Store an object whatever is there."""
+        """Store an object without preconditions."""
         self._buckets[bucket][name] = StoredObject(data, next(self._generation))
 
     def find(self, bucket: str, name: str, query: Mapping[str, str], unless: int = 304) -> StoredObject:
-        """An object that is there and as a request wants it.
+        """An existing object that meets the preconditions of a request.
 
-        ``unless`` is the status for a generation that was not wanted: for whoever reads, it is the one he has.
+        ``unless`` is the status for an excluded generation: 304 tells a reader that it already has the object.
         """
         found = self._buckets.get(bucket, {}).get(name)
         generation = query.get("generation")
@@ -191,7 +191,7 @@ class Buckets:
     def store(
         self, bucket: str, name: str, data: bytes, query: Mapping[str, str], declared: Mapping[str, Any] | None = None
     ) -> StoredObject:
-        """Store what came, if preconditions hold and it is what was announced."""
+        """Store ``data``, if the preconditions hold and the data match the announced checksums."""
         self._require(bucket, name, query)
         said = _said(declared)
         stored = StoredObject(data, next(self._generation), said)
@@ -214,7 +214,7 @@ class Buckets:
         query: Mapping[str, str],
         declared: Mapping[str, Any] | None = None,
     ) -> StoredObject:
-        """Store a copy, with what is ``declared`` of it instead of what was said of the original, if anything is."""
+        """Store a copy; ``declared`` properties, if any, replace those of the original."""
         found = self._source(*source, query)
         self._require(*target, query)
         copied = StoredObject(found.data, next(self._generation), _said(declared) or found.said, found.components)
@@ -228,7 +228,7 @@ class Buckets:
         query: Mapping[str, str],
         declared: Mapping[str, Any] | None = None,
     ) -> tuple[int, int, StoredObject | str]:
-        """One step of a copy: bytes copied so far, bytes there are, and the copy or the token of the next step."""
+        """One step of a copy: bytes copied so far, bytes in all, and the copy or the token of the next step."""
         most = int(query.get("maxBytesRewrittenPerCall", "0"))
         if most % _MIB:
             raise Refused(400, "maxBytesRewrittenPerCall must be a multiple of 1 MiB")
@@ -279,21 +279,21 @@ class Buckets:
         return composed
 
     def begin(self, bucket: str, name: str, query: Mapping[str, str], declared: Mapping[str, Any]) -> str:
-        """Begin a resumable upload; its token."""
+        """Begin a resumable upload; return its token."""
         self._require(bucket, name, query)
         token = f"upload-{next(self._generation)}"
         self.uploads[token] = Upload(bucket, name, query, declared)
         return token
 
     def append(self, token: str, data: bytes) -> tuple[Upload, StoredObject | None]:
-        """Take all bytes that are left; the object is complete."""
+        """Take all remaining bytes; the object is complete."""
         have = len(self._upload(token).received)
         return self.append_at(token, have, have + len(data), data)
 
     def append_at(
         self, token: str, begin: int | None, total: int | None, data: bytes
     ) -> tuple[Upload, StoredObject | None]:
-        """Take bytes from ``begin`` (``None``: a question how far it is); the object, when the last of them came."""
+        """Take bytes from ``begin`` (``None``: only report the progress); return the object after the last byte."""
         upload = self._upload(token)
         if begin is not None:
             have = len(upload.received)
@@ -339,7 +339,7 @@ class Buckets:
         return self.uploads[token]
 
     def _source(self, bucket: str, name: str, query: Mapping[str, str]) -> StoredObject:
-        """What is copied, by those of a request's parameters that are about it."""
+        """The source of a copy, by the request's parameters about the source."""
         wanted = {"generation": query["sourceGeneration"]} if "sourceGeneration" in query else {}
         for key, value in query.items():
             if key.startswith("ifSource"):
@@ -356,7 +356,7 @@ def _said(declared: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def _holds(query: Mapping[str, str], found: StoredObject | None) -> bool:
-    """Whether the preconditions of a request hold; nothing here changes what is said of an object afterwards."""
+    """Whether the preconditions of a request hold; an object's metadata never change here."""
     for what, now in (
         ("Generation", 0 if found is None else found.generation),
         ("Metageneration", 0 if found is None else 1),

@@ -1,8 +1,8 @@
-"""A server of Google Cloud Storage's JSON API that is strict where a store of checkpoints needs it to be.
+"""A server of Google Cloud Storage's JSON API that is strict where a storage of checkpoints needs it.
 
-Preconditions are honoured, listings come in pages, an object of a resumable upload appears when the last byte is there,
-and generations rise. Objects are copied, moved and composed without their bytes, calls come in batches. Like a real one
-it answers late, refuses, loses replies and hangs, when it is told to::
+The server honours preconditions, lists in pages, shows an object of a resumable upload after the last byte, and gives
+rising generations. It copies, moves and composes objects without their bytes, and takes calls in batches. Like a real
+server it answers late, refuses, loses replies and hangs, when it is told to::
 
     with GcsServer(latency=0.03) as server:
         server.create_bucket("checkpoints")
@@ -13,9 +13,9 @@ The kinds of requests are ``insert``, ``begin`` (of a resumable upload), ``appen
 ``delete``, ``copy``, ``move``, ``compose``, ``list``, ``bucket``, ``batch``, ``status`` and ``unknown``; the name is
 the object (the new one, where there are two), or the prefix of a listing.
 
-It lives in a thread of the process that started it and keeps everything in memory. By itself it is a bucket on a
-laptop: ``python -m dagster_ckpt.testing.gcs.server --bucket checkpoints``. What it does not know it answers with status
-501, so that nothing is tested against a guess.
+The server runs in a thread of the process that started it and keeps everything in memory. It can also serve as a bucket
+on a laptop: ``python -m dagster_ckpt.testing.gcs.server --bucket checkpoints``. The server answers unknown requests
+with status 501, so that no test relies on a guess.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ class GcsServer(DisturbedServer):
     """The server; a context manager that starts and stops it.
 
     Args:
-        latency: seconds that each request takes longer.
+        latency: seconds added to each request.
         token: the bearer token that requests must carry; ``None`` for none.
-        port: of this machine; 0 for any that is free.
+        port: of this machine; 0 for any free port.
     """
 
     def __init__(self, latency: float = 0.0, token: str | None = None, port: int = 0) -> None:
@@ -61,7 +61,7 @@ class GcsServer(DisturbedServer):
 
     @property
     def forget(self) -> str | None:
-        """The bytes of objects whose names begin so are not kept."""
+        """The bytes of objects whose names begin with this prefix are not kept."""
         return self._buckets.forget
 
     @forget.setter
@@ -70,7 +70,7 @@ class GcsServer(DisturbedServer):
 
     @property
     def lists_checksums(self) -> bool:
-        """Whether a listing has the checksums of objects; of those under keys of the customer's Google's has none."""
+        """Whether a listing contains checksums; Google omits those of objects encrypted with a customer's key."""
         return self._api.lists_checksums
 
     @lists_checksums.setter
@@ -79,7 +79,7 @@ class GcsServer(DisturbedServer):
 
     @property
     def unfinished_uploads(self) -> int:
-        """Resumable uploads that were begun and neither finished nor cancelled."""
+        """How many resumable uploads were begun and neither finished nor cancelled."""
         return len(self._buckets.uploads)
 
     def create_bucket(self, name: str) -> None:
@@ -87,15 +87,15 @@ class GcsServer(DisturbedServer):
         self._buckets.create(name)
 
     def objects(self, bucket: str) -> dict[str, bytes]:
-        """What a bucket holds, by name."""
+        """The bytes of all objects in a bucket, by name."""
         return {name: item.data for name, item in self._buckets.of(bucket).items()}
 
     def put(self, bucket: str, name: str, data: bytes) -> None:
-        """Store an object behind everybody's back."""
+        """Store an object without a request."""
         self._buckets.put(bucket, name, data)
 
     def discard(self, bucket: str, name: str) -> None:
-        """Remove an object behind everybody's back."""
+        """Remove an object without a request."""
         del self._buckets.of(bucket)[name]
 
     def route(self, incoming: web.Request, body: bytes) -> tuple[str, str, Action]:
@@ -104,11 +104,11 @@ class GcsServer(DisturbedServer):
         return self._api.route(Call(incoming.method, path, query, incoming.headers, body))
 
     def refuse(self, status: int, message: str) -> web.Response:
-        """An error as the API says it."""
+        """An error in the API's form."""
         return error(status, message)
 
     def _asked(self) -> dict[str, int]:
-        """What was asked so far, itself not counted: requests, and bytes of their bodies."""
+        """The number of requests so far, without ``status`` requests, and the bytes of their bodies."""
         asked = [request for request in self.log if request.kind != "status"]
         return {"requests": len(asked), "bytes": sum(request.size for request in asked)}
 
