@@ -105,7 +105,7 @@ class SinkRun:
 class Sink(ABC):
     """A sink that checkpoints cover.
 
-    ``recorded_sinks.py`` names each kind of sink too, so that a salvage finds the positions of a sink without its query.
+    ``recorded_sinks.py`` names each kind of sink too, so that a salvage finds positions of a sink without its query.
 
     Attributes:
         kind: the kind of sink, as recorded in checkpoints.
