@@ -432,7 +432,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from dagster_ckpt import EmbeddedRocksDBStateBackend, SparkSessionResource
-from dagster_ckpt.spark.job import SettingsIgnored
+from dagster_ckpt.spark.events import SettingsIgnored
 from tests.jobs.harness import Bench
 root, *directories = map(Path, sys.argv[1:])
 backend = EmbeddedRocksDBStateBackend(db_storage_paths=[str(directory) for directory in directories])
