@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING
 
 from dagster_ckpt.filesystem.bounds import Scratch
 from dagster_ckpt.filesystem.driver_memory import DriverMemory
-from dagster_ckpt.filesystem.local_disk import local_failure, refused_write
+from dagster_ckpt.filesystem.local_disk import is_full, local_failure, refused_write
 from dagster_ckpt.filesystem.memory import MemoryFileSystem
 from dagster_ckpt.filesystem.names import inside
-from dagster_ckpt.filesystem.opening import REMOTE_SCHEMES, local_path, open_filesystem, split_location
+from dagster_ckpt.filesystem.opening import REMOTE_SCHEMES, open_filesystem
 from dagster_ckpt.filesystem.port import FileSystem
 from dagster_ckpt.filesystem.posix import PosixFileSystem
 from dagster_ckpt.filesystem.private_directories import (
@@ -31,6 +31,7 @@ from dagster_ckpt.filesystem.private_directories import (
     remove_entries,
     share_start,
 )
+from dagster_ckpt.filesystem.reserve import Reserve
 from dagster_ckpt.filesystem.server_side import Copy, ServerSide, Stored, crc32c_of, md5_of
 from dagster_ckpt.filesystem.values import Entry, Part, Stopped, Written, unheard
 from dagster_ckpt.lazy_names import lazy_names
@@ -54,6 +55,7 @@ __all__ = [
     "ObjectFileSystem",
     "Part",
     "PosixFileSystem",
+    "Reserve",
     "S3FileSystem",
     "Scratch",
     "ServerSide",
@@ -63,15 +65,14 @@ __all__ = [
     "crc32c_of",
     "default_root",
     "inside",
+    "is_full",
     "is_own",
     "local_failure",
-    "local_path",
     "make_working_directory",
     "md5_of",
     "open_filesystem",
     "refused_write",
     "remove_entries",
     "share_start",
-    "split_location",
     "unheard",
 ]

@@ -11,12 +11,17 @@ from pathlib import Path
 
 from dagster_ckpt.errors import WorkingDirectoryFailed
 
-__all__ = ["local_failure", "refused_write"]
+__all__ = ["is_full", "local_failure", "refused_write"]
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _FORBIDDEN = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 _TOO_MANY = frozenset({errno.EMFILE, errno.ENFILE})
 _MIB = 1 << 20
+
+
+def is_full(error: BaseException) -> bool:
+    """Whether ``error`` says, itself or by a cause, that a disk is full or a quota used up."""
+    return any(cause.errno in (errno.ENOSPC, errno.EDQUOT) for cause in _causes(error))
 
 
 def local_failure(error: Exception, directory: Path) -> WorkingDirectoryFailed | None:

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["check_possible", "inside"]
+from dagster_ckpt.paths import LONGEST, check_possible
 
-#: Bytes of one component of a path: the limit of Linux.
-_LONGEST_COMPONENT = 255
-#: Bytes of a name: the directory that the name is joined to has the rest of Linux's 4096 for a path.
-_LONGEST = 3072
+__all__ = ["inside"]
+
 #: A fast test for nearly all names, ASCII without hidden components: a manifest may have 10^6 names.
 _ORDINARY = re.compile(r"(?:[!-\-0-~][ -.0-~]{0,254}/)*[!-\-0-~][ -.0-~]{0,254}").fullmatch
 
@@ -29,27 +27,9 @@ def inside(name: object) -> str:
     """
     if not isinstance(name, str):
         raise ValueError(f"a name must be text, not {type(name).__name__}")
-    if len(name) <= _LONGEST and _ORDINARY(name):
+    if len(name) <= LONGEST and _ORDINARY(name):
         return name
     components = check_possible(name)
     if any(component in {b"", b".", b".."} for component in components):
         raise ValueError(f"{name!r} does not name a file inside its directory")
     return name
-
-
-def check_possible(path: str) -> list[bytes]:
-    """The components of ``path``, if the operating system can have a file there.
-
-    Raises:
-        ValueError: ``path`` contains a NUL, is not valid UTF-8, or is too long.
-    """
-    try:
-        encoded = path.encode("utf-8")
-    except UnicodeEncodeError:
-        raise ValueError(f"{path[:80]!r} is no name of a file: it is not valid UTF-8") from None
-    components = encoded.split(b"/")
-    if len(encoded) > _LONGEST or any(len(component) > _LONGEST_COMPONENT for component in components):
-        raise ValueError(f"{path[:80]!r}... is too long for the name of a file")
-    if b"\0" in encoded:
-        raise ValueError(f"{path!r} has a NUL in it, as no name of a file has")
-    return components

@@ -5,19 +5,18 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
-from urllib.parse import SplitResult, unquote, urlsplit
 
 from dagster_ckpt.errors import InvalidConfiguration
 from dagster_ckpt.filesystem import buckets, hdfs
-from dagster_ckpt.filesystem.names import check_possible
 from dagster_ckpt.filesystem.port import FileSystem
 from dagster_ckpt.filesystem.posix import CHUNK, PosixFileSystem
+from dagster_ckpt.paths import Location, local_path, refuse_former_meaning, split_location
 
-__all__ = ["REMOTE_SCHEMES", "local_path", "open_filesystem", "split_location"]
+__all__ = ["REMOTE_SCHEMES", "open_filesystem"]
 
-_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]{0,15}://")
+#: Characters that a bucket's client, or Spark's connector, takes for something else or refuses.
+_NOT_IN_A_BUCKET = re.compile(r"[?#\x00-\x1f\x7f]")
 
 
 def open_filesystem(
@@ -47,18 +46,18 @@ def open_filesystem(
     """
     if not location:
         raise InvalidConfiguration("The checkpoint path is empty.", hint="Set checkpoint_path, for example to ~/ckpt.")
-    parts = split_location(location)
-    if "::" in location and "://" in location:
+    place = split_location(location)
+    if not place.is_local and "::" in location:
         raise InvalidConfiguration(
-            f"Checkpoint path {without_credentials(location)!r} is a chain of file systems: a cache between a job and "
+            f"Checkpoint path {place.shown!r} is a chain of file systems: a cache between a job and "
             "its storage shows old checkpoints, and publishes half-written ones.",
             hint="Name the storage itself.",
         )
-    if remote := _REMOTE.get(parts.scheme):
-        return _open_remote(remote, location, storage_options, like)
-    if parts.scheme and parts.scheme != "file":
+    if remote := _REMOTE.get(place.scheme):
+        return _open_remote(remote, place, storage_options, like)
+    if not place.is_local:
         raise InvalidConfiguration(
-            f"Checkpoint path {without_credentials(location)!r} has the scheme {parts.scheme!r}; this release "
+            f"Checkpoint path {place.shown!r} has the scheme {place.scheme!r}; this release "
             "stores checkpoints on local and POSIX network file systems, and in "
             f"{', '.join(kind.name for kind in _KINDS)}.",
             hint=f"Use an absolute path, a file:// URL, or one like {', '.join(kind.form for kind in _KINDS)}.",
@@ -68,48 +67,11 @@ def open_filesystem(
             f"Checkpoint path {location!r} is a directory, and storage_options are for object stores.",
             hint="Leave storage_options out.",
         )
-    path = local_path(unquote(parts.netloc + parts.path) if parts.scheme else location)
-    if path == Path(path.anchor):
+    path = local_path(location)
+    if path == path.parent:
         raise InvalidConfiguration("Cannot use the root directory for checkpoints.", hint="Name a directory below it.")
+    refuse_former_meaning(location, path)
     return PosixFileSystem(path, write_buffer_size)
-
-
-def split_location(location: str) -> SplitResult:
-    """The parts of a path or URL.
-
-    Raises:
-        InvalidConfiguration: it is neither. The error does not quote the text, which may contain a password.
-    """
-    try:
-        location.encode()
-        parts = urlsplit(location)
-        if "://" in location:
-            _ = parts.port  # urllib checks the port only on access
-    except ValueError as error:
-        kind = location.partition("://")[0] if _SCHEME.match(location) else "path"
-        raise InvalidConfiguration(
-            f"The checkpoint path, a {kind} of {len(location)} characters, cannot be read as a path or URL "
-            f"({type(error).__name__}).",
-            hint="Use an absolute path, or a URL such as s3://bucket/directory; look for brackets, colons and "
-            "characters that are no text.",
-        ) from None
-    return parts
-
-
-def local_path(path: str) -> Path:
-    """The absolute path that ``path`` means on this machine, where it may begin with ``~``.
-
-    Raises:
-        InvalidConfiguration: no file can have this path, or the user after ``~`` does not exist.
-    """
-    try:
-        found = Path(path).expanduser().absolute()
-        check_possible(str(found))
-    except (RuntimeError, ValueError) as error:
-        raise InvalidConfiguration(
-            f"No directory can have the path {path[:160]!r}: {error}.", hint="Name a directory by its absolute path."
-        ) from error
-    return found
 
 
 # The libraries of each kind take half a second to import. `buckets` and `hdfs` import them only when a class is asked
@@ -170,6 +132,8 @@ class _Kind:
         extra: the extra of this distribution that brings its libraries; ``None`` when they are always installed.
         place: what a URL names beside a directory.
         user: whether the text before an ``@`` is a part of the place, not a credential.
+        ambiguous: components of a path that may be taken for others.
+        why: what is wrong with them, for people.
     """
 
     name: str
@@ -180,6 +144,8 @@ class _Kind:
     extra: str | None = None
     place: str = "a bucket"
     user: bool = False
+    ambiguous: re.Pattern[str] = re.compile(r"^\.\.?$")
+    why: str = ". or .. in it, which the storage takes for names"
 
 
 _KINDS = (
@@ -193,6 +159,9 @@ _KINDS = (
         _is_azure,
         extra="azure",
         user=True,
+        # https://learn.microsoft.com/rest/api/storageservices/naming-and-referencing-containers--blobs--and-metadata
+        ambiguous=re.compile(r"\.$|\\"),
+        why="a backslash in it or a dot at the end of a name, which Azure takes for other names",
     ),
     _Kind("HDFS", "hdfs://namenode:8020/directory", ("hdfs",), _hdfs, _is_same_cluster, place="a NameNode"),
 )
@@ -202,26 +171,25 @@ REMOTE_SCHEMES = frozenset(_REMOTE)
 
 
 def _open_remote(
-    kind: _Kind, location: str, storage_options: Mapping[str, Any] | None, like: FileSystem | None
+    kind: _Kind, place: Location, storage_options: Mapping[str, Any] | None, like: FileSystem | None
 ) -> FileSystem:
-    shown = without_credentials(location)
-    parts = split_location(location)
-    user, at, _ = parts.netloc.rpartition("@")
-    if "?" in location or "#" in location or (at and (not kind.user or ":" in user or "@" in user)):
+    user, at, _ = place.authority.rpartition("@")
+    if _NOT_IN_A_BUCKET.search(place.authority + place.path) or (at and (not kind.user or ":" in user or "@" in user)):
         raise InvalidConfiguration(
-            f"Checkpoint path {shown!r} has more in it than {kind.place} and a directory.",
+            f"Checkpoint path {place.shown!r} has more in it than {kind.place} and a directory, whose names have no ?, "
+            "no # and no control character here.",
             hint=f"Write it as {kind.form}; credentials belong into storage_options or the environment.",
         )
-    names = [name for name in parts.path.split("/") if name]
-    if any(name in {".", ".."} for name in names):
+    names = [name for name in place.path.split("/") if name]
+    if any(kind.ambiguous.search(name) for name in names):
         raise InvalidConfiguration(
-            f"Checkpoint path {shown!r} has . or .. in it, which {kind.name} takes for names.",
+            f"Checkpoint path {place.shown!r} has {kind.why}.",
             hint="Write the path as it is meant.",
         )
     try:
         if storage_options is None and like is not None:
-            storage_options = _entrusted(kind, parts.netloc, like)
-        return kind.open(parts.netloc, "/".join(names), storage_options)
+            storage_options = _entrusted(kind, place.authority, like)
+        return kind.open(place.authority, "/".join(names), storage_options)
     except ModuleNotFoundError as error:
         if kind.extra is None:
             raise
@@ -236,13 +204,7 @@ def _entrusted(kind: _Kind, authority: str, like: FileSystem) -> Mapping[str, An
 
     Only this function decides that. A storage that was opened without options uses its libraries' environment.
     """
-    own = urlsplit(like.url)
+    own = split_location(like.url)
     is_of_kind = _REMOTE.get(own.scheme) is kind
     options = like.storage_options if is_of_kind else {}
-    return options if kind.is_entrusted(authority, own.netloc if is_of_kind else None, options) else None
-
-
-def without_credentials(location: str) -> str:
-    """A URL without its user, query and fragment."""
-    parts = split_location(location)
-    return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment="").geturl()
+    return options if kind.is_entrusted(authority, own.authority if is_of_kind else None, options) else None

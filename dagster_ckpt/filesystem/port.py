@@ -14,6 +14,7 @@ import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
@@ -24,6 +25,9 @@ from dagster_ckpt.filesystem.values import Entry, Part, Written, unheard
 __all__ = ["FileSystem"]
 
 _Answer = TypeVar("_Answer")
+_Name = TypeVar("_Name")
+#: How often a directory is listed at most, when each time files vanished before they were read.
+_MOST_LOOKS = 50
 
 
 class FileSystem(ABC):
@@ -158,21 +162,52 @@ class FileSystem(ABC):
         """All bytes of each of many small files, ``None`` for a missing file."""
         return self._ask_many(self.read, paths)
 
+    def read_if_there(self, path: str) -> bytes | None:
+        """All bytes of one file, ``None`` for a missing file."""
+        return self._if_there(self.read, path)
+
+    def read_listed(
+        self, names: Callable[[], Sequence[_Name]], path_of: Callable[[_Name], str]
+    ) -> dict[_Name, bytes | None]:
+        """All bytes of the files that a listing names, while other processes create and delete such files.
+
+        A listed file that is missing may have been replaced by a file that the listing lacks. So the names are listed
+        again, until no file is missing or the names stay the same.
+
+        Args:
+            names: lists the names; a name is never used again for other bytes.
+            path_of: the path of a name.
+
+        Returns:
+            the bytes by name, in the order of the names; ``None`` for a missing file.
+        """
+        found: dict[_Name, bytes] = {}
+        listed = names()
+        for _ in range(_MOST_LOOKS):
+            new = [name for name in listed if name not in found]
+            contents = zip(new, self.read_many([path_of(name) for name in new]), strict=True)
+            found |= {name: data for name, data in contents if data is not None}
+            if all(name in found for name in listed) or (now := names()) == listed:
+                break
+            listed = now
+        return {name: found.get(name) for name in listed}
+
     def size_many(self, paths: Sequence[str]) -> Sequence[int | None]:
         """The size in bytes of each of many files, ``None`` for a missing file."""
         return self._ask_many(self.size, paths)
 
     def _ask_many(self, ask: Callable[[str], _Answer], paths: Sequence[str]) -> Sequence[_Answer | None]:
-        def answer(path: str) -> _Answer | None:
-            try:
-                return ask(path)
-            except FileNotFoundError:
-                return None
-
         if not self.is_distant or not paths:
-            return [answer(path) for path in paths]
+            return [self._if_there(ask, path) for path in paths]
         with ThreadPoolExecutor(min(self.concurrency, len(paths)), "dagster-ckpt-read") as pool:
-            return list(pool.map(answer, paths))
+            return list(pool.map(partial(self._if_there, ask), paths))
+
+    @staticmethod
+    def _if_there(ask: Callable[[str], _Answer], path: str) -> _Answer | None:
+        try:
+            return ask(path)
+        except FileNotFoundError:
+            return None
 
     def probe(self) -> None:
         """Check, once and before any job data is at stake, that exclusive create works here.

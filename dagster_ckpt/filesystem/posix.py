@@ -11,7 +11,8 @@ import stat
 import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from pathlib import Path, PurePosixPath
+from pathlib import Path
+from typing import TypeVar
 
 from dagster_ckpt.errors import PublishConflict, PublishUnknown, StorageError, StorageUnusable
 from dagster_ckpt.filesystem.port import FileSystem
@@ -19,8 +20,12 @@ from dagster_ckpt.filesystem.values import Entry, Part, Stopped, Written
 
 __all__ = ["PosixFileSystem"]
 
+_Result = TypeVar("_Result")
+
 #: Bytes read at once by default.
 CHUNK = 1 << 20
+#: How often a file is placed at most, when each time its directory was removed meanwhile.
+_ATTEMPTS = 10
 _CANNOT_LINK = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK})
 
 
@@ -50,36 +55,14 @@ class PosixFileSystem(FileSystem):
 
     def local(self, path: str) -> Path:
         """Where ``path`` lies on this machine."""
-        relative = PurePosixPath(path)
-        if relative.is_absolute() or ".." in relative.parts:
+        if path.startswith("/") or ".." in path.split("/"):
             raise StorageError(f"{path!r} is not a path below {self._root}.")
-        return self._root / relative
+        return self._root / path
 
     def create(self, path: str, data: bytes) -> None:
         target = self.local(path)
         with _storage_errors(f"create {target}"):
-            self._make_directory(target.parent)
-            temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex}.tmp")
-            try:
-                _write_durably(temporary, data)
-                self._link(temporary, target)
-            except FileExistsError:
-                if not _holds(target, data):
-                    raise PublishConflict(f"{target} already exists and holds something else.") from None
-            except OSError as error:
-                if error.errno in _CANNOT_LINK and temporary.exists():
-                    raise StorageUnusable(
-                        f"{self._root} does not support hard links, so a file cannot be published exclusively.",
-                        hint="Use a file system with hard links (ext4, xfs, NFS, ...) for checkpoints.",
-                    ) from error
-                # On a network file system the link may exist although its reply was lost.
-                if not _holds(target, data):
-                    if target.exists():
-                        raise PublishConflict(f"{target} already exists and holds something else.") from error
-                    raise
-            finally:
-                with contextlib.suppress(OSError):
-                    temporary.unlink(missing_ok=True)
+            self._placed(target, lambda: self._publish(target, data))
             try:
                 _sync_directory(target.parent)
             except OSError as error:
@@ -88,11 +71,34 @@ class PosixFileSystem(FileSystem):
                     hint="It is complete if it can be read; nothing that belongs to it was deleted.",
                 ) from error
 
+    def _publish(self, target: Path, data: bytes) -> None:
+        temporary = _beside(target)
+        try:
+            _write_durably(temporary, data)
+            self._link(temporary, target)
+        except FileExistsError:
+            if not _holds(target, data):
+                raise PublishConflict(f"{target} already exists and holds something else.") from None
+        except OSError as error:
+            if error.errno in _CANNOT_LINK and temporary.exists():
+                raise StorageUnusable(
+                    f"{self._root} does not support hard links, so a file cannot be published exclusively.",
+                    hint="Use a file system with hard links (ext4, xfs, NFS, ...) for checkpoints.",
+                ) from error
+            # On a network file system the link may exist although its reply was lost.
+            if not _holds(target, data):
+                if target.exists():
+                    raise PublishConflict(f"{target} already exists and holds something else.") from error
+                raise
+        finally:
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
+
     def replace(self, path: str, data: bytes) -> None:
         target = self.local(path)
-        with _storage_errors(f"write {target}"):
-            self._make_directory(target.parent)
-            temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex}.tmp")
+
+        def exchange() -> None:
+            temporary = _beside(target)
             try:
                 _write_durably(temporary, data)
                 temporary.replace(target)
@@ -100,16 +106,14 @@ class PosixFileSystem(FileSystem):
                 with contextlib.suppress(OSError):
                     temporary.unlink(missing_ok=True)
 
+        with _storage_errors(f"write {target}"):
+            self._placed(target, exchange)
+
     def write(self, path: str, source: Path | bytes, stop: Callable[[], bool]) -> Written:
         target = self.local(path)
         with _storage_errors(f"write {target}"):
             with io.BytesIO(source) if isinstance(source, bytes) else source.open("rb", buffering=0) as reader:
-                self._make_directory(target.parent)
-                try:
-                    writer = target.open("xb", buffering=0)
-                except FileNotFoundError:  # the emptied directory was removed in this moment
-                    self._make_directory(target.parent)
-                    writer = target.open("xb", buffering=0)
+                writer = self._placed(target, lambda: target.open("xb", buffering=0))
                 try:
                     with writer:
                         written = _copy(reader, writer, None, stop, self._write_buffer_size)
@@ -125,8 +129,9 @@ class PosixFileSystem(FileSystem):
                 _sync_directory(self.local(path))
 
     def read(self, path: str) -> bytes:
-        with _storage_errors(f"read {self.local(path)}", reading=True):
-            return self.local(path).read_bytes()
+        source = self.local(path)
+        with _storage_errors(f"read {source}", reading=True), source.open("rb", buffering=0) as reader:
+            return reader.read()
 
     def fetch(self, path: str, target: Path, part: Part | None = None) -> Written:
         with (
@@ -144,10 +149,11 @@ class PosixFileSystem(FileSystem):
             return _copy(reader, None, part, lambda: False)
 
     def size(self, path: str) -> int:
-        with _storage_errors(f"read {self.local(path)}", reading=True):
-            status = self.local(path).stat()
+        source = self.local(path)
+        with _storage_errors(f"read {source}", reading=True):
+            status = source.stat()
             if stat.S_ISDIR(status.st_mode):
-                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(self.local(path)))
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(source))
             return status.st_size
 
     def list(self, path: str) -> Sequence[Entry]:
@@ -177,6 +183,21 @@ class PosixFileSystem(FileSystem):
             with self._lock:
                 self._durable_directories.discard(target)
 
+    def _placed(self, target: Path, place: Callable[[], _Result]) -> _Result:
+        """What ``place`` returns, which puts a file into the directory of ``target``.
+
+        A sweep by another process removes empty directories and temporary files. So when one of them is gone, the
+        directory is made and the file is placed again.
+        """
+        for _ in range(_ATTEMPTS):
+            with contextlib.suppress(FileNotFoundError):
+                self._make_directory(target.parent)
+                return place()
+        raise StorageError(
+            f"Could not write {target}: its directory, or a temporary file in it, is removed again and again.",
+            hint=f"Find out which program removes files in {target.parent}, and stop that program.",
+        )
+
     def _link(self, temporary: Path, target: Path) -> None:
         os.link(temporary, target)
 
@@ -191,7 +212,12 @@ class PosixFileSystem(FileSystem):
         known = directory
         while not known.is_dir():
             known = known.parent
-        directory.mkdir(parents=True, exist_ok=True)
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+        except FileExistsError as error:
+            if directory.exists():
+                raise
+            raise FileNotFoundError(str(error)) from error  # removed between two steps of mkdir
         for current in (directory, *directory.parents):
             _sync_directory(current.parent)
             # Sync up to the root's own name, and further where the root's ancestors are new as well.
@@ -199,6 +225,11 @@ class PosixFileSystem(FileSystem):
                 break
         with self._lock:
             self._durable_directories.add(directory)
+
+
+def _beside(target: Path) -> Path:
+    """A temporary name in the directory of ``target``."""
+    return target.with_name(f".{target.name}.{uuid.uuid4().hex}.tmp")
 
 
 def _holds(target: Path, data: bytes) -> bool:

@@ -18,7 +18,7 @@ import shutil
 import subprocess
 import tempfile
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -112,14 +112,13 @@ class _Jvm:
         self._clients: dict[tuple[str, tuple[tuple[str, str], ...]], Hadoop] = {}
 
     @property
-    def _process(self) -> subprocess.Popen[bytes] | None:
-        process: subprocess.Popen[bytes] | None = self._gateway.proc
+    def _process(self) -> subprocess.Popen[bytes]:
+        process: subprocess.Popen[bytes] = self._gateway.proc
         return process
 
     @property
     def is_alive(self) -> bool:
-        # Below spark-submit the gateway belongs to the driver, whose process is unknown here.
-        return self._process is None or self._process.poll() is None
+        return self._process.poll() is None
 
     def client(self, cluster: str, options: Mapping[str, str]) -> Hadoop:
         key = (cluster, tuple(sorted(options.items())))
@@ -131,8 +130,7 @@ class _Jvm:
 
     def close(self) -> None:
         """End the JVM by closing its standard input."""
-        if (process := self._process) is None:
-            return
+        process = self._process
         # Collected Java objects are not reported from here on: the JVM may be gone before it could answer.
         self._gateway._gateway_client.is_connected = False  # noqa: SLF001 - py4j has no other way to say so
         self.let_go()
@@ -144,7 +142,7 @@ class _Jvm:
 
     def let_go(self) -> None:
         """Close this process's end of the pipe."""
-        if self._process is not None and self._process.stdin is not None:
+        if self._process.stdin is not None:
             with contextlib.suppress(OSError):
                 self._process.stdin.close()
 
@@ -184,7 +182,7 @@ class _Settings:
 
 
 def _launch() -> Any:
-    """A gateway to a new JVM; below ``spark-submit``, to the driver's JVM."""
+    """A gateway to a new JVM."""
     # The import takes half a second, which users of other storages do not pay.
     from pyspark.errors import PySparkRuntimeError  # noqa: PLC0415
     from pyspark.java_gateway import launch_gateway  # noqa: PLC0415
@@ -198,7 +196,8 @@ def _launch() -> Any:
         )
     with tempfile.TemporaryFile() as said:
         try:
-            gateway = launch_gateway(_Settings(), {"stdout": said, "stderr": said})  # type: ignore[no-untyped-call]
+            with _without_gateway():
+                gateway = launch_gateway(_Settings(), {"stdout": said, "stderr": said})  # type: ignore[no-untyped-call]
         except PySparkRuntimeError as error:
             said.seek(0)
             lines = said.read().decode(errors="replace").strip().splitlines() or [str(error)]
@@ -208,6 +207,20 @@ def _launch() -> Any:
             ) from error
     _raise_at_once(gateway._gateway_client)  # noqa: SLF001 - where py4j's answers come in
     return gateway
+
+
+@contextlib.contextmanager
+def _without_gateway() -> Iterator[None]:
+    """Hide the JVM above this process, if there is one: PySpark would use that JVM instead of a new one.
+
+    ``spark-submit`` starts a driver below the JVM of its Spark session. That JVM is paused at the end of a lease, when
+    the run must still be able to write.
+    """
+    hidden = {key: os.environ.pop(key) for key in tuple(os.environ) if key.startswith("PYSPARK_GATEWAY")}
+    try:
+        yield
+    finally:
+        os.environ.update(hidden)
 
 
 def _raise_at_once(client: Any) -> None:

@@ -21,6 +21,7 @@ from dagster_ckpt.errors import (
 from dagster_ckpt.filesystem import (
     PosixFileSystem,
 )
+from tests.helpers.durability import Durability
 from tests.unit.filesystem import processes
 
 ROOT = Path(__file__).parents[3]
@@ -63,50 +64,6 @@ def test_what_is_visible_is_whole_wherever_the_writer_is_killed(tmp_path: Path) 
             whole += 1
     assert whole >= 40, "the writers came to nothing"
     assert unfinished > 0, "no writer was killed while it wrote: the test proves nothing"
-
-
-class Durability:
-    """What a power cut would leave: records when a name appears and what is synced, in order."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.events: list[tuple[str, Path]] = []
-        fsync, link, replace, mkdir = os.fsync, os.link, os.replace, os.mkdir
-
-        def recording_fsync(descriptor: int) -> None:
-            fsync(descriptor)
-            self.events.append(("sync", Path(f"/proc/self/fd/{descriptor}").readlink()))
-
-        def recording_link(source: Path, target: Path) -> None:
-            link(source, target)
-            self.events.append(("link", Path(source)))
-            self.events.append(("name", Path(target)))
-
-        def recording_replace(source: Path, target: Path) -> None:
-            replace(source, target)
-            self.events.append(("link", Path(source)))
-            self.events.append(("name", Path(target)))
-
-        def recording_mkdir(path: Path, mode: int = 0o777) -> None:
-            mkdir(path, mode)
-            self.events.append(("name", Path(path)))
-
-        monkeypatch.setattr(os, "fsync", recording_fsync)
-        monkeypatch.setattr(os, "link", recording_link)
-        monkeypatch.setattr(os, "replace", recording_replace)
-        monkeypatch.setattr(os, "mkdir", recording_mkdir)
-
-    def require(self, file: Path, root: Path) -> None:
-        """``file``'s bytes, its name, and every new directory above it would survive."""
-        named = self.events.index(("name", file))
-        kind, temporary = self.events[named - 1]
-        assert kind == "link"
-        assert ("sync", temporary) in self.events[:named], "visible before its bytes were durable"
-        current = file
-        while current != root:
-            appeared = [at for at, event in enumerate(self.events) if event == ("name", current)]
-            if appeared:
-                assert ("sync", current.parent) in self.events[appeared[-1] :], f"{current} would be lost"
-            current = current.parent
 
 
 def test_create_is_durable_when_it_returns(
@@ -162,6 +119,15 @@ def test_a_directory_removed_and_made_again_is_synced_again(
     durability = Durability(monkeypatch)
     disk.create("job/chk-1/_metadata", b"y")
     durability.require(disk.local("job/chk-1/_metadata"), disk.local(""))
+
+
+def test_a_directory_that_another_process_removed_is_made_again(disk: PosixFileSystem) -> None:
+    disk.create("job/chk-1/_metadata", b"x")
+    other = PosixFileSystem(disk.local(""))
+    other.remove("job/chk-1/_metadata")
+    other.remove_directory("job/chk-1")
+    disk.create("job/chk-1/_metadata", b"y")
+    assert other.read("job/chk-1/_metadata") == b"y"
 
 
 def link_fails(monkeypatch: pytest.MonkeyPatch, *, after: Callable[[Path], object], code: int) -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from dagster_ckpt.errors import (
     InvalidConfiguration,
+    StorageError,
     StorageUnusable,
 )
 from dagster_ckpt.filesystem import DriverMemory, FileSystem, PosixFileSystem, memory, open_filesystem
@@ -81,6 +82,13 @@ def test_the_write_buffer_is_what_is_copied_at_a_time(tmp_path: Path, buffer: in
     assert len(asked) == reads
 
 
+def test_a_file_is_not_deleted_as_a_directory(disk: PosixFileSystem) -> None:
+    disk.create("f", b"x")
+    with pytest.raises(StorageError, match="Could not delete"):
+        disk.remove_directory("f")
+    assert disk.read("f") == b"x"
+
+
 class TestProbeRefuses:
     def test_a_storage_that_creates_twice(self) -> None:
         class Overwriting(MemoryFileSystem):
@@ -108,7 +116,7 @@ class TestOpen:
         monkeypatch.setenv("HOME", str(tmp_path))
         assert open_filesystem("ckpt").url == str(tmp_path / "ckpt")
         assert open_filesystem("~/ckpt").url == str(tmp_path / "ckpt")
-        assert open_filesystem(f"file://{tmp_path}/with%20space").url == f"{tmp_path}/with space"
+        assert open_filesystem(f"file://{tmp_path}/a%20#?b").url == f"{tmp_path}/a%20#?b"
 
     @pytest.mark.parametrize("location", ["", "/", "file:///"])
     def test_no_directory(self, location: str) -> None:
@@ -139,7 +147,16 @@ class TestOpen:
         "file://[x",
         "~no-such-user/x",
         "/a\0b",
-        "file:///a%00b",
+        "file:///a\0b",
+        "file://var/db",
+        "file:a",
+        "file:~/a",
+        " file:///a",
+        "\ts3://bucket/a",
+        "gs://bucket/a\nb",
+        "hdfs://namenode/a\tb",
+        "abfs://data@mine.dfs.core.windows.net/a./b",
+        "a:b",
         f"/{'x' * 256}",
         "/x" * 5000,
         "/\ud800",

@@ -94,7 +94,7 @@ def test_hadoop_is_told_the_host_of_the_account(
         ("abfs://data@mine.dfs.core.windows.net/a#b", "more in it than a bucket"),
         ("abfs://data:hidden@mine.dfs.core.windows.net/a", "more in it than a bucket"),
         ("abfs://hidden@data@mine.dfs.core.windows.net/a", "more in it than a bucket"),
-        ("abfs://data@mine.dfs.core.windows.net/a/../b", "takes for names"),
+        ("abfs://data@mine.dfs.core.windows.net/a/../b", "takes for other names"),
         ("simplecache::abfs://data@mine.dfs.core.windows.net/a", "chain of file systems"),
     ],
 )
