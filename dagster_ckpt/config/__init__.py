@@ -6,6 +6,10 @@ from dagster_ckpt.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from dagster_ckpt.config.checkpoint_config import (
+        HEARTBEAT_INTERVAL,
+        HEARTBEAT_TIMEOUT,
+        INTERVALS_PER_TIMEOUT,
+        LONGEST_HEARTBEAT_TIMEOUT,
         UNLIMITED,
         CheckpointConfig,
         CheckpointingMode,
@@ -17,7 +21,7 @@ if TYPE_CHECKING:
     from dagster_ckpt.config.live_location import LiveLocationPlace
     from dagster_ckpt.config.option_types import Place
     from dagster_ckpt.config.options import CONFIGURATION_OPTIONS
-    from dagster_ckpt.config.quantities import format_duration, parse_duration
+    from dagster_ckpt.config.quantities import duration_of, format_duration, format_size, parse_duration
     from dagster_ckpt.config.recovery import LATEST, NONE, RecoveryClaimMode, RestoreRequest
     from dagster_ckpt.config.restart import (
         POISON_BATCH_ATTEMPTS,
@@ -56,9 +60,13 @@ __all__ = [
     "CHANGELOG_CONF",
     "CONFIGURATION_OPTIONS",
     "HDFS_PROVIDER",
+    "HEARTBEAT_INTERVAL",
+    "HEARTBEAT_TIMEOUT",
+    "INTERVALS_PER_TIMEOUT",
     "LATEST",
     "LAYOUTS",
     "LOCAL_DIRECTORIES_CONF",
+    "LONGEST_HEARTBEAT_TIMEOUT",
     "NONE",
     "POISON_BATCH_ATTEMPTS",
     "PROVIDER_CONF",
@@ -95,7 +103,9 @@ __all__ = [
     "check_poison_batch_attempts",
     "configured_backend",
     "decide",
+    "duration_of",
     "format_duration",
+    "format_size",
     "load_object",
     "parse_duration",
 ]

@@ -8,11 +8,15 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from dagster_ckpt.config.quantities import Duration
+from dagster_ckpt.config.quantities import Duration, format_duration
 from dagster_ckpt.config.retention import AnyOf, KeepEvery, KeepNewest, KeepYounger, RetentionPolicy
 from dagster_ckpt.errors import InvalidConfiguration
 
 __all__ = [
+    "HEARTBEAT_INTERVAL",
+    "HEARTBEAT_TIMEOUT",
+    "INTERVALS_PER_TIMEOUT",
+    "LONGEST_HEARTBEAT_TIMEOUT",
     "SUBSUMED",
     "UNLIMITED",
     "CheckpointConfig",
@@ -22,9 +26,16 @@ __all__ = [
     "Occasion",
 ]
 
-_MINIMUM = timedelta(milliseconds=10)
+_MILLISECOND = timedelta(milliseconds=1)
+_MINIMUM = 10 * _MILLISECOND
 #: A pause longer than this is cut to it, as in Flink.
 _LONGEST_PAUSE = timedelta(days=365)
+#: Defaults in seconds; Flink's are 10 s and 50 s.
+HEARTBEAT_INTERVAL, HEARTBEAT_TIMEOUT = 2.0, 30.0
+#: So that one late heartbeat is no death.
+INTERVALS_PER_TIMEOUT = 3
+#: Below this a pause of Python or of a network would often count as death; above it nobody would wait.
+_SHORTEST_HEARTBEAT_TIMEOUT, LONGEST_HEARTBEAT_TIMEOUT = 3.0, 3600.0
 #: The number of tolerable failures that means "any number" in Flink.
 UNLIMITED = 2_147_483_647
 
@@ -151,6 +162,18 @@ class CheckpointConfig(BaseModel):
         "on from the next older one that is whole, and say what that costs. By default the job fails then. Flink has "
         "no such option.",
     )
+    heartbeat_interval: Annotated[Duration, AfterValidator(_at_least_10_ms)] = Field(
+        default=timedelta(seconds=HEARTBEAT_INTERVAL),
+        description="Time between two heartbeats of a run; at most a third of heartbeat_timeout. Flink's default is "
+        "10 s.",
+    )
+    heartbeat_timeout: Duration = Field(
+        default=timedelta(seconds=HEARTBEAT_TIMEOUT),
+        ge=timedelta(seconds=_SHORTEST_HEARTBEAT_TIMEOUT),
+        le=timedelta(seconds=LONGEST_HEARTBEAT_TIMEOUT),
+        description="The lease: after so long without a heartbeat the run counts as dead on other hosts, 3 s to 1 h. "
+        "The query pauses before that, until a heartbeat is taken. Flink's default is 50 s.",
+    )
 
     def __init__(self, **data: Any) -> None:
         try:
@@ -169,6 +192,13 @@ class CheckpointConfig(BaseModel):
     def _check_combination(self) -> CheckpointConfig:
         if self.unaligned and self.max_concurrent_checkpoints > 1:
             raise ValueError("max_concurrent_checkpoints can't be > 1 if unaligned checkpoints are enabled")
+        if self.heartbeat_timeout < INTERVALS_PER_TIMEOUT * self.heartbeat_interval:
+            raise ValueError(
+                f"heartbeat_timeout ({format_duration(self.heartbeat_timeout)}) must be at least "
+                f"{INTERVALS_PER_TIMEOUT} times heartbeat_interval ({format_duration(self.heartbeat_interval)}), so "
+                f"that one late heartbeat is no death: set heartbeat_interval to at most "
+                f"{format_duration(self.heartbeat_timeout // INTERVALS_PER_TIMEOUT // _MILLISECOND * _MILLISECOND)}"
+            )
         return self
 
     @property
@@ -180,6 +210,16 @@ class CheckpointConfig(BaseModel):
     def effective_interval(self) -> timedelta | None:
         """The interval the coordinator uses: never shorter than the pause, as in Flink."""
         return None if self.interval is None else max(self.interval, self.effective_min_pause)
+
+    @property
+    def longest_without_checkpoint(self) -> timedelta | None:
+        """How long a checkpoint may be due without completing, as Flink's operator bounds it; ``None``: for ever.
+
+        The longer of interval and timeout, for each failed checkpoint that is tolerated, and two more. Where any number
+        is tolerated, that says nothing about how many are well, so none counts.
+        """
+        interval = self.effective_interval
+        return None if interval is None else max(interval, self.timeout) * ((self.tolerable_failures or 0) + 2)
 
     @property
     def effective_unaligned(self) -> bool:

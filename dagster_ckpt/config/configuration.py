@@ -59,7 +59,7 @@ class _Given:
         return f"{self.spelling} = {self.text!r}"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Configuration:
     """Settings by Flink's keys, read as Flink reads them: a bare number is milliseconds, or bytes.
 
@@ -81,8 +81,8 @@ class Configuration:
     """
 
     settings: Mapping[str, Any] = field(default_factory=dict)
-    warnings: tuple[str, ...] = field(init=False, compare=False, repr=False)
-    _given: Mapping[str, _Given] = field(init=False, compare=False, repr=False)
+    warnings: tuple[str, ...] = field(init=False, repr=False)
+    _given: Mapping[str, _Given] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         settings = _as_text(_flat(self.settings))
@@ -91,6 +91,16 @@ class Configuration:
         object.__setattr__(self, "_given", given)
         object.__setattr__(self, "warnings", (*warnings, *self._parameters_of_other_strategies()))
         self.restart_strategy()
+
+    def __eq__(self, other: object) -> bool:
+        return self.settings == other.settings if isinstance(other, Configuration) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(frozenset(self.settings.items()))
+
+    def __reduce__(self) -> tuple[type[Configuration], tuple[dict[str, Any]]]:
+        # Copies and pickles are made of the settings, because a mappingproxy can be neither copied nor pickled.
+        return type(self), (dict(self.settings),)
 
     @classmethod
     def from_yaml(cls, path: str | Path) -> Configuration:
@@ -121,6 +131,12 @@ class Configuration:
                 f"The configuration is not YAML of keys and values: {error}", hint=_HINT
             ) from error
         return cls(_as_text(pairs))
+
+    def text_of(self, key: str) -> str | None:
+        """The text that a key is set to, in any of its spellings; ``None`` if it is not set."""
+        option = _BY_SPELLING.get(key)
+        given = None if option is None else self._given.get(option.key)
+        return None if given is None else given.text
 
     def updated(self, other: Configuration) -> Configuration:
         """These settings, overridden by ``other``, whatever the spelling of the keys.
@@ -254,6 +270,29 @@ class Configuration:
     def claim_mode(self) -> RecoveryClaimMode | None:
         """Who owns the restored checkpoint or savepoint."""
         return self._value("execution.state-recovery.claim-mode", RecoveryClaimMode)
+
+    @property
+    def parallelism(self) -> int | None:
+        """How many partitions a query and its state have, unless ``max_parallelism`` is set."""
+        return self._value("parallelism.default", int)
+
+    @property
+    def max_parallelism(self) -> int | None:
+        """How many partitions a query and its state have."""
+        return self._value("pipeline.max-parallelism", int)
+
+    @property
+    def buffer_timeout(self) -> int | None:
+        """Milliseconds between the starts of two batches; -1 for the query's own trigger."""
+        if self._value("execution.buffer-timeout.enabled", bool) is False:
+            return -1
+        interval = self._value("execution.buffer-timeout.interval", timedelta)
+        return None if interval is None else interval // timedelta(milliseconds=1)
+
+    @property
+    def operator_chaining(self) -> bool | None:
+        """Whether Spark generates common code for the operators of a stage."""
+        return self._value("pipeline.operator-chaining.enabled", bool)
 
     def _value(self, key: str, kind: type[_T]) -> _T | None:
         given = self._given.get(key)

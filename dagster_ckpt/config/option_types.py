@@ -44,6 +44,7 @@ class Place(StrEnum):
     RUN = "one run of a job"
     STORAGE = "the checkpoint storage"
     STATE = "a job for good, with its state"
+    PROGRAM = "the environment of a program of dagster_ckpt.datastream"
 
 
 @dataclass(frozen=True, slots=True)

@@ -153,6 +153,28 @@ CONFIGURATION_OPTIONS: tuple[ConfigurationOption, ...] = (
         "A query is restored before it starts, so that no checkpoint can fall into its recovery.",
         as_here=False,
     ),
+    # The lease.
+    ConfigurationOption(
+        "heartbeat.interval",
+        DURATION,
+        _TAKEN,
+        "Time between two heartbeats of a run, at most a third of heartbeat.timeout; 2 s by default, in Flink 10 s.",
+        sets="heartbeat_interval",
+    ),
+    ConfigurationOption(
+        "heartbeat.timeout",
+        DURATION,
+        _TAKEN,
+        "After so long without a heartbeat a run counts as dead on other hosts, 3 s to 1 h; 30 s by default, in Flink "
+        "50 s. The query pauses before that, until a heartbeat is taken.",
+        sets="heartbeat_timeout",
+    ),
+    ConfigurationOption(
+        "heartbeat.rpc-failure-threshold",
+        WHOLE,
+        _WARNED,
+        "A heartbeat that the storage refuses is tried again at the next interval until heartbeat.timeout is over.",
+    ),
     # What is kept.
     ConfigurationOption(
         f"{_C}externalized-checkpoint-retention",
@@ -301,5 +323,56 @@ CONFIGURATION_OPTIONS: tuple[ConfigurationOption, ...] = (
         "Files are always copied beside the query, which waits for a hard link of each and not for a copy.",
         as_here=True,
     ),
+    ConfigurationOption(
+        "state.changelog.enabled",
+        BOOLEAN,
+        _WARNED,
+        "There is no second log of changes beside the state store. What the state store writes in a batch is said by "
+        f"{_C}incremental.",
+        old=("state.backend.changelog.enabled",),
+        as_here=False,
+    ),
     *RECOVERY_OPTIONS,
+    # The program around the query: for an environment of `dagster_ckpt.datastream`, not for an asset.
+    ConfigurationOption(
+        "parallelism.default",
+        WHOLE,
+        _TAKEN,
+        "How many partitions a query and its state have, as `set_parallelism`. For an asset it is "
+        "`spark.sql.shuffle.partitions` of the Spark session.",
+        place=Place.PROGRAM,
+    ),
+    ConfigurationOption(
+        "pipeline.max-parallelism",
+        WHOLE,
+        _TAKEN,
+        "How many partitions a query and its state have, as `set_max_parallelism`. For an asset it is "
+        "`spark.sql.shuffle.partitions` of the Spark session.",
+        place=Place.PROGRAM,
+    ),
+    ConfigurationOption(
+        "execution.buffer-timeout.interval",
+        DURATION,
+        _TAKEN,
+        "Time between the starts of two batches, 0 for no pause, as `set_buffer_timeout`: the trigger of the query. "
+        "The query of an asset sets its trigger itself.",
+        old=("execution.buffer-timeout",),
+        place=Place.PROGRAM,
+    ),
+    ConfigurationOption(
+        "execution.buffer-timeout.enabled",
+        BOOLEAN,
+        _TAKEN,
+        "With `false` the query keeps its own trigger, whatever the interval is.",
+        place=Place.PROGRAM,
+    ),
+    ConfigurationOption(
+        "pipeline.operator-chaining.enabled",
+        BOOLEAN,
+        _TAKEN,
+        "Whether Spark generates common code for the operators of a stage. For an asset it is "
+        "`spark.sql.codegen.wholeStage` of the Spark session.",
+        old=("pipeline.operator-chaining",),
+        place=Place.PROGRAM,
+    ),
 )

@@ -16,7 +16,9 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, PlainSerializer
 
-__all__ = ["Duration", "format_duration", "parse_duration", "parse_size"]
+from dagster_ckpt.errors import InvalidConfiguration
+
+__all__ = ["Duration", "duration_of", "format_duration", "format_size", "parse_duration", "parse_size"]
 
 _DURATIONS = {
     **dict.fromkeys(("ms", "milli", "millis", "millisecond", "milliseconds"), 1),
@@ -62,6 +64,18 @@ def parse_duration(value: object) -> timedelta:
     return _milliseconds(milliseconds)
 
 
+def duration_of(name: str, given: str | timedelta, example: str) -> timedelta:
+    """The duration that an option or argument of this name has; ``example`` is one that it takes.
+
+    Raises:
+        InvalidConfiguration: ``given`` is no duration.
+    """
+    try:
+        return parse_duration(given)
+    except ValueError as error:
+        raise InvalidConfiguration(f"{name}: {error}.", hint=f"Write it as {example!r}, for example.") from None
+
+
 def format_duration(value: timedelta) -> str:
     """The shortest text that :func:`parse_duration` reads back, such as ``"90 s"`` or ``"1 h"``."""
     milliseconds = round(value / timedelta(milliseconds=1))
@@ -69,6 +83,14 @@ def format_duration(value: timedelta) -> str:
         if milliseconds and milliseconds % factor == 0:
             return f"{milliseconds // factor} {unit}"
     return f"{milliseconds} ms"
+
+
+def format_size(value: int) -> str:
+    """A number of bytes for people, such as ``512 bytes`` or ``1.4 MiB``."""
+    for unit, size in (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if value >= size:
+            return f"{value / size:,.1f} {unit}"
+    return f"{value} bytes"
 
 
 def parse_size(value: object) -> int:

@@ -36,8 +36,8 @@ class RestoreRequest:
             means all batches when the run continues from the latest checkpoint, and no batch when ``restore_from`` is
             a pointer.
         allow_loss: continue although rows would be lost or doubled; the next checkpoints record what was accepted.
-        fork_from: the path of a checkpoint or savepoint of any job, to begin a job that has no checkpoint yet;
-            ``None`` to continue the job. The checkpoint and its job stay untouched.
+        fork_from: the path of a checkpoint or savepoint of any job, or of a checkpointLocation of plain Spark, to begin
+            a job that has no checkpoint yet; ``None`` to continue the job. What is there stays untouched.
     """
 
     restore_from: str = LATEST
@@ -70,6 +70,11 @@ class RestoreRequest:
                     f"replay_to is {text!r}.", hint="Set it to 'latest', 'none' or the number of a batch."
                 )
             object.__setattr__(self, "replay_to", int(text))
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether nothing but the newest checkpoint is asked for."""
+        return self == RestoreRequest()
 
     def last_replayed(self, *, can_roll_back: bool) -> float | None:
         """The last batch to replay, ``inf`` for all known batches, ``None`` for none.

@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import NamedTuple
 
 from dagster_ckpt.config.quantities import format_duration
 from dagster_ckpt.errors import InvalidConfiguration
@@ -26,9 +27,8 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class Retained:
-    """What retention knows of a checkpoint.
+class Retained(NamedTuple):
+    """What retention knows of a checkpoint. A tuple, because a job has many, and a frozen dataclass is slow to make.
 
     Attributes:
         name: unique.
@@ -48,8 +48,7 @@ class Retained:
         return not self.abandoned, self.key
 
 
-@dataclass(frozen=True, slots=True)
-class RetentionDecision:
+class RetentionDecision(NamedTuple):
     """Whether one checkpoint stays, and why."""
 
     name: str
@@ -81,7 +80,7 @@ class KeepNewest(RetentionPolicy):
     def kept(self, checkpoints: Sequence[Retained], now: float) -> Mapping[str, str]:
         del now
         newest = sorted(checkpoints, key=lambda checkpoint: checkpoint.rank)[-self.count :]
-        return {checkpoint.name: f"among {self}" for checkpoint in newest}
+        return dict.fromkeys((checkpoint.name for checkpoint in newest), f"among {self}")
 
     def __str__(self) -> str:
         return f"the {self.count} newest"
@@ -97,11 +96,9 @@ class KeepYounger(RetentionPolicy):
         _require(self.age > timedelta(), "the age up to which checkpoints are retained must be positive")
 
     def kept(self, checkpoints: Sequence[Retained], now: float) -> Mapping[str, str]:
-        return {
-            checkpoint.name: f"among {self}"
-            for checkpoint in checkpoints
-            if now - checkpoint.written_at < self.age.total_seconds()
-        }
+        age = self.age.total_seconds()
+        young = (checkpoint.name for checkpoint in checkpoints if now - checkpoint.written_at < age)
+        return dict.fromkeys(young, f"among {self}")
 
     def __str__(self) -> str:
         return f"those younger than {format_duration(self.age)}"
@@ -118,7 +115,8 @@ class KeepEvery(RetentionPolicy):
 
     def kept(self, checkpoints: Sequence[Retained], now: float) -> Mapping[str, str]:
         del now
-        return {checkpoint.name: f"among {self}" for checkpoint in checkpoints if checkpoint.key[1] % self.step == 0}
+        those = (checkpoint.name for checkpoint in checkpoints if checkpoint.key[1] % self.step == 0)
+        return dict.fromkeys(those, f"among {self}")
 
     def __str__(self) -> str:
         return f"those whose id is a multiple of {self.step}"
@@ -172,9 +170,13 @@ def decide(policy: RetentionPolicy, checkpoints: Sequence[Retained], now: float)
     kept = dict(policy.kept(checkpoints, now))
     if checkpoints:
         kept.setdefault(max(checkpoints, key=lambda checkpoint: checkpoint.rank).name, "what the job would go on from")
+    otherwise = {
+        False: f"not among {policy}",
+        True: f"a rollback has abandoned it, and abandoned checkpoints go first: not among {policy}",
+    }
     return [
-        RetentionDecision(checkpoint.name, checkpoint.name in kept, kept.get(checkpoint.name, f"not among {policy}"))
-        for checkpoint in checkpoints
+        RetentionDecision(item.name, item.name in kept, kept.get(item.name, otherwise[item.abandoned]))
+        for item in checkpoints
     ]
 
 

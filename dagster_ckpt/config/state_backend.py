@@ -10,12 +10,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
-from pathlib import PurePosixPath
 from typing import Any, TypeAlias, cast
 
 from dagster_ckpt.config.configuration import Configuration
 from dagster_ckpt.config.import_path import load_object
 from dagster_ckpt.errors import InvalidConfiguration
+from dagster_ckpt.paths import local_path, split_location
 
 __all__ = [
     "CHANGELOG_CONF",
@@ -343,12 +343,12 @@ def _layout(value: StateLayout | str) -> StateLayout:
 def _directories(paths: Sequence[str]) -> tuple[str, ...]:
     given = [paths] if isinstance(paths, str) else list(paths)
     _require(bool(given), "db_storage_paths is empty; leave it out for Spark's own local directories")
-    found = tuple(str(path).removeprefix("file://") for path in given)
-    for path in found:
+    for text in map(str, given):
+        place = split_location(text)
         # Spark separates the directories by commas.
-        usable = PurePosixPath(path).is_absolute() and "," not in path
-        _require(usable, f"db_storage_paths: {path!r} is not an absolute local path without a comma")
-    return found
+        usable = place.is_local and place.path.startswith("/") and "," not in text
+        _require(usable, f"db_storage_paths: {text!r} is not an absolute local path without a comma")
+    return tuple(str(local_path(str(path))) for path in given)
 
 
 def _imported(path: str) -> OptionsFactory:

@@ -7,7 +7,8 @@ next; ``str(error)`` has both. The docstrings are the reference of errors in the
 
     CheckpointError
     ├── InvalidConfiguration (ValueError)      a value the user chose cannot be used
-    │   └── JavaNotFound                       no usable Java for PySpark
+    │   ├── JavaNotFound                       no usable Java for PySpark
+    │   └── UnsupportedSpark                   a Spark of a release that this package does not know
     ├── StorageError (OSError)                 the storage did not do what was asked
     │   ├── StorageUnusable                    the storage cannot hold checkpoints at all (probe failed, read-only)
     │   ├── WorkingDirectoryFailed             a disk of this machine refused a file of the working directory
@@ -28,7 +29,8 @@ next; ``str(error)`` has both. The docstrings are the reference of errors in the
     ├── ToleranceExceeded                      more consecutive failed checkpoints than tolerated
     ├── MustStop                               whatever this run did next would be wrong
     │   ├── Fenced                             a newer run has taken this job over
-    │   └── SinkOverlap                        another query writes to the same sink
+    │   ├── SinkOverlap                        another query writes to the same sink
+    │   └── TopicRecreated                     a topic of Kafka was deleted and created again under a running query
     ├── JobAlreadyRunning                      another run of the same job is alive
     ├── RestoreRefused                         a restore would lose or double data, so nothing was touched
     │   ├── CheckpointsLost                    the checkpoints were in the memory of a driver that is gone
@@ -41,12 +43,13 @@ next; ``str(error)`` has both. The docstrings are the reference of errors in the
     │   ├── QueryNotBuilt                      the job's function failed, or Spark could not plan the query
     │   └── PoisonBatch                        the same batch failed with the same error each time it was tried
     ├── SparkNotStarted                        Spark's JVM, or Spark in it, did not start
-    └── DriverLost                             the JVM of the Spark driver is gone
+    ├── DriverLost                             the JVM of the Spark driver is gone, or the driver
+    └── NotRestarted                           the job has failed, and the restart strategy allows no restart
 """
 
 from __future__ import annotations
 
-from dagster_ckpt.errors.base import CheckpointError, InvalidConfiguration, JavaNotFound
+from dagster_ckpt.errors.base import CheckpointError, InvalidConfiguration, JavaNotFound, UnsupportedSpark
 from dagster_ckpt.errors.runs import (
     CaptureIncomplete,
     CheckpointExpired,
@@ -56,6 +59,7 @@ from dagster_ckpt.errors.runs import (
     Fenced,
     JobAlreadyRunning,
     MustStop,
+    NotRestarted,
     PoisonBatch,
     QueryFailed,
     QueryMismatch,
@@ -69,6 +73,7 @@ from dagster_ckpt.errors.runs import (
     SparkNotStarted,
     StateBackendMismatch,
     ToleranceExceeded,
+    TopicRecreated,
 )
 from dagster_ckpt.errors.storage import (
     CheckpointFileChanged,
@@ -105,6 +110,7 @@ __all__ = [
     "JavaNotFound",
     "JobAlreadyRunning",
     "MustStop",
+    "NotRestarted",
     "PoisonBatch",
     "PublishConflict",
     "PublishUnknown",
@@ -122,7 +128,9 @@ __all__ = [
     "StorageError",
     "StorageUnusable",
     "ToleranceExceeded",
+    "TopicRecreated",
     "UnknownMetadataVersion",
+    "UnsupportedSpark",
     "WorkingDirectoryFailed",
 ]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dagster_ckpt.shown_text import printable, redacted
 
-__all__ = ["CheckpointError", "InvalidConfiguration", "JavaNotFound"]
+__all__ = ["CheckpointError", "InvalidConfiguration", "JavaNotFound", "UnsupportedSpark"]
 
 
 class CheckpointError(Exception):
@@ -39,14 +39,24 @@ class InvalidConfiguration(CheckpointError, ValueError):
     Such as: no directory for a savepoint; ``--stop`` of a job that does not run; ``dispose`` of a checkpoint that is
     not broken; ``pin`` of a savepoint; a key of Flink's that is unknown, cannot be honoured or belongs elsewhere; an
     interval under 10 ms; a checkpoint path of a kind that is not supported; a query that sets ``checkpointLocation`` or
-    has a continuous trigger; a writer of Delta, Iceberg or Hudi, or a ``CustomSink`` around Spark's file sink; a
-    function that returns something else than an unstarted ``DataStreamWriter``; a Spark Connect session.
+    has a continuous or real-time trigger; a writer of Delta, Iceberg or Hudi, or a ``CustomSink`` around Spark's file
+    sink; a function that returns something else than an unstarted ``DataStreamWriter``; a Spark Connect session.
 
     Way on:
         The message names the value, the hint the remedy.
     """
 
     recoverable = False
+
+
+class UnsupportedSpark(InvalidConfiguration):
+    """The running Spark is of a release that this package does not know.
+
+    Files of an unknown release may mean something else, so no checkpoint of them is taken. Nothing was touched.
+
+    Way on:
+        Install one of the releases that the message names; or upgrade dagster-ckpt.
+    """
 
 
 class JavaNotFound(InvalidConfiguration):

@@ -13,6 +13,7 @@ __all__ = [
     "Fenced",
     "JobAlreadyRunning",
     "MustStop",
+    "NotRestarted",
     "PoisonBatch",
     "QueryFailed",
     "QueryMismatch",
@@ -26,6 +27,7 @@ __all__ = [
     "SparkNotStarted",
     "StateBackendMismatch",
     "ToleranceExceeded",
+    "TopicRecreated",
 ]
 
 
@@ -90,7 +92,8 @@ class Fenced(MustStop):
     This run was held for dead in the meantime.
 
     Way on:
-        None. If it repeats, the run's host pauses, or its storage is unreachable for longer than 30 s.
+        None. If it repeats, the run's host pauses, or its storage is unreachable for longer than
+        the lease (``heartbeat_timeout``).
     """
 
 
@@ -102,6 +105,16 @@ class SinkOverlap(MustStop):
     Way on:
         Make sure that the other run is dead, then launch the job again with ``restore_from: latest``: the sink goes
         back to the checkpoint, and what the other run wrote is removed.
+    """
+
+
+class TopicRecreated(MustStop):
+    """A topic of Kafka was deleted and created again while the query read from it.
+
+    Spark would skip the new topic's records below the offsets that it reached in the old topic.
+
+    Way on:
+        Launch the job again: the check before the restore tells how many records are lost, and what can be done.
     """
 
 
@@ -121,7 +134,7 @@ class RestoreRefused(CheckpointError):
     """The restore would lose or double data, or cannot work. Nothing was touched.
 
     Such as: under ``EXACTLY_ONCE`` a sink that cannot be rolled back; a state store whose files are not known; logs of
-    a newer Spark; ``fork_from`` for a job that has checkpoints of its own.
+    a newer Spark; ``fork_from`` for a job that has checkpoints of its own, or of a checkpointLocation that is in use.
 
     Way on:
         The hint names the setting: a file sink, ``mode="AT_LEAST_ONCE"``, another provider, an upgrade.
@@ -241,19 +254,40 @@ class PoisonBatch(QueryFailed):
 class SparkNotStarted(CheckpointError):
     """Spark's JVM, or Spark in the JVM, did not start; PySpark's error is in ``__cause__``.
 
-    Too little memory, a port that is taken, a master that is away. The message has PySpark's reason. Restarted.
+    Too little memory, a port that is taken, a master that is away. The message has PySpark's reason. With
+    ``SparkSubmitResource``: the driver has not taken the job over, and the message has its last words. Restarted.
 
     Way on:
-        The JVM's own words are in the run's error output (in Dagster: *stderr* of the run). Look at the machine's
-        memory, ``spark.driver.memory`` and ``JAVA_HOME``.
+        The JVM's own words are in the run's error output (in Dagster: *stderr* of the run), or in the log that the hint
+        names. Look at the machine's memory, ``spark.driver.memory`` and ``JAVA_HOME``.
     """
 
 
 class DriverLost(CheckpointError):
-    """The JVM of the Spark driver is gone; only a new process can continue the job.
+    """The JVM of the Spark driver is gone; with ``SparkSubmitResource``, the driver.
 
-    It was killed, or out of memory. The run fails and the sensor resumes the job in a new process.
+    It was killed, or out of memory, or Spark has lost its cluster. The run starts another JVM and goes on, as its
+    restart strategy allows. If only a new process can go on (``needs_process``, and always with
+    ``SparkSubmitResource``), the run fails, and the sensor or ``dagster-ckpt run`` resumes the job.
 
     Way on:
-        If it repeats: ``spark.driver.memory``.
+        If it repeats: ``spark.driver.memory``, and the memory that the machine has left.
+
+    Attributes:
+        needs_process: whether this process cannot use another JVM.
     """
+
+    needs_process: bool = False
+
+
+class NotRestarted(CheckpointError):
+    """A run of the job has failed or died, and the restart strategy allows no restart.
+
+    Found by a run without Dagster, which records the job as FAILED, and told by a run that attends a driver of its own;
+    else the sensor records the job as FAILED.
+
+    Way on:
+        Mend the cause, and run the job again: it goes on from its newest checkpoint, with a new budget.
+    """
+
+    recoverable = False

@@ -65,6 +65,7 @@ def test_message_and_hint(error: type[CheckpointError]) -> None:
 _BEYOND_A_RESTART = {
     "InvalidConfiguration": "another value",
     "JavaNotFound": "a Java",
+    "UnsupportedSpark": "another Spark",
     "CheckpointNotFound": "another pointer, or what it names back in its place",
     "ForeignCheckpoint": "another checkpoint, or another path",
     "CorruptCheckpoint": "the file from a backup, or another checkpoint",
@@ -76,6 +77,7 @@ _BEYOND_A_RESTART = {
     "MustStop": "to see what else runs",
     "Fenced": "nothing: a newer run goes on",
     "SinkOverlap": "the other query to end",
+    "TopicRecreated": "a decision",
     "JobAlreadyRunning": "the other run to end",
     "RestoreRefused": "a decision",
     "CheckpointsLost": "a decision",
@@ -85,6 +87,7 @@ _BEYOND_A_RESTART = {
     "SinkMismatch": "the files back in their place",
     "StateBackendMismatch": "another state backend",
     "PoisonBatch": "other code, or other data",
+    "NotRestarted": "what the last failure says, and a new run",
 }
 #: What may be over at the next attempt.
 _MAY_PASS = {

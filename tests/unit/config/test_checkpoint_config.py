@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from dagster_ckpt.checkpoint.lease import Lease
 from dagster_ckpt.config.checkpoint_config import (
     SUBSUMED,
     CheckpointConfig,
@@ -52,6 +53,10 @@ def test_durations_in_every_spelling() -> None:
         ("mode", "MAYBE_ONCE"),
         ("cleanup", "SOMETIMES"),
         ("intervall", "10 s"),
+        ("heartbeat_interval", "11 s"),
+        ("heartbeat_interval", 0),
+        ("heartbeat_timeout", "2.9 s"),
+        ("heartbeat_timeout", "61 min"),
     ],
 )
 def test_what_cannot_be_used_is_refused_by_name(option: str, value: object) -> None:
@@ -64,6 +69,14 @@ def test_ten_milliseconds_is_the_shortest_interval() -> None:
     assert CheckpointConfig(interval=10).interval == timedelta(milliseconds=10)
     with pytest.raises(InvalidConfiguration, match="larger than or equal to 10 ms"):
         CheckpointConfig(interval="9.9 ms")
+
+
+def test_a_lease_of_less_than_three_heartbeats_is_refused_with_what_to_set() -> None:
+    with pytest.raises(InvalidConfiguration, match="set heartbeat_interval to at most 1666 ms"):
+        CheckpointConfig(heartbeat_timeout="5 s")
+    config = CheckpointConfig(heartbeat_timeout="5 s", heartbeat_interval="1666 ms")
+    assert Lease.of(config) == Lease(1.666, 5.0)
+    assert Lease.of(CheckpointConfig()) == Lease() == Lease(2.0, 30.0)
 
 
 def test_unaligned_excludes_concurrency() -> None:

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import copy
+import pickle
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from hypothesis import given
@@ -64,6 +67,13 @@ class TestCheckpointConfig:
         found = Configuration({C + key: text})
         assert found.checkpoint_config(base) == CheckpointConfig(**{**dict(base), field: value})
         assert found.warnings == ()
+
+    def test_flinks_keys_of_the_lease(self) -> None:
+        found = Configuration({"heartbeat.interval": "10000", "heartbeat.timeout": "50 s"})
+        config = found.checkpoint_config(CheckpointConfig())
+        assert (config.heartbeat_interval, config.heartbeat_timeout) == (10 * SECOND, 50 * SECOND)
+        with pytest.raises(InvalidConfiguration, match=r"heartbeat.timeout = '5 s'.*at least 3 times"):
+            Configuration({"heartbeat.timeout": "5 s"}).checkpoint_config(CheckpointConfig())
 
     def test_nothing_set_changes_nothing(self) -> None:
         base = CheckpointConfig(interval="3 s")
@@ -348,6 +358,12 @@ class TestLayers:
             (f"{C}write-buffer-size", "1 kb", "the checkpoint storage."),
             ("state.backend.type", "rocksdb", "a job for good, with its state."),
             (f"{C}incremental", "true", "a job for good, with its state."),
+            ("parallelism.default", "8", "the environment of a program of dagster_ckpt.datastream. How many"),
+            (
+                "execution.buffer-timeout.interval",
+                "1 s",
+                "the environment of a program of dagster_ckpt.datastream. Time",
+            ),
             (f"{R}path", "/savepoints/x", "one run of a job. What one run begins with: `restore_from`"),
             (f"{R}claim-mode", "CLAIM", "one run of a job. Whose what a run begins with becomes: `claim_mode`"),
         ],
@@ -360,7 +376,7 @@ class TestLayers:
             found.require([Place.JOB], "the configuration of an asset")
         assert raised.value.message.startswith("Not all of it can be in the configuration of an asset: ")
         assert f"{key} belongs to {belongs}" in raised.value.message
-        assert "interval" not in raised.value.message
+        assert f"{C}interval" not in raised.value.message
         assert "for_job" in raised.value.hint
         found.require(Place, "a file")
 
@@ -411,3 +427,26 @@ class TestYaml:
         (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
         with pytest.raises(InvalidConfiguration, match="binary cannot be read"):
             Configuration.from_yaml(tmp_path / "binary")
+
+
+class TestAsAValue:
+    SETTINGS: ClassVar = {f"{C}interval": "3 s", "restart-strategy.type": "none"}
+
+    def test_equal_settings_are_equal_and_hash_alike_in_any_order(self) -> None:
+        one, other = Configuration(self.SETTINGS), Configuration(dict(reversed(self.SETTINGS.items())))
+        assert one == other
+        assert hash(one) == hash(other)
+        assert one != Configuration({f"{C}interval": "4 s"})
+        assert one != self.SETTINGS
+
+    @pytest.mark.parametrize(
+        "copied",
+        [copy.copy, copy.deepcopy, lambda value: pickle.loads(pickle.dumps(value))],
+        ids=["copy", "deep", "pickle"],
+    )
+    def test_a_copy_is_a_whole_one(self, copied: Callable[[Configuration], Configuration]) -> None:
+        one = Configuration({**self.SETTINGS, "state.backend.async": "false"})
+        other = copied(one)
+        assert other == one
+        assert other.warnings == one.warnings
+        assert other.checkpoint_config(CheckpointConfig()) == one.checkpoint_config(CheckpointConfig())

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagster_ckpt.config.quantities import parse_size
+from dagster_ckpt.config.quantities import format_size, parse_size
 
 
 @pytest.mark.parametrize(
@@ -47,3 +47,18 @@ def test_any_text_is_a_size_or_a_value_error(text: str) -> None:
         assert parse_size(text) >= 0
     except ValueError as error:
         assert "is not a size" in str(error)  # noqa: PT017 - either outcome is right
+
+
+@pytest.mark.parametrize(
+    ("size", "shown"),
+    [
+        (0, "0 bytes"),
+        (1023, "1023 bytes"),
+        (1024, "1.0 KiB"),
+        (3 << 19, "1.5 MiB"),
+        (5 << 30, "5.0 GiB"),
+        (3_000 << 40, "3,000.0 TiB"),
+    ],
+)
+def test_what_people_read(size: int, shown: str) -> None:
+    assert format_size(size) == shown

@@ -232,8 +232,8 @@ class TestOptions:
 
 class TestPaths:
     def test_they_are_settings_for_the_start_of_spark(self) -> None:
-        backend = EmbeddedRocksDBStateBackend(db_storage_paths=["/ssd", "file:///ssd2"])
-        assert backend.launch_conf() == {"spark.local.dir": "/ssd,/ssd2"}
+        backend = EmbeddedRocksDBStateBackend(db_storage_paths=["/ssd", "file:///ssd%202/", "file:/var/db"])
+        assert backend.launch_conf() == {"spark.local.dir": "/ssd,/ssd%202,/var/db"}
         assert "spark.local.dir" not in backend.spark_conf()
         assert not EmbeddedRocksDBStateBackend().launch_conf()
 
