@@ -6,6 +6,8 @@ set and that no other process can hold:
 
 * A driver holds an open file in memory whose name is made of the storage and the job (:func:`mark_driver`).
 * A JVM has in its environment the mark of the driver that started it (:data:`DRIVER_VARIABLE`).
+* A JVM of ``spark-submit`` is the parent of the driver that it has started (:data:`SUBMITTED`). When that driver is
+  gone, the JVM can do nothing for any job.
 
 Only the user of a process, and root, can read these marks. Where the system does not show them, as on macOS for a
 driver, nothing is proven and nothing is killed.
@@ -31,10 +33,12 @@ import psutil
 
 from dagster_ckpt.checkpoint.format import Seconds
 
-__all__ = ["DRIVER_VARIABLE", "ProcessIdentity", "is_proven", "mark_driver", "this_host"]
+__all__ = ["DRIVER_VARIABLE", "SUBMITTED", "ProcessIdentity", "is_proven", "mark_children", "mark_driver", "this_host"]
 
 #: The environment variable with :attr:`ProcessIdentity.mark` of the driver, for every process that the driver starts.
 DRIVER_VARIABLE = "DAGSTER_CKPT_DRIVER"
+#: The module that a submitted driver runs, on the command line of that driver and of the JVM above it.
+SUBMITTED = "dagster_ckpt.standalone.submitted"
 #: Parts of the command line of every JVM that PySpark starts.
 _SPARK = ("org.apache.spark.deploy.SparkSubmit", "pyspark-shell")
 #: Seconds until a killed process must be gone.
@@ -100,6 +104,16 @@ class ProcessIdentity:
         """Text that identifies the process within one boot, and never changes."""
         return f"{self.pid}-{self.created!r}" if self.ticks is None else f"{self.pid}-{self.ticks}"
 
+    def age(self, now: float) -> float:
+        """Seconds since the process began; only meaningful when :attr:`is_here`.
+
+        Args:
+            now: seconds since 1970, for a system that tells no ticks.
+        """
+        if self.ticks is None or not hasattr(time, "CLOCK_BOOTTIME"):
+            return now - self.created
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - self.ticks / os.sysconf("SC_CLK_TCK")
+
     @property
     def is_here(self) -> bool:
         """Whether the process runs, or ran, on this host since the host's last boot."""
@@ -147,6 +161,11 @@ class ProcessIdentity:
         return True
 
 
+def mark_children() -> None:
+    """Have the processes that this process starts from now on carry its mark."""
+    os.environ[DRIVER_VARIABLE] = ProcessIdentity.current().mark
+
+
 def mark_driver(job: tuple[str, str]) -> int | None:
     """Mark this process as the driver of a job, for as long as the returned file is open.
 
@@ -159,7 +178,7 @@ def mark_driver(job: tuple[str, str]) -> int | None:
         the file descriptor, to be closed when the process no longer drives the job; ``None`` where there are no files
         in memory.
     """
-    os.environ[DRIVER_VARIABLE] = ProcessIdentity.current().mark
+    mark_children()
     if sys.platform != "linux":
         return None
     try:
@@ -186,15 +205,14 @@ def is_proven(process: ProcessIdentity, driver: ProcessIdentity, job: tuple[str,
     driver_lives = driver.is_alive()
     if driver_lives and not is_proven(driver, driver, job):
         return False
+    if _is_submitted(process.pid, job[1]):
+        return _parent_of(driver.pid) == process.pid if driver_lives else not _has_driver(process.pid, job[1])
     started_by = _jvm_started_by(process.pid)
     if started_by is None:
         return False
     if started_by == driver.mark:
         return True  # any other mark may be inherited from a process above the driver
-    seen = _look(process.pid)
-    if driver_lives:
-        return seen is not None and seen.parent == driver.pid
-    return _is_input_closed(process.pid)
+    return _parent_of(process.pid) == driver.pid if driver_lives else _is_input_closed(process.pid)
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,6 +294,28 @@ def _jvm_started_by(pid: int) -> str | None:
         return process.environ().get(DRIVER_VARIABLE, "")
     except (psutil.Error, OSError):
         return None
+
+
+def _parent_of(pid: int) -> int | None:
+    seen = _look(pid)
+    return None if seen is None else seen.parent
+
+
+def _is_submitted(pid: int, job_name: str) -> bool:
+    """Whether a process drives a submitted job, or is the JVM above such a driver: the command line ends alike."""
+    try:
+        told = psutil.Process(pid).cmdline()[-4:]
+    except psutil.Error:
+        return False
+    return told[:1] + told[2:3] == [SUBMITTED, job_name]
+
+
+def _has_driver(pid: int, job_name: str) -> bool:
+    """Whether a JVM of ``spark-submit`` still has a driver below it."""
+    try:
+        return any(_is_submitted(child.pid, job_name) for child in psutil.Process(pid).children())
+    except psutil.Error:
+        return True
 
 
 def _is_input_closed(pid: int) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -27,6 +28,7 @@ class Driver:
         self, arguments: Sequence[str], environment: Mapping[str, str] | None, within: Sequence[str] = ()
     ) -> None:
         self.said: list[dict[str, Any]] = []
+        self.paused: list[psutil.Process] = []
         self.process = subprocess.Popen(
             [*within, sys.executable, "-m", *arguments],
             cwd=_ROOT,
@@ -66,7 +68,8 @@ class Driver:
 
     def pause(self) -> None:
         """SIGSTOP it and its JVM, at one moment as far as that is possible."""
-        for process in reversed(self.family()):
+        self.paused = self.family()
+        for process in reversed(self.paused):
             with suppress(psutil.NoSuchProcess):  # one that was just ending
                 process.suspend()
 
@@ -106,6 +109,13 @@ class Driver:
                 self._log.append(line.rstrip())
 
 
+#: As if on another host: with another name, so that no process of this one can be looked at or killed.
+ELSEWHERE: dict[str, Any] = {
+    "environment": {**os.environ, "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_LOCAL_HOSTNAME": "localhost"},
+    "within": ("unshare", "--uts", "sh", "-c", 'hostname elsewhere && exec "$@"', "--"),
+}
+
+
 @contextmanager
 def driving(
     *arguments: str, environment: Mapping[str, str] | None = None, within: Sequence[str] = ()
@@ -118,8 +128,10 @@ def driving(
     try:
         yield driver
     finally:
-        if driver.process.poll() is None:
-            for process in driver.family():
+        # A paused JVM may have had a child, about to run `chmod` for example, that outlives the JVM.
+        left = driver.family() if driver.process.poll() is None else []
+        for process in {*left, *driver.paused}:
+            with suppress(psutil.NoSuchProcess):
                 process.kill()
         driver.close()
 

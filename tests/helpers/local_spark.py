@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,16 +19,66 @@ if TYPE_CHECKING:
 _SUBMIT_OPTS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xss4m -Djdk.lang.Process.launchMechanism=VFORK"
 
 
+#: Delta in Maven's repository, by the release of Spark that it is for. There is none for newer releases yet.
+_DELTA = {"4.2": "io.delta:delta-spark_4.2_2.13:4.4.0"}
+
+
+def delta_conf() -> Mapping[str, str]:
+    """What a session needs to write Delta tables; empty where no Delta is for this Spark."""
+    from pyspark import __version__ as release  # noqa: PLC0415
+
+    package = _DELTA.get(release.rpartition(".")[0])
+    if package is None:
+        return {}
+    return {
+        "spark.jars.packages": package,
+        "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+        "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+        # By default Delta reads a table's log in fifty tasks.
+        "spark.databricks.delta.snapshotPartitions": "1",
+    }
+
+
+#: Iceberg in Maven's repository, by the release of Spark that it is for. There is none for newer releases yet.
+_ICEBERG = {
+    "4.0": "org.apache.iceberg:iceberg-spark-runtime-4.0_2.13:1.11.0",
+    "4.1": "org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0",
+}
+#: For a catalog that several processes share.
+_SQLITE = "org.xerial:sqlite-jdbc:3.54.1.0"
+
+
+def iceberg_conf() -> Mapping[str, str]:
+    """What a session needs to write Iceberg tables; empty where no Iceberg is for this Spark."""
+    from pyspark import __version__ as release  # noqa: PLC0415
+
+    package = _ICEBERG.get(release.rpartition(".")[0])
+    return {} if package is None else {"spark.jars.packages": f"{package},{_SQLITE}"}
+
+
+def _conf(packages: str) -> Mapping[str, str]:
+    conf = {**delta_conf(), **iceberg_conf()}
+    every = [each for each in (conf.get("spark.jars.packages"), packages) if each]
+    return {**conf, "spark.jars.packages": ",".join(every)} if every else conf
+
+
 def set_up_jvms() -> None:
     """Have every Spark that this process or one of its children starts run in such a JVM."""
     os.environ.setdefault("SPARK_SUBMIT_OPTS", _SUBMIT_OPTS)
+    # A class archive would be made in the background of any test, and its JVM be one that the test does not know.
+    os.environ.setdefault("DAGSTER_CKPT_CACHE", "")
 
 
-def small_spark(home: Path, cores: int) -> SparkSession:
+def small_spark(home: Path, cores: int, packages: str = "") -> SparkSession:
     """A local session with two shuffle partitions, UTC and no web UI, which keeps its files below ``home``.
 
     The maintenance of state stores runs every 100 ms, because that interval is fixed for the life of the
     JVM by the first stateful query.
+
+    Args:
+        home: a directory for its files.
+        cores: how many threads it has.
+        packages: more of Maven's packages, as Spark names them.
     """
     from pyspark.sql import SparkSession  # noqa: PLC0415 - tests without Spark do not pay for the import
 
@@ -47,6 +98,7 @@ def small_spark(home: Path, cores: int) -> SparkSession:
         .config("spark.sql.session.timeZone", "UTC")
         .config("spark.sql.shuffle.partitions", "2")
         .config("spark.sql.streaming.stateStore.maintenanceInterval", "100ms")
+        .config(map={**_conf(packages)})
         .getOrCreate()
     )
     session.sparkContext.setLogLevel("OFF")

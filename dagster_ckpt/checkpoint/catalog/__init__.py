@@ -5,8 +5,9 @@ from __future__ import annotations
 from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog, references, shared_in_use, unreadable_id
 from dagster_ckpt.checkpoint.catalog.file_reader import copy_files, materialize_checkpoint, verify_checkpoint
 from dagster_ckpt.checkpoint.catalog.lineage import for_retention, line_of_descent, older_than, reclaimable_bytes
-from dagster_ckpt.checkpoint.catalog.newest import Newest, fallback_of, find_newest
+from dagster_ckpt.checkpoint.catalog.newest import Newest, fallback_of, find_newest, read_newest
 from dagster_ckpt.checkpoint.catalog.pointers import (
+    SAVEPOINT_POINTER,
     CompletedCheckpointStorageLocation,
     job_names,
     new_savepoint_directory,
@@ -14,26 +15,35 @@ from dagster_ckpt.checkpoint.catalog.pointers import (
     savepoint_storage,
     savepoint_token,
 )
+from dagster_ckpt.checkpoint.catalog.savepoint_names import check_label, give_name, gone_with_name
+from dagster_ckpt.checkpoint.catalog.spot_check import SpotCheck, spot_check
 
 __all__ = [
+    "SAVEPOINT_POINTER",
     "CheckpointCatalog",
     "CompletedCheckpointStorageLocation",
     "Newest",
+    "SpotCheck",
+    "check_label",
     "copy_files",
     "fallback_of",
     "find_newest",
     "for_retention",
+    "give_name",
+    "gone_with_name",
     "job_names",
     "line_of_descent",
     "materialize_checkpoint",
     "new_savepoint_directory",
     "older_than",
+    "read_newest",
     "reclaimable_bytes",
     "references",
     "resolve_checkpoint_pointer",
     "savepoint_storage",
     "savepoint_token",
     "shared_in_use",
+    "spot_check",
     "unreadable_id",
     "verify_checkpoint",
 ]

@@ -8,16 +8,18 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cache
-from pathlib import Path
+from dataclasses import replace
+from functools import cache, partial
+from hashlib import sha256
 
-from dagster_ckpt.checkpoint.catalog.pointers import resolve_checkpoint_pointer
-from dagster_ckpt.checkpoint.control import Choice, End, JobRecords, Settled
+from dagster_ckpt.checkpoint.catalog.pointers import SAVEPOINT_POINTER, resolve_checkpoint_pointer
+from dagster_ckpt.checkpoint.catalog.voiding import Voiding
+from dagster_ckpt.checkpoint.control import Choice, End, JobRecords
 from dagster_ckpt.checkpoint.format import (
     METADATA_FILE_NAME,
     SAVEPOINT,
     CheckpointMetadata,
+    FileEntry,
     checkpoint_directory,
     checkpoint_id,
     is_job_id,
@@ -32,6 +34,7 @@ from dagster_ckpt.errors import (
     StorageError,
 )
 from dagster_ckpt.filesystem import FileSystem, open_filesystem
+from dagster_ckpt.paths import is_same_place
 
 __all__ = ["CheckpointCatalog", "references", "shared_in_use", "unreadable_id"]
 
@@ -41,23 +44,6 @@ _log = logging.getLogger(__name__)
 NOT_ADDRESSABLE = "<checkpoint-not-externally-addressable>"
 _SHORT = re.compile(r"(?:([0-9a-f]{32})/)?(chk-[1-9][0-9]*)/?")
 _INSIDE = re.compile(r"([^/]+)/([0-9a-f]{32})/chk-([1-9][0-9]*)")
-
-
-@dataclass(frozen=True, slots=True)
-class _AtChoice:
-    """What a choice tells about checkpoints of older epochs."""
-
-    job_id: str
-    last_id: int
-    complete: frozenset[int] | None
-
-    @classmethod
-    def by(cls, choice: Choice) -> _AtChoice:
-        return cls(choice.job_id, choice.last_id, None if choice.complete is None else frozenset(choice.complete))
-
-    def counts(self, number: int) -> bool:
-        """Whether a checkpoint of an older epoch was complete at the time of the choice."""
-        return number <= self.last_id if self.complete is None else number in self.complete
 
 
 class CheckpointCatalog:
@@ -75,8 +61,9 @@ class CheckpointCatalog:
         self.filesystem = filesystem
         self.job_name = validate_job_name(job_name)
         self.records = JobRecords(filesystem, job_name)
-        self._at_choice: dict[int, _AtChoice] = {}
-        self._settled: dict[int, Settled] = {}
+        self._voiding = Voiding(self.records)
+        #: What manifests say, by the SHA-256 of all their bytes, until they are read again.
+        self._decoded: dict[bytes, CheckpointMetadata] = {}
 
     def job_ids(self) -> list[str]:
         """The lineages that have a directory, in no particular order."""
@@ -134,10 +121,7 @@ class CheckpointCatalog:
             CorruptRecord: damaged records do not tell whether the checkpoint is void.
             ForeignCheckpoint: its ``_metadata`` belongs to another job.
         """
-        try:
-            data = self.filesystem.read(self._manifest(job_id, number))
-        except FileNotFoundError:
-            data = None
+        data = self.filesystem.read_if_there(self._manifest(job_id, number))
         return self._believed(job_id, number, data, self.records.epochs.names, named=named)
 
     def _manifest(self, job_id: str, number: int) -> str:
@@ -148,8 +132,9 @@ class CheckpointCatalog:
         job_id: str,
         number: int,
         data: bytes | None,
-        epochs: Callable[[], Mapping[int, set[str]]],
+        epochs: Callable[[], dict[int, set[str]]],
         *,
+        decode: Callable[[bytes, str], CheckpointMetadata] = CheckpointMetadata.decode,
         named: bool = False,
     ) -> CheckpointMetadata:
         """The manifest in ``data``, if it can be trusted; raises as :meth:`load`."""
@@ -160,7 +145,7 @@ class CheckpointCatalog:
                 hint=self._see_list,
             )
         try:
-            metadata = CheckpointMetadata.decode(data, where)
+            metadata = decode(data, where)
             if metadata.job_name != self.job_name:
                 raise _foreign(where, metadata.job_name, self.job_name)
             if (metadata.job_id, metadata.checkpoint_id) != (job_id, number) or metadata.kind == SAVEPOINT:
@@ -172,7 +157,7 @@ class CheckpointCatalog:
             error.checkpoint = f"{job_id}/chk-{number}"
             raise
         try:
-            epoch = self._voided_by(metadata, epochs())
+            epoch = self._voiding.voided_by(metadata, epochs())
         except CorruptRecord as error:
             if named:
                 _log.warning("Nobody can tell whether %s is void: %s", where, error.message)
@@ -187,16 +172,32 @@ class CheckpointCatalog:
             )
         return metadata
 
-    def completed(self, job_id: str) -> tuple[list[CheckpointMetadata], list[CorruptCheckpoint]]:
-        """The completed checkpoints of one lineage by (epoch, id), and the errors of the unreadable ones."""
+    def completed(
+        self, job_id: str, *, read_again: bool = False
+    ) -> tuple[list[CheckpointMetadata], list[CorruptCheckpoint]]:
+        """The completed checkpoints of one lineage by (epoch, id), and the errors of the unreadable ones.
+
+        Args:
+            job_id: the lineage.
+            read_again: the caller will ask again soon: manifests whose bytes are the same then are not parsed again.
+        """
         found: list[CheckpointMetadata] = []
         broken: list[CorruptCheckpoint] = []
-        numbers = self.numbers(job_id)
-        contents = self.filesystem.read_many([self._manifest(job_id, number) for number in numbers])
+        contents = self.filesystem.read_listed(partial(self.numbers, job_id), partial(self._manifest, job_id))
         names = cache(self.records.epochs.names)  # listed once, after the manifests, so that every takeover is seen
-        for number, data in zip(numbers, contents, strict=True):
+        before, self._decoded = self._decoded, {}
+        lines: dict[bytes, FileEntry] = {}
+
+        def decode(data: bytes, where: str) -> CheckpointMetadata:
+            digest = sha256(data).digest()
+            metadata = before.get(digest) or CheckpointMetadata.decode(data, where, lines)
+            if read_again:
+                self._decoded[digest] = metadata
+            return metadata
+
+        for number, data in contents.items():
             try:
-                found.append(self._believed(job_id, number, data, names))
+                found.append(self._believed(job_id, number, data, names, decode=decode))
             except CheckpointNotFound:
                 continue
             except CorruptCheckpoint as error:
@@ -205,7 +206,7 @@ class CheckpointCatalog:
 
     def completed_ids(self, job_id: str) -> tuple[int, ...]:
         """The ids of a lineage's checkpoints that are complete now, ascending, unreadable ones included."""
-        completed, broken = self.completed(job_id)
+        completed, broken = self.completed(job_id, read_again=True)
         # Broken checkpoints are published too: unreadable ones, and those that damaged records do not decide about.
         unreadable = set(map(unreadable_id, broken)) - {0}
         return tuple(sorted({item.checkpoint_id for item in completed} | unreadable))
@@ -245,48 +246,6 @@ class CheckpointCatalog:
         """The greatest id of a lineage's checkpoints that are complete now, 0 when there is none."""
         return max(self.completed_ids(job_id), default=0)
 
-    def _voided_by(self, metadata: CheckpointMetadata, names: Mapping[int, set[str]]) -> int | None:
-        """The epoch that voids ``metadata``: it had taken the job over, or the job was swept after it, before publish.
-
-        A late publish, by a fenced writer or held back by the network, can refer to files that have been deleted or
-        swept since.
-
-        Each later choice of the lineage lists the checkpoints that were complete at that time. The list lacks every
-        checkpoint that an earlier choice had voided, and has every checkpoint that damaged records did not decide. So
-        the newest readable choice decides, and a damaged record matters only when no choice decides.
-
-        Raises:
-            CorruptRecord: the readable records do not decide.
-        """
-        damaged: CorruptRecord | None = None
-        for epoch in sorted((epoch for epoch in names if epoch >= metadata.epoch), reverse=True):
-            try:
-                settled = self._settled_after(epoch) if "settled" in names[epoch] else None
-                then = self._choice_of(epoch) if "choice" in names[epoch] and epoch > metadata.epoch else None
-            except CorruptRecord as error:
-                damaged = damaged or error
-                continue
-            if settled is not None and settled.voids(metadata.job_id, metadata.checkpoint_id):
-                return epoch
-            if then is not None and then.job_id == metadata.job_id:
-                if not then.counts(metadata.checkpoint_id):
-                    return epoch
-                if then.complete is not None:
-                    return None
-        if damaged is not None:
-            raise damaged
-        return None
-
-    def _settled_after(self, epoch: int) -> Settled | None:
-        if epoch not in self._settled and (settled := self.records.epochs.read_settled(epoch)) is not None:
-            self._settled[epoch] = settled
-        return self._settled.get(epoch)
-
-    def _choice_of(self, epoch: int) -> _AtChoice | None:
-        if epoch not in self._at_choice and (choice := self.records.epochs.read_choice(epoch)) is not None:
-            self._at_choice[epoch] = _AtChoice.by(choice)
-        return self._at_choice.get(epoch)
-
     def choice(self) -> tuple[int, Choice] | None:
         """The newest recorded choice and its epoch."""
         return self.choice_among(self.records.epochs.names())
@@ -295,7 +254,7 @@ class CheckpointCatalog:
         """The newest choice and its epoch, from the listing ``names`` of the epochs."""
         for epoch in sorted((epoch for epoch, kinds in names.items() if "choice" in kinds), reverse=True):
             if choice := self.records.epochs.read_choice(epoch):
-                self._at_choice[epoch] = _AtChoice.by(choice)
+                self._voiding.note(epoch, choice)
                 return epoch, choice
         return None
 
@@ -321,7 +280,7 @@ class CheckpointCatalog:
         return None
 
     def resolve(self, pointer: str) -> CheckpointMetadata:
-        """The checkpoint or savepoint that a user named: ``chk-N``, ``{job id}/chk-N``, or a path.
+        """The checkpoint or savepoint that a user named: ``chk-N``, ``{job id}/chk-N``, ``savepoint:NAME``, or a path.
 
         Raises:
             CheckpointNotFound: ``pointer`` names nothing.
@@ -337,8 +296,32 @@ class CheckpointCatalog:
                         hint="Launch the job without restore_from to begin.",
                     )
                 job_id = chosen[1].job_id
-            return self.load(job_id, checkpoint_id(short[2]) or 0, named=True)
+            return self._named(job_id, checkpoint_id(short[2]) or 0)
+        if pointer.startswith(SAVEPOINT_POINTER):
+            return self._savepoint_named(pointer.removeprefix(SAVEPOINT_POINTER))
         return self._resolve_path(pointer)
+
+    def _savepoint_named(self, name: str) -> CheckpointMetadata:
+        named = self.records.taken_savepoints.named(name)
+        if named is not None:
+            return self._resolve_path(named.reference)
+        names = [known.name for known in self.records.taken_savepoints.all_named()]
+        raise CheckpointNotFound(
+            f"No savepoint of job {self.job_name!r} has the name {name!r}.",
+            hint=f"The names of its savepoints: {', '.join(names) or 'none'}. See `dagster-ckpt savepoints "
+            f"{self.job_name} --path {self.filesystem.url}`.",
+        )
+
+    def _named(self, job_id: str, number: int) -> CheckpointMetadata:
+        """A checkpoint that a user named; if it is not there, the error tells which is the nearest."""
+        try:
+            return self.load(job_id, number, named=True)
+        except CheckpointNotFound as error:
+            there, _ = self.completed(job_id)
+            if there:
+                nearest = min(there, key=lambda metadata: abs(metadata.checkpoint_id - number))
+                error.hint = f"The nearest is {nearest.name}, and the newest is {there[-1].name}. {error.hint}"
+            raise
 
     def _resolve_path(self, pointer: str) -> CheckpointMetadata:
         own = pointer.removeprefix(f"{self.filesystem.url}/").removesuffix(f"/{METADATA_FILE_NAME}").strip("/")
@@ -347,7 +330,7 @@ class CheckpointCatalog:
             if inside[1] != self.job_name:
                 where = f"{self.filesystem.url}/{own}/{METADATA_FILE_NAME}"
                 raise _foreign(where, inside[1], self.job_name)
-            return self.load(inside[2], int(inside[3]), named=True)
+            return self._named(inside[2], int(inside[3]))
         location = resolve_checkpoint_pointer(pointer, self._see_list, like=self.filesystem)
         metadata = location.metadata()
         if metadata.job_name != self.job_name:
@@ -359,7 +342,7 @@ class CheckpointCatalog:
                     hint=self._see_list,
                 )
             return replace(metadata, location=location.external_pointer)
-        if not _is_same_place(self.pointer(metadata), location.external_pointer):
+        if not is_same_place(self.pointer(metadata), location.external_pointer):
             raise ForeignCheckpoint(
                 f"{pointer} is not in this job's storage {self.filesystem.url}.",
                 hint="Set checkpoint_path to the storage that holds it, or copy the directory of the whole job "
@@ -383,11 +366,6 @@ def shared_in_use(catalog: CheckpointCatalog, job_id: str) -> frozenset[str] | N
     """The names in ``shared/`` that a lineage's completed checkpoints need; ``None`` when one cannot be read."""
     completed, broken = catalog.completed(job_id)
     return None if broken else frozenset(name.rpartition("/")[2] for name in references(completed))
-
-
-def _is_same_place(one: str, other: str) -> bool:
-    """Whether two paths lead to the same directory; follows links of a local file system."""
-    return one == other or (Path(one).exists() and Path(other).exists() and Path(one).samefile(other))
 
 
 def unreadable_id(error: CorruptCheckpoint) -> int:

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
 from dagster_ckpt.checkpoint.catalog.lineage import older_than
-from dagster_ckpt.checkpoint.format import CheckpointMetadata, FileEntry
-from dagster_ckpt.errors import CheckpointFileChanged, CheckpointFileMissing, CorruptCheckpoint
+from dagster_ckpt.checkpoint.format import METADATA_FILE_NAME, CheckpointMetadata, FileEntry
+from dagster_ckpt.errors import CheckpointFileChanged, CheckpointFileMissing, CheckpointNotFound, CorruptCheckpoint
 from dagster_ckpt.filesystem import (
     Copy,
     FileSystem,
@@ -52,6 +52,7 @@ def verify_checkpoint(catalog: CheckpointCatalog, metadata: CheckpointMetadata) 
     """Read every file of a checkpoint and compare size and checksum.
 
     Raises:
+        CheckpointNotFound: the checkpoint was deleted meanwhile.
         CheckpointFileMissing: a file is gone; every broken file is named.
         CheckpointFileChanged: a file is not what was written; every broken file is named.
     """
@@ -66,6 +67,7 @@ def materialize_checkpoint(
     ``told`` is called with the size of each file, on several threads.
 
     Raises:
+        CheckpointNotFound: the checkpoint was deleted meanwhile.
         CheckpointFileMissing: a file is gone; every broken file is named.
         CheckpointFileChanged: a file is not what was written; every broken file is named.
     """
@@ -89,7 +91,17 @@ def _read(
 def _refusal(
     catalog: CheckpointCatalog, metadata: CheckpointMetadata, broken: Sequence[_BrokenFile]
 ) -> CorruptCheckpoint:
-    """The error for a checkpoint with broken files, with what to do."""
+    """The error for a checkpoint with broken files, with what to do.
+
+    Raises:
+        CheckpointNotFound: nothing is broken, but the checkpoint was deleted meanwhile.
+    """
+    if _is_deleted(catalog, metadata):
+        raise CheckpointNotFound(
+            f"{metadata.reference} of {catalog.job_name} was deleted while its files were read.",
+            hint="A running job deletes checkpoints that its retention does not keep. To keep one, use `dagster-ckpt "
+            f"pin {catalog.job_name} latest --path {catalog.filesystem.url}`.",
+        )
     count = f"{len(broken)} of its {len(metadata.files)} files are broken: " if len(broken) > 1 else ""
     named = "; ".join(f"{item.where} ({item.path}) {item.what}" for item in broken[:_MOST_NAMED])
     more = f"; and {len(broken) - _MOST_NAMED} more" if len(broken) > _MOST_NAMED else ""
@@ -99,6 +111,19 @@ def _refusal(
     )
     error.checkpoint = metadata.reference
     return error
+
+
+def _is_deleted(catalog: CheckpointCatalog, metadata: CheckpointMetadata) -> bool:
+    """Whether a checkpoint that was there is deleted: a deletion removes the manifest before every other file."""
+    if metadata.location is not None:
+        return all(entry.name != METADATA_FILE_NAME for entry in catalog.storage_of(metadata).list(""))
+    try:
+        catalog.load(metadata.job_id, metadata.checkpoint_id, named=True)
+    except CheckpointNotFound:
+        return True
+    except CorruptCheckpoint:
+        return False
+    return False
 
 
 def _other_than(catalog: CheckpointCatalog, metadata: CheckpointMetadata) -> str:
@@ -137,6 +162,7 @@ def copy_files(
         told: is called with the size of each file, on several threads.
 
     Raises:
+        CheckpointNotFound: the checkpoint was deleted meanwhile.
         CheckpointFileMissing: a file is gone; every broken file is named.
         CheckpointFileChanged: a file is not what was written; every broken file is named.
         StorageError: the storage failed.

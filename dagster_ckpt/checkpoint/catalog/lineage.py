@@ -15,7 +15,6 @@ from dagster_ckpt.checkpoint.control import Choice, RecordedSavepoint
 from dagster_ckpt.checkpoint.format import (
     METADATA_FILE_NAME,
     CheckpointMetadata,
-    checkpoint_directory,
     checkpoint_id,
     is_job_id,
 )
@@ -81,7 +80,10 @@ def line_of_descent(start: _D, completed: Sequence[_D], savepoints: Sequence[Rec
     start restored a savepoint of the lineage, the line continues behind it when ``savepoints`` contains it.
     """
     by_reference: dict[str, _D | RecordedSavepoint] = {item.reference: item for item in savepoints}
-    by_reference.update((metadata.reference, metadata) for metadata in completed)
+    by_start: dict[tuple[int, str | None], list[_D]] = {}
+    for item in sorted(completed, key=lambda item: item.checkpoint_id):
+        by_reference[item.reference] = item
+        by_start.setdefault((item.epoch, item.restored_from), []).append(item)
     line: dict[str, _D] = {}
     seen: set[str] = set()
     current: _D | RecordedSavepoint | None = start
@@ -89,10 +91,11 @@ def line_of_descent(start: _D, completed: Sequence[_D], savepoints: Sequence[Rec
         seen.add(current.reference)
         if not isinstance(current, RecordedSavepoint):
             line[current.reference] = current
-        for other in completed:
-            same_start = other.epoch == current.epoch and other.restored_from == current.restored_from
-            if same_start and other.checkpoint_id < current.checkpoint_id:
-                line[other.reference] = other
+        # Each start is visited twice at most: all its checkpoints lead on to the one that the start restored.
+        for other in by_start.get((current.epoch, current.restored_from), ()):
+            if other.checkpoint_id >= current.checkpoint_id:
+                break
+            line[other.reference] = other
         current = by_reference.get(current.restored_from or "")
     return sorted(line.values(), key=lambda metadata: metadata.key)
 
@@ -107,13 +110,13 @@ def for_retention(
         savepoints: the lineage's recorded savepoints. A descendant of a savepoint descends from the checkpoints before
             the savepoint.
     """
-    line = line_of_descent(completed[-1], completed, savepoints) if completed else []
+    line = {id(item) for item in line_of_descent(completed[-1], completed, savepoints)} if completed else set()
     return [
         Retained(
             item.reference,
             item.key,
             written_at=datetime.fromisoformat(item.written_at).timestamp(),
-            abandoned=item not in line,
+            abandoned=id(item) not in line,
         )
         for item in completed
     ]
@@ -179,10 +182,10 @@ def reclaimable_bytes(
     dropped = [metadata for metadata in completed if metadata.reference in drop]
     needed = references([metadata for metadata in completed if metadata.reference not in drop])
     last_user = {reference: metadata for metadata in dropped for reference in metadata.references - needed}
-    freed: dict[str, int] = {}
-    for metadata in dropped:
-        directory = checkpoint_directory(metadata.job_name, metadata.job_id, metadata.checkpoint_id)
-        freed[metadata.reference] = catalog.filesystem.size(f"{directory}/{METADATA_FILE_NAME}")
-    for reference, metadata in last_user.items():
-        freed[metadata.reference] += catalog.filesystem.size(catalog.stored_path(metadata, reference))
+    files = [(metadata, METADATA_FILE_NAME) for metadata in dropped]
+    files += [(metadata, reference) for reference, metadata in last_user.items()]
+    sizes = catalog.filesystem.size_many([catalog.stored_path(*file) for file in files])
+    freed = dict.fromkeys((metadata.reference for metadata in dropped), 0)
+    for (metadata, _), size in zip(files, sizes, strict=True):
+        freed[metadata.reference] += size or 0  # a running job may have deleted the file meanwhile
     return freed

@@ -11,6 +11,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
 from dagster_ckpt.checkpoint.catalog.lineage import line_before
@@ -25,13 +26,17 @@ from dagster_ckpt.errors import (
     StorageError,
 )
 
-__all__ = ["Newest", "fallback_of", "find_newest"]
+__all__ = ["Newest", "fallback_of", "find_newest", "read_newest"]
+
+_Read = TypeVar("_Read")
 
 _log = logging.getLogger(__name__)
 
 #: How often in a row the job may change during the search for the newest checkpoint. A search takes a few requests,
 #: which is less than the time between two checkpoints.
 _MOST_LOOKS = 50
+#: How often in a row the newest checkpoint may be deleted while it is read.
+_MOST_READS = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +86,35 @@ def find_newest(catalog: CheckpointCatalog, *, prefer_checkpoint: bool = True) -
     taken = [savepoint for savepoint in known if savepoint.job_id == choice.job_id]
     last = max(catalog.last_completed(choice.job_id), _last_known(catalog, epoch, choice)) if taken else 0
     return _newest_of(catalog, [savepoint for savepoint in taken if savepoint.checkpoint_id > last])
+
+
+def read_newest(
+    catalog: CheckpointCatalog, read: Callable[[CheckpointMetadata], _Read], *, prefer_checkpoint: bool = True
+) -> tuple[Newest, _Read | None]:
+    """Read the checkpoint that an automatic recovery restores, beside a job that may replace and delete it meanwhile.
+
+    Args:
+        catalog: the job's checkpoints.
+        read: reads the checkpoint; ``CheckpointNotFound`` says that the checkpoint was deleted meanwhile.
+        prefer_checkpoint: as of :func:`find_newest`.
+
+    Returns:
+        the checkpoint, and what ``read`` has returned; ``None`` without a checkpoint.
+
+    Raises:
+        CheckpointNotFound: each newest checkpoint was deleted while it was read.
+        CheckpointError: as of :func:`find_newest` and of ``read``.
+    """
+    for left in reversed(range(_MOST_READS)):
+        newest = find_newest(catalog, prefer_checkpoint=prefer_checkpoint)
+        if newest.metadata is None:
+            break
+        try:
+            return newest, read(newest.metadata)
+        except CheckpointNotFound:
+            if not left:
+                raise
+    return newest, None
 
 
 def fallback_of(newest: Newest) -> str | None:

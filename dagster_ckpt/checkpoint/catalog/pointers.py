@@ -8,7 +8,6 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
-from urllib.parse import unquote, urlsplit
 
 from dagster_ckpt.checkpoint.format import (
     CONTROL_DIR,
@@ -18,9 +17,11 @@ from dagster_ckpt.checkpoint.format import (
     is_job_name,
 )
 from dagster_ckpt.errors import CheckpointNotFound, InvalidConfiguration, StorageError
-from dagster_ckpt.filesystem import REMOTE_SCHEMES, Entry, FileSystem, local_path, open_filesystem, split_location
+from dagster_ckpt.filesystem import REMOTE_SCHEMES, Entry, FileSystem, open_filesystem
+from dagster_ckpt.paths import local_path, refuse_former_meaning, split_location
 
 __all__ = [
+    "SAVEPOINT_POINTER",
     "CompletedCheckpointStorageLocation",
     "job_names",
     "new_savepoint_directory",
@@ -29,7 +30,10 @@ __all__ = [
     "savepoint_token",
 ]
 
+#: Before the name of a savepoint, wherever a checkpoint or savepoint is named: ``savepoint:before-upgrade``.
+SAVEPOINT_POINTER = "savepoint:"
 _ATTEMPTS = 10
+_NAME_ANOTHER = "Name the directory of a checkpoint or savepoint, or its _metadata."
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +62,14 @@ class CompletedCheckpointStorageLocation:
         """Read the manifest.
 
         Raises:
+            CheckpointNotFound: the checkpoint or savepoint was deleted meanwhile.
             CorruptMetadata: the file is not a manifest, or was changed.
             UnknownMetadataVersion: a newer release wrote the manifest.
         """
-        return CheckpointMetadata.decode(self.storage.read(self.manifest), self.metadata_file)
+        data = self.storage.read_if_there(self.manifest)
+        if data is None:
+            raise CheckpointNotFound(f"{self.metadata_file} was deleted at this moment.", hint=_NAME_ANOTHER)
+        return CheckpointMetadata.decode(data, self.metadata_file)
 
 
 def job_names(filesystem: FileSystem) -> list[str]:
@@ -124,7 +132,7 @@ def new_savepoint_directory(storage: FileSystem, job_id: str, new_token: Callabl
 
 def resolve_checkpoint_pointer(
     checkpoint_pointer: str,
-    hint: str = "Name the directory of a checkpoint or savepoint, or its _metadata.",
+    hint: str = _NAME_ANOTHER,
     *,
     like: FileSystem | None = None,
 ) -> CompletedCheckpointStorageLocation:
@@ -145,24 +153,28 @@ def resolve_checkpoint_pointer(
     if not checkpoint_pointer:
         raise InvalidConfiguration("empty checkpoint pointer", hint=hint)
     try:
-        parts = split_location(checkpoint_pointer)
+        place = split_location(checkpoint_pointer)
     except InvalidConfiguration as error:
         raise CheckpointNotFound(
-            f"The checkpoint/savepoint path is not a valid file URI. {error.message}", hint=hint
+            f"The checkpoint/savepoint path is not a valid file URI. {error.message}", hint=f"{error.hint} {hint}"
         ) from None
-    if parts.scheme in REMOTE_SCHEMES:
+    if place.scheme in REMOTE_SCHEMES:
         return _in_object_store(checkpoint_pointer, hint, like)
-    if "://" in checkpoint_pointer and parts.scheme != "file":
+    if not place.is_local:
         raise CheckpointNotFound(
             f"Cannot access file system for checkpoint/savepoint path '{checkpoint_pointer}': its scheme is "
-            f"{parts.scheme!r}.",
+            f"{place.scheme!r}.",
             hint=f"Copy it to a local or POSIX network file system, and name the copy. {hint}",
         )
     try:
-        path = local_path(unquote(parts.netloc + parts.path) if parts.scheme == "file" else checkpoint_pointer)
+        path = local_path(checkpoint_pointer)
     except InvalidConfiguration as error:
         raise _nothing(checkpoint_pointer, "file", hint) from error
     if not path.exists():
+        try:
+            refuse_former_meaning(checkpoint_pointer, path)
+        except InvalidConfiguration as error:
+            raise CheckpointNotFound(error.message, hint=error.hint) from None
         raise _nothing(checkpoint_pointer, "file", hint)
     file = path / METADATA_FILE_NAME if path.is_dir() else path
     if not file.is_file():
@@ -177,14 +189,14 @@ def _in_object_store(pointer: str, hint: str, like: FileSystem | None) -> Comple
         return CompletedCheckpointStorageLocation(directory, METADATA_FILE_NAME)
     parent, _, name = directory.url.rpartition("/")
     # A bucket can be a directory of checkpoints; the root of an HDFS cluster cannot.
-    if "://" in parent and not parent.endswith("/") and (urlsplit(parent).path or not parent.startswith("hdfs:")):
+    if "://" in parent and not parent.endswith("/") and (split_location(parent).path or not parent.startswith("hdfs:")):
         above = open_filesystem(parent, like=like)
         found = [entry for entry in above.list("") if entry.name == name]
         if any(not entry.is_directory for entry in found):
             return CompletedCheckpointStorageLocation(above, name)
         if found:
             raise _no_manifest(pointer, hint)
-    raise _nothing(pointer, urlsplit(directory.url).scheme, hint)
+    raise _nothing(pointer, split_location(directory.url).scheme, hint)
 
 
 def _nothing(pointer: str, filesystem: str, hint: str) -> CheckpointNotFound:

@@ -7,9 +7,12 @@ from dagster_ckpt.checkpoint.cleanup.dead_runs import end_dead_epoch, finish_del
 from dagster_ckpt.checkpoint.cleanup.job_sweep import sweep_job
 from dagster_ckpt.checkpoint.cleanup.live_locations import forget_live_locations
 from dagster_ckpt.checkpoint.cleanup.pinning import pin_checkpoint, unpin_checkpoint
+from dagster_ckpt.checkpoint.cleanup.savepoint_history import SavepointHistory, delete_surplus_savepoints
 from dagster_ckpt.checkpoint.cleanup.start_sweep import sweep_start
 
 __all__ = [
+    "SavepointHistory",
+    "delete_surplus_savepoints",
     "dispose_broken",
     "end_dead_epoch",
     "finish_deletions",

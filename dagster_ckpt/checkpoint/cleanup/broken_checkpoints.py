@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import partial
 
 from dagster_ckpt.checkpoint.catalog import CheckpointCatalog, find_newest, shared_in_use
-from dagster_ckpt.checkpoint.control import FAILING
 from dagster_ckpt.errors import CorruptCheckpoint, CorruptMetadata, InvalidConfiguration
 
 __all__ = ["dispose_broken", "is_broken"]
@@ -52,7 +51,7 @@ def dispose_broken(catalog: CheckpointCatalog, job_id: str, number: int) -> bool
             names = sorted(name.rpartition("/")[2] for name in item.references if name.startswith("../"))
     log = catalog.records.deletions
     end = catalog.records.epochs.read_end(epoch)
-    if end is None or end.status == FAILING:
+    if end is None or not end.is_final:
         log.ask(epoch, job_id, [number], names, _REASON)
         return False
 

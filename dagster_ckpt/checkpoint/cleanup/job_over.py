@@ -15,7 +15,6 @@ from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
 from dagster_ckpt.checkpoint.cleanup.dead_runs import end_dead_epoch
 from dagster_ckpt.checkpoint.cleanup.orphans import Orphan
 from dagster_ckpt.checkpoint.cleanup.start_sweep import left_in
-from dagster_ckpt.checkpoint.control import FAILING, LEASE
 from dagster_ckpt.checkpoint.format import (
     CHECKPOINT_TASK_OWNED_STATE_DIR,
     CONTROL_DIR,
@@ -62,11 +61,11 @@ def last_epoch(
         raise JobAlreadyRunning(
             f"Job {name!r} is being run by run {heartbeat.run_id} (epoch {heartbeat.epoch}).",
             hint="The start of this run has swept its lineage. To sweep the rest, terminate the run, and sweep when "
-            f"the job is over; a dead run counts as alive for {LEASE:.0f} s at most.",
+            f"the job is over; a dead run counts as alive for {heartbeat.lease.timeout:.0f} s at most.",
         )
     epoch = epochs.highest()
     end = epochs.read_end(epoch)
-    if epoch == 0 or (end is not None and end.status != FAILING):
+    if epoch == 0 or (end is not None and end.is_final):
         return epoch
     claim = epochs.read_claim(epoch)
     if claim is not None and older_than is not None:
@@ -104,7 +103,7 @@ def records_of(
     """
     storage, name, control = catalog.filesystem, catalog.job_name, catalog.records
     end = control.epochs.read_end(epoch)
-    if older_than is None or end is None or end.status == FAILING:
+    if older_than is None or end is None or not end.is_final:
         return [], []
     gone = {orphan.path for orphan in orphans}
     stored = [path for job_id in catalog.job_ids() for path in _stored(catalog, job_id)]

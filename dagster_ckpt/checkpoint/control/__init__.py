@@ -4,49 +4,73 @@ from __future__ import annotations
 
 from dagster_ckpt.checkpoint.control.deletion_log import ROUNDS
 from dagster_ckpt.checkpoint.control.epochs import FAILING, NOTHING, Choice, Claim, End, Settled
-from dagster_ckpt.checkpoint.control.failures import DIED, Failure, Streak, in_order, restart_after, so_far
+from dagster_ckpt.checkpoint.control.failures import DIED, Failure, Streak, in_order, restart_after, so_far, symptom
 from dagster_ckpt.checkpoint.control.heart import Heart
-from dagster_ckpt.checkpoint.control.heartbeat import LEASE, Completed, Heartbeat, unchanged_for
+from dagster_ckpt.checkpoint.control.heartbeat import (
+    INTERRUPTED,
+    Completed,
+    FailedCheckpoints,
+    Heartbeat,
+    unchanged_for,
+)
 from dagster_ckpt.checkpoint.control.job_records import JobRecords
 from dagster_ckpt.checkpoint.control.pins import Pin
 from dagster_ckpt.checkpoint.control.plan_archive import PlanArchiveWriter, PlannedBatch
 from dagster_ckpt.checkpoint.control.quarantine import FellBack, Quarantined
 from dagster_ckpt.checkpoint.control.savepoint_requests import (
     Answer,
+    Asked,
+    CancelRequest,
+    RequestState,
     SavepointRequest,
     SavepointRequests,
     TakenSavepoint,
 )
-from dagster_ckpt.checkpoint.control.taken_savepoints import RecordedSavepoint
+from dagster_ckpt.checkpoint.control.taken_savepoints import (
+    NO_LABEL,
+    Label,
+    NamedSavepoint,
+    RecordedSavepoint,
+    name_taken,
+)
 
 __all__ = [
     "DIED",
     "FAILING",
-    "LEASE",
+    "INTERRUPTED",
     "NOTHING",
+    "NO_LABEL",
     "ROUNDS",
     "Answer",
+    "Asked",
+    "CancelRequest",
     "Choice",
     "Claim",
     "Completed",
     "End",
+    "FailedCheckpoints",
     "Failure",
     "FellBack",
     "Heart",
     "Heartbeat",
     "JobRecords",
+    "Label",
+    "NamedSavepoint",
     "Pin",
     "PlanArchiveWriter",
     "PlannedBatch",
     "Quarantined",
     "RecordedSavepoint",
+    "RequestState",
     "SavepointRequest",
     "SavepointRequests",
     "Settled",
     "Streak",
     "TakenSavepoint",
     "in_order",
+    "name_taken",
     "restart_after",
     "so_far",
+    "symptom",
     "unchanged_for",
 ]

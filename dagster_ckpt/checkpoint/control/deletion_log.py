@@ -29,11 +29,12 @@ from dagster_ckpt.checkpoint.format import (
     is_checkpoint_file,
     left_alone,
     read_record,
+    reserve_path,
     shared_directory,
     written_by,
 )
 from dagster_ckpt.errors import CorruptRecord
-from dagster_ckpt.filesystem import FileSystem
+from dagster_ckpt.filesystem import FileSystem, Reserve
 
 __all__ = ["ROUNDS", "Deletion", "DeletionLog"]
 
@@ -74,6 +75,7 @@ class DeletionLog:
         self._directory = f"{job_name}/{CONTROL_DIR}/deletions"
         self._epochs = Epochs(filesystem, job_name)
         self._pins = Pins(filesystem, job_name)
+        self._reserve = Reserve(filesystem, reserve_path(job_name))
 
     def delete(
         self,
@@ -103,7 +105,7 @@ class DeletionLog:
         """
         deletion = Deletion(epoch, job_id, tuple(checkpoints), tuple(shared), reason, uuid.uuid4().hex)
         path = self._path(deletion)
-        self._filesystem.create(path, encode_record(deletion, path))
+        on_reserve = self._reserve.create(path, encode_record(deletion, path))
         # Record first, check afterwards: a run that claims an epoch from now on sees the record and treats these
         # checkpoints as gone. A run that claimed before makes this check fail, and nothing has been deleted yet.
         # Likewise a user who pins a checkpoint from now on sees the record, and an earlier pin is seen here.
@@ -117,6 +119,8 @@ class DeletionLog:
             self._filesystem.remove(self._path(deletion))
             return False
         self._carry_out(deletion, in_use)
+        if on_reserve:
+            self._reserve.keep()
         return True
 
     def pending(self) -> list[Deletion]:
@@ -146,7 +150,7 @@ class DeletionLog:
         """
         deletion = Deletion(epoch, job_id, tuple(checkpoints), tuple(shared), reason, uuid.uuid4().hex)
         path = self._path(deletion)
-        self._filesystem.create(path, encode_record(deletion, path))
+        self._reserve.create(path, encode_record(deletion, path))
         try:
             self._epochs.check(epoch)
         except BaseException:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -27,9 +27,10 @@ from dagster_ckpt.checkpoint.format import (
     corrupt,
     encode_record,
     read_record,
+    reserve_path,
 )
-from dagster_ckpt.errors import CorruptRecord, Fenced, PublishConflict, StorageUnusable
-from dagster_ckpt.filesystem import FileSystem
+from dagster_ckpt.errors import CheckpointError, CorruptRecord, Fenced, MustStop, PublishConflict, StorageUnusable
+from dagster_ckpt.filesystem import FileSystem, Reserve
 
 __all__ = ["FAILING", "NOTHING", "Choice", "Claim", "End", "Epochs", "Settled"]
 
@@ -97,6 +98,7 @@ class Choice:
             other checkpoint of an older epoch is void, whenever it appears. ``None`` in a record of a release that did
             not list the ids; then every checkpoint of an older epoch above ``last_id`` is void.
         marks: whether the query marks its output in the sink, so that its output differs from what others write.
+        spark_version: of the Spark that runs the query; ``None`` in a record of a release that did not tell it.
     """
 
     job_id: JobId
@@ -115,6 +117,7 @@ class Choice:
     forked_from: Line | None = None
     complete: tuple[CheckpointId, ...] | None = None
     marks: bool = False
+    spark_version: Line | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +137,11 @@ class End:
     discarded: bool
     ended_at: Line
 
+    @property
+    def is_final(self) -> bool:
+        """Whether the job is over with this end: no restart is wanted."""
+        return self.status != FAILING
+
 
 @dataclass(frozen=True, slots=True)
 class Settled:
@@ -144,10 +152,6 @@ class Settled:
     """
 
     complete: Mapping[JobId, Sequence[CheckpointId]]
-
-    def voids(self, job_id: str, number: int) -> bool:
-        """Whether a checkpoint of this epoch or an earlier epoch was published after the sweep."""
-        return job_id in self.complete and number not in self.complete[job_id]
 
 
 class Epochs:
@@ -161,14 +165,15 @@ class Epochs:
     def __init__(self, filesystem: FileSystem, job_name: str) -> None:
         self._filesystem = filesystem
         self._directory = f"{job_name}/{CONTROL_DIR}/epochs"
+        self._reserve = Reserve(filesystem, reserve_path(job_name))
 
     def names(self) -> dict[int, set[str]]:
-        """Which records each epoch has: ``claim``, ``choice``, ``end``, ``settled``."""
+        """Which records each epoch has: ``claim``, ``choice``, ``end``, ``settled``; the epochs in ascending order."""
         found: dict[int, set[str]] = {}
         for entry in self._filesystem.list(self._directory):
             if match := _NAME.fullmatch(entry.name):
                 found.setdefault(int(match[1]), set()).add(match[2] or "claim")
-        return found
+        return dict(sorted(found.items(), key=lambda item: item[0]))
 
     def highest(self) -> int:
         """The highest epoch claimed, 0 before the first."""
@@ -205,7 +210,9 @@ class Epochs:
             claim = Claim(epoch, token, epoch if series is None else series, run_id, host, pid, now)
             try:
                 path = self._path(epoch)
-                self._filesystem.create(path, encode_record(claim, path))
+                # A start would only fill the reserve's place with data; who ends a dead job is about to delete.
+                create = self._filesystem.create if after is None else self._reserve.create
+                create(path, encode_record(claim, path))
             except PublishConflict:
                 continue  # another run was faster, and this run now tries a higher epoch
             self._forget_old(epoch)
@@ -236,6 +243,23 @@ class Epochs:
                 hint="This run stops. It added nothing to the checkpoints and deleted nothing from them.",
             )
 
+    @contextlib.contextmanager
+    def fenced_first(self, epoch: int) -> Iterator[None]:
+        """Around work of the holder of ``epoch``: if a newer run has taken the job over, every failure is ``Fenced``.
+
+        The newer run sweeps what the holder has begun to write, so the holder may fail at any step that needs it.
+
+        Raises:
+            Fenced: the work failed, and a newer run has taken the job over.
+        """
+        try:
+            yield
+        except (CheckpointError, OSError) as error:
+            if not isinstance(error, MustStop):
+                with contextlib.suppress(OSError):  # the storage may fail again
+                    self.check(epoch)
+            raise
+
     def record_choice(self, epoch: int, choice: Choice) -> None:
         """Record what ``epoch`` begins with, before it starts anything.
 
@@ -251,7 +275,8 @@ class Epochs:
         """Record how ``epoch`` ended; ``False`` when an end was already recorded."""
         path = self._path(epoch, ".end")
         try:
-            self._filesystem.create(path, encode_record(end, path))
+            create = self._reserve.create if end.is_final else self._filesystem.create
+            create(path, encode_record(end, path))
         except PublishConflict:
             return False
         return True
@@ -264,8 +289,13 @@ class Epochs:
         """
         path = self._path(epoch, ".settled")
         with contextlib.suppress(PublishConflict):
-            self._filesystem.create(path, encode_record(settled, path))
+            self._reserve.create(path, encode_record(settled, path))
         self.check(epoch)
+
+    def runs_with_choice(self) -> set[str]:
+        """The runs that have recorded a choice, as far as their records are kept."""
+        chosen = (self.read_claim(epoch) for epoch, kinds in self.names().items() if "choice" in kinds)
+        return {claim.run_id for claim in chosen if claim is not None}
 
     def claim_path(self, epoch: int) -> str:
         """The path of an epoch's claim, even after its removal. All records of an epoch have the claim's version."""

@@ -116,14 +116,24 @@ class FailureLog:
 
     def record(self, series: int, failure: Failure) -> None:
         """Record a failure; recording it a second time changes nothing."""
-        path = f"{self._directory}/s-{series:010}/{failure.run_id}-{failure.sequence:06}"
+        path = f"{self._directory}/s-{series:010}/{self.name(failure)}"
         try:
             self._filesystem.create(path, encode_record(failure, path))
         except PublishConflict:
             return
 
+    @staticmethod
+    def name(failure: Failure) -> str:
+        """The name of a failure, the same for whoever records it."""
+        return f"{failure.run_id}-{failure.sequence:06}"
+
+    def names(self, series: int) -> set[str]:
+        """The names of the failures of one series; one listing."""
+        entries = self._filesystem.list(f"{self._directory}/s-{series:010}")
+        return {entry.name for entry in entries if self._is_failure(series, entry)}
+
     def of(self, series: int) -> list[Failure]:
-        """The failures of one series, oldest first; an unreadable record is logged and left out."""
+        """The failures of one series, oldest first. An unreadable record tells by its name that there was one."""
         directory = f"{self._directory}/s-{series:010}"
         found = []
         for entry in self._filesystem.list(directory):
@@ -133,9 +143,9 @@ class FailureLog:
             path = f"{directory}/{entry.name}"
             try:
                 failure = read_record(self._filesystem, path, Failure, run_id=run_id, sequence=int(sequence))
-            except CorruptRecord as error:  # so the job is restarted once more than its strategy says
-                _log.warning("A failure is not counted: %s", error.message)
-                continue
+            except CorruptRecord as error:  # counted, or its death would be recorded, in vain, for ever
+                _log.warning("Nobody can tell when or why run %s failed: %s", run_id, error.message)
+                failure = Failure(run_id, int(sequence), 0.0, None, error.message)
             if failure is not None:
                 found.append(failure)
         return in_order(found)

@@ -1,7 +1,8 @@
 """Liveness: is the run that holds a job still alive? Safety does not depend on the answer: epochs provide safety.
 
 A live run rewrites ``control/heartbeat`` every few seconds. On the run's own host its processes can be checked
-directly; on another host, a heartbeat that does not change for the length of the lease means that the run is dead.
+directly; on another host, a heartbeat that does not change for the length of the lease means that the run is dead. The
+lease is the one that the heartbeat announces, whatever the reader's own settings are.
 
 No two clocks are compared, because nobody knows which of them is wrong. On one host the time since boot decides, which
 nobody can set. For a heartbeat of another host, only the time counts for which the reader has seen it unchanged.
@@ -11,8 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
-from dagster_ckpt.checkpoint.control.epochs import FAILING, Claim, End, Epochs
+from dagster_ckpt.checkpoint.control.epochs import Claim, End, Epochs
 from dagster_ckpt.checkpoint.format import (
     CONTROL_DIR,
     CheckpointName,
@@ -20,34 +22,30 @@ from dagster_ckpt.checkpoint.format import (
     Epoch,
     RunId,
     Seconds,
+    Text,
     encode_record,
     read_record,
 )
+from dagster_ckpt.checkpoint.lease import Lease
 from dagster_ckpt.checkpoint.processes import ProcessIdentity, is_proven, this_host
 from dagster_ckpt.clock import Clock, seconds_of
 from dagster_ckpt.errors import CorruptCheckpoint, JobAlreadyRunning
 from dagster_ckpt.filesystem import FileSystem
 
 __all__ = [
-    "INTERVAL",
-    "LEASE",
-    "PATIENCE",
-    "SETTLED",
+    "INTERRUPTED",
     "Completed",
+    "FailedCheckpoints",
     "Heartbeat",
     "HeartbeatFile",
     "beating_here",
     "unchanged_for",
 ]
 
-#: Seconds between two heartbeats.
-INTERVAL = 2.0
-#: Seconds without a heartbeat after which a run counts as dead.
-LEASE = 30.0
-#: Seconds after which the next beat is tried beside a beat that has not returned.
-PATIENCE = 5.0
-#: Seconds for which a late beat may hide a newer one: until the holder of the job beats again.
-SETTLED = INTERVAL + PATIENCE
+#: Why a run is dead that was told to stop, though nobody had canceled the job (docs/adr/0015).
+INTERRUPTED = "it was interrupted"
+#: The lease of a run that has announced none: its first beat is still to come, or its release announced none.
+_UNSAID = Lease()
 #: (storage, job) of each heart that beats in this process: one process may be asked to run a job twice.
 beating_here: set[tuple[str, str]] = set()
 #: The state seen last, and since when in monotonic seconds, by the name of what was looked at.
@@ -68,6 +66,23 @@ class Completed:
 
 
 @dataclass(frozen=True, slots=True)
+class FailedCheckpoints:
+    """The checkpoint attempts that failed since one completed.
+
+    Attributes:
+        in_a_row: how many.
+        reason: of the last one, for people.
+        at: when it failed, seconds since 1970.
+        number: of the last one.
+    """
+
+    in_a_row: Count
+    reason: Text
+    at: Seconds
+    number: Count
+
+
+@dataclass(frozen=True, slots=True)
 class Heartbeat:
     """The latest sign of life of the run that holds a job.
 
@@ -82,7 +97,15 @@ class Heartbeat:
         uptime: seconds on the monotonic clock of the run's host, which all processes of the host share; ``None`` in a
             record of a release that did not record it.
         completed: the newest checkpoint known to be complete, ``None`` before the first.
+        interrupted: the run stopped because its process was told to end, while nobody had canceled the job.
+        failed_checkpoints: the attempts that failed since a checkpoint completed, ``None`` for none.
+        due_since: seconds since 1970, by the run's clock: since when a checkpoint is due that has not completed;
+            ``None`` where none is due, as in an idle stream.
+        lease: the run's own. A release that does not know this member judges by the default, so a heartbeat with
+            another lease is of version 3, which such a release refuses to read.
     """
+
+    VERSIONS: ClassVar = (2, 3)
 
     epoch: Epoch
     run_id: RunId
@@ -93,47 +116,61 @@ class Heartbeat:
     worker: ProcessIdentity | None = None
     uptime: Seconds | None = None
     completed: Completed | None = None
+    interrupted: bool = False
+    failed_checkpoints: FailedCheckpoints | None = None
+    due_since: Seconds | None = None
+    lease: Lease = _UNSAID
+
+    @property
+    def version(self) -> int:
+        """Of the record."""
+        return self.VERSIONS[self.lease != _UNSAID]
 
     def __post_init__(self) -> None:
         """Refuse a heartbeat without a process: nobody could check whether its run lives."""
         if not self.processes:
             raise ValueError("a heartbeat without a process")
 
-    def is_dead(self, clock: Clock, *, lease: float = LEASE, unchanged: float | None = None) -> str | None:
+    def is_dead(self, clock: Clock, *, unchanged: float | None = None, asked: float | None = None) -> str | None:
         """Why the holder counts as dead, ``None`` while the holder may live.
 
         Args:
             clock: of this host.
-            lease: seconds.
             unchanged: the seconds for which this process has seen the heartbeat unchanged, ``None`` when it did not
                 watch. Without watching, nobody can tell whether a holder on another host still beats, or whether a late
                 beat of a holder on this host hides a newer one.
+            asked: when the look that has shown this heartbeat began, on the monotonic clock; by default now.
         """
         if self.stopped:
             return "it ended"
         driver = self.processes[0]
         if driver.is_here and not driver.is_alive():
             return f"its process {driver.pid} is gone"
-        silent = self.silent_for(clock, unchanged)
-        if silent is None or silent <= lease or (unchanged is not None and unchanged < SETTLED):
+        silent = self.silent_for(clock, unchanged, asked)
+        if silent is None or silent <= self.lease.timeout or (unchanged is not None and unchanged < self.lease.settled):
             return None
-        return f"no heartbeat for {silent:.0f} s"
+        told = f"no heartbeat for {silent:.0f} s"
+        if not driver.is_here:
+            return told
+        return (
+            f"{told}, although its process {driver.pid} lives: it hangs, or the storage takes no files (a full disk?)"
+        )
 
-    def silent_for(self, clock: Clock, unchanged: float | None = None) -> float | None:
+    def silent_for(self, clock: Clock, unchanged: float | None = None, asked: float | None = None) -> float | None:
         """Seconds since a beat, ``None`` where nobody can say; arguments as above."""
         if self.processes[0].is_here and self.uptime is not None:
-            return clock.monotonic() - self.uptime
+            return (clock.monotonic() if asked is None else asked) - self.uptime
         return unchanged
 
 
 class HeartbeatFile:
-    """``control/heartbeat`` of one job name."""
+    """``control/heartbeat`` of one job name; or ``control/attendant``, of the run that reports of the job's driver."""
 
-    def __init__(self, filesystem: FileSystem, job_name: str) -> None:
+    def __init__(self, filesystem: FileSystem, job_name: str, name: str = "heartbeat") -> None:
         self.key = (filesystem.url, job_name)
         self._filesystem = filesystem
         self._epochs = Epochs(filesystem, job_name)
-        self._path = f"{job_name}/{CONTROL_DIR}/heartbeat"
+        self._path = f"{job_name}/{CONTROL_DIR}/{name}"
         self.url = f"{filesystem.url}/{self._path}"
 
     def write(self, heartbeat: Heartbeat) -> None:
@@ -160,36 +197,35 @@ class HeartbeatFile:
             self._epochs.check(epoch)
             return None
 
-    def watched(
-        self, clock: Clock, wait: Callable[[float], object], *, lease: float = LEASE
-    ) -> tuple[Heartbeat | None, str | None]:
+    def watched(self, clock: Clock, wait: Callable[[float], object]) -> tuple[Heartbeat | None, str | None]:
         """The heartbeat of a job, and why its holder is dead, ``None`` if the holder lives.
 
         A heartbeat of another host is watched until it changes, or for a lease. A silent heartbeat of this host is
-        watched until it changes, or for as long as a late beat may hide a newer one.
+        watched until it changes, or for as long as a late beat may hide a newer one. Only the time between the answer
+        to the first look and the question of the last look counts: a look that hangs shows an old heartbeat.
 
         Args:
             clock: of this host.
             wait: sleeps for so many seconds.
-            lease: seconds.
         """
         heartbeat = self.read()
         if heartbeat is None:
             return None, None
-        dead = heartbeat.is_dead(clock, lease=lease, unchanged=0.0)
+        dead, lease = heartbeat.is_dead(clock, unchanged=0.0), heartbeat.lease
         silent = heartbeat.silent_for(clock)
-        if dead is not None or (silent is not None and silent <= lease):
+        if dead is not None or (silent is not None and silent <= lease.timeout):
             return heartbeat, dead
-        since = clock.monotonic()
-        longest = lease if silent is None else SETTLED
-        while (unchanged := clock.monotonic() - since) < longest:
-            wait(min(INTERVAL, longest))
+        asked = since = clock.monotonic()
+        longest = lease.timeout if silent is None else lease.settled
+        while asked - since < longest:
+            wait(min(lease.interval, longest - (asked - since)))
+            asked = clock.monotonic()
             now = self.read()
             if now is None:
                 return None, None
             if now.stopped or (now.epoch, now.sequence) != (heartbeat.epoch, heartbeat.sequence):
-                return now, now.is_dead(clock, lease=lease, unchanged=0.0)
-        return heartbeat, f"no heartbeat for {heartbeat.silent_for(clock, unchanged):.0f} s"
+                return now, now.is_dead(clock, unchanged=0.0, asked=asked)
+        return heartbeat, f"no heartbeat for {heartbeat.silent_for(clock, asked - since):.0f} s"
 
     def judged(self, claim: Claim, end: End | None, clock: Clock) -> tuple[str | None, float]:
         """Why the run that made the newest claim is dead, ``None`` while it may live; and its last sign of life.
@@ -204,40 +240,40 @@ class HeartbeatFile:
         Raises:
             CorruptCheckpoint: the heartbeat, or the time of the claim, cannot be read.
         """
+        asked = clock.monotonic()
+        return self.judge(self.read(), claim, end, clock, asked)
+
+    def judge(
+        self, heartbeat: Heartbeat | None, claim: Claim, end: End | None, clock: Clock, asked: float
+    ) -> tuple[str | None, float]:
+        """As :meth:`judged`, by a heartbeat that was just read, and was asked for at ``asked`` (monotonic)."""
         now, claimed_at = clock.time(), seconds_of(claim.claimed_at)
-        heartbeat = self.read()
-        same = unchanged_for((*self.key, "epoch"), None if heartbeat is None else heartbeat.epoch, clock)
+        same = unchanged_for((*self.key, "epoch"), None if heartbeat is None else heartbeat.epoch, clock, asked)
         if heartbeat is None or heartbeat.epoch != claim.epoch:
-            if end is not None and end.status != FAILING:
+            if end is not None and end.is_final:
                 return "it ended", claimed_at  # by whoever ended it for a dead run
             # Claimed, and not one beat since: it has just begun, or it died at once.
-            silent = unchanged_for((*self.key, "claim"), claim.epoch, clock)
+            silent = unchanged_for((*self.key, "claim"), claim.epoch, clock, asked)
             if claim.host == this_host():
                 silent = max(silent, now - claimed_at)
             # What an earlier epoch's late beat lies over is put right by the next beat.
-            if silent <= LEASE or (heartbeat is not None and same < SETTLED):
+            if silent <= _UNSAID.timeout or (heartbeat is not None and same < heartbeat.lease.settled):
                 return None, claimed_at
             return f"no heartbeat since it took the job over {silent:.0f} s ago", claimed_at
         # While the run's own process lives, Dagster hears from it how the run ended; it may also have more steps.
         worker = heartbeat.worker or heartbeat.processes[0]
-        unchanged = unchanged_for(self.key, (heartbeat.epoch, heartbeat.sequence), clock)
+        unchanged = unchanged_for(self.key, (heartbeat.epoch, heartbeat.sequence), clock, asked)
         # By this host's clock: a holder's that goes ahead would put its death, and so the restart, into the future.
-        silent = heartbeat.silent_for(clock, unchanged) or 0.0
-        recent, last_sign = silent <= LEASE, now - silent
+        silent = heartbeat.silent_for(clock, unchanged, asked) or 0.0
+        recent, last_sign = silent <= heartbeat.lease.timeout, now - silent
         ended = heartbeat.stopped or (heartbeat.worker is not None and recent)
         if ended and (worker.is_alive() if worker.is_here else recent):
             return None, last_sign
         if heartbeat.stopped and end is None:
-            return "it was interrupted", last_sign
-        return heartbeat.is_dead(clock, unchanged=unchanged), last_sign
+            return INTERRUPTED if heartbeat.interrupted else "it stopped and recorded no end", last_sign
+        return heartbeat.is_dead(clock, unchanged=unchanged, asked=asked), last_sign
 
-    def free_job(
-        self,
-        clock: Clock,
-        wait: Callable[[float], object],
-        *,
-        lease: float = LEASE,
-    ) -> Sequence[ProcessIdentity]:
+    def free_job(self, clock: Clock, wait: Callable[[float], object]) -> Sequence[ProcessIdentity]:
         """Make sure that nobody else drives the job: refuse if somebody does, kill what is left of the dead.
 
         A heartbeat alone kills nobody: a process is killed only if it proves itself
@@ -246,7 +282,6 @@ class HeartbeatFile:
         Args:
             clock: wall and monotonic time.
             wait: sleeps for so many seconds.
-            lease: seconds.
 
         Returns:
             the processes that had to be killed.
@@ -263,7 +298,7 @@ class HeartbeatFile:
             if self.key in beating_here:
                 raise _already_running(self.key[1], heartbeat)
             return ()  # an earlier run of this process, which could not write its last beat
-        heartbeat, dead = self.watched(clock, wait, lease=lease)
+        heartbeat, dead = self.watched(clock, wait)
         if heartbeat is None or heartbeat.stopped:
             return ()
         if dead is None:
@@ -283,20 +318,21 @@ class HeartbeatFile:
         return tuple(killed)
 
 
-def unchanged_for(what: tuple[str, ...], state: object, clock: Clock) -> float:
+def unchanged_for(what: tuple[str, ...], state: object, clock: Clock, asked: float | None = None) -> float:
     """For how many seconds this process has seen the same state of something at each look; 0 at the first look.
 
     Args:
         what: names the thing.
-        state: the state seen now.
+        state: the state that the last look has shown.
         clock: of this host.
+        asked: when that look began, on the monotonic clock: the answer may have been long on its way. By default now.
     """
-    now = clock.monotonic()
-    before, since = _seen.get(what, (None, now))
+    asked = clock.monotonic() if asked is None else asked
+    before, since = _seen.get(what, (None, asked))
     if before != state:
-        since = now
+        asked = since = clock.monotonic()
     _seen[what] = (state, since)
-    return now - since
+    return max(asked - since, 0.0)
 
 
 def _already_running(job_name: str, heartbeat: Heartbeat) -> JobAlreadyRunning:

@@ -38,13 +38,15 @@ class IssuedIds:
     def record(self, epoch: int, number: int) -> None:
         """Remember that ``epoch`` issued ``number``; durable on return.
 
-        Each epoch has its own records, so a fenced writer cannot lower the id that a newer epoch recorded. Only the
-        newest record of an epoch is kept.
+        Each epoch has its own records, so a fenced writer cannot lower the id that a newer epoch recorded.
         """
         self._filesystem.create(f"{self._directory}/e-{epoch:010}-{number:015}", f"{number}\n".encode())
         self._filesystem.sync_directories([self._directory])
-        with contextlib.suppress(OSError):  # an older record has a lower id, and does no harm
-            self._filesystem.remove(f"{self._directory}/e-{epoch:010}-{number - 1:015}")
+
+    def forget(self, epoch: int, number: int) -> None:
+        """Delete the record of an id once a greater id was recorded: the newest record of an epoch is enough."""
+        with contextlib.suppress(OSError):  # the record has a lower id, and does no harm
+            self._filesystem.remove(f"{self._directory}/e-{epoch:010}-{number:015}")
 
     def epochs(self) -> frozenset[int]:
         """The epochs that have issued an id in this lineage; no other epoch has a checkpoint in it. One listing."""
@@ -74,7 +76,9 @@ class IssuedIds:
         return greatest + 1
 
     def _read_version_1(self, path: str) -> int:
-        data = self._filesystem.read(path)
+        data = self._filesystem.read_if_there(path)
+        if data is None:
+            return 0  # a sweep of the whole job removed the record after the listing
         if _VERSION_1.fullmatch(data) is None:
             raise corrupt(self._filesystem, path, "it does not hold the number of a checkpoint")
         return int(data)

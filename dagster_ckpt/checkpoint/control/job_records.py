@@ -14,9 +14,18 @@ from dagster_ckpt.checkpoint.control.plan_archive import PlanArchive
 from dagster_ckpt.checkpoint.control.quarantine import Quarantine
 from dagster_ckpt.checkpoint.control.savepoint_requests import SavepointRequests
 from dagster_ckpt.checkpoint.control.taken_savepoints import RecordedSavepoints
-from dagster_ckpt.checkpoint.format import CONTROL_DIR, Line, encode_record, read_record, validate_job_name
+from dagster_ckpt.checkpoint.format import (
+    CONTROL_DIR,
+    Line,
+    encode_record,
+    read_record,
+    reserve_path,
+    validate_job_name,
+)
+from dagster_ckpt.checkpoint.start_traces import StartTraces
+from dagster_ckpt.checkpoint.submissions import Submissions
 from dagster_ckpt.errors import ForeignCheckpoint, PublishConflict
-from dagster_ckpt.filesystem import FileSystem
+from dagster_ckpt.filesystem import FileSystem, Reserve
 
 __all__ = ["JobRecords"]
 
@@ -42,6 +51,10 @@ class JobRecords:
         deletions: deletions that are not yet carried out.
         savepoint_requests: savepoints that a user asks for.
         taken_savepoints: savepoints that the job has taken.
+        starts: where the seconds of each start went.
+        submissions: which run has handed the job to a driver of its own.
+        attendant: the sign of life of the Dagster run that reports of that driver.
+        reserve: space for the records of deletions on a full disk.
     """
 
     def __init__(self, filesystem: FileSystem, job_name: str) -> None:
@@ -55,6 +68,10 @@ class JobRecords:
         self.deletions = DeletionLog(filesystem, job_name)
         self.savepoint_requests = SavepointRequests(filesystem, job_name)
         self.taken_savepoints = RecordedSavepoints(filesystem, job_name)
+        self.starts = StartTraces(filesystem, job_name)
+        self.submissions = Submissions(filesystem, job_name)
+        self.attendant = HeartbeatFile(filesystem, job_name, "attendant")
+        self.reserve = Reserve(filesystem, reserve_path(job_name))
 
     def issued(self, job_id: str) -> IssuedIds:
         """The ids issued in a lineage."""

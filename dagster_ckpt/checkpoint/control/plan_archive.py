@@ -166,11 +166,16 @@ class PlanArchive:
     def _numbers(self, epoch: int) -> list[range]:
         begin = self._begin(epoch)
         found = [] if begin is None else [range(batch, batch + 1) for batch in begin.plans]
-        for entry in self._filesystem.list(self.of_epoch(epoch)):
-            if match := _SEGMENT.fullmatch(entry.name):
-                with self._believed(f"{self.of_epoch(epoch)}/{entry.name}"):
-                    found.append(_batches_of(match))
+        for path in self._segments(epoch):
+            with self._believed(path):
+                found.append(_batches_of(path))
         return found
+
+    def _segments(self, epoch: int, after: int = -1) -> list[str]:
+        """The paths of the files with plans of batches after ``after``."""
+        names = (entry.name for entry in self._filesystem.list(self.of_epoch(epoch)))
+        matches = (match for name in names if (match := _SEGMENT.fullmatch(name)))
+        return [f"{self.of_epoch(epoch)}/{match[0]}" for match in matches if int(match[2]) > after]
 
     def _after(self, epoch: int | None, batch: int) -> list[PlannedBatch]:
         found: dict[int, PlannedBatch] = {}
@@ -202,17 +207,15 @@ class PlanArchive:
         return next(began, None)
 
     def _of(self, epoch: int, after: int) -> dict[int, PlannedBatch]:
-        directory = self.of_epoch(epoch)
         begin = self._begin(epoch)
         found = {} if begin is None else {batch: plan for batch, plan in begin.plans.items() if batch > after}
-        for entry in self._filesystem.list(directory):
-            match = _SEGMENT.fullmatch(entry.name)
-            if match is not None and int(match[2]) > after:
-                path = f"{directory}/{entry.name}"
-                with contextlib.suppress(FileNotFoundError), self._believed(path):
-                    # The file may have been packed with others since it was listed.
-                    plans = _plans(self._lines(epoch, path))
-                    batches = _batches_of(match)
+        # A run of the epoch packs files together, perhaps after they were listed.
+        files = self._filesystem.read_listed(lambda: self._segments(epoch, after), str)
+        for path, data in files.items():
+            if data is not None:
+                with self._believed(path):
+                    plans = _plans(self._lines(epoch, path, data))
+                    batches = _batches_of(path)
                     if not all(batch in batches for batch in plans):
                         raise ValueError("it has plans of other batches than its name says")
                     found |= {batch: plan for batch, plan in plans.items() if batch > after}
@@ -221,16 +224,16 @@ class PlanArchive:
     def _begin(self, epoch: int) -> _Begin | None:
         if epoch not in self._begun:
             path = f"{self.of_epoch(epoch)}/{_BEGIN}"
-            try:
-                with self._believed(path):
-                    head, *lines = self._lines(epoch, path)
-                    self._begun[epoch] = _begin(parsed(head), lines, epoch)
-            except FileNotFoundError:
+            data = self._filesystem.read_if_there(path)
+            if data is None:
                 return None
+            with self._believed(path):
+                head, *lines = self._lines(epoch, path, data)
+                self._begun[epoch] = _begin(parsed(head), lines, epoch)
         return self._begun[epoch]
 
-    def _lines(self, epoch: int, path: str) -> list[str]:
-        body, mark, digest = self._filesystem.read(path).rpartition(b"sha256:")
+    def _lines(self, epoch: int, path: str, data: bytes) -> list[str]:
+        body, mark, digest = data.rpartition(b"sha256:")
         if not mark or digest != hashlib.sha256(body).hexdigest().encode("ascii") + b"\n":
             raise CorruptRecord(
                 f"{self._filesystem.url}/{path}, which tells how batches are replayed, is truncated or was changed.",
@@ -381,9 +384,9 @@ def _plan(line: str) -> PlannedBatch:
     return PlannedBatch(batch, files)
 
 
-def _batches_of(segment: re.Match[str]) -> range:
+def _batches_of(path: str) -> range:
     """The batches that a file has plans of, read from its name."""
-    first, last = int(segment[1]), int(segment[2])
+    first, last = map(int, path.rpartition("/")[2].split("-")[:2])
     if not 0 <= last - first < _MOST_BATCHES:
         raise ValueError(f"its name says that it has plans of batches {first} to {last}")
     return range(first, last + 1)

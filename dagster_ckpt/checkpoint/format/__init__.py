@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dagster_ckpt.checkpoint.format import layout
-from dagster_ckpt.checkpoint.format.facts import Facts, Operator, Source
+from dagster_ckpt.checkpoint.format.facts import Facts, Operator, Source, Topic
 from dagster_ckpt.checkpoint.format.file_names import (
     foreign,
     is_checkpoint_file,
@@ -22,6 +22,7 @@ from dagster_ckpt.checkpoint.format.layout import (
     checkpoint_id,
     is_job_id,
     is_job_name,
+    reserve_path,
     shared_directory,
     validate_job_name,
 )
@@ -37,6 +38,7 @@ from dagster_ckpt.checkpoint.format.records import (
     JobId,
     Line,
     RunId,
+    SavepointName,
     Seconds,
     Text,
     Token,
@@ -83,12 +85,14 @@ __all__ = [
     "PinnedFile",
     "Progress",
     "RunId",
+    "SavepointName",
     "Seconds",
     "Snapshot",
     "Source",
     "StoredSource",
     "Text",
     "Token",
+    "Topic",
     "checkpoint_directory",
     "checkpoint_id",
     "corrupt",
@@ -103,6 +107,7 @@ __all__ = [
     "layout",
     "left_alone",
     "read_record",
+    "reserve_path",
     "shared_directory",
     "validate_job_name",
     "vanished",

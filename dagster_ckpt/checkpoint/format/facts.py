@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
 
 from dagster_ckpt.stored_json import SIGNED_64
 
-__all__ = ["Facts", "Number", "Operator", "Signed", "Source"]
+__all__ = ["Facts", "Number", "Operator", "Signed", "Source", "Topic"]
 
 Signed = Annotated[int, Field(ge=-SIGNED_64 - 1, le=SIGNED_64)]
+#: The number of a partition of Kafka.
+_PARTITION = re.compile(r"^[0-9]{1,9}$")
 Number = Signed | Annotated[FiniteFloat, Field(ge=-1e18, le=1e18)]
 
 
@@ -29,18 +32,65 @@ class Operator(_Strict):
     stores: list[str]
 
 
+class Topic(_Strict):
+    """A topic of Kafka that a source reads, as the brokers told it at the cut.
+
+    Attributes:
+        id: Kafka's id of the topic; a topic that is deleted and created again has another one. ``None`` if the brokers
+            give no ids, as before Kafka 2.8.
+        latest: the offset after the last record, by partition; empty if the brokers did not tell.
+    """
+
+    id: str | None
+    latest: dict[Annotated[str, Field(pattern=_PARTITION)], Signed] = Field(default_factory=dict)
+
+
 class Source(_Strict):
-    """A source, and the JSON of its offset; ``None`` while the source has no data."""
+    """A source, and the JSON of its offset.
+
+    Attributes:
+        id: Spark's id of the source.
+        offset: where the next batch begins; ``None`` while the source has no data.
+        topics: of a Kafka source, by name.
+    """
 
     id: str
     offset: Any
+    topics: dict[str, Topic] = Field(default_factory=dict)
+
+    @property
+    def offsets(self) -> dict[str, dict[str, int]] | None:
+        """The offset of the next record by topic and partition, ``None`` for an offset that is not Kafka's."""
+        told = self.offset
+        if not isinstance(told, dict) or not told:
+            return None
+        for partitions in told.values():
+            if not isinstance(partitions, dict) or not partitions:
+                return None
+            if any(_PARTITION.fullmatch(name) is None or type(at) is not int for name, at in partitions.items()):
+                return None
+        return told
+
+    @property
+    def lag(self) -> dict[str, dict[str, int]]:
+        """How many offsets of each topic and partition were yet to be read at the cut, where the brokers told."""
+        found: dict[str, dict[str, int]] = {}
+        for topic in self.offsets or {}:
+            latest = self.topics[topic].latest if topic in self.topics else {}
+            for partition, end in latest.items():
+                found.setdefault(topic, {})[partition] = max(end - self.reached(topic, partition), 0)
+        return found
+
+    def reached(self, topic: str, partition: str) -> int:
+        """The offset of the next record of a partition; 0 where none was read."""
+        return (self.offsets or {}).get(topic, {}).get(partition, 0)
 
 
 class Facts(_Strict):
     """The facts of a cut. A fact that a manifest does not tell has the value given here.
 
     Attributes:
-        spark_version: of the Spark that ran the query; ``None`` for a salvage, which does not know it.
+        spark_version: of the Spark that ran the query; ``None`` where a release did not record it.
         query_id: Spark's id of the query.
         batch: the last committed batch.
         planned_batch: the next batch, if it was planned already.
@@ -48,6 +98,7 @@ class Facts(_Strict):
         timestamp_ms: the processing time of the batch, milliseconds since the epoch.
         state_store_provider: the class that keeps the state; ``None`` for a query without state.
         state_format: the version of the state's format.
+        commit_log: the version of the format of Spark's commit log.
         partitions: the most partitions that an operator has.
         operators: the stateful operators.
         sources: the sources, in the order of the query.
@@ -64,12 +115,14 @@ class Facts(_Strict):
     timestamp_ms: Signed | None = None
     state_store_provider: str | None = None
     state_format: Signed | None = None
+    commit_log: Signed | None = None
     partitions: Signed | None = None
-    operators: list[Operator] = []
-    sources: list[Source] = []
-    sql_confs: dict[str, str] = {}
-    accepted_loss: list[str] = []
-    progress: dict[str, Number | str | None] = {}
+    # Factories, because pydantic copies a value that can change deeply for each manifest.
+    operators: list[Operator] = Field(default_factory=list)
+    sources: list[Source] = Field(default_factory=list)
+    sql_confs: dict[str, str] = Field(default_factory=dict)
+    accepted_loss: list[str] = Field(default_factory=list)
+    progress: dict[str, Number | str | None] = Field(default_factory=dict)
 
     @property
     def tells_sources(self) -> bool:

@@ -25,7 +25,7 @@ _CHECKPOINT = rf"{_LINEAGE}-chk-[1-9]\d*"
 _RECORDS = {
     re.compile(directory): re.compile(names)
     for directory, names in {
-        "": "owner|heartbeat",
+        "": "owner|heartbeat|reserve|submission|attendant",
         "epochs": rf"{_EPOCH}(\.(choice|end|settled))?",
         "issued": "",
         rf"issued/{_LINEAGE}": rf"{_EPOCH}(-\d{{15}})?",
@@ -34,8 +34,9 @@ _RECORDS = {
         r"failures/s-\d{10}": r".+-\d{6}",
         "pins": rf"p-{_CHECKPOINT}-[0-9a-f]{{32}}",
         "quarantine": f"q-{_CHECKPOINT}",
-        "requests": r"r-[0-9a-f]{32}(\.answer)?",
-        "savepoints": r"s-\d{10}-\d{10}",
+        "requests": r"cancel|r-[0-9a-f]{32}(\.(answer|begun))?",
+        "savepoints": r"s-\d{10}-\d{10}|n-\d{6}-[A-Za-z0-9][A-Za-z0-9._-]{0,99}",
+        "starts": _EPOCH,
         "wal": "",
         f"wal/{_LINEAGE}": "",
         f"wal/{_LINEAGE}/{_EPOCH}": r"begin|\d{12}-\d{12}-[0-9a-f]{8}",

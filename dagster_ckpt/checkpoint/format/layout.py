@@ -7,7 +7,7 @@
         {job-id}/shared/                immutable files that checkpoints share
         taskowned/                      Spark's live locations, {epoch}-{token}/checkpoint, if they are in the storage
         control/                        owner, epochs, heartbeat, failures, deletions, pins, quarantine, requests,
-                                        savepoints
+                                        savepoints, starts, submission, attendant
     {savepoint_path}/savepoint-{6 hex of the job id}-{12 random hex}/
         _metadata, and every file of the savepoint that is not inside it
 """
@@ -77,6 +77,11 @@ def checkpoint_directory(job_name: str, job_id: str, number: int) -> str:
 def shared_directory(job_name: str, job_id: str) -> str:
     """``{job name}/{job id}/shared``."""
     return f"{job_name}/{job_id}/{CHECKPOINT_SHARED_STATE_DIR}"
+
+
+def reserve_path(job_name: str) -> str:
+    """The file that sets space aside for the records of deletions."""
+    return f"{job_name}/{CONTROL_DIR}/reserve"
 
 
 def checkpoint_id(directory_name: str) -> int | None:

@@ -32,7 +32,9 @@ FORMAT = "dagster_ckpt"
 VERSION = 1
 #: The version of a manifest that has files copied by the storage.
 VERSION_WITH_COPIES = 2
-_VERSIONS = (VERSION, VERSION_WITH_COPIES)
+#: The version of the manifest of a savepoint that a user gave a name or a note.
+VERSION_WITH_NAME = 3
+_VERSIONS = (VERSION, VERSION_WITH_COPIES, VERSION_WITH_NAME)
 #: Most bytes of a manifest, and most files of a checkpoint. A manifest that refers to 10^6 files takes 230 MiB.
 LONGEST = 1 << 30
 MOST_FILES = 4_000_000
@@ -44,10 +46,12 @@ _NAME = rb"%b(?:/%b)*" % (_COMPONENT, _COMPONENT)
 #: The line of nearly every file. Whatever matches, :meth:`FileEntry.from_json` accepts.
 _ORDINARY = re.compile(
     rb'  \{"path": "(%b)", "size": ([0-9]{1,18}), "sha256": "([0-9a-f]{64})", "file": "((?:\.\./shared/)?%b)"'
-    rb'(?:, "offset": ([0-9]{1,18}))?\},?\n' % (_NAME, _NAME)
-).match
+    rb'(?:, "offset": ([0-9]{1,18}))?\}' % (_NAME, _NAME)
+).fullmatch
 #: Most bytes of an ordinary line, so that no name in the line can be too long.
 _ORDINARY_LENGTH = 2048
+#: Most lines that are remembered from one manifest to the next: 30 MiB.
+_MOST_KNOWN = 100_000
 _GO_ON = "List what can be restored with `dagster-ckpt list --path ...`, and name another checkpoint in restore_from."
 
 
@@ -151,6 +155,8 @@ class CheckpointMetadata:
         files: every file, inline or by reference.
         location: the directory of a savepoint, or of another checkpoint outside its place in the job's storage.
             ``_metadata`` does not say it, because ``_metadata`` can be moved.
+        given_name: the name that a user gave the savepoint, ``None`` for none.
+        note: what a user wrote about the savepoint, in one line.
     """
 
     job_name: str
@@ -170,6 +176,8 @@ class CheckpointMetadata:
     sink: Mapping[str, Json] | None
     files: tuple[FileEntry, ...]
     location: str | None = None
+    given_name: str | None = None
+    note: str = ""
 
     @property
     def key(self) -> tuple[int, int]:
@@ -184,12 +192,17 @@ class CheckpointMetadata:
     @property
     def reference(self) -> str:
         """``{job id}/chk-N``, unique within the job; outside the job's storage, the directory."""
-        return self.location or f"{self.job_id}/{self.name}"
+        return self.location or f"{self.job_id}/chk-{self.checkpoint_id}"
 
     @property
     def size(self) -> int:
         """Bytes of all files."""
         return sum(file.size for file in self.files)
+
+    @property
+    def duration_ms(self) -> float:
+        """Milliseconds from the cut to the last durable file."""
+        return round(float(sum(self.timings_ms.get(step, 0) for step in ("pin", "write"))), 3)
 
     @property
     def references(self) -> frozenset[str]:
@@ -206,9 +219,11 @@ class CheckpointMetadata:
         Raises:
             CheckpointFailure: :meth:`decode` would refuse these bytes.
         """
+        named = {key: value for key, value in (("name", self.given_name), ("note", self.note)) if value}
+        copies = any(file.stored is not None for file in self.files)
         document = {
             "format": FORMAT,
-            "version": VERSION_WITH_COPIES if any(file.stored is not None for file in self.files) else VERSION,
+            "version": VERSION_WITH_NAME if named else VERSION_WITH_COPIES if copies else VERSION,
             "job": {"name": self.job_name, "id": self.job_id},
             "checkpoint": {
                 "id": self.checkpoint_id,
@@ -220,6 +235,7 @@ class CheckpointMetadata:
                 "triggered_at": self.triggered_at,
                 "written_at": self.written_at,
                 "timings_ms": dict(self.timings_ms),
+                **named,
             },
             "writer": dict(self.writer),
             "totals": {
@@ -263,8 +279,14 @@ class CheckpointMetadata:
             raise ValueError("it is a savepoint and refers to files outside its directory")
 
     @classmethod
-    def decode(cls, data: bytes, where: str) -> CheckpointMetadata:
-        """Read ``_metadata``; ``where`` names it in errors.
+    def decode(cls, data: bytes, where: str, known: dict[bytes, FileEntry] | None = None) -> CheckpointMetadata:
+        """Read ``_metadata``.
+
+        Args:
+            data: its bytes.
+            where: names it in errors.
+            known: files of other manifests by their lines; those of this manifest are added. Checkpoints share most of
+                their files, and a line that is known is not parsed again.
 
         Raises:
             CorruptMetadata: ``data`` is truncated, was changed, or is no manifest.
@@ -277,12 +299,12 @@ class CheckpointMetadata:
                 raise CorruptMetadata(
                     f"{where} is truncated or was changed: its checksum does not match its content.", hint=_GO_ON
                 )
-            return cls._decode(data, where)
+            return cls._decode(data, where, {} if known is None else known)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise CorruptMetadata(f"{where} is not a checkpoint's _metadata: {error}.", hint=_GO_ON) from error
 
     @classmethod
-    def _decode(cls, data: bytes, where: str) -> CheckpointMetadata:
+    def _decode(cls, data: bytes, where: str, known: dict[bytes, FileEntry]) -> CheckpointMetadata:
         at = data.find(_FILES)
         if at < 0:
             raise ValueError("it has no list of files")
@@ -308,18 +330,21 @@ class CheckpointMetadata:
             new_bytes=document["totals"]["new_bytes"],
             facts=head.spark,
             sink=document["sink"],
-            files=tuple(islice(_entries(data, at + len(_FILES)), MOST_FILES + 1)),
+            files=tuple(islice(_entries(data, at + len(_FILES), known), MOST_FILES + 1)),
+            given_name=head.checkpoint.name,
+            note=head.checkpoint.note,
         )
         metadata._check_files()
         return metadata
 
 
-def _entries(data: bytes, at: int) -> Iterator[FileEntry]:
+def _entries(data: bytes, at: int, known: dict[bytes, FileEntry]) -> Iterator[FileEntry]:
     """The files of a manifest, read line by line: 10^6 entries as text and JSON take far more memory than parsed.
 
     Args:
         data: the manifest.
         at: where its list of files begins, after the bracket.
+        known: files by their lines, as for :meth:`CheckpointMetadata.decode`.
 
     Raises:
         ValueError: there is no list of files, or the digest does not follow the list.
@@ -332,15 +357,23 @@ def _entries(data: bytes, at: int) -> Iterator[FileEntry]:
         raise ValueError("its list of files is truncated")
     at, end = at + 1, end - len("\n ]")
     while at < end:
-        line = _ORDINARY(data, at)
-        if line is not None and line.end() - at < _ORDINARY_LENGTH:
-            path, size, sha256, reference, offset = line.groups()
-            at = line.end()
-            begins = None if offset is None else int(offset)
-            yield FileEntry(path.decode(), int(size), sha256.decode(), None, reference.decode(), begins)
-        else:
-            begin, at = at, data.index(b"\n", at) + 1
-            yield FileEntry.from_json(parsed(data[begin : at - 1].removesuffix(b",")))
+        begin, at = at, data.index(b"\n", at) + 1
+        line = data[begin : at - 1].removesuffix(b",")
+        entry = known.get(line)
+        if entry is None:
+            entry = _entry(line)
+            if len(known) < _MOST_KNOWN:
+                known[line] = entry
+        yield entry
+
+
+def _entry(line: bytes) -> FileEntry:
+    ordinary = _ORDINARY(line) if len(line) < _ORDINARY_LENGTH else None
+    if ordinary is None:
+        return FileEntry.from_json(parsed(line))
+    path, size, sha256, reference, offset = ordinary.groups()
+    begins = None if offset is None else int(offset)
+    return FileEntry(path.decode(), int(size), sha256.decode(), None, reference.decode(), begins)
 
 
 def _check_length(data: bytes) -> None:
@@ -351,7 +384,7 @@ def _check_length(data: bytes) -> None:
 def _check_version(version: object, where: str) -> None:
     if version not in _VERSIONS:
         raise UnknownMetadataVersion(
-            f"{where} has metadata version {version!r}; this release reads version {VERSION_WITH_COPIES}.",
+            f"{where} has metadata version {version!r}; this release reads version {VERSION_WITH_NAME}.",
             hint="Restore it with the release that wrote it, or install a newer release of dagster-ckpt.",
         )
 

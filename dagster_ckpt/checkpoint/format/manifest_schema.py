@@ -14,6 +14,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from dagster_ckpt.checkpoint.format.facts import Facts, Number, Signed
 from dagster_ckpt.checkpoint.format.layout import is_job_id, is_job_name
+from dagster_ckpt.checkpoint.format.records import SavepointName
 from dagster_ckpt.filesystem import inside
 from dagster_ckpt.stored_json import LONGEST_TEXT, SIGNED_64, check_tree, shown
 
@@ -125,6 +126,8 @@ class _Checkpoint(_Strict):
     triggered_at: _Moment
     written_at: _Moment
     timings_ms: dict[_Text, Number]
+    name: SavepointName | None = None
+    note: _Text = ""
 
 
 class _Totals(_Strict):

@@ -9,6 +9,7 @@ too.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, TypeVar
@@ -34,6 +35,7 @@ __all__ = [
     "JobId",
     "Line",
     "RunId",
+    "SavepointName",
     "Seconds",
     "Text",
     "Token",
@@ -69,6 +71,8 @@ RunId = Annotated[str, Field(pattern=r"^[^/\x00-\x1f\x7f]{1,128}$")]
 JobId = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
 #: 32 hex digits: unique.
 Token = JobId
+#: The name that a user gave a savepoint; part of the names of records.
+SavepointName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
 #: ``{job id}/chk-N``.
 CheckpointName = Annotated[str, Field(pattern=r"^[0-9a-f]{32}/chk-[1-9][0-9]{0,14}$")]
 #: A file in the directory that the record is about.
@@ -96,7 +100,7 @@ def encode_record(record: DataclassInstance, place: str) -> bytes:
     Raises:
         InvalidConfiguration: a member is not of its type, so nobody could read the record back.
     """
-    fields = {"version": VERSION, "place": place, **asdict(record)}
+    fields = {"version": getattr(record, "version", VERSION), "place": place, **asdict(record)}
     # An error may quote the name of a file that is not UTF-8.
     text = json.dumps(fields, indent=1, ensure_ascii=False).encode("utf-8", "replace")
     data = seal(text.removesuffix(b"\n}"))
@@ -135,9 +139,8 @@ def read_record(
     Raises:
         CorruptRecord: the record was changed, or is not a ``make``.
     """
-    try:
-        data = filesystem.read(path)
-    except FileNotFoundError:
+    data = filesystem.read_if_there(path)
+    if data is None:
         return None
     try:
         record = _decode(data, path if place is None else place, make)
@@ -153,10 +156,8 @@ def read_record(
 
 def is_there_sealed(filesystem: FileSystem, path: str) -> bool:
     """Whether there is a record of version 2 or later at ``path``."""
-    try:
-        return is_sealed(filesystem.read(path))
-    except FileNotFoundError:
-        return False
+    data = filesystem.read_if_there(path)
+    return data is not None and is_sealed(data)
 
 
 def corrupt(filesystem: FileSystem, path: str, why: str) -> CorruptRecord:
@@ -179,7 +180,7 @@ def _way_on(path: str) -> str:
         return "launch the job with restore_from: {job id}/chk-N, which claims an epoch of its own."
     if "/issued/" in path and "-" not in name.removeprefix("e-"):
         return "write into the file a number above the id of every checkpoint and savepoint of the job."
-    if name == "heartbeat" or "/requests/" in path or "/failures/" in path:
+    if name in {"heartbeat", "attendant", "submission"} or "/requests/" in path or "/failures/" in path:
         return "delete the file. It is about the runs of the job, and no checkpoint depends on it."
     if "/pins/" in path:
         return "the pin still holds, as the file name tells the checkpoint. `dagster-ckpt unpin` removes the pin."
@@ -195,6 +196,8 @@ def _way_on(path: str) -> str:
         )
     if "/savepoints/" in path:
         return "delete the file. The savepoint itself stays, and restore_from can name its directory."
+    if "/starts/" in path:
+        return "delete the file. It tells how long a start took, and nothing depends on it."
     return "delete the file."
 
 
@@ -203,7 +206,7 @@ def _decode(data: bytes, place: str, make: type[_R]) -> _R:
     if len(data) > _LARGEST:
         raise ValueError(f"it has {len(data)} bytes; no record is that long")
     if is_sealed(data):
-        _check_head(data, place)
+        _check_head(data, place, getattr(make, "VERSIONS", (VERSION,)))
     elif data.startswith(_BEGIN) or b'"digest": "sha256:' in data[-100:]:
         raise ValueError("it is truncated or was changed: its checksum does not match its content")
     try:
@@ -215,14 +218,15 @@ def _decode(data: bytes, place: str, make: type[_R]) -> _R:
     return record
 
 
-def _check_head(data: bytes, place: str) -> None:
+def _check_head(data: bytes, place: str, versions: Sequence[int]) -> None:
     """Check the version and the place of a sealed record."""
     try:
         head = _adapter(_Head).validate_json(data, strict=True)
     except ValidationError:
         raise ValueError("it does not tell its version and its place") from None
-    if head.version != VERSION:
-        raise ValueError(f"it is of version {head.version}, and this release reads versions 1 and {VERSION}")
+    if head.version not in versions:
+        known = ", ".join(map(str, (1, *versions[:-1])))
+        raise ValueError(f"it is of version {head.version}, and this release reads versions {known} and {versions[-1]}")
     if head.place != place:
         raise ValueError(f"it was written for {head.place!r}")
 

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from dagster_ckpt.checkpoint.taking.ask_savepoint import take_savepoint
 from dagster_ckpt.checkpoint.taking.coordinator import CheckpointCoordinator
+from dagster_ckpt.checkpoint.taking.discards import OneThread, discard_within
 from dagster_ckpt.checkpoint.taking.progress import CheckpointInProgress, Gauge, RestoreInProgress
+from dagster_ckpt.checkpoint.taking.requests import (
+    CheckpointsAtOnce,
+    SavepointServer,
+    ask_checkpoint,
+    take_savepoint,
+)
 from dagster_ckpt.checkpoint.taking.retained import Dropped
 from dagster_ckpt.checkpoint.taking.savepoint_files import (
     claim_savepoint,
@@ -12,7 +18,6 @@ from dagster_ckpt.checkpoint.taking.savepoint_files import (
     dispose_claimed,
     dispose_savepoint,
 )
-from dagster_ckpt.checkpoint.taking.savepoint_server import SavepointServer
 from dagster_ckpt.checkpoint.taking.shared_files import DEFAULT_INLINE_THRESHOLD, MAX_INLINE_BYTES
 from dagster_ckpt.checkpoint.taking.store import CompletedCheckpointStore
 
@@ -21,13 +26,17 @@ __all__ = [
     "MAX_INLINE_BYTES",
     "CheckpointCoordinator",
     "CheckpointInProgress",
+    "CheckpointsAtOnce",
     "CompletedCheckpointStore",
     "Dropped",
     "Gauge",
+    "OneThread",
     "RestoreInProgress",
     "SavepointServer",
+    "ask_checkpoint",
     "claim_savepoint",
     "claimed_savepoint",
+    "discard_within",
     "dispose_claimed",
     "dispose_savepoint",
     "take_savepoint",

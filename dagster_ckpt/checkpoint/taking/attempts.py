@@ -1,15 +1,19 @@
-"""What checkpoint attempts and savepoint attempts share: how captures are repeated, and attempts abandoned."""
+"""Attempts in progress: what one is, who is told, how a capture is repeated, and how an attempt is abandoned."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import TypeVar
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
+from dagster_ckpt.checkpoint.format import CheckpointMetadata, Snapshot
+from dagster_ckpt.checkpoint.taking.progress import PendingCheckpoint
+from dagster_ckpt.checkpoint.taking.retained import Dropped
 from dagster_ckpt.errors import CaptureIncomplete
 
-__all__ = ["RETRIES", "RETRY_AFTER", "outcome_of_abandoned", "until_whole"]
+__all__ = ["RETRIES", "RETRY_AFTER", "Attempt", "CheckpointListener", "outcome_of_abandoned", "until_whole"]
 
 _T = TypeVar("_T")
 
@@ -19,6 +23,28 @@ RETRY_AFTER = 1.0
 RETRIES = 5
 #: A canceled job waits so many seconds for a writer to stop; a writer that hangs in the storage ends with the process.
 _ABANDON = 5.0
+
+
+@dataclass(slots=True)
+class Attempt:
+    """A checkpoint that is being written."""
+
+    pending: PendingCheckpoint
+    snapshot: Snapshot
+    future: Future[CheckpointMetadata]
+
+
+class CheckpointListener(Protocol):
+    """Is called on the thread that ticks, with what happened."""
+
+    def completed(self, metadata: CheckpointMetadata) -> None:
+        """A checkpoint completed; the checkpoints that it subsumes are still there."""
+
+    def subsumed(self, dropped: Sequence[Dropped]) -> None:
+        """Subsumed checkpoints were deleted."""
+
+    def failed(self, number: int, reason: str, consecutive: int) -> None:
+        """A checkpoint attempt failed, the ``consecutive``-th failure in a row."""
 
 
 def until_whole(take: Callable[[], _T]) -> _T:

@@ -1,7 +1,9 @@
 """The coordinator: decides when a checkpoint is taken, drives checkpoint attempts, and counts failures.
 
 :meth:`CheckpointCoordinator.tick` and the given clock drive the coordinator. Writing is slow and runs on an executor,
-so the job never waits for it. The coordinator knows neither Spark nor Dagster.
+and so do deletions, on another; the job never waits for them. A completed checkpoint is reported before older ones are
+deleted. As in Flink, no checkpoint begins while more deletions wait than checkpoints may be taken at once, so that a
+storage that deletes slowly does not fill up. The coordinator knows neither Spark nor Dagster.
 
 The same failures count as in Flink: a source that cannot tell its progress, an id that cannot be issued, a pin that
 fails, data that cannot be written, ``_metadata`` that cannot be published, an attempt that expires. Each attempt counts
@@ -23,15 +25,20 @@ from __future__ import annotations
 import logging
 import math
 import random
-from collections.abc import Mapping, Sequence
-from concurrent.futures import Executor, Future
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Mapping
+from concurrent.futures import Executor
 
 from dagster_ckpt.checkpoint.format import CheckpointMetadata, CheckpointSource, Progress, Snapshot
-from dagster_ckpt.checkpoint.taking.attempts import RETRIES, RETRY_AFTER, outcome_of_abandoned, until_whole
+from dagster_ckpt.checkpoint.taking.attempts import (
+    RETRIES,
+    RETRY_AFTER,
+    Attempt,
+    CheckpointListener,
+    outcome_of_abandoned,
+    until_whole,
+)
+from dagster_ckpt.checkpoint.taking.discards import Discards
 from dagster_ckpt.checkpoint.taking.progress import PendingCheckpoint
-from dagster_ckpt.checkpoint.taking.retained import Dropped
 from dagster_ckpt.checkpoint.taking.store import CompletedCheckpointStore
 from dagster_ckpt.clock import Clock, milliseconds
 from dagster_ckpt.config import CheckpointConfig
@@ -45,7 +52,7 @@ from dagster_ckpt.errors import (
 )
 from dagster_ckpt.filesystem import Stopped
 
-__all__ = ["CheckpointCoordinator", "CheckpointListener"]
+__all__ = ["CheckpointCoordinator"]
 
 _log = logging.getLogger(__name__)
 
@@ -53,23 +60,6 @@ _log = logging.getLogger(__name__)
 _POLL = 0.01
 _IDLE_POLL = 0.05
 _LONGEST = 0.2
-
-
-class CheckpointListener(Protocol):
-    """Is called on the thread that ticks, with what happened."""
-
-    def completed(self, metadata: CheckpointMetadata, dropped: Sequence[Dropped]) -> None:
-        """A checkpoint completed and subsumed others."""
-
-    def failed(self, number: int, reason: str, consecutive: int) -> None:
-        """A checkpoint attempt failed, the ``consecutive``-th failure in a row."""
-
-
-@dataclass(slots=True)
-class _Attempt:
-    pending: PendingCheckpoint
-    snapshot: Snapshot
-    future: Future[tuple[CheckpointMetadata, Sequence[Dropped]]]
 
 
 class CheckpointCoordinator:
@@ -81,6 +71,7 @@ class CheckpointCoordinator:
         config: interval, timeout, pause, concurrency, tolerance, alignment, retention.
         clock: monotonic time decides.
         executor: runs the writing.
+        deleter: runs the deletions, one at a time in the order of their submission.
         listener: is told what happened.
         rng: draws the delay before the first checkpoint, from ``min_pause`` to the interval, so that jobs that start
             together do not checkpoint together.
@@ -93,6 +84,7 @@ class CheckpointCoordinator:
         config: CheckpointConfig,
         clock: Clock,
         executor: Executor,
+        deleter: Executor,
         listener: CheckpointListener,
         rng: random.Random,
     ) -> None:
@@ -101,29 +93,49 @@ class CheckpointCoordinator:
         self._config = config
         self._clock = clock
         self._executor = executor
+        self._discards = Discards(store, config.retention, deleter)
         self._listener = listener
         interval = config.effective_interval
         self._interval = math.inf if interval is None else interval.total_seconds()
         self._pause = config.effective_min_pause.total_seconds()
         self._next = math.inf if interval is None else clock.monotonic() + rng.uniform(self._pause, self._interval)
+        self._at_once = False
         self._last_completion: float | None = None
-        self._attempts: list[_Attempt] = []
-        self._expired: list[_Attempt] = []
+        self._attempts: list[Attempt] = []
         self._last_succeeded = 0
         self._captured: int | None = None
         self._waiting: tuple[float, int] | None = None
         self._incomplete: tuple[float, int] | None = None
         self._incomplete_in_a_row = 0
         self._consecutive_failures = 0
+        self._was_due = False
 
     @property
     def captured(self) -> int | None:
         """The batch of the newest capture, completed or in progress."""
         return self._captured
 
+    def became_due(self) -> bool:
+        """Whether since the last call a checkpoint became due that is not complete; an idle stream owes none."""
+        before = self._was_due
+        waits = self._waiting is not None or self._incomplete is not None or self._consecutive_failures > 0
+        self._was_due = waits or bool(self._attempts)
+        return self._was_due and not before
+
     def already_have(self, batch: int) -> None:
         """Take no checkpoint of ``batch``: the restored checkpoint covers it."""
         self._captured = batch
+
+    def take_at_once(self) -> None:
+        """Begin the next checkpoint before its turn: neither interval nor pause holds it up, as in Flink."""
+        self._at_once = True
+
+    def savepoint_completed(self) -> None:
+        """Begin the pause anew, as after a checkpoint. The number of failed checkpoints in a row stays.
+
+        A savepoint may lie in another storage, so that it says nothing of the storage of the checkpoints.
+        """
+        self._last_completion = self._clock.monotonic()
 
     def tick(self) -> float:
         """Do what is due; returns the seconds until the next call at the latest.
@@ -138,9 +150,10 @@ class CheckpointCoordinator:
         wake = self._next
         if self._last_completion is not None:
             wake = max(wake, self._last_completion + self._pause)
-        if now < wake:
+        if now < wake and not self._at_once:
             return min(wake - now, _LONGEST)
-        if len(self._attempts) >= self._config.max_concurrent_checkpoints:
+        most = self._config.max_concurrent_checkpoints
+        if len(self._attempts) >= most or self._discards.are_behind(most):
             return _IDLE_POLL
         try:
             batch = self._batch_to_take(now)
@@ -174,15 +187,15 @@ class CheckpointCoordinator:
             if committed is None or committed == self._captured:
                 return
             last = f", {committed},"
-            metadata, dropped = until_whole(lambda: self._pin_and_write(committed))
+            metadata = until_whole(lambda: self._pin_and_write(committed))
         except MustStop:
             raise
         except (CheckpointError, OSError, Stopped) as error:
             raise CheckpointFailure(f"The last batch{last} could not be checkpointed: {error}") from error
         self._captured = committed
-        self._listener.completed(metadata, dropped)
+        self._completed(metadata)
 
-    def _pin_and_write(self, batch: int) -> tuple[CheckpointMetadata, Sequence[Dropped]]:
+    def _pin_and_write(self, batch: int) -> CheckpointMetadata:
         pending = self._store.begin()
         pin_from = self._clock.monotonic()
         snapshot = self._source.pin(batch)
@@ -204,23 +217,25 @@ class CheckpointCoordinator:
             self._collect()
 
     def abandon(self) -> None:
-        """Abandon the attempts in progress; used when the job is canceled or fails.
+        """Abandon the attempts and the deletions in progress, at the end of a start however it ended.
 
         An attempt that is being published can no longer be abandoned: it may complete, and is then reported like any
-        other. An error of the listener does not change how the job ends.
+        other. Deletions have a few seconds to end. An error of the listener does not change how the job ends.
         """
         for attempt in self._attempts:
             attempt.pending.expire()
         for attempt in self._attempts:
-            if (outcome := outcome_of_abandoned(attempt.future)) is not None:
-                self._tell_at_the_end(*outcome)
+            if (metadata := outcome_of_abandoned(attempt.future)) is not None:
+                try:
+                    self._completed(metadata)
+                except Exception as error:
+                    _log.warning("%s completed while the job ended, but: %s", metadata.name, error)
         self._attempts.clear()
-
-    def _tell_at_the_end(self, metadata: CheckpointMetadata, dropped: Sequence[Dropped]) -> None:
+        self._discards.end()
         try:
-            self._listener.completed(metadata, dropped)
+            self._collect_discards()
         except Exception as error:
-            _log.warning("%s completed while the job ended, but: %s", metadata.name, error)
+            _log.info("Subsumed checkpoints are left to the next start of the job: %s", error)
 
     def _batch_to_take(self, now: float) -> int | None:
         """The last committed batch if a checkpoint of it is due now, else ``None``."""
@@ -275,34 +290,39 @@ class CheckpointCoordinator:
         self._captured = batch
         self._schedule_next(now)
         future = self._executor.submit(self._write, pending, snapshot, timings)
-        self._attempts.append(_Attempt(pending, snapshot, future))
+        self._attempts.append(Attempt(pending, snapshot, future))
 
     def _write(
         self, pending: PendingCheckpoint, snapshot: Snapshot, timings: Mapping[str, float]
-    ) -> tuple[CheckpointMetadata, Sequence[Dropped]]:
+    ) -> CheckpointMetadata:
         try:
-            metadata = self._store.write(pending, snapshot, timings_ms=timings)
+            return self._store.write(pending, snapshot, timings_ms=timings)
         finally:
             snapshot.release()
-        try:
-            return metadata, self._store.subsume(self._config.retention)
-        except OSError as error:
-            _log.warning("Old checkpoints could not be deleted and will be tried again: %s", error)
-            return metadata, ()
+
+    def _completed(self, metadata: CheckpointMetadata) -> None:
+        """Report a checkpoint, then have the checkpoints deleted that it subsumes."""
+        self._was_due = False
+        self._listener.completed(metadata)
+        self._discards.ask()
+
+    def _collect_discards(self) -> None:
+        for dropped in self._discards.collect():
+            self._listener.subsumed(dropped)
 
     def _collect(self) -> None:
-        self._expired = [attempt for attempt in self._expired if not attempt.future.done()]
+        self._collect_discards()
         done = [attempt for attempt in self._attempts if attempt.future.done()]
         # Completed attempts first: an older attempt that failed does not count then.
         for attempt in sorted(done, key=lambda attempt: attempt.future.exception() is not None):
             self._attempts.remove(attempt)
             error = attempt.future.exception()
             if error is None:
-                metadata, dropped = attempt.future.result()
+                metadata = attempt.future.result()
                 self._consecutive_failures = self._incomplete_in_a_row = 0
                 self._last_succeeded = max(self._last_succeeded, metadata.checkpoint_id)
                 self._last_completion = self._clock.monotonic()
-                self._listener.completed(metadata, dropped)
+                self._completed(metadata)
             elif isinstance(error, CaptureIncomplete):
                 self._vanished(attempt, error)
             elif isinstance(error, (CheckpointError, OSError)) and not isinstance(error, MustStop):
@@ -317,19 +337,18 @@ class CheckpointCoordinator:
             if too_old and attempt.pending.expire():
                 # Its writer may hang in the storage for good, and must not block the next attempt.
                 self._attempts.remove(attempt)
-                self._expired.append(attempt)
                 self._failed(
                     attempt,
                     CheckpointExpired(f"it was not complete {timeout:g} s after its pin and was discarded"),
                 )
 
-    def _failed(self, attempt: _Attempt, error: BaseException) -> None:
+    def _failed(self, attempt: Attempt, error: BaseException) -> None:
         if attempt.pending.number < self._last_succeeded:
             return  # a newer checkpoint is complete: as in Flink, nothing is lost and nothing counts
         self._captured_again(attempt)
         self._count_failure(attempt.pending.number, error)
 
-    def _vanished(self, attempt: _Attempt, error: CaptureIncomplete) -> None:
+    def _vanished(self, attempt: Attempt, error: CaptureIncomplete) -> None:
         """Handle a pinned object that was deleted from its bucket before the bucket had copied it."""
         if attempt.pending.number < self._last_succeeded:
             return
@@ -349,18 +368,23 @@ class CheckpointCoordinator:
         self._count_failure(number, error)
         return True
 
-    def _captured_again(self, attempt: _Attempt) -> None:
+    def _captured_again(self, attempt: Attempt) -> None:
         """Allow another checkpoint of the batch of a failed attempt, even if no other batch follows."""
         if self._captured == attempt.snapshot.batch:
             self._captured = None
 
     def _schedule_next(self, now: float) -> None:
         """Schedule the next turn at a fixed rate; turns missed during a long wait for a batch are not made up for."""
+        self._at_once = False
+        if self._next > now:
+            return  # this checkpoint was asked for between two turns
         self._next += self._interval
         if self._next <= now:
             self._next = now + self._interval
 
     def _count_failure(self, number: int, error: BaseException) -> None:
+        if not len(self._discards):
+            self._discards.ask()  # on a full storage nothing completes before something is deleted
         self._consecutive_failures += 1
         reason = error.message if isinstance(error, CheckpointError) else str(error)
         _log.warning("Checkpoint %d failed (%d in a row): %s", number, self._consecutive_failures, reason)

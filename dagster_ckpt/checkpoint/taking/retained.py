@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import threading
+from bisect import insort
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -33,7 +35,10 @@ class Dropped:
 
 
 class RetainedCheckpoints:
-    """The completed checkpoints of one lineage under one epoch. Not for several threads at once.
+    """The completed checkpoints of one lineage under one epoch.
+
+    A publish and the decision what to delete exclude each other by :attr:`lock`. The deletion itself does without the
+    lock, so that checkpoints complete meanwhile; another deletion begins only when this one has ended.
 
     Args:
         catalog: the reading side.
@@ -45,7 +50,9 @@ class RetainedCheckpoints:
         clock: wall time.
 
     Attributes:
-        checkpoints: by (epoch, id), the newest last, without those in quarantine.
+        lock: is held by whoever changes the attributes below.
+        checkpoints: by (epoch, id), the newest last, without those in quarantine; replaced as a whole, so that a reader
+            needs no lock.
         quarantined: checkpoints that are neither counted nor deleted; their shared files stay in use.
         broken: the unreadable checkpoints. While there is one, no shared file is deleted.
         unsettled: checkpoints whose publish has an unknown outcome.
@@ -71,6 +78,9 @@ class RetainedCheckpoints:
         self._clock = clock
         #: Savepoints that may be ancestors. A savepoint of this epoch is no ancestor before the epoch ends.
         self._earlier_savepoints = self._records.taken_savepoints.known()
+        self.lock = threading.RLock()
+        #: Held while a deletion runs; never asked for by whoever holds ``lock``.
+        self._deleting = threading.RLock()
         self.checkpoints: list[CheckpointMetadata] = []
         self.quarantined: list[CheckpointMetadata] = []
         self.broken: list[CorruptCheckpoint] = []
@@ -81,7 +91,9 @@ class RetainedCheckpoints:
 
     def add(self, metadata: CheckpointMetadata) -> None:
         """Add a completed checkpoint."""
-        self.checkpoints = sorted([*self.checkpoints, metadata], key=lambda item: item.key)
+        more = list(self.checkpoints)
+        insort(more, metadata, key=lambda item: item.key)
+        self.checkpoints = more
 
     def share(self) -> None:
         """Tell :class:`SharedFiles` which checkpoints need shared files now."""
@@ -95,7 +107,6 @@ class RetainedCheckpoints:
         Raises:
             Fenced: a newer run has taken the job over; nothing was deleted.
         """
-        self._settle()
         drop: dict[str, str] = {}
 
         def to_drop() -> tuple[list[Dropped], str]:
@@ -104,10 +115,11 @@ class RetainedCheckpoints:
             found = [Dropped(item, drop[item.reference]) for item in self.checkpoints if item.reference in drop]
             return found, f"subsumed: retained are {policy}"
 
-        dropped = self._drop(to_drop, "The next checkpoint tries again.")
-        if dropped is not None and self._claimed is not None and self._claimed.reference in drop:
-            dropped += self._give_up_claimed(drop[self._claimed.reference])
-        return dropped or []
+        with self._deleting:
+            dropped = self._drop(to_drop, "The next checkpoint tries again.")
+            if dropped is not None and self._claimed is not None and self._claimed.reference in drop:
+                dropped += self._give_up_claimed(drop[self._claimed.reference])
+            return dropped or []
 
     def discard_all(self, reason: str) -> list[Dropped]:
         """Delete every checkpoint of this lineage that is neither pinned nor quarantined, for the cleanup policy.
@@ -128,12 +140,12 @@ class RetainedCheckpoints:
                 why += f"; in quarantine and kept: {', '.join(metadata.name for metadata in self.quarantined)}"
             return [Dropped(metadata, why) for metadata in self.checkpoints if metadata.reference not in pinned], why
 
-        self._settle()
-        dropped = self._drop(to_drop, "The next start of the job tries again.")
-        if dropped is None:
-            return []
-        self._records.deletions.tell_foreign(self._job_id)
-        return dropped + self._give_up_claimed(reason)
+        with self._deleting:
+            dropped = self._drop(to_drop, "The next start of the job tries again.")
+            if dropped is None:
+                return []
+            self._records.deletions.tell_foreign(self._job_id)
+            return dropped + self._give_up_claimed(reason)
 
     def _decided(self, retention: RetentionPolicy) -> tuple[RetentionPolicy, dict[str, str]]:
         """The policy including pins, and the reason for each checkpoint that it does not keep, by reference."""
@@ -142,15 +154,20 @@ class RetainedCheckpoints:
             policy = AnyOf((retention, KeepPinned(dict.fromkeys(pinned, ""))))
         decisions = decide(policy, for_retention(self._all_owned(), self._earlier_savepoints), self._clock.time())
         drop = {decision.name: decision.reason for decision in decisions if not decision.keep}
-        if all(metadata.epoch < self._epoch for metadata in self.checkpoints):
+        if not self.checkpoints or self.checkpoints[-1].epoch < self._epoch:
             drop.pop(self._restored_from or "", None)  # a recovery needs it until this epoch has its own checkpoint
         return policy, drop
 
     def _drop(self, to_drop: Callable[[], tuple[list[Dropped], str]], what_next: str) -> list[Dropped] | None:
         """Delete what ``to_drop`` names, for its reason; ``None`` when a checkpoint was pinned meanwhile each time."""
+        if self._records.deletions.retry(self._epoch, self._in_use_as_stored):
+            self._must_read_again = True
         for _ in range(ROUNDS):
-            dropped, reason = to_drop()
-            if not dropped or self._discard(dropped, reason):
+            with self.lock:
+                self._settle()
+                dropped, reason = to_drop()
+                names = self._forget(dropped)
+            if not dropped or self._delete(dropped, names, reason):
                 return dropped
         _log.warning(
             "Nothing of %s is deleted: %d times in a row a checkpoint to delete was found pinned meanwhile. %s",
@@ -184,7 +201,7 @@ class RetainedCheckpoints:
                 self.add(metadata)
                 self.share()
             self.unsettled.remove(metadata)
-        if self._records.deletions.retry(self._epoch, self._in_use_as_stored) or self._must_read_again:
+        if self._must_read_again:
             self._read_again()
 
     def _read_again(self) -> None:
@@ -196,36 +213,36 @@ class RetainedCheckpoints:
         self._must_read_again = False
 
     def _in_use_as_stored(self) -> frozenset[str] | None:
-        completed, broken = self._catalog.completed(self._job_id)
-        if broken:
-            return None
-        # A quarantined checkpoint may just have been deleted, because a user asked for that.
-        present = {metadata.reference for metadata in completed}
-        self.quarantined = [metadata for metadata in self.quarantined if metadata.reference in present]
-        self.share()
-        return self._shared.in_use() | {name.rpartition("/")[2] for name in references(completed)}
+        with self.lock:  # else a checkpoint that is published meanwhile would be neither in the listing nor in use
+            completed, broken = self._catalog.completed(self._job_id)
+            if broken:
+                return None
+            # A quarantined checkpoint may just have been deleted, because a user asked for that.
+            present = {metadata.reference for metadata in completed}
+            self.quarantined = [metadata for metadata in self.quarantined if metadata.reference in present]
+            self.share()
+            return self._shared.in_use() | {name.rpartition("/")[2] for name in references(completed)}
 
-    def _discard(self, dropped: Sequence[Dropped], reason: str) -> bool:
-        """Delete checkpoints; ``False``, and nothing is deleted, when one of them was pinned meanwhile."""
+    def _forget(self, dropped: Sequence[Dropped]) -> list[str]:
+        """Let no new checkpoint share files of ``dropped``; returns the shared files that nothing needs then."""
+        if not dropped:
+            return []
         gone = {item.metadata.reference for item in dropped}
         candidates = references([item.metadata for item in dropped])
         self.checkpoints = [metadata for metadata in self.checkpoints if metadata.reference not in gone]
         self.share()
-        # Files in use are not even recorded: a run that finishes this deletion later does not know today's attempts.
-        needed = self._shared.in_use()
-        names = sorted({name.rpartition("/")[2] for name in candidates} - needed)
-        if self.broken:
-            names = []  # an unreadable checkpoint may need any shared file: all stay until a user repairs or deletes it
         self._must_read_again = True
-        if not self._records.deletions.delete(
-            self._epoch,
-            self._job_id,
-            [item.metadata.checkpoint_id for item in dropped],
-            names,
-            reason,
-            self._shared.in_use,
-        ):
-            self._read_again()
-            return False
-        self._must_read_again = False
-        return True
+        if self.broken:
+            return []  # an unreadable checkpoint may need any shared file: all stay until a user repairs or deletes it
+        # Files in use are not even recorded: a run that finishes this deletion later does not know today's attempts.
+        return sorted({name.rpartition("/")[2] for name in candidates} - self._shared.in_use())
+
+    def _delete(self, dropped: Sequence[Dropped], names: Sequence[str], reason: str) -> bool:
+        """Delete forgotten checkpoints; ``False``, and nothing is deleted, when one of them was pinned meanwhile."""
+        numbers = [item.metadata.checkpoint_id for item in dropped]
+        done = self._records.deletions.delete(self._epoch, self._job_id, numbers, names, reason, self._shared.in_use)
+        with self.lock:
+            if not done:
+                self._read_again()
+            self._must_read_again = False
+        return done

@@ -13,15 +13,18 @@ import re
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from dagster_ckpt.checkpoint.catalog import (
     CheckpointCatalog,
+    give_name,
+    gone_with_name,
     materialize_checkpoint,
     new_savepoint_directory,
     savepoint_token,
 )
-from dagster_ckpt.checkpoint.control import Choice
+from dagster_ckpt.checkpoint.control import NO_LABEL, Choice, Label
 from dagster_ckpt.checkpoint.format import (
     METADATA_FILE_NAME,
     SAVEPOINT,
@@ -48,7 +51,7 @@ from dagster_ckpt.errors import (
     InvalidConfiguration,
     PublishUnknown,
 )
-from dagster_ckpt.filesystem import FileSystem, Stopped, open_filesystem, unheard
+from dagster_ckpt.filesystem import FileSystem, Stopped, is_full, open_filesystem, unheard
 
 __all__ = [
     "claim_savepoint",
@@ -92,7 +95,7 @@ def write_savepoint(
     *,
     inline_threshold: int = DEFAULT_INLINE_THRESHOLD,
     stop: Callable[[], bool] = lambda: False,
-    seal: Callable[[], None] = lambda: None,
+    seal: Callable[[CheckpointMetadata], object] = unheard,
     new_token: Callable[[], str] = savepoint_token,
 ) -> CheckpointMetadata:
     """Write a snapshot as a savepoint into a new directory below ``storage``; durable and visible on return.
@@ -105,7 +108,7 @@ def write_savepoint(
         storing: measures the progress.
         inline_threshold: files of at most this many bytes are kept in ``_metadata``, 1 MiB in all.
         stop: asked while data is written.
-        seal: called before the publish; an exception prevents the publish.
+        seal: called with the savepoint before the publish; an exception prevents the publish.
         new_token: makes the random part of the name.
 
     Raises:
@@ -120,14 +123,15 @@ def write_savepoint(
     settled = False
     try:
         metadata = describe(_store(files, snapshot, inline_threshold, stop))
-        seal()
+        placed = replace(metadata, location=f"{storage.url}/{directory}")
+        seal(placed)
         try:
             storage.create(f"{directory}/{METADATA_FILE_NAME}", metadata.encode())
         except PublishUnknown:
             settled = True  # nothing is deleted on a guess
             raise
         settled = True
-        return replace(metadata, location=f"{storage.url}/{directory}")
+        return placed
     finally:
         if not settled:
             files.undo()
@@ -141,13 +145,23 @@ def copy_to_savepoint(
     storage: FileSystem,
     clock: Clock,
     tell: Callable[[CheckpointInProgress], object] = unheard,
+    label: Label = NO_LABEL,
 ) -> CheckpointMetadata:
     """Make a savepoint of a completed checkpoint, for a job that does not run.
 
     The savepoint keeps the id and epoch of the checkpoint, because the state is the same. All bytes pass through this
-    machine's temporary directory and are verified on the way. ``tell`` is called with the progress if copying is slow.
+    machine's temporary directory and are verified on the way.
+
+    Args:
+        catalog: the job's checkpoints.
+        checkpoint: the checkpoint.
+        storage: the user's directory for savepoints.
+        clock: wall and monotonic time.
+        tell: called with the progress if copying is slow.
+        label: what the savepoint is called.
 
     Raises:
+        SavepointFailed: another savepoint has the name.
         CorruptCheckpoint: the checkpoint is not what was written.
         CheckpointFailure: a file changed on the way.
         StorageError: the storage failed.
@@ -169,15 +183,20 @@ def copy_to_savepoint(
             new_bytes=sum(entry.size for entry in entries),
             files=entries,
             location=None,
+            given_name=label.name,
+            note=label.note,
         )
 
+    if label.name is not None:
+        gone_with_name(catalog, label.name)  # look before anything is copied
     with tempfile.TemporaryDirectory(prefix="dagster-ckpt-savepoint-") as scratch:
         local = Path(scratch) / "files"
         materialize_checkpoint(catalog, checkpoint, local)
         pinned = tuple(PinnedFile(file.path, str(local / file.path), file.size) for file in checkpoint.files)
         snapshot = Snapshot(checkpoint.batch, pinned, checkpoint.facts, checkpoint.sink, lambda: None)
         storing = Gauge.of_checkpoint(checkpoint.checkpoint_id, clock, tell)
-        return write_savepoint(storage, checkpoint.job_id, snapshot, describe, storing)
+        name_it = partial(give_name, catalog, series=label.series)
+        return write_savepoint(storage, checkpoint.job_id, snapshot, describe, storing, seal=name_it)
 
 
 def dispose_savepoint(storage: FileSystem, directory: str) -> Sequence[str]:
@@ -200,7 +219,7 @@ def dispose_savepoint(storage: FileSystem, directory: str) -> Sequence[str]:
     disposal = read_record(storage, record, _Disposal, place=_DISPOSING)
     if disposal is None and not _is_left_over(storage, directory):
         disposal = _Disposal(tuple(_names_of_savepoint(storage, directory)))
-        storage.create(record, encode_record(disposal, _DISPOSING))
+        _record_disposal(storage, directory, disposal)
     if disposal is not None:
         # As with a checkpoint, the manifest goes first, so that nobody can restore a half-deleted savepoint.
         storage.remove(f"{directory}/{METADATA_FILE_NAME}")
@@ -213,6 +232,24 @@ def dispose_savepoint(storage: FileSystem, directory: str) -> Sequence[str]:
     if not unknown:
         storage.remove_directory(directory)
     return unknown
+
+
+def _record_disposal(storage: FileSystem, directory: str, disposal: _Disposal) -> None:
+    """Record which files go; on a full disk some or all of them go first, while ``_metadata`` still names them.
+
+    Until the record is there, another disposal finds the names in ``_metadata``, and a restore finds a file missing.
+    """
+    record = encode_record(disposal, _DISPOSING)
+    for name in (*disposal.files, _DISPOSING):
+        try:
+            storage.create(f"{directory}/{_DISPOSING}", record)
+        except OSError as error:
+            if not is_full(error):
+                raise
+        else:
+            return
+        if name != _CLAIMED:
+            storage.remove(f"{directory}/{name}")
 
 
 def claim_savepoint(savepoint: CheckpointMetadata, job_id: str, *, like: FileSystem) -> None:
@@ -252,13 +289,13 @@ def claimed_savepoint(catalog: CheckpointCatalog, choice: Choice) -> CheckpointM
 
 
 def dispose_claimed(location: str, *, like: FileSystem) -> bool:
-    """Delete a claimed savepoint that its lineage no longer needs; ``False`` when the deletion must be tried again."""
+    """Delete a savepoint that its lineage or series no longer needs; ``False`` when that must be tried again."""
     try:
         dispose_savepoint(*_place_of(location, like))
     except CheckpointNotFound:
         return True
     except (CheckpointError, OSError) as error:
-        _log.warning("The claimed savepoint %s could not be deleted and will be tried again: %s", location, error)
+        _log.warning("The savepoint %s could not be deleted and will be tried again: %s", location, error)
         return False
     return True
 
@@ -271,14 +308,13 @@ def _place_of(location: str, like: FileSystem) -> tuple[FileSystem, str]:
 
 def _names_of_savepoint(storage: FileSystem, directory: str) -> list[str]:
     where = f"{storage.url}/{directory}"
-    try:
-        data = storage.read(f"{directory}/{METADATA_FILE_NAME}")
-    except FileNotFoundError:
+    data = storage.read_if_there(f"{directory}/{METADATA_FILE_NAME}")
+    if data is None:
         raise CheckpointNotFound(
             f"Cannot find meta data file '_metadata' in directory '{where}': there is no savepoint to dispose of.",
             hint="Name the directory of a savepoint. An incomplete savepoint, without _metadata, can be deleted by "
             "hand.",
-        ) from None
+        )
     metadata = CheckpointMetadata.decode(data, f"{where}/{METADATA_FILE_NAME}")
     if metadata.kind != SAVEPOINT:
         raise InvalidConfiguration(

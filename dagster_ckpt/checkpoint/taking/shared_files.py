@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
-from dagster_ckpt.checkpoint.catalog import references
 from dagster_ckpt.checkpoint.format import (
     CHECKPOINT_SHARED_STATE_DIR,
     CheckpointMetadata,
@@ -64,12 +63,15 @@ class SharedFiles:
         self._epoch = epoch
         self._inline_threshold = inline_threshold
         self._lock = threading.RLock()
-        self._retained: Sequence[CheckpointMetadata] = ()
+        #: The completed checkpoints, by identity: no manifest ever changes.
+        self._retained: dict[int, CheckpointMetadata] = {}
+        #: How many completed checkpoints have each stored file, and how many of these files each stored name holds.
+        self._uses: Counter[FileEntry] = Counter()
+        self._names: Counter[str] = Counter()
         self._in_flight: dict[int, frozenset[str]] = {}
         self._written: dict[int, DataFiles] = {}
         self._by_identity: dict[tuple[str, Identity], FileEntry] = {}
-        self._by_content: dict[tuple[str, int, str], FileEntry] = {}
-        self._sizes: set[tuple[str, int]] = set()
+        self._by_content: dict[tuple[str, int], dict[str, FileEntry]] = {}
         self._pack_sizes: dict[str, int] = {}
         self._sound = {
             (file.reference, file.offset)
@@ -78,21 +80,53 @@ class SharedFiles:
         }
 
     def retain(self, checkpoints: Sequence[CheckpointMetadata]) -> None:
-        """Set the completed checkpoints; a new checkpoint may share only their files."""
-        stored = [file for metadata in checkpoints for file in metadata.files if file.reference is not None]
-        alive = {file.reference for file in stored}
+        """Set the completed checkpoints; a new checkpoint may share only their files.
+
+        Only the difference from the completed checkpoints before is gone through.
+        """
         with self._lock:
-            self._retained = checkpoints
-            self._by_content = {
-                (file.path, file.size, content): file for file in stored if (content := _content_of(file)) is not None
-            }
-            self._sizes = {(file.path, file.size) for file in stored}
+            before, self._retained = self._retained, {id(metadata): metadata for metadata in checkpoints}
+            for key, metadata in self._retained.items():
+                if key not in before:
+                    self._use(metadata)
+            for key, metadata in before.items():
+                if key not in self._retained:
+                    self._forget(metadata)
             self._by_identity = {
                 key: entry
                 for key, entry in self._by_identity.items()
-                if entry.reference is None or entry.reference in alive
+                if entry.reference is None or _name_of(entry.reference) in self._names
             }
-            self._pack_sizes = {pack: size for pack, size in self._pack_sizes.items() if pack in alive}
+
+    def _use(self, metadata: CheckpointMetadata) -> None:
+        for file in metadata.files:
+            if file.reference is None:
+                continue
+            self._uses[file] += 1
+            if self._uses[file] > 1:
+                continue
+            self._names[_name_of(file.reference)] += 1
+            if (content := _content_of(file)) is not None:
+                self._by_content.setdefault((file.path, file.size), {})[content] = file
+
+    def _forget(self, metadata: CheckpointMetadata) -> None:
+        for file in metadata.files:
+            if file.reference is None:
+                continue
+            self._uses[file] -= 1
+            if self._uses[file]:
+                continue
+            del self._uses[file]
+            alike, content = self._by_content.get((file.path, file.size), {}), _content_of(file)
+            if content is not None and alike.get(content) == file:
+                del alike[content]
+                if not alike:
+                    del self._by_content[file.path, file.size]
+            name = _name_of(file.reference)
+            self._names[name] -= 1
+            if not self._names[name]:
+                del self._names[name]
+                self._pack_sizes.pop(file.reference, None)
 
     def remember(self, snapshot: Snapshot, entries: Sequence[FileEntry]) -> None:
         """Remember the files of a completed checkpoint of ``snapshot``: unchanged ones need not be read again."""
@@ -106,8 +140,7 @@ class SharedFiles:
     def in_use(self) -> frozenset[str]:
         """The names in ``shared/`` that a completed checkpoint or a checkpoint attempt needs."""
         with self._lock:
-            pinned = frozenset().union(*self._in_flight.values())
-            return frozenset(name.rpartition("/")[2] for name in references(self._retained) | pinned)
+            return frozenset(self._names).union(*(map(_name_of, names) for names in self._in_flight.values()))
 
     def release(self, number: int) -> None:
         """Note that a checkpoint attempt is over: only if it completed, its files stay in use."""
@@ -231,13 +264,13 @@ class SharedFiles:
     def _same_content(self, number: int, file: PinnedFile) -> FileEntry | None:
         """The retained entry of the same name and content: needed after a restart, when identities are unknown."""
         with self._lock:
-            if (file.path, file.size) not in self._sizes:
+            if (file.path, file.size) not in self._by_content:
                 return None
         content = file_sha256(file) if file.source is None else _md5_of(file.source.of)
         if content is None:
             return None
         with self._lock:
-            known = self._by_content.get((file.path, file.size, content))
+            known = self._by_content.get((file.path, file.size), {}).get(content)
             if known is None or known.reference is None:
                 return None
             self._in_flight[number] |= {known.reference}
@@ -276,10 +309,14 @@ class SharedFiles:
             files: each stored file's entry, with the identity of the live object copied from it.
         """
         with self._lock:
-            alive = references(self._retained)
             for entry, identity in files:
-                if entry.reference in alive:
+                if entry in self._uses:
                     self._by_identity[entry.path, identity] = entry
+
+
+def _name_of(reference: str) -> str:
+    """The name in ``shared/`` of a stored file."""
+    return reference.rpartition("/")[2]
 
 
 def _content_of(entry: FileEntry) -> str | None:

@@ -11,9 +11,10 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 
-from dagster_ckpt.checkpoint.catalog import CheckpointCatalog
-from dagster_ckpt.checkpoint.control import Claim, RecordedSavepoint
+from dagster_ckpt.checkpoint.catalog import CheckpointCatalog, give_name
+from dagster_ckpt.checkpoint.control import NO_LABEL, Claim, Label, RecordedSavepoint
 from dagster_ckpt.checkpoint.format import (
     METADATA_FILE_NAME,
     SAVEPOINT,
@@ -92,7 +93,12 @@ class CompletedCheckpointStore:
             verified,
             max_state_size,
         )
-        self._lock = threading.RLock()
+        self._is_discarded = False
+        self._issued = self._records.issued(job_id)
+        #: Ids whose records are useless since a greater id was recorded.
+        self._outdated: list[int] = []
+        #: Held while an id is issued, and for nothing else: a savepoint begins whatever checkpoints wait for.
+        self._issuing = threading.Lock()
         #: The id of the next checkpoint or savepoint.
         self.next_id = first_id
         self._kept = RetainedCheckpoints(catalog, claim.epoch, job_id, restored_from, claimed, self._shared, clock)
@@ -100,8 +106,7 @@ class CompletedCheckpointStore:
     @property
     def retained(self) -> list[CheckpointMetadata]:
         """Completed checkpoints by (epoch, id), the newest last, without those in quarantine."""
-        with self._lock:
-            return list(self._kept.checkpoints)
+        return list(self._kept.checkpoints)
 
     @property
     def quarantined(self) -> list[CheckpointMetadata]:
@@ -135,11 +140,18 @@ class CompletedCheckpointStore:
         self._records.epochs.check(self.epoch)
 
     def begin(self) -> PendingCheckpoint:
-        """Issue the next id, durably, so that it is never issued again."""
-        with self._lock:
+        """Issue the next id, durably, so that it is never issued again. Waits for no write and no deletion.
+
+        Raises:
+            CheckpointFailure: :meth:`discard_all` was called.
+            Fenced: a newer run has taken the job over.
+        """
+        with self._issuing, self._fenced_first():
+            self._require_open()
             self._records.epochs.check(self.epoch)
             number = self.next_id
-            self._records.issued(self.job_id).record(self.epoch, number)
+            self._issued.record(self.epoch, number)
+            self._outdated.append(number - 1)
             self.next_id += 1
         storing = Gauge.of_checkpoint(number, self._clock, self._tell)
         return PendingCheckpoint(number, self._clock.time(), self._clock.monotonic(), storing)
@@ -157,36 +169,40 @@ class CompletedCheckpointStore:
         Raises:
             Stopped: the checkpoint attempt expired; its files are deleted again.
             Fenced: a newer run has taken the job over.
-            CheckpointFailure: a newer checkpoint completed meanwhile.
+            CheckpointFailure: a newer checkpoint completed meanwhile, or :meth:`discard_all` was called.
             StorageError: the storage failed; the written files are deleted again, unless the outcome is unknown.
         """
         started = self._clock.monotonic()
         published = False
         try:
-            entries, new_bytes = self._shared.store(pending.number, snapshot, lambda: pending.expired, pending.storing)
-            metadata = self._describe(pending, snapshot, kind, entries, new_bytes, timings_ms, started)
-            with self._lock:
-                self._records.epochs.check(self.epoch)
-                if self.retained and self.retained[-1].key > metadata.key:
-                    raise CheckpointFailure(f"{metadata.name} was subsumed by {self.retained[-1].name} meanwhile.")
-                pending.seal()
-                directory = checkpoint_directory(self.catalog.job_name, self.job_id, pending.number)
-                published = True  # from here on the outcome may be unknown: nothing is deleted on a guess
-                self._kept.unsettled.append(metadata)
-                try:
-                    self.filesystem.create(f"{directory}/{METADATA_FILE_NAME}", metadata.encode())
-                except PublishUnknown:
-                    raise
-                except OSError:
-                    published = False
+            with self._fenced_first():
+                entries, new_bytes = self._shared.store(
+                    pending.number, snapshot, lambda: pending.expired, pending.storing
+                )
+                metadata = self._describe(pending, snapshot, kind, entries, new_bytes, timings_ms, started)
+                with self._kept.lock:
+                    self._require_open()
+                    self._records.epochs.check(self.epoch)
+                    if self.retained and self.retained[-1].key > metadata.key:
+                        raise CheckpointFailure(f"{metadata.name} was subsumed by {self.retained[-1].name} meanwhile.")
+                    pending.seal()
+                    directory = checkpoint_directory(self.catalog.job_name, self.job_id, pending.number)
+                    published = True  # from here on the outcome may be unknown: nothing is deleted on a guess
+                    self._kept.unsettled.append(metadata)
+                    try:
+                        self.filesystem.create(f"{directory}/{METADATA_FILE_NAME}", metadata.encode())
+                    except PublishUnknown:
+                        raise
+                    except OSError:
+                        published = False
+                        self._kept.unsettled.remove(metadata)
+                        raise
+                    self._records.epochs.check(self.epoch)
                     self._kept.unsettled.remove(metadata)
-                    raise
-                self._records.epochs.check(self.epoch)
-                self._kept.unsettled.remove(metadata)
-                self._kept.add(metadata)
-                self._shared.remember(snapshot, entries)
-                self._kept.share()
-            return metadata
+                    self._kept.add(metadata)
+                    self._shared.remember(snapshot, entries)
+                    self._kept.share()
+                return metadata
         finally:
             if not published:
                 self._undo(pending)
@@ -199,12 +215,14 @@ class CompletedCheckpointStore:
         storage: FileSystem,
         *,
         timings_ms: Mapping[str, float] | None = None,
+        label: Label = NO_LABEL,
     ) -> CheckpointMetadata:
         """Write a snapshot as a savepoint below ``storage``. The user owns it: no retention counts or deletes it.
 
         The savepoint is recorded, for a recovery that is configured to restore savepoints too.
 
         Raises:
+            SavepointFailed: another savepoint has the name.
             Stopped: the attempt expired.
             Fenced: a newer run has taken the job over.
             StorageError: the storage failed.
@@ -213,22 +231,25 @@ class CompletedCheckpointStore:
 
         def describe(entries: tuple[FileEntry, ...]) -> CheckpointMetadata:
             size = sum(entry.size for entry in entries)
-            return self._describe(pending, snapshot, SAVEPOINT, entries, size, timings_ms, started)
+            described = self._describe(pending, snapshot, SAVEPOINT, entries, size, timings_ms, started)
+            return replace(described, given_name=label.name, note=label.note)
 
-        def seal() -> None:
+        def seal(savepoint: CheckpointMetadata) -> None:
             self._records.epochs.check(self.epoch)
             pending.seal()
+            give_name(self.catalog, savepoint, label.series)
 
-        metadata = write_savepoint(
-            storage,
-            self.job_id,
-            snapshot,
-            describe,
-            pending.storing,
-            inline_threshold=self._inline_threshold,
-            stop=lambda: pending.expired,
-            seal=seal,
-        )
+        with self._fenced_first():
+            metadata = write_savepoint(
+                storage,
+                self.job_id,
+                snapshot,
+                describe,
+                pending.storing,
+                inline_threshold=self._inline_threshold,
+                stop=lambda: pending.expired,
+                seal=seal,
+            )
         try:
             self._records.epochs.check(self.epoch)
             self._records.taken_savepoints.add(RecordedSavepoint.of(metadata))
@@ -239,20 +260,39 @@ class CompletedCheckpointStore:
     def subsume(self, retention: RetentionPolicy) -> list[Dropped]:
         """Subsume checkpoints that ``retention`` does not keep and no user pinned; see :class:`RetainedCheckpoints`.
 
+        Checkpoints and savepoints are taken meanwhile, on other threads.
+
         Raises:
             Fenced: a newer run has taken the job over; nothing was deleted.
         """
-        with self._lock:
-            return self._kept.subsume(retention)
+        with self._fenced_first():
+            dropped = self._kept.subsume(retention)
+            while self._outdated:
+                self._issued.forget(self.epoch, self._outdated.pop())
+            return dropped
 
     def discard_all(self, reason: str) -> list[Dropped]:
         """Delete every checkpoint of this lineage that is neither pinned nor quarantined, for the cleanup policy.
 
+        From then on the store takes no checkpoint, not even one that is under way.
+
         Raises:
             Fenced: a newer run has taken the job over; nothing was deleted.
         """
-        with self._lock:
+        with self._kept.lock:
+            self._is_discarded = True
+        with self._fenced_first():
             return self._kept.discard_all(reason)
+
+    def _fenced_first(self) -> contextlib.AbstractContextManager[None]:
+        return self._records.epochs.fenced_first(self.epoch)
+
+    def _require_open(self) -> None:
+        if self._is_discarded:
+            raise CheckpointFailure(
+                f"The checkpoints of {self.job_id} have been discarded; no checkpoint is added.",
+                hint="The job has ended. Launch it again.",
+            )
 
     def _describe(
         self,

@@ -33,6 +33,8 @@ class HeldExecutor(Executor):
         future: Future[Any] = Future()
 
         def work() -> None:
+            if not future.set_running_or_notify_cancel():
+                return
             try:
                 future.set_result(fn(*args, **kwargs))
             except BaseException as error:
@@ -89,11 +91,15 @@ class Stream:
 
 @dataclass
 class Listener:
-    done: list[tuple[str, list[str]]] = field(default_factory=list)
+    done: list[str] = field(default_factory=list)
+    gone: list[list[str]] = field(default_factory=list)
     failures: list[tuple[int, str, int]] = field(default_factory=list)
 
-    def completed(self, metadata: CheckpointMetadata, dropped: Sequence[Dropped]) -> None:
-        self.done.append((metadata.name, [item.metadata.name for item in dropped]))
+    def completed(self, metadata: CheckpointMetadata) -> None:
+        self.done.append(metadata.name)
+
+    def subsumed(self, dropped: Sequence[Dropped]) -> None:
+        self.gone.append([item.metadata.name for item in dropped])
 
     def failed(self, number: int, reason: str, consecutive: int) -> None:
         self.failures.append((number, reason, consecutive))
@@ -109,7 +115,9 @@ class AtInterval(random.Random):
 class Job:
     """A coordinator with everything around it."""
 
-    def __init__(self, memory: MemoryFileSystem, pins: Pins, *, at_once: bool = True, **config: Any) -> None:
+    def __init__(
+        self, memory: MemoryFileSystem, pins: Pins, *, at_once: bool = True, deletes: bool = True, **config: Any
+    ) -> None:
         self.memory = memory
         self.disk = FaultInjectingFileSystem(memory)
         self.clock = ManualClock()
@@ -117,6 +125,7 @@ class Job:
         self.stream = Stream(self.clock, pins)
         self.listener = Listener()
         self.executor = HeldExecutor(at_once=at_once)
+        self.deleter = HeldExecutor(at_once=deletes)
         self.began = self.clock.now
         options = {"interval": "10 s", "tolerable_failed_checkpoints": 100, **config}
         self.coordinator = CheckpointCoordinator(
@@ -125,6 +134,7 @@ class Job:
             CheckpointConfig(**options),
             self.clock,
             self.executor,
+            self.deleter,
             self.listener,
             AtInterval(),
         )

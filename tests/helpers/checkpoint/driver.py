@@ -24,7 +24,7 @@ from dagster_ckpt.checkpoint.taking.progress import CheckpointInProgress, Pendin
 from dagster_ckpt.checkpoint.taking.retained import Dropped
 from dagster_ckpt.checkpoint.taking.store import CompletedCheckpointStore
 from dagster_ckpt.clock import iso
-from dagster_ckpt.config.retention import KeepNewest
+from dagster_ckpt.config.retention import KeepNewest, RetentionPolicy
 from dagster_ckpt.errors import CheckpointError
 from dagster_ckpt.filesystem import FileSystem
 from dagster_ckpt.testing import Action, FaultInjectingFileSystem, Operation, Plan
@@ -274,13 +274,15 @@ class Run:
         self.ledger.issued.append((self.store.job_id, pending.number, self.claim.epoch))
         return pending
 
-    def checkpoint(self, contents: Mapping[str, bytes], batch: int = 0) -> CheckpointMetadata:
+    def checkpoint(
+        self, contents: Mapping[str, bytes], batch: int = 0, *, identities: bool = True
+    ) -> CheckpointMetadata:
         """Take one checkpoint; noted as acknowledged when it is reported as complete."""
         pending = self.begin()
         name = f"{self.store.job_id}/chk-{pending.number}"
         self.ledger.meant.setdefault(name, []).append(dict(contents))
         with self._nothing_if_fenced():
-            metadata = self.store.write(pending, self.pins.snapshot(batch, contents))
+            metadata = self.store.write(pending, self.pins.snapshot(batch, contents, identities=identities))
         self.ledger.acknowledged[name] = metadata.key
         if metadata.key > self.ledger.floor[1]:
             self.ledger.floor = (name, metadata.key)
@@ -295,6 +297,19 @@ class Run:
         self.ledger.given_up |= {metadata.reference for metadata in ranked[:-num_retained]}
         with self._nothing_if_fenced():
             return self.store.subsume(KeepNewest(num_retained))
+
+    def note_decisions(self) -> None:
+        """Note what may go when that is decided: checkpoints complete while a deletion is under way."""
+        kept = self.store._kept
+        decided = kept._decided
+
+        def noted(retention: RetentionPolicy) -> tuple[RetentionPolicy, dict[str, str]]:
+            policy, drop = decided(retention)
+            assert not kept.checkpoints or kept.checkpoints[-1].reference not in drop
+            self.ledger.given_up |= drop.keys()
+            return policy, drop
+
+        kept._decided = noted  # type: ignore[method-assign]
 
     @property
     def beneath(self) -> FileSystem:

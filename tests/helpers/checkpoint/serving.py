@@ -7,12 +7,14 @@ from pathlib import Path
 
 from dagster_ckpt.checkpoint.control.savepoint_requests import (
     Answer,
+    RequestState,
     SavepointRequest,
     SavepointRequests,
     TakenSavepoint,
 )
 from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
-from dagster_ckpt.checkpoint.taking.savepoint_server import SavepointServer
+from dagster_ckpt.checkpoint.taking.requests.checkpoints_at_once import CheckpointsAtOnce
+from dagster_ckpt.checkpoint.taking.requests.savepoint_server import SavepointServer
 from dagster_ckpt.filesystem import FileSystem, PosixFileSystem
 from tests.helpers.checkpoint.coordinating import Job
 from tests.helpers.checkpoint.driver import JOB, Run, state
@@ -28,6 +30,7 @@ class Served:
     default: str | None
     timeout: float = 600.0
     completed: list[CheckpointMetadata] = field(default_factory=list)
+    told: list[tuple[str, RequestState, str]] = field(default_factory=list)
     server: SavepointServer = field(init=False)
 
     def __post_init__(self) -> None:
@@ -36,6 +39,7 @@ class Served:
 
     def serve(self, run: Run, storage: FileSystem) -> None:
         """Let ``run`` be the driver."""
+        self.at_once = CheckpointsAtOnce(self.job.coordinator, self.job.stream, None)
         self.server = SavepointServer(
             SavepointRequests(storage, JOB),
             run.store,
@@ -45,6 +49,8 @@ class Served:
             default=self.default,
             timeout=self.timeout,
             completed=self.completed.append,
+            checkpoints=self.at_once,
+            told=lambda request, state, reason: self.told.append((request.token, state, reason)),
         )
 
     def ask(self, number: int = 1, *, target: str | None = None, stop: bool = False, wait: float = 3600) -> str:

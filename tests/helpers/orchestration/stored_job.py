@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import dagster as dg
@@ -38,6 +38,7 @@ QUICK = RestartStrategies.fixed_delay_restart(3, "1 ms")
 def make_asset(
     name: str = "orders",
     *,
+    job_name: str | None = None,
     config: CheckpointConfig | None = None,
     restart: RestartStrategy = QUICK,
     poison_batch_attempts: int | None = 5,
@@ -45,7 +46,7 @@ def make_asset(
     """An asset whose query is never run."""
 
     @checkpointed_streaming_asset(
-        name=name, config=config, restart=restart, poison_batch_attempts=poison_batch_attempts
+        name=name, job_name=job_name, config=config, restart=restart, poison_batch_attempts=poison_batch_attempts
     )
     def never_run(context: dg.AssetExecutionContext, spark: SparkSession) -> DataStreamWriter:
         raise AssertionError("no test runs this query")
@@ -133,13 +134,16 @@ class StoredJob:
         facts = Facts(watermark_ms=1_000 * batch, progress={"input_rows": 7, "state_rows": 5})
         return Snapshot(batch, (file,), facts, None, pinned.unlink)
 
-    def beat(self, claim: Claim, *, alive: bool, stopped: bool = False, ago: float = 0) -> None:
+    def beat(
+        self, claim: Claim, *, alive: bool, stopped: bool = False, interrupted: bool = False, ago: float = 0
+    ) -> None:
         """Leave a heartbeat of this process, or of one that is gone."""
         process = ProcessIdentity.current()
         if not alive:
             process = ProcessIdentity(process.host, process.pid, process.created - 1000)
         uptime = time.monotonic() - ago
         beat = Heartbeat(claim.epoch, claim.run_id, (process,), 1, time.time() - ago, stopped, uptime=uptime)
+        beat = replace(beat, interrupted=interrupted)
         HeartbeatFile(self.catalog.filesystem, self.name).write(beat)
 
     def end(self, claim: Claim, status: str, reason: str = "of the test") -> None:

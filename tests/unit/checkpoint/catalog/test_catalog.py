@@ -63,6 +63,19 @@ class TestNewest:
         catalog = CheckpointCatalog(memory, JOB)
         assert [item.checkpoint_id for item in catalog.completed(run.store.job_id)[0]] == list(range(1, 12))
 
+    def test_a_claim_alone_does_not_make_the_whole_lineage_be_read(
+        self, disturbed: FaultInjectingFileSystem, run: Run, ledger: Ledger, pins: Pins
+    ) -> None:
+        take(run, 9)
+        Run(disturbed, ledger, pins).claim_epoch()
+        catalog = CheckpointCatalog(disturbed, JOB)
+        begun = len(disturbed.operations)
+        found = find_newest(catalog).metadata
+        assert found is not None
+        assert found.name == "chk-9"
+        read = {item.path for item in disturbed.operations[begun:] if item.path.endswith("_metadata")}
+        assert read == {metadata_path(found)}
+
     def test_epoch_comes_before_id(self, memory: MemoryFileSystem, ledger: Ledger, pins: Pins) -> None:
         """A higher id of an older epoch is not newer."""
         take(Run(memory, ledger, pins).start(), 9)

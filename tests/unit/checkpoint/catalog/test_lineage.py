@@ -2,11 +2,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dagster_ckpt.checkpoint.catalog.lineage import for_retention, line_of_descent
+from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.catalog.lineage import for_retention, line_before, line_of_descent, older_than
 from dagster_ckpt.checkpoint.control.taken_savepoints import RecordedSavepoint
 from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
 from dagster_ckpt.config.retention import KeepNewest, decide
+from tests.helpers.checkpoint.driver import JOB, Run, state
 from tests.helpers.checkpoint.manifests import JOB_ID, MANIFEST
+from tests.helpers.checkpoint.memory import MemoryFileSystem
 
 
 def checkpoint(epoch: int, number: int, restored_from: int | None) -> CheckpointMetadata:
@@ -61,5 +64,18 @@ def test_retention_drops_abandoned_checkpoints_first() -> None:
         ("chk-3", (2, 3), False),
     ]
     assert known[2].written_at - known[0].written_at == 2 * 86_400
-    assert [decision.keep for decision in decide(KeepNewest(2), known, 0)] == [True, False, True]
+    decisions = decide(KeepNewest(2), known, 0)
+    assert [decision.keep for decision in decisions] == [True, False, True]
+    assert decisions[1].reason.startswith("a rollback has abandoned it"), "it is one of the two newest by its number"
     assert for_retention([]) == []
+
+
+def test_an_unreadable_checkpoint_is_on_the_line_and_has_one(run: Run, memory: MemoryFileSystem) -> None:
+    taken = [run.checkpoint(state(step), step) for step in range(4)]
+    first, second, third, last = (metadata.reference for metadata in taken)
+    memory.replace(f"{JOB}/{second}/_metadata", b"damaged")
+    catalog = CheckpointCatalog(memory, JOB)
+    assert line_before(catalog, taken[-1]) == [third, second, first]
+    assert line_before(catalog, second) == [first]
+    assert [metadata.reference for metadata in older_than(catalog, last)] == [third, first]
+    assert line_before(catalog, "no checkpoint") == []

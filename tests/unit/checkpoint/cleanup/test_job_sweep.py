@@ -336,7 +336,9 @@ class TestWhoRuns:
         with pytest.raises(CheckpointNotFound, match="is void: epoch 1 published it after"):
             CheckpointCatalog(memory, JOB).load(f"{1:032x}", 2)
         ledger.examine(memory)
-        sweep(memory)
+        swept = sweep(memory)
+        reasons = {orphan.reason for orphan in swept.orphans if "/chk-2/" in orphan.path}
+        assert reasons == {"it was published too late, and is void"}
         assert directories(memory) == {"chk-1"}
 
     def test_without_a_record_of_what_was_complete_it_would_be_visible_and_incomplete(
@@ -438,6 +440,21 @@ class TestRecords:
         assert swept.orphans[-1].path.endswith("e-0000000001.end"), "what fences goes last"
         assert memory.files == {}
         assert memory.list("") == []
+
+    def test_stay_while_a_process_of_the_job_was_heard_of_after_its_end(
+        self, memory: MemoryFileSystem, ledger: Ledger, pins: Pins, clock: ManualClock
+    ) -> None:
+        """Its records are what fences it."""
+        self.given_up(memory, ledger, pins, clock)
+        clock.advance(5 * DAY.total_seconds())
+        process = ProcessIdentity("elsewhere", 1, 0.0)
+        HeartbeatFile(memory, JOB).write(Heartbeat(1, "r", (process,), int(clock.monotonic()), clock.time(), True))
+        clock.advance(DAY.total_seconds() - 1)
+        (note,) = sweep(memory, clock, older_than=DAY).notes
+        assert "the job has been over for less than 1 d" in note
+        clock.advance(2)
+        sweep(memory, clock, older_than=DAY)
+        assert memory.files == {}
 
     def test_stay_while_anything_is_left(
         self, memory: MemoryFileSystem, ledger: Ledger, pins: Pins, clock: ManualClock

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 
-from dagster_ckpt.checkpoint.processes import DRIVER_VARIABLE
+import psutil
+
+from dagster_ckpt.checkpoint.processes import DRIVER_VARIABLE, SUBMITTED, ProcessIdentity
 
 _WAIT = "import signal; print(flush=True); signal.pause()"
 _DRIVE = """
 import sys
 from dagster_ckpt.checkpoint.processes import mark_driver
-held = mark_driver(tuple(sys.argv[1:]))
+held = mark_driver(tuple(sys.argv[1:3]))
+"""
+_SUBMIT = """
+import subprocess, sys
+driver = subprocess.Popen([sys.executable, "-c", *sys.argv[1:]], stdout=subprocess.PIPE)
+driver.stdout.readline()
 """
 SPARK = ("org.apache.spark.deploy.SparkSubmit", "--name", "flights", "pyspark-shell")
 
@@ -55,3 +63,16 @@ def driving(job: Sequence[str]) -> AbstractContextManager[subprocess.Popen[str]]
 def jvm(started_by: str | None = None) -> AbstractContextManager[subprocess.Popen[str]]:
     """What looks like a JVM that PySpark has started; by default one without a mark."""
     return running(*SPARK, started_by=started_by)
+
+
+@contextmanager
+def submitted(job: Sequence[str]) -> Iterator[tuple[subprocess.Popen[str], ProcessIdentity]]:
+    """What looks like the JVM of ``spark-submit``, and the driver of a job that the JVM has started below it."""
+    order = (SUBMITTED, "shop.definitions:defs", job[1], "0" * 32)
+    with running(*job, *order, program=(sys.executable, "-c", _SUBMIT + _WAIT, _DRIVE + _WAIT)) as above:
+        (driver,) = psutil.Process(above.pid).children()
+        try:
+            yield above, ProcessIdentity.of(driver.pid)
+        finally:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                driver.kill()

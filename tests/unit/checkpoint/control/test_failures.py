@@ -2,7 +2,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dagster_ckpt.checkpoint.control.failures import DIED, Failure, FailureLog
+from dagster_ckpt.checkpoint.control.failures import DIED, Failure, FailureLog, restart_after
+from dagster_ckpt.config.restart import FixedDelayRestart
 from tests.helpers.checkpoint.driver import JOB
 from tests.helpers.checkpoint.memory import MemoryFileSystem
 
@@ -42,3 +43,13 @@ def test_only_the_last_series_are_kept(memory: MemoryFileSystem) -> None:
         log.record(series, FIRST)
     log.forget_before(40)
     assert [series for series in range(1, 41) if log.of(series)] == list(range(20, 41))
+
+
+def test_a_damaged_record_counts_by_its_name(memory: MemoryFileSystem) -> None:
+    """Left out, the death would be found unrecorded each time, and nothing would ever be restarted."""
+    log = FailureLog(memory, JOB)
+    log.record(1, Failure("run-a", DIED, 7.0, None, "it died"))
+    memory.replace(f"{JOB}/control/failures/s-0000000001/run-a-{DIED}", bytes(100))
+    (failure,) = log.of(1)
+    assert (failure.run_id, failure.sequence) == ("run-a", DIED)
+    assert restart_after([failure], FixedDelayRestart(1), JOB).allowed

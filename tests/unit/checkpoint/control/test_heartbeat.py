@@ -7,26 +7,26 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import psutil
 import pytest
 
-from dagster_ckpt.checkpoint.control import heart
+from dagster_ckpt.checkpoint.control.epochs import Claim, End
 from dagster_ckpt.checkpoint.control.heart import Heart
-from dagster_ckpt.checkpoint.control.heartbeat import (
-    INTERVAL,
-    LEASE,
-    SETTLED,
-    Heartbeat,
-    HeartbeatFile,
-    unchanged_for,
-)
+from dagster_ckpt.checkpoint.control.heartbeat import Heartbeat, HeartbeatFile, unchanged_for
+from dagster_ckpt.checkpoint.lease import Lease
 from dagster_ckpt.checkpoint.processes import ProcessIdentity, this_host
+from dagster_ckpt.clock import iso
 from dagster_ckpt.errors import JobAlreadyRunning, StorageError
 from dagster_ckpt.testing import Action, Fail, FaultInjectingFileSystem, Hang, Operation
 from tests.helpers.checkpoint.driver import JOB, ManualClock
 from tests.helpers.checkpoint.memory import MemoryFileSystem
 from tests.unit.checkpoint.control.bystanders import driving, jvm
+
+LEASE, INTERVAL, SETTLED = Lease().timeout, Lease().interval, Lease().settled
+#: The heart beats once, and then when it is told to.
+SELDOM = Lease(1200, 3600)
 
 
 @pytest.fixture
@@ -55,6 +55,24 @@ def no_wait(seconds: float) -> None:
 
 
 class TestProcessIdentity:
+    @pytest.mark.parametrize(
+        "values",
+        [
+            (0, 1.0, 1),
+            (-1, 1.0, 1),
+            (True, 1.0, 1),
+            (1 << 40, 1.0, 1),
+            (1, float("nan"), 1),
+            (1, float("inf"), 1),
+            (1, 1.0, -1),
+            (1, 1.0, 1.5),
+            (1, 1.0, True),
+        ],
+    )
+    def test_no_process_has_impossible_values(self, values: tuple[Any, ...]) -> None:
+        with pytest.raises(ValueError, match=r"is no process id|cannot have started"):
+            ProcessIdentity("host", *values)
+
     def test_of_this_process(self) -> None:
         me = ProcessIdentity.of(os.getpid())
         assert me.is_here
@@ -113,7 +131,9 @@ class TestIsDead:
         assert replace(beat(clock, me), stopped=True).is_dead(clock) == "it ended"
         before = beat(clock, me)
         clock.advance(42)
-        assert before.is_dead(clock) == "no heartbeat for 42 s"
+        dead = str(before.is_dead(clock))
+        assert dead.startswith(f"no heartbeat for 42 s, although its process {me.pid} lives")
+        assert "full disk" in dead, "a storage that is full is no dead run"
         other.kill()
         other.wait()
         assert beat(clock, it, me).is_dead(clock) == f"its process {other.pid} is gone"
@@ -124,20 +144,20 @@ class TestIsDead:
         assert heartbeat.is_dead(clock) is None, "nobody has watched it"
         assert heartbeat.is_dead(clock, unchanged=29) is None
         assert heartbeat.is_dead(clock, unchanged=31) == "no heartbeat for 31 s"
-        assert heartbeat.is_dead(clock, unchanged=31, lease=60) is None
+        assert replace(heartbeat, lease=Lease(10, 60)).is_dead(clock, unchanged=31) is None
 
     def test_here_silence_counts_when_it_cannot_lie_over_a_newer_beat(self, clock: ManualClock) -> None:
         heartbeat = beat(clock, ProcessIdentity.current())
         clock.advance(42)
         assert heartbeat.is_dead(clock, unchanged=SETTLED - 0.1) is None
-        assert heartbeat.is_dead(clock, unchanged=SETTLED) == "no heartbeat for 42 s"
+        assert str(heartbeat.is_dead(clock, unchanged=SETTLED)).startswith("no heartbeat for 42 s")
 
     @pytest.mark.parametrize("set_by", [-3600.0, 3600.0])
     def test_a_clock_that_is_set_kills_nobody_and_hides_nobody(self, clock: ManualClock, set_by: float) -> None:
         heartbeat = replace(beat(clock, ProcessIdentity.current()), beat_at=clock.time() + set_by)
         assert heartbeat.is_dead(clock) is None
         clock.advance(LEASE + 1)
-        assert heartbeat.is_dead(clock) == "no heartbeat for 31 s"
+        assert str(heartbeat.is_dead(clock)).startswith("no heartbeat for 31 s")
 
     def test_for_how_long_it_was_seen_unchanged(self, clock: ManualClock) -> None:
         what = ("storage", "of this test")
@@ -326,7 +346,7 @@ class Hanging:
         self.disk = FaultInjectingFileSystem(memory, self._plan)
         self.file = HeartbeatFile(memory, JOB)
         self.clock = clock
-        self.heart = Heart(HeartbeatFile(self.disk, JOB), clock, epoch=1, run_id="run-a")
+        self.heart = Heart(HeartbeatFile(self.disk, JOB), clock, epoch=1, run_id="run-a", lease=SELDOM)
         #: How many of the next requests of a kind hang.
         self.hang = {"read": 0, "replace": 0}
         self.hung = 0
@@ -379,11 +399,10 @@ class TestHangingRequests:
         self, memory: MemoryFileSystem, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
     ) -> Iterator[Hanging]:
         def patience(seconds: float) -> None:
-            monkeypatch.setattr(heart, "PATIENCE", seconds)
+            monkeypatch.setattr(Lease, "patience", seconds)
 
         patience(60)
-        monkeypatch.setattr(heart, "INTERVAL", 3600.0)
-        monkeypatch.setattr(heart, "SETTLED", 0.0)
+        monkeypatch.setattr(Lease, "settled", 0.0)
         made = Hanging(memory, clock, patience)
         yield made
         patience(0)
@@ -391,8 +410,8 @@ class TestHangingRequests:
         made.let_go()
 
     @pytest.mark.parametrize("kind", ["read", "replace"])
-    def test_the_heart_goes_on_beside_one(self, hanging: Hanging, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-        monkeypatch.setattr(heart, "INTERVAL", 0.01)
+    def test_the_heart_goes_on_beside_one(self, hanging: Hanging, kind: str) -> None:
+        hanging.heart.lease = Lease(0.01)
         hanging.hangs(kind, hanging.heart.start)
         for _ in range(3):
             hanging.beaten.clear()
@@ -501,8 +520,89 @@ class TestHangingRequests:
         hanging.file.write(replace(alive, processes=(ProcessIdentity("elsewhere/1", 1, 1.0),)))
         started = hanging.clock.now
         assert hanging.file.free_job(hanging.clock, hanging.clock.advance) == ()
-        assert hanging.clock.now - started <= LEASE + INTERVAL
+        assert hanging.clock.now - started <= SELDOM.timeout + SELDOM.interval
         hanging.file.write(replace(alive, processes=(ProcessIdentity.of(other.pid),)))
         other.kill()
         other.wait()
         assert hanging.file.free_job(hanging.clock, no_wait) == ()
+
+
+def judged(file: HeartbeatFile, claim: Claim, end: End | None, clock: ManualClock) -> tuple[str | None, float]:
+    """Why the run is dead, and its last sign of life to the millisecond."""
+    dead, last_sign = file.judged(claim, end, clock)
+    return dead, round(last_sign, 3)
+
+
+def test_the_last_sign_of_life_of_a_silent_run_is_its_last_beat(memory: MemoryFileSystem) -> None:
+    """Whoever looks again and again dates a death by when the heartbeat last changed."""
+    clock, file = ManualClock(), HeartbeatFile(memory, "judged")
+    began = round(clock.time(), 3)
+    claim = Claim(1, "token", 1, "run-a", "elsewhere", 1, iso(began))
+    file.write(Heartbeat(1, "run-a", (ProcessIdentity("elsewhere", 1, 0.0),), 5, began))
+    assert judged(file, claim, None, clock) == (None, began)
+    clock.advance(LEASE - 1)
+    assert judged(file, claim, None, clock) == (None, began)
+    clock.advance(2)
+    dead, last_sign = judged(file, claim, None, clock)
+    assert dead == f"no heartbeat for {LEASE + 1:.0f} s"
+    assert last_sign == began
+
+
+@pytest.mark.parametrize("here", [True, False])
+def test_a_claim_without_a_beat_is_dated_by_this_hosts_clock_only_if_it_is_of_this_host(
+    memory: MemoryFileSystem, here: bool
+) -> None:
+    clock, file = ManualClock(), HeartbeatFile(memory, f"claimed-{here}")
+    claimed = round(clock.time(), 3)
+    claim = Claim(1, "token", 1, "run-a", this_host() if here else "elsewhere", 1, iso(claimed))
+    clock.advance(LEASE + 5)
+    seconds = LEASE + 5
+    if not here:
+        assert judged(file, claim, None, clock) == (None, claimed)
+        clock.advance(LEASE + 1)
+        seconds = LEASE + 1
+    assert judged(file, claim, None, clock) == (
+        f"no heartbeat since it took the job over {seconds:.0f} s ago",
+        claimed,
+    )
+    end = End("CANCELED", "terminated", discarded=False, ended_at=iso(clock.time()))
+    assert judged(file, claim, end, clock) == ("it ended", claimed)
+
+
+def test_what_goes_wrong_with_checkpoints_is_told_until_one_completes(file: HeartbeatFile, clock: ManualClock) -> None:
+    heart = Heart(file, clock, epoch=1, run_id="run-a")
+
+    def told(epoch: int) -> Heartbeat:
+        heart.hold(epoch)
+        found = file.read()
+        assert found is not None
+        return found
+
+    def beaten() -> Heartbeat:
+        heart.add_process(os.getpid())
+        found = file.read()
+        assert found is not None
+        return found
+
+    began = clock.time()
+    heart.checkpoint_due()
+    clock.advance(60)
+    heart.checkpoint_failed(4, "x" * 1_000_000, 2)
+    assert beaten().due_since == began
+    restarted = told(2)
+    assert restarted.due_since is None, "whether the new start owes a checkpoint is not known yet"
+    assert restarted.failed_checkpoints is not None
+    assert (restarted.failed_checkpoints.in_a_row, restarted.failed_checkpoints.at) == (2, clock.time())
+    assert len(restarted.failed_checkpoints.reason) < 20_000
+    heart.checkpoint_due()
+    assert beaten().due_since == began, "no start has completed one since"
+    heart.completed(f"{1:032x}/chk-1", 1)
+    whole = beaten()
+    assert (whole.due_since, whole.failed_checkpoints) == (None, None)
+    clock.advance(60)
+    heart.checkpoint_due()
+    assert beaten().due_since == clock.time()
+    heart.completed(f"{1:032x}/chk-2", 1, is_durable=False)
+    in_memory = beaten()
+    assert in_memory.due_since is None, "a checkpoint in the driver's memory is one, too"
+    assert in_memory.completed == whole.completed, "its loss is none"

@@ -20,12 +20,13 @@ from hypothesis import strategies as st
 
 from dagster_ckpt.checkpoint import processes
 from dagster_ckpt.checkpoint.control.heart import Heart
-from dagster_ckpt.checkpoint.control.heartbeat import LEASE, Heartbeat, HeartbeatFile
+from dagster_ckpt.checkpoint.control.heartbeat import Heartbeat, HeartbeatFile
+from dagster_ckpt.checkpoint.lease import Lease
 from dagster_ckpt.checkpoint.processes import DRIVER_VARIABLE, ProcessIdentity, is_proven, mark_driver, this_host
 from dagster_ckpt.errors import CorruptCheckpoint, JobAlreadyRunning
 from tests.helpers.checkpoint.driver import JOB, ManualClock
 from tests.helpers.checkpoint.memory import MemoryFileSystem
-from tests.unit.checkpoint.control.bystanders import SPARK, driving, jvm, running
+from tests.unit.checkpoint.control.bystanders import SPARK, driving, jvm, running, submitted
 
 _RECORD = f"{JOB}/control/heartbeat"
 
@@ -47,6 +48,9 @@ def gone() -> ProcessIdentity:
     """A driver that has ended."""
     with running() as process:
         return ProcessIdentity.of(process.pid)
+
+
+LEASE = Lease().timeout
 
 
 def beat(clock: ManualClock, *named: ProcessIdentity) -> Heartbeat:
@@ -264,6 +268,29 @@ class TestProven:
             assert free(file, clock) == [identity]
             assert left.wait() == -signal.SIGKILL
 
+    @pytest.mark.parametrize("is_gone", [False, True], ids=["", "its driver is gone"])
+    def test_a_paused_jvm_above_its_driver(self, file: HeartbeatFile, clock: ManualClock, *, is_gone: bool) -> None:
+        """``spark-submit`` starts the JVM first, so the JVM has no mark of the driver."""
+        with submitted(file.key) as (above, driver):
+            above.send_signal(signal.SIGSTOP)
+            if is_gone:
+                driver.kill()
+            file.write(beat(clock, driver, ProcessIdentity.of(above.pid)))
+            assert [each.pid for each in free(file, clock)] == ([] if is_gone else [driver.pid]) + [above.pid]
+            assert above.wait() == -signal.SIGKILL
+
+    @pytest.mark.parametrize("other", ["another", JOB], ids=["of another job", "in another storage"])
+    def test_the_jvm_above_another_driver_is_not(
+        self, file: HeartbeatFile, clock: ManualClock, gone: ProcessIdentity, other: str
+    ) -> None:
+        with submitted(("file:///elsewhere", other)) as (above, driver):
+            for named in (gone, driver):
+                file.write(beat(clock, named, ProcessIdentity.of(above.pid)))
+                with pytest.raises(JobAlreadyRunning):
+                    free(file, clock)
+            assert above.poll() is None
+            assert driver.is_alive()
+
     def test_a_heart_proves_its_driver_until_it_has_said_that_it_stopped(
         self, file: HeartbeatFile, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -302,7 +329,9 @@ def named(storage: MemoryFileSystem) -> Iterator[list[ProcessIdentity]]:
     with contextlib.ExitStack() as stack:
         driver = ProcessIdentity.of(stack.enter_context(driving((storage.url, JOB))).pid)
         others = [jvm(driver.mark), running(), jvm(), jvm("1-1"), driving((storage.url, "another"))]
-        yield [driver, *(ProcessIdentity.of(stack.enter_context(other).pid) for other in others)]
+        above, below = stack.enter_context(submitted(("file:///elsewhere", JOB)))
+        elsewhere = [ProcessIdentity.of(above.pid), below]
+        yield [driver, *(ProcessIdentity.of(stack.enter_context(other).pid) for other in others), *elsewhere]
 
 
 class TestWhateverARecordSays:

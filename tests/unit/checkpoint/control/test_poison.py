@@ -193,6 +193,7 @@ def test_what_is_told() -> None:
     found = Streak(7, 3, "ValueError: row 12 is bad.")
     assert so_far(None, 3) == so_far(found, None) == so_far(replace(found, times=1), 3) == ""
     assert so_far(found, 5) == ", after batch 7 failed 3 times in a row with the same error (5 end the job)"
+    assert "failed 2 times" in so_far(replace(found, times=2), 3)
     error = found.poison("orders", storage="/ckpt", before="abc/chk-6")
     assert type(error) is PoisonBatch
     assert not error.recoverable

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from dagster_ckpt.checkpoint.control import heart as heart_module
 from dagster_ckpt.checkpoint.control.heart import Heart
 from dagster_ckpt.checkpoint.control.heartbeat import Completed, HeartbeatFile
+from dagster_ckpt.checkpoint.lease import Lease
 from dagster_ckpt.clock import SystemClock
 from dagster_ckpt.errors import StorageError
 from dagster_ckpt.filesystem import PosixFileSystem
@@ -28,10 +28,7 @@ class Failing(PosixFileSystem):
 
 
 @pytest.mark.parametrize("storage", [PosixFileSystem, Refusing, Failing])
-def test_each_beat_is_told_even_if_whoever_is_told_fails(
-    storage: type[PosixFileSystem], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(heart_module, "INTERVAL", 0.01)
+def test_each_beat_is_told_even_if_whoever_is_told_fails(storage: type[PosixFileSystem], tmp_path: Path) -> None:
     told, often = 0, threading.Event()
 
     def on_beat() -> None:
@@ -41,7 +38,8 @@ def test_each_beat_is_told_even_if_whoever_is_told_fails(
             often.set()
         raise ZeroDivisionError
 
-    heart = Heart(HeartbeatFile(storage(tmp_path), "job"), SystemClock(), epoch=1, run_id="run")
+    lease = Lease(0.01)
+    heart = Heart(HeartbeatFile(storage(tmp_path), "job"), SystemClock(), epoch=1, run_id="run", lease=lease)
     heart.on_beat = on_beat
     heart.start()
     try:
@@ -50,13 +48,13 @@ def test_each_beat_is_told_even_if_whoever_is_told_fails(
         heart.stop()
 
 
-def test_what_is_complete_is_told_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_complete_is_told_at_once(tmp_path: Path) -> None:
     """A process that is killed seconds after a checkpoint has told of it."""
-    monkeypatch.setattr(heart_module, "INTERVAL", 10 * _DEADLINE)
     file = HeartbeatFile(PosixFileSystem(tmp_path), "job")
-    heart, beats = Heart(file, SystemClock(), epoch=1, run_id="run"), threading.Semaphore(0)
-    heart.on_beat = beats.release
+    seldom = Lease(10 * _DEADLINE, 30 * _DEADLINE)
+    heart, beats = Heart(file, SystemClock(), epoch=1, run_id="run", lease=seldom), threading.Semaphore(0)
     heart.start()
+    heart.on_beat = beats.release
     try:
         heart.completed(f"{'0' * 32}/chk-1", 1)
         assert beats.acquire(timeout=_DEADLINE)

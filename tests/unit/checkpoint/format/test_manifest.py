@@ -74,6 +74,8 @@ def manifests(draw: st.DrawFn) -> CheckpointMetadata:
         facts=Facts.model_validate(draw(facts)),
         sink=draw(st.none() | facts),
         files=tuple(draw(st.lists(entries(), max_size=5, unique_by=lambda file: file.path).filter(side_by_side))),
+        given_name=draw(st.none() | st.sampled_from(["before-upgrade", "2.0_a"])),
+        note=draw(st.just("") | text),
     )
 
 
@@ -191,9 +193,17 @@ def test_however_it_is_indented_it_is_read() -> None:
 
 
 @given(manifests())
-def test_only_files_that_their_store_copied_make_it_version_2(metadata: CheckpointMetadata) -> None:
+def test_only_what_an_older_release_does_not_know_makes_a_newer_version(metadata: CheckpointMetadata) -> None:
     version = json.loads(metadata.encode())["version"]
-    assert version == (2 if any(file.stored is not None for file in metadata.files) else 1)
+    copies = any(file.stored is not None for file in metadata.files)
+    assert version == (3 if metadata.given_name or metadata.note else 2 if copies else 1)
+
+
+def test_a_manifest_without_a_name_has_the_bytes_of_the_release_before_names() -> None:
+    """The SHA-256 of what that release wrote; so the one reads what the other writes."""
+    assert (
+        hashlib.sha256(SMALL.encode()).hexdigest() == "1c81795220d964eba14b27d86129a65183d924a69cef44fce07643e7da05564d"
+    )
 
 
 @pytest.mark.parametrize(
@@ -206,7 +216,7 @@ def test_a_copy_lies_whole_under_a_name_of_its_own(wrong: dict[str, Any]) -> Non
         FileEntry.from_json({name: value for name, value in {**entry, **wrong}.items() if value is not None})
 
 
-@pytest.mark.parametrize("version", [0, 3, 99, "1", None])
+@pytest.mark.parametrize("version", [0, 4, 99, "1", None])
 @pytest.mark.parametrize("same_digest", [True, False])
 def test_an_unknown_version_is_refused_by_name(version: object, same_digest: bool) -> None:
     data = signed(document(version=version)) if same_digest else json.dumps(document(version=version)).encode()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import pytest
@@ -14,18 +14,30 @@ from hypothesis import strategies as st
 from dagster_ckpt.checkpoint.control.deletion_log import Deletion
 from dagster_ckpt.checkpoint.control.epochs import Choice, Claim, End, Settled
 from dagster_ckpt.checkpoint.control.failures import Failure
-from dagster_ckpt.checkpoint.control.heartbeat import Heartbeat
+from dagster_ckpt.checkpoint.control.heartbeat import FailedCheckpoints, Heartbeat
 from dagster_ckpt.checkpoint.control.job_records import _Owner
 from dagster_ckpt.checkpoint.control.pins import Pin
 from dagster_ckpt.checkpoint.control.quarantine import Quarantined
-from dagster_ckpt.checkpoint.control.savepoint_requests import Answer, SavepointRequest, TakenSavepoint
-from dagster_ckpt.checkpoint.control.taken_savepoints import RecordedSavepoint
+from dagster_ckpt.checkpoint.control.savepoint_requests import (
+    Answer,
+    CancelRequest,
+    SavepointRequest,
+    SavepointRequests,
+    TakenSavepoint,
+    _Begun,
+)
+from dagster_ckpt.checkpoint.control.taken_savepoints import NamedSavepoint, RecordedSavepoint
 from dagster_ckpt.checkpoint.format.records import encode_record, read_record
+from dagster_ckpt.checkpoint.lease import Lease
 from dagster_ckpt.checkpoint.processes import ProcessIdentity
-from dagster_ckpt.checkpoint.taking.savepoint_files import _Disposal
+from dagster_ckpt.checkpoint.start_traces import StartTrace, Step
+from dagster_ckpt.checkpoint.submissions import Submission
+from dagster_ckpt.checkpoint.taking.savepoint_files import _Claimed, _Disposal
 from dagster_ckpt.errors import CorruptRecord, InvalidConfiguration
+from dagster_ckpt.stored_json import seal
 from tests.helpers.checkpoint.memory import MemoryFileSystem
 from tests.helpers.checkpoint.record_files import as_version_1, fields_of, resealed
+from tests.helpers.checkpoint.record_types import record_types
 
 LINEAGE = "0123456789abcdef" * 2
 PLACE = "flights/control/some/record"
@@ -52,9 +64,24 @@ RECORDS: list[Any] = [
     SavepointRequest(LINEAGE, "/savepoints", stop=True, asked_at=1.0, until=2.0),
     Answer(1.0, TakenSavepoint("/savepoints/savepoint-012345-0123456789ab", 3, 4, 5, 6, 0.5)),
     RecordedSavepoint(LINEAGE, 3, 8, None, "/savepoints/savepoint-012345-0123456789ab"),
-    Heartbeat(3, "run-1", (ProcessIdentity("host/boot", 17, 1.0),), 5, 2.0, uptime=9.0),
+    Heartbeat(
+        3,
+        "run-1",
+        (ProcessIdentity("host/boot", 17, 1.0),),
+        5,
+        2.0,
+        uptime=9.0,
+        failed_checkpoints=FailedCheckpoints(2, "the storage is full", 8.5, 4),
+        due_since=7.0,
+    ),
+    StartTrace(3, "run-1", "2026-11-23T10:00:00.000+00:00", True, (Step("session", 0.5, 4.0, "monotonic"),)),
     _Owner("dagster"),
     _Disposal(("a", "b")),
+    _Claimed("flights", LINEAGE),
+    CancelRequest("run-1", 1.0),
+    Submission("run-1", 2, 1, '{"restore_from": "latest"}', 1.0),
+    _Begun(3, 1.0),
+    NamedSavepoint("before-upgrade", "/savepoints/savepoint-012345-0123456789ab", "a note", None, LINEAGE, 3, 8, "now"),
 ]
 IDS = [type(record).__name__ for record in RECORDS]
 
@@ -77,6 +104,10 @@ def read(record: Any, data: bytes, place: str = PLACE) -> Any:
     return read_record(memory, place, type(record))
 
 
+def test_every_kind_of_record_is_among_these() -> None:
+    assert {type(record) for record in RECORDS} == record_types()
+
+
 @pytest.mark.parametrize("record", RECORDS, ids=IDS)
 def test_what_is_written_is_read(record: Any) -> None:
     data = encode_record(record, PLACE)
@@ -87,6 +118,85 @@ def test_what_is_written_is_read(record: Any) -> None:
 @pytest.mark.parametrize("record", RECORDS, ids=IDS)
 def test_a_record_of_an_earlier_release_is_read(record: Any) -> None:
     assert read(record, as_version_1(encode_record(record, PLACE))) == record
+
+
+def test_what_an_older_release_must_not_overlook_has_a_version_that_it_refuses() -> None:
+    memory = MemoryFileSystem()
+    requests = SavepointRequests(memory, "flights")
+    says_more = [{"name": "nightly-1"}, {"note": "before 2.0"}, {"series": "nightly"}, {"checkpoint": True}]
+    for number, more in enumerate([{}, *says_more]):
+        request = SavepointRequest(f"{number:032x}", None, False, float(number), 9.0, **more)  # type: ignore[arg-type]
+        requests.ask(request)
+        data = memory.files[f"flights/control/requests/r-{request.token}"]
+        assert json.loads(data)["version"] == (3 if more else 2)
+    assert [asked.request.kind for asked in requests.unread()] == ["savepoint"] * 4 + ["checkpoint"]
+
+
+def test_a_request_of_the_release_before_names_asks_for_a_savepoint() -> None:
+    """As that release wrote it, byte for byte."""
+    place = f"flights/control/requests/r-{LINEAGE}"
+    body = (
+        f'{{\n "version": 2,\n "place": "{place}",\n "token": "{LINEAGE}",\n "target": "/savepoints",\n'
+        ' "stop": true,\n "asked_at": 1.0,\n "until": 2.0'
+    )
+    memory = MemoryFileSystem()
+    memory.files[place] = seal(body.encode())
+    (request,) = SavepointRequests(memory, "flights").open()
+    assert request == SavepointRequest(LINEAGE, "/savepoints", stop=True, asked_at=1.0, until=2.0)
+    assert not request.checkpoint
+
+
+def test_an_answer_of_the_release_before_names_has_no_name() -> None:
+    """As that release wrote it, byte for byte."""
+    place = f"flights/control/requests/r-{LINEAGE}.answer"
+    body = (
+        f'{{\n "version": 2,\n "place": "{place}",\n "answered_at": 1.0,\n "savepoint": {{\n  "pointer": "/s/x",\n'
+        '  "checkpoint_id": 8,\n  "batch": 7,\n  "files": 2,\n  "size": 100,\n  "seconds": 0.5\n },\n "error": "",\n'
+        ' "hint": "",\n "withdrawn": false'
+    )
+    memory = MemoryFileSystem()
+    memory.files[place] = seal(body.encode())
+    assert SavepointRequests(memory, "flights").answer_to(LINEAGE) == Answer(
+        1.0, TakenSavepoint("/s/x", 8, 7, 2, 100, 0.5)
+    )
+
+
+class TestTheLeaseOfAHeartbeat:
+    BEAT = Heartbeat(3, "run-1", (ProcessIdentity("host/boot", 17, 1.0),), 5, 2.0, uptime=9.0)
+
+    def test_one_that_announces_none_has_the_default(self) -> None:
+        """As the releases wrote it that had one lease only."""
+        data = encode_record(self.BEAT, PLACE)
+        fields = fields_of(data)
+        del fields["lease"]
+        old = seal(json.dumps({"version": 2, "place": PLACE, **fields}, indent=1).removesuffix("\n}").encode())
+        assert read(self.BEAT, old).lease == Lease(2.0, 30.0)
+
+    def test_only_another_lease_than_the_default_is_of_a_version_that_older_releases_refuse(self) -> None:
+        assert json.loads(encode_record(self.BEAT, PLACE))["version"] == 2
+        short = replace(self.BEAT, lease=Lease(1.0, 5.0))
+        data = encode_record(short, PLACE)
+        assert json.loads(data)["version"] == 3
+        assert read(short, data) == short
+
+    def test_a_version_of_a_later_release_is_refused_by_name(self) -> None:
+        with pytest.raises(CorruptRecord, match="is of version 4, and this release reads versions 1, 2 and 3"):
+            read(self.BEAT, resealed(encode_record(self.BEAT, PLACE), version=4))
+
+    @pytest.mark.parametrize(
+        "lease",
+        [
+            {"interval": 0.0, "timeout": 30.0},
+            {"interval": 2.0, "timeout": 5.0},
+            {"interval": 2.0, "timeout": 1e9},
+            {"interval": 2.0, "timeout": -1.0},
+            {"interval": "2", "timeout": 30.0},
+            30.0,
+        ],
+    )
+    def test_what_cannot_be_a_lease_is_not_believed(self, lease: object) -> None:
+        with pytest.raises(CorruptRecord, match="lease"):
+            read(self.BEAT, resealed(encode_record(self.BEAT, PLACE), lease=lease))
 
 
 @pytest.mark.parametrize("record", RECORDS, ids=IDS)

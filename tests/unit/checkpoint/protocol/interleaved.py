@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Callable, Iterable
 from functools import partial
+
+import pytest
 
 from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
 from dagster_ckpt.checkpoint.catalog.newest import find_newest
 from dagster_ckpt.checkpoint.control.deletion_log import DeletionLog
+from dagster_ckpt.config.retention import KeepNewest
 from dagster_ckpt.errors import CheckpointError, Fenced
 from dagster_ckpt.filesystem import FileSystem
 from dagster_ckpt.testing import (
@@ -18,11 +22,13 @@ from dagster_ckpt.testing import (
     Disturb,
     Fail,
     FailAfter,
+    FaultInjectingFileSystem,
     Interleavings,
     Operation,
     enumerate_interleavings,
+    interleaving,
 )
-from tests.helpers.checkpoint.driver import JOB, Ledger, Pins, Run, state
+from tests.helpers.checkpoint.driver import JOB, Ledger, Pins, Run, shared, state
 from tests.helpers.checkpoint.memory import MemoryFileSystem
 
 DRIVERS = 3
@@ -46,6 +52,12 @@ def now_and_then(driver: int, operation: Operation, chance: random.Random) -> Ac
         return None
     actions: list[Action] = [Crash(), Fail(), CrashAfter(), FailAfter()]
     return chance.choice(actions if operation.changes else actions[:2])
+
+
+def refused_now_and_then(driver: int, operation: Operation, chance: random.Random) -> Action | None:
+    """Of a hundred operations of any driver one fails, or loses its reply."""
+    del driver
+    return (FailAfter() if operation.changes and chance.random() < 0.5 else Fail()) if chance.random() < 0.01 else None
 
 
 def interleavings(
@@ -91,6 +103,94 @@ def interleavings(
 
     drivers = [partial(drive, number) for number in range(DRIVERS)]
     return enumerate_interleavings(fresh, drivers, examine, seeds, zombie=zombie, disturb=disturb)
+
+
+class _Yielding:
+    """A lock; whoever waits for it asks the storage for nothing meanwhile, so that the others run."""
+
+    def __init__(self, storage: FileSystem) -> None:
+        self._storage = storage
+        self._lock = threading.RLock()
+
+    def __enter__(self) -> None:
+        while not self._lock.acquire(blocking=False):
+            self._storage.list("nothing")
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
+class _Threads:
+    """A run whose threads are the drivers: each sees the storage through a view of its own."""
+
+    def __init__(self, pins: Pins) -> None:
+        self.storage, self.ledger = MemoryFileSystem(), Ledger()
+        self._mine = threading.local()
+        self._disk = FaultInjectingFileSystem(self.storage, self._plan)
+        self.run = Run(self._disk, self.ledger, pins).start()
+        self._next = self._writing = 0
+        kept = self.run.store._kept
+        self.run.store._issuing = _Yielding(self._disk)  # type: ignore[assignment]
+        kept.lock = _Yielding(self._disk)  # type: ignore[assignment]
+        kept._deleting = _Yielding(self._disk)  # type: ignore[assignment]
+        self.run.note_decisions()
+
+    def _plan(self, operation: Operation) -> Action | None:
+        view = getattr(self._mine, "view", None)
+        return None if view is None else view.plan(operation)
+
+    def write(self, view: FileSystem, *, identities: bool) -> None:
+        """Take checkpoints that share files with one before the last: the last is often of the other thread."""
+        self._mine.view = view
+        self._writing += 1
+        for step in range(20):
+            self._next += 1
+            files = {
+                f"checkpoint/state/{identities}.sst": f"in three in a row {identities} {step // 3}".encode(),
+                **{f"checkpoint/state/{new}.new": f"of {self._next} alone, {new:9}".encode() for new in range(3)},
+            }
+            try:
+                self.run.checkpoint(files, self._next, identities=identities)
+                self.ledger.examine(self.storage)
+            except (CheckpointError, OSError):
+                continue
+        self._writing -= 1
+
+    def delete(self, view: FileSystem) -> None:
+        self._mine.view = view
+        while self._writing or self.run.store.retained[1:]:
+            try:
+                self.run.store.subsume(KeepNewest(1))
+                self.ledger.examine(self.storage)
+            except (CheckpointError, OSError):
+                continue
+
+
+def threads_of_one_run(pins: Pins, seeds: Iterable[int], *, disturb: Disturb | None = None) -> Interleavings:
+    """Two threads of a run take checkpoints and a third one deletes; then another run goes on."""
+
+    def fresh() -> tuple[MemoryFileSystem, _Threads]:
+        threads = _Threads(pins)
+        return threads.storage, threads
+
+    def examine(storage: FileSystem, threads: _Threads) -> None:
+        kept(storage, threads.ledger)
+        again = Run(storage, threads.ledger, pins).start()
+        newest = again.checkpoint(state(99), 99)
+        again.subsume(1)
+        kept(storage, threads.ledger)
+        assert shared(storage) == {name.rpartition("/")[2] for name in newest.references}
+
+    drivers = [
+        lambda view, threads: threads.write(view, identities=True),
+        lambda view, threads: threads.write(view, identities=False),
+        lambda view, threads: threads.delete(view),
+    ]
+    with pytest.MonkeyPatch.context() as patch:
+        # A checkpoint is a dozen operations, and what matters lies within one.
+        patch.setattr(interleaving, "_AWAKE", (1, 2, 3, 5, 8))
+        patch.setattr(interleaving, "_ASLEEP", (20, 60))
+        return enumerate_interleavings(fresh, drivers, examine, seeds, disturb=disturb)
 
 
 def kept(storage: FileSystem, ledger: Ledger) -> None:

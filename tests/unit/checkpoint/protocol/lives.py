@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
 from dagster_ckpt.checkpoint.catalog.file_reader import materialize_checkpoint
 from dagster_ckpt.checkpoint.catalog.newest import find_newest
+from dagster_ckpt.checkpoint.control.deletion_log import Deletion
 from dagster_ckpt.checkpoint.control.pins import Pins as CheckpointPins
 from dagster_ckpt.errors import CheckpointError, Fenced
 from dagster_ckpt.filesystem import FileSystem
@@ -16,10 +18,11 @@ from dagster_ckpt.testing import Enumeration, Late, enumerate_crash_points
 from tests.helpers.checkpoint.driver import JOB, Ledger, Pins, Run, pin, state, unpin
 from tests.helpers.checkpoint.memory import MemoryFileSystem
 
-SCENARIOS = ("first_life", "second_run", "rollback", "sharing", "end", "pinned", "unpinned")
+SCENARIOS = ("first_life", "second_run", "rollback", "sharing", "beside", "end", "pinned", "unpinned")
 #: Operations that store or read bytes.
 FLIPPED = frozenset({"create", "write", "read", "fetch"})
 
+InUse = Callable[[], frozenset[str] | None]
 Held = list[Callable[[], None]]
 
 
@@ -90,6 +93,29 @@ class Life:
                 f"checkpoint/state/{number}.sst": f"in two in a row {number}".encode() for number in (step, step + 1)
             }
             take(run, step, keep=1, contents=files)
+
+    def beside(self, storage: FileSystem, ledger: Ledger) -> None:
+        """Checkpoints are taken in the midst of each deletion: before its first file, and before its shared files."""
+        run = self.process(storage, ledger, self.pins).start()
+        run.note_decisions()
+        deletions = run.catalog.records.deletions
+        carry_out, steps = deletions._carry_out, iter(range(50, 90))
+
+        def complete() -> None:
+            with suppress(CheckpointError, OSError):
+                run.checkpoint(state(next(steps)))
+
+        def meanwhile(deletion: Deletion, in_use: InUse, pinned: frozenset[int] = frozenset()) -> None:
+            def used_now() -> frozenset[str] | None:
+                complete()
+                return in_use()
+
+            complete()
+            carry_out(deletion, used_now, pinned)
+
+        deletions._carry_out = meanwhile  # type: ignore[method-assign]
+        for step in range(1, 4):
+            take(run, step, keep=1)
 
     def restored(self, storage: FileSystem, ledger: Ledger) -> None:
         """A checkpoint is written to a disk, and either it is what was meant or the job is told that it is not."""

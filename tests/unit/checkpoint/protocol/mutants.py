@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from dagster_ckpt.checkpoint.catalog import file_reader as reading
-from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog, _AtChoice
+from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.catalog.voiding import Voiding, _AtChoice
 from dagster_ckpt.checkpoint.cleanup import dead_runs as ending
 from dagster_ckpt.checkpoint.cleanup import start_sweep
 from dagster_ckpt.checkpoint.cleanup.start_sweep import sweep_start
@@ -174,7 +175,7 @@ def ids_are_not_recorded(patch: pytest.MonkeyPatch) -> None:
 
 
 def nothing_is_void(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(CheckpointCatalog, "_voided_by", lambda catalog, metadata, names: None)
+    patch.setattr(Voiding, "voided_by", lambda voiding, metadata, names: None)
 
 
 def only_later_ids_are_void(patch: pytest.MonkeyPatch) -> None:

@@ -26,6 +26,7 @@ from dagster_ckpt.filesystem import FileSystem, PosixFileSystem
 from dagster_ckpt.testing import Crash, FaultInjectingFileSystem, ProcessDied, enumerate_crash_points
 from tests.helpers.checkpoint.driver import JOB, Ledger, ManualClock, Pins, Run, directories, once, pin, shared, state
 from tests.helpers.checkpoint.memory import MemoryFileSystem
+from tests.unit.checkpoint.protocol.story import CONTROL, told
 
 LINEAGE = f"{JOB}/{1:032x}"
 NOTES = "notes.txt"
@@ -293,6 +294,11 @@ class TestRecords:
             directory, _, name = path.removeprefix(f"{LINEAGE}/").rpartition("/")
             assert directory != "shared" or written_by(name) == 1
             assert not directory.startswith("chk-") or is_checkpoint_file(name)
+
+
+def test_a_record_of_every_kind_is_known_as_one(pins: Pins) -> None:
+    records = [path.removeprefix(CONTROL) for path in told(pins).records()]
+    assert [path for path in records if not is_record(path)] == []
 
 
 @pytest.mark.parametrize(

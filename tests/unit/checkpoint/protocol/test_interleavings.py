@@ -6,7 +6,12 @@ import pytest
 
 from dagster_ckpt.testing import Disturb
 from tests.helpers.checkpoint.driver import Pins
-from tests.unit.checkpoint.protocol.interleaved import interleavings, now_and_then
+from tests.unit.checkpoint.protocol.interleaved import (
+    interleavings,
+    now_and_then,
+    refused_now_and_then,
+    threads_of_one_run,
+)
 
 SEEDS = 600
 MANY_SEEDS = 2000
@@ -35,6 +40,12 @@ def test_a_zombie_that_wakes_up_when_all_is_over_breaks_no_promise(pins: Pins) -
 
 def test_faults_on_top_of_it_break_no_promise(pins: Pins) -> None:
     interleavings(pins, range(SEEDS // 4), zombie=True, disturb=now_and_then).require_none()
+
+
+@pytest.mark.parametrize("disturb", [None, refused_now_and_then])
+def test_a_deletion_beside_checkpoints_of_the_same_run_breaks_no_promise(pins: Pins, disturb: Disturb | None) -> None:
+    """Switched at any operation: files are shared, and checkpoints published, while a deletion is under way."""
+    threads_of_one_run(pins, range(SEEDS // 20), disturb=disturb).require_none()
 
 
 @pytest.mark.exhaustive

@@ -27,6 +27,7 @@ class TestSchedule:
             CheckpointConfig(interval="10 s", min_pause="4 s"),
             job.clock,
             job.executor,
+            job.deleter,
             job.listener,
             random.Random(seed),
         )
@@ -39,19 +40,27 @@ class TestSchedule:
         job = Job(memory, pins)
         job.pass_time(65, commit_every=1)
         assert job.captures == [10, 20, 30, 40, 50, 60]
-        assert [name for name, _ in job.listener.done] == [f"chk-{number}" for number in range(1, 7)]
+        assert job.listener.done == [f"chk-{number}" for number in range(1, 7)]
 
     def test_without_an_interval_there_are_no_turns(self, memory: MemoryFileSystem, pins: Pins) -> None:
         job = Job(memory, pins, interval=None)
         job.pass_time(300, commit_every=10)
         assert job.captures == []
         job.coordinator.finish()
-        assert [name for name, _ in job.listener.done] == ["chk-1"], "the last batch is covered all the same"
+        assert job.listener.done == ["chk-1"], "the last batch is covered all the same"
 
     def test_an_interval_below_the_pause_is_raised_to_it(self, memory: MemoryFileSystem, pins: Pins) -> None:
         job = Job(memory, pins, interval="1 s", min_pause="20 s")
         job.pass_time(65, commit_every=1)
         assert job.captures == [20, 40, 60]
+
+    def test_a_completed_savepoint_begins_the_pause_anew(self, memory: MemoryFileSystem, pins: Pins) -> None:
+        job = Job(memory, pins, interval="10 s", min_pause="8 s")
+        job.pass_time(25, commit_every=1)
+        assert job.captures == [10, 20]
+        job.coordinator.savepoint_completed()
+        job.pass_time(45, commit_every=1)
+        assert job.captures == [10, 20, 33, 41]
 
     def test_the_pause_counts_from_the_last_completion(self, memory: MemoryFileSystem, pins: Pins) -> None:
         job = Job(memory, pins, at_once=False, min_pause="8 s")
@@ -94,6 +103,33 @@ class TestSchedule:
         assert job.captures == [50, 200], "at once: its turn is long due"
         assert job.listener.failures == []
 
+    def test_a_checkpoint_is_due_from_its_turn_until_it_completes_and_an_idle_stream_owes_none(
+        self, memory: MemoryFileSystem, pins: Pins
+    ) -> None:
+        job = Job(memory, pins, at_once=False)
+        job.pass_time(50)
+        assert not job.coordinator.became_due(), "nothing was committed"
+        job.stream.committed = 1
+        job.pass_time(51)
+        assert job.coordinator.became_due()
+        job.pass_time(70)
+        assert not job.coordinator.became_due(), "told once"
+        job.executor.let()
+        job.pass_time(100)
+        assert not job.coordinator.became_due(), "complete, and the stream is idle"
+        job.refuse("create", "write")
+        job.stream.committed = 2
+        job.pass_time(120)
+        assert job.listener.failures
+        assert job.coordinator.became_due()
+        job.refuse()
+        job.pass_time(135)
+        job.executor.let()
+        job.stream.planned = 3
+        job.pass_time(200)
+        assert len(job.listener.done) == 2
+        assert job.coordinator.became_due(), "a batch that hangs is not idle"
+
     def test_what_was_restored_needs_no_checkpoint(self, memory: MemoryFileSystem, pins: Pins) -> None:
         job = Job(memory, pins)
         job.stream.committed = 7
@@ -107,7 +143,7 @@ class TestSchedule:
     def test_retention_and_timings(self, memory: MemoryFileSystem, pins: Pins) -> None:
         job = Job(memory, pins, num_retained=2)
         job.pass_time(45, commit_every=1)
-        assert job.listener.done[-1] == ("chk-4", ["chk-2"])
+        assert (job.listener.done[-1], job.listener.gone[-1]) == ("chk-4", ["chk-2"])
         newest = job.run.store.retained[-1]
         assert set(newest.timings_ms) == {"align", "pin", "write"}
         assert pins.released == 4
@@ -116,7 +152,7 @@ class TestSchedule:
         job = Job(memory, pins, num_retained=1, tolerable_failed_checkpoints=0)
         job.refuse("remove")
         job.pass_time(25, commit_every=1)
-        assert [name for name, _ in job.listener.done] == ["chk-1", "chk-2"]
+        assert job.listener.done == ["chk-1", "chk-2"]
         job.refuse()
         job.pass_time(35, commit_every=1)
         assert [metadata.name for metadata in job.run.store.retained] == ["chk-3"]

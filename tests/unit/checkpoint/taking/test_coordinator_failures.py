@@ -5,14 +5,12 @@ from __future__ import annotations
 import os
 import re
 import threading
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
 from dagster_ckpt.checkpoint.taking import attempts
-from dagster_ckpt.checkpoint.taking.retained import Dropped
 from dagster_ckpt.errors import CheckpointFailure, Fenced, StorageError, ToleranceExceeded
 from dagster_ckpt.testing import Operation
 from tests.helpers.checkpoint.coordinating import Job
@@ -41,7 +39,7 @@ class TestTimeout:
         job.pass_time(60)
         job.stream.committed = 5
         job.pass_time(61)
-        assert [name for name, _ in job.listener.done] == ["chk-1"]
+        assert job.listener.done == ["chk-1"]
         assert job.listener.failures == []
 
     def test_its_batch_is_checkpointed_again_even_if_no_other_follows(
@@ -54,7 +52,7 @@ class TestTimeout:
         job.executor.at_once = True
         job.pass_time(25)
         assert [batch for _, batch in job.stream.pinned] == [1, 1]
-        assert [name for name, _ in job.listener.done] == ["chk-2"]
+        assert job.listener.done == ["chk-2"]
 
     def test_an_attempt_that_is_being_published_is_not_discarded(self, memory: MemoryFileSystem, pins: Pins) -> None:
         job = Job(memory, pins, at_once=False, timeout="5 s")
@@ -69,7 +67,7 @@ class TestTimeout:
         job.disk.plan = slow_publish
         job.executor.let()
         job.coordinator.tick()
-        assert [name for name, _ in job.listener.done] == ["chk-1"]
+        assert job.listener.done == ["chk-1"]
         assert job.listener.failures == []
 
     def test_a_storage_that_hangs_does_not_silence_the_coordinator(self, memory: MemoryFileSystem, pins: Pins) -> None:
@@ -104,7 +102,7 @@ class TestTolerance:
         assert [consecutive for *_, consecutive in job.listener.failures] == list(range(1, 30)), "each is told"
         job.refuse()
         job.pass_time(305, commit_every=1)
-        assert [name for name, _ in job.listener.done] == ["chk-30"]
+        assert job.listener.done == ["chk-30"]
 
     def test_a_success_forgives(self, memory: MemoryFileSystem, pins: Pins) -> None:
         job = Job(memory, pins, tolerable_failed_checkpoints=2)
@@ -115,6 +113,15 @@ class TestTolerance:
             job.pass_time(start + 35, commit_every=1)
         assert [consecutive for *_, consecutive in job.listener.failures] == [1, 2] * 5
         assert len(job.listener.done) == 5
+
+    def test_a_savepoint_does_not_forgive(self, memory: MemoryFileSystem, pins: Pins) -> None:
+        """A savepoint may lie in another storage."""
+        job = Job(memory, pins)
+        job.refuse("write")
+        job.pass_time(25, commit_every=1)
+        job.coordinator.savepoint_completed()
+        job.pass_time(35, commit_every=1)
+        assert [consecutive for *_, consecutive in job.listener.failures] == [1, 2, 3]
 
     @pytest.mark.parametrize("operation", ["list", "write", "sync_directories", "create"])
     def test_whatever_the_storage_refuses_counts_and_the_job_goes_on(
@@ -146,7 +153,7 @@ class TestTolerance:
         job.stream.unknown = None
         job.pass_time(45, commit_every=1)
         assert job.captures == [40]
-        assert [name for name, _ in job.listener.done] == ["chk-1"]
+        assert job.listener.done == ["chk-1"]
 
     def test_beyond_the_tolerance_the_job_fails_over_for_that_too(self, memory: MemoryFileSystem, pins: Pins) -> None:
         job = Job(memory, pins, tolerable_failed_checkpoints=1)
@@ -171,7 +178,7 @@ class TestTolerance:
         job.pass_time(22, commit_every=1)
         job.executor.let(0)
         job.pass_time(23, commit_every=1)
-        assert [name for name, _ in job.listener.done] == ["chk-2"]
+        assert job.listener.done == ["chk-2"]
         assert job.listener.failures == []
 
     def test_nor_when_both_are_found_done_at_once(self, memory: MemoryFileSystem, pins: Pins) -> None:
@@ -180,7 +187,7 @@ class TestTolerance:
         job.executor.let(1)
         job.executor.let(0)
         job.coordinator.tick()
-        assert [name for name, _ in job.listener.done] == ["chk-2"]
+        assert job.listener.done == ["chk-2"]
         assert job.listener.failures == []
 
     def test_an_attempt_that_expired_counts_once_whatever_becomes_of_it(
@@ -231,7 +238,7 @@ class TestIncompleteCaptures:
         job.stream.committed, job.stream.incomplete = 1, 4
         job.pass_time(14.5)
         assert job.listener.failures == []
-        assert [name for name, _ in job.listener.done] == ["chk-5"], "each try takes an id"
+        assert job.listener.done == ["chk-5"], "each try takes an id"
         assert job.captures == [14]
 
     def test_the_next_batch_is_tried_at_once(self, memory: MemoryFileSystem, pins: Pins) -> None:
@@ -262,9 +269,21 @@ class TestIncompleteCaptures:
             while job.executor.held:
                 job.executor.let()
         assert job.listener.failures == []
-        assert [name for name, _ in job.listener.done] == ["chk-5"]
+        assert job.listener.done == ["chk-5"]
         assert pins.released == 5
         assert job.run.store.retained[-1].batch == 1
+
+    def test_what_vanishes_is_no_matter_once_a_newer_checkpoint_is_complete(
+        self, memory: MemoryFileSystem, pins: Pins
+    ) -> None:
+        job = Job(memory, pins, at_once=False, max_concurrent_checkpoints=2)
+        job.stream.vanishing = 1
+        job.pass_time(21, commit_every=1)
+        job.executor.let(1)
+        job.executor.let(0)
+        job.pass_time(29, commit_every=1)
+        assert job.listener.done == ["chk-2"]
+        assert job.captures == [10, 20], "the turn is not repeated"
 
     def test_five_that_vanish_in_a_row_are_one_failure(self, memory: MemoryFileSystem, pins: Pins) -> None:
         job = Job(memory, pins, tolerable_failed_checkpoints=0)
@@ -282,7 +301,7 @@ class TestEnding:
         job.stream.committed = 99
         job.coordinator.finish()
         assert job.run.store.retained[-1].batch == 99
-        assert [name for name, _ in job.listener.done] == ["chk-1", "chk-2"]
+        assert job.listener.done == ["chk-1", "chk-2"]
         job.coordinator.finish()
         assert len(job.listener.done) == 2, "nothing new, nothing to do"
         assert pins.released == 2
@@ -293,7 +312,7 @@ class TestEnding:
         job.pass_time(11)
         job.executor.let()
         job.coordinator.finish()
-        assert [name for name, _ in job.listener.done] == ["chk-1"]
+        assert job.listener.done == ["chk-1"]
 
     def test_finish_gives_up_an_attempt_that_is_too_old_and_takes_its_own(
         self, memory: MemoryFileSystem, pins: Pins
@@ -303,7 +322,7 @@ class TestEnding:
         job.pass_time(11)
         job.clock.advance(60)
         job.coordinator.finish()
-        assert [name for name, _ in job.listener.done] == ["chk-2"]
+        assert job.listener.done == ["chk-2"]
         assert [number for number, *_ in job.listener.failures] == [1]
 
     def test_finish_tries_an_incomplete_capture_again(self, memory: MemoryFileSystem, pins: Pins) -> None:
@@ -381,8 +400,8 @@ class TestEnding:
             job.pass_time(10 * batch + 1)
         told = job.listener.completed
 
-        def refuse(metadata: CheckpointMetadata, dropped: Sequence[Dropped]) -> None:
-            told(metadata, dropped)
+        def refuse(metadata: CheckpointMetadata) -> None:
+            told(metadata)
             raise OSError("the sink cannot be reached")
 
         if broken:
@@ -403,7 +422,7 @@ class TestEnding:
             assert publishing.wait(60)
             job.coordinator.abandon()
         assert [item.name for item in job.run.store.retained] == ["chk-1", "chk-2"]
-        assert [name for name, _ in job.listener.done] == ["chk-1", "chk-2"]
+        assert job.listener.done == ["chk-1", "chk-2"]
         assert job.listener.failures == []
         assert caplog.text.count("the sink cannot be reached") == (2 if broken else 0)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dagster_ckpt.checkpoint.taking.ask_savepoint import take_savepoint
+from dagster_ckpt.checkpoint.taking.requests.ask_savepoint import take_savepoint
 from dagster_ckpt.filesystem import PosixFileSystem, Written
 from tests.helpers.checkpoint.driver import Ledger, ManualClock, Pins, Run
 from tests.helpers.checkpoint.memory import MemoryFileSystem
@@ -97,7 +97,7 @@ def test_a_savepoint_tells_of_all_its_bytes(run: Run) -> None:
 
 def test_who_copies_a_checkpoint_is_told(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "dagster_ckpt.checkpoint.taking.ask_savepoint.savepoint_storage", lambda *_, **__: Slow(run.clock)
+        "dagster_ckpt.checkpoint.taking.requests.ask_savepoint.savepoint_storage", lambda *_, **__: Slow(run.clock)
     )
     run.checkpoint(dict.fromkeys(files(3), b"x" * 2**20))
     reports: list[str] = []

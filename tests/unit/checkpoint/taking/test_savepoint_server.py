@@ -12,9 +12,11 @@ from dagster_ckpt.checkpoint.format.records import encode_record
 from dagster_ckpt.checkpoint.format.snapshot import Progress
 from dagster_ckpt.checkpoint.taking import attempts
 from dagster_ckpt.errors import Fenced, SavepointFailed, StorageError
+from dagster_ckpt.filesystem import PosixFileSystem
 from dagster_ckpt.testing import Fail
-from tests.helpers.checkpoint.driver import JOB, Ledger, Pins, Run
+from tests.helpers.checkpoint.driver import JOB, Ledger, Pins, Run, state
 from tests.helpers.checkpoint.record_files import resealed
+from tests.helpers.checkpoint.savepoints import saved
 from tests.helpers.checkpoint.serving import Served
 
 
@@ -23,7 +25,7 @@ class TestTaking:
         served = make()
         served.job.stream.committed = 3
         served.job.pass_time(11)
-        assert [name for name, _ in served.job.listener.done] == ["chk-1"]
+        assert served.job.listener.done == ["chk-1"]
         token = served.ask()
         served.pass_time(1.1)
         assert served.holds(token) == 3
@@ -54,7 +56,7 @@ class TestTaking:
         assert served.holds(token) == 1
         served.job.executor.let()
         served.job.pass_time(14)
-        assert [name for name, _ in served.job.listener.done] == ["chk-1"], "an id below the savepoint's"
+        assert served.job.listener.done == ["chk-1"], "an id below the savepoint's"
 
     @pytest.mark.parametrize("unaligned", [False, True])
     def test_it_is_aligned_always(self, make: Callable[..., Served], unaligned: bool) -> None:
@@ -114,6 +116,7 @@ class TestFailing:
         again = served.ask(9)
         served.pass_time(2)
         assert served.holds(again) == 9
+        assert (len(served.completed), served.server.stop_asked) == (1, False), "what was refused is over"
 
     def test_no_location(self, make: Callable[..., Served]) -> None:
         served = make(default=False, tolerable_failed_checkpoints=0)
@@ -191,6 +194,21 @@ class TestFailing:
         served.pass_time(5)
         assert not served.completed
         assert not served.server.stop_asked
+
+    def test_a_savepoint_whose_request_is_withdrawn_meanwhile_stays_and_is_told(
+        self, make: Callable[..., Served], caplog: pytest.LogCaptureFixture
+    ) -> None:
+        served = make(at_once=False)
+        served.job.stream.committed = 1
+        token = served.ask()
+        served.pass_time(2)
+        assert served.requests.withdraw(token, served.job.clock.time(), "changed my mind") is None
+        assert "stopped waiting" not in caplog.text
+        served.job.executor.let()
+        served.pass_time(2)
+        (metadata,) = served.completed
+        assert saved(PosixFileSystem(served.directory), metadata) == state(1)
+        assert caplog.text.count("its asker had stopped waiting") == 1
 
     def test_a_storage_that_cannot_be_listed_harms_nobody(self, make: Callable[..., Served]) -> None:
         served = make()
@@ -424,3 +442,13 @@ class TestDrivers:
         assert served.requests.answer_to(token) is not None
         served.requests.forget_old(now + 4000)
         assert not served.job.memory.list(f"{JOB}/control/requests")
+
+    def test_a_damaged_answer_is_forgotten_with_its_request(self, make: Callable[..., Served]) -> None:
+        served = make()
+        served.job.stream.committed = 4
+        token = served.ask()
+        served.pass_time(1)
+        other = served.ask(2)
+        served.job.memory.replace(f"{JOB}/control/requests/r-{token}.answer", b"damaged")
+        served.requests.forget_old(served.job.clock.time())
+        assert [request.token for request in served.requests.open()] == [other]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,7 @@ from dagster_ckpt.checkpoint.taking.shared_files import MAX_INLINE_BYTES
 from dagster_ckpt.config.retention import KeepNewest
 from dagster_ckpt.errors import (
     CheckpointError,
+    CheckpointFailure,
     CheckpointFileChanged,
     CheckpointNotFound,
     CorruptMetadata,
@@ -34,7 +36,7 @@ from dagster_ckpt.errors import (
     InvalidConfiguration,
     StorageError,
 )
-from dagster_ckpt.filesystem import FileSystem, PosixFileSystem, Stopped
+from dagster_ckpt.filesystem import FileSystem, PosixFileSystem, Stopped, Written
 from dagster_ckpt.stored_json import seal
 from tests.helpers.checkpoint.driver import JOB, Ledger, ManualClock, Pins, Run, content, state
 from tests.helpers.checkpoint.memory import MemoryFileSystem
@@ -164,6 +166,7 @@ class TestCopying:
         assert saved(target, copy) == state(2)
         assert (copy.kind, copy.checkpoint_id, copy.batch, copy.epoch) == ("savepoint", 2, 2, checkpoint.epoch)
         assert (copy.facts, copy.sink) == (checkpoint.facts, checkpoint.sink)
+        assert (copy.timings_ms, copy.new_bytes) == ({"write": 0.0}, copy.size)
         assert memory.files == before, "the job's storage is only read"
 
     def test_a_damaged_checkpoint_is_not_copied(
@@ -173,6 +176,19 @@ class TestCopying:
         name = next(name for name in memory.files if "/shared/" in name)
         memory.files[name] = b"?" + memory.files[name][1:]
         with pytest.raises(CheckpointFileChanged):
+            copy_to_savepoint(run.catalog, checkpoint, target, ManualClock())
+        assert not target.files
+
+    def test_what_changes_between_the_check_and_the_copy_is_refused(self, run: Run) -> None:
+        class Changing(MemoryFileSystem):
+            def write(self, path: str, source: Path | bytes, stop: Callable[[], bool]) -> Written:
+                if isinstance(source, Path):
+                    source.write_bytes(source.read_bytes().swapcase())
+                return super().write(path, source, stop)
+
+        target = Changing()
+        checkpoint = run.checkpoint({"checkpoint/state/large": b"not packed" * 5000}, 1)
+        with pytest.raises(CheckpointFailure, match=r"of chk-1 changed while it was copied"):
             copy_to_savepoint(run.catalog, checkpoint, target, ManualClock())
         assert not target.files
 
@@ -194,7 +210,7 @@ class TestReading:
     def test_it_is_found_by_path_verified_and_materialized(
         self, disk_run: Run, moved: Path, tmp_path: Path, ending: str
     ) -> None:
-        for pointer in (f"{moved}{ending}", f"{moved.as_uri()}{ending}"):
+        for pointer in (f"{moved}{ending}", f"file://{moved}{ending}"):
             metadata = disk_run.catalog.resolve(pointer)
             assert metadata.location == metadata.reference == disk_run.catalog.pointer(metadata) == str(moved)
             assert metadata.name == "moved to here"

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -76,6 +77,34 @@ class TestWriting:
         assert content(memory, third) == other
         assert content(memory, first) == same
 
+    @pytest.mark.parametrize("damage", [lambda data: None, lambda data: data.swapcase()], ids=["gone", "changed"])
+    def test_after_a_restart_no_stored_file_is_shared_that_is_not_what_was_written(
+        self,
+        run: Run,
+        memory: MemoryFileSystem,
+        ledger: Ledger,
+        pins: Pins,
+        damage: Callable[[bytes], bytes | None],
+    ) -> None:
+        for reference in run.checkpoint(state(2)).references:
+            path = f"{JOB}/{run.store.job_id}/{reference.removeprefix('../')}"
+            if (data := damage(memory.files[path])) is None:
+                memory.remove(path)
+            else:
+                memory.replace(path, data)
+        again = Run(memory, ledger, pins).start()
+        assert content(memory, again.checkpoint(state(2))) == state(2)
+
+    def test_a_file_with_a_known_identity_is_not_read_again(
+        self, run: Run, memory: MemoryFileSystem, pins: Pins
+    ) -> None:
+        """Neither a shared one nor an inline one: their bytes may be gone."""
+        run.checkpoint(state(2))
+        snapshot = pins.snapshot(2, state(2))
+        for file in snapshot.files:
+            Path(file.local).unlink()
+        assert content(memory, run.store.write(run.begin(), snapshot)) == state(2)
+
     def test_an_identity_is_believed_only_for_its_own_path(self, run: Run, memory: MemoryFileSystem) -> None:
         """Two names with one content (one inode) must both come back."""
         data = b"two names, one inode, and long enough to be shared"
@@ -103,6 +132,8 @@ class TestWriting:
         assert len(inline) == MAX_INLINE_BYTES // 20_000
         assert content(memory, metadata) == files
         assert len(metadata.references) == 2, "one pack and one large file"
+        least = store.write(store.begin(), pins.snapshot(2, {"offsets/1": b"y" * 20_480, "offsets/2": b"y" * 20_481}))
+        assert [file.path for file in least.files if file.inline is not None] == ["offsets/1"]
 
     @pytest.mark.parametrize("size", [3, 300])
     def test_a_file_that_changes_while_it_is_written_is_refused(
@@ -114,6 +145,53 @@ class TestWriting:
         with pytest.raises(CheckpointFailure, match=f"state/f changed while it was written: {size} bytes"):
             run.store.write(run.begin(), snapshot)
         assert shared(memory) == directories(memory) == set()
+
+
+class TestInTheDriversMemory:
+    """A storage with a limit of each file's size keeps all of a checkpoint in its manifest."""
+
+    LIMIT = 100
+
+    @pytest.fixture
+    def store(self, run: Run) -> CompletedCheckpointStore:
+        return CompletedCheckpointStore(
+            run.catalog,
+            run.claim,
+            job_id=run.store.job_id,
+            first_id=1,
+            restored_from=None,
+            mode="EXACTLY_ONCE",
+            clock=run.clock,
+            max_state_size=self.LIMIT,
+        )
+
+    def test_everything_is_inline_and_what_is_known_is_not_read_again(
+        self, store: CompletedCheckpointStore, memory: MemoryFileSystem, pins: Pins
+    ) -> None:
+        first = store.write(store.begin(), pins.snapshot(1, state(2)))
+        assert content(memory, first) == state(2)
+        assert first.references == frozenset()
+        assert shared(memory) == set()
+        assert first.new_bytes == first.size == sum(map(len, state(2).values()))
+        snapshot = pins.snapshot(2, {**state(2), "checkpoint/state/new": b"x" * self.LIMIT})
+        for file in snapshot.files[:-1]:
+            Path(file.local).unlink()
+        second = store.write(store.begin(), snapshot)
+        assert second.new_bytes == self.LIMIT, "a file of exactly the limit may be"
+
+    def test_a_file_beyond_the_limit_is_refused(
+        self, store: CompletedCheckpointStore, memory: MemoryFileSystem, pins: Pins
+    ) -> None:
+        with pytest.raises(CheckpointFailure, match=f"Size={self.LIMIT + 1}, maxSize={self.LIMIT}") as refused:
+            store.write(store.begin(), pins.snapshot(1, {"checkpoint/state/f": b"x" * (self.LIMIT + 1)}))
+        assert "max_state_size" in refused.value.hint
+        assert directories(memory) == set()
+
+    def test_an_expired_attempt_stops(self, store: CompletedCheckpointStore, pins: Pins) -> None:
+        pending = store.begin()
+        assert pending.expire()
+        with pytest.raises(Stopped):
+            store.write(pending, pins.snapshot(1, state(1)))
 
 
 class TestIds:
@@ -245,6 +323,8 @@ class TestFailing:
         assert [item.metadata.name for item in dropped] == ["chk-1"]
         assert [metadata.name for metadata in run.store.retained] == ["chk-2", "chk-3"]
         ledger.examine(memory)
+        assert run.subsume(2) == []
+        assert [metadata.name for metadata in run.store.retained] == ["chk-2", "chk-3"], "it counts once"
 
     def test_an_attempt_that_a_newer_one_overtook_is_refused(self, run: Run, memory: MemoryFileSystem) -> None:
         older, newer = run.begin(), run.begin()
@@ -295,3 +375,17 @@ class TestFailing:
         newest = find_newest(CheckpointCatalog(memory, JOB)).metadata
         assert newest is not None
         assert newest.epoch == 2
+
+
+class TestDiscarding:
+    def test_afterwards_no_checkpoint_is_taken(self, run: Run, memory: MemoryFileSystem, pins: Pins) -> None:
+        run.checkpoint(state(1))
+        under_way = run.begin()
+        run.cleanup()
+        stored = dict(memory.files)
+        with pytest.raises(CheckpointFailure, match="have been discarded"):
+            run.store.write(under_way, pins.snapshot(2, state(2)))
+        with pytest.raises(CheckpointFailure, match="have been discarded"):
+            run.store.begin()
+        assert memory.files == stored
+        assert directories(memory) == set()

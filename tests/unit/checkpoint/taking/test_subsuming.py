@@ -99,25 +99,30 @@ class TestSubsuming:
         assert newest is not None
         assert newest.name == "chk-2"
 
+    @pytest.mark.parametrize("restarted", [False, True], ids=["known by its identity", "found by its content"])
     def test_a_file_that_an_attempt_reuses_is_not_deleted_under_it(
-        self, run: Run, disturbed: FaultInjectingFileSystem, memory: MemoryFileSystem, ledger: Ledger
+        self, run: Run, memory: MemoryFileSystem, ledger: Ledger, pins: Pins, *, restarted: bool
     ) -> None:
-        """Two attempts at once: while one is being written, the other's subsumption drops what it shares."""
-        run.checkpoint(state(2))
-        pending = run.begin()
-        ledger.meant[f"{1:032x}/chk-2"] = [state(3)]
-        done: list[bool] = []
+        """Two attempts at once: while the newer one is being written, the older one's subsumption drops chk-1."""
+        disk = FaultInjectingFileSystem(memory)
+        if restarted:
+            run.checkpoint(state(2))
+            run = Run(disk, ledger, pins).start()
+        else:
+            run = Run(disk, ledger, pins).start()
+            run.checkpoint(state(2))
+        older, newer = run.begin(), run.begin()
 
-        def other_completes(operation: Operation) -> None:
-            if operation.name == "write" and not done:
-                done.append(True)
-                run.store.discard_all("while the attempt is written")
-                ledger.given_up.add(f"{1:032x}/chk-1")
+        def older_completes(operation: Operation) -> None:
+            if operation.name == "write":
+                disk.plan = lambda _: None
+                run.store.write(older, pins.snapshot(3, {"checkpoint/state/other.sst": b"nothing of chk-1" * 9}))
+                run.subsume(1)
+                assert directories(memory) == {f"chk-{older.number}"}
 
-        disturbed.plan = other_completes
-        metadata = run.store.write(pending, run.pins.snapshot(3, state(3)))
-        assert done
-        assert content(memory, metadata) == state(3)
+        disk.plan = older_completes
+        files = {**state(2), "checkpoint/state/new.sst": b"is written last" * 9}
+        assert content(memory, run.store.write(newer, pins.snapshot(4, files))) == files
 
     def test_discard_all_leaves_nothing_of_the_lineage(self, run: Run, memory: MemoryFileSystem) -> None:
         for step in range(3):
@@ -138,6 +143,9 @@ class TestDeletionLog:
         run.subsume(1)
         changes = [operation for operation in disturbed.operations[before:] if operation.changes]
         paths = [operation.path for operation in changes if operation.name in {"create", "remove"}]
+        ids = [path for path in paths if "/control/issued/" in path]
+        assert paths[len(paths) - len(ids) :] == ids, "records of old ids go last"
+        paths = paths[: len(paths) - len(ids)]
         assert "/deletions/d-0000000001-" in paths[0]
         assert paths[1].endswith("chk-1/_metadata")
         assert all("/shared/" in path for path in paths[2:-1])

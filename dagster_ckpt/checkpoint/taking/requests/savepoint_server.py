@@ -12,11 +12,12 @@ from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 
-from dagster_ckpt.checkpoint.catalog import savepoint_storage
-from dagster_ckpt.checkpoint.control import Answer, SavepointRequest, SavepointRequests, TakenSavepoint
+from dagster_ckpt.checkpoint.catalog import check_label, gone_with_name, savepoint_storage
+from dagster_ckpt.checkpoint.control import Answer, RequestState, SavepointRequest, SavepointRequests, TakenSavepoint
 from dagster_ckpt.checkpoint.format import LONGEST_REASON, CheckpointMetadata, CheckpointSource, Snapshot
 from dagster_ckpt.checkpoint.taking.attempts import RETRIES, RETRY_AFTER, outcome_of_abandoned, until_whole
 from dagster_ckpt.checkpoint.taking.progress import PendingCheckpoint
+from dagster_ckpt.checkpoint.taking.requests.checkpoints_at_once import CheckpointsAtOnce
 from dagster_ckpt.checkpoint.taking.store import CompletedCheckpointStore
 from dagster_ckpt.clock import Clock, milliseconds
 from dagster_ckpt.errors import CaptureIncomplete, CheckpointError, CheckpointExpired, MustStop, SavepointFailed
@@ -66,6 +67,8 @@ class SavepointServer:
         default: the configured directory for savepoints, ``None`` if there is none.
         timeout: seconds after which an incomplete savepoint fails.
         completed: called with each savepoint, on the thread that ticks.
+        checkpoints: has checkpoints taken that are asked for.
+        told: called on the same thread with each request that is taken up, or has failed, and the reason.
     """
 
     def __init__(
@@ -79,6 +82,8 @@ class SavepointServer:
         default: str | None,
         timeout: float,
         completed: Callable[[CheckpointMetadata], None],
+        checkpoints: CheckpointsAtOnce,
+        told: Callable[[SavepointRequest, RequestState, str], object] = lambda *_: None,
     ) -> None:
         self._requests = requests
         self._store = store
@@ -88,6 +93,8 @@ class SavepointServer:
         self._default = default
         self._timeout = timeout
         self._completed = completed
+        self._checkpoints = checkpoints
+        self._told = told
         self._look_at = clock.monotonic()
         self._current: _Taking | None = None
         self._stop: SavepointRequest | None = None
@@ -109,6 +116,7 @@ class SavepointServer:
         if self._current is None and now >= self._look_at:
             self._look_at = now + _LOOK
             self._look()
+        self._answer_checkpoints(over=False)
         if self._current is None:
             return max(self._look_at - now, _POLL)
         self._advance(self._current, now)
@@ -139,8 +147,11 @@ class SavepointServer:
                 ) from error
         with contextlib.suppress(OSError):  # the asker waits in vain, but the checkpoints of the job are complete
             for request in self._requests.open(self._clock.time()):
-                if request.token not in self._owed:
+                if request.checkpoint:
+                    self._ask_checkpoint(request)
+                elif request.token not in self._owed:
                     self._take_now(request)
+            self._answer_checkpoints(over=True)
             self._pay()
 
     def job_ended(self) -> None:
@@ -175,7 +186,9 @@ class SavepointServer:
         try:
             self._pay()
             for request in self._requests.open(self._clock.time()):
-                if request.token not in self._owed and self._accept(request):
+                if request.checkpoint:
+                    self._ask_checkpoint(request)
+                elif request.token not in self._owed and self._accept(request):
                     return
         except MustStop:
             raise
@@ -186,6 +199,9 @@ class SavepointServer:
         """Begin with a request; ``False`` when the request has failed and was answered."""
         try:
             storage = self._storage_for(request)
+            check_label(request.label)  # a record says what its writer wants
+            if request.name is not None:
+                gone_with_name(self._store.catalog, request.name)
             if request.stop:
                 storage.probe()  # stop the query only for a savepoint that can be written
         except Exception as error:  # answer whatever the request says, and let the job go on
@@ -194,7 +210,33 @@ class SavepointServer:
         _log.info("A savepoint%s is asked for in %s", " to stop with" if request.stop else "", storage.url)
         self._current = _Taking(request, storage, self._clock.monotonic())
         self._source.look_again()
+        self._begun(request)
         return True
+
+    def _begun(self, request: SavepointRequest) -> None:
+        """Tell, as far as the storage lets us, that the request is taken up."""
+        with contextlib.suppress(OSError):
+            self._requests.begin(self._store.epoch, request, self._clock.time())
+        self._told(request, RequestState.IN_PROGRESS, "")
+
+    def _ask_checkpoint(self, request: SavepointRequest) -> None:
+        if request.token in self._owed:
+            return
+        try:
+            self._require_wanted(request)
+            if self._checkpoints.ask(request):
+                self._begun(request)
+        except MustStop:
+            raise
+        except Exception as error:  # the same
+            self._failed(request, error)
+
+    def _answer_checkpoints(self, *, over: bool) -> None:
+        for request, checkpoint, reason in self._checkpoints.answered(over=over):
+            if checkpoint is None:
+                self._failed(request, SavepointFailed(reason))
+            else:
+                self._answer(request, Answer(self._clock.time(), TakenSavepoint.of(checkpoint)))
 
     def _advance(self, current: _Taking, now: float) -> None:
         if current.future is not None and current.future.done():
@@ -253,13 +295,20 @@ class SavepointServer:
             return
         timings = {"align": milliseconds(now - current.began), "pin": milliseconds(self._clock.monotonic() - pin_from)}
         current.pending = pending
-        current.future = self._executor.submit(self._write, pending, snapshot, current.storage, timings)
+        current.future = self._executor.submit(
+            self._write, current.request, pending, snapshot, current.storage, timings
+        )
 
     def _write(
-        self, pending: PendingCheckpoint, snapshot: Snapshot, storage: FileSystem, timings: dict[str, float]
+        self,
+        request: SavepointRequest,
+        pending: PendingCheckpoint,
+        snapshot: Snapshot,
+        storage: FileSystem,
+        timings: dict[str, float],
     ) -> CheckpointMetadata:
         try:
-            return self._store.write_savepoint(pending, snapshot, storage, timings_ms=timings)
+            return self._store.write_savepoint(pending, snapshot, storage, timings_ms=timings, label=request.label)
         finally:
             snapshot.release()
 
@@ -287,7 +336,7 @@ class SavepointServer:
             batch = self._source.progress().committed
             if batch is None:
                 raise SavepointFailed("No batch has committed yet, so there is nothing to save.")
-            metadata = until_whole(lambda: self._pin_and_write(batch, storage))
+            metadata = until_whole(lambda: self._pin_and_write(request, batch, storage))
         except MustStop:
             raise
         except Exception as error:  # the same
@@ -296,15 +345,20 @@ class SavepointServer:
         self._taken(request, metadata)
         return None
 
-    def _pin_and_write(self, batch: int, storage: FileSystem) -> CheckpointMetadata:
+    def _pin_and_write(self, request: SavepointRequest, batch: int, storage: FileSystem) -> CheckpointMetadata:
         pending = self._store.begin()
         pin_from = self._clock.monotonic()
         snapshot = self._source.pin(batch)
-        return self._write(pending, snapshot, storage, {"pin": milliseconds(self._clock.monotonic() - pin_from)})
+        return self._write(
+            request, pending, snapshot, storage, {"pin": milliseconds(self._clock.monotonic() - pin_from)}
+        )
 
-    def _storage_for(self, request: SavepointRequest) -> FileSystem:
+    def _require_wanted(self, request: SavepointRequest) -> None:
         if request.until < self._clock.time():
             raise SavepointFailed("The request is older than its timeout.")
+
+    def _storage_for(self, request: SavepointRequest) -> FileSystem:
+        self._require_wanted(request)
         return savepoint_storage(request.target, self._default, like=self._store.filesystem)
 
     def _taken(self, request: SavepointRequest, metadata: CheckpointMetadata) -> None:
@@ -317,7 +371,8 @@ class SavepointServer:
 
     def _failed(self, request: SavepointRequest, error: Exception) -> None:
         reason = _reason(error)
-        _log.warning("A savepoint was asked for and not taken: %s", reason)
+        _log.warning("A %s was asked for and not taken: %s", request.kind, reason)
+        self._told(request, RequestState.FAILED, reason)
         hint = error.hint if isinstance(error, CheckpointError) else ""
         self._answer(request, Answer(self._clock.time(), error=reason, hint=hint))
 

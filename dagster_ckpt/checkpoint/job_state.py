@@ -1,0 +1,111 @@
+"""How a job is doing, as far as the storage tells."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dagster_ckpt.checkpoint.catalog import CheckpointCatalog, find_newest
+from dagster_ckpt.checkpoint.control import Claim, End, FailedCheckpoints, Failure, Heartbeat
+from dagster_ckpt.checkpoint.format import CheckpointMetadata
+from dagster_ckpt.clock import Clock, iso, seconds_of
+from dagster_ckpt.errors import CheckpointError
+
+__all__ = ["JobState", "job_state"]
+
+_FAILED = "FAILED"
+_RUNNING = "RUNNING"
+_UNREADABLE = "UNREADABLE"
+
+
+@dataclass(frozen=True, slots=True)
+class JobState:
+    """How a job is doing.
+
+    Attributes:
+        job_name: the job.
+        state: ``NEVER RAN``; ``STARTING``, a run has claimed the job and not beaten yet; ``RUNNING``; ``DEAD``,
+            ``INTERRUPTED`` or ``RESTARTING``, the sensor resumes it, or ``dagster-ckpt run``; ``FINISHED``,
+            ``CANCELED`` or ``FAILED``, it is over; ``UNREADABLE``, its records are damaged.
+        reason: for people; may be empty.
+        epoch: the newest, 0 before the first.
+        run_id: the run that has claimed the newest epoch, ``None`` before the first.
+        failures: those that the restart strategy counts, the oldest first.
+        newest: the checkpoint that the job would go on from, ``None`` without a checkpoint or with damaged records.
+        failed_checkpoints: the attempts that failed since a checkpoint completed, ``None`` for none.
+        due_seconds: for how long a checkpoint has been due that did not complete, by the run's clock; ``None`` where
+            none is due, as in an idle stream, or the job does not run.
+    """
+
+    job_name: str
+    state: str
+    reason: str = ""
+    epoch: int = 0
+    run_id: str | None = None
+    failures: tuple[Failure, ...] = ()
+    newest: CheckpointMetadata | None = None
+    failed_checkpoints: FailedCheckpoints | None = None
+    due_seconds: float | None = None
+
+    @property
+    def needs_help(self) -> bool:
+        """Whether nothing happens until a person does something."""
+        return self.state in {_FAILED, _UNREADABLE}
+
+    def age(self, now: float) -> float | None:
+        """Seconds since the newest checkpoint was written, never negative; ``None`` without a checkpoint."""
+        return None if self.newest is None else round(max(now - seconds_of(self.newest.written_at), 0), 1)
+
+    def failures_within(self, seconds: float, now: float) -> int:
+        """How many of the failures are of the last ``seconds``."""
+        return sum(now - failure.at <= seconds for failure in self.failures)
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the job has ended FAILED."""
+        return self.state == _FAILED
+
+
+def job_state(catalog: CheckpointCatalog, clock: Clock) -> JobState:
+    """How a job is doing.
+
+    Raises:
+        StorageError: the storage failed.
+    """
+    name, records, epoch = catalog.job_name, catalog.records, 0
+    try:
+        epoch = records.epochs.highest()
+        claim, end = records.epochs.read_claim(epoch), records.epochs.read_end(epoch)
+        if claim is None:
+            return JobState(name, "NEVER RAN")
+        beat = records.heartbeat.read()
+        if beat is not None and beat.run_id != claim.run_id:
+            beat = None
+        state, reason = _state(claim, end, beat, clock)
+        due = None if beat is None or beat.due_since is None or state != _RUNNING else beat.beat_at - beat.due_since
+        return JobState(
+            name,
+            state,
+            reason,
+            epoch,
+            claim.run_id,
+            tuple(records.failures.of(claim.series)),
+            find_newest(catalog).metadata,
+            None if beat is None else beat.failed_checkpoints,
+            due,
+        )
+    except CheckpointError as error:
+        return JobState(name, _UNREADABLE, f"{error.message} {error.hint}".strip(), epoch)
+
+
+def _state(claim: Claim, end: End | None, beat: Heartbeat | None, clock: Clock) -> tuple[str, str]:
+    if end is not None and end.is_final:
+        return end.status, end.reason
+    if beat is None or beat.epoch != claim.epoch:
+        return "STARTING", f"claimed at {claim.claimed_at} by process {claim.pid} on {claim.host.partition('/')[0]}"
+    if beat.stopped:
+        return ("RESTARTING", end.reason) if end is not None else ("INTERRUPTED", "its process was told to end")
+    if (dead := beat.is_dead(clock)) is not None:
+        return "DEAD", dead
+    driver = beat.processes[0]
+    # Only who watches for a while knows whether a run on another host still beats.
+    return _RUNNING, "" if driver.is_here else f"on {driver.host.partition('/')[0]}, which beat at {iso(beat.beat_at)}"

@@ -1,0 +1,78 @@
+"""The lease of a run: how often it beats, and after which silence other runs may take its job over.
+
+The run that writes the heartbeat chooses its lease and announces the lease in each heartbeat, so that whoever reads the
+heartbeat judges by the writer's figures. What is read is bounded: nobody can make a job wait for ever, or make it look
+dead between two beats.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import Field
+
+from dagster_ckpt.config import (
+    HEARTBEAT_INTERVAL,
+    HEARTBEAT_TIMEOUT,
+    INTERVALS_PER_TIMEOUT,
+    LONGEST_HEARTBEAT_TIMEOUT,
+    CheckpointConfig,
+)
+
+__all__ = ["Lease"]
+
+#: Beats that may hang side by side within one timeout.
+_AT_ONCE = 6
+#: The parts of the timeout after which the writer pauses its query, and after which a JVM whose Python hangs ends.
+_OWN, _LAST = 0.8, 0.9
+
+_Bounded = Annotated[float, Field(gt=0, le=LONGEST_HEARTBEAT_TIMEOUT, allow_inf_nan=False)]
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """Seconds that the writer and the readers of a heartbeat share.
+
+    Attributes:
+        interval: between two beats.
+        timeout: without a beat, after which the run counts as dead.
+    """
+
+    interval: _Bounded = HEARTBEAT_INTERVAL
+    timeout: _Bounded = HEARTBEAT_TIMEOUT
+
+    def __post_init__(self) -> None:
+        """Refuse a lease under which one late beat would be a death."""
+        if self.timeout < INTERVALS_PER_TIMEOUT * self.interval:
+            raise ValueError("the timeout is shorter than three intervals")
+
+    @classmethod
+    def of(cls, config: CheckpointConfig) -> Lease:
+        """The lease that the user has chosen."""
+        return cls(config.heartbeat_interval.total_seconds(), config.heartbeat_timeout.total_seconds())
+
+    @property
+    def patience(self) -> float:
+        """After so long the next beat is tried beside a beat that has not returned."""
+        return self.timeout / _AT_ONCE
+
+    @property
+    def at_once(self) -> int:
+        """Beats that may be in progress at once: as many as fit into the timeout."""
+        return _AT_ONCE
+
+    @property
+    def settled(self) -> float:
+        """For so long a late beat may hide a newer one: until the holder of the job beats again."""
+        return self.interval + self.patience
+
+    @property
+    def own(self) -> float:
+        """For so long after a beat the writer may go on: less than the timeout, which its readers wait for."""
+        return _OWN * self.timeout
+
+    @property
+    def grace(self) -> float:
+        """For so long after that, the writer's JVM waits to be paused, before the JVM ends itself."""
+        return (_LAST - _OWN) * self.timeout

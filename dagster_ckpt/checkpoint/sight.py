@@ -1,0 +1,96 @@
+"""Looks at a job again and again, and asks the storage only for what may have changed since the last look.
+
+The records of an epoch are created once and never change, so the newest claim, its choice and its end are read once.
+What shows that they are still the newest is looked at each time: the heartbeat of a run that lives, or the listing of
+the epochs. A look is enough to see that nothing is to be done; whoever is to act reads everything anew.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from zlib import crc32
+
+from dagster_ckpt.checkpoint.attendance import Attendance, attendance_of
+from dagster_ckpt.checkpoint.control import Choice, Claim, End, JobRecords
+from dagster_ckpt.clock import Clock
+
+__all__ = ["Sight", "look"]
+
+#: Seconds after which the epochs are listed also for a job whose run beats: a newer run may have died before its first
+#: beat, while the older run still beats. Each job has its own share of this time, so that not all are listed at once.
+ANEW = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """What a look at a job that has been started has shown.
+
+    Attributes:
+        claim: of the highest epoch.
+        choice: of this epoch, ``None`` before it has chosen.
+        end: of this epoch, ``None`` while it is open.
+        dead: why the run that made the claim is dead, ``None`` while it may live.
+        attendance: who attends the driver of a run that lives; ``None`` for a driver that is the run's own process.
+        anew_at: on the monotonic clock; from then on the epochs are listed again, whatever the heartbeat says.
+    """
+
+    claim: Claim
+    choice: Choice | None
+    end: End | None
+    dead: str | None
+    anew_at: float
+    attendance: Attendance | None = None
+
+    @property
+    def is_attended(self) -> bool:
+        """Whether a living run reports of the driver: the run of the driver itself, or one that attends the driver."""
+        return self.attendance is None or self.attendance.dead is None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the job has ended and no restart is wanted. Only a new claim changes that."""
+        return self.dead is not None and self.end is not None and self.end.is_final
+
+
+def look(records: JobRecords, clock: Clock, before: Sight | None) -> Sight | None:
+    """Look at a job; ``None`` for a job that has never been started.
+
+    Args:
+        records: of the job.
+        clock: of this host.
+        before: what the last look has shown, ``None`` for a first look.
+
+    Raises:
+        CorruptCheckpoint: a record cannot be read.
+        StorageError: the storage failed.
+    """
+    if before is not None and before.dead is None and before.choice is not None and clock.monotonic() < before.anew_at:
+        asked = clock.monotonic()
+        heartbeat = records.heartbeat.read()
+        if heartbeat is not None and heartbeat.epoch == before.claim.epoch and not heartbeat.stopped:
+            dead, _ = records.heartbeat.judge(heartbeat, before.claim, before.end, clock, asked)
+            if dead is None and before.attendance is None:
+                return before
+            if dead is None:
+                return replace(before, attendance=attendance_of(records, before.claim, clock))
+    names = records.epochs.names()
+    if not names:
+        return None
+    epoch = max(names)
+    if before is not None and before.claim.epoch == epoch and before.is_over:
+        return before
+    known = before if before is not None and before.claim.epoch == epoch else None
+    claim = records.epochs.read_claim(epoch) if known is None else known.claim
+    if claim is None:
+        return None
+    choice, end = (None, None) if known is None else (known.choice, known.end)
+    if choice is None and "choice" in names[epoch]:
+        choice = records.epochs.read_choice(epoch)
+    if end is None and "end" in names[epoch]:
+        end = records.epochs.read_end(epoch)
+    dead, _ = records.heartbeat.judged(claim, end, clock)
+    share = crc32(claim.token.encode()) / 2**32
+    # A driver is submitted before its claim, so what was no such driver at an earlier look never becomes one.
+    submitted = dead is None and (known is None or known.dead is not None or known.attendance is not None)
+    attendance = attendance_of(records, claim, clock) if submitted else None
+    return Sight(claim, choice, end, dead, clock.monotonic() + ANEW * (1 + share) / 2, attendance)

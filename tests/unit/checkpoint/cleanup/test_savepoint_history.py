@@ -1,0 +1,243 @@
+"""Which savepoints of a series go, when the next one is taken."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dagster_ckpt.checkpoint.cleanup.savepoint_history import SavepointHistory, delete_surplus_savepoints
+from dagster_ckpt.checkpoint.control.epochs import Choice
+from dagster_ckpt.checkpoint.control.taken_savepoints import Label, NamedSavepoint, RecordedSavepoints
+from dagster_ckpt.checkpoint.format.snapshot import Snapshot
+from dagster_ckpt.checkpoint.taking.requests.ask_savepoint import take_savepoint
+from dagster_ckpt.checkpoint.taking.store import CompletedCheckpointStore
+from dagster_ckpt.clock import Clock, SystemClock, iso
+from dagster_ckpt.errors import InvalidConfiguration, StorageError
+from dagster_ckpt.filesystem import PosixFileSystem
+from tests.helpers.orchestration.stored_job import StoredJob, run_id
+
+DAY = 86_400.0
+NOW = 1_000 * DAY
+
+
+def named(number: int, age: float) -> NamedSavepoint:
+    return NamedSavepoint(f"n-{number}", f"/s/savepoint-{number}", "", "n", "a" * 32, 1, number, iso(NOW - age * DAY))
+
+
+@given(
+    st.lists(st.floats(0.1, 100), max_size=12).map(lambda ages: sorted(ages, reverse=True)),
+    st.none() | st.integers(1, 12),
+    st.none() | st.floats(0.1, 100),
+)
+def test_what_stays_is_what_the_limits_allow_and_always_the_newest(
+    ages: list[float], keep: int | None, days: float | None
+) -> None:
+    savepoints = [named(number, age) for number, age in enumerate(ages)]
+    history = SavepointHistory(keep, None if days is None else timedelta(days=days))
+    surplus = {item.name for item in history.surplus(savepoints, NOW)}
+    stays = [item for item in savepoints if item.name not in surplus]
+    assert stays[-1:] == savepoints[-1:], "the newest, however old"
+    moved = [*savepoints[-1:], *savepoints[:-1]]
+    assert moved[:1] == [item for item in moved[:1] if item not in history.surplus(moved, NOW)], "the newest state"
+    for age, item in zip(ages, savepoints, strict=True):
+        newer = len(savepoints) - 1 - savepoints.index(item)
+        too_many, too_old = keep is not None and newer >= keep, days is not None and age > days + 1e-6
+        if newer and (too_many or too_old):
+            assert item not in stays
+        elif not too_many and (days is None or age < days - 1e-6):
+            assert item in stays
+
+
+def test_without_a_limit_there_is_no_history() -> None:
+    assert SavepointHistory.of(None, None) is None
+    for keep, age in ((0, None), (None, "0 s"), (None, "soon")):
+        with pytest.raises(InvalidConfiguration):
+            SavepointHistory.of(keep, age)
+
+
+class Tomorrow(SystemClock):
+    """When a name without a savepoint is one that is left over."""
+
+    def time(self) -> float:
+        return super().time() + 2 * DAY
+
+
+def of_many_bytes(snapshot: Callable[[int], Snapshot]) -> Callable[[int], Snapshot]:
+    """A state that is no part of the manifest."""
+
+    def larger(batch: int) -> Snapshot:
+        made = snapshot(batch)
+        (file,) = made.files
+        Path(file.local).write_bytes(b"x" * 100_000)
+        return replace(made, files=(replace(file, size=100_000),))
+
+    return larger
+
+
+def data_of(savepoint: Path) -> list[Path]:
+    return [path for path in savepoint.iterdir() if path.name != "_metadata"]
+
+
+class TestDeleting:
+    @pytest.fixture
+    def job(self, tmp_path: Path) -> StoredJob:
+        return StoredJob(tmp_path / "storage")
+
+    def take(self, job: StoredJob, name: str, series: str | None = "nightly") -> str:
+        """A savepoint of a job that does not run, with one more checkpoint each time."""
+        job.die(run_id())
+        return take_savepoint(
+            job.catalog,
+            str(job.root.parent / "savepoints"),
+            default=None,
+            stop=False,
+            timeout="1 min",
+            clock=SystemClock(),
+            wait=time.sleep,
+            report=lambda _: None,
+            label=Label(name, series=series),
+        ).pointer
+
+    def take_again(self, job: StoredJob) -> str:
+        """The next one of the series, while the job does not run."""
+        return take_savepoint(
+            job.catalog,
+            str(job.root.parent / "savepoints"),
+            default=None,
+            stop=False,
+            timeout="1 min",
+            clock=SystemClock(),
+            wait=time.sleep,
+            report=lambda _: None,
+            label=Label(series="nightly"),
+        ).pointer
+
+    def save(self, job: StoredJob, store: CompletedCheckpointStore, name: str, batch: int) -> str:
+        """One of the series, taken by the driver."""
+        disk = PosixFileSystem(job.root.parent / "savepoints")
+        label = Label(name, series="nightly")
+        return store.write_savepoint(store.begin(), job._snapshot(batch), disk, label=label).reference
+
+    def delete(self, job: StoredJob, keep: int = 1, *, clock: Clock | None = None, taken: str = "") -> list[str]:
+        """Delete what is too much; ``taken`` is by default the last one."""
+        self.told: list[str] = []
+        last = taken or job.catalog.records.taken_savepoints.all_named()[-1].reference
+        history = SavepointHistory(keep=keep)
+        return delete_surplus_savepoints(
+            job.catalog, "nightly", history, clock or SystemClock(), self.told.append, taken=last
+        )
+
+    def test_others_are_left_alone(self, job: StoredJob) -> None:
+        mine = self.take(job, "mine", series=None)
+        weekly = self.take(job, "w", series="weekly")
+        old, older, new = (self.take(job, name) for name in ("n-1", "n-2", "n-3"))
+        assert self.delete(job) == [old, older]
+        assert [Path(place).exists() for place in (mine, weekly, old, older, new)] == [True, True, False, False, True]
+        assert {item.name for item in job.catalog.records.taken_savepoints.all_named()} == {"mine", "w", "n-3"}
+        assert self.delete(job) == []
+
+    def test_a_damaged_one_does_not_count_so_that_the_newest_sound_one_stays(
+        self, job: StoredJob, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Without its manifest's bytes, without a file, with another bit in a file, and another one in its place."""
+        monkeypatch.setattr(job, "_snapshot", of_many_bytes(job._snapshot))
+        places = [Path(self.take(job, f"n-{number}")) for number in range(6)]
+        old, sound, damaged, lacking, changed, replaced = places
+        (damaged / "_metadata").write_bytes(b"{")
+        (data,) = data_of(lacking)
+        data.unlink()
+        (data,) = data_of(changed)
+        data.write_bytes(b"?" + data.read_bytes()[1:])
+        other = Path(self.take(job, "mine", series=None))
+        shutil.rmtree(replaced)
+        other.rename(replaced)
+        assert self.delete(job, taken=str(replaced)) == [str(old)]
+        assert [place.exists() for place in places] == [False, True, True, True, True, True]
+        assert sum("cannot be read, and stays" in text for text in self.told) == 4
+        assert sound.exists()
+
+    def test_the_newest_state_and_the_one_just_taken_stay_whatever_the_clocks_say(self, job: StoredJob) -> None:
+        """While the job does not run, the copy of its newest checkpoint is older than what it was stopped with."""
+        claim = job.claim(run_id())
+        store = job.choose(claim)
+        job.checkpoint(store, 1)
+        stopped_with = self.save(job, store, "n-2", batch=2)
+        job.end(claim, "FINISHED")
+        copied = self.take_again(job)
+        assert job.catalog.resolve(copied).key < job.catalog.resolve(stopped_with).key
+        assert self.delete(job, taken=copied) == []
+        assert self.take_again(job) == copied, "nothing is copied twice"
+        after = self.take(job, "n-4")
+        slow = job.catalog.records.taken_savepoints.named("n-4")
+        assert slow is not None
+        job.catalog.records.taken_savepoints.forget_name(slow)
+        job.catalog.records.taken_savepoints.give(replace(slow, named_at=iso(0.0)), over=None)
+        assert sorted(self.delete(job, taken=after)) == sorted([stopped_with, copied])
+        assert Path(after).exists()
+
+    def test_a_name_whose_savepoint_is_being_completed_stays(self, job: StoredJob) -> None:
+        """The name is on record just before the manifest."""
+        self.take(job, "n-1")
+        coming = Path(self.take(job, "n-2"))
+        (coming / "_metadata").rename(coming.parent / "later")
+        assert self.delete(job, taken=str(coming)) == []
+        (coming.parent / "later").rename(coming / "_metadata")
+        assert job.catalog.resolve("savepoint:n-2").location == str(coming)
+
+    def test_what_fails_is_told_because_the_savepoint_was_taken(
+        self, job: StoredJob, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        self.take(job, "n-1")
+        last = self.take(job, "n-2")
+
+        def fail(_: object) -> object:
+            raise StorageError("the storage is away")
+
+        monkeypatch.setattr(RecordedSavepoints, "all_named", fail)
+        assert self.delete(job, taken=last) == []
+        assert "the storage is away" in self.told[0]
+
+    def test_what_the_job_may_go_back_to_by_itself_stays(self, job: StoredJob) -> None:
+        old = self.take(job, "n-1")
+        self.take(job, "n-2")
+        claim = job.claim(run_id())
+        choice = Choice(claim.run_id.replace("-", ""), old, 9, 0, "/live", "host", None, "of the test", complete=())
+        job.catalog.records.epochs.record_choice(claim.epoch, choice)
+        assert self.delete(job) == []
+        assert Path(old).exists()
+        assert "may still go back" in self.told[0]
+
+    def test_a_deletion_that_was_broken_off_is_finished(self, job: StoredJob) -> None:
+        """Killed after the manifest went: the name still leads there."""
+        old = Path(self.take(job, "n-1"))
+        new = self.take(job, "n-2")
+        rest = old / "_claimed"
+        rest.write_bytes(b"")
+        (old / "_metadata").unlink()
+        rest.unlink()
+        assert self.delete(job, keep=5) == []
+        assert old.exists(), "it could be one that is being completed"
+        assert self.delete(job, keep=5, clock=Tomorrow()) == []
+        assert not old.exists()
+        assert [item.reference for item in job.catalog.records.taken_savepoints.all_named()] == [new]
+
+    def test_where_nothing_is_in_reach_nothing_is_forgotten(self, job: StoredJob) -> None:
+        places = [Path(self.take(job, f"n-{number}")) for number in range(3)]
+        (job.root.parent / "savepoints").rename(job.root.parent / "unmounted")
+        assert self.delete(job, clock=Tomorrow()) == []
+        (job.root.parent / "unmounted").rename(job.root.parent / "savepoints")
+        assert len(job.catalog.records.taken_savepoints.all_named()) == 3
+        assert self.delete(job) == [str(place) for place in places[:2]]
+
+    def test_the_next_of_a_series_is_not_taken_of_the_same_checkpoint_again(self, job: StoredJob) -> None:
+        first = self.take(job, "n-1")
+        again = self.take_again(job)
+        assert again == first, "copies of one state would push the older states out of the history"

@@ -1,0 +1,169 @@
+"""A look at a job: what it asks of the storage, and that what is remembered from the last look does no harm."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dagster_ckpt.checkpoint.control.epochs import FAILING, Choice, Claim, End
+from dagster_ckpt.checkpoint.control.heartbeat import Heartbeat
+from dagster_ckpt.checkpoint.control.job_records import JobRecords
+from dagster_ckpt.checkpoint.processes import ProcessIdentity
+from dagster_ckpt.checkpoint.sight import ANEW, Sight, look
+from dagster_ckpt.clock import iso
+from dagster_ckpt.testing import FaultInjectingFileSystem
+from tests.helpers.checkpoint.driver import ManualClock
+from tests.helpers.checkpoint.manifests import JOB_ID
+from tests.helpers.checkpoint.memory import MemoryFileSystem
+
+_NAMES = (f"job-{number}" for number in itertools.count())
+
+
+class Watched:
+    """A job of another host, in a storage of its own, and who looks at it."""
+
+    def __init__(self) -> None:
+        self.storage = FaultInjectingFileSystem(MemoryFileSystem())
+        self.name = next(_NAMES)  # what was seen for how long is remembered by the job's name
+        self.records = JobRecords(self.storage, self.name)
+        self.clock = ManualClock()
+        self.sequence = 0
+        self.claims: list[Claim] = []
+        self.sight: Sight | None = None
+
+    def claim(self) -> None:
+        self.claims.append(
+            self.records.epochs.claim(
+                token="t", series=None, run_id="r", host="elsewhere", pid=1, now=iso(self.clock.time())
+            )
+        )
+
+    def choose(self) -> None:
+        choice = Choice(JOB_ID, None, 1, 0, "/live", "h", None, "of the test", complete=())
+        self.records.epochs.record_choice(self.claims[-1].epoch, choice)
+
+    def beat(self, *, of: int = -1, stopped: bool = False) -> None:
+        self.sequence += 1
+        claim, process = self.claims[of], ProcessIdentity("elsewhere/1", 1, 1.0)
+        self.records.heartbeat.write(
+            Heartbeat(claim.epoch, claim.run_id, (process,), self.sequence, 0.0, stopped=stopped)
+        )
+
+    def end(self, status: str) -> None:
+        self.records.epochs.record_end(self.claims[-1].epoch, End(status, "of the test", False, "now"))
+
+    def look(self) -> list[str]:
+        """Look; what was asked of the storage."""
+        before = len(self.storage.operations)
+        self.sight = look(self.records, self.clock, self.sight)
+        return [f"{item.name} {item.path.rpartition('/')[2]}" for item in self.storage.operations[before:]]
+
+
+@pytest.fixture
+def job() -> Watched:
+    return Watched()
+
+
+def test_a_job_that_was_never_started_costs_one_listing(job: Watched) -> None:
+    for _ in range(2):
+        assert job.look() == ["list epochs"]
+        assert job.sight is None
+
+
+def test_a_run_that_lives_costs_one_read(job: Watched) -> None:
+    job.claim()
+    job.choose()
+    job.beat()
+    assert len(job.look()) == 5, "the first look also asks whether a driver was submitted"
+    listed = 0
+    for _ in range(30):
+        job.clock.advance(1)
+        job.beat()
+        asked = job.look()
+        assert asked in (["read heartbeat"], ["list epochs", "read heartbeat"])
+        listed += len(asked) - 1
+    assert 3 <= listed <= 6
+
+
+def test_a_job_that_is_over_costs_one_listing(job: Watched) -> None:
+    job.claim()
+    job.choose()
+    job.end("FINISHED")
+    job.beat(stopped=True)
+    job.clock.advance(60)
+    job.look()
+    job.clock.advance(60)
+    job.look()
+    assert job.sight is not None
+    assert job.sight.is_over
+    for _ in range(30):
+        job.clock.advance(1)
+        assert job.look() == ["list epochs"]
+    job.claim()
+    job.look()
+    assert not job.sight.is_over
+
+
+def test_a_run_that_is_dead_is_seen_to_be_at_once_whatever_is_remembered(job: Watched) -> None:
+    job.claim()
+    job.choose()
+    job.beat()
+    job.look()
+    job.beat(stopped=True)
+    job.clock.advance(1)
+    job.look()
+    job.clock.advance(60)
+    job.look()
+    assert job.sight is not None
+    assert job.sight.dead is not None
+
+
+def steps() -> st.SearchStrategy[list[str]]:
+    names = ["claim", "choose", "beat", "old beat", "stop", "fail", "finish", "1 s", "8 s", "40 s", "look"]
+    return st.lists(st.sampled_from(names), max_size=25)
+
+
+@given(steps())
+def test_nobody_acts_on_what_is_remembered(taken: list[str]) -> None:
+    """To whoever looks for the first time, what is acted on looks the same; the rest does after a while."""
+    job = Watched()
+    job.claim()
+    for step in taken:
+        claimed = "choice" in job.records.epochs.names()[job.claims[-1].epoch]
+        match step:
+            case "claim":
+                job.claim()
+            case "choose" if not claimed:
+                job.choose()
+            case "beat":
+                job.beat()
+            case "old beat":
+                job.beat(of=0)
+            case "stop":
+                job.beat(stopped=True)
+            case "fail" | "finish":
+                job.end(FAILING if step == "fail" else "FINISHED")
+            case "look":
+                job.look()
+                if job.sight is not None and job.sight.dead is not None:
+                    assert seen(job, job.sight)
+            case _ if step.endswith(" s"):
+                job.clock.advance(float(step.split()[0]))
+    job.look()
+    job.clock.advance(ANEW)
+    job.look()
+    assert job.sight is not None
+    assert seen(job, job.sight)
+
+
+def seen(job: Watched, sight: Sight) -> bool:
+    """Whether a first look shows the same. Of a job that is over only a new claim matters."""
+    fresh = look(job.records, job.clock, None)
+    assert fresh is not None
+    if sight.is_over:
+        return (fresh.claim, fresh.end) == (sight.claim, sight.end)
+    return replace(fresh, anew_at=0) == replace(sight, anew_at=0)
