@@ -17,21 +17,53 @@ if TYPE_CHECKING:
         CheckpointCompleted,
         CheckpointFailed,
         CheckpointQuarantined,
+        CheckpointReplaced,
         CheckpointsDropped,
+        CheckpointsSubsumed,
         EpochClaimed,
         Event,
+        RequestTold,
         Restarting,
+        SavepointCompleted,
         SparkStarted,
         Started,
+        StartTraced,
         describe,
     )
-    from dagster_ckpt.spark.job import RunResult, StreamingJob
+    from dagster_ckpt.spark.job import JobStorage, RunResult, StreamingJob
+    from dagster_ckpt.spark.kafka import with_kafka_headers
     from dagster_ckpt.spark.live import recorded_live
+    from dagster_ckpt.spark.plain import export_checkpoint
     from dagster_ckpt.spark.preflight import check_stored, local_file
-    from dagster_ckpt.spark.query import has_watermark, plan_nodes, start_session, streaming_session
-    from dagster_ckpt.spark.run import StreamingRun, die_with_parent, supervise, supervise_all
-    from dagster_ckpt.spark.sinks import CustomSink, ForeachBatchSink, TransactionalFileSink, sink_to
-    from dagster_ckpt.spark.verdict import Finding, Preflight
+    from dagster_ckpt.spark.proof import (
+        Drilled,
+        Freshness,
+        drill_restore,
+        freshness_of,
+        read_state,
+        read_state_metadata,
+        state_operator,
+    )
+    from dagster_ckpt.spark.query import (
+        has_watermark,
+        live_below_jvm,
+        make_class_archive,
+        plan_nodes,
+        start_jvm,
+        start_session,
+        streaming_session,
+    )
+    from dagster_ckpt.spark.run import Earlier, StreamingRun, die_with_parent, supervise, supervise_all
+    from dagster_ckpt.spark.sinks import (
+        CustomSink,
+        DeltaSink,
+        ForeachBatchSink,
+        IcebergSink,
+        PostgresSink,
+        TransactionalFileSink,
+        sink_to,
+    )
+    from dagster_ckpt.spark.verdict import Finding, Preflight, Verdict
 else:  # hidden from type checkers, which would take every name for one that is there
     __getattr__, __dir__ = lazy_names(__name__)
 
@@ -40,35 +72,58 @@ __all__ = [
     "CheckpointCompleted",
     "CheckpointFailed",
     "CheckpointQuarantined",
+    "CheckpointReplaced",
     "CheckpointsDropped",
+    "CheckpointsSubsumed",
     "CustomSink",
+    "DeltaSink",
+    "Drilled",
+    "Earlier",
     "EpochClaimed",
     "Event",
     "Finding",
     "ForeachBatchSink",
+    "Freshness",
+    "IcebergSink",
+    "JobStorage",
     "PlannedBatches",
+    "PostgresSink",
     "Preflight",
+    "RequestTold",
     "Restarting",
     "RunResult",
+    "SavepointCompleted",
     "SparkStarted",
+    "StartTraced",
     "Started",
     "StreamingJob",
     "StreamingRun",
     "TransactionalFileSink",
+    "Verdict",
     "batch_in_flight",
     "check_stored",
     "describe",
     "die_with_parent",
+    "drill_restore",
+    "export_checkpoint",
     "fingerprint",
+    "freshness_of",
     "has_watermark",
+    "live_below_jvm",
     "local_file",
+    "make_class_archive",
     "plan_nodes",
     "planned_files",
     "planned_offsets",
+    "read_state",
+    "read_state_metadata",
     "recorded_live",
     "sink_to",
+    "start_jvm",
     "start_session",
+    "state_operator",
     "streaming_session",
     "supervise",
     "supervise_all",
+    "with_kafka_headers",
 ]

@@ -13,26 +13,35 @@ from dagster_ckpt.checkpoint import (
     Dropped,
     FellBack,
     Quarantined,
+    RequestState,
     RestoreInProgress,
+    SavepointRequest,
+    StartTrace,
 )
+from dagster_ckpt.config import format_size
 from dagster_ckpt.errors import CorruptCheckpoint
 from dagster_ckpt.shown_text import in_one_line, printable, redacted
 from dagster_ckpt.spark.verdict import Preflight
 
 __all__ = [
     "CheckpointCompleted",
+    "CheckpointDue",
     "CheckpointFailed",
     "CheckpointQuarantined",
+    "CheckpointReplaced",
     "CheckpointsDropped",
+    "CheckpointsSubsumed",
     "CheckpointsUnreadable",
     "EpochClaimed",
     "Event",
     "LiveLocationChosen",
     "Replaying",
+    "RequestTold",
     "Restarting",
     "SavepointCompleted",
     "SettingsIgnored",
     "SparkStarted",
+    "StartTraced",
     "Started",
     "describe",
 ]
@@ -89,10 +98,24 @@ class Started:
 
 
 @dataclass(frozen=True, slots=True)
+class StartTraced:
+    """Where the seconds of a start went: told when its first batch is committed, or when it has failed before."""
+
+    trace: StartTrace
+
+
+@dataclass(frozen=True, slots=True)
 class CheckpointCompleted:
     """A checkpoint completed; ``retained`` lists the checkpoints that now exist, the newest last."""
 
     metadata: CheckpointMetadata
+    retained: Sequence[CheckpointMetadata]
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointsSubsumed:
+    """Checkpoints that newer ones replace were deleted; ``retained`` lists the checkpoints that exist then."""
+
     dropped: Sequence[Dropped]
     retained: Sequence[CheckpointMetadata]
 
@@ -106,12 +129,26 @@ class CheckpointsDropped:
 
 
 @dataclass(frozen=True, slots=True)
+class CheckpointDue:
+    """A checkpoint is due, and none has completed since: the query has a batch that no checkpoint has."""
+
+
+@dataclass(frozen=True, slots=True)
 class CheckpointFailed:
     """A checkpoint attempt failed; the query goes on."""
 
     number: int
     reason: str
     consecutive: int
+
+
+@dataclass(frozen=True, slots=True)
+class RequestTold:
+    """A request for a savepoint or a checkpoint was taken up, or has failed for this reason."""
+
+    request: SavepointRequest
+    state: RequestState
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +170,19 @@ class CheckpointQuarantined:
     """The newest checkpoint is broken and was put into quarantine."""
 
     record: Quarantined
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointReplaced:
+    """The newest checkpoint is broken, and the live location of the run before has everything: nothing runs again.
+
+    Attributes:
+        checkpoint: ``{job id}/chk-N``.
+        reason: what is wrong with the checkpoint.
+    """
+
+    checkpoint: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,12 +218,17 @@ Event: TypeAlias = (
     | RestoreInProgress
     | LiveLocationChosen
     | Started
+    | StartTraced
     | CheckpointCompleted
+    | CheckpointDue
     | CheckpointsDropped
+    | CheckpointsSubsumed
     | CheckpointFailed
+    | RequestTold
     | SavepointCompleted
     | SettingsIgnored
     | CheckpointQuarantined
+    | CheckpointReplaced
     | CheckpointsUnreadable
     | Replaying
     | Restarting
@@ -192,7 +247,7 @@ def describe(event: Event) -> Iterator[tuple[int, str]]:
 
 def _described(event: Event) -> Iterator[tuple[int, str]]:
     match event:
-        case EpochClaimed():
+        case EpochClaimed() | CheckpointDue():
             pass
         case SparkStarted(seconds, web_url):
             yield logging.INFO, f"Spark started in {seconds:.1f} s{f', UI at {web_url}' if web_url else ''}"
@@ -207,13 +262,23 @@ def _described(event: Event) -> Iterator[tuple[int, str]]:
                 f"Restored in {event.restore_seconds:.2f} s.{f' Sink: {event.sink}.' if event.sink else ''}",
             )
             checks = len(event.preflight.findings)
-            yield logging.INFO, f"Preflight: {event.preflight.verdict} by {checks} checks"
+            later = "; whether the state fits the query, Spark says with the first batch" if restored else ""
+            yield logging.INFO, f"Preflight: {event.preflight.verdict} by {checks} checks{later}"
             for finding in event.preflight.bad:
                 yield logging.WARNING, f"Preflight: {finding.check}: {finding.verdict}, {finding.reason}"
             if event.fell_back is not None:
                 yield logging.WARNING, f"What this start costs: {event.fell_back}."
+        case StartTraced(trace):
+            what = "First batch committed" if trace.committed else "No batch committed"
+            steps = ", ".join(f"{name} {seconds:.1f}" for name, seconds in trace.by_name.items())
+            yield logging.INFO, f"{what} after {trace.seconds:.1f} s: {steps}"
         case CheckpointQuarantined(record):
             yield logging.WARNING, f"{record.checkpoint} is broken and was put into quarantine: {record.reason}"
+        case CheckpointReplaced(checkpoint, reason):
+            yield (
+                logging.WARNING,
+                f"{checkpoint} is broken, and a checkpoint salvaged from the run before replaces it: {reason}",
+            )
         case CheckpointsUnreadable(errors, directory):
             for error in errors:
                 yield (
@@ -221,17 +286,25 @@ def _described(event: Event) -> Iterator[tuple[int, str]]:
                     f"{error.message} While it is there, no shared file of its lineage is deleted. Put it back from a "
                     f"backup, or give it up with `dagster-ckpt dispose {directory}/{error.checkpoint}`.",
                 )
-        case CheckpointCompleted(metadata, dropped):
+        case CheckpointCompleted(metadata):
             yield (
                 logging.INFO,
                 f"{metadata.name} completed at batch {metadata.batch}: {len(metadata.files)} files, "
-                f"{metadata.size} bytes, {metadata.new_bytes} of them new",
+                f"{format_size(metadata.size)}, {format_size(metadata.new_bytes)} of it new",
             )
+        case CheckpointsSubsumed(dropped):
             for item in dropped:
                 if item.metadata.location is not None:
                     yield logging.INFO, f"Deleted the claimed savepoint {item.metadata.reference}: {item.reason}"
+        case RequestTold(request, state, reason):
+            what = f"{request.kind}{f' {request.name}' if request.name else ''}"
+            if state is RequestState.FAILED:
+                yield logging.WARNING, f"The {what} that was asked for was not taken: {reason}"
+            else:
+                yield logging.INFO, f"A {what} is asked for"
         case SavepointCompleted(metadata):
-            yield logging.INFO, f"Savepoint of batch {metadata.batch} completed: {metadata.reference}"
+            name = f" {metadata.given_name}" if metadata.given_name else ""
+            yield logging.INFO, f"Savepoint{name} of batch {metadata.batch} completed: {metadata.reference}"
         case CheckpointInProgress() | RestoreInProgress():
             yield logging.INFO, str(event)
         case CheckpointFailed(number, reason, consecutive):

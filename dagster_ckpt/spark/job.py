@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from dagster_ckpt.checkpoint import CheckpointMetadata
 from dagster_ckpt.config import (
@@ -22,7 +22,27 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-__all__ = ["RunResult", "StreamingJob"]
+__all__ = ["JobStorage", "RunResult", "StreamingJob"]
+
+
+class JobStorage(Protocol):
+    """Where the checkpoints of jobs are kept, as the storage resources of Dagster say it."""
+
+    @property
+    def deployment(self) -> str: ...
+    @property
+    def inline_threshold(self) -> int: ...
+    @property
+    def live_place(self) -> LiveLocationPlace: ...
+    @property
+    def private_from(self) -> Path | None: ...
+    @property
+    def savepoint_path(self) -> str | None: ...
+    @property
+    def size_limit(self) -> int | None: ...
+    @property
+    def working_directory(self) -> str | None: ...
+    def live_directory(self, job_name: str) -> Path: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +71,8 @@ class StreamingJob:
         shares_disk: whether the user named ``working_directory``, and so vouches that executors reach it.
         private_from: the topmost directory on the path to ``working_directory`` that the library creates, accessible to
             the user of the job only; ``None`` for ``working_directory`` itself.
+        start_jvm: starts the JVM that ``session`` will use, on a thread of its own beside the claim; ``None`` to leave
+            that to ``session``.
     """
 
     name: str
@@ -70,6 +92,52 @@ class StreamingJob:
     live_location: LiveLocationPlace = LiveLocationPlace.LOCAL
     shares_disk: bool = True
     private_from: Path | None = None
+    start_jvm: Callable[[], None] | None = None
+
+    @classmethod
+    def stored_in(
+        cls,
+        storage: JobStorage,
+        filesystem: FileSystem,
+        *,
+        name: str,
+        query: Callable[[SparkSession], DataStreamWriter],
+        session: Callable[[], SparkSession],
+        config: CheckpointConfig,
+        restart: RestartStrategy,
+        state_backend: StateBackend | None,
+        partitions: int | None = None,
+        poison_batch_attempts: int | None,
+        start_jvm: Callable[[], None] | None = None,
+    ) -> StreamingJob:
+        """A job whose checkpoints are kept in ``storage``; the other arguments are attributes of the job.
+
+        ``filesystem`` is the storage's, and the one that the caller's catalog reads: each that the storage makes anew
+        has its own connection, or its own memory.
+
+        Raises:
+            InvalidConfiguration: the storage cannot be used.
+        """
+        return cls(
+            name=name,
+            query=query,
+            session=session,
+            config=config,
+            restart=restart,
+            filesystem=filesystem,
+            working_directory=storage.live_directory(name),
+            deployment=storage.deployment,
+            inline_threshold=storage.inline_threshold,
+            savepoint_path=storage.savepoint_path,
+            max_state_size=storage.size_limit,
+            state_backend=state_backend,
+            partitions=partitions,
+            poison_batch_attempts=poison_batch_attempts,
+            live_location=storage.live_place,
+            shares_disk=storage.working_directory is not None,
+            private_from=storage.private_from,
+            start_jvm=start_jvm,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -389,7 +389,7 @@ class Pristine:
 
     def __post_init__(self) -> None:
         self.landed = self.bench.landed
-        shutil.copytree(self.bench.root, self.backup, symlinks=True)
+        copy_tree(self.bench.root, self.backup)
 
     @contextmanager
     def borrowed(self) -> Iterator[Bench]:
@@ -397,8 +397,32 @@ class Pristine:
         try:
             yield replace(self.bench, landed=self.landed)
         finally:
-            shutil.rmtree(self.bench.root)
-            shutil.copytree(self.backup, self.bench.root, symlinks=True)
+            remove_tree(self.bench.root)
+            copy_tree(self.backup, self.bench.root)
+
+
+def copy_tree(source: Path, target: Path) -> None:
+    """Copy a directory, again from the beginning if a file vanishes: Spark may still upload state of an ended query."""
+
+    def is_copied() -> bool:
+        try:
+            shutil.copytree(source, target, symlinks=True)
+        except (shutil.Error, FileNotFoundError):
+            remove_tree(target)
+            return False
+        return True
+
+    eventually(f"a copy of {source}", is_copied)
+
+
+def remove_tree(directory: Path) -> None:
+    """Remove a directory, also if Spark still uploads state of an ended query into it."""
+
+    def is_gone() -> bool:
+        shutil.rmtree(directory, ignore_errors=True)
+        return not directory.exists()
+
+    eventually(f"{directory} to be gone", is_gone)
 
 
 def _rows(files: Iterable[Path]) -> Counter[Row]:

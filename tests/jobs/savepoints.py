@@ -7,7 +7,7 @@ from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING, TypeAlias
 
-from dagster_ckpt.checkpoint.taking.ask_savepoint import take_savepoint
+from dagster_ckpt.checkpoint.taking.requests.ask_savepoint import take_savepoint
 from dagster_ckpt.clock import SystemClock
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.spark.events import Started

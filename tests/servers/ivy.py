@@ -13,6 +13,8 @@ from pyspark.find_spark_home import _find_spark_home
 __all__ = ["classpath", "classpath_of", "hadoop_version", "spark_jars"]
 
 _CLIENT = "hadoop-client-api-"
+#: Some jars are bundles of OSGi.
+_TYPES = ("-types", "jar", "bundle")
 #: A jar that has everything in it needs nothing that its description names.
 _SHADED = """
 <ivysettings>
@@ -72,7 +74,7 @@ def _resolved(scratch: Path, name: str, *wanted: str) -> str:
     with (Path(tempfile.gettempdir()) / "dagster-ckpt-tests-ivy.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         done = subprocess.run(
-            ["java", "-jar", str(ivy), *wanted, "-confs", "default", "-types", "jar", "-cachepath", str(found)],
+            ["java", "-jar", str(ivy), *wanted, "-confs", "default", *_TYPES, "-cachepath", str(found)],
             capture_output=True,
             text=True,
             check=False,

@@ -21,7 +21,7 @@ from dagster_ckpt.config import CHANGELOG_CONF
 from dagster_ckpt.errors import CheckpointFailure
 from dagster_ckpt.spark.batches.plans import lay_out
 from dagster_ckpt.spark.live import LiveLocation
-from dagster_ckpt.spark.query import java_field
+from dagster_ckpt.spark.query import java_field, stop_query
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -87,7 +87,7 @@ def replay_batches(
                     return False
                 raise_failure(query)
             finally:
-                query.stop()
+                stop_query(query)
             if location.last_committed() != plan.batch:
                 raise CheckpointFailure(f"Batch {plan.batch} was laid out for a replay and did not run.")
             progress(plan.batch)

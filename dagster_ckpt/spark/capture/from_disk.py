@@ -31,6 +31,7 @@ from dagster_ckpt.spark.files import (
     OffsetEntry,
     OperatorEntry,
     UnreadableStateFile,
+    decoded,
     log_files,
     parse_commit,
     parse_offsets,
@@ -125,6 +126,7 @@ class Capture:
                 timestamp_ms=offsets.timestamp_ms,
                 state_store_provider=offsets.provider_class if operators else None,
                 state_format=(2 if commit.unique_ids else 1) if operators else None,
+                commit_log=commit.version,
                 partitions=max((operator.partitions for operator in operators), default=None),
                 operators=[_recorded(operator) for operator in operators],
                 sources=[Source(id=source, offset=offsets.offset(source)) for source, _ in offsets.sources],
@@ -170,7 +172,7 @@ class Capture:
         operators: list[_Operator] = []
         for operator, metadata in self._location.operators(self._batch):
             pinned = self._pin(metadata)
-            entry = self._location.parsed(Path(pinned), _read_operator)
+            entry = self._location.parsed(Path(pinned), partial(_read_operator, metadata))
             for schema in entry.schemas:
                 self._pin(f"state/{operator}/{schema}")
             unique_ids = (commit.unique_ids or {}).get(operator)
@@ -268,7 +270,7 @@ class Capture:
         return (self._location.path / path).is_dir()
 
     def _text(self, path: str) -> str:
-        return Path(self._pin(path)).read_text(encoding="utf-8")
+        return decoded(Path(self._pin(path)).read_bytes(), path)
 
     def _pin(self, path: str, *, size: int | None = None) -> str:
         return self._pin_file(f"{self._live}/{path}", f"{CHECKPOINT}/{path}", size=size)
@@ -295,8 +297,8 @@ def _recorded(operator: _Operator) -> Operator:
     return Operator(id=entry.id, name=entry.name, partitions=operator.partitions, stores=list(entry.stores))
 
 
-def _read_operator(metadata: Path) -> OperatorEntry:
-    return parse_operator(metadata.read_text(encoding="utf-8"), str(metadata))
+def _read_operator(path: str, pinned: Path) -> OperatorEntry:
+    return parse_operator(decoded(pinned.read_bytes(), path), path)
 
 
 def _check_layout(store: StateStore, provider_class: str, layout: StateLayout, operator: OperatorEntry) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dagster_ckpt.spark.files import UnreadableStateFile
+from dagster_ckpt.spark.releases import EVERY_FORMAT
 from dagster_ckpt.stored_json import component, parsed, whole
 
 __all__ = [
@@ -32,7 +33,6 @@ _LZ4 = 0x20
 _PIECE = 512
 #: Limit in bytes for a snapshot's metadata, which lists thousands of files at most.
 _LONGEST_METADATA = 64 << 20
-_LINEAGE_VERSIONS = frozenset({"v3", "v4"})
 
 
 class SnapshotMember(NamedTuple):
@@ -104,7 +104,7 @@ def changelog_lineage(changelog: Path) -> tuple[LineageItem, ...]:
     try:
         head = _Head(changelog.read_bytes(), changelog.name)
         version = head.utf()
-        if version not in _LINEAGE_VERSIONS:
+        if version not in EVERY_FORMAT.changelog:
             raise UnreadableStateFile(f"{changelog.name}: changelog of version {version!r} carries no lineage")
         return tuple(
             LineageItem(whole(item["version"], "a version"), component(item["checkpointUniqueId"]))

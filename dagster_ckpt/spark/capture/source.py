@@ -8,7 +8,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from dagster_ckpt.checkpoint import Progress, Snapshot
+from dagster_ckpt.checkpoint import Facts, Progress, Snapshot, Source
 from dagster_ckpt.clock import Clock, Pause
 from dagster_ckpt.spark.capture.from_bucket import capture_stored
 from dagster_ckpt.spark.capture.from_disk import capture
@@ -30,6 +30,7 @@ class StreamingSource:
         last_progress: returns the last fetched progress report of Spark, if any; called at each capture.
         clock: monotonic time.
         accepted_loss: losses and duplicates in this lineage that the user accepted; recorded in each checkpoint.
+        observed: adds to the sources of a capture what their own systems tell.
     """
 
     def __init__(
@@ -41,7 +42,9 @@ class StreamingSource:
         last_progress: Callable[[], Mapping[str, Any] | None],
         clock: Clock,
         accepted_loss: Sequence[str] = (),
+        observed: Callable[[Sequence[Source]], list[Source]] = list,
     ) -> None:
+        self._observed = observed
         self._accepted_loss = list(accepted_loss)
         self._location = location
         self._pins = pins
@@ -74,18 +77,24 @@ class StreamingSource:
             snapshot = capture_stored(self._location, batch, pins, sink=self._sink)
         else:
             snapshot = capture(self._location, batch, pins, sink=self._sink)
-        facts: dict[str, Any] = {"spark_version": self._spark_version}
+        try:
+            sources = self._observed(snapshot.facts.sources)
+        except BaseException:
+            snapshot.release()
+            raise
+        facts: dict[str, Any] = {"spark_version": self._spark_version, "sources": sources}
         if self._accepted_loss:
             facts["accepted_loss"] = [*self._accepted_loss]
         if report := self._last_progress():
-            facts["progress"] = _numbers(report)
+            facts["progress"] = _numbers(report, snapshot.facts)
         return replace(snapshot, facts=snapshot.facts.model_copy(update=facts))
 
 
-def _numbers(report: Mapping[str, Any]) -> dict[str, Json]:
+def _numbers(report: Mapping[str, Any], facts: Facts) -> dict[str, Json]:
     """The parts of a progress report worth keeping. The report may be of a batch near the captured batch."""
     operators = report.get("stateOperators") or []
     return {
+        **_by_operator(operators, facts),
         "batch": report.get("batchId"),
         "input_rows": report.get("numInputRows"),
         "rows_per_second": report.get("processedRowsPerSecond"),
@@ -94,3 +103,12 @@ def _numbers(report: Mapping[str, Any]) -> dict[str, Json]:
         "state_memory_bytes": sum(int(operator.get("memoryUsedBytes") or 0) for operator in operators),
         "rows_dropped_by_watermark": sum(int(operator.get("numRowsDroppedByWatermark") or 0) for operator in operators),
     }
+
+
+def _by_operator(reported: Sequence[Mapping[str, Any]], facts: Facts) -> dict[str, Json]:
+    """The keys of each operator whose name no other operator of the query has: Spark reports names, and no ids."""
+    ids = {item.name: item.id for item in facts.operators}
+    if len(ids) < len(facts.operators) or len({item.get("operatorName") for item in reported}) < len(reported):
+        return {}
+    known = ((ids.get(str(item.get("operatorName"))), item.get("numRowsTotal")) for item in reported)
+    return {f"operator_{id_}_keys": keys for id_, keys in known if id_ is not None}

@@ -24,7 +24,7 @@ __all__ = ["StateFile", "StateStore", "StoreReader", "plan_store", "unplanned"]
 
 #: All names that may appear in a state store's directory; Spark's own hidden files (``.``) are ignored.
 _NAMES = {
-    StateLayout.HDFS: re.compile(r"\..*|_metadata|\d+\.(delta|snapshot)"),
+    StateLayout.HDFS: re.compile(r"\..*|_metadata|\d+\.(delta|snapshot)(\.crc)?"),
     StateLayout.ROCKSDB: re.compile(r"\..*|_metadata|SSTs|logs|\d+(_[^.]+)?\.(zip|changelog)(\.crc)?"),
 }
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from dagster_ckpt.config import HDFS_PROVIDER, LAYOUTS, PROVIDER_CONF, StateLayout
 from dagster_ckpt.errors import CaptureIncomplete, RestoreRefused
 from dagster_ckpt.filesystem import inside
+from dagster_ckpt.spark.releases import EVERY_FORMAT
 from dagster_ckpt.stored_json import SIGNED_64, Json, component, parsed
 
 __all__ = [
@@ -30,8 +31,6 @@ PARTITIONS_CONF = "spark.sql.shuffle.partitions"
 _SCHEMAS = "_stateSchema"
 _WATERMARK_KEY = "batchWatermarkMs"
 _FILE_SOURCE_KEYS = frozenset({"logOffset"})
-_OFFSET_VERSIONS = frozenset({1, 2})
-_COMMIT_VERSIONS = frozenset({1, 2, 3})
 _VERSION = re.compile(r"v([0-9]{1,9})")
 
 
@@ -160,7 +159,7 @@ def parse_offsets(text: str, where: str) -> OffsetEntry:
         CaptureIncomplete: the entry is not whole.
     """
     lines = text.split("\n")
-    version = _version(lines[0], _OFFSET_VERSIONS, where)
+    version = _version(lines[0], EVERY_FORMAT.offset_log, where)
     if len(lines) > 1 and not lines[1].strip():
         raise RestoreRefused(
             f"{where} is of a query under continuous processing, which keeps no batch metadata; it has no "
@@ -191,7 +190,7 @@ def parse_offsets(text: str, where: str) -> OffsetEntry:
 def parse_commit(text: str, where: str) -> CommitEntry:
     """Parse ``commits/<batch>``; raises as :func:`parse_offsets`."""
     header, _, body = text.partition("\n")
-    version = _version(header, _COMMIT_VERSIONS, where)
+    version = _version(header, EVERY_FORMAT.commit_log, where)
     unique_ids = _json_object(body, where).get("stateUniqueIds")
     if not unique_ids:
         return CommitEntry(version, None)
@@ -216,7 +215,7 @@ def parse_query_id(text: str) -> str:
 def parse_operator(text: str, where: str) -> OperatorEntry:
     """Parse an operator's metadata (``metadata`` or ``v2/<batch>``); raises as :func:`parse_offsets`."""
     header, _, body = text.partition("\n")
-    _version(header, frozenset({1, 2}), where)
+    _version(header, EVERY_FORMAT.operator, where)
     metadata = _json_object(body, where)
     try:
         info, stores = metadata["operatorInfo"], metadata["stateStoreInfo"]
@@ -243,7 +242,7 @@ def schema_path(recorded: str) -> str:
     return f"{_SCHEMAS}/{inside(tail)}"
 
 
-def _version(header: str, known: frozenset[int], where: str) -> int:
+def _version(header: str, known: Collection[int], where: str) -> int:
     match = _VERSION.fullmatch(header.strip())
     if match is None:
         raise damaged(where, f"it begins with {header[:20]!r}, not with a version")

@@ -7,6 +7,7 @@ import uuid
 from pathlib import Path
 
 from dagster_ckpt.errors import CheckpointFileMissing
+from dagster_ckpt.paths import hadoop_path
 from dagster_ckpt.spark.files.log_entries import schema_path
 from dagster_ckpt.stored_json import believed, parsed
 
@@ -34,8 +35,7 @@ def prepare_location(checkpoint_dir: Path, becomes: str | None = None) -> None:
             hidden.unlink()
     for metadata in sorted(root.glob("state/*/_metadata/v2/*")):
         if metadata.name.isdigit() and metadata.is_file():
-            # Hadoop's notation for a path: a scheme, and no escapes.
-            _point_schemas(metadata, root, becomes or f"file:{root}")
+            _point_schemas(metadata, root, becomes or hadoop_path(root))
 
 
 def prepare_new_location(checkpoint_dir: Path) -> None:

@@ -19,6 +19,7 @@ from dagster_ckpt.spark.events import LiveLocationChosen
 from dagster_ckpt.spark.job import StreamingJob
 from dagster_ckpt.spark.live.live_location import LOCATION, LiveLocation
 from dagster_ckpt.spark.live.on_disk import LocalLive
+from dagster_ckpt.spark.query import check_characters
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -60,8 +61,15 @@ def choose_live(job: StreamingJob, spark: SparkSession, directory: Path) -> tupl
         directory: the start's directory in the working directory.
 
     Raises:
-        InvalidConfiguration: the live location should lie in the storage, and cannot.
+        InvalidConfiguration: the live location should lie in the storage, and cannot; or Spark's JVM cannot name it.
     """
+    live, why = _chosen(job, spark, directory)
+    if isinstance(live, LocalLive):
+        check_characters(spark, live.url)
+    return live, why
+
+
+def _chosen(job: StreamingJob, spark: SparkSession, directory: Path) -> tuple[LiveLocation, LiveLocationChosen]:
     refuse_impossible(job)
     local = LocalLive(directory / LOCATION)
     if (store := job.filesystem.copies) is None:

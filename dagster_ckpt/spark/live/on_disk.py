@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dagster_ckpt.checkpoint import materialize_checkpoint
 from dagster_ckpt.config import LAYOUTS, StateLayout
+from dagster_ckpt.errors import StorageUnusable
+from dagster_ckpt.filesystem import make_working_directory
+from dagster_ckpt.paths import hadoop_path
 from dagster_ckpt.spark.files import CheckpointLocation, prepare_location
 
 if TYPE_CHECKING:
     from dagster_ckpt.checkpoint import CheckpointCatalog, CheckpointMetadata, FileEntry, Identity
+    from dagster_ckpt.spark.job import StreamingJob
 
 from dagster_ckpt.spark.live.live_location import BEGUN, LOCATION, LiveLocation
 
-__all__ = ["LocalLive"]
+__all__ = ["LocalLive", "probe_working_directory"]
 
 
 class LocalLive(LiveLocation):
@@ -33,6 +38,10 @@ class LocalLive(LiveLocation):
     @property
     def url(self) -> str:
         return str(self.path)
+
+    @property
+    def spark_url(self) -> str:
+        return hadoop_path(self.path)
 
     @property
     def start(self) -> str:
@@ -65,7 +74,7 @@ class LocalLive(LiveLocation):
         scratch = directory / "trial"
         shutil.copytree(self.path, scratch)
         try:
-            yield str(scratch)
+            yield hadoop_path(scratch)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
 
@@ -90,3 +99,23 @@ def _nothing_left(directory: Path) -> Iterator[None]:
     except BaseException:
         shutil.rmtree(directory, ignore_errors=True)
         raise
+
+
+def probe_working_directory(job: StreamingJob) -> None:
+    """Make sure that live locations can be written, and only by the user of the job.
+
+    Raises:
+        StorageUnusable: live locations cannot be written, or not by this user alone.
+    """
+    directory = job.working_directory
+    try:
+        make_working_directory(directory, job.private_from)
+        with tempfile.TemporaryFile(dir=directory) as file:
+            file.write(b"probe")
+    except StorageUnusable:
+        raise
+    except OSError as error:
+        raise StorageUnusable(
+            f"Live checkpointLocations cannot be written to {directory}: {error}",
+            hint="Set working_directory of the checkpoint storage to a directory that is writable and has space left.",
+        ) from error

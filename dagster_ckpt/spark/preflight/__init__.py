@@ -1,13 +1,23 @@
 """The checks before a query starts."""
 
-from dagster_ckpt.spark.preflight.source_files import local_file
+from dagster_ckpt.spark.preflight.checkpoint_checks import AFTER_IT, version_finding
+from dagster_ckpt.spark.preflight.kafka_topics import kafka_findings
+from dagster_ckpt.spark.preflight.query_checks import is_sink_of
+from dagster_ckpt.spark.preflight.source_files import local_file, rows_of
 from dagster_ckpt.spark.preflight.start_checks import Passed, ProposedStart, pass_preflight
-from dagster_ckpt.spark.preflight.stored_checks import check_stored
+from dagster_ckpt.spark.preflight.stored_checks import check_exported, check_stored, check_unpacked
 
 __all__ = [
+    "AFTER_IT",
     "Passed",
     "ProposedStart",
+    "check_exported",
     "check_stored",
+    "check_unpacked",
+    "is_sink_of",
+    "kafka_findings",
     "local_file",
     "pass_preflight",
+    "rows_of",
+    "version_finding",
 ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
@@ -14,13 +13,15 @@ from dagster_ckpt.errors import (
     JobAlreadyRunning,
     RestoreRefused,
 )
-from dagster_ckpt.spark.batches import PlannedBatches, planned_files
+from dagster_ckpt.spark.batches import PlannedBatches, planned_files, planned_offsets
 from dagster_ckpt.spark.files import CheckpointLocation
 from dagster_ckpt.spark.preflight.source_files import batches
+from dagster_ckpt.spark.releases import minor_of, newest_version, release_of
 from dagster_ckpt.spark.sinks import Sink
 from dagster_ckpt.spark.verdict import Finding, Verdict
 
 __all__ = [
+    "AFTER_IT",
     "files_finding",
     "in_flight",
     "in_flight_batch",
@@ -33,8 +34,9 @@ __all__ = [
     "with_in_flight",
 ]
 
+#: The check of what the sink has of later batches.
+AFTER_IT = "batches after it"
 _ANOTHER = "Restore another checkpoint; `dagster-ckpt list` shows them."
-_MINOR = re.compile(r"(\d+)\.(\d+)")
 
 
 def files_finding(restored: CheckpointMetadata) -> Finding:
@@ -72,52 +74,71 @@ def log_gap(batch: int, offsets: Collection[int], commits: Collection[int], *, s
     return None
 
 
-def log_finding(restored: CheckpointMetadata, location: Path) -> Finding:
-    """Whether Spark would resume right after the checkpoint's batch from the unpacked log."""
+def log_finding(
+    restored: CheckpointMetadata, location: Path, running: str | None = None, replay: Sequence[PlannedBatch] = ()
+) -> Finding:
+    """Whether Spark would resume right after the checkpoint's batch from the unpacked log.
+
+    Args:
+        restored: the checkpoint.
+        location: the unpacked checkpointLocation.
+        running: the version of the Spark that should read the log, ``None`` when unknown.
+        replay: the batches that run again with their earlier boundaries.
+    """
     check = "write-ahead log"
     offsets, commits = _numbers(location / "offsets"), _numbers(location / "commits")
     gap = log_gap(restored.batch, offsets, commits, stateful=bool(restored.facts.operators))
     if gap is None:
         try:
             live = CheckpointLocation(location)
-            for batch in offsets:
-                live.offsets(batch)
-            live.commit(restored.batch)
+            planned = [*map(live.offsets, offsets), *map(planned_offsets, replay)]
+            commit = live.commit(restored.batch)
+            if running is not None:
+                release_of(running).refuse_newer({entry.version for entry in planned}, {commit.version}, restored.name)
         except CaptureIncomplete as error:
             gap = error.message
         except CheckpointError as error:  # the log is of a newer Spark
             return Finding.of_error(check, error)
     if gap is not None:
         return Finding.of_error(check, CorruptCheckpoint(f"{restored.name}: {gap}.", hint=_ANOTHER))
-    planned = f", and batch {restored.batch + 1} as it was planned" if restored.batch + 1 in offsets else ""
-    return Finding.fine(check, f"goes on after batch {restored.batch}{planned}.")
+    also = f", and batch {restored.batch + 1} as it was planned" if restored.batch + 1 in offsets else ""
+    return Finding.fine(check, f"goes on after batch {restored.batch}{also}.")
 
 
-def version_finding(recorded: str | None, running: str | None) -> Finding:
-    """Whether the running Spark can read the checkpoint: the checkpoint's Spark is of the same minor release, or older.
+def version_finding(recorded: str | None, running: str | None, ran_last: str | None = None) -> Finding:
+    """Whether the running Spark can read what the job left: nothing of it is of a newer minor release.
 
     Args:
-        recorded: the checkpoint's Spark version, ``None`` when not recorded (a checkpoint salvaged from a dead run).
-        running: the version of the Spark that should read the checkpoint, ``None`` when unknown.
+        recorded: the checkpoint's Spark version, ``None`` when not recorded.
+        running: the version of the Spark that should go on, ``None`` when unknown.
+        ran_last: the Spark version of the start whose batches go on, ``None`` if none do or when not recorded.
     """
     check = "Spark version"
-    if recorded is None or running is None:
-        unknown = "the checkpoint does not tell its Spark" if recorded is None else f"{recorded}; no Spark here"
+    wrote = newest_version([recorded, ran_last])
+    if wrote is None or running is None:
+        unknown = f"{wrote}; no Spark here" if running is None and wrote else "the checkpoint does not tell its Spark"
         return Finding.fine(check, f"not checked: {unknown}.")
-    was, now = _MINOR.match(recorded), _MINOR.match(running)
+    was, now = minor_of(wrote), minor_of(running)
     if was is None or now is None:
-        return Finding.fine(check, f"not checked: {recorded} and {running} cannot be compared.")
-    if tuple(map(int, was.groups())) > tuple(map(int, now.groups())):
+        return Finding.fine(check, f"not checked: {wrote} and {running} cannot be compared.")
+    if was > now:
+        what = f"The checkpoint is of Spark {wrote}" if wrote == recorded else f"The job ran last with Spark {wrote}"
         error = RestoreRefused(
-            f"The checkpoint is of Spark {recorded}, and this is Spark {running}, which may not read it.",
-            hint=f"Run the job with Spark {recorded}, or restore a checkpoint from before the upgrade.",
+            f"{what}, and this is Spark {running}, which may not read what a newer Spark wrote.",
+            hint=f"Run the job with Spark {wrote}, or restore a checkpoint of an older one: `dagster-ckpt list` shows "
+            "the checkpoints, and `dagster-ckpt describe` the Spark of each.",
         )
         return Finding.of_error(check, error)
-    return Finding.fine(check, f"{recorded}, and this is {running}.")
+    return Finding.fine(check, f"{wrote}, and this is {running}.")
 
 
 def others_finding(
-    job_name: str, heartbeat: Heartbeat | None, dead: str | None, *, own_epoch: int | None = None
+    job_name: str,
+    heartbeat: Heartbeat | None,
+    dead: str | None,
+    *,
+    own_epoch: int | None = None,
+    terminates: Collection[str] = (),
 ) -> Finding:
     """Whether a run that may be alive drives the job.
 
@@ -126,6 +147,7 @@ def others_finding(
         heartbeat: the job's heartbeat, as read.
         dead: why the run of the heartbeat is dead, ``None`` while that run may be alive.
         own_epoch: the epoch of the checking run, ``None`` for a check outside any run.
+        terminates: the ids of runs that would be terminated before the restore.
     """
     check = "other runs"
     if heartbeat is None:
@@ -134,11 +156,14 @@ def others_finding(
         return Finding.fine(check, f"none; this one holds epoch {own_epoch}.")
     if dead is not None:
         return Finding.fine(check, f"none; the last was run {heartbeat.run_id} (epoch {heartbeat.epoch}): {dead}.")
+    if heartbeat.run_id in terminates:
+        return Finding.fine(check, f"run {heartbeat.run_id} drives the job, and would be terminated first.")
     driver = heartbeat.processes[0]
     error = JobAlreadyRunning(
         f"Run {heartbeat.run_id} drives job {job_name!r} now (process {driver.pid} on "
         f"{driver.host.partition('/')[0]}, epoch {heartbeat.epoch}).",
-        hint=f"Terminate run {heartbeat.run_id} first, or wait until it has ended.",
+        hint=f"Terminate run {heartbeat.run_id} first (or the run that attends its driver), or wait until the job has "
+        "ended.",
     )
     return Finding.of_error(check, error)
 
@@ -194,7 +219,7 @@ def replay_finding(
         again: batches that run again with their earlier boundaries, without a gap.
         known: batches that are known to have been planned after the checkpoint.
     """
-    check = "batches after it"
+    check = AFTER_IT
     count = f"{batches(again)} will be run again as planned" if again else "no batch is to be run again as it was"
     if sink is not None and sink.can_roll_back:
         return Finding.fine(check, f"{count}; what the sink has of later ones is taken out of it.")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dagster_ckpt.checkpoint import CheckpointMetadata, Newest
+from dagster_ckpt.checkpoint import CheckpointCatalog, CheckpointMetadata, Newest, job_names
 from dagster_ckpt.config import LATEST, StateBackend
 from dagster_ckpt.errors import CheckpointError, SinkMismatch, SinkNotEmpty
+from dagster_ckpt.paths import is_same_place
 from dagster_ckpt.spark.preflight.checkpoint_checks import sink_finding
 from dagster_ckpt.spark.query import (
     StatefulKind,
@@ -21,19 +23,24 @@ from dagster_ckpt.spark.query import (
     stateful_kinds,
 )
 from dagster_ckpt.spark.sinks import Sink
-from dagster_ckpt.spark.verdict import Finding
+from dagster_ckpt.spark.verdict import Finding, Verdict
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 __all__ = [
+    "elsewhere_finding",
     "empty_sink_finding",
+    "is_sink_of",
     "operators_finding",
     "partitions_finding",
     "query_sink_finding",
+    "removed_finding",
     "sources_finding",
     "state_finding",
 ]
+
+_MOST_NAMED = 20
 
 
 def state_finding(backend: StateBackend | None, restored: CheckpointMetadata) -> Finding:
@@ -108,15 +115,19 @@ def query_sink_finding(restored: CheckpointMetadata, plan: WriterPlan, sink: Sin
         directory: where the checkpoint was unpacked.
     """
     check = "sink position"
-    recorded = None if restored.sink is None else (str(restored.sink.get("kind")), str(restored.sink.get("path")))
-    now = None if sink is None else (sink.kind, sink.path)
-    if recorded != now:
-        before = "another kind of sink" if recorded is None else f"the {recorded[0]} sink {recorded[1]}"
+    if not is_sink_of(restored, sink):
+        at = "the same place" if restored.sink is None else restored.sink.get("path")
+        before = "another kind of sink" if restored.sink is None else f"the {restored.sink.get('kind')} sink {at}"
+        now = plan.format if sink is None else f"the {sink.kind} sink {sink.path}"
+        if sink is not None and not sink.seeds_alike:
+            why = ". A job that has checkpoints cannot move there, because a restart could write rows twice."
+            move = "give the job a new name, and launch that once with fork_from and the path of this checkpoint"
+        else:
+            why = ", which is not known to be empty."
+            move = "go on in a sink that is empty (one of your own tells so by its newest_batch) with allow_loss: true"
         error = SinkMismatch(
-            f"{restored.name} was taken with {before}, and the query now writes to "
-            f"{plan.format if now is None else f'the {now[0]} sink {now[1]}'}.",
-            hint=f"Write to {before if recorded is None else recorded[1]} again, or start from nothing into an empty "
-            "sink with restore_from: none.",
+            f"{restored.name} was taken with {before}, and the query now writes to {now}{why}",
+            hint=f"Write to {at} again; or {move}.",
         )
         return Finding.of_error(check, error)
     if sink is None:
@@ -124,17 +135,63 @@ def query_sink_finding(restored: CheckpointMetadata, plan: WriterPlan, sink: Sin
     return sink_finding(restored, sink, directory / "sink")
 
 
-def empty_sink_finding(job_name: str, target: Newest, sink: Sink | None, *, asked: str) -> Finding:
+def is_sink_of(restored: CheckpointMetadata, sink: Sink | None) -> bool:
+    """Whether a query writes to the sink that the checkpoint has the position of."""
+    if restored.sink is None or sink is None:
+        return restored.sink is None and sink is None
+    same = str(restored.sink.get("kind")) == sink.kind
+    return same and is_same_place(str(restored.sink.get("path")), sink.path)
+
+
+def elsewhere_finding(restored: CheckpointMetadata, plan: WriterPlan, sink: Sink | None, elsewhere: str) -> Finding:
+    """That the rows up to the checkpoint are not in the query's sink.
+
+    Args:
+        restored: the checkpoint.
+        plan: the plan of the query's writer.
+        sink: the query's sink, ``None`` if checkpoints do not cover it.
+        elsewhere: where these rows are.
+    """
+    now = f"a {plan.format} sink" if sink is None else f"the {sink.kind} sink {sink.path}"
+    return Finding(
+        "another sink",
+        Verdict.WITH_LOSS,
+        f"the query now writes to {now}, which gets the rows of batches after {restored.batch} only; those before stay "
+        f"in {elsewhere}.",
+        "Write to the sink before again.",
+    )
+
+
+def removed_finding(removes: Sequence[str]) -> Finding:
+    """That files in the sink, which may or may not be of the batch in flight, go at the start."""
+    more = f" and {len(removes) - _MOST_NAMED} more" * (len(removes) > _MOST_NAMED)
+    return Finding(
+        "unlisted files",
+        Verdict.WITH_LOSS,
+        f"{len(removes)} files that the log of the sink does not list would be removed. They were written since the "
+        "batch in flight was planned, so they are most likely of that batch, which runs again: "
+        f"{', '.join(removes[:_MOST_NAMED])}{more}.",
+        "If others wrote any of these files, move them elsewhere.",
+    )
+
+
+def empty_sink_finding(catalog: CheckpointCatalog, target: Newest, sink: Sink | None, *, asked: str) -> Finding:
     """Whether the sink is empty at a start from nothing."""
     check = "sink position"
     if sink is None or (present := sink.first_data()) is None:
         return Finding.fine(check, "the sink is empty, or not covered by checkpoints.")
     go_on = "" if asked == LATEST else " To go on instead, launch with restore_from: latest."
+    others = [name for name in job_names(catalog.filesystem) if name != catalog.job_name]
+    if target.job_id is None and asked == LATEST and others:
+        go_on = (
+            " If the asset was renamed, give it the job_name that it had, and it goes on from its checkpoints. Jobs in "
+            f"this storage: {', '.join(others[:_MOST_NAMED])}."
+        )
     error = SinkNotEmpty(
-        f"Job {job_name!r} would start from nothing ({target.reason}), but its sink {sink.path} has "
+        f"Job {catalog.job_name!r} would start from nothing ({target.reason}), but its sink {sink.path} has "
         f"data, {present} for example: the batches of a new lineage have the same numbers, and rows would "
         "be lost or doubled.",
-        hint=f"To start from nothing, empty {sink.path} (with every hidden directory in it) or write elsewhere.{go_on}",
+        hint=f"To start from nothing, {sink.to_empty} or write elsewhere.{go_on}",
     )
     return Finding.of_error(check, error)
 

@@ -6,16 +6,17 @@ reads nothing, whatever ``spark.sql.files.ignoreMissingFiles`` says, and the row
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
 
 from dagster_ckpt.checkpoint import Facts, PlannedBatch
+from dagster_ckpt.errors import InvalidConfiguration
+from dagster_ckpt.paths import local_path, unescaped
 from dagster_ckpt.spark.batches import planned_files
 from dagster_ckpt.spark.verdict import Finding, Verdict
 
-__all__ = ["SourceFiles", "batches", "local_file", "source_finding"]
+__all__ = ["SourceFiles", "batches", "local_file", "rows_of", "source_finding"]
 
 CHECK = "source files"
 #: How many Parquet footers are read at most to count rows: each takes a tenth of a millisecond on a local disk.
@@ -66,14 +67,15 @@ class SourceFiles:
             return None
 
 
-def source_finding(plans: Sequence[PlannedBatch], facts: Facts) -> Finding:
+def source_finding(plans: Sequence[PlannedBatch], facts: Facts, elsewhere: Collection[str] = ()) -> Finding:
     """Which files a restore reads again, and which of these are gone.
 
     Args:
         plans: the plans of all batches that run again, as they were or with new boundaries.
         facts: the checkpoint's facts, which name the query's sources.
+        elsewhere: the ids of sources that have a check of their own.
     """
-    unchecked = _not_files(facts)
+    unchecked = _not_files(facts, elsewhere)
     also = f" Not checked: {'; '.join(unchecked)}." if unchecked else ""
     if not plans:
         return Finding.fine(CHECK, f"no batch after the checkpoint is known to be read again.{also}")
@@ -99,6 +101,19 @@ def source_finding(plans: Sequence[PlannedBatch], facts: Facts) -> Finding:
     )
 
 
+def rows_of(plans: Sequence[PlannedBatch], facts: Facts) -> int | None:
+    """The number of rows that batches read, ``None`` unless all sources read files whose footers tell it.
+
+    Args:
+        plans: the plans of the batches.
+        facts: the facts of a checkpoint of the query, which name its sources.
+    """
+    if not plans:
+        return 0
+    found = SourceFiles.of(plans)
+    return None if found.missing or found.elsewhere or _not_files(facts) else found.rows()
+
+
 def batches(numbers: Iterable[int]) -> str:
     """``batch 3``, ``batches 3 to 7``, or ``batches 3, 5 and 6``."""
     known = sorted(set(numbers))
@@ -109,14 +124,17 @@ def batches(numbers: Iterable[int]) -> str:
     return f"batches {', '.join(map(str, known[:-1]))} and {known[-1]}" if known else "no batch"
 
 
-def _not_files(facts: Facts) -> list[str]:
+def _not_files(facts: Facts, elsewhere: Collection[str] = ()) -> list[str]:
     """The sources of a checkpoint that are not file sources, or of unknown kind."""
     if not facts.tells_sources:
         return ["the checkpoint does not tell its sources"]
     told = []
     for source in facts.sources:
         offset = source.offset
-        if isinstance(offset, dict) and offset.keys() == {"logOffset"}:
+        if source.id in elsewhere or (isinstance(offset, dict) and offset.keys() == {"logOffset"}):
+            continue
+        if source.offsets:
+            told.append(f"source {source.id} has offsets like Kafka's, whose brokers are asked when its query starts")
             continue
         why = "had no data yet" if offset is None else "is no file source, and only its own system knows what it keeps"
         told.append(f"source {source.id} {why}")
@@ -126,10 +144,9 @@ def _not_files(facts: Facts) -> list[str]:
 def local_file(uri: str) -> Path | None:
     """The file of this machine that an (escaped) URI names, ``None`` for other URIs."""
     try:
-        parts = urlsplit(uri)
-    except ValueError:
+        return local_path(unescaped(uri))
+    except InvalidConfiguration:
         return None
-    return Path(unquote(parts.path)) if parts.scheme in {"", "file"} else None
 
 
 def _is_there(file: Path) -> bool:

@@ -14,6 +14,7 @@ from dagster_ckpt.config import LATEST, RestoreRequest
 from dagster_ckpt.errors import CheckpointError
 from dagster_ckpt.spark.batches import forget_plan
 from dagster_ckpt.spark.job import StreamingJob
+from dagster_ckpt.spark.kafka import KafkaInputs
 from dagster_ckpt.spark.preflight.checkpoint_checks import (
     files_finding,
     in_flight,
@@ -24,11 +25,14 @@ from dagster_ckpt.spark.preflight.checkpoint_checks import (
     version_finding,
     with_in_flight,
 )
+from dagster_ckpt.spark.preflight.kafka_topics import kafka_findings, kafka_sink_findings
 from dagster_ckpt.spark.preflight.query_checks import (
+    elsewhere_finding,
     empty_sink_finding,
     operators_finding,
     partitions_finding,
     query_sink_finding,
+    removed_finding,
     sources_finding,
     state_finding,
 )
@@ -66,7 +70,10 @@ class ProposedStart:
         own_sink: whether all data in the sink belongs to this lineage and is written again.
         replay: the batches that must run again with their earlier boundaries.
         known: reads the plans of all batches that were planned after the checkpoint.
+        inputs: the Kafka sources of the query.
         spark_version: the version of the running Spark.
+        elsewhere: where the rows up to the checkpoint are, if not in this sink.
+        removes: files in the sink that the start removes and that may not be the query's.
     """
 
     job: StreamingJob
@@ -82,12 +89,22 @@ class ProposedStart:
     own_sink: bool
     replay: Sequence[PlannedBatch]
     known: Callable[[], Sequence[PlannedBatch]]
+    inputs: KafkaInputs
     spark_version: str
+    elsewhere: str = ""
+    removes: Sequence[str] = ()
 
     @property
     def location(self) -> Path:
         """The directory of the unpacked checkpointLocation."""
         return self.directory / "checkpoint"
+
+    @property
+    def ran_last(self) -> str | None:
+        """The Spark version of the start whose batches this start goes on with, ``None`` if there is none."""
+        previous = self.previous
+        goes_on = self.request.restore_from == LATEST and previous is not None and previous.job_id == self.target.job_id
+        return previous.spark_version if previous is not None and goes_on else None
 
     @property
     def can_choose_anew(self) -> bool:
@@ -153,24 +170,34 @@ def _checked(start: ProposedStart, restored: CheckpointMetadata | None, plans: S
     dead = None if heartbeat is None else heartbeat.is_dead(SystemClock())
     others = others_finding(job.name, heartbeat, dead, own_epoch=start.claim.epoch)
     if restored is None:
+        start.inputs.begin_anew()
         sink = None if start.own_sink else start.sink
-        return [empty_sink_finding(job.name, start.target, sink, asked=start.request.restore_from), others]
+        return [
+            empty_sink_finding(start.catalog, start.target, sink, asked=start.request.restore_from),
+            version_finding(None, start.spark_version, start.ran_last),
+            *kafka_sink_findings(start.plan),
+            others,
+        ]
     again = [plan.batch for plan in start.replay]
     if not again and not start.gives_up_in_flight:
         again = in_flight_batch(start.location, restored.batch)
     known = [plan.batch for plan in plans]
     return [
         files_finding(restored),
-        log_finding(restored, start.location),
-        version_finding(restored.facts.spark_version, start.spark_version),
+        log_finding(restored, start.location, start.spark_version, start.replay),
+        version_finding(restored.facts.spark_version, start.spark_version, start.ran_last),
         state_finding(job.state_backend, restored),
         partitions_finding(job.partitions, restored),
         sources_finding(job.name, restored, start.writer),
         operators_finding(job.name, restored, start.writer),
         query_sink_finding(restored, start.plan, start.sink, start.directory),
         replay_finding(restored, start.sink, None if start.plan.is_transient else start.plan.format, again, known),
-        source_finding(plans, restored.facts),
+        source_finding(plans, restored.facts, start.inputs.ids),
+        *kafka_findings(restored.facts, start.inputs, plans),
+        *kafka_sink_findings(start.plan),
         others,
+        *([elsewhere_finding(restored, start.plan, start.sink, start.elsewhere)] if start.elsewhere else []),
+        *([removed_finding(start.removes)] if start.removes else []),
     ]
 
 

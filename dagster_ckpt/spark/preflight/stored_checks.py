@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -11,13 +11,14 @@ from pathlib import Path
 from dagster_ckpt.checkpoint import (
     CheckpointCatalog,
     CheckpointMetadata,
+    Heartbeat,
     PlannedBatch,
     materialize_checkpoint,
     verify_checkpoint,
 )
 from dagster_ckpt.clock import Clock
 from dagster_ckpt.config import LATEST, CheckpointingMode
-from dagster_ckpt.errors import CheckpointError
+from dagster_ckpt.errors import CheckpointError, JobAlreadyRunning
 from dagster_ckpt.spark.preflight.checkpoint_checks import (
     files_finding,
     in_flight_batch,
@@ -32,7 +33,7 @@ from dagster_ckpt.spark.preflight.source_files import source_finding
 from dagster_ckpt.spark.sinks import recorded_sink
 from dagster_ckpt.spark.verdict import Finding, Preflight
 
-__all__ = ["check_stored"]
+__all__ = ["check_exported", "check_stored", "check_unpacked"]
 
 _STATE = "checkpoint/state/"
 
@@ -44,6 +45,7 @@ def check_stored(
     asked: str,
     clock: Clock,
     wait: Callable[[float], object],
+    terminates: Collection[str] = (),
 ) -> Preflight:
     """Check a stored checkpoint as far as possible without its query and without Spark. Changes nothing.
 
@@ -53,6 +55,7 @@ def check_stored(
         asked: the ``restore_from`` that would ask for this checkpoint; ``latest`` also replays the batches after it.
         clock: wall and monotonic time.
         wait: sleeps for this many seconds, while the check watches whether a run on another host is alive.
+        terminates: the ids of runs that would be terminated before the restore.
     """
     try:
         verify_checkpoint(catalog, restored)
@@ -68,18 +71,26 @@ def check_stored(
         except CheckpointError:
             findings.append(Finding.fine("all else", "not checked: it is told by files that are broken."))
         else:
-            findings += _of_unpacked(catalog, restored, directory, asked)
+            findings += check_unpacked(catalog, restored, directory, asked)
     heartbeat, dead = catalog.records.heartbeat.watched(clock, wait)
-    findings.append(others_finding(catalog.job_name, heartbeat, dead))
+    findings.append(others_finding(catalog.job_name, heartbeat, dead, terminates=terminates))
     return Preflight(restored.reference, tuple(findings))
 
 
-def _of_unpacked(
+def check_unpacked(
     catalog: CheckpointCatalog, restored: CheckpointMetadata, directory: Path, asked: str
 ) -> list[Finding]:
+    """Check the logs, the sink and the input of a checkpoint that was unpacked, without its state. Changes nothing.
+
+    Args:
+        catalog: the job's checkpoints.
+        restored: the checkpoint.
+        directory: where the checkpoint was unpacked.
+        asked: as of :func:`check_stored`.
+    """
     location = directory / "checkpoint"
     archive = catalog.records.plans(restored.job_id)
-    findings = [log_finding(restored, location)]
+    findings = [log_finding(restored, location, _spark_here())]
     known: Sequence[PlannedBatch] = ()
     try:
         known = archive.after(restored)
@@ -98,6 +109,65 @@ def _of_unpacked(
         kept = None if restored.mode == CheckpointingMode.EXACTLY_ONCE else "query's"
         findings.append(replay_finding(restored, sink, kept, again, [plan.batch for plan in plans]))
     return [*findings, source_finding(plans, restored.facts)]
+
+
+def check_exported(
+    catalog: CheckpointCatalog,
+    restored: CheckpointMetadata,
+    directory: Path,
+    heartbeat: Heartbeat | None,
+    dead: str | None,
+    epoch: int,
+) -> list[Finding]:
+    """Check a checkpoint that was unpacked, and verified on the way, for Spark alone to go on with.
+
+    Args:
+        catalog: the job's checkpoints.
+        restored: the checkpoint.
+        directory: where the checkpoint was unpacked.
+        heartbeat: the job's heartbeat, as read.
+        dead: why the run of the heartbeat is dead, ``None`` while that run may be alive.
+        epoch: the newest.
+    """
+    location = directory / "checkpoint"
+    sink = None if restored.sink is None else recorded_sink(restored.sink)
+    return [
+        log_finding(restored, location),
+        _written_again(catalog, restored) if sink is None else sink_finding(restored, sink, directory / "sink"),
+        source_finding(with_in_flight((), location, restored.batch), restored.facts),
+        others_finding(catalog.job_name, heartbeat, dead),
+        _over_finding(catalog, epoch),
+    ]
+
+
+def _over_finding(catalog: CheckpointCatalog, epoch: int) -> Finding:
+    """Whether nobody restarts the job by himself: its newest epoch has a final end, or the job never ran here."""
+    check, name = "job", catalog.job_name
+    try:
+        claim, end = catalog.records.epochs.read_claim(epoch), catalog.records.epochs.read_end(epoch)
+    except CheckpointError as error:
+        return Finding.of_error(check, error)
+    if claim is None or (end is not None and end.is_final):
+        return Finding.fine(check, "it never ran." if end is None else f"over: {end.status}, {end.reason}")
+    refusal = JobAlreadyRunning(
+        f"Job {name!r} is not over: run {claim.run_id} (epoch {epoch}) "
+        f"{'failed and is to be restarted' if end else 'died without an end'}. The resume sensor or `dagster-ckpt run` "
+        "would go on with the job, and two queries would write to one output.",
+        hint=f"Terminate the job in Dagster; or launch it, and end it with `dagster-ckpt stop {name}`; or let "
+        f"`dagster-ckpt sweep {name} --older-than '1 min' --path {catalog.filesystem.url}` end it where it is. Then "
+        "export again.",
+    )
+    return Finding.of_error(check, refusal)
+
+
+def _written_again(catalog: CheckpointCatalog, restored: CheckpointMetadata) -> Finding:
+    """Whether a sink that only the query knows may have batches that Spark alone plans anew."""
+    try:
+        known = [plan.batch for plan in catalog.records.plans(restored.job_id).after(restored)]
+    except CheckpointError as error:
+        return Finding.of_error("archive", error)
+    carried = restored.facts.planned_batch or restored.batch
+    return replay_finding(restored, None, "query's", [], [batch for batch in known if batch > carried])
 
 
 def _spark_here() -> str | None:

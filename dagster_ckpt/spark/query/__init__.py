@@ -1,50 +1,90 @@
 """Sessions, queries and their plans."""
 
+from dagster_ckpt.spark.query.class_archive import make_class_archive
+from dagster_ckpt.spark.query.early_jvm import start_beside
 from dagster_ckpt.spark.query.errors import another_query, failed_in_batch, failure_of, not_built
 from dagster_ckpt.spark.query.executions import has_run
 from dagster_ckpt.spark.query.logical_plan import (
+    QuerySource,
     StatefulKind,
     has_watermark,
+    keeps_its_input,
+    listed_sources,
     plan_nodes,
     recorded_kind,
     sources_of,
     stateful_kinds,
 )
-from dagster_ckpt.spark.query.session import driver_jvm_pid, is_jvm_alive, make_active, start_session, streaming_session
+from dagster_ckpt.spark.query.lost_jvm import (
+    as_loss,
+    let_go_of_lost_jvm,
+    live_below_jvm,
+    loss_of,
+    lost_driver,
+    refuse_lost,
+)
+from dagster_ckpt.spark.query.session import (
+    IN_THIS_PROCESS,
+    check_characters,
+    check_state_format,
+    driver_jvm_pid,
+    make_active,
+    start_jvm,
+    start_session,
+    streaming_session,
+)
 from dagster_ckpt.spark.query.state_backend import (
     check_partitions,
     check_state_backend,
+    ignored_partitions,
     ignored_settings,
     known_providers,
 )
-from dagster_ckpt.spark.query.tasks import await_tasks
+from dagster_ckpt.spark.query.tasks import await_tasks, stop_query
 from dagster_ckpt.spark.query.trial_run import try_query
-from dagster_ckpt.spark.query.writer_plan import WriterPlan, java_field, plan_of
+from dagster_ckpt.spark.query.writer_plan import WriterPlan, java_field, plan_of, with_options
 
 __all__ = [
+    "IN_THIS_PROCESS",
+    "QuerySource",
     "StatefulKind",
     "WriterPlan",
     "another_query",
+    "as_loss",
     "await_tasks",
+    "check_characters",
     "check_partitions",
     "check_state_backend",
+    "check_state_format",
     "driver_jvm_pid",
     "failed_in_batch",
     "failure_of",
     "has_run",
     "has_watermark",
+    "ignored_partitions",
     "ignored_settings",
-    "is_jvm_alive",
     "java_field",
+    "keeps_its_input",
     "known_providers",
+    "let_go_of_lost_jvm",
+    "listed_sources",
+    "live_below_jvm",
+    "loss_of",
+    "lost_driver",
     "make_active",
+    "make_class_archive",
     "not_built",
     "plan_nodes",
     "plan_of",
     "recorded_kind",
+    "refuse_lost",
     "sources_of",
+    "start_beside",
+    "start_jvm",
     "start_session",
     "stateful_kinds",
+    "stop_query",
     "streaming_session",
     "try_query",
+    "with_options",
 ]

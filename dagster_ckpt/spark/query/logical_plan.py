@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +15,11 @@ if TYPE_CHECKING:
 
 __all__ = [
     "PlanNode",
+    "QuerySource",
     "StatefulKind",
     "has_watermark",
+    "keeps_its_input",
+    "listed_sources",
     "plan_nodes",
     "recorded_kind",
     "sources_of",
@@ -26,6 +29,12 @@ __all__ = [
 _WATERMARK = frozenset({"EventTimeWatermark", "UpdateEventTimeWatermarkColumn"})
 _MOST_FIELDS = 25
 _SOURCES = frozenset({"StreamingRelation", "StreamingRelationV2"})
+#: Sources that do nothing when Spark tells them that a batch is done; a file source may be asked to clean up.
+_KEEPING = frozenset(
+    {"avro", "binaryfile", "csv", "delta", "iceberg", "json", "kafka", "orc", "parquet", "rate", "rate-micro-batch"}
+    | {"text", "xml"}
+)
+_CLEANS_UP = "cleansource"
 
 
 class StatefulKind(StrEnum):
@@ -92,6 +101,21 @@ class PlanNode:
     sink: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class QuerySource:
+    """A source of a query that has not started.
+
+    Attributes:
+        id: the id that Spark will give the source.
+        format: Spark's name for the format, for example ``kafka``; empty if the plan does not tell.
+        options: what the query says of the source, with the names as the query writes them; there may be secrets.
+    """
+
+    id: str
+    format: str
+    options: Mapping[str, str] = field(repr=False)
+
+
 def has_watermark(writer: DataStreamWriter) -> bool:
     """Whether the query has a watermark anywhere.
 
@@ -125,12 +149,41 @@ def sources_of(writer: DataStreamWriter) -> range:
         InvalidConfiguration: ``writer`` is not a ``DataStreamWriter`` of a classic session.
     """
     plan_of(writer)
-    relations = [node for node in _operators(_analyzed(writer)) if str(node.nodeName()) in _SOURCES]
-    different: list[Any] = []
-    for relation in relations:
-        if not any(relation.equals(other) for other in different):
-            different.append(relation)
+    relations, different = _relations(writer)
     return range(len(different), len(relations) + 1)
+
+
+def keeps_its_input(writer: DataStreamWriter) -> bool:
+    """Whether no source of a query deletes or acknowledges anything when Spark tells it that a batch is done.
+
+    Raises:
+        InvalidConfiguration: ``writer`` is not a ``DataStreamWriter`` of a classic session.
+    """
+    plan_of(writer)
+    for relation in _operators(_analyzed(writer)):
+        match str(relation.nodeName()):
+            case "StreamingRelation":
+                source = relation.dataSource()
+                name, options = source.className(), source.options()
+            case "StreamingRelationV2":
+                name, options = relation.sourceName(), relation.extraOptions()
+            case _:
+                continue
+        if str(name).lower() not in _KEEPING or _CLEANS_UP in str(options).lower():
+            return False
+    return True
+
+
+def listed_sources(writer: DataStreamWriter) -> list[QuerySource]:
+    """The sources of a query, with the ids of Spark's offset log: the names that the query gives them, or numbers.
+
+    A source that the query uses twice has two numbers there.
+
+    Raises:
+        InvalidConfiguration: ``writer`` is not a ``DataStreamWriter`` of a classic session.
+    """
+    plan_of(writer)
+    return [_listed(number, relation) for number, relation in enumerate(_relations(writer)[0])]
 
 
 def stateful_kinds(writer: DataStreamWriter) -> Counter[StatefulKind]:
@@ -153,6 +206,31 @@ def stateful_kinds(writer: DataStreamWriter) -> Counter[StatefulKind]:
 def recorded_kind(name: str) -> StatefulKind | None:
     """The kind of an operator by its name in a checkpoint, ``None`` for an unknown name."""
     return _RECORDED.get(name)
+
+
+def _relations(writer: DataStreamWriter) -> tuple[list[Any], list[Any]]:
+    """The relations that read a stream, and those of them that differ."""
+    relations = [node for node in _operators(_analyzed(writer)) if str(node.nodeName()) in _SOURCES]
+    different: list[Any] = []
+    for relation in relations:
+        if not any(relation.equals(other) for other in different):
+            different.append(relation)
+    return relations, different
+
+
+def _listed(number: int, relation: Any) -> QuerySource:
+    """A relation without options is of an older kind than Kafka's."""
+    from py4j.protocol import Py4JError  # noqa: PLC0415 - PySpark is loaded where it runs
+
+    try:
+        options = relation.extraOptions().asCaseSensitiveMap()
+        source = QuerySource(str(number), str(relation.sourceName()).lower(), dict(options))
+    except Py4JError:
+        return QuerySource(str(number), "", {})
+    try:
+        return replace(source, id=str(relation.sourceIdentifyingName().name()))
+    except Py4JError:  # without a name, or of a Spark that names none
+        return source
 
 
 def _analyzed(writer: DataStreamWriter) -> Any:

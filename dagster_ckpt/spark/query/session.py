@@ -21,13 +21,27 @@ from dagster_ckpt.config import (
     STATE_FORMAT_CONF,
     StateBackend,
 )
-from dagster_ckpt.errors import CheckpointError, DriverLost, JavaNotFound, SparkNotStarted
+from dagster_ckpt.errors import CheckpointError, DriverLost, InvalidConfiguration, JavaNotFound, SparkNotStarted
 from dagster_ckpt.spark.files import PARTITIONS_CONF
+from dagster_ckpt.spark.query.class_archive import with_archive
+from dagster_ckpt.spark.query.lost_jvm import is_gone, let_go_of_lost_jvm, own_jvm_pid
+from dagster_ckpt.spark.query.tasks import STOP_TIMEOUT_CONF
+from dagster_ckpt.spark.releases import refuse_unknown_options, release_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["driver_jvm_pid", "find_java", "is_jvm_alive", "make_active", "start_session", "streaming_session"]
+__all__ = [
+    "IN_THIS_PROCESS",
+    "check_characters",
+    "check_state_format",
+    "driver_jvm_pid",
+    "find_java",
+    "make_active",
+    "start_jvm",
+    "start_session",
+    "streaming_session",
+]
 
 _MINIMUM_JAVA = 17
 _MODULE = "jdk.incubator.vector"
@@ -35,20 +49,27 @@ _HOW = (
     "Install a full Java 17 or later and set JAVA_HOME to it: on Debian or Ubuntu "
     "`apt-get install openjdk-17-jre-headless`, on macOS `brew install openjdk@17`."
 )
-#: New queries keep their state in RocksDB with changelogs, and Spark keeps at least this many batches.
+#: New queries keep their state in RocksDB with changelogs, Spark keeps at least this many batches, and a batch that
+#: did not heed its interrupt is interrupted again.
 _DEFAULTS = {
     PROVIDER_CONF: ROCKSDB_PROVIDER,
     CHANGELOG_CONF: "true",
     "spark.sql.streaming.minBatchesToRetain": "100",
+    STOP_TIMEOUT_CONF: "5s",
 }
+#: The progress bars of a stream would fill the terminal of ``dagster dev`` for months.
+_QUIET = {"spark.ui.showConsoleProgress": "false"}
+#: Masters whose executor is the driver's process.
+IN_THIS_PROCESS = re.compile(r"local(\[|$)")
 #: The errors for a file that this machine cannot execute.
 _NO_PROGRAM = frozenset({errno.ENOENT, errno.EACCES, errno.EPERM, errno.ENOEXEC})
-#: Seconds until a dying JVM must be gone.
-_TEAR_DOWN = 5.0
 
 
-def find_java() -> Path:
+def find_java(*, by_running: bool = False) -> Path:
     """The ``java`` that PySpark will use: ``$JAVA_HOME/bin/java``, else the one on the ``PATH``.
+
+    Args:
+        by_running: run it, and do not believe its ``release`` file: that of a Java for another processor is as good.
 
     Raises:
         JavaNotFound: there is no Java, or it is older than 17, or it lacks the module that PySpark needs.
@@ -60,6 +81,8 @@ def find_java() -> Path:
         where = f"JAVA_HOME is {home}, but {found} does not exist" if home else "There is no java on the PATH"
         raise JavaNotFound(f"{where}; PySpark needs Java {_MINIMUM_JAVA} or later.", hint=_HOW)
     java = Path(found)
+    if not by_running and _is_told_to_do(java):
+        return java
     version = _output([str(java), "-version"])
     match = re.search(r'version "(\d+)', version)
     if match is None or int(match[1]) < _MINIMUM_JAVA:
@@ -73,14 +96,59 @@ def find_java() -> Path:
     return java
 
 
-def start_session(app_name: str, master: str, conf: Mapping[str, str]) -> SparkSession:
-    """Start Spark, or join the session that this process already has.
+def _is_told_to_do(java: Path) -> bool:
+    """Whether the file ``release`` of a Java tells that it will do, which saves two starts of it."""
+    try:
+        told = (java.resolve().parent.parent / "release").read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        return False
+    version, modules = (
+        re.search(r'^JAVA_VERSION="(\d+)', told, re.MULTILINE),
+        re.search(r'^MODULES="(.*)"', told, re.MULTILINE),
+    )
+    if version is None or modules is None or not os.access(java, os.X_OK):
+        return False
+    return int(version[1]) >= _MINIMUM_JAVA and _MODULE in modules[1].split()
+
+
+def start_jvm(app_name: str, master: str, conf: Mapping[str, str], *, class_archive: bool = False) -> None:
+    """Start the JVM that :func:`start_session` with the same arguments will use; on any thread.
+
+    A process that has a JVM keeps it, unless that JVM is gone. The arguments are those of :func:`start_session`.
+
+    Raises:
+        JavaNotFound: there is no usable Java.
+        Exception: the JVM did not start; :func:`start_session` tries again, and tells why.
+    """
+    from pyspark import SparkConf, SparkContext  # noqa: PLC0415 - half a second that only a driver has to pay
+
+    let_go_of_lost_jvm()
+    if _has_jvm():
+        return
+    _find_programs(conf)
+    given = {"spark.app.name": app_name, "spark.master": master, **_QUIET, **conf}  # as in the session's builder
+    with with_archive(conf, wanted=class_archive):
+        SparkContext._ensure_initialized(conf=SparkConf().setAll(list(given.items())))  # noqa: SLF001
+
+
+def start_session(app_name: str, master: str, conf: Mapping[str, str], *, class_archive: bool = False) -> SparkSession:
+    """Start Spark, or join the session that this process already has and whose JVM still runs.
+
+    Args:
+        app_name: name of the application.
+        master: URL of the master.
+        conf: of the session, and of the JVM if it is started here.
+        class_archive: let the JVM use the class archive, if there is one.
 
     Raises:
         JavaNotFound: there is no usable Java.
         SparkNotStarted: Spark did not start; another start may succeed.
-        DriverLost: the JVM that this process started earlier is gone, so only a new process can start Spark.
+        DriverLost: the JVM is gone.
     """
+    let_go_of_lost_jvm()
+    if class_archive:
+        with contextlib.suppress(Exception):  # the JVM is started below, without the archive
+            start_jvm(app_name, master, conf, class_archive=True)
     try:
         return _session(app_name, master, conf)
     except CheckpointError:
@@ -88,14 +156,14 @@ def start_session(app_name: str, master: str, conf: Mapping[str, str]) -> SparkS
     except Exception as error:
         from pyspark import SparkContext  # noqa: PLC0415 - as below
 
-        # PySpark keeps the gateway to the first JVM of a process forever.
         process = getattr(SparkContext._gateway, "proc", None)  # noqa: SLF001
         said = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
-        if process is not None and _is_gone(process, error):
+        if process is not None and is_gone(process, error):
             raise DriverLost(
-                f"The JVM of Spark for {app_name!r} is gone: {said}",
-                hint="The sensor resumes the job in a new process.",
+                f"The JVM of Spark for {app_name!r} is gone: {said}", hint="The job is started again in a new JVM."
             ) from error
+        if not _has_jvm():
+            find_java(by_running=True)
         raise SparkNotStarted(f"Spark for {app_name!r} did not start: {said}", hint=_look_at(conf)) from error
 
 
@@ -103,14 +171,26 @@ def _session(app_name: str, master: str, conf: Mapping[str, str]) -> SparkSessio
     from pyspark.sql import SparkSession  # noqa: PLC0415 - half a second that only a driver has to pay
 
     if SparkSession.getActiveSession() is None:
-        find_java()
-        if "spark.pyspark.python" not in conf:
-            # Python workers must use the driver's Python: the Python on the PATH may lack its packages.
-            os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+        _find_programs(conf)
     builder = SparkSession.builder.appName(app_name).master(master)
-    for key, value in conf.items():
+    for key, value in {**_QUIET, **conf}.items():
         builder = builder.config(key, value)
     return builder.getOrCreate()
+
+
+def _find_programs(conf: Mapping[str, str]) -> None:
+    """Find Java, unless its JVM is there, and Python for a Spark that is started next."""
+    if not _has_jvm():
+        find_java()
+    if "spark.pyspark.python" not in conf:
+        # Python workers must use the driver's Python: the Python on the PATH may lack its packages.
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+
+
+def _has_jvm() -> bool:
+    from pyspark import SparkContext  # noqa: PLC0415 - as above
+
+    return SparkContext._gateway is not None  # noqa: SLF001
 
 
 def streaming_session(
@@ -121,8 +201,9 @@ def streaming_session(
 ) -> SparkSession:
     """A separate session for one query, with this library's state defaults where the user set nothing.
 
-    New queries keep their state in RocksDB with changelog checkpointing and immutable file names (state format 2), and
-    Spark keeps at least 100 batches. A restored query keeps its first settings, which Spark fixes at the first start.
+    New queries keep their state in RocksDB with changelog checkpointing and, where the release has them, immutable file
+    names (state format 2); under a local master in a partition per core. Spark keeps at least 100 batches. A restored
+    query keeps its first settings, which Spark fixes at the first start.
 
     Args:
         spark: the session with the configuration to use.
@@ -133,23 +214,54 @@ def streaming_session(
     Raises:
         InvalidConfiguration: an option of the backend cannot be used.
     """
+    release = release_of(spark.version)
     session = spark.newSession()
-    for key, value in _explicit_sql_conf(spark).items():
+    explicit = _explicit_sql_conf(spark)
+    for key, value in explicit.items():
         session.conf.set(key, value)
     for key, value in _DEFAULTS.items():
         if session.conf.get(key, None) is None:
             session.conf.set(key, value)
     if backend is not None:
-        for key, value in backend.spark_conf().items():
+        refuse_unknown_options(settings := backend.spark_conf(), release)
+        for key, value in settings.items():
             session.conf.set(key, value)
     if restored is not None:
         session.conf.set(PROVIDER_CONF, str(restored.state_store_provider or session.conf.get(PROVIDER_CONF)))
-        session.conf.set(STATE_FORMAT_CONF, str(restored.state_format or 1))
+        session.conf.set(STATE_FORMAT_CONF, str(release.session_format(restored.state_format, restored.commit_log)))
     elif session.conf.get(STATE_FORMAT_CONF, None) is None and session.conf.get(PROVIDER_CONF) == ROCKSDB_PROVIDER:
-        session.conf.set(STATE_FORMAT_CONF, "2")
+        session.conf.set(STATE_FORMAT_CONF, str(max(release.formats.state)))
+    if partitions is None and PARTITIONS_CONF not in explicit:
+        partitions = _default_partitions(spark, restored)
     if partitions is not None:
         session.conf.set(PARTITIONS_CONF, str(partitions))
     return session
+
+
+def check_state_format(session: SparkSession) -> None:
+    """Make sure that the state of a new query can be kept; the job's function may have set its format.
+
+    Raises:
+        InvalidConfiguration: the running release does not keep state in the session's format.
+    """
+    own, release = session.conf.get(STATE_FORMAT_CONF, None), release_of(session.version)
+    if own not in {None, *map(str, release.formats.state)}:
+        raise InvalidConfiguration(
+            f"{STATE_FORMAT_CONF} is {own}, and state in that format cannot be kept with Spark {release.name}.",
+            hint=f"Leave the setting out, or set it to {max(release.formats.state)}.",
+        )
+
+
+def _default_partitions(spark: SparkSession, restored: Facts | None) -> int | None:
+    """The number that a checkpoint has fixed; else one per core of this machine, ``None`` for Spark's own on a cluster.
+
+    Each partition is a task and a state store of its own, and Spark's 200 keep a single machine busy with nothing else.
+    """
+    if restored is not None:
+        fixed = str(restored.sql_confs.get(PARTITIONS_CONF, ""))
+        return int(fixed) if fixed.isdecimal() else None
+    context = spark.sparkContext
+    return context.defaultParallelism if IN_THIS_PROCESS.match(str(context.master)) else None
 
 
 def make_active(session: SparkSession) -> None:
@@ -159,29 +271,8 @@ def make_active(session: SparkSession) -> None:
 
 
 def driver_jvm_pid(spark: SparkSession) -> int | None:
-    """The process id of the JVM if this process started the JVM, else ``None``."""
-    process = getattr(spark.sparkContext._gateway, "proc", None)  # noqa: SLF001 - PySpark names it nowhere else
-    return None if process is None else int(process.pid)
-
-
-def is_jvm_alive(spark: SparkSession, *, after: Exception | None = None) -> bool:
-    """Whether the JVM of this process still runs; ``True`` when this process did not start the JVM and cannot know.
-
-    Args:
-        spark: any session of the JVM.
-        after: the error that raised the question. A JVM that shuts down refuses connections before it is gone.
-    """
-    process = getattr(spark.sparkContext._gateway, "proc", None)  # noqa: SLF001
-    return process is None or not _is_gone(process, after)
-
-
-def _is_gone(process: subprocess.Popen[bytes], after: Exception | None) -> bool:
-    from py4j.protocol import Py4JNetworkError  # noqa: PLC0415 - PySpark is loaded where it runs
-
-    if isinstance(after, (Py4JNetworkError, OSError)):
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(timeout=_TEAR_DOWN)
-    return process.poll() is not None
+    """The process id of the JVM if the JVM serves this process alone, else ``None``."""
+    return own_jvm_pid(spark.sparkContext._gateway)  # noqa: SLF001 - PySpark names it nowhere else
 
 
 def _look_at(conf: Mapping[str, str]) -> str:
@@ -192,6 +283,27 @@ def _look_at(conf: Mapping[str, str]) -> str:
         f"the memory that this machine has left (spark.driver.memory is {memory}), and at JAVA_HOME "
         f"({os.environ.get('JAVA_HOME', 'not set')}). The job is started again by its restart strategy."
     )
+
+
+def check_characters(spark: SparkSession, path: str) -> None:
+    """Refuse a path that the JVM would open under another name: outside its character set, a JVM writes ``?``.
+
+    Raises:
+        InvalidConfiguration: the path has such characters.
+    """
+    if path.isascii():
+        return
+    known = str(spark._jvm.java.lang.System.getProperty("sun.jnu.encoding"))  # type: ignore[union-attr]  # noqa: SLF001
+    try:
+        path.encode(known)
+    except UnicodeEncodeError as error:
+        raise InvalidConfiguration(
+            f"Spark cannot reach {path!r}: its JVM knows names of files in {known} only, and would open "
+            f"{path.encode(known, 'replace').decode(known)!r}.",
+            hint="Start the process with LC_ALL=C.UTF-8 in its environment, or name a directory in ASCII.",
+        ) from error
+    except LookupError:  # a character set that Python does not know
+        return
 
 
 def _explicit_sql_conf(spark: SparkSession) -> dict[str, str]:

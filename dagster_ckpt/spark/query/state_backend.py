@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,16 +18,15 @@ from dagster_ckpt.config import (
 )
 from dagster_ckpt.errors import QueryMismatch, StateBackendMismatch
 from dagster_ckpt.spark.files import PARTITIONS_CONF
+from dagster_ckpt.spark.query.session import IN_THIS_PROCESS
 from dagster_ckpt.stored_json import believed
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["check_partitions", "check_state_backend", "ignored_settings", "known_providers"]
+__all__ = ["check_partitions", "check_state_backend", "ignored_partitions", "ignored_settings", "known_providers"]
 
 _BACKENDS = {HDFS_PROVIDER: "HashMapStateBackend()", ROCKSDB_PROVIDER: "EmbeddedRocksDBStateBackend()"}
-#: Masters whose executor is the driver's process.
-_IN_THIS_PROCESS = re.compile(r"local(\[|$)")
 
 
 def known_providers(backend: StateBackend | None) -> Mapping[str, StateLayout]:
@@ -85,6 +83,18 @@ def check_partitions(partitions: int | None, restored: CheckpointMetadata) -> in
     return fixed
 
 
+def ignored_partitions(session: SparkSession, restored: CheckpointMetadata | None) -> list[str]:
+    """One sentence if the session of a restored query has another number of partitions than the checkpoint fixed."""
+    fixed = None if restored is None else restored.facts.sql_confs.get(PARTITIONS_CONF)
+    configured = session.conf.get(PARTITIONS_CONF)
+    if fixed is None or fixed == configured:
+        return []
+    return [
+        f"{PARTITIONS_CONF}={configured}: it stays {fixed}, as it was when the query first started. To change "
+        "it, start from nothing into an empty sink with restore_from: none."
+    ]
+
+
 def ignored_settings(
     backend: StateBackend | None, spark: SparkSession, restored: CheckpointMetadata | None
 ) -> list[str]:
@@ -114,7 +124,7 @@ def ignored_settings(
 def _why_elsewhere(spark: SparkSession, wanted: str) -> str | None:
     """Why state stores do not use the directories ``wanted``, ``None`` if they do."""
     context = spark.sparkContext
-    if _IN_THIS_PROCESS.match(str(context.master)) is None:
+    if IN_THIS_PROCESS.match(str(context.master)) is None:
         return f"the executors of {context.master} work where their cluster manager says."
     # The first SparkContext of a JVM fixes the directories for all later ones.
     utils = getattr(getattr(context._jvm.org.apache.spark.util, "Utils$"), "MODULE$")  # type: ignore[union-attr]  # noqa: SLF001

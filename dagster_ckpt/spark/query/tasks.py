@@ -1,4 +1,7 @@
-"""Waiting for the tasks of a query that has ended.
+"""The end of a query: told to stop until the query has stopped, and waited for until no task of the query runs.
+
+Spark's ``stop()`` interrupts the query once. An interrupt that comes while a batch is planned, or whose error the
+job's own function catches, may be lost, and then the batch runs to its end, however long that takes.
 
 Spark's ``stop()`` waits for the query, but not for its tasks: they are told to end, and may write for a moment longer.
 In the same JVM they could still write during the next start, after the sink was rolled back.
@@ -16,10 +19,14 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pyspark import SparkContext, StatusTracker
     from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
 
-__all__ = ["await_tasks"]
+__all__ = ["STOP_TIMEOUT_CONF", "await_tasks", "stop_query"]
 
 _log = logging.getLogger(__name__)
+
+#: How long Spark's ``stop()`` waits for the query; ``0``, Spark's default, is forever.
+STOP_TIMEOUT_CONF = "spark.sql.streaming.stopTimeout"
 
 #: How many of a query's last jobs are checked; all earlier jobs must be over for the query to have continued.
 _JOBS = 3
@@ -28,6 +35,23 @@ _LOOK = 0.02
 _LOOKS = 2
 #: Milliseconds that Spark has to deliver its pending events.
 _DELIVERY = 5_000
+_TIMEOUT = "java.util.concurrent.TimeoutException"
+
+
+def stop_query(query: StreamingQuery) -> None:
+    """Stop a query, and interrupt the query's batch again each time that ``STOP_TIMEOUT_CONF`` has passed.
+
+    Returns at once if the query has ended. Tasks may still run afterwards: see :func:`await_tasks`.
+    """
+    from py4j.protocol import Py4JJavaError  # noqa: PLC0415 - PySpark is loaded where it runs
+
+    while True:
+        try:
+            return query.stop()
+        except Py4JJavaError as error:
+            if error.java_exception.getClass().getName() != _TIMEOUT:
+                raise
+            _log.warning("Query %s was told to stop and still runs its batch; it is interrupted again.", query.runId)
 
 
 def await_tasks(spark: SparkSession, group: str, patience: float = 10.0) -> bool:

@@ -6,6 +6,8 @@ import time
 from threading import Event as Flag
 from typing import TYPE_CHECKING
 
+from dagster_ckpt.spark.query.tasks import stop_query
+
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.streaming.readwriter import DataStreamWriter
@@ -44,6 +46,6 @@ def try_query(writer: DataStreamWriter, location: str, cancel: Flag) -> Exceptio
                 pass
             return None if computed.is_set() or query.isActive else query.exception()
         finally:
-            query.stop()
+            stop_query(query)
     except Exception as error:  # whatever Spark raises is the answer
         return error

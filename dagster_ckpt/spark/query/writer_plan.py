@@ -6,29 +6,33 @@ since Spark 2.0; a test fails if the names change. Spark itself is asked which c
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dagster_ckpt.config import CheckpointingMode
 from dagster_ckpt.errors import InvalidConfiguration, RestoreRefused
+from dagster_ckpt.spark.query.session import check_characters
+from dagster_ckpt.spark.releases import release_of
 from dagster_ckpt.spark.sinks import BatchSink, CustomSink, Sink, SparkFileSink, attached_sink
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-__all__ = ["WriterPlan", "java_field", "plan_of"]
+__all__ = ["WriterPlan", "java_field", "plan_of", "with_options"]
 
 _FOREACH_BATCH = "foreachBatch"
 #: Sinks that keep no data, so none that a restore could contradict.
 _TRANSIENT = frozenset({"noop", "console"})
+#: Table formats that have a sink of their own: the sink, and the names of the format.
+_WITH_A_SINK = (
+    ("DeltaSink(path)", "sink-delta", ("delta", "io.delta", "org.apache.spark.sql.delta")),
+    ("IcebergSink(table)", "sink-iceberg", ("iceberg", "org.apache.iceberg")),
+)
 #: Table formats whose writers record in the table which batches of a query they have seen, by format, class or package.
 #: A rollback of the table does not reliably remove that record.
 _REMEMBERING = (
-    "delta",
-    "io.delta",
-    "org.apache.spark.sql.delta",
-    "iceberg",
-    "org.apache.iceberg",
+    *(name for _, _, names in _WITH_A_SINK for name in names),
     "hudi",
     "org.apache.hudi",
 )
@@ -49,6 +53,7 @@ class WriterPlan:
         checkpoint_location: the option, if the user set it.
         query_name: the name, if the user set one.
         continuous: whether the trigger is continuous.
+        real_time: whether the trigger is of real-time mode.
         attached: the sink that ``sink_to`` attached to the writer.
     """
 
@@ -59,6 +64,7 @@ class WriterPlan:
     checkpoint_location: str | None
     query_name: str | None
     continuous: bool
+    real_time: bool = False
     attached: Sink | None = None
 
     @property
@@ -82,8 +88,8 @@ class WriterPlan:
         """Refuse a query that cannot be checkpointed as promised.
 
         Raises:
-            InvalidConfiguration: a checkpointLocation or continuous trigger is set, or the writer would skip batches
-                that run again after a rollback, or the query does not write to the attached sink.
+            InvalidConfiguration: a checkpointLocation, or a continuous or real-time trigger is set, or the writer would
+                skip batches that run again after a rollback, or the query does not write to the attached sink.
             RestoreRefused: the sink cannot be rolled back to a checkpoint, which ``EXACTLY_ONCE`` requires.
         """
         if self.checkpoint_location is not None:
@@ -95,6 +101,12 @@ class WriterPlan:
         if self.continuous:
             raise InvalidConfiguration(
                 f"The query of job {job_name!r} has a continuous trigger, which has no micro-batch to checkpoint at.",
+                hint="Use trigger(processingTime=...) or trigger(availableNow=True).",
+            )
+        if self.real_time:
+            raise InvalidConfiguration(
+                f"The query of job {job_name!r} has a real-time trigger: Spark then plans a batch only when the "
+                "batch is over, so no batch can run again as it was, and no sink that can go back takes its rows.",
                 hint="Use trigger(processingTime=...) or trigger(availableNow=True).",
             )
         self._check_memory(job_name, mode)
@@ -128,9 +140,7 @@ class WriterPlan:
                 f"The {self.format} writer of job {job_name!r} keeps by itself which batches of a query it has seen, "
                 "and a restore does not surely take that back: the writer would skip batches that run again with other "
                 f"rows, and their rows would be lost.{borne}",
-                hint="Write each batch by a function of yours without the writer's transaction ids, by sink_to(rows, "
-                "ForeachBatchSink(...)), or write to sink_to(rows, TransactionalFileSink(...)); "
-                "docs/how-to/sink-foreach-batch.md says what the function must do.",
+                hint=self._instead(),
             )
         if isinstance(self.attached, CustomSink) and self.writes_files:
             raise InvalidConfiguration(
@@ -139,6 +149,17 @@ class WriterPlan:
                 "rollback, and their rows would be lost.",
                 hint="Return the writer itself, without sink_to(): a restore puts the files and _spark_metadata back.",
             )
+
+    def _instead(self) -> str:
+        """What writes the tables of the format exactly."""
+        for sink, page, names in _WITH_A_SINK:
+            if any(map(self._is_named, names)):
+                return f"Write by sink_to(rows, {sink}); docs/how-to/{page}.md shows it."
+        return (
+            "Write each batch by a function of yours without the writer's transaction ids, by sink_to(rows, "
+            "ForeachBatchSink(...)), or write to sink_to(rows, TransactionalFileSink(...)); "
+            "docs/how-to/sink-foreach-batch.md says what the function must do."
+        )
 
     def _is_named(self, name: str) -> bool:
         """Whether the format or its class equals ``name``, or lies in the package ``name``."""
@@ -168,16 +189,32 @@ def plan_of(writer: DataStreamWriter) -> WriterPlan:
     trigger = java_field(java, "trigger")
     source = str(java_field(java, "source"))
     provider = _provider(writer, source)
+    writes_files = provider is not None and _is_file_class(writer, provider)
+    path = option("path")
     return WriterPlan(
         format=source.lower().replace("foreachbatch", _FOREACH_BATCH),
         provider=None if provider is None else str(provider.getName()),
-        writes_files=provider is not None and _is_file_class(writer, provider),
-        path=option("path"),
+        writes_files=writes_files,
+        path=_qualified(writer, path) if writes_files and path is not None else path,
         checkpoint_location=option("checkpointLocation"),
         query_name=option("queryName"),
         continuous="ContinuousTrigger" in trigger.getClass().getName(),
+        real_time="RealTimeTrigger" in trigger.getClass().getName(),
         attached=attached_sink(writer),
     )
+
+
+def with_options(writer: DataStreamWriter, settings: Mapping[str, str]) -> DataStreamWriter:
+    """The writer of a file sink, with settings of Hadoop for the files that the query writes.
+
+    Where Spark does not hand a writer's options to Hadoop, the settings go to the session, whose only query this is.
+    """
+    session = writer._spark  # noqa: SLF001 - PySpark's writer has no getter for it
+    if release_of(session.version).writer_options_are_hadoops:
+        return writer.options(**settings)
+    for name, value in settings.items():
+        session.conf.set(name, value)
+    return writer
 
 
 def _provider(writer: DataStreamWriter, source: str) -> Any:
@@ -200,6 +237,23 @@ def _provider(writer: DataStreamWriter, source: str) -> Any:
 def _is_file_class(writer: DataStreamWriter, provider: Any) -> bool:
     java: Any = writer._spark._jvm  # noqa: SLF001
     return any(java.java.lang.Class.forName(name).isAssignableFrom(provider) for name in _FILE_CLASSES)
+
+
+def _qualified(writer: DataStreamWriter, path: str) -> str:
+    """The path as Hadoop opens it: with its default file system, in the JVM's working directory, without ``..``."""
+    from py4j.protocol import Py4JJavaError  # noqa: PLC0415
+
+    session = writer._spark  # noqa: SLF001
+    check_characters(session, path)
+    java: Any = session._jvm  # noqa: SLF001
+    hadoop = java.org.apache.hadoop.fs
+    try:
+        default = hadoop.FileSystem.getDefaultUri(session._jsparkSession.sessionState().newHadoopConf())  # noqa: SLF001
+        here = hadoop.Path(java.java.lang.System.getProperty("user.dir"))
+        named = hadoop.Path(path)
+        return str((named if named.toUri().getScheme() else named.makeQualified(default, here)).toString())
+    except Py4JJavaError:  # no Hadoop path: Spark refuses it, too
+        return path
 
 
 def java_field(java: Any, name: str) -> Any:

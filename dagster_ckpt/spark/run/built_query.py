@@ -12,7 +12,9 @@ from dagster_ckpt.errors import CheckpointError, QueryMismatch
 from dagster_ckpt.spark.job import StreamingJob
 from dagster_ckpt.spark.query import (
     WriterPlan,
+    check_state_format,
     failure_of,
+    ignored_partitions,
     ignored_settings,
     make_active,
     not_built,
@@ -57,9 +59,15 @@ class Queries:
         session = self._session(restored)
         ignored = ignored_settings(self._job.state_backend, self._spark, restored)
         writer = self._writer(session)
+        if restored is None:
+            check_state_format(session)
+        if self._job.partitions is None:
+            ignored += ignored_partitions(session, restored)
         plan = plan_of(writer)
         plan.check(self._job.name, self._job.config.mode)
         sink = plan.sink()
+        if sink is not None:
+            sink.attach(self._job.name, writer._df)  # noqa: SLF001 - PySpark's writer has no getter for it
         if plan.query_name is None:
             writer = writer.queryName(self._job.name)
         return BuiltQuery(session, writer, plan, sink, ignored)
@@ -70,10 +78,14 @@ class Queries:
         Raises:
             QueryMismatch: the checkpoint was taken of another query.
         """
-        failure = try_query(self._writer(self._session(restored)), location, cancel)
+        failure = try_query(self.for_trial(restored), location, cancel)
         error = None if failure is None else failure_of(failure, self._job.name, restored)
         if isinstance(error, QueryMismatch):
             raise error from failure
+
+    def for_trial(self, restored: CheckpointMetadata) -> DataStreamWriter:
+        """A writer of the query whose sink and location the caller replaces; its own sink learns nothing of it."""
+        return self._writer(self._session(restored))
 
     def _writer(self, session: SparkSession) -> DataStreamWriter:
         """The query that the job's own function builds.

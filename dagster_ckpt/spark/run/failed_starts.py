@@ -10,7 +10,7 @@ from dagster_ckpt.errors import CheckpointError, CorruptCheckpoint, PoisonBatch,
 from dagster_ckpt.spark.batches import BatchInFlight, batch_in_flight
 from dagster_ckpt.spark.job import StreamingJob
 from dagster_ckpt.spark.query import failed_in_batch
-from dagster_ckpt.spark.run.running_query import Prepared
+from dagster_ckpt.spark.run.chosen import Prepared
 
 __all__ = ["FailedStarts", "in_one_line"]
 

@@ -32,7 +32,7 @@ from dagster_ckpt.errors import (
     StorageError,
 )
 from dagster_ckpt.spark.batches import planned_files
-from dagster_ckpt.spark.events import CheckpointQuarantined, Event
+from dagster_ckpt.spark.events import CheckpointQuarantined, CheckpointReplaced, Event
 from dagster_ckpt.spark.run.salvage import Salvaging
 from dagster_ckpt.spark.sinks import Sink
 
@@ -114,7 +114,9 @@ class FallbackChain:
                 rescued = tries == 1 and self._salvaging.rescue(
                     broken, next(older_than(self._catalog, broken or reference), None)
                 )
-                if not rescued and not self._opted_in:
+                if rescued:
+                    self._emit(CheckpointReplaced(reference, error.message))
+                elif not self._opted_in:
                     error.hint = f"{error.hint} {_OPTION}"
                     raise
             else:

@@ -2,6 +2,8 @@
 
 The fork point is copied into the job's own storage as its first checkpoint, with a new query id and the position of the
 job's own, empty sink. From then on the jobs are independent: the other job may delete its checkpoints.
+
+A job also begins so from a checkpointLocation of plain Spark. The query that is taken over may keep its sink.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import json
 import re
 import shutil
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -36,6 +38,8 @@ from dagster_ckpt.errors import (
     SinkNotEmpty,
 )
 from dagster_ckpt.filesystem import PosixFileSystem, open_filesystem
+from dagster_ckpt.paths import is_same_place
+from dagster_ckpt.spark.plain import Beginning, PlainLocation, plain_url
 from dagster_ckpt.spark.sinks import Sink
 
 if TYPE_CHECKING:
@@ -68,30 +72,30 @@ class ForkPoint:
     def __str__(self) -> str:
         return f"{self.metadata.name} of job {self.metadata.job_name!r} ({self.pointer})"
 
-    @property
-    def is_gone(self) -> bool:
-        """Whether the fork point was deleted: a deletion removes the manifest first."""
-        try:
-            if self.metadata.location is not None:
-                entries = self.catalog.storage_of(self.metadata).list("")
-                return all(entry.name != layout.METADATA_FILE_NAME for entry in entries)
-            self.catalog.load(self.metadata.job_id, self.metadata.checkpoint_id)
-        except CheckpointNotFound:
-            return True
-        except CorruptCheckpoint:
-            return False
-        return False
+    def lay_out(self, directory: Path, sink: Sink | None, session: SparkSession) -> Beginning:
+        """The new query id, and the position of the new sink; raises as :func:`lay_out_fork`."""
+        if sink is not None:
+            _check(self, sink)
+        with _explained(self):
+            materialize_checkpoint(self.catalog, self.metadata, directory)
+        shutil.rmtree(directory / _SINK, ignore_errors=True)  # the position of the first job's sink
+        position = None if sink is None else sink.seed(self.metadata.batch, directory / _SINK, session)
+        return Beginning(str(uuid.uuid4()), position)
 
 
-def fork_point(catalog: CheckpointCatalog, pointer: str) -> ForkPoint | None:
-    """The fork point of ``pointer``, in any storage; ``None`` when the job has already been forked from it.
+def fork_point(
+    catalog: CheckpointCatalog, pointer: str, plain: Callable[[], PlainLocation | None] = lambda: None
+) -> ForkPoint | PlainLocation | None:
+    """What ``pointer`` names, in any storage; ``None`` when the job has already been forked from it.
 
     Args:
         catalog: the checkpoints of the job that begins.
-        pointer: the path of a checkpoint or savepoint of any job.
+        pointer: the path of a checkpoint or savepoint of any job, or of a plain checkpointLocation.
+        plain: reads the checkpointLocation at ``pointer``, if there is one.
 
     Raises:
         CheckpointNotFound: the pointer names nothing.
+        CorruptCheckpoint: the checkpointLocation is damaged.
         CorruptMetadata: the manifest cannot be trusted.
         ForeignCheckpoint: the pointer's directory is no place for a checkpoint.
         RestoreRefused: the job has checkpoints of its own.
@@ -100,8 +104,11 @@ def fork_point(catalog: CheckpointCatalog, pointer: str) -> ForkPoint | None:
         point = _resolved(catalog, pointer)
     except CheckpointNotFound:
         # The fork point may have been deleted since; the job has its copy.
-        if _is_forked_from(catalog, pointer.removesuffix(f"/{layout.METADATA_FILE_NAME}").rstrip("/")):
+        directory = pointer.removesuffix(f"/{layout.METADATA_FILE_NAME}").rstrip("/")
+        if _is_forked_from(catalog, directory) or _is_forked_from(catalog, plain_url(pointer)):
             return None
+        if (location := plain()) is not None:
+            return location
         raise
     return None if _is_forked_from(catalog, point.pointer) else point
 
@@ -149,46 +156,48 @@ def _is_forked_from(catalog: CheckpointCatalog, pointer: str) -> bool:
 
 
 def lay_out_fork(
-    point: ForkPoint, directory: Path, sink: Sink | None, session: SparkSession, job_name: str, job_id: str
-) -> CheckpointMetadata:
+    point: ForkPoint | PlainLocation,
+    directory: Path,
+    sink: Sink | None,
+    session: SparkSession,
+    job_name: str,
+    job_id: str,
+) -> tuple[CheckpointMetadata, Beginning]:
     """Lay the fork point out as a checkpoint of the new job, ready for a start. Nothing else is touched.
 
     Args:
         point: the fork point.
-        directory: the directory of the start; it does not exist yet.
+        directory: the directory of the start; it does not exist yet, unless a plain location is laid out there.
         sink: the query's sink, ``None`` if checkpoints do not cover it.
         session: the session of the query.
         job_name: the name of the new job.
         job_id: the id of the new job's lineage.
 
     Returns:
-        The manifest that :func:`publish_fork` will publish, except for its id and the places of its files.
+        The manifest that :func:`publish_fork` will publish, except for its id and the places of its files; and what
+        the job begins with.
 
     Raises:
-        SinkMismatch: the first job writes to this sink.
+        SinkMismatch: the first job writes to this sink; or the sink does not hold what a plain query has written.
         SinkNotEmpty: the sink has data.
         CheckpointNotFound: the first job deleted the fork point during the read.
         CorruptCheckpoint: the fork point is not what was written.
         StorageError: the storage of the fork point failed.
     """
-    if sink is not None:
-        _check(point, sink)
-    with _explained(point):
-        materialize_checkpoint(point.catalog, point.metadata, directory)
-    shutil.rmtree(directory / _SINK, ignore_errors=True)  # the position of the first job's sink
-    query_id = str(uuid.uuid4())
-    (directory / _CHECKPOINT / "metadata").write_text(json.dumps({"id": query_id}), encoding="utf-8")
-    position = None if sink is None else sink.seed(point.metadata.batch, directory / _SINK, session)
-    return replace(
+    beginning = point.lay_out(directory, sink, session)
+    (directory / _CHECKPOINT / "metadata").write_text(json.dumps({"id": beginning.query_id}), encoding="utf-8")
+    laid_out = replace(
         point.metadata,
         job_name=job_name,
         job_id=job_id,
         kind=FORK,
         restored_from=point.pointer,
-        facts=point.metadata.facts.model_copy(update={"query_id": query_id}),
-        sink=position,
-        location=None,
+        facts=point.metadata.facts.model_copy(update={"query_id": beginning.query_id}),
+        sink=beginning.position,
+        # Until it is published, what was a plain location has no name of the job's.
+        location=point.pointer if isinstance(point, PlainLocation) else None,
     )
+    return laid_out, beginning
 
 
 def publish_fork(laid_out: CheckpointMetadata, directory: Path, store: CompletedCheckpointStore) -> CheckpointMetadata:
@@ -205,7 +214,7 @@ def publish_fork(laid_out: CheckpointMetadata, directory: Path, store: Completed
 
 def _check(point: ForkPoint, sink: Sink) -> None:
     recorded = point.metadata.sink
-    if recorded is not None and _is_same(str(recorded.get("path")), sink.path):
+    if recorded is not None and is_same_place(str(recorded.get("path")), sink.path):
         raise SinkMismatch(
             f"The query writes to {sink.path}, which is the sink of {point}: the two jobs would write over each other.",
             hint="Give the forked job a sink of its own.",
@@ -219,25 +228,20 @@ def _check(point: ForkPoint, sink: Sink) -> None:
         )
 
 
-def _is_same(recorded: str, path: str) -> bool:
-    # Two paths of one directory are the same sink; other names are compared literally.
-    return recorded == path or (recorded.startswith("/") and Path(recorded).resolve() == Path(path).resolve())
-
-
 @contextlib.contextmanager
 def _explained(point: ForkPoint) -> Iterator[None]:
     try:
         yield
+    except CheckpointNotFound as error:
+        raise CheckpointNotFound(
+            f"{point} was deleted while it was read, by the retention of its job for example. Nothing was begun.",
+            hint=f"Keep one with `dagster-ckpt pin {point.metadata.job_name} latest --path "
+            f"{point.catalog.filesystem.url}`, or take a savepoint, and fork from that.",
+        ) from error
     except CorruptCheckpoint as error:
-        where = f"--path {point.catalog.filesystem.url}"
-        if point.is_gone:
-            job = point.metadata.job_name
-            raise CheckpointNotFound(
-                f"{point} was deleted while it was read, by the retention of its job for example. Nothing was begun.",
-                hint=f"Keep one with `dagster-ckpt pin {job} latest {where}`, or take a savepoint, and fork from that.",
-            ) from error
         error.hint = (
-            f"Fork from another one; `dagster-ckpt verify {point.metadata.job_name} {where}` tells which are whole."
+            f"Fork from another one; `dagster-ckpt verify {point.metadata.job_name} --path "
+            f"{point.catalog.filesystem.url}` tells which are whole."
         )
         raise
 

@@ -6,7 +6,6 @@ import contextlib
 import logging
 import re
 import shutil
-import tempfile
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -20,15 +19,18 @@ from dagster_ckpt.checkpoint import (
     Claim,
     End,
     Heart,
+    Lease,
     ProcessIdentity,
     Streak,
+    Submission,
+    discard_within,
     finish_deletions,
     restart_after,
     so_far,
     this_host,
 )
 from dagster_ckpt.clock import Clock, iso
-from dagster_ckpt.config import JobStatus, RestoreRequest
+from dagster_ckpt.config import LATEST, NONE, JobStatus, RestoreRequest
 from dagster_ckpt.errors import (
     CorruptCheckpoint,
     DriverLost,
@@ -36,28 +38,33 @@ from dagster_ckpt.errors import (
     ForeignCheckpoint,
     InvalidConfiguration,
     JobAlreadyRunning,
+    MustStop,
     QueryNotBuilt,
     RestoreRefused,
-    SinkOverlap,
-    StorageUnusable,
 )
-from dagster_ckpt.filesystem import local_failure, make_working_directory
+from dagster_ckpt.filesystem import local_failure
 from dagster_ckpt.spark.events import (
     CheckpointCompleted,
+    CheckpointDue,
+    CheckpointFailed,
     CheckpointsDropped,
     EpochClaimed,
     Event,
     Restarting,
     SettingsIgnored,
     SparkStarted,
+    StartTraced,
 )
 from dagster_ckpt.spark.job import RunResult, StreamingJob
-from dagster_ckpt.spark.live import refuse_impossible
-from dagster_ckpt.spark.query import driver_jvm_pid, is_jvm_alive
+from dagster_ckpt.spark.live import probe_working_directory, refuse_impossible
+from dagster_ckpt.spark.metrics import measured
+from dagster_ckpt.spark.query import as_loss, driver_jvm_pid, let_go_of_lost_jvm, refuse_lost, start_beside
+from dagster_ckpt.spark.releases import release_of
+from dagster_ckpt.spark.run.chosen import Prepared
 from dagster_ckpt.spark.run.failed_starts import FailedStarts, in_one_line
-from dagster_ckpt.spark.run.running_query import Prepared
 from dagster_ckpt.spark.run.start import Start
 from dagster_ckpt.spark.run.watchdog import Watchdog
+from dagster_ckpt.spark.start_tracer import Earlier, StartTracer
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -74,6 +81,7 @@ class _State:
 
     request: RestoreRequest
     series: int | None
+    submission: Submission | None
     prepared: Prepared | None = None
     ignored: set[str] = field(default_factory=set)
 
@@ -92,6 +100,9 @@ class StreamingRun:
         clock: wall and monotonic time.
         emit: called with each event.
         worker: the process of the Dagster run, if this process is a step process below it.
+        earlier: what happened before this run, for the trace of its first start.
+        submission: what this driver was submitted for. Its first claim is of the epoch after that of the submission,
+            and counts only if the submission still stands then.
 
     Raises:
         InvalidConfiguration: ``run_id`` is not such an id.
@@ -107,6 +118,8 @@ class StreamingRun:
         clock: Clock,
         emit: Callable[[Event], None],
         worker: int | None = None,
+        earlier: Earlier | None = None,
+        submission: Submission | None = None,
     ) -> None:
         self._worker = worker
         self._job = job
@@ -117,13 +130,16 @@ class StreamingRun:
             )
         self._run_id = run_id
         self._clock = clock
-        self._emit = emit
+        self._emit = measured(job.name, emit)
         self._cancel = Flag()
         self._is_interrupted = False
         self._catalog = CheckpointCatalog(job.filesystem, job.name)
         self._failures = FailedStarts(job, run_id, clock)
-        self._state = _State(request, series)
+        self._state = _State(request, series, submission)
         self._spark: SparkSession | None = None
+        self._tracer = StartTracer(clock, earlier)
+        #: Waits for the JVM that is started beside the claim.
+        self._jvm: Callable[[], None] = lambda: None
 
     def cancel(self) -> None:
         """Stop the query and end the run as canceled; returns at once."""
@@ -147,20 +163,29 @@ class StreamingRun:
             Fenced: a newer run has taken the job over.
             CheckpointError: the job failed and is not restarted within this run.
         """
+        self._tracer.begin("claim")
+        self._jvm = start_beside(self._job.start_jvm, self._tracer.beside("JVM"))
         try:
             claim = self._take_over()
         except Exception as error:
             self._note_before_claim(error)
             raise
         heart = Heart(
-            self._catalog.records.heartbeat, self._clock, epoch=claim.epoch, run_id=self._run_id, worker=self._worker
+            self._catalog.records.heartbeat,
+            self._clock,
+            epoch=claim.epoch,
+            run_id=self._run_id,
+            worker=self._worker,
+            lease=Lease.of(self._job.config),
         )
         heart.start()
+        returned = False
         try:
             while True:
                 result = self._start(claim, heart)
                 while result is None:
                     try:
+                        self._tracer.begin("claim")
                         claim = self._claim()
                         heart.hold(claim.epoch)
                         break
@@ -169,17 +194,22 @@ class StreamingRun:
                     except Exception as error:  # at a restart, while the storage is full or down
                         result = self._fail(claim, error)
                 if result is not None:
+                    returned = True
                     return result
         finally:
-            heart.stop()
+            # A run that fails while it is interrupted has failed.
+            heart.stop(interrupted=returned and self._is_interrupted)
 
     def _take_over(self) -> Claim:
         """The run's first claim, after checking that the job can run here and that no other run drives it."""
         refuse_impossible(self._job)
         # Check this directory first: a storage in the driver's memory keeps its records there.
-        _probe_working_directory(self._job)
+        probe_working_directory(self._job)
         self._job.filesystem.probe()
         self._catalog.records.claim_ownership(self._job.deployment)
+        self._catalog.records.reserve.keep()
+        if self._state.request.restore_from not in {LATEST, NONE}:
+            self._catalog.resolve(self._state.request.restore_from)  # Spark's start takes long, a look does not
         for process in self._catalog.records.heartbeat.free_job(self._clock, self._cancel.wait):
             _log.warning("Killed process %d, which a run declared dead had left behind", process.pid)
         return self._claim()
@@ -195,6 +225,7 @@ class StreamingRun:
             self._failures.record(series, error, None)
 
     def _claim(self) -> Claim:
+        submission, self._state.submission = self._state.submission, None
         claim = self._catalog.records.epochs.claim(
             token=uuid.uuid4().hex,
             series=self._state.series,
@@ -202,7 +233,11 @@ class StreamingRun:
             host=this_host(),
             pid=ProcessIdentity.current().pid,
             now=iso(self._clock.time()),
+            after=None if submission is None else submission.after,
         )
+        # The run withdraws its submission, and then looks for a claim: one of the two sees what the other has done.
+        if submission is not None:
+            self._catalog.records.submissions.check(self._run_id)
         self._emit(EpochClaimed(claim.epoch))
         self._state.series = claim.series
         return claim
@@ -210,20 +245,24 @@ class StreamingRun:
     def _start(self, claim: Claim, heart: Heart) -> RunResult | None:
         """Make one start of the query; ``None`` when the start failed and the next one is due."""
         self._state.prepared = None
+        tracer = self._tracer
         start: Start | None = None
-        watchdog = Watchdog(self._job.name)
+        watchdog = Watchdog(self._job.name, heart, self._cancel)
         try:
             self._failures.forget_before(claim.series)
             finish_deletions(self._catalog, claim.epoch)
+            tracer.hold(claim, self._catalog.records.starts, lambda trace: self._emit(StartTraced(trace)))
+            tracer.begin("session")
             spark = self._start_spark()
             if self._cancel.is_set():
                 return self._end(claim, JobStatus.CANCELED, "canceled before the query started")
             if (pid := driver_jvm_pid(spark)) is not None:
-                # Only a JVM that this process started gets a watchdog, which would end the JVM.
-                watchdog.arm(spark)
+                # Only a JVM that serves this process alone gets a watchdog, which would end the JVM.
+                tracer.begin("watchdog")
+                watchdog.arm(spark, pid)
                 heart.on_beat = watchdog.renew
                 heart.add_process(pid)
-            start = Start(self._job, claim, spark, self._clock, partial(self._tell, heart))
+            start = Start(self._job, claim, spark, self._clock, partial(self._tell, heart), tracer)
             prepared = self._state.prepared = start.prepare(self._state.request, self._cancel)
             # The choice is now on record: later starts resume from it.
             self._state.request = RestoreRequest()
@@ -232,6 +271,7 @@ class StreamingRun:
         except Fenced:
             raise
         except Exception as error:
+            tracer.finish(committed=False)
             with contextlib.suppress(OSError):
                 # A fenced run must not report anything about the job.
                 self._catalog.records.epochs.check(claim.epoch)
@@ -246,18 +286,28 @@ class StreamingRun:
             return result
         finally:
             watchdog.disarm()
+            tracer.close()
+            self._tracer.close()
         if ended is None:
             return self._end(claim, JobStatus.CANCELED, "canceled")
         return self._end(claim, JobStatus.FINISHED, ended.reason, on_record=ended.on_record)
 
     def _tell(self, heart: Heart, event: Event) -> None:
-        if isinstance(event, CheckpointCompleted) and self._job.filesystem.is_durable:
-            heart.completed(event.metadata.reference, event.metadata.epoch)
+        if isinstance(event, CheckpointCompleted):
+            heart.completed(event.metadata.reference, event.metadata.epoch, is_durable=self._job.filesystem.is_durable)
+        elif isinstance(event, CheckpointDue):
+            heart.checkpoint_due()
+        elif isinstance(event, CheckpointFailed):
+            heart.checkpoint_failed(event.number, event.reason, event.consecutive)
         self._emit(event)
 
     def _start_spark(self) -> SparkSession:
         began = self._clock.monotonic()
+        self._jvm()
+        let_go_of_lost_jvm()
         self._spark = self._job.session()
+        refuse_lost(self._spark, self._job.name)
+        release_of(self._spark.version)  # another release may mean something else by its files
         self._emit(SparkStarted(self._clock.monotonic() - began, self._spark.sparkContext.uiWebUrl))
         return self._spark
 
@@ -290,7 +340,8 @@ class StreamingRun:
             return RunResult(status, None)
         newest = prepared.store.retained[-1] if prepared.store.retained else None
         if discards:
-            dropped = prepared.store.discard_all(f"{status.value}: {reason}, and the cleanup policy deletes")
+            why = f"{status.value}: {reason}, and the cleanup policy deletes"
+            dropped = discard_within(self._job.config.timeout.total_seconds(), prepared.store, why)
             self._emit(CheckpointsDropped(dropped, prepared.store.retained))
             newest = None
         if discards or status is JobStatus.FINISHED:
@@ -301,16 +352,9 @@ class StreamingRun:
 
     def _fail(self, claim: Claim, error: Exception) -> RunResult | None:
         """Record a failure, and wait for a restart within this run; raise if there is none."""
-        # The job's own function also calls the JVM, so its error may show that the JVM is gone.
-        seen = error.__cause__ if isinstance(error, QueryNotBuilt) else error
-        after = seen if isinstance(seen, Exception) else error
-        if not isinstance(error, DriverLost) and self._spark is not None and not is_jvm_alive(self._spark, after=after):
-            lost = DriverLost(
-                f"The JVM of job {self._job.name!r} is gone: {error}",
-                hint="The sensor resumes the job in a new process.",
-            )
-            lost.__cause__ = error
-            error = lost
+        self._tracer = StartTracer(self._clock)
+        self._tracer.begin("decided")
+        error = as_loss(error, self._spark, self._job.name)
         failures = self._failures.record(claim.series, error, self._state.prepared)
         found = Streak.of(failures)
         decision = restart_after(failures, self._job.restart, self._job.name)
@@ -323,17 +367,18 @@ class StreamingRun:
             raise poison from error
         if not decision.allowed:
             if isinstance(error, QueryNotBuilt):
-                why = decision.reason.removesuffix(".")
-                error.hint = f"It is not tried again: {why}. Mend the job's function, and launch again."
+                error.hint = f"Mend the job's function, and launch again. It is not tried again: {decision.reason}"
             with contextlib.suppress(OSError):
-                refused = isinstance(error, (RestoreRefused, SinkOverlap, CorruptCheckpoint))
+                refused = isinstance(error, (RestoreRefused, MustStop, CorruptCheckpoint))
                 self._end(claim, JobStatus.FAILED, f"{reason} ({decision.reason})", refused=refused)
             raise error
         failing = End(FAILING, reason, discarded=False, ended_at=iso(now))
         if isinstance(error, DriverLost):
-            with contextlib.suppress(OSError):
-                self._catalog.records.epochs.record_end(claim.epoch, failing)
-            raise error
+            if error.needs_process:
+                with contextlib.suppress(OSError):
+                    self._catalog.records.epochs.record_end(claim.epoch, failing)
+                raise error
+            self._jvm = start_beside(self._job.start_jvm, self._tracer.beside("JVM"))
         delay = self._job.restart.seconds_left(decision, now)
         self._emit(Restarting(reason, f"{decision.reason}{so_far(found, self._job.poison_batch_attempts)}", delay))
         if self._cancel.wait(delay) and not self._is_interrupted:
@@ -341,23 +386,3 @@ class StreamingRun:
         with contextlib.suppress(OSError):
             self._catalog.records.epochs.record_end(claim.epoch, failing)
         return RunResult(JobStatus.CANCELED, None) if self._is_interrupted else None
-
-
-def _probe_working_directory(job: StreamingJob) -> None:
-    """Make sure that live locations can be written, and only by the user of the job.
-
-    Raises:
-        StorageUnusable: live locations cannot be written, or not by this user alone.
-    """
-    directory = job.working_directory
-    try:
-        make_working_directory(directory, job.private_from)
-        with tempfile.TemporaryFile(dir=directory) as file:
-            file.write(b"probe")
-    except StorageUnusable:
-        raise
-    except OSError as error:
-        raise StorageUnusable(
-            f"Live checkpointLocations cannot be written to {directory}: {error}",
-            hint="Set working_directory of the checkpoint storage to a directory that is writable and has space left.",
-        ) from error

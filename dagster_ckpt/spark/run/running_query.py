@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from random import Random
 from threading import Event as Flag
 from typing import TYPE_CHECKING, Any
@@ -16,37 +15,48 @@ from typing import TYPE_CHECKING, Any
 from dagster_ckpt.checkpoint import (
     CheckpointCoordinator,
     CheckpointMetadata,
-    Choice,
+    CheckpointsAtOnce,
     CompletedCheckpointStore,
     Dropped,
-    PlanArchiveWriter,
-    PlannedBatch,
+    OneThread,
     SavepointServer,
 )
 from dagster_ckpt.clock import Clock
-from dagster_ckpt.errors import CheckpointError, DriverLost
+from dagster_ckpt.errors import CheckpointError
 from dagster_ckpt.spark.batches import Archiver, PlannedBatches, replay_batches
 from dagster_ckpt.spark.capture import StreamingSource
 from dagster_ckpt.spark.events import (
     CheckpointCompleted,
+    CheckpointDue,
     CheckpointFailed,
+    CheckpointsSubsumed,
     Event,
     Replaying,
+    RequestTold,
     SavepointCompleted,
-    Started,
 )
 from dagster_ckpt.spark.files import CheckpointLocation
 from dagster_ckpt.spark.job import StreamingJob
-from dagster_ckpt.spark.live import LiveLocation
-from dagster_ckpt.spark.query import await_tasks, failure_of, has_run, is_jvm_alive, known_providers
-from dagster_ckpt.spark.sinks import PositionReader, Sink, SinkRun, SinkStart
+from dagster_ckpt.spark.query import (
+    await_tasks,
+    failure_of,
+    has_run,
+    known_providers,
+    loss_of,
+    lost_driver,
+    stop_query,
+    with_options,
+)
+from dagster_ckpt.spark.run.chosen import Prepared
+from dagster_ckpt.spark.sinks import PositionReader, SinkRun, SinkStart
+from dagster_ckpt.spark.start_tracer import StartTracer
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-__all__ = ["Ended", "Prepared", "RunningQuery"]
+__all__ = ["Ended", "RunningQuery"]
 
 _log = logging.getLogger(__name__)
 
@@ -58,41 +68,6 @@ _REPORT = 1.0
 _CHECK = 1.0
 #: Seconds between two reports of a replay.
 _TELL = 5.0
-
-
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """A start that is verified and on record, ready to run.
-
-    Attributes:
-        choice: the recorded choice.
-        restored: the checkpoint that the start resumes from, ``None`` for a start from nothing.
-        store: the store for the checkpoints of this start.
-        directory: the start's directory in the working directory.
-        sink: the query's sink, if checkpoints cover it.
-        writer: the query, without its checkpointLocation.
-        session: the session of the query.
-        started: the event that tells about the start.
-        ignored: the settings of the state backend that cannot take effect.
-        archive: archives the plans of the query's batches.
-        replay: plans of the batches that run first, again as they were.
-        live: the live location, laid out.
-        token: the token of the start's claim.
-    """
-
-    choice: Choice
-    restored: CheckpointMetadata | None
-    store: CompletedCheckpointStore
-    directory: Path
-    sink: Sink | None
-    writer: DataStreamWriter
-    session: SparkSession
-    started: Started
-    ignored: Sequence[str]
-    archive: PlanArchiveWriter
-    replay: Sequence[PlannedBatch]
-    live: LiveLocation
-    token: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +93,7 @@ class RunningQuery:
         clock: wall and monotonic time.
         emit: called with each event, on the calling thread.
         first_completed: called when the first checkpoint of this start is complete.
+        tracer: measures the steps of the start.
     """
 
     def __init__(
@@ -128,6 +104,7 @@ class RunningQuery:
         clock: Clock,
         emit: Callable[[Event], None],
         first_completed: Callable[[], None],
+        tracer: StartTracer,
     ) -> None:
         self._job = job
         self._prepared = prepared
@@ -135,6 +112,7 @@ class RunningQuery:
         self._clock = clock
         self._emit = emit
         self._first_completed = first_completed
+        self._tracer = tracer
         #: The run ids that Spark gave the query in this start: one for each replayed batch, then one for the rest.
         self._runs: set[str] = set()
 
@@ -156,12 +134,13 @@ class RunningQuery:
             restored = None if prepared.restored is None else prepared.restored.sink
             owner = prepared.store.check_owner
             prepared.sink.begin(SinkRun(prepared.directory, prepared.store.epoch, restored, owner, archiver.archive))
-            for name, value in prepared.sink.writer_options(prepared.token).items():
-                writer = writer.option(name, value)
+            writer = with_options(writer, prepared.sink.writer_options(prepared.token))
         try:
             if not self._replay(writer, cancel):
                 return None
+            self._tracer.begin("start the query")
             query = self._in_jvm(writer.start)
+            self._tracer.pause()
             self._begun(query)
             if len(prepared.replay) < 2:
                 self._emit(prepared.started)
@@ -172,11 +151,13 @@ class RunningQuery:
                 raise
         finally:
             archiver.close()
+            prepared.inputs.close()
 
     def _replay(self, writer: DataStreamWriter, cancel: Flag) -> bool:
         """Replay the batches that must run again as they were; ``False`` when the replay was canceled."""
         plans = self._prepared.replay
         if len(plans) >= 2:
+            self._tracer.begin("replay")
             self._emit(self._prepared.started)
             self._emit(Replaying(plans[0].batch, plans[-1].batch, 0))
         told = began = self._clock.monotonic()
@@ -227,36 +208,43 @@ class RunningQuery:
             lambda: report,
             self._clock,
             prepared.choice.accepted_loss,
+            prepared.inputs.observed,
         )
-        # A writer that hangs in the storage keeps its thread. Two more threads let the next checkpoints continue, and a
-        # third is for a savepoint.
+        # A writer that hangs in the storage keeps its thread: two more are for checkpoints, a third for a savepoint.
         uploads = ThreadPoolExecutor(config.max_concurrent_checkpoints + 3, "dagster-ckpt-upload")
         told = [lambda _: archiver.completed()]
         if prepared.sink is not None:
             told.insert(0, prepared.sink.completed)
-        listener = _Listener(self._emit, prepared.store, self._first_completed, told)
-        coordinator = CheckpointCoordinator(prepared.store, source, config, self._clock, uploads, listener, Random())
+        failed: list[Callable[[str], None]] = []
+        listener = _Listener(self._emit, prepared.store, self._first_completed, told, failed)
+        deleter = OneThread("dagster-ckpt-delete")
+        coordinator = CheckpointCoordinator(
+            prepared.store, source, config, self._clock, uploads, deleter, listener, Random()
+        )
         if prepared.restored is not None:
             coordinator.already_have(prepared.restored.batch)
-        savepoints = self._savepoints(source, uploads)
+        at_once = CheckpointsAtOnce(coordinator, source, prepared.restored)
+        told.append(at_once.completed)
+        failed.append(at_once.failed)
+        savepoints = self._savepoints(source, uploads, coordinator, at_once)
         try:
             looked = reported = checked = float("-inf")
             while not cancel.is_set():
                 if time.monotonic() - reported >= (_LOOK if report is None else _REPORT):
                     reported = time.monotonic()
-                    report = _last_progress(query)
+                    report = self._tracer.report(query)
                 if time.monotonic() - looked >= _LOOK:
                     looked = time.monotonic()
                     if not self._in_jvm(lambda: query.isActive):
                         self._raise_failure(query)
-                        report = _last_progress(query)
+                        report = self._tracer.report(query)
                         source.look_again()
                         coordinator.finish()
                         savepoints.finish()
                         return Ended("the query ended", savepoints.job_ended)
                 if savepoints.stop_asked:
                     self._stop(query)
-                    report = _last_progress(query)
+                    report = self._tracer.report(query)
                     source.look_again()
                     _finish_stopped(coordinator, savepoints)
                     return Ended("stopped with a savepoint", savepoints.job_ended)
@@ -264,12 +252,16 @@ class RunningQuery:
                     checked = time.monotonic()
                     _look_at_sink(positions, source)
                 archiver.tick()
-                cancel.wait(min(coordinator.tick(), savepoints.tick()))
+                pause = min(coordinator.tick(), savepoints.tick())
+                if coordinator.became_due():
+                    self._emit(CheckpointDue())
+                cancel.wait(pause)
             self._stop(query)
         finally:
             coordinator.abandon()
             savepoints.abandon()
             uploads.shutdown(wait=False)
+            deleter.shutdown()
         return None
 
     def _positions(self, location: CheckpointLocation) -> PositionReader | None:
@@ -282,7 +274,17 @@ class RunningQuery:
         start = SinkStart(prepared.token, after, lambda batch: has_run(self._spark, self._runs, batch))
         return prepared.sink.position_reader(prepared.directory, location, start)
 
-    def _savepoints(self, source: StreamingSource, uploads: ThreadPoolExecutor) -> SavepointServer:
+    def _savepoints(
+        self,
+        source: StreamingSource,
+        uploads: ThreadPoolExecutor,
+        coordinator: CheckpointCoordinator,
+        at_once: CheckpointsAtOnce,
+    ) -> SavepointServer:
+        def completed(metadata: CheckpointMetadata) -> None:
+            coordinator.savepoint_completed()
+            self._emit(SavepointCompleted(metadata))
+
         requests = self._prepared.store.catalog.records.savepoint_requests
         with contextlib.suppress(OSError, CheckpointError):  # the next start will clear up what remains
             requests.forget_old(self._clock.time())
@@ -294,7 +296,9 @@ class RunningQuery:
             uploads,
             default=self._job.savepoint_path,
             timeout=self._job.config.timeout.total_seconds(),
-            completed=lambda metadata: self._emit(SavepointCompleted(metadata)),
+            completed=completed,
+            checkpoints=at_once,
+            told=lambda request, state, reason: self._emit(RequestTold(request, state, reason)),
         )
 
     def _in_jvm(self, call: Callable[[], Any]) -> Any:
@@ -303,17 +307,14 @@ class RunningQuery:
         except CheckpointError:
             raise
         except Exception as error:
-            if not is_jvm_alive(self._spark, after=error):
-                raise DriverLost(
-                    f"The JVM of job {self._job.name!r} is gone: {type(error).__name__}.",
-                    hint="The sensor resumes the job in a new process.",
-                ) from error
+            if (lost := loss_of(self._spark, after=error)) is not None:
+                raise lost_driver(self._job.name, lost) from error
             raise failure_of(error, self._job.name, self._prepared.restored) from error
 
     def _stop(self, query: StreamingQuery) -> None:
         """Stop the query, if running, and wait for its tasks, because the next start may use the same JVM."""
         try:
-            query.stop()
+            stop_query(query)
             await_tasks(self._spark, str(query.runId))
         except Exception as error:
             _log.info("The query did not stop in order: %s", error)
@@ -331,21 +332,28 @@ class _Listener:
         store: CompletedCheckpointStore,
         first_completed: Callable[[], None],
         completed: Sequence[Callable[[CheckpointMetadata], None]],
+        failed: Sequence[Callable[[str], None]],
     ) -> None:
         self._emit = emit
         self._store = store
         self._first_completed: Callable[[], None] | None = first_completed
         self._completed = completed
+        self._failed = failed
 
-    def completed(self, metadata: CheckpointMetadata, dropped: Sequence[Dropped]) -> None:
+    def completed(self, metadata: CheckpointMetadata) -> None:
         for tell in self._completed:
             tell(metadata)
-        self._emit(CheckpointCompleted(metadata, dropped, self._store.retained))
+        self._emit(CheckpointCompleted(metadata, self._store.retained))
         if self._first_completed is not None:
             self._first_completed()
             self._first_completed = None
 
+    def subsumed(self, dropped: Sequence[Dropped]) -> None:
+        self._emit(CheckpointsSubsumed(dropped, self._store.retained))
+
     def failed(self, number: int, reason: str, consecutive: int) -> None:
+        for tell in self._failed:
+            tell(reason)
         self._emit(CheckpointFailed(number, reason, consecutive))
 
 
@@ -365,12 +373,3 @@ def _finish_stopped(coordinator: CheckpointCoordinator, savepoints: SavepointSer
         savepoints.refuse_to_stop(error)
         raise
     savepoints.finish()
-
-
-def _last_progress(query: StreamingQuery) -> Mapping[str, Any] | None:
-    try:
-        progress = query.lastProgress
-    except Exception as error:
-        _log.debug("No progress report: %s", error)
-        return None
-    return None if progress is None else dict(progress)

@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
-from dagster_ckpt.checkpoint import CheckpointCatalog, CheckpointMetadata, Choice, CompletedCheckpointStore, find_newest
+from dagster_ckpt.checkpoint import (
+    CheckpointCatalog,
+    CheckpointMetadata,
+    Choice,
+    CompletedCheckpointStore,
+    Source,
+    find_newest,
+)
 from dagster_ckpt.clock import SystemClock
 from dagster_ckpt.config import StateLayout
 from dagster_ckpt.errors import CheckpointError, CheckpointNotFound, Fenced
 from dagster_ckpt.spark.capture import StreamingSource
+from dagster_ckpt.spark.kafka import with_earlier_topics
 from dagster_ckpt.spark.live import LiveLocation, LocalLive
 from dagster_ckpt.spark.sinks import SinkStart, position_reader
 
@@ -113,7 +122,8 @@ class Salvaging:
         except (CheckpointError, OSError) as error:  # whatever the dead run left, the retained checkpoints still exist
             _log.warning("What the run before wrote to its sink cannot be told from what others wrote: %s", error)
             return False
-        return salvage(store, self._choice, live, batch, self._providers, self._pins, start)
+        earlier = () if newest is None else newest.facts.sources
+        return salvage(store, self._choice, live, batch, self._providers, self._pins, start, earlier)
 
     def _start(self, newest: CheckpointMetadata | None) -> SinkStart | None:
         """The previous run's start, identified by its marks on what it wrote; ``None`` if the start set no marks.
@@ -147,6 +157,7 @@ def salvage(
     providers: Providers,
     pins: Path,
     start: SinkStart | None,
+    earlier: Sequence[Source],
 ) -> bool:
     """Take a checkpoint of ``batch`` from the live location of ``choice``, if the batch is complete there.
 
@@ -158,6 +169,7 @@ def salvage(
         providers: the state store providers with known files, by class.
         pins: a directory for pinned files that does not exist yet, beside the directories of starts.
         start: the start of ``choice``, identified by its marks on what it wrote; ``None`` if it set no marks.
+        earlier: the sources of the newest checkpoint of the lineage.
 
     Returns:
         ``False`` when the batch is incomplete, or could not be stored.
@@ -168,16 +180,17 @@ def salvage(
     location = live.location(providers)
     # On a disk the start's directory lies around its live location, even if the working directory has changed.
     directory = live.path.parent if isinstance(live, LocalLive) else pins.parent / live.start
-    source = StreamingSource(
-        location,
-        pins,
-        position_reader(choice, directory, location, start),
-        None,
-        lambda: None,
-        SystemClock(),
-        choice.accepted_loss,
-    )
     try:
+        source = StreamingSource(
+            location,
+            pins,
+            position_reader(choice, directory, location, start),
+            choice.spark_version,
+            lambda: None,
+            SystemClock(),
+            choice.accepted_loss,
+            partial(with_earlier_topics, earlier=earlier),
+        )
         pending = store.begin()
         snapshot = source.pin(batch)
         try:

@@ -6,10 +6,11 @@ verified whole, the sink has been found to fit the checkpoint, and the choice is
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache, partial
 from threading import Event as Flag
 from typing import TYPE_CHECKING
@@ -21,7 +22,6 @@ from dagster_ckpt.checkpoint import (
     Choice,
     Claim,
     CompletedCheckpointStore,
-    FellBack,
     Newest,
     PlanArchiveWriter,
     claim_savepoint,
@@ -33,19 +33,23 @@ from dagster_ckpt.checkpoint import (
 from dagster_ckpt.clock import Clock
 from dagster_ckpt.config import LATEST, RestoreRequest
 from dagster_ckpt.errors import CorruptRecord, StorageError
-from dagster_ckpt.filesystem import share_start
 from dagster_ckpt.spark.batches import plans_after, plans_to_replay, refuse_abandoned
 from dagster_ckpt.spark.events import CheckpointsUnreadable, Event, Started
 from dagster_ckpt.spark.files import prepare_new_location
 from dagster_ckpt.spark.job import StreamingJob
+from dagster_ckpt.spark.kafka import KafkaInputs
 from dagster_ckpt.spark.live import LOCATION, choose_live
-from dagster_ckpt.spark.preflight import Passed, ProposedStart, pass_preflight
+from dagster_ckpt.spark.plain import PlainLocation, plain_location
+from dagster_ckpt.spark.preflight import ProposedStart, pass_preflight
+from dagster_ckpt.spark.query import known_providers
 from dagster_ckpt.spark.run.built_query import BuiltQuery, Queries
+from dagster_ckpt.spark.run.chosen import Checked, Chosen, Prepared, lay_out
 from dagster_ckpt.spark.run.fallback import cost_of
-from dagster_ckpt.spark.run.fork import ForkPoint, fork_point, lay_out_fork, publish_fork
-from dagster_ckpt.spark.run.running_query import Ended, Prepared, RunningQuery
+from dagster_ckpt.spark.run.fork import fork_point, publish_fork
+from dagster_ckpt.spark.run.running_query import Ended, RunningQuery
 from dagster_ckpt.spark.run.starting_point import Choosing, claimed_by, sink_began
 from dagster_ckpt.spark.sinks import Sink
+from dagster_ckpt.spark.start_tracer import StartTracer
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -53,44 +57,6 @@ if TYPE_CHECKING:
 __all__ = ["Start"]
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class _Chosen:
-    """What a start resumes from.
-
-    Attributes:
-        previous: the choice of the previous start.
-        fork: the checkpoint of another job that this job begins with.
-        target: the checkpoint, or nothing.
-        job_id: the lineage.
-        claimed: the savepoint that the lineage owns and may delete.
-    """
-
-    previous: Choice | None
-    fork: ForkPoint | None
-    target: Newest
-    job_id: str
-    claimed: CheckpointMetadata | None
-
-
-@dataclass(frozen=True, slots=True)
-class _Checked:
-    """A start that passed its checks.
-
-    Attributes:
-        target: what the start resumes from; for a fork, the job's own copy.
-        passed: the findings of preflight.
-        line: the epoch whose plans this start continues.
-        began: when the lineage began to fill its sink from nothing, ``None`` if the lineage has a checkpoint.
-        fell_back: what resuming costs because newer checkpoints are broken.
-    """
-
-    target: Newest
-    passed: Passed
-    line: int | None
-    began: float | None
-    fell_back: FellBack | None
 
 
 class Start:
@@ -102,6 +68,7 @@ class Start:
         spark: the session that Spark was started with.
         clock: wall and monotonic time.
         emit: called with each event, on the calling thread.
+        tracer: measures the steps.
     """
 
     def __init__(
@@ -111,12 +78,14 @@ class Start:
         spark: SparkSession,
         clock: Clock,
         emit: Callable[[Event], None],
+        tracer: StartTracer,
     ) -> None:
         self._job = job
         self._claim = claim
         self._spark = spark
         self._clock = clock
         self._emit = emit
+        self._tracer = tracer
         self._catalog = CheckpointCatalog(job.filesystem, job.name)
         self._directory = job.working_directory / f"{claim.epoch:06}-{claim.token[:8]}"
         self._live, self._why_there = choose_live(job, spark, self._directory)
@@ -146,6 +115,7 @@ class Start:
             Fenced: a newer run has taken the job over.
         """
         prepare_from = self._clock.monotonic()
+        self._tracer.begin("choose")
         self._emit(self._why_there)
         try:
             return self._prepared(request, cancel, prepare_from)
@@ -156,15 +126,25 @@ class Start:
 
     def _prepared(self, request: RestoreRequest, cancel: Flag, prepare_from: float) -> Prepared:
         chosen = self._choose(request)
+        self._tracer.begin("build the query")
         query = self._queries.build(chosen.target.metadata)
-        chosen = self._lay_out(chosen, query)
-        checked = self._check(request, chosen, query)
+        chosen = lay_out(chosen, query, self._live, self._directory, self._job.name)
+        self._tracer.begin("preflight")
+        inputs = KafkaInputs(query.writer, self._clock)
+        with contextlib.closing(inputs):  # a running query opens its clients again
+            checked = self._check(request, chosen, query, inputs)
         target, passed = checked.target, checked.passed
-        if request.restore_from != LATEST:
+        if request.restore_from != LATEST or chosen.fork is not None:
+            self._tracer.begin("trial")
             self._try(target.metadata, query.sink, cancel)
+        self._tracer.begin("record")
         self._live.lay_out(self._directory)
         choice = self._record_choice(chosen, checked, query.sink)
+        self._tracer.begin("sink")
+        if query.sink is not None:
+            query.sink.adopt(choice.job_id)
         rolled_back = self._roll_back(target.metadata, checked.began, query.sink)
+        self._tracer.begin("storage")
         store = self._open_store(choice, target.metadata, chosen.claimed)
         archive = self._archive(choice.job_id)
         archive.begin(-1 if target.metadata is None else target.metadata.batch, checked.line, passed.replay)
@@ -192,34 +172,32 @@ class Start:
             replay=passed.replay,
             live=self._live,
             token=self._claim.token,
+            inputs=inputs,
         )
 
-    def _choose(self, request: RestoreRequest) -> _Chosen:
+    def _choose(self, request: RestoreRequest) -> Chosen:
         """Choose what to resume from; a checkpoint of the job itself is unpacked by then."""
         recorded = self._previous(request)
         previous = None if recorded is None else recorded[1]
-        fork = None if request.fork_from is None else fork_point(self._catalog, request.fork_from)
+        pointer = request.fork_from
+        fork = None if pointer is None else fork_point(self._catalog, pointer, partial(self._plain, pointer))
         if fork is None:
             target = self._choosing().target(request, recorded)
         else:
             target = Newest(fork.metadata, None, f"a fork of {fork}")
         claimed = claimed_by(self._catalog, target, previous, asked=request.restore_from != LATEST)
-        return _Chosen(previous, fork, target, target.job_id or self._claim.run_id.replace("-", ""), claimed)
+        return Chosen(previous, fork, target, target.job_id or self._claim.run_id.replace("-", ""), claimed)
 
-    def _lay_out(self, chosen: _Chosen, query: BuiltQuery) -> _Chosen:
-        """Make the directory of the start, and lay out a fork in it."""
-        if chosen.fork is not None:
-            restored = lay_out_fork(
-                chosen.fork, self._directory, query.sink, query.session, self._job.name, chosen.job_id
-            )
-            self._live.prepare(self._directory)
-            chosen = replace(chosen, target=replace(chosen.target, metadata=restored, job_id=chosen.job_id))
-        elif chosen.target.metadata is None:
-            self._directory.mkdir(mode=0o700, parents=True)
-        share_start(self._directory)
-        return chosen
+    def _plain(self, pointer: str) -> PlainLocation | None:
+        return plain_location(
+            pointer,
+            self._directory,
+            like=self._job.filesystem,
+            providers=known_providers(self._job.state_backend),
+            clock=self._clock,
+        )
 
-    def _check(self, request: RestoreRequest, chosen: _Chosen, query: BuiltQuery) -> _Checked:
+    def _check(self, request: RestoreRequest, chosen: Chosen, query: BuiltQuery, inputs: KafkaInputs) -> Checked:
         """Refuse a start that would lose or double rows. A fork that passes becomes its lineage's first checkpoint."""
         target, sink = chosen.target, query.sink
         began = sink_began(self._catalog, sink, target)
@@ -240,7 +218,10 @@ class Start:
                 own_sink=began is not None,
                 replay=planned,
                 known=lambda: known()[1],
+                inputs=inputs,
                 spark_version=self._spark.version,
+                elsewhere=chosen.elsewhere,
+                removes=chosen.removes,
             ),
             self._clock.time(),
         )
@@ -252,12 +233,11 @@ class Start:
         if restored is None and passed.replay:
             prepare_new_location(self._directory / LOCATION)
         fell_back = cost_of(self._catalog, target, passed.replay, sink) if target.passed_over else None
-        return _Checked(target, passed, line, began, fell_back)
+        return Checked(target, passed, line, began, fell_back)
 
-    def _record_choice(self, chosen: _Chosen, checked: _Checked, sink: Sink | None) -> Choice:
+    def _record_choice(self, chosen: Chosen, checked: Checked, sink: Sink | None) -> Choice:
         """Put the choice on record: later starts resume from it."""
-        job_id, claimed, target = chosen.job_id, chosen.claimed, checked.target
-        restored = target.metadata
+        job_id, claimed, target, restored = chosen.job_id, chosen.claimed, checked.target, checked.target.metadata
         complete = self._catalog.completed_at_choice(self._claim.epoch, job_id, restored)
         choice = Choice(
             job_id=job_id,
@@ -276,6 +256,7 @@ class Start:
             forked_from=restored.restored_from if restored is not None and restored.kind == FORK else None,
             complete=complete,
             marks=sink is not None and bool(sink.writer_options(self._claim.token)),
+            spark_version=self._spark.version,
         )
         if claimed is not None and claimed is restored:
             claim_savepoint(claimed, job_id, like=self._job.filesystem)
@@ -331,8 +312,8 @@ class Start:
 
     def run(self, prepared: Prepared, cancel: Flag) -> Ended | None:
         """Start the query and checkpoint it until it ends; see :meth:`RunningQuery.run`."""
-        query = RunningQuery(self._job, prepared, self._spark, self._clock, self._emit, self._forget_other_starts)
-        return query.run(cancel)
+        first, tracer = self._forget_other_starts, self._tracer
+        return RunningQuery(self._job, prepared, self._spark, self._clock, self._emit, first, tracer).run(cancel)
 
     def _choosing(self) -> Choosing:
         return Choosing(
@@ -344,6 +325,7 @@ class Start:
             live=self._live,
             directory=self._directory,
             store=self._store,
+            tracer=self._tracer,
         )
 
     def _publish(self, laid_out: CheckpointMetadata) -> CheckpointMetadata:

@@ -20,6 +20,7 @@ from dagster_ckpt.checkpoint import (
 from dagster_ckpt.clock import Clock, seconds_of
 from dagster_ckpt.config import LATEST, NONE, RecoveryClaimMode, RestoreRequest
 from dagster_ckpt.errors import CheckpointsLost
+from dagster_ckpt.paths import is_same_place
 from dagster_ckpt.spark.events import Event
 from dagster_ckpt.spark.job import StreamingJob
 from dagster_ckpt.spark.live import LiveLocation, recorded_live
@@ -27,6 +28,7 @@ from dagster_ckpt.spark.query import known_providers
 from dagster_ckpt.spark.run.fallback import FallbackChain
 from dagster_ckpt.spark.run.salvage import Salvaging
 from dagster_ckpt.spark.sinks import Sink
+from dagster_ckpt.spark.start_tracer import StartTracer
 
 __all__ = ["Choosing", "claimed_by", "sink_began"]
 
@@ -43,6 +45,7 @@ class Choosing:
         live: the new live location, into which the checkpoint is unpacked.
         directory: the start's directory in the working directory.
         store: opens the store for a salvaged checkpoint.
+        tracer: measures the steps.
     """
 
     def __init__(
@@ -56,6 +59,7 @@ class Choosing:
         live: LiveLocation,
         directory: Path,
         store: Callable[[str, int, str | None], CompletedCheckpointStore],
+        tracer: StartTracer,
     ) -> None:
         self._job = job
         self._catalog = catalog
@@ -65,6 +69,7 @@ class Choosing:
         self._live = live
         self._directory = directory
         self._store = store
+        self._tracer = tracer
 
     def target(self, request: RestoreRequest, previous: tuple[int, Choice] | None) -> Newest:
         """What to resume from, verified and unpacked.
@@ -118,6 +123,7 @@ class Choosing:
 
         gauge = Gauge(self._clock, tell)
         gauge.begin(metadata.size)
+        self._tracer.begin("unpack")
         self._live.unpack(self._catalog, metadata, self._directory, gauge.add)
 
     def _asked(self, request: RestoreRequest) -> Newest:
@@ -170,6 +176,7 @@ def sink_began(catalog: CheckpointCatalog, sink: Sink | None, target: Newest) ->
     for epoch in sorted(epochs.names()):
         choice, claim = epochs.read_choice(epoch), epochs.read_claim(epoch)
         if choice is not None and claim is not None and choice.job_id == target.job_id:
-            same = choice.restored is None and (choice.sink, choice.sink_kind) == (sink.path, sink.kind)
+            filled = choice.restored is None and choice.sink_kind == sink.kind and choice.sink is not None
+            same = filled and is_same_place(str(choice.sink), sink.path)
             return seconds_of(claim.claimed_at) if same else None
     return None

@@ -30,6 +30,8 @@ _Event = TypeVar("_Event")
 _TURN = 0.2
 #: Seconds that a canceled query may take to stop; then the run ends anyway, and the JVM ends with the process.
 _GRACE = 60.0
+#: The same for a run that is interrupted and leaves no end behind. Kubernetes kills a pod after 30 s.
+_GRACE_OF_INTERRUPTED = 20.0
 _PARENT_POLL = 0.5
 
 
@@ -95,7 +97,7 @@ def supervise_all(
             else:
                 run.interrupt()
         for outcome in outcomes:
-            _wait(outcome, _GRACE)
+            _wait(outcome, _GRACE if canceled else _GRACE_OF_INTERRUPTED)
         inbox.handle()
         raise
     return outcomes

@@ -1,24 +1,28 @@
-"""A watchdog in the driver's JVM, which ends the JVM when this process shows no sign of life for a whole lease.
+"""Keeps the driver's JVM from going on with a job that others may have taken over.
 
-A process that is stopped or hangs sends no heartbeats, so another run takes its job over. Its JVM would still run the
-query beside that run, and write to the sink. On the same host the other run kills the JVM; from another host it cannot.
+A run may go on for a part of its lease after each heartbeat that the storage took. If no later heartbeat is taken in
+time, because the storage hiccups or is away, the JVM is paused, and goes on as soon as a heartbeat is taken. If a newer
+run has taken the job over by then, the JVM is killed. So a storage that is away costs time, and no restart.
 
-The watchdog counts ticks of about a second in the JVM since the last renewal, and compares no clocks. So while the JVM
-is paused together with this process, or the machine is suspended, no ticks are counted. Each heartbeat also renews the
-watchdog, whether the storage takes the heartbeat or not.
+A process that is stopped or hangs can pause nothing. So a watchdog in the JVM ends the JVM when this process has shown
+no sign of life until shortly before the lease is over. The watchdog counts ticks of a tenth of a second in the JVM, and
+compares no clocks: while the JVM is paused no ticks are counted.
 """
 
 from __future__ import annotations
 
+import atexit
 import logging
-import math
 import threading
 import uuid
+from collections import defaultdict
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-from dagster_ckpt.checkpoint import LEASE
+import psutil
+
+from dagster_ckpt.checkpoint import Heart
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -31,25 +35,31 @@ _PACKAGE = "dagster_ckpt"
 #: The compiled class in each JVM, by gateway.
 _compiled: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 _compiling = threading.Lock()
+#: The watchdogs that have paused a JVM: a process may run several jobs in one JVM.
+_held: defaultdict[psutil.Process, set[Watchdog]] = defaultdict(set)
+_holding = threading.Lock()
+#: Seconds between two looks at what is left of the lease.
+_LOOK = 0.1
 #: Compiled by Janino, the compiler that Spark uses for its queries.
 _SOURCE = """
 package PACKAGE;
 
 public final class Watchdog extends Thread {
-    private final int lease;
+    private static final int TICK = 100;
+    private final double lease;
     private final String job;
-    private final java.util.concurrent.atomic.AtomicInteger silent = new java.util.concurrent.atomic.AtomicInteger();
+    private final java.util.concurrent.atomic.AtomicInteger left = new java.util.concurrent.atomic.AtomicInteger();
     private volatile boolean armed = true;
 
-    public Watchdog(int lease, String job) {
+    public Watchdog(double lease, String job) {
         super("dagster-ckpt-watchdog");
         this.lease = lease;
         this.job = job;
         setDaemon(true);
     }
 
-    public void renew() {
-        silent.set(0);
+    public void renew(int milliseconds) {
+        left.set(milliseconds);
     }
 
     public void disarm() {
@@ -60,15 +70,15 @@ public final class Watchdog extends Thread {
     public void run() {
         while (armed) {
             try {
-                Thread.sleep(1000L);
+                Thread.sleep((long) TICK);
             } catch (InterruptedException e) {
                 continue;
             }
-            if (silent.incrementAndGet() > lease && armed) {
+            if (left.addAndGet(-TICK) <= 0 && armed) {
                 Thread last = new LastWords(job, lease);
                 last.start();
                 try {
-                    last.join(1000L);
+                    last.join(200L);
                 } catch (InterruptedException e) {
                 }
                 if (armed) {
@@ -81,9 +91,9 @@ public final class Watchdog extends Thread {
 
 final class LastWords extends Thread {
     private final String job;
-    private final int lease;
+    private final double lease;
 
-    LastWords(String job, int lease) {
+    LastWords(String job, double lease) {
         super("dagster-ckpt-last-words");
         this.job = job;
         this.lease = lease;
@@ -93,7 +103,8 @@ final class LastWords extends Thread {
     // On a thread of its own: nobody may be reading what a stopped process was to pass on.
     public void run() {
         System.err.println("dagster-ckpt: this JVM ends itself, because the Python process that runs job " + job
-            + " has given no sign of life for " + lease + " s. Another run may have taken the job over.");
+            + " has given no sign of life, and its lease of " + lease + " s is nearly over. Another run may take the"
+            + " job over.");
         System.err.flush();
     }
 }
@@ -101,27 +112,29 @@ final class LastWords extends Thread {
 
 
 class Watchdog:
-    """The watchdog of one run in one JVM.
+    """The watchdog of one run over one JVM.
 
     Args:
-        job_name: the job's name, for the JVM's last message.
-        lease: the lease in seconds.
+        job_name: the job's name, for messages.
+        heart: of the run, which tells for how long the run may go on.
+        cancel: set when the run should stop; a JVM that would be paused then is killed.
     """
 
-    def __init__(self, job_name: str, lease: float = LEASE) -> None:
+    def __init__(self, job_name: str, heart: Heart, cancel: threading.Event) -> None:
         self._job_name = job_name
-        self._lease = lease
+        self._heart = heart
+        self._cancel = cancel
         self._due = threading.Event()
-        self._is_over = False
+        self._over = threading.Event()
         self._java: Any = None
 
-    def arm(self, spark: SparkSession) -> None:
-        """Start the watchdog in the JVM of a session; if that fails, log a warning and continue without.
+    def arm(self, spark: SparkSession, pid: int) -> None:
+        """Watch the JVM of a session; if it can have no watchdog inside, log a warning and continue without.
 
         Calls into the JVM, which may block.
         """
         try:
-            self._java = _start(spark, math.ceil(self._lease), self._job_name)
+            self._java = _start(spark, self._heart, self._job_name)
         except Exception as error:  # whatever the JVM or py4j raises: the run matters more
             _log.warning(
                 "No watchdog could be started in the JVM of job %r. If this process is stopped while its JVM runs on, "
@@ -129,8 +142,11 @@ class Watchdog:
                 self._job_name,
                 str(error).partition("\n")[0],
             )
-            return
-        threading.Thread(target=self._renew, name="dagster-ckpt-watchdog", daemon=True).start()
+        else:
+            threading.Thread(target=self._renew, name="dagster-ckpt-watchdog", daemon=True).start()
+        with suppress(psutil.Error):  # the JVM is gone
+            process = psutil.Process(pid)
+            threading.Thread(target=self._guard, args=(process,), name="dagster-ckpt-guard", daemon=True).start()
 
     def renew(self) -> None:
         """Tell the watchdog that this process lives; returns at once, whatever the JVM does."""
@@ -138,7 +154,7 @@ class Watchdog:
 
     def disarm(self) -> None:
         """Stop the watchdog at the end of the run, because from now on others decide about the JVM."""
-        self._is_over = True
+        self._over.set()
         self._due.set()
         if self._java is not None:
             with suppress(Exception):  # the JVM is gone
@@ -146,16 +162,73 @@ class Watchdog:
 
     def _renew(self) -> None:
         # Runs on its own thread: a paused JVM does not answer, and the heartbeat must continue.
-        while not self._is_over:
+        while not self._over.is_set():
             self._due.wait()
             self._due.clear()
             try:
-                self._java.renew()
+                self._java.renew(_milliseconds(self._heart))
             except Exception as error:  # the JVM is gone, or the next renewal may succeed
                 _log.debug("The watchdog in the JVM was not reached: %s", error)
 
+    def _guard(self, process: psutil.Process) -> None:
+        """Pause the JVM while this run may not go on."""
+        try:
+            with suppress(psutil.NoSuchProcess):
+                while not self._over.wait(_LOOK):
+                    if self._heart.left > 0:
+                        if _let_go(process, self):
+                            self._due.set()
+                            _log.warning("The query of job %r goes on: a heartbeat was taken.", self._job_name)
+                    elif self._heart.is_fenced or self._cancel.is_set():
+                        process.kill()
+                        return
+                    elif _hold(process, self):
+                        _log.warning(
+                            "The query of job %r pauses: the storage has taken no heartbeat for %.1f s, and after %.0f "
+                            "s without a heartbeat another run may take the job over. The query goes on as soon as a "
+                            "heartbeat is taken.",
+                            self._job_name,
+                            self._heart.lease.own,
+                            self._heart.lease.timeout,
+                        )
+        finally:
+            with suppress(psutil.Error):
+                _let_go(process, self)
 
-def _start(spark: SparkSession, lease: int, job_name: str) -> Any:
+
+def _hold(process: psutil.Process, holder: Watchdog) -> bool:
+    """Pause a JVM on behalf of one run; ``False`` if the run does so already."""
+    with _holding:
+        holders = _held[process]
+        if holder in holders:
+            return False
+        process.suspend()
+        holders.add(holder)
+        return True
+
+
+def _let_go(process: psutil.Process, holder: Watchdog) -> bool:
+    """Let a JVM go on, unless another run of this process pauses it; ``False`` if this run did not pause it."""
+    with _holding:
+        holders = _held.get(process, set())
+        if holder not in holders:
+            return False
+        holders.discard(holder)
+        if not holders:
+            del _held[process]
+            process.resume()
+        return True
+
+
+@atexit.register
+def _kill_held() -> None:
+    """A paused JVM does not notice that its driver ends."""
+    for process in list(_held):
+        with suppress(psutil.Error):
+            process.kill()
+
+
+def _start(spark: SparkSession, heart: Heart, job_name: str) -> Any:
     jvm: Any = spark._jvm  # noqa: SLF001 - PySpark names it nowhere else
     gateway: Any = spark.sparkContext._gateway  # noqa: SLF001
     with _compiling:
@@ -163,11 +236,16 @@ def _start(spark: SparkSession, lease: int, job_name: str) -> Any:
             _compiled[gateway] = _compile(jvm)
         compiled = _compiled[gateway]
     arguments = gateway.new_array(jvm.java.lang.Object, 2)
-    arguments[0], arguments[1] = lease, job_name
+    arguments[0], arguments[1] = heart.lease.timeout, job_name
     watchdog = compiled.getConstructors()[0].newInstance(arguments)
-    watchdog.renew()  # renew first: an unreachable watchdog would end a healthy JVM
+    watchdog.renew(_milliseconds(heart))  # renew first: an unreachable watchdog would end a healthy JVM
     watchdog.start()
     return watchdog
+
+
+def _milliseconds(heart: Heart) -> int:
+    """For how long the JVM may go on without a sign of life: until it should have been paused, and a little longer."""
+    return round(1000 * (max(heart.left, 0.0) + heart.lease.grace))
 
 
 def _compile(jvm: Any) -> Any:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from dagster_ckpt.checkpoint import CheckpointMetadata
-from dagster_ckpt.errors import InvalidConfiguration, SinkMismatch
+from dagster_ckpt.errors import InvalidConfiguration, RestoreRefused, SinkMismatch
 from dagster_ckpt.spark.files import CheckpointLocation
 from dagster_ckpt.stored_json import Json, believed, whole
 
@@ -20,10 +20,12 @@ if TYPE_CHECKING:
 __all__ = [
     "BatchSink",
     "Pin",
+    "PlainQuery",
     "PositionReader",
     "Sink",
     "SinkRun",
     "SinkStart",
+    "TakenOver",
     "attached_sink",
     "batch_of",
     "sink_to",
@@ -102,24 +104,76 @@ class SinkRun:
     archive: Callable[[int], None]
 
 
+@dataclass(frozen=True, slots=True)
+class PlainQuery:
+    """A stopped query of plain Spark, as the sink sees it that a job takes over with the query.
+
+    Attributes:
+        batch: the last batch that the query has committed.
+        planned_ms: when the batch after that was planned, milliseconds since the epoch; ``None`` if it was not. The
+            sink may hold this batch, or a part.
+    """
+
+    batch: int
+    planned_ms: int | None
+
+    @property
+    def newest(self) -> int:
+        """The newest batch that the sink may hold."""
+        return self.batch if self.planned_ms is None else self.batch + 1
+
+
+@dataclass(frozen=True, slots=True)
+class TakenOver:
+    """A sink that a query of plain Spark wrote to, as the job begins with it.
+
+    Attributes:
+        position: the position after the query's last batch.
+        removes: files that a rollback to this position removes and that may not be the query's, for people.
+    """
+
+    position: dict[str, Json]
+    removes: Sequence[str] = ()
+
+
 class Sink(ABC):
     """A sink that checkpoints cover.
 
-    ``recorded_sinks.py`` names each kind of sink too, so that a salvage finds positions of a sink without its query.
+    ``recorded_sinks.py`` has each kind of sink in its table; a salvage passes over a kind that is not in it.
 
     Attributes:
         kind: the kind of sink, as recorded in checkpoints.
         can_roll_back: whether the sink can go back to a position. If not, a restore must replay every batch that the
             sink may have seen, with the same boundaries.
+        tells_data: whether :meth:`first_data` knows that the sink is empty.
+        seeds_alike: whether :meth:`seed` tells the same position whatever the sink holds. A job that has checkpoints
+            moves only to such a sink, because each restart before the first checkpoint there asks for the position
+            anew. A fork asks once, and its first checkpoint keeps the answer.
     """
 
     kind: str
     can_roll_back: bool = True
+    tells_data: bool = True
+    seeds_alike: bool = False
+
+    @classmethod
+    @abstractmethod
+    def of_record(cls, path: str) -> Sink | None:
+        """The sink at a recorded path, without its query; ``None`` if only the query can make the sink.
+
+        A salvage reads the positions of a sink that only its query can make from
+        :class:`~dagster_ckpt.spark.sinks.recorded_positions.RecordedPositions`.
+        """
 
     @property
     @abstractmethod
     def path(self) -> str:
         """Where the sink writes to; with :attr:`kind` this identifies the sink."""
+
+    @property
+    def to_empty(self) -> str:
+        """What to do for an empty sink, as the beginning of a sentence."""
+        return f"empty {self.path} (with every hidden directory in it)"
 
     @abstractmethod
     def position_reader(
@@ -184,11 +238,37 @@ class Sink(ABC):
     def first_data(self) -> str | None:
         """An example of the sink's data for messages; ``None`` when the sink is empty or cannot tell."""
 
-    def begin(self, run: SinkRun) -> None:  # noqa: B027 - most sinks have nothing to do
+    def attach(self, job_name: str, rows: DataFrame) -> None:  # noqa: B027 - most sinks have nothing to do
+        """Learn of the query that will write to this sink; called before anything else of a start.
+
+        Args:
+            job_name: the name of the job.
+            rows: the streaming rows that will be written; their session is the session of the query.
+        """
+
+    def adopt(self, job_id: str) -> None:  # noqa: B027
+        """Learn the lineage of the next start; called before the sink is rolled back."""
+
+    def begin(self, run: SinkRun) -> None:  # noqa: B027
         """Prepare for a query that is about to start and write to this sink."""
 
     def completed(self, metadata: CheckpointMetadata) -> None:  # noqa: B027
         """React to a completed checkpoint of the running query."""
+
+    def take_over(self, query: PlainQuery, files: Path) -> TakenOver | None:
+        """This sink after the last batch of a query of plain Spark that wrote to it.
+
+        ``None`` where no query of plain Spark has written: the sink is new for the query.
+
+        Args:
+            query: the query.
+            files: a directory that does not exist, for the files that are pinned with the position.
+
+        Raises:
+            SinkMismatch: the sink does not hold what the query has written. Nothing was touched.
+        """
+        del query, files
+        return None
 
     def seed(self, batch: int, files: Path, session: SparkSession) -> dict[str, Json]:
         """The position of this empty sink for a fork, whose first batch is ``batch + 1``.
@@ -210,6 +290,19 @@ class BatchSink(Sink):
     @abstractmethod
     def write_batch(self, rows: DataFrame, batch: int) -> None:
         """Write one batch; called by Spark, on a thread of its own."""
+
+    def begun(self, run: SinkRun | None) -> SinkRun:
+        """The start that :meth:`begin` was called for.
+
+        Raises:
+            RestoreRefused: the query was not started by this library.
+        """
+        if run is None:
+            raise RestoreRefused(
+                f"The sink {self.path} is written by a query that was started by hand, and nothing could restore it.",
+                hint="Return the writer of sink_to() from the function of a checkpointed streaming asset.",
+            )
+        return run
 
 
 def sink_to(rows: DataFrame | DataStreamWriter, sink: Sink) -> DataStreamWriter:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dagster_ckpt.errors import SinkOverlap
+from dagster_ckpt.errors import CaptureIncomplete, SinkMismatch, SinkOverlap
 from dagster_ckpt.spark.files import LOG_VERSION, CheckpointLocation
 from dagster_ckpt.spark.sinks.own_entries import NotOwn, OwnEntries, marking_options
-from dagster_ckpt.spark.sinks.sink import Pin, PositionReader, Sink, SinkStart, batch_of
-from dagster_ckpt.spark.sinks.spark_sink_log import FileSink, SinkRollback
+from dagster_ckpt.spark.sinks.sink import Pin, PlainQuery, PositionReader, Sink, SinkStart, TakenOver, batch_of
+from dagster_ckpt.spark.sinks.spark_sink_log import FileSink, SinkRollback, effective_files
 from dagster_ckpt.stored_json import Json
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["SparkFileSink"]
 
 _LOG = "_spark_metadata"
+_MOST_NAMED = 20
 _COMPACT_INTERVAL = "spark.sql.streaming.fileSink.log.compactInterval"
 
 
@@ -33,9 +35,14 @@ class SparkFileSink(Sink):
     """
 
     kind = "file"
+    seeds_alike = True
 
     def __init__(self, path: Path | str) -> None:
         self._sink = FileSink(path)
+
+    @classmethod
+    def of_record(cls, path: str) -> SparkFileSink:
+        return cls(path)
 
     @property
     def path(self) -> str:
@@ -64,6 +71,47 @@ class SparkFileSink(Sink):
         del epoch
         return _describe(self._sink.rollback_to_nothing(began))
 
+    def take_over(self, query: PlainQuery, files: Path) -> TakenOver | None:
+        """The log at the query's last batch.
+
+        A log that has the batch in flight tells that batch's files. If the batch is in flight and the log does not have
+        the batch, any file since its plan may be the batch's: then these files are told as removed.
+
+        Raises:
+            SinkMismatch: the log ends before that batch, or has batches that the query has not planned; or there are
+                files, not those of the batch in flight, that the log does not list and a rollback would remove.
+        """
+        newest = self._sink.last_batch()
+        if newest is None:
+            return None
+        if not query.batch <= newest <= query.newest:
+            raise SinkMismatch(
+                f"The log of {self.path} ends with batch {newest}, and the query has come to batch {query.batch}"
+                f"{'' if query.planned_ms is None else ', with the next one planned'}: it is the log of another query, "
+                "or query and output are not of the same moment.",
+                hint="Nothing was touched. Name the directory that the query wrote to, as the query has left it.",
+            )
+        try:
+            position = {file.name: file for file in self._sink.position_files(query.batch)}
+        except CaptureIncomplete as error:
+            raise SinkMismatch(error.message, hint="Nothing was touched. Put the log back from a backup.") from error
+        logged = effective_files(self._sink.log) if newest > query.batch else []
+        unlisted = self._sink.unlisted(position.values(), but=logged)
+        planned_ns = math.inf if logged or query.planned_ms is None else query.planned_ms * 1_000_000
+        if others := [file for file, modified_ns in unlisted if modified_ns < planned_ns]:
+            raise SinkMismatch(
+                f"{self.path} has {len(others)} files that its log does not list and that readers of Spark do not see: "
+                f"{_named(others)}. What failed attempts of the query have left looks so; a rollback of the job would "
+                "remove all of them.",
+                hint="Nothing was touched. Delete these files, or move them elsewhere; then launch again.",
+            )
+        log = files / _LOG
+        log.mkdir(parents=True)
+        for name, file in position.items():
+            (log / name).write_bytes(file.read_bytes())
+        found = self._sink.position_of({file.name: file for file in log.iterdir()}, query.batch)
+        return TakenOver(found, [str(file) for file, _ in unlisted])
+
     def seed(self, batch: int, files: Path, session: SparkSession) -> dict[str, Json]:
         """The position of a log without files up to ``batch``. Spark needs every entry when it compacts the log later.
 
@@ -85,6 +133,10 @@ class SparkFileSink(Sink):
     def first_data(self) -> str | None:
         found = self._sink.first_data()
         return None if found is None else str(found)
+
+
+def _named(files: Sequence[Path]) -> str:
+    return f"{', '.join(map(str, files[:_MOST_NAMED]))}{' and more' if len(files) > _MOST_NAMED else ''}"
 
 
 def _describe(rollback: SinkRollback) -> str:

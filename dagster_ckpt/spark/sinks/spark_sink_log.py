@@ -9,16 +9,15 @@ files.
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
-from urllib.parse import unquote, urlsplit
 
 from dagster_ckpt.errors import CaptureIncomplete, InvalidConfiguration, SinkMismatch
+from dagster_ckpt.paths import local_path, split_location, unescaped
 from dagster_ckpt.spark.files import COMPACT, LOG_VERSION, log_files, log_id, require_id
 from dagster_ckpt.stored_json import Json, parsed
 
@@ -26,7 +25,6 @@ __all__ = ["FileSink", "SinkRollback", "effective_files"]
 
 _LOG = "_spark_metadata"
 _REMEMBERED_TOTALS = 64  # the log of one position has at most one interval of files
-_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*")
 # part-<task>-<uuid><-c or .c><file>.<codec and format>
 _DATA_NAME = re.compile(r"part-\d{5,}-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}[-.]c\d{3,}(?:\.[0-9A-Za-z]+)+")
 _OTHER_CHECKPOINT = (
@@ -71,15 +69,12 @@ class FileSink:
     """
 
     def __init__(self, path: Path | str) -> None:
-        scheme, colon, rest = str(path).partition(":/")
-        if colon and scheme != "file" and _SCHEME.fullmatch(scheme):
+        if not split_location(str(path)).is_local:
             raise InvalidConfiguration(
                 f"{path} is no local directory; a file sink is checkpointed on a local or mounted disk only",
                 hint="Mount it and write to the path it is mounted at.",
             )
-        # Hadoop does not decode paths: a %20 in a path is not a space.
-        local = "/" + rest.lstrip("/") if colon and scheme == "file" else path
-        self.path = Path(local).absolute()
+        self.path = local_path(str(path))
         self.log = self.path / _LOG
         self._totals: dict[tuple[int, ...], tuple[int, int]] = {}
 
@@ -176,8 +171,7 @@ class FileSink:
         keep = self._check(listed)
         restored = self._put_back(wanted)
         removed = self._remove_later_entries(wanted)
-        oldest_ms = min((entry.modified_ms for entry in listed.values()), default=0)
-        data = self._remove_unlisted(keep, oldest_ns=oldest_ms * 1_000_000)
+        data = self._remove_unlisted(keep, oldest_ns=_oldest_ns(listed))
         return SinkRollback(restored, removed, len(data), sum(data))
 
     def rollback_to_nothing(self, began: float) -> SinkRollback:
@@ -206,6 +200,21 @@ class FileSink:
         files = self.position_files(last)
         return sorted(_local(path) for path in _listed(files))
 
+    def unlisted(self, log: Iterable[Path], *, but: Iterable[Path]) -> list[tuple[Path, int]]:
+        """The data files that a rollback to a position would remove, sorted, each with its modification time in ns.
+
+        Args:
+            log: the log files of the position.
+            but: later log files, whose data files are left out.
+
+        Raises:
+            SinkMismatch: a data file of the position is missing or has another size, or the log cannot be read.
+        """
+        listed = _listed(log)
+        later = {_local(path).resolve() for path in _listed(but)}
+        found = self._unlisted(self._check(listed), oldest_ns=_oldest_ns(listed))
+        return sorted((file, status.st_mtime_ns) for file, status in found if file.resolve() not in later)
+
     def _check(self, listed: Mapping[str, _Entry]) -> frozenset[tuple[int, int]]:
         """(device, inode) of every listed data file, because several paths may reach the same directory."""
         found: set[tuple[int, int]] = set()
@@ -217,13 +226,6 @@ class FileSink:
                 raise SinkMismatch(
                     f"{local}, which the file sink had written by then, is missing", hint=_OTHER_CHECKPOINT
                 ) from None
-            except (OSError, ValueError) as error:
-                if isinstance(error, OSError) and error.errno != errno.ENAMETOOLONG:
-                    raise
-                raise SinkMismatch(
-                    f"The log of the file sink lists {entry.path[:160]!r}, which cannot be a file: {error}",
-                    hint=_OTHER_CHECKPOINT,
-                ) from error
             if status.st_size != entry.size:
                 raise SinkMismatch(
                     f"{local} has {status.st_size} bytes; the file sink had written {entry.size}",
@@ -268,6 +270,14 @@ class FileSink:
 
     def _remove_unlisted(self, keep: frozenset[tuple[int, int]], *, oldest_ns: int) -> list[int]:
         sizes: list[int] = []
+        for file, status in self._unlisted(keep, oldest_ns=oldest_ns):
+            # The data file goes last: as long as it exists, a repeated rollback also removes its checksum file.
+            _remove(file.with_name(f".{file.name}.crc"))
+            _remove(file)
+            sizes.append(status.st_size)
+        return sizes
+
+    def _unlisted(self, keep: frozenset[tuple[int, int]], *, oldest_ns: int) -> Iterator[tuple[Path, os.stat_result]]:
         for directory, children, names in os.walk(self.path):
             children[:] = [child for child in children if not child.startswith(("_", "."))]
             for name in names:
@@ -277,16 +287,23 @@ class FileSink:
                 status = file.lstat()
                 if (status.st_dev, status.st_ino) in keep or status.st_mtime_ns < oldest_ns:
                     continue
-                # The data file goes last: as long as it exists, a repeated rollback also removes its checksum file.
-                _remove(file.with_name(f".{name}.crc"))
-                _remove(file)
-                sizes.append(status.st_size)
-        return sizes
+                yield file, status
+
+
+def _oldest_ns(listed: Mapping[str, _Entry]) -> int:
+    """When the oldest listed file was written: older ones may be unlisted by the sink's ``retention`` option."""
+    return min((entry.modified_ms for entry in listed.values()), default=0) * 1_000_000
 
 
 def _local(path: str) -> Path:
     """The file that a log entry names by its (escaped) URI."""
-    return Path(unquote(urlsplit(path).path))
+    try:
+        return local_path(unescaped(path))
+    except InvalidConfiguration as error:
+        raise SinkMismatch(
+            f"The log of the file sink lists {path[:160]!r}, which cannot be a file: {error.message}",
+            hint=_OTHER_CHECKPOINT,
+        ) from error
 
 
 def _position(directory: Path) -> dict[str, Path]:

@@ -29,10 +29,10 @@ from dagster_ckpt.errors import (
     CheckpointFailure,
     Fenced,
     InvalidConfiguration,
-    RestoreRefused,
     SinkMismatch,
 )
 from dagster_ckpt.filesystem import PosixFileSystem
+from dagster_ckpt.paths import hadoop_path
 from dagster_ckpt.spark.files import CheckpointLocation
 from dagster_ckpt.spark.sinks.pending_files import (
     PendingFiles,
@@ -79,6 +79,7 @@ class TransactionalFileSink(BatchSink):
     """
 
     kind = "transactional"
+    seeds_alike = True
 
     def __init__(
         self,
@@ -114,6 +115,10 @@ class TransactionalFileSink(BatchSink):
         self._line = Line(0, 0, {})
         self._held = -1
 
+    @classmethod
+    def of_record(cls, path: str) -> TransactionalFileSink:
+        return cls(path)
+
     @property
     def path(self) -> str:
         return str(self._root)
@@ -144,19 +149,13 @@ class TransactionalFileSink(BatchSink):
             RestoreRefused: the query was not started by this library.
             StorageError: the disk failed.
         """
-        run = self._run
-        if run is None:
-            raise RestoreRefused(
-                f"The transactional sink {self.path} is written by a query that was started by hand, and nothing would "
-                "ever commit it.",
-                hint="Return the writer of sink_to() from the function of a checkpointed streaming asset.",
-            )
+        run = self.begun(self._run)
         self._check_owner(run)
         start = run.directory.name
         writer = rows.write.format(self._format).options(**self._options).mode("overwrite")
         if self._partition_by:
             writer = writer.partitionBy(*self._partition_by)
-        writer.save(str(self._pending.target(start, batch)))
+        writer.save(hadoop_path(self._pending.target(start, batch)))
         self._pending.complete(start, batch)
 
     def completed(self, metadata: CheckpointMetadata) -> None:

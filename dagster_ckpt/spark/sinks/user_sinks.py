@@ -6,10 +6,20 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dagster_ckpt.errors import CheckpointFailure, RestoreRefused
+from dagster_ckpt.errors import CheckpointFailure, SinkMismatch
 from dagster_ckpt.spark.files import CheckpointLocation
 from dagster_ckpt.spark.sinks.recorded_positions import RecordedPositions
-from dagster_ckpt.spark.sinks.sink import BatchSink, Pin, PositionReader, Sink, SinkRun, SinkStart, batch_of
+from dagster_ckpt.spark.sinks.sink import (
+    BatchSink,
+    Pin,
+    PlainQuery,
+    PositionReader,
+    Sink,
+    SinkRun,
+    SinkStart,
+    TakenOver,
+    batch_of,
+)
 from dagster_ckpt.stored_json import Json
 
 if TYPE_CHECKING:
@@ -27,6 +37,7 @@ class _UserSink(Sink):
     """A sink that is rolled back by a callable of the user."""
 
     kind = "custom"
+    seeds_alike = True
 
     def __init__(
         self,
@@ -38,6 +49,12 @@ class _UserSink(Sink):
         self._rollback_to = rollback_to
         self._newest_batch = newest_batch
         self.can_roll_back = rollback_to is not None
+        self.tells_data = newest_batch is not None
+
+    @classmethod
+    def of_record(cls, path: str) -> None:
+        """``None``: the user's callables are in the query."""
+        del path
 
     @property
     def path(self) -> str:
@@ -56,6 +73,28 @@ class _UserSink(Sink):
         if position.get(_NOTHING):
             return self._roll_back(-1, None, "nothing")
         return self._roll_back(batch, position.get(_VALUE), f"batch {batch}")
+
+    def take_over(self, query: PlainQuery, files: Path) -> TakenOver | None:
+        """The position after the query's last batch; ``None`` where ``newest_batch`` tells that the sink is empty.
+
+        Without ``newest_batch`` the sink counts as the one that the query wrote to.
+
+        Raises:
+            SinkMismatch: the user's system has a batch that the query has not planned.
+        """
+        del files
+        newest = self.newest_batch()
+        if newest is None and self.tells_data:
+            return None
+        if newest is not None and newest > query.newest:
+            raise SinkMismatch(
+                f"Sink {self.path!r} has batch {newest}, and the query has come to batch {query.newest}.",
+                hint="Nothing was touched. Name the sink that the query wrote to, as the query has left it.",
+            )
+        return TakenOver(self._position_after(query))
+
+    def _position_after(self, query: PlainQuery) -> dict[str, Json]:
+        return self.position_of(query.batch, None)
 
     def seed(self, batch: int, files: Path, session: SparkSession) -> dict[str, Json]:
         """A position without a batch of the forked job: the user's system goes back to nothing."""
@@ -147,6 +186,12 @@ class CustomSink(_UserSink):
             CheckpointFailure: the user's callable raised an error.
         """
         del pin  # `_metadata` holds the whole position
+        return self._position_at(batch)
+
+    def _position_after(self, query: PlainQuery) -> dict[str, Json]:
+        return self._position_at(query.batch)
+
+    def _position_at(self, batch: int) -> dict[str, Json]:
         try:
             value = self._position(batch)
         except Exception as error:
@@ -207,6 +252,17 @@ class ForeachBatchSink(_UserSink, BatchSink):
         del location, start
         return RecordedPositions(directory)
 
+    def _position_after(self, query: PlainQuery) -> dict[str, Json]:
+        if self._position is None:
+            return self.position_of(query.batch, None)
+        if query.planned_ms is not None:
+            raise SinkMismatch(
+                f"Sink {self.path!r} tells where it is now, and not where it was after batch {query.batch}: the batch "
+                "after that was planned, and may have been written.",
+                hint="Let plain Spark finish the batch and stop the query again; then launch again.",
+            )
+        return self.position_of(query.batch, self._position(query.batch))
+
     def begin(self, run: SinkRun) -> None:
         self._run = run
         if run.restored is not None:
@@ -220,12 +276,7 @@ class ForeachBatchSink(_UserSink, BatchSink):
             RestoreRefused: the query was not started by this library.
             StorageError: the boundaries of the batch could not be made durable.
         """
-        run = self._run
-        if run is None:
-            raise RestoreRefused(
-                f"Sink {self.path!r} is written by a query that was started by hand, and nothing could restore it.",
-                hint="Return the writer of sink_to() from the function of a checkpointed streaming asset.",
-            )
+        run = self.begun(self._run)
         if not self.can_roll_back:
             run.archive(batch)
         # Check after archiving: a run that takes the job over from here on finds this batch among those to replay.

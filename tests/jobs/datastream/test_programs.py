@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dagster_ckpt.checkpoint.taking.ask_savepoint import take_savepoint
+from dagster_ckpt.checkpoint.taking.requests.ask_savepoint import take_savepoint
 from dagster_ckpt.clock import SystemClock
 from dagster_ckpt.config.checkpoint_config import JobStatus
 from dagster_ckpt.config.state_backend import HDFS_PROVIDER, ROCKSDB_PROVIDER
@@ -26,10 +26,10 @@ from dagster_ckpt.datastream import (
     StreamExecutionEnvironment,
     TimeCharacteristic,
 )
-from dagster_ckpt.errors import InvalidConfiguration, QueryFailed, QueryMismatch
+from dagster_ckpt.errors import InvalidConfiguration, QueryFailed, QueryMismatch, RestoreWithLoss
 from tests.jobs.datastream.programs import query_of, run_until, watched
 from tests.jobs.failing.test_restarts import failing
-from tests.jobs.harness import Bench, copied, eventually, tree
+from tests.jobs.harness import Bench, copied, deduplicated, eventually, tree
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -180,11 +180,43 @@ def test_the_plan_of_a_query_that_has_not_started(bench: Bench) -> None:
     assert "predecessors" not in source
     assert {"EventTimeWatermark", "Deduplicate"} <= {node["type"] for node in operators}
     assert {node["pact"] for node in operators} == {"Operator"}
-    assert (sink["pact"], sink["type"], sink["contents"]) == ("Data Sink", "parquet", f"parquet {bench.sink}")
+    assert (sink["pact"], sink["type"], sink["contents"]) == ("Data Sink", "parquet", f"parquet file:{bench.sink}")
     for node in [*operators, sink]:
         assert node["predecessors"] == [{"id": node["id"] - 1}], "it is a chain"
     assert not bench.sink.exists()
     assert not bench.storage.exists()
+
+
+def test_a_program_replays_forks_and_goes_back_with_loss(bench: Bench) -> None:
+    def run(name: str, last: int, build: Query = deduplicated, path: str | None = None, **asked: Any) -> list[str]:
+        keys = {"state.checkpoints.num-retained": "50", **({"execution.state-recovery.path": path} if path else {})}
+        env = in_pyflink(bench, build).configure(Configuration(keys))
+        return run_until(lambda: env.execute(name, **asked), lambda line: f"completed at batch {last}:" in line)
+
+    bench.until_done = False
+    for files in (2, 3):
+        bench.land(files)
+        run("tiny", bench.landed - 1)
+    first, *_ = bench.checkpoints()
+    again = f"Running batches {first.batch + 1} to 4 again"
+    assert [line for line in run("tiny", 4, path="chk-1", replay_to="latest") if again in line]
+    bench.assert_exact()
+
+    fork = Bench(bench.spark, bench.root / "fork", until_done=False)
+    run(
+        "fork",
+        4,
+        lambda _, session: fork.write(bench.read(session).dropDuplicates(["id"]).select("id", "v")),
+        fork_from=f"{bench.storage}/tiny/{first.reference}",
+    )
+    assert set(fork.in_sink_log()) == {row for row in bench.expected() if row[0] >= 5 * first.batch + 8}
+
+    (bench.source / "0004.json").unlink()
+    with pytest.raises(RestoreWithLoss):
+        run("tiny", 3, path="chk-1")
+    bench.assert_exact()
+    run("tiny", 3, path="chk-1", allow_loss=True)
+    assert bench.in_sink_log() != bench.expected()
 
 
 class TestSeveralQueries:

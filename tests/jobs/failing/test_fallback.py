@@ -13,7 +13,14 @@ from dagster_ckpt.checkpoint.catalog.file_reader import verify_checkpoint
 from dagster_ckpt.checkpoint.catalog.newest import find_newest
 from dagster_ckpt.checkpoint.control.quarantine import FellBack, Quarantined
 from dagster_ckpt.errors import CorruptCheckpoint
-from dagster_ckpt.spark.events import CheckpointQuarantined, CheckpointsUnreadable, Replaying, Started, describe
+from dagster_ckpt.spark.events import (
+    CheckpointQuarantined,
+    CheckpointReplaced,
+    CheckpointsUnreadable,
+    Replaying,
+    Started,
+    describe,
+)
 from tests.jobs.harness import NEVER, OFTEN, Bench, Launch, eventually
 
 if TYPE_CHECKING:
@@ -168,6 +175,10 @@ def test_with_the_live_location_there_nothing_older_is_needed(
     assert restored is not None
     assert (restored.kind, restored.batch) == ("salvage", newest.batch)
     assert "Salvaged batch" in caplog.text
+    (replaced,) = launch.of(CheckpointReplaced)
+    assert replaced.checkpoint == newest.reference
+    assert f"{newest.reference} is broken" in said(launch)
+    assert "whether the state fits the query, Spark says with the first batch" in said(launch)
     assert launch.started.fell_back is None
     assert not launch.started.sink, "the sink was where the salvaged batch is"
     assert not ticked.catalog.records.quarantine.names()

@@ -164,6 +164,7 @@ def test_without_restarts_an_exceeded_tolerance_ends_the_job(bench: Bench, space
     with pytest.raises(ToleranceExceeded, match="1 checkpoints in a row failed, 0 are tolerated") as exceeded:
         launch.result()
     assert "tolerable_failed_checkpoints" in exceeded.value.hint
+    space.fill()  # what the end of the job has given back of its reserve, too
     with pytest.raises(StorageUnusable, match="No space left on device") as unusable:
         bench.launch(job).result()
     assert str(bench.storage) in unusable.value.message

@@ -292,7 +292,6 @@ from datetime import timedelta
 from pathlib import Path
 from pyspark import SparkContext
 from dagster_ckpt.config.restart import FixedDelayRestart
-from dagster_ckpt.errors import DriverLost
 from dagster_ckpt.spark.query.session import start_session
 from tests.jobs.harness import Bench
 from tests.helpers.local_spark import set_up_jvms
@@ -307,20 +306,23 @@ launch = bench.launch(replace(job, session=session))
 status = launch.result().status
 bench.spark = session()
 bench.assert_exact()
+old = session()
 SparkContext._gateway.proc.kill()
+SparkContext._gateway.proc.wait()
+new = session()
 try:
-    session()
-    lost = ""
-except DriverLost as error:
-    lost = error.message
-print(json.dumps([status.value, [restart.error for restart in launch.restarts], lost]))
+    old.range(3).count()
+    held = ""
+except RuntimeError as error:
+    held = str(error)
+print(json.dumps([status.value, [restart.error for restart in launch.restarts], new.range(3).count(), held]))
 """
 
 
 def test_a_java_that_does_not_start_is_tried_again(tmp_path: Path) -> None:
     """Asked for its version, asked for its modules and told to run Spark: each goes wrong once.
 
-    Once Spark has run, PySpark keeps the way to its JVM: without that JVM no attempt in this process can do any more.
+    Once Spark has run and its JVM is killed, the next session is of another JVM, and what is of the old one says so.
     """
     home = tmp_path / "java"
     (home / "bin").mkdir(parents=True)
@@ -339,9 +341,10 @@ def test_a_java_that_does_not_start_is_tried_again(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    status, restarts, lost = json.loads(done.stdout.splitlines()[-1])
+    status, restarts, counted, held = json.loads(done.stdout.splitlines()[-1])
     assert status == "FINISHED"
     assert ["version" in restarts[0], "modules" in restarts[1], "JAVA_GATEWAY_EXITED" in restarts[2]] == [True] * 3
     log = FailureLog(Bench(None, tmp_path / "job").filesystem, "tiny")  # type: ignore[arg-type]
     assert [item.kind for item in log.of(1)] == ["SparkNotStarted"] * 3
-    assert "The JVM of Spark for 'tiny' is gone" in lost
+    assert counted == 3
+    assert "belongs to a JVM of Spark that is gone: it was killed by SIGKILL" in held

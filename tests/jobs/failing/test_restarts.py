@@ -102,6 +102,8 @@ def test_two_failures_and_two_restarts(bench: Bench) -> None:
     assert third.restored == second.restored
     bench.assert_exact()
     bench.checkpoints()
+    traces = bench.catalog.records.starts.newest(5)
+    assert [(trace.epoch, trace.steps[0].name) for trace in traces] == [(1, "claim"), (2, "decided"), (3, "decided")]
 
     failures = _failures(bench)
     assert [(item["run_id"], item["sequence"], item["recoverable"]) for item in failures] == [

@@ -43,6 +43,7 @@ def test_batches_after_the_last_checkpoint_are_salvaged(ticked: Bench, caplog: p
 
 
 @pytest.mark.quick
+@pytest.mark.releases
 def test_a_batch_in_flight_when_the_query_stopped_is_replayed(bench: Bench) -> None:
     """``offsets/N+1`` is there and ``commits/N+1`` is not: the salvage keeps the plan of the batch, which replays."""
     bench.tick(1)

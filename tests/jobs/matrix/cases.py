@@ -21,7 +21,9 @@ from tests.jobs.matrix.streams import (
     BACKENDS,
     CLOSING,
     CLOSING_FILES,
+    JOIN,
     NO_DATA,
+    POSTGRES,
     QUERIES,
     SCHEMA,
     SINKS,
@@ -35,8 +37,12 @@ from tests.jobs.matrix.streams import (
     land,
     paced,
 )
+from tests.servers.postgres import PostgresServer
+from tests.servers.postgres import rows as table_rows
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
@@ -49,6 +55,11 @@ MODES = tuple(mode.value for mode in CheckpointingMode)
 
 #: Files read before the stop: one a batch with a checkpoint each, then some without, then one in flight.
 CHECKPOINTED, BEYOND, LATER = 7, 2, 3
+
+
+_ROWS = "id bigint, v bigint, at bigint"
+#: Of the table in PostgreSQL, by query.
+_COLUMNS = dict.fromkeys(QUERIES, _ROWS) | {"window aggregation": f"{_ROWS}, n bigint", JOIN: f"{_ROWS}, rv bigint"}
 
 
 @dataclass(frozen=True)
@@ -85,19 +96,19 @@ class Outcome:
         return "lost" if self.lost else "doubled" if self.doubled else "exact"
 
 
-def bases() -> list[tuple[str, str, str]]:
+def bases(sinks: Sequence[str] = SINKS) -> list[tuple[str, str, str]]:
     """Every query on every state backend it can use, into every sink. A stateless one has no state to keep."""
     return [
         (query, backend, sink)
-        for query, backend, sink in itertools.product(QUERIES, BACKENDS, SINKS)
+        for query, backend, sink in itertools.product(QUERIES, BACKENDS, sinks)
         if not (query == "stateless" and backend != "RocksDB changelog v2")
         if not (query == "transformWithStateInPandas" and backend == "HDFSBacked")
     ]
 
 
-def cases() -> list[Case]:
-    """The whole matrix."""
-    return [Case(*base, *how) for base in bases() for how in itertools.product(EVENTS, SIZES, MODES)]
+def cases(sinks: Sequence[str] = SINKS) -> list[Case]:
+    """The whole matrix of some sinks."""
+    return [Case(*base, *how) for base in bases(sinks) for how in itertools.product(EVENTS, SIZES, MODES)]
 
 
 def pairwise(every: list[Case]) -> list[Case]:
@@ -180,13 +191,29 @@ class Base:
         directory: for its files.
         query: see :data:`~tests.jobs.matrix.streams.QUERIES`.
         backend: see :data:`~tests.jobs.matrix.streams.BACKENDS`.
-        sink: see :data:`~tests.jobs.matrix.streams.SINKS`.
+        sink: see :data:`~tests.jobs.matrix.streams.SINKS` and :func:`~tests.jobs.matrix.streams.table_sinks`.
+        postgres: the server for a sink in PostgreSQL.
     """
 
-    def __init__(self, spark: SparkSession, directory: Path, query: str, backend: str, sink: str) -> None:
+    def __init__(
+        self,
+        spark: SparkSession,
+        directory: Path,
+        query: str,
+        backend: str,
+        sink: str,
+        postgres: PostgresServer | None = None,
+    ) -> None:
+        self._postgres = postgres
+        self._database = ""
         for number in range(TRIES):
             root = directory / f"job-{number}"
             bench = MatrixBench(spark, root, until_done=False, case_query=query, backend=backend, target=sink)
+            if sink == POSTGRES and postgres is not None:
+                self._database = postgres.database()
+                table_rows(self._database, f"CREATE TABLE rows ({_COLUMNS[query]}, batch bigint)")
+                root.mkdir(parents=True)
+                bench.output.reach.write_text(self._database)
             self._checkpoint_each_batch(bench)
             self._go_beyond(bench)
             # Each start has a location of its own, with the entries since its checkpoint.
@@ -200,6 +227,8 @@ class Base:
         """Go on as the case says, to the end of the data, and compare."""
         with self._pristine.borrowed() as bench:
             assert isinstance(bench, MatrixBench)
+            if case.sink == POSTGRES and self._postgres is not None:
+                bench.output.reach.write_text(self._postgres.database(self._database))
             return _go_on(bench, case, failure_free)
 
     @staticmethod

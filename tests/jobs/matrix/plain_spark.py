@@ -5,7 +5,6 @@ It is given the best chance: every copy is made while the query is idle, is put 
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from dagster_ckpt.spark.files.checkpoint_location import CheckpointLocation
 from dagster_ckpt.spark.query.tasks import await_tasks
-from tests.jobs.harness import eventually
+from tests.jobs.harness import copy_tree, eventually, remove_tree
 from tests.jobs.matrix.cases import BEYOND, BY_FIVE, BY_ONE, CHECKPOINTED, KEPT, LATER, SAME, Case, Outcome, compare
 from tests.jobs.matrix.streams import (
     BACKENDS,
@@ -68,7 +67,7 @@ class PlainBase:
             self._source.mkdir(parents=True)
             self._stop_in_the_middle()
             if in_step(self._live):
-                shutil.copytree(self._root, self._backup)
+                copy_tree(self._root, self._backup)
                 return
         raise AssertionError(f"the sources of {query} were out of step {TRIES} times")
 
@@ -76,9 +75,9 @@ class PlainBase:
         """Go on as the case says, to the end of the data, and compare."""
         with self._borrowed():
             if case.event != KEPT:
-                shutil.rmtree(self._live)
+                remove_tree(self._live)
                 back = {BY_ONE: 2, BY_FIVE: 6}.get(case.event, 1)
-                shutil.copytree(self._copies / str(CHECKPOINTED - back), self._live)
+                copy_tree(self._copies / str(CHECKPOINTED - back), self._live)
             for number in range(CHECKPOINTED + BEYOND + 1, CHECKPOINTED + BEYOND + 1 + LATER):
                 land(self._source, number)
             for number in range(CLOSING, CLOSING + CLOSING_FILES):
@@ -99,7 +98,7 @@ class PlainBase:
                 land(self._source, number)
                 running.processAllAvailable()
                 if number < CHECKPOINTED:
-                    shutil.copytree(self._live, self._copies / str(number))
+                    copy_tree(self._live, self._copies / str(number))
             location = CheckpointLocation(self._live)
             between_ticks(self._query)
             land(self._source, CHECKPOINTED + BEYOND)
@@ -125,5 +124,5 @@ class PlainBase:
         try:
             yield
         finally:
-            shutil.rmtree(self._root)
-            shutil.copytree(self._backup, self._root)
+            remove_tree(self._root)
+            copy_tree(self._backup, self._root)

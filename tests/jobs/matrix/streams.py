@@ -20,9 +20,15 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import pyarrow.parquet as pq
 
 from dagster_ckpt.spark.files.checkpoint_location import CheckpointLocation
+from dagster_ckpt.spark.sinks.delta import DeltaSink
+from dagster_ckpt.spark.sinks.iceberg import IcebergSink
+from dagster_ckpt.spark.sinks.postgres import PostgresSink
 from dagster_ckpt.spark.sinks.sink import sink_to
 from dagster_ckpt.spark.sinks.transactional_file_sink import TransactionalFileSink
 from dagster_ckpt.spark.sinks.user_sinks import ForeachBatchSink
+from tests.helpers.local_spark import delta_conf, iceberg_conf
+from tests.jobs.tables.iceberg import current, lake
+from tests.servers.postgres import rows as table_rows
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -165,6 +171,14 @@ BACKENDS: Mapping[str, Mapping[str, str]] = {
 FILE, TRANSACTIONAL = "file", "transactional"
 FOREACH_BATCH, REPLACING = "foreachBatch, with rollback", "foreachBatch, replacing"
 SINKS = (FILE, TRANSACTIONAL, FOREACH_BATCH, REPLACING)
+#: Whoever writes to it puts the way to the database into a file beside the directory.
+POSTGRES = "PostgreSQL"
+DELTA, ICEBERG = "Delta table", "Iceberg table"
+
+
+def table_sinks() -> tuple[str, ...]:
+    """The sinks that write tables, as far as there are any for the running release of Spark."""
+    return (POSTGRES, *([DELTA] if delta_conf() else []), *([ICEBERG] if iceberg_conf() else []))
 
 
 @dataclass(frozen=True)
@@ -172,7 +186,7 @@ class Target:
     """A sink in a directory, and what is in it.
 
     Attributes:
-        kind: one of :data:`SINKS`.
+        kind: one of :data:`SINKS` or :func:`table_sinks`.
         path: its directory.
     """
 
@@ -185,9 +199,20 @@ class Target:
             return rows.writeStream.format("parquet").option("path", str(self.path))
         if self.kind == TRANSACTIONAL:
             return sink_to(rows, TransactionalFileSink(self.path))
+        if self.kind == POSTGRES:
+            return sink_to(rows, PostgresSink(self.reach.read_text(), "rows"))
+        if self.kind == DELTA:
+            return sink_to(rows, DeltaSink(self.path))
+        if self.kind == ICEBERG:
+            return sink_to(rows, IcebergSink(f"{lake(rows.sparkSession, self.path)}.db.out"))
         if self.kind == FOREACH_BATCH:
             return sink_to(rows, ForeachBatchSink("rows", self._append, rollback_to=self._remove_after))
         return sink_to(rows, ForeachBatchSink("rows", self.replace))
+
+    @property
+    def reach(self) -> Path:
+        """The file that tells how to reach the database."""
+        return self.path.with_name("postgres")
 
     def plain_writer(self, rows: DataFrame) -> DataStreamWriter:
         """A writer to it by Spark alone."""
@@ -203,7 +228,13 @@ class Target:
                 for file in self.path.rglob("*.parquet")
                 if not any(part.startswith(("_", ".")) for part in file.relative_to(self.path).parts)
             ]
-            found = (tuple(row.values()) for file in files for row in pq.ParquetFile(file).read().to_pylist())
+            found: Iterator[Row] = (row for file in files for row in _of_arrow(pq.ParquetFile(file).read()))
+        elif self.kind == POSTGRES:
+            found = (row[:-1] for row in table_rows(self.reach.read_text(), "TABLE rows"))  # the last is the batch
+        elif self.kind == DELTA:
+            found = _of_arrow(_delta(self.path))
+        elif self.kind == ICEBERG:
+            found = _of_arrow(current(self.path).scan().to_arrow())
         else:
             found = (tuple(row) for file in self.path.glob("*.json") for row in json.loads(file.read_text()))
         return relevant(found)
@@ -226,6 +257,16 @@ class Target:
         text = json.dumps([list(row) for row in rows.collect()])
         (self.path / f".{name}").write_text(text, encoding="utf-8")
         (self.path / f".{name}").rename(self.path / name)
+
+
+def _of_arrow(table: Any) -> Iterator[Row]:
+    return (tuple(row.values()) for row in table.to_pylist())
+
+
+def _delta(path: Path) -> Any:
+    import deltalake  # noqa: PLC0415 - only where Delta is
+
+    return deltalake.DeltaTable(str(path)).to_pyarrow_table()
 
 
 def relevant(rows: Iterator[Row]) -> Counter[Row]:

@@ -20,6 +20,7 @@ from dagster_ckpt.config.state_backend import HDFS_PROVIDER, ROCKSDB_PROVIDER, S
 from dagster_ckpt.errors import CheckpointFailure, InvalidConfiguration, StateBackendMismatch
 from dagster_ckpt.spark.events import SettingsIgnored
 from dagster_ckpt.spark.job import StreamingJob
+from dagster_ckpt.spark.releases import RELEASES, release_of
 from tests.helpers.spark.streaming import confs
 from tests.jobs.harness import Bench, copied, deduplicated
 
@@ -237,6 +238,7 @@ def test_without_a_profile_rocksdb_has_sparks_values(bench: Bench, tmp_path: Pat
     assert not launch.of(SettingsIgnored)
 
 
+@pytest.mark.releases
 def test_the_known_options_are_those_of_this_spark(spark: SparkSession) -> None:
     jvm: Any = spark._jvm
     conf = jvm.java.lang.Class.forName("org.apache.spark.sql.execution.streaming.state.RocksDBConf$")
@@ -246,7 +248,9 @@ def test_the_known_options_are_those_of_this_spark(spark: SparkSession) -> None:
         if field.getType().getName().endswith("ConfEntry"):
             field.setAccessible(True)
             names.add(field.get(module).fullName())
-    ours = {f"{_STATE}.rocksdb.{name}".lower() for name in state_backend._OPTIONS}
+    running = release_of(spark.version)
+    later = {name for other in RELEASES if other.minor > running.minor for name in other.rocksdb_options}
+    ours = {f"{_STATE}.rocksdb.{name}".lower() for name in state_backend._OPTIONS if name not in later}
     assert ours | {_CHANGELOG.lower()} == names
 
 
@@ -393,6 +397,27 @@ def test_a_layout_that_is_not_the_providers_makes_no_checkpoint(bench: Bench, th
     with pytest.raises(CheckpointFailure, match=rf"{_THEIRS} keeps \S+ in state/0/0, which .*HDFSBacked\S+ does not"):
         launch.result()
     assert not launch.completed
+
+
+def test_without_a_setting_there_is_a_partition_per_core_and_a_later_setting_is_told(bench: Bench) -> None:
+    unset = bench.spark.newSession()
+    unset.conf.unset("spark.sql.shuffle.partitions")
+    assert unset.conf.get("spark.sql.shuffle.partitions") == "200", "Spark's own default"
+    job = replace(bench.job(query=deduplicated), session=lambda: unset)
+    first = bench.tick(1, job)
+    cores = bench.spark.sparkContext.defaultParallelism
+    assert first.completed[-1].facts.partitions == cores
+    same = bench.tick(1, job)
+    assert same.completed[-1].facts.partitions == cores
+    assert not same.of(SettingsIgnored)
+
+    later = unset.newSession()
+    later.conf.set("spark.sql.shuffle.partitions", "7")
+    told = bench.tick(1, replace(job, session=lambda: later))
+    (ignored,) = told.of(SettingsIgnored)
+    assert ignored.reasons[0].startswith(f"spark.sql.shuffle.partitions=7: it stays {cores}, ")
+    assert told.completed[-1].facts.partitions == cores
+    bench.assert_exact()
 
 
 # --- what does not take effect is told --------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,8 +22,8 @@ from dagster_ckpt.checkpoint.control.heartbeat import HeartbeatFile
 from dagster_ckpt.clock import SystemClock
 from dagster_ckpt.config.checkpoint_config import ExternalizedCheckpointCleanup, JobStatus
 from dagster_ckpt.config.recovery import RestoreRequest
-from dagster_ckpt.config.restart import FixedDelayRestart
-from dagster_ckpt.errors import CheckpointNotFound, InvalidConfiguration, StorageError
+from dagster_ckpt.config.restart import FixedDelayRestart, NoRestart
+from dagster_ckpt.errors import InvalidConfiguration, QueryNotBuilt, StorageError
 from dagster_ckpt.spark.events import CheckpointCompleted, Event, Restarting, Started
 from dagster_ckpt.spark.job import RunResult
 from dagster_ckpt.spark.run.job_run import StreamingRun
@@ -185,10 +186,10 @@ def test_a_report_that_fails_does_not_stop_the_stream(bench: Bench, caplog: pyte
 
 
 def test_what_the_run_raises_is_raised(bench: Bench) -> None:
-    bench.land(1)
     reported: list[Event] = []
-    with pytest.raises(CheckpointNotFound):
-        supervised(bench.job(), reported.append, restore_from="chk-7")
+    job = replace(bench.job(), query=lambda _: 1 / 0, restart=NoRestart())  # type: ignore[arg-type, return-value]
+    with pytest.raises(QueryNotBuilt, match="ZeroDivisionError"):
+        supervised(job, reported.append)
     assert reported  # what happened before was reported all the same
 
 

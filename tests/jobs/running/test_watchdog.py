@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import logging
+import threading
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import pytest
 
+from dagster_ckpt.checkpoint.control.heart import Heart
+from dagster_ckpt.checkpoint.control.heartbeat import HeartbeatFile
+from dagster_ckpt.checkpoint.lease import Lease
+from dagster_ckpt.clock import SystemClock
 from dagster_ckpt.config.checkpoint_config import JobStatus
 from dagster_ckpt.spark.events import Started
+from dagster_ckpt.spark.query.session import driver_jvm_pid
 from dagster_ckpt.spark.run import watchdog
 from dagster_ckpt.spark.run.watchdog import Watchdog
+from tests.helpers.checkpoint.memory import MemoryFileSystem
 from tests.jobs.harness import Bench, eventually
 
 if TYPE_CHECKING:
@@ -20,7 +27,24 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.quick
 
 _THREAD = "dagster-ckpt-watchdog"
-_HOUR = 3600.0
+
+
+def dog_of(job: str, beaten: HeartbeatFile) -> Watchdog:
+    """A watchdog of a run that has an hour."""
+    heart = Heart(beaten, SystemClock(), epoch=1, run_id="run", lease=Lease(1200, 3600))
+    heart._make(1)
+    return Watchdog(job, heart, threading.Event())
+
+
+@pytest.fixture
+def beaten() -> HeartbeatFile:
+    return HeartbeatFile(MemoryFileSystem(), "job")
+
+
+def arm(dog: Watchdog, spark: SparkSession) -> None:
+    pid = driver_jvm_pid(spark)
+    assert pid is not None
+    dog.arm(spark, pid)
 
 
 def watching(spark: SparkSession) -> int:
@@ -30,35 +54,38 @@ def watching(spark: SparkSession) -> int:
     return sum(thread.getName() == _THREAD for thread in threads)
 
 
-def test_it_counts_until_this_process_gives_a_sign_of_life(spark: SparkSession) -> None:
-    dog = Watchdog("job", _HOUR)
-    dog.arm(spark)
+def test_it_counts_until_this_process_gives_a_sign_of_life(spark: SparkSession, beaten: HeartbeatFile) -> None:
+    dog = dog_of("job", beaten)
+    arm(dog, spark)
     try:
-        field = dog._java.getClass().getDeclaredField("silent")
+        field = dog._java.getClass().getDeclaredField("left")
         field.setAccessible(True)
-        eventually("it counts", lambda: field.get(dog._java) >= 2)
+        full = field.get(dog._java)
+        eventually("it counts", lambda: field.get(dog._java) <= full - 1000)
+        before = field.get(dog._java)
+        dog._heart._make(2)
         dog.renew()
-        eventually("it counts anew", lambda: field.get(dog._java) < 2)
+        eventually("it counts anew", lambda: field.get(dog._java) > before)
         assert watching(spark) == 1
     finally:
         dog.disarm()
     eventually("it has ended", lambda: watching(spark) == 0)
 
 
-def test_one_after_another_and_side_by_side_they_are_reached(spark: SparkSession) -> None:
+def test_one_after_another_and_side_by_side_they_are_reached(spark: SparkSession, beaten: HeartbeatFile) -> None:
     """As for the attempts of a run, and for several runs in one process."""
-    dogs = [Watchdog(f"job {number}", _HOUR) for number in range(4)]
+    dogs = [dog_of(f"job {number}", beaten) for number in range(4)]
     for dog in dogs:
-        dog.arm(spark)
-        dog._java.renew()
+        arm(dog, spark)
+        dog._java.renew(60_000)
     assert watching(spark) == len(dogs)
     for dog in dogs:
         dog.disarm()
     eventually("they have ended", lambda: watching(spark) == 0)
     for number in range(4):
-        dog = Watchdog(f"job {number}", _HOUR)
-        dog.arm(spark)
-        dog._java.renew()
+        dog = dog_of(f"job {number}", beaten)
+        arm(dog, spark)
+        dog._java.renew(60_000)
         dog.disarm()
     eventually("they have ended", lambda: watching(spark) == 0)
 

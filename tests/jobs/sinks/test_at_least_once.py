@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections import Counter
 from typing import TYPE_CHECKING
 
@@ -13,7 +12,7 @@ from dagster_ckpt.config.checkpoint_config import CheckpointingMode, JobStatus
 from dagster_ckpt.spark.events import Started
 from dagster_ckpt.spark.files.checkpoint_location import CheckpointLocation
 from dagster_ckpt.spark.verdict import Verdict
-from tests.jobs.harness import NEVER, Bench, Launch, Row, eventually
+from tests.jobs.harness import NEVER, Bench, Launch, Row, eventually, remove_tree
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -62,7 +61,7 @@ def test_rows_after_the_checkpoint_come_again(bench: Bench, *, salvaged: bool) -
     lost = seen(bench)[2:]
     assert [batch for batch, _ in lost] == [2, 3]
     if not salvaged:
-        shutil.rmtree(bench.live())
+        remove_tree(bench.live())
 
     bench.until_done = True
     again = bench.tick(1, job)
@@ -84,7 +83,7 @@ def test_a_file_sink_is_exact_even_so(bench: Bench) -> None:
     job = bench.job(config=_AT_LEAST_ONCE)
     bench.tick(2, job)
     bench.run_and_cancel(2, job)
-    shutil.rmtree(bench.live())
+    remove_tree(bench.live())
     bench.tick(1, job)
     bench.assert_exact()
 

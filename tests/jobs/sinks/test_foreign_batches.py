@@ -85,7 +85,7 @@ def overlap(launch: Launch) -> str:
     return caught.value.message
 
 
-@pytest.mark.parametrize("files", [True, False])
+@pytest.mark.parametrize("files", [pytest.param(True, marks=pytest.mark.releases), False])
 def test_a_batch_that_another_start_has_put_in_the_log_is_found_without_a_checkpoint(bench: Bench, files: bool) -> None:
     bench.query = copied if files else split
     launch = running(bench, 1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import sqlite3
 import threading
 from collections import Counter
@@ -31,7 +30,7 @@ from dagster_ckpt.spark.sinks.transactional_file_sink import TransactionalFileSi
 from dagster_ckpt.spark.sinks.user_sinks import CustomSink, ForeachBatchSink
 from dagster_ckpt.stored_json import Json
 from dagster_ckpt.testing import FaultInjectingFileSystem, Operation
-from tests.jobs.harness import OFTEN, Bench, Launch, Row, eventually, tree
+from tests.jobs.harness import OFTEN, Bench, Launch, Row, eventually, remove_tree, tree
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -109,7 +108,7 @@ def test_readers_of_a_transactional_sink_see_what_checkpoints_cover(bench: Bench
     assert seen_by_readers(bench) == bench.expected()
 
     run_without_checkpoint(bench, 2)
-    shutil.rmtree(bench.working)
+    remove_tree(bench.working)
     before = seen_by_readers(bench)
     lost = bench.tick(1)
     assert lost.started.restored is not None
@@ -281,7 +280,7 @@ def test_a_table_is_exact_after_crashes_and_rollbacks(bench: Bench, query: Any) 
     bench.query = query
     table = Table(bench)
     run_without_checkpoint(bench, 2)
-    shutil.rmtree(bench.working)  # before the first checkpoint
+    remove_tree(bench.working)  # before the first checkpoint
     bench.files_per_trigger = 2
     bench.tick(1)
     assert table.rows() == bench.expected()
@@ -439,7 +438,7 @@ def test_a_new_lineage_replays_its_own_batches_before_its_first_checkpoint(bench
     launch.run.cancel()
     launch.result()
     bench.until_done = True
-    shutil.rmtree(bench.working)
+    remove_tree(bench.working)
     bench.files_per_trigger = 100
     again = bench.tick(1)
     assert again.started.restored is not None

@@ -12,7 +12,7 @@ from dagster_ckpt.checkpoint.cleanup.dead_runs import end_dead_epoch
 from dagster_ckpt.clock import SystemClock
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig, ExternalizedCheckpointCleanup, JobStatus
 from dagster_ckpt.config.recovery import RecoveryClaimMode
-from dagster_ckpt.spark.events import CheckpointCompleted
+from dagster_ckpt.spark.events import CheckpointsSubsumed
 from tests.jobs.harness import NEVER, Bench, tree
 from tests.jobs.savepoints import Take
 
@@ -42,7 +42,7 @@ def test_a_claimed_savepoint_is_of_its_lineage_and_goes_when_it_is_subsumed(
     second = ticked.tick(1, ticked.job(config=_TWO))
     assert second.started.restored == first.completed[-1]
     assert not Path(savepoint.pointer).exists(), "two newer ones are there"
-    dropped = [item for event in second.of(CheckpointCompleted) for item in event.dropped]
+    dropped = [item for event in second.of(CheckpointsSubsumed) for item in event.dropped]
     assert savepoint.pointer in {item.metadata.reference for item in dropped}
     ticked.assert_exact()
     third = ticked.tick(1, ticked.job(config=_TWO))

@@ -12,6 +12,8 @@ import pytest
 from dagster_ckpt.errors import CheckpointError, CheckpointNotFound, CorruptMetadata, ForeignCheckpoint
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
     from tests.jobs.harness import Bench
 
 Pointer: TypeAlias = "Callable[[Bench], tuple[str, str]]"  # what is asked for, and what the error must name
@@ -87,6 +89,21 @@ def test_a_wrong_pointer(ticked: Bench, point: Pointer, error: type[CheckpointEr
     assert went_on.started.restored.name == "chk-3"
     assert went_on.completed[-1].name == "chk-4"
     ticked.assert_exact()
+
+
+def test_a_wrong_pointer_is_told_before_spark_starts_and_leaves_no_start_behind(ticked: Bench) -> None:
+    starts: list[None] = []
+
+    def session() -> SparkSession:
+        starts.append(None)
+        return ticked.spark
+
+    before = ticked.catalog.records.epochs.highest()
+    ticked.refused(CheckpointNotFound, replace(ticked.job(), session=session), restore_from="chk-99")
+    assert starts == []
+    assert ticked.catalog.records.epochs.highest() == before
+    ticked.tick(1, replace(ticked.job(), session=session), restore_from="chk-2")
+    assert len(starts) == 1
 
 
 def test_a_checkpoint_by_name_where_there_is_none(bench: Bench) -> None:

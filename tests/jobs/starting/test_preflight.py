@@ -26,7 +26,6 @@ from dagster_ckpt.errors import (
     JobAlreadyRunning,
     QueryMismatch,
     RestoreWithLoss,
-    SinkMismatch,
 )
 from dagster_ckpt.spark.events import Replaying, Started
 from tests.jobs.harness import NEVER, NEW_PER_FILE, ROWS_PER_FILE, Bench, Row, deduplicated, eventually
@@ -68,7 +67,7 @@ def test_a_rollback_whose_input_is_gone(ticked: Bench) -> None:
         assert "allow_loss: true" in refusal.hint
     assert str(gone) in ticked.refused(RestoreWithLoss, restore_from="chk-1").message  # with new boundaries, too
     told = preflight(ticked, "chk-1")
-    assert told.exit_code == 1
+    assert told.exit_code == 3
     assert f"{gone} (batch 3)" in told.stdout
     assert preflight(ticked).exit_code == 0  # the newest has been past it
 
@@ -135,10 +134,10 @@ def test_all_that_is_wrong_is_told_at_once(ticked: Bench) -> None:
         return deduplicated(bench, session).option("path", str(bench.root / "elsewhere"))
 
     job = ticked.job(query=elsewhere)
-    assert "Also found" not in ticked.refused(SinkMismatch, job).message
+    assert "Also found" not in ticked.refused(RestoreWithLoss, job).message
     refusal = ticked.refused(QueryMismatch, replace(job, partitions=3))
     assert "chk-3 has 2 partitions, and the job is to have 3" in refusal.message
-    assert "sink position: NOT_RESTORABLE" in refusal.message
+    assert "another sink: WITH_LOSS" in refusal.message
     assert str(ticked.root / "elsewhere") in refusal.message
 
 
@@ -171,7 +170,7 @@ def test_a_log_with_a_gap_and_a_newer_spark(ticked: Bench) -> None:
     assert "skip batches 6 to 8" in refusal.message
     assert "Spark version: NOT_RESTORABLE, The checkpoint is of Spark 9.1.0" in refusal.message
     told = preflight(ticked)
-    assert told.exit_code == 2
+    assert told.exit_code == 4
     assert "skip batches 6 to 8" in told.stdout
     assert "The checkpoint is of Spark 9.1.0" in told.stdout
 
@@ -237,7 +236,7 @@ def test_damage_anywhere_in_a_checkpoint_is_found_by_the_command(ticked: Bench, 
             before = damage(path, entry, how)
             told = preflight(ticked, newest.reference, "--json")
             path.write_bytes(before)
-            assert told.exit_code == 2, (how, path, entry)
+            assert told.exit_code == 4, (how, path, entry)
             (found,) = (item for item in json.loads(told.stdout)["findings"] if item["verdict"] == "NOT_RESTORABLE")
             assert (newest.reference if path.name == "_metadata" else path.name) in found["reason"]
             if entry is not None and path.name != "_metadata":
@@ -301,7 +300,7 @@ def test_the_command_tells_each_check_and_changes_nothing(ticked: Bench) -> None
     lost = min(ticked.sink.glob("part-*.parquet"))
     lost.rename(ticked.root / "lost")
     told = preflight(ticked)
-    assert told.exit_code == 2
+    assert told.exit_code == 4
     assert f"{lost}, which the file sink had written by then, is missing" in told.stdout
     (ticked.root / "lost").rename(lost)
     assert ticked.photograph() == before
@@ -310,9 +309,9 @@ def test_the_command_tells_each_check_and_changes_nothing(ticked: Bench) -> None
     )
     HeartbeatFile(ticked.filesystem, ticked.name).write(alive)
     told = preflight(ticked)
-    assert told.exit_code == 2
+    assert told.exit_code == 4
     assert "Run the-other-run drives job 'tiny' now" in told.stdout
-    assert preflight(ticked, "chk-99").exit_code == 2
+    assert preflight(ticked, "chk-99").exit_code == 4
 
 
 def _alive() -> Heartbeat:

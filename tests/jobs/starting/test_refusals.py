@@ -22,6 +22,7 @@ from dagster_ckpt.errors import (
     JobAlreadyRunning,
     QueryNotBuilt,
     RestoreRefused,
+    RestoreWithLoss,
     SinkMismatch,
     SinkNotEmpty,
     StorageError,
@@ -224,11 +225,11 @@ def test_another_sink_path(ticked: Bench) -> None:
     def elsewhere(bench: Bench, session: SparkSession) -> DataStreamWriter:
         return deduplicated(bench, session).option("path", str(bench.root / "elsewhere"))
 
-    refusal = ticked.refused(SinkMismatch, ticked.job(query=elsewhere))
+    refusal = ticked.refused(RestoreWithLoss, ticked.job(query=elsewhere))
     assert str(ticked.sink) in refusal.message
     assert str(ticked.root / "elsewhere") in refusal.message
     assert "chk-3" in refusal.message
-    assert f"Write to {ticked.sink} again" in refusal.hint
+    assert "Write to the sink before again" in refusal.hint
     assert not (ticked.root / "elsewhere").exists()
     _goes_on(ticked)
 
@@ -240,7 +241,7 @@ def test_a_sink_that_cannot_be_rolled_back_instead_of_the_file_sink(ticked: Benc
         return bench.read(session).dropDuplicates(["id"]).writeStream.format("noop").trigger(availableNow=True)
 
     ticked.land(1)
-    refusal = ticked.refused(SinkMismatch, ticked.job(query=nowhere))
+    refusal = ticked.refused(RestoreWithLoss, ticked.job(query=nowhere))
     assert str(ticked.sink) in refusal.message
     assert "noop" in refusal.message
     _goes_on(ticked)
@@ -327,6 +328,12 @@ def _ignored(frame: DataFrame, batch: int) -> None:
             "continuous trigger",
             "processingTime",
         ),
+        (
+            lambda writer: writer.trigger(realTime="5 seconds"),
+            InvalidConfiguration,
+            "real-time trigger",
+            "processingTime",
+        ),
         (lambda writer: writer.foreachBatch(_ignored), RestoreRefused, "foreachBatch", "AT_LEAST_ONCE"),
         (lambda writer: writer.foreach(print), RestoreRefused, "foreach", "AT_LEAST_ONCE"),
         (lambda writer: writer.format("kafka"), RestoreRefused, "kafka", "AT_LEAST_ONCE"),
@@ -340,7 +347,7 @@ def _ignored(frame: DataFrame, batch: int) -> None:
         (lambda writer: None, InvalidConfiguration, "NoneType", "without calling start()"),
         (lambda writer: "a path", InvalidConfiguration, "str", "without calling start()"),
     ],
-    ids=["location", "continuous", "foreachBatch", "foreach", "kafka", "memory", "s3", "nothing", "text"],
+    ids=["location", "continuous", "real time", "foreachBatch", "foreach", "kafka", "memory", "s3", "nothing", "text"],
 )
 def test_a_query_that_cannot_be_checkpointed(
     ticked: Bench, change: Callable[[Any], Any], error: type[Any], says: str, way_on: str

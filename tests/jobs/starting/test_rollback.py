@@ -29,7 +29,7 @@ def test_every_spelling_of_a_pointer(ticked: Bench) -> None:
 
 @pytest.mark.parametrize(
     ("query", "files_per_trigger"),
-    [(deduplicated, 1), (deduplicated, 3), (copied, 3)],
+    [(deduplicated, 1), pytest.param(deduplicated, 3, marks=pytest.mark.releases), (copied, 3)],
     ids=["stateful, the same", "stateful, others", "stateless, others"],
 )
 def test_rollback_with_other_boundaries(bench: Bench, query: Query, files_per_trigger: int) -> None:

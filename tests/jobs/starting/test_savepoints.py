@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from threading import Event
 
 import pytest
 
+from dagster_ckpt.checkpoint.control.taken_savepoints import Label
+from dagster_ckpt.checkpoint.taking.requests.ask_savepoint import ask_checkpoint, take_savepoint
+from dagster_ckpt.clock import SystemClock
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig, ExternalizedCheckpointCleanup, JobStatus
 from dagster_ckpt.config.restart import RestartStrategies
 from dagster_ckpt.errors import CheckpointNotFound, SavepointFailed
-from dagster_ckpt.spark.events import SavepointCompleted
+from dagster_ckpt.spark.events import RequestTold, SavepointCompleted
 from tests.jobs.harness import Bench, eventually, tree
 from tests.jobs.savepoints import Take, started
 
@@ -106,4 +110,34 @@ def test_a_savepoint_that_cannot_be_written_stops_no_job(bench: Bench, take: Tak
     assert not launch.restarts
     launch.run.cancel()
     assert launch.result().status is JobStatus.CANCELED
+    bench.assert_exact()
+
+
+def test_a_checkpoint_is_taken_at_once_and_a_named_savepoint_is_gone_back_to(bench: Bench, tmp_path: Path) -> None:
+    """A job that takes no checkpoints by itself."""
+    launch = started(bench, 3)
+    clock, wait = SystemClock(), Event().wait
+    taken = ask_checkpoint(bench.catalog, timeout="4 min", clock=clock, wait=wait, report=lambda _: None)
+    assert taken is not None
+    assert taken.batch == launch.completed[0].batch == 2
+    assert bench.catalog.resolve(taken.pointer).kind == "checkpoint"
+    saved = take_savepoint(
+        bench.catalog,
+        str(tmp_path / "savepoints"),
+        default=None,
+        stop=True,
+        timeout="4 min",
+        clock=clock,
+        wait=wait,
+        report=lambda _: None,
+        label=Label("before-upgrade", "of release 1"),
+    )
+    assert launch.result().status is JobStatus.FINISHED
+    assert [str(event.state) for event in launch.of(RequestTold)] == ["IN_PROGRESS", "IN_PROGRESS"]
+    bench.until_done = True
+    bench.tick(2)
+    back = bench.tick(1, restore_from="savepoint:before-upgrade")
+    restored = back.started.restored
+    assert restored is not None
+    assert (restored.location, restored.given_name, restored.note) == (saved.pointer, "before-upgrade", "of release 1")
     bench.assert_exact()

@@ -87,7 +87,8 @@ def test_the_stream_outlives_a_bucket_that_fails(bench: BucketBench, server: Gcs
 
     def refuse(request: Request) -> Answer | None:
         # Its heartbeat and its claim are the run's own; what a quota hits is the uploads.
-        return Answer(403, message="quota exceeded") if request.kind == "insert" and "wal" not in request.name else None
+        own = "wal" in request.name or request.name.endswith("heartbeat")
+        return Answer(403, message="quota exceeded") if request.kind == "insert" and not own else None
 
     server.plan = refuse
     bench.land(2)

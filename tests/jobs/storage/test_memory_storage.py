@@ -91,6 +91,9 @@ def restarted_from_memory(bench: Bench, **options: object) -> CheckpointMetadata
     assert restored.batch == newest
     bench.assert_exact()
     assert catalog.pointer(restored) == NOT_ADDRESSABLE
+    beat = catalog.records.heartbeat.read()
+    assert beat is not None
+    assert beat.due_since is None, "the last checkpoint has completed"
     return restored
 
 

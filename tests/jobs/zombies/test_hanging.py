@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from dagster_ckpt.checkpoint.control.heartbeat import LEASE, HeartbeatFile
+from dagster_ckpt.checkpoint.control.heartbeat import HeartbeatFile
 from dagster_ckpt.errors import JobAlreadyRunning
 from dagster_ckpt.filesystem import PosixFileSystem
 from tests.helpers.checkpoint.driver import ManualClock
@@ -34,7 +34,7 @@ def test_a_driver_that_hangs_is_killed_with_its_jvm(tmp_path: Path) -> None:
         assert python.pid == driver.process.pid
         assert "java" in psutil.Process(jvm.pid).name()
         late = ManualClock()
-        late.now = time.monotonic() + LEASE + 1
+        late.now = time.monotonic() + heartbeat.lease.timeout + 1
 
         copied = HeartbeatFile(PosixFileSystem(tmp_path / "copy"), JOB)
         copied.write(heartbeat)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections import Counter
 from pathlib import Path
@@ -16,17 +15,13 @@ from dagster_ckpt.checkpoint.catalog.newest import find_newest
 from dagster_ckpt.filesystem import PosixFileSystem
 from dagster_ckpt.spark.files.checkpoint_location import CheckpointLocation
 from dagster_ckpt.spark.sinks.spark_sink_log import FileSink
-from tests.helpers.driving import Driver, driving
-from tests.jobs.matrix.streams import FILE, FOREACH_BATCH, TRANSACTIONAL, Row, Target, land
+from tests.helpers.driving import ELSEWHERE, Driver, driving
+from tests.jobs.matrix.streams import FILE, FOREACH_BATCH, TRANSACTIONAL, Row, Target
 from tests.jobs.zombies.driver import JOB
+from tests.jobs.zombies.landing import Landing
 from tests.system.cluster.standalone import eventually
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
-
-_FILES = 14
-#: As if on another host: with another name, so that no process of this one can be looked at or killed.
-_ENVIRONMENT = {**os.environ, "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_LOCAL_HOSTNAME": "localhost"}
-_ELSEWHERE = ("unshare", "--uts", "sh", "-c", 'hostname elsewhere && exec "$@"', "--")
 
 EARLY, LATE = "before it has come to the zombie's batch", "when it is past the zombie's batch"
 
@@ -42,20 +37,20 @@ EARLY, LATE = "before it has come to the zombie's batch", "when it is past the z
 )
 def test_a_zombie_changes_nothing(sink: str, woken: str, tmp_path: Path) -> None:
     assert shutil.which("unshare"), "unshare (package util-linux) is needed to drive as if from another host"
-    for number in range(_FILES):
-        land(tmp_path / "in", number)
+    landing = Landing(tmp_path / "in", 1)
     catalog = CheckpointCatalog(PosixFileSystem(tmp_path / "storage"), JOB)
 
-    with driving("tests.jobs.zombies.driver", sink, str(tmp_path)) as zombie:
-        zombie.await_("two checkpoints", lambda: len(zombie.of("Completed")) >= 2)
-        live = _live(catalog)
-        zombie.await_("a batch is under way", lambda: live.planned() is not None)
-        zombie.pause()
+    with driving("tests.jobs.zombies.driver", sink, str(tmp_path), "unwatched") as zombie:
+        zombie.await_("it starts", lambda: bool(zombie.of("Started")))
+        with landing.going_on(0.5):
+            zombie.await_("two checkpoints", lambda: len(zombie.of("Completed")) >= 2)
+            live = _live(catalog)
+            zombie.await_("a batch is under way", lambda: live.planned() is not None)
+            zombie.pause()
+        landing.more(4)
         under_way = live.planned() or live.last_committed()
         assert under_way is not None
-        with driving(
-            "tests.jobs.zombies.driver", sink, str(tmp_path), "end", environment=_ENVIRONMENT, within=_ELSEWHERE
-        ) as driver:
+        with driving("tests.jobs.zombies.driver", sink, str(tmp_path), "end", **ELSEWHERE) as driver:
             driver.await_("it goes on", lambda: bool(driver.of("Started")))
             if woken == LATE:
                 past = under_way + 2
@@ -83,7 +78,7 @@ def test_a_zombie_changes_nothing(sink: str, woken: str, tmp_path: Path) -> None
     assert not broken
     for metadata in completed:
         verify_checkpoint(catalog, metadata)
-    assert _rows(sink, tmp_path / "out") == _expected()
+    assert _rows(sink, tmp_path / "out") == landing.first_rows()
 
 
 def _live(catalog: CheckpointCatalog) -> CheckpointLocation:
@@ -103,13 +98,3 @@ def _rows(sink: str, output: Path) -> Counter[Row]:
     # Files that a zombie left are not in the log of Spark's sink; whoever reads the bare directory sees them.
     files = FileSink(output).committed_files()
     return Counter((row["id"], row["v"]) for file in files for row in pq.ParquetFile(file).read().to_pylist())
-
-
-def _expected() -> Counter[Row]:
-    """Each id once, as the first file had it."""
-    found: dict[int, int] = {}
-    for number in range(_FILES):
-        for row in range(8):
-            key = number * 5 + row
-            found.setdefault(key, key * 10 + number)
-    return Counter(dict.fromkeys(found.items(), 1))

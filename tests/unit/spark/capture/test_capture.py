@@ -83,6 +83,7 @@ def test_facts(live: Path, tmp_path: Path) -> None:
         "watermark_ms": 0,
         "state_store_provider": "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
         "state_format": 2,
+        "commit_log": 2,
         "partitions": 2,
         "operators": [{"id": "0", "name": "stateStoreSave", "partitions": 2, "stores": ["default"]}],
         "sources": [{"id": "0", "offset": {"logOffset": 2}}],

@@ -173,7 +173,7 @@ def test_checksums_are_optional() -> None:
 
 def test_names_that_a_provider_would_not_write_are_found() -> None:
     common = {"_metadata", ".4.zip.1f0e.tmp", ".4.delta.crc"}
-    hdfs = {"4.delta", "3.snapshot"}
+    hdfs = {"4.delta", "4.delta.crc", "3.snapshot"}  # the checksum file by Spark 4.1
     rocksdb = {"4.zip", "4_1f0e-ab.zip", "4_1f0e-ab.zip.crc", "5.changelog", "5_1f0e-ab.changelog", "SSTs", "logs"}
     strange = {"4.idx", "MANIFEST", "left-keyToNumValues", "4.delta.bak", "x.zip"}
     store = StateStore("state/0/0", common | hdfs | rocksdb | strange, 4)

@@ -38,6 +38,7 @@ class Idle:
             config,
             self.clock,
             HeldExecutor(at_once=True),
+            HeldExecutor(at_once=True),
             self.listener,
             AtInterval(),
         )

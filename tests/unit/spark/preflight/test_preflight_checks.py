@@ -17,7 +17,7 @@ from dagster_ckpt.checkpoint.control.heartbeat import Heartbeat
 from dagster_ckpt.checkpoint.control.plan_archive import PlannedBatch
 from dagster_ckpt.checkpoint.format.facts import Facts
 from dagster_ckpt.checkpoint.processes import ProcessIdentity
-from dagster_ckpt.errors import CorruptCheckpoint, JobAlreadyRunning, RestoreRefused
+from dagster_ckpt.errors import CorruptCheckpoint, JobAlreadyRunning, RestoreRefused, UnsupportedSpark
 from dagster_ckpt.spark.batches.plans import forget_plan
 from dagster_ckpt.spark.files.checkpoint_location import CheckpointLocation
 from dagster_ckpt.spark.preflight.checkpoint_checks import (
@@ -28,7 +28,7 @@ from dagster_ckpt.spark.preflight.checkpoint_checks import (
     replay_finding,
     version_finding,
 )
-from dagster_ckpt.spark.preflight.source_files import batches, source_finding
+from dagster_ckpt.spark.preflight.source_files import batches, rows_of, source_finding
 from dagster_ckpt.spark.sinks.user_sinks import ForeachBatchSink
 from dagster_ckpt.spark.verdict import Verdict
 from tests.helpers.checkpoint.manifests import MANIFEST
@@ -92,6 +92,11 @@ def test_the_log_of_a_checkpoint(tmp_path: Path) -> None:
     assert "batch 4 as it was planned" in found.reason
     (location / "offsets" / "4").write_text("v9\n{}\n")
     assert type(log_finding(_CHECKPOINT, location).error) is RestoreRefused  # of a newer Spark
+    head = json.dumps({"batchWatermarkMs": 0, "batchTimestampMs": 1, "conf": {}})
+    (location / "offsets" / "4").write_text(f'v2\n{head}\n0:{{"logOffset":4}}')
+    assert log_finding(_CHECKPOINT, location, "4.2.0").verdict is Verdict.RESTORABLE
+    assert "Spark 4.1 reads up to 1" in log_finding(_CHECKPOINT, location, "4.1.3").reason
+    assert type(log_finding(_CHECKPOINT, location, "3.5.0").error) is UnsupportedSpark
     (location / "offsets" / "4").write_text("v1\n{")
     assert type(log_finding(_CHECKPOINT, location).error) is CorruptCheckpoint
     (location / "offsets" / "4").rename(location / "offsets" / "6")
@@ -115,6 +120,9 @@ def test_files_that_are_all_there_are_counted_and_parquet_tells_its_rows(tmp_pat
     found = source_finding(plans, _FILES_ONLY)
     assert found.verdict is Verdict.RESTORABLE
     assert "batches 4 and 5 are read again from 2 files with 9 rows" in found.reason
+    assert (rows_of(plans, _FILES_ONLY), rows_of(plans[:1], _FILES_ONLY), rows_of([], Facts())) == (9, 4, 0)
+    assert rows_of(plans, Facts()) is None, "the checkpoint does not tell its sources"
+    assert rows_of([*plans, _plan(6, (tmp_path / "gone.parquet").as_uri())], _FILES_ONLY) is None
     (tmp_path / "a b 5.parquet").write_bytes(b"not Parquet")
     assert "from 2 files, all there" in source_finding(plans, _FILES_ONLY).reason
 
@@ -137,7 +145,8 @@ def test_files_that_are_gone_are_named_with_their_batches(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("sources", "says"),
     [
-        ([{"id": "0", "offset": {"topic": {"0": 3}}}, _FILE_SOURCE], "source 0 is no file source"),
+        ([{"id": "0", "offset": {"shard": 3}}, _FILE_SOURCE], "source 0 is no file source"),
+        ([{"id": "0", "offset": {"topic": {"0": 3}}}, _FILE_SOURCE], "source 0 has offsets like Kafka's"),
         ([{"id": "1", "offset": None}], "source 1 had no data yet"),
         (None, "the checkpoint does not tell its sources"),
     ],
@@ -228,6 +237,15 @@ def test_a_checkpoint_of_a_newer_spark(recorded: str | None, running: str | None
         assert type(found.error) is RestoreRefused
         assert f"Run the job with Spark {recorded}" in found.hint
     assert ("not checked" in found.reason) == (recorded in {None, "main"} or running is None)
+
+
+@pytest.mark.parametrize(("recorded", "ran_last"), [("4.2.0", "4.3.0"), (None, "4.3.0")])
+def test_batches_that_a_newer_spark_planned(recorded: str | None, ran_last: str) -> None:
+    """A start of a newer Spark that took no checkpoint, and whose batches go on."""
+    found = version_finding(recorded, "4.2.0", ran_last)
+    assert type(found.error) is RestoreRefused
+    assert "The job ran last with Spark 4.3.0, and this is Spark 4.2.0" in found.reason
+    assert version_finding(recorded, "4.3.1", ran_last).verdict is Verdict.RESTORABLE
 
 
 def test_who_else_runs() -> None:

@@ -216,7 +216,7 @@ def test_without_the_option_it_fails_and_nothing_is_written(broken: History) -> 
 
 def test_a_manifest_of_a_newer_release_is_not_broken(broken: History) -> None:
     path = f"{JOB}/{broken.line[-1]}/_metadata"
-    broken.storage.files[path] = b'{"format": "dagster_ckpt", "version": 3}'
+    broken.storage.files[path] = b'{"format": "dagster_ckpt", "version": 99}'
     with pytest.raises(UnknownMetadataVersion):
         choose(broken.storage)
     assert not CheckpointCatalog(broken.storage, JOB).records.quarantine.names()

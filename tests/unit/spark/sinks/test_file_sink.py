@@ -13,9 +13,15 @@ from urllib.parse import quote
 
 import pytest
 
-from dagster_ckpt.errors import CaptureIncomplete, InvalidConfiguration, SinkMismatch
+from dagster_ckpt.errors import CaptureIncomplete, InvalidConfiguration, SinkMismatch, SinkOverlap
+from dagster_ckpt.spark.files.checkpoint_location import CheckpointLocation
 from dagster_ckpt.spark.files.compactible_log import log_files
+from dagster_ckpt.spark.sinks import spark_sink_log
+from dagster_ckpt.spark.sinks.sink import PlainQuery
+from dagster_ckpt.spark.sinks.spark_file_sink import SparkFileSink
 from dagster_ckpt.spark.sinks.spark_sink_log import FileSink, SinkRollback
+from tests.helpers.durability import Durability
+from tests.helpers.spark.live_location import LiveLocation
 from tests.helpers.spark.streaming import tree
 
 
@@ -317,3 +323,101 @@ def test_log_files_of_a_source_up_to_an_offset() -> None:
     assert log_files(names | {"19.compact"}, 19, "sources/0") == ["19.compact"]
     with pytest.raises(CaptureIncomplete, match="sources/0/0 is missing"):
         log_files(names, 8, "sources/0")
+
+
+def test_what_a_rollback_puts_back_is_durable_before_it_is_visible(
+    output: Output, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink = FileSink(output.path)
+    position = _position(sink, 4, tmp_path / "position")
+    for name in ("2.compact", "4"):
+        (output.log / name).write_bytes(b"torn")
+    durability = Durability(monkeypatch)
+    sink.rollback_to(position, 4)
+    for name in ("2.compact", "4"):
+        durability.require(output.log / name, output.log)
+        assert not (output.log / f".{name}.crc").exists(), "it describes other bytes"
+
+
+def test_a_batch_that_the_query_itself_runs_during_the_look_is_nobody_elses(
+    output: Output, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live = LiveLocation(tmp_path / "live")
+    live.run(8)
+    following = iter([8, 9])
+
+    def then_a_batch(look: Callable[..., int | None]) -> Callable[..., int | None]:
+        def looked(of: object) -> int | None:
+            found = look(of)
+            batch = next(following)
+            live.plan(batch)
+            output.batch(batch)
+            live.commit(batch)
+            return found
+
+        return looked
+
+    monkeypatch.setattr(FileSink, "last_batch", then_a_batch(FileSink.last_batch))
+    monkeypatch.setattr(CheckpointLocation, "newest", then_a_batch(CheckpointLocation.newest))
+    reader = SparkFileSink(output.path).position_reader(tmp_path / "restored", CheckpointLocation(live.path))
+    position = reader.pin_position(7, lambda source, name: Path(shutil.copy(source, tmp_path / Path(name).name)))
+    assert position["batch"] == 7
+    assert next(following, None) is None, "both looks were made"
+
+
+def test_a_batch_that_the_query_has_not_come_to_is_another_querys(output: Output, tmp_path: Path) -> None:
+    live = LiveLocation(tmp_path / "live")
+    live.run(7)
+    reader = SparkFileSink(output.path).position_reader(tmp_path / "restored", CheckpointLocation(live.path))
+    with pytest.raises(SinkOverlap, match="its log has batch 7, and this query has come to batch 6"):
+        reader.pin_position(6, lambda source, name: source)
+
+
+def test_few_totals_are_remembered(output: Output, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spark_sink_log, "_REMEMBERED_TOTALS", 2)
+    sink = FileSink(output.path)
+    assert [sink.position(batch)["files"] for batch in range(8)] == [2 * (batch + 1) for batch in range(8)]
+    assert len(sink._totals) == 2
+
+
+def test_the_check_of_a_position_finds_missing_data(output: Output, tmp_path: Path) -> None:
+    (tmp_path / "files").mkdir()
+    _position(FileSink(output.path), 4, tmp_path / "files" / "_spark_metadata")
+    sink = SparkFileSink(output.path)
+    sink.check({}, tmp_path / "files")
+    output.data[2][0].unlink()
+    with pytest.raises(SinkMismatch, match="is missing"):
+        sink.check({}, tmp_path / "files")
+
+
+def test_only_files_of_the_batch_in_flight_go_when_a_query_of_plain_spark_moves_in(tmp_path: Path) -> None:
+    """Its log tells them; without its log, every file since its plan is told; and any other file is refused by name."""
+    output = Output(tmp_path / "out")
+    for number in range(3):
+        output.batch(number)
+    sink, query = SparkFileSink(output.path), PlainQuery(1, 1_700_000_002_000)
+
+    def strange(modified: int) -> Path:
+        file = output.path / f"part-00000-{uuid.uuid4()}.c000.snappy.parquet"
+        file.write_bytes(b"of another writer")
+        os.utime(file, (modified, modified))
+        return file
+
+    logged = sink.take_over(query, tmp_path / "logged")
+    assert logged is not None
+    assert logged.removes == []
+    later = strange(1_700_000_003)
+    with pytest.raises(SinkMismatch, match=f"has 1 files that its log does not list .*{later.name}"):
+        sink.take_over(query, tmp_path / "refused")
+
+    (output.log / "2.compact").unlink()
+    told = sink.take_over(query, tmp_path / "told")
+    assert told is not None
+    assert told.removes == sorted(map(str, [*output.data[2], later]))
+    before = tree(output.path)
+    sink.rollback_to(told.position, tmp_path / "told", 1)
+    gone = {str(output.path / path) for path in before.keys() - tree(output.path).keys()}
+    assert {path for path in gone if not Path(path).name.startswith(".")} == set(told.removes), "and no other"
+    older = strange(1_700_000_001)
+    with pytest.raises(SinkMismatch, match=f"has 1 files that its log does not list .*{older.name}"):
+        sink.take_over(query, tmp_path / "older")

@@ -7,15 +7,17 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
+from dagster_ckpt.checkpoint.control.epochs import Choice
 from dagster_ckpt.errors import CaptureIncomplete, CheckpointFailure, Fenced, RestoreRefused, StorageError
 from dagster_ckpt.spark.files.checkpoint_location import CheckpointLocation
 from dagster_ckpt.spark.sinks.recorded_positions import RecordedPositions
-from dagster_ckpt.spark.sinks.sink import SinkRun
+from dagster_ckpt.spark.sinks.recorded_sinks import position_reader, recorded_sink
+from dagster_ckpt.spark.sinks.sink import PlainQuery, SinkRun
 from dagster_ckpt.spark.sinks.user_sinks import CustomSink, ForeachBatchSink
 from dagster_ckpt.stored_json import Json
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
 ROWS = cast("DataFrame", object())
 
@@ -129,3 +131,50 @@ def test_an_error_of_a_callable_is_said_with_its_sink(tmp_path: Path) -> None:
     ) as said:
         custom.position_reader(tmp_path, CheckpointLocation(tmp_path)).pin_position(3, lambda source, _: source)
     assert said.value.recoverable
+
+
+def test_nothing_is_before_the_first_batch(tmp_path: Path) -> None:
+    asked: list[tuple[int, Json]] = []
+    sink = ForeachBatchSink("s", lambda *_: None, rollback_to=lambda *to: asked.append(to), position=lambda _: None)
+    assert sink.rollback_to_nothing(0.0, 1) == "s was told to go back to nothing"
+    sink.rollback_to(sink.seed(7, tmp_path, cast("SparkSession", None)), tmp_path, 1)
+    sink.rollback_to({"kind": "foreachBatch", "path": "s", "batch": 4, "value": "four"}, tmp_path, 1)
+    assert asked == [(-1, None), (-1, None), (4, "four")]
+
+
+@pytest.mark.parametrize(
+    ("kind", "path", "reader"),
+    [
+        ("file", "/out", "dagster_ckpt.spark.sinks.spark_file_sink"),
+        ("transactional", "/out", "dagster_ckpt.spark.sinks.transactional_file_sink"),
+        ("foreachBatch", "s", "dagster_ckpt.spark.sinks.recorded_positions"),
+        (None, None, None),
+    ],
+)
+def test_a_recorded_start_is_read_by_the_kind_of_its_sink(
+    tmp_path: Path, kind: str | None, path: str | None, reader: str | None
+) -> None:
+    choice = Choice("0" * 32, None, 1, 0, "/live", "h", path, "of the test", sink_kind=kind)
+    found = position_reader(choice, tmp_path, CheckpointLocation(tmp_path), None)
+    assert (None if found is None else type(found).__module__) == reader
+    made = recorded_sink({"kind": kind, "path": path})
+    assert (None if made is None else made.kind) == (kind if kind in {"file", "transactional"} else None)
+
+
+@pytest.mark.parametrize("tells", [True, False])
+def test_a_sink_that_is_empty_was_not_written_by_a_query_of_plain_spark(tmp_path: Path, *, tells: bool) -> None:
+    newest: list[int | None] = [None]
+    asked = (lambda: newest[-1]) if tells else None
+    sinks = [
+        ForeachBatchSink("s", print, newest_batch=asked),
+        CustomSink("s", position=lambda batch: batch, rollback_to=print, newest_batch=asked),
+    ]
+    query = PlainQuery(4, None)
+    for sink in sinks:
+        taken_over = sink.take_over(query, tmp_path)
+        assert (taken_over is None) is tells, "who does not tell what the sink holds is believed to name the old sink"
+    newest.append(4)
+    for sink in sinks:
+        taken_over = sink.take_over(query, tmp_path)
+        assert taken_over is not None
+        assert taken_over.position["batch"] == 4

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from dagster_ckpt.spark.query.writer_plan import with_options
 from dagster_ckpt.spark.sinks.own_entries import mark_of
 from dagster_ckpt.spark.sinks.spark_file_sink import SparkFileSink
 
@@ -18,6 +19,7 @@ _FILES = 3
 _INTERVAL = "spark.sql.streaming.fileSink.log.compactInterval"
 
 
+@pytest.mark.releases
 @pytest.mark.parametrize("form", ["parquet", "orc", "json", "csv", "text"])
 def test_every_file_of_every_format_says_which_start_wrote_it(spark: SparkSession, tmp_path: Path, form: str) -> None:
     """In compactions, too; and readers take no notice."""
@@ -30,8 +32,7 @@ def test_every_file_of_every_format_says_which_start_wrote_it(spark: SparkSessio
     read = session.readStream.schema("id string, half int").option("maxFilesPerTrigger", 1).json(str(tmp_path / "in"))
     output = tmp_path / "out"
     writer = read.writeStream.format(form).option("path", str(output)).partitionBy("half").trigger(availableNow=True)
-    for name, value in SparkFileSink(output).writer_options("a token").items():
-        writer = writer.option(name, value)
+    writer = with_options(writer, SparkFileSink(output).writer_options("a token"))
     writer.option("checkpointLocation", str(tmp_path / "checkpoint")).start().awaitTermination()
 
     entries = {

@@ -227,3 +227,25 @@ def test_the_sinks_retention_may_unlist_what_was_restored(log: Log, tmp_path: Pa
         log.add(batch, OURS)
         own.look(batch)
         log.prove(own, batch)
+
+
+@pytest.mark.parametrize("ran", [True, False])
+def test_of_an_entry_that_spark_removed_before_the_look_spark_tells_who_ran_it(log: Log, ran: bool) -> None:
+    for batch in range(7):
+        log.add(batch, OURS)
+    (log.path / "_spark_metadata" / "2").unlink()
+    log.ran = dict.fromkeys(range(7), True) | {2: ran}
+    own = log.own()
+    if ran:
+        own.look(6)
+        log.prove(own, 6)
+    else:
+        with pytest.raises(NotOwn, match="batch 2 was in its log before this query ran it"):
+            own.look(6)
+    assert 2 in log.asked
+
+
+def test_the_mark_of_a_start_is_the_same_in_every_release() -> None:
+    """And greater than any block size that Hadoop has by itself."""
+    assert mark_of("token") == 258_916_392_301
+    assert mark_of("token") > 32 << 20

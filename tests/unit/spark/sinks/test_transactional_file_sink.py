@@ -14,8 +14,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from dagster_ckpt.errors import CaptureIncomplete, CheckpointFailure, Fenced, InvalidConfiguration, SinkMismatch
+from dagster_ckpt.filesystem import PosixFileSystem
+from dagster_ckpt.paths import local_path
+from dagster_ckpt.spark.sinks import transactions
 from dagster_ckpt.spark.sinks.transactional_file_sink import TransactionalFileSink
-from dagster_ckpt.spark.sinks.transactions import DataFile, Line, TransactionLog
+from dagster_ckpt.spark.sinks.transactions import _MERGED_AT, DataFile, Line, TransactionLog
 from tests.jobs.harness import tree
 from tests.unit.spark.sinks.transactional import Rows, TransactionalJob, intercepted
 
@@ -25,7 +28,7 @@ if TYPE_CHECKING:
 
 class NoRows(Rows):
     def save(self, path: str) -> None:
-        Path(path).mkdir(parents=True)
+        local_path(path).mkdir(parents=True)
 
 
 @pytest.fixture
@@ -235,7 +238,7 @@ class Parquet(Rows):
         self._where = f"day={number % 2}/" if partitioned else ""
 
     def save(self, path: str) -> None:
-        target = Path(path) / f"{self._where}part-00000-{uuid.uuid4()}.snappy.parquet"
+        target = local_path(path) / f"{self._where}part-00000-{uuid.uuid4()}.snappy.parquet"
         target.parent.mkdir(parents=True)
         pq.write_table(pa.table({"number": [self.number]}), target)
 
@@ -257,3 +260,46 @@ def test_pandas_and_pyarrow_see_what_is_committed(job: TransactionalJob, partiti
             table = ds.dataset(job.sink, partitioning="hive").to_table()
             assert sorted(table["number"].to_pylist()) == [0, 1]
             assert ("day" in table.column_names) is partitioned
+
+
+def test_a_list_of_commits_that_is_merged_while_it_is_read_is_read_where_it_went(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = TransactionLog(tmp_path)
+    commits = [DataFile(f"part-{batch}", 1, batch, "start") for batch in range(_MERGED_AT)]
+    for file in commits[:-1]:
+        log.commit([file], file.batch)
+    read = PosixFileSystem.read
+
+    def merged_before(files: PosixFileSystem, path: str) -> bytes:
+        monkeypatch.undo()
+        log.commit(commits[-1:], _MERGED_AT - 1)
+        return read(files, path)
+
+    monkeypatch.setattr(PosixFileSystem, "read", merged_before)
+    found = TransactionLog(tmp_path).listed()
+    assert sorted(found, key=lambda file: file.batch) == commits
+
+
+def test_lists_of_commits_are_merged_level_by_level(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each file is listed again a few times in the life of a sink, not at every merge."""
+    monkeypatch.setattr(transactions, "_MERGED_AT", 3)
+    log = TransactionLog(tmp_path)
+    for batch in range(14):
+        log.commit([DataFile(f"part-{batch}", 1, batch, "start")], batch)
+    assert [name[0] for name in log._names()] == ["0", "0", "1", "2"]
+    assert sorted(file.batch for file in log.listed()) == list(range(14))
+
+
+def test_the_lists_of_abandoned_starts_are_forgotten(job: TransactionalJob) -> None:
+    start = job.start(None)
+    start.write()
+    start.checkpoint()
+    records = TransactionLog(job.sink / "_transactions")
+    assert records.listed()
+    job.start(None)
+    assert records.listed() == []
+
+
+def test_a_sink_without_records_has_the_line_of_nobody(tmp_path: Path) -> None:
+    assert TransactionLog(tmp_path).line() == Line(0, 0, {})

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 from unittest import mock
 
 from dagster_ckpt.errors import CheckpointError
+from dagster_ckpt.paths import local_path
 from dagster_ckpt.spark.files.checkpoint_location import CheckpointLocation
 from dagster_ckpt.spark.sinks.sink import SinkRun
 from dagster_ckpt.spark.sinks.transactional_file_sink import TransactionalFileSink
@@ -43,7 +44,7 @@ class Rows:
         return self if name == "write" else lambda *_, **__: self
 
     def save(self, path: str) -> None:
-        target = Path(path)
+        target = local_path(path)
         for file in (f"part-00000-{uuid.uuid4()}", f"k=1/part-00001-{uuid.uuid4()}"):
             (target / file).parent.mkdir(parents=True, exist_ok=True)
             (target / file).write_text(self._label)

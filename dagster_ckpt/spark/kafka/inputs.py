@@ -1,0 +1,159 @@
+"""The Kafka sources of a query over one start: their topics' ids, and how far the brokers are ahead."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from dagster_ckpt.checkpoint import Source, Topic
+from dagster_ckpt.clock import Clock
+from dagster_ckpt.errors import TopicRecreated
+from dagster_ckpt.spark.kafka.brokers import Brokers, BrokersAway, TopicState
+from dagster_ckpt.spark.query import QuerySource, listed_sources
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+__all__ = ["KafkaInputs", "with_earlier_topics"]
+
+_log = logging.getLogger(__name__)
+
+#: Seconds that the brokers may take to answer before a start, and during a capture.
+_PATIENCE, _CAPTURING = 10.0, 2.0
+#: Seconds for which brokers must say that a topic is gone, because a broker that starts may not know the topic yet; and
+#: seconds between two questions.
+_GONE, _AGAIN = 3.0, 0.5
+#: Seconds without another question after the brokers gave no answer.
+_PAUSE = 60.0
+
+
+class KafkaInputs:
+    """The Kafka sources of a query.
+
+    The first id of a topic that a start learns is the id of the topic that the start reads. A running query whose topic
+    has another id now reads a topic that was deleted and created again.
+
+    Args:
+        writer: the query.
+        clock: monotonic time.
+    """
+
+    def __init__(self, writer: DataStreamWriter, clock: Clock) -> None:
+        sources = [source for source in listed_sources(writer) if source.format == "kafka"]
+        self._sources: dict[str, QuerySource] = {source.id: source for source in sources}
+        jvm = writer._spark._jvm  # noqa: SLF001 - PySpark's writer has no getter for it
+        self._brokers = {name: Brokers(jvm, source.options) for name, source in self._sources.items()}
+        self._clock = clock
+        self._silent_until = float("-inf")
+        self._ids: dict[tuple[str, str], str] = {}
+
+    def named(self, source: str) -> Collection[str] | None:
+        """The topics that a source names, ``None`` if it reads all whose names match a pattern."""
+        if (listed := self.option(source, "subscribe")) is not None:
+            return [name.strip() for name in listed.split(",") if name.strip()]
+        return self._assigned(source).keys() or None
+
+    @property
+    def ids(self) -> Collection[str]:
+        """Spark's ids of the sources."""
+        return self._sources.keys()
+
+    def option(self, source: str, name: str) -> str | None:
+        """An option of a source, whose name may be written in upper or lower case."""
+        options = {key.lower(): value for key, value in self._sources[source].options.items()}
+        return options.get(name.lower())
+
+    def look(self, source: str, topics: Collection[str]) -> Mapping[str, TopicState | None]:
+        """The topics of a source now; ``None`` for one that does not exist.
+
+        Raises:
+            BrokersAway: the brokers did not answer, or may not be asked.
+        """
+        sure, pause = self._clock.monotonic() + _GONE, threading.Event()
+        while True:
+            now = self._ask(source, topics, _PATIENCE)
+            if all(now.values()) or self._clock.monotonic() >= sure:
+                return now
+            pause.wait(_AGAIN)
+
+    def begin_with(self, source: str, topics: Mapping[str, TopicState | Topic | None]) -> None:
+        """The start reads these topics, by name."""
+        self._ids.update({(source, name): topic.id for name, topic in topics.items() if topic and topic.id})
+
+    def begin_anew(self) -> None:
+        """The start reads the topics that there are now, as far as the query names them and the brokers tell."""
+        for source in self._sources:
+            if names := self.named(source):
+                with suppress(BrokersAway):
+                    self.begin_with(source, self._ask(source, names, _PATIENCE, with_earliest=False))
+
+    def observed(self, sources: Sequence[Source]) -> list[Source]:
+        """The sources of a cut, with what their brokers tell of their topics; it never raises because brokers are away.
+
+        Raises:
+            TopicRecreated: a topic was deleted and created again since the query started.
+        """
+        return [
+            self._observed(source) if source.id in self._sources and source.offsets else source for source in sources
+        ]
+
+    def close(self) -> None:
+        """End the clients; the next question opens other ones."""
+        for brokers in self._brokers.values():
+            with suppress(Exception):  # the JVM may be gone
+                brokers.close()
+
+    def _ask(
+        self, source: str, topics: Collection[str], seconds: float, *, with_earliest: bool = True
+    ) -> Mapping[str, TopicState | None]:
+        """The topics, each with those of its partitions that the source reads."""
+        assigned = self._assigned(source)
+        now = self._brokers[source].topics(topics, seconds, with_earliest=with_earliest)
+        return {name: state and state.only(assigned.get(name)) for name, state in now.items()}
+
+    def _assigned(self, source: str) -> Mapping[str, Collection[int]]:
+        """The partitions that a source names, by topic; empty if it names none."""
+        with suppress(ValueError):
+            named = json.loads(self.option(source, "assign") or "{}")
+            if isinstance(named, dict) and all(isinstance(numbers, list) for numbers in named.values()):
+                return named
+        return {}  # Spark refuses it
+
+    def _observed(self, source: Source) -> Source:
+        names = list(source.offsets or {})
+        now: Mapping[str, TopicState | None] = {}
+        if self._clock.monotonic() >= self._silent_until:
+            try:
+                now = self._ask(source.id, names, _CAPTURING, with_earliest=False)
+            except BrokersAway as error:
+                self._silent_until = self._clock.monotonic() + _PAUSE
+                _log.warning("This checkpoint does not tell how far its source is behind: %s", error)
+        topics = {}
+        for name in names:
+            state = now.get(name)
+            told = None if state is None else state.id
+            id_ = self._ids.get((source.id, name)) if told is None else self._ids.setdefault((source.id, name), told)
+            if told not in (None, id_):
+                raise TopicRecreated(
+                    f"Topic {name} was deleted and created again while the query read it: its id was {id_} and is "
+                    f"{told} now.",
+                    hint="Launch the job again: the check before the restore tells how many records are lost.",
+                )
+            if id_ is not None or state is not None:
+                topics[name] = Topic(id=id_, latest={} if state is None else dict(state.latest))
+        return source.model_copy(update={"topics": topics}) if topics else source
+
+
+def with_earlier_topics(sources: Sequence[Source], earlier: Sequence[Source]) -> list[Source]:
+    """The sources of a cut that no broker was asked about, with the topics' ids of an earlier cut of the same query."""
+    known = {source.id: source.topics for source in earlier if source.topics}
+    return [
+        source.model_copy(update={"topics": {name: Topic(id=topic.id) for name, topic in known[source.id].items()}})
+        if source.id in known
+        else source
+        for source in sources
+    ]

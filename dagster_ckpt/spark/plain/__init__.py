@@ -1,0 +1,13 @@
+"""To and from plain Spark: a checkpointLocation that a job begins with, and one that Spark alone goes on with."""
+
+from dagster_ckpt.spark.plain.export import Exported, export_checkpoint
+from dagster_ckpt.spark.plain.location import Beginning, PlainLocation, plain_location, plain_url
+
+__all__ = [
+    "Beginning",
+    "Exported",
+    "PlainLocation",
+    "export_checkpoint",
+    "plain_location",
+    "plain_url",
+]

@@ -1,0 +1,204 @@
+"""Whether the topics that a query reads again still hold what comes after the checkpoint's offsets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from dagster_ckpt.checkpoint import Facts, PlannedBatch, Source, Topic
+from dagster_ckpt.errors import RestoreRefused
+from dagster_ckpt.spark.batches import planned_offsets
+from dagster_ckpt.spark.kafka import BrokersAway, KafkaInputs, TopicState
+from dagster_ckpt.spark.query import WriterPlan
+from dagster_ckpt.spark.verdict import Finding, Verdict
+
+__all__ = ["kafka_findings", "kafka_sink_findings"]
+
+CHECK = "Kafka topics"
+_MOST_NAMED = 20
+_WITHOUT = "To go on without these records, "
+_LENIENT = "let the query read with failOnDataLoss=false, and "
+_ACCEPT = "launch with allow_loss: true."
+
+
+def kafka_findings(facts: Facts, inputs: KafkaInputs, plans: Sequence[PlannedBatch]) -> list[Finding]:
+    """Compare the checkpoint's offsets with each topic, and remember the topics' ids for the start.
+
+    Args:
+        facts: the checkpoint's facts.
+        inputs: the Kafka sources of the query.
+        plans: the plans of all batches that run again, as they were or with new boundaries.
+    """
+    found: list[Finding] = []
+    for source in facts.sources:
+        if source.id in inputs.ids and source.offsets:
+            entries = [planned_offsets(plan) for plan in plans]
+            planned = [Source(id=source.id, offset=entry.offset(source.id)) for entry in entries]
+            found += _of_source(source, inputs, planned)
+    return found
+
+
+def kafka_sink_findings(plan: WriterPlan) -> list[Finding]:
+    """What a query that writes by Kafka's own writer does not promise."""
+    if plan.format != "kafka":
+        return []
+    reason = (
+        "at least once: after a crash or a restore, records since the checkpoint are written again, and readers see "
+        "both. docs/how-to/kafka.md shows headers by which a consumer drops the repeats."
+    )
+    return [Finding.fine("Kafka sink", reason)]
+
+
+def _of_source(source: Source, inputs: KafkaInputs, planned: Sequence[Source]) -> list[Finding]:
+    offsets = source.offsets or {}
+    try:
+        now = inputs.look(source.id, offsets)
+    except BrokersAway as error:
+        inputs.begin_with(source.id, source.topics)
+        reason = f"not checked: the brokers of source {source.id} did not tell ({error}). The query itself asks again."
+        return [Finding.fine(CHECK, reason)]
+    inputs.begin_with(source.id, now)
+    strict = (inputs.option(source.id, "failOnDataLoss") or "true").strip().lower() != "false"
+    pattern = inputs.option(source.id, "subscribePattern") is not None
+    named = inputs.named(source.id)
+    found = []
+    for name, at in offsets.items():
+        topic = _Compared(
+            name=f"topic {name} of source {source.id}",
+            at=at,
+            upto=_furthest([at, *((plan.offsets or {}).get(name, {}) for plan in planned)]),
+            then=source.topics.get(name),
+            now=now[name],
+        )
+        is_read = named is None or name in named
+        found.append(topic.finding(strict=strict, pattern=pattern) if is_read else topic.left_out(strict=strict))
+    return found
+
+
+def _furthest(offsets: Sequence[Mapping[str, int]]) -> dict[str, int]:
+    """The greatest offset of each partition of the checkpoint."""
+    return {partition: max(each.get(partition, 0) for each in offsets) for partition in offsets[0]}
+
+
+@dataclass(frozen=True, slots=True)
+class _Compared:
+    """A topic at the checkpoint and now.
+
+    Attributes:
+        name: of the topic, for people.
+        at: where the checkpoint ends, by partition.
+        upto: where the last planned batch ends, by partition.
+        then: what the checkpoint tells of the topic, ``None`` if nothing.
+        now: the topic now, ``None`` if it is gone.
+    """
+
+    name: str
+    at: Mapping[str, int]
+    upto: Mapping[str, int]
+    then: Topic | None
+    now: TopicState | None
+
+    def finding(self, *, strict: bool, pattern: bool) -> Finding:
+        """The verdict.
+
+        Args:
+            strict: whether Spark fails where it notices a loss.
+            pattern: whether the query reads whatever topics there are.
+        """
+        if self.now is None:
+            told = f"{self.name} is gone{self._unread()}."
+            if pattern and not strict:
+                return Finding(CHECK, Verdict.WITH_LOSS, told, f"{_WITHOUT}{_ACCEPT}")
+            hint = (
+                "Create the topic again with its records, if they are kept elsewhere. Without them start over, by "
+                "restore_from: none; docs/how-to/kafka.md says more."
+            )
+            return Finding.of_error(CHECK, RestoreRefused(told, hint=hint))
+        if self.then is not None and self.then.id and self.now.id and self.then.id != self.now.id:
+            return self._recreated(self.then, self.now, strict=strict)
+        return self._same(self.now, strict=strict)
+
+    def left_out(self, *, strict: bool) -> Finding:
+        """The verdict on a topic that the query does not name."""
+        told = f"the query does not read {self.name} any more"
+        if self.now is not None:
+            left = sum(max(end - self.at.get(number, 0), 0) for number, end in self.now.latest.items())
+            told += f": {_records(left)} after the checkpoint are left out, and all later ones"
+        return _lossy(f"{told}.", "Name the topic in the query again. ", stops=strict)
+
+    def _recreated(self, then: Topic, now: TopicState, *, strict: bool) -> Finding:
+        gone = sorted(self.at.keys() - now.latest.keys(), key=int)
+        short = {number for number, upto in self.upto.items() if now.latest.get(number, upto) < upto}
+        skipped = {
+            number: min(at, now.latest[number]) - now.earliest[number]
+            for number, at in self.at.items()
+            if number in now.latest and min(at, now.latest[number]) > now.earliest[number]
+        }
+        fewer = f" Partition{'s' * (len(gone) > 1)} {', '.join(gone)} is not there any more." if gone else ""
+        told = (
+            f"{self.name} was deleted and created again: its id was {then.id} and is {now.id} now"
+            f"{self._unread()}. Of the new topic, {_records(sum(skipped.values()))} below the checkpoint's offsets "
+            f"would be skipped{_listed(skipped)}.{fewer}"
+        )
+        over = "To read the new topic from its beginning, start over by restore_from: none. "
+        return _lossy(told, over, stops=strict and bool(gone or short))
+
+    def _same(self, now: TopicState, *, strict: bool) -> Finding:
+        gone = {number: at for number, at in self.at.items() if number not in now.latest}
+        expired = {
+            number: now.earliest[number] - at
+            for number, at in self.at.items()
+            if number in now.earliest and now.earliest[number] > at
+        }
+        short = {
+            number: upto - now.latest[number]
+            for number, upto in self.upto.items()
+            if number in now.latest and now.latest[number] < upto
+        }
+        added = {number: now.earliest[number] for number in now.latest if number not in self.at}
+        missed = {number: first for number, first in added.items() if first > 0}
+        told = []
+        if expired:
+            told.append(f"{_records(sum(expired.values()))} after the checkpoint are gone{_listed(expired)}: retention")
+        if short:
+            told.append(f"it ends {_records(sum(short.values()))} before what was read or planned{_listed(short)}")
+        if gone:
+            told.append(f"it has no partition {', '.join(sorted(gone, key=int))} any more{self._unread(gone)}")
+        if missed:
+            told.append(f"{_records(sum(missed.values()))} of new partitions are gone{_listed(missed)}")
+        if told:
+            older = "Restore a newer checkpoint, if there is one. " if expired else ""
+            return _lossy(f"{self.name}: {'; '.join(told)}.", older, stops=strict)
+        left = sum(now.latest[number] - self.at.get(number, first) for number, first in now.earliest.items())
+        numbers = ", ".join(sorted(added, key=int))
+        new = f" Partitions that are new since are read from their beginning: {numbers}." if added else ""
+        return Finding.fine(CHECK, f"{self.name} has all {_records(left)} after the checkpoint.{new}")
+
+    def _unread(self, partitions: Mapping[str, int] | None = None) -> str:
+        """How many records are surely lost with a topic or its partitions, as far as the checkpoint tells."""
+        latest = {} if self.then is None else self.then.latest
+        at = self.at if partitions is None else partitions
+        left = sum(max(end - at[number], 0) for number, end in latest.items() if number in at)
+        if not latest:
+            return ""
+        return f", and with it {_records(left)} that were yet to be read at the checkpoint, and all later ones"
+
+
+def _lossy(told: str, instead: str, *, stops: bool) -> Finding:
+    """Rows would be lost; where Spark ``stops`` because of that, the query has to allow the loss, too."""
+    if stops:
+        hint = f"{instead}{_WITHOUT}{_LENIENT}{_ACCEPT}"
+        return Finding.of_error(CHECK, RestoreRefused(f"{told} Spark would stop there.", hint=hint))
+    return Finding(CHECK, Verdict.WITH_LOSS, told, f"{instead}{_WITHOUT}{_ACCEPT}")
+
+
+def _records(count: int) -> str:
+    return "1 record" if count == 1 else f"{count} records"
+
+
+def _listed(counts: Mapping[str, int]) -> str:
+    if not counts:
+        return ""
+    named = [f"partition {number}: {counts[number]}" for number in sorted(counts, key=int)]
+    more = f" and {len(named) - _MOST_NAMED} more partitions" if len(named) > _MOST_NAMED else ""
+    return f" ({', '.join(named[:_MOST_NAMED])}{more})"

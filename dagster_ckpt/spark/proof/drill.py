@@ -1,0 +1,268 @@
+"""A restore drill: the newest checkpoint is restored aside, and the job's query computes one batch from it.
+
+Nothing of the job is touched. The batch goes nowhere, the live location is a copy, no epoch is claimed, and no record
+is written. Spark tells a source that a batch is done when Spark plans the next batch, and the drill ends before. Where
+Spark plans the drill's batch itself, Spark tells the sources of the batch before. So that is left to sources that do
+nothing then; the batch of all others is empty.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+from dagster_ckpt.checkpoint import CheckpointCatalog, CheckpointMetadata, PlannedBatch
+from dagster_ckpt.clock import Clock, seconds_of
+from dagster_ckpt.config import LATEST
+from dagster_ckpt.errors import QueryFailed
+from dagster_ckpt.paths import hadoop_path
+from dagster_ckpt.spark.batches import lay_out, planned_files
+from dagster_ckpt.spark.files import CheckpointLocation
+from dagster_ckpt.spark.job import StreamingJob
+from dagster_ckpt.spark.kafka import KafkaInputs
+from dagster_ckpt.spark.live import LOCATION
+from dagster_ckpt.spark.preflight import AFTER_IT, check_unpacked, kafka_findings, rows_of, version_finding
+from dagster_ckpt.spark.proof.scratch_copy import copied, scratch_place
+from dagster_ckpt.spark.query import (
+    await_tasks,
+    check_state_backend,
+    failure_of,
+    keeps_its_input,
+    known_providers,
+    make_active,
+    stop_query,
+)
+from dagster_ckpt.spark.run import Queries
+from dagster_ckpt.spark.verdict import Finding, Preflight
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+__all__ = ["Drilled", "drill_restore"]
+
+#: What the batch of a drill has read.
+AS_PLANNED, NEW, NOTHING = "as planned", "new input", "nothing new"
+_LOOK = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Drilled:
+    """A drill that has succeeded: seconds, and what the batch was.
+
+    Attributes:
+        job: the job's name.
+        checkpoint: ``{job id}/chk-N``.
+        batch: the batch that the drill computed.
+        read: what the batch read: ``as planned`` after the checkpoint, ``new input``, or ``nothing new``.
+        input_rows: of the batch, ``None`` where Spark did not tell.
+        state_rows: keys in the state after the batch, ``None`` where Spark did not tell.
+        restored_bytes: of the checkpoint.
+        spark_seconds: until Spark was there.
+        restore_seconds: until the checkpoint was copied, verified and checked.
+        build_seconds: until the query was built.
+        batch_seconds: until its first batch was committed.
+        age_seconds: how old the checkpoint was when the drill began: what a restore goes back at most.
+        batches_behind: batches that were planned after the checkpoint, and run again after a restore.
+        files_behind: input files of these batches.
+        rows_behind: input rows of these batches, ``None`` where that is not known.
+    """
+
+    job: str
+    checkpoint: str
+    batch: int
+    read: str
+    input_rows: int | None
+    state_rows: int | None
+    restored_bytes: int
+    spark_seconds: float
+    restore_seconds: float
+    build_seconds: float
+    batch_seconds: float
+    age_seconds: float
+    batches_behind: int
+    files_behind: int
+    rows_behind: int | None
+
+    @property
+    def recovery_seconds(self) -> float:
+        """From the beginning to the first committed batch."""
+        took = self.spark_seconds + self.restore_seconds + self.build_seconds + self.batch_seconds
+        return round(took, 3)
+
+
+def drill_restore(
+    job: StreamingJob,
+    catalog: CheckpointCatalog,
+    clock: Clock,
+    *,
+    scratch_directory: str | Path | None = None,
+    timeout: timedelta = timedelta(minutes=30),
+) -> Drilled:
+    """Restore the newest checkpoint of a job aside, and compute one batch of its query. The job may be running.
+
+    Args:
+        job: the job; its storage is read, and nothing is written there.
+        catalog: the job's checkpoints.
+        clock: wall and monotonic time.
+        scratch_directory: where the copy lies, as of :func:`read_state`.
+        timeout: how long the batch may take.
+
+    Raises:
+        CheckpointNotFound: the job has no checkpoint.
+        CorruptCheckpoint: the newest checkpoint is not what was written.
+        RestoreRefused: a restore would be refused, or would lose rows.
+        QueryNotBuilt: the job's function raised an error.
+        QueryFailed: the batch failed, or was not done in time.
+        InvalidConfiguration: Spark's executors are on other machines, and no directory that they share is named.
+        StorageError: the storage failed.
+    """
+    began, watch = clock.time(), _Watch(clock)
+    spark = job.session()
+    place = scratch_place(spark, scratch_directory)
+    spark_seconds = watch.lap()
+
+    def check(metadata: CheckpointMetadata) -> None:
+        check_state_backend(job.state_backend, metadata)
+        if (error := version_finding(metadata.facts.spark_version, spark.version).error) is not None:
+            raise error
+
+    prefer = job.config.prefer_checkpoint_for_recovery
+    with copied(catalog, LATEST, place, check=check, prefer_checkpoint=prefer) as (restored, directory):
+        # What a sink might get twice depends on where the running job is; preflight tells that when the job is over.
+        findings = [item for item in check_unpacked(catalog, restored, directory, LATEST) if item.check != AFTER_IT]
+        _pass(job, restored, findings)
+        known = catalog.records.plans(restored.job_id).after(restored)
+        restore_seconds = watch.lap()
+        writer = Queries(job, spark).for_trial(restored)
+        with closing(KafkaInputs(writer, clock)) as inputs:
+            _pass(job, restored, kafka_findings(restored.facts, inputs, known))
+        build_seconds = watch.lap()
+        location = CheckpointLocation(directory / LOCATION, known_providers(job.state_backend))
+        try:
+            read, report = _Batch(job, spark, writer, restored, location, timeout).run(known)
+        finally:
+            make_active(spark)  # as it was before the query was built
+        batch_seconds = watch.lap()
+    return Drilled(
+        job=job.name,
+        checkpoint=restored.reference,
+        batch=restored.batch + 1,
+        read=read,
+        input_rows=report.get("numInputRows"),
+        state_rows=_sum(report.get("stateOperators") or ()),
+        restored_bytes=restored.size,
+        spark_seconds=spark_seconds,
+        restore_seconds=restore_seconds,
+        build_seconds=build_seconds,
+        batch_seconds=batch_seconds,
+        age_seconds=round(max(began - seconds_of(restored.written_at), 0.0), 3),
+        batches_behind=len(known),
+        files_behind=sum(len(planned_files(plan)) for plan in known),
+        rows_behind=rows_of(known, restored.facts),
+    )
+
+
+def _pass(job: StreamingJob, restored: CheckpointMetadata, findings: Sequence[Finding]) -> None:
+    refusal = Preflight(restored.reference, tuple(findings)).refusal(job.config.mode)
+    if refusal is not None:
+        raise refusal
+
+
+class _Watch:
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._from = clock.monotonic()
+
+    def lap(self) -> float:
+        """Seconds since the last lap."""
+        before, self._from = self._from, self._clock.monotonic()
+        return round(self._from - before, 3)
+
+
+class _Batch:
+    """The batch of a drill.
+
+    Args:
+        job: the job.
+        spark: the session that Spark was started with.
+        writer: of the job's query.
+        restored: the checkpoint.
+        location: the copy.
+        timeout: how long the batch may take.
+    """
+
+    def __init__(
+        self,
+        job: StreamingJob,
+        spark: SparkSession,
+        writer: DataStreamWriter,
+        restored: CheckpointMetadata,
+        location: CheckpointLocation,
+        timeout: timedelta,
+    ) -> None:
+        self._job = job
+        self._spark = spark
+        self._restored = restored
+        self._location = location
+        self._timeout = timeout
+        self._keeps_its_input = partial(keeps_its_input, writer)
+        self._writer = (
+            writer.format("noop")
+            .trigger(once=True)
+            .queryName(f"restore drill of {job.name}")
+            .option("checkpointLocation", hadoop_path(location.path))
+        )
+
+    def run(self, known: Sequence[PlannedBatch]) -> tuple[str, dict[str, Any]]:
+        """Commit the batch after the checkpoint: what it read, and Spark's report of it."""
+        following = self._restored.batch + 1
+        if known and known[0].batch == following:
+            lay_out(known[0], self._location.path)
+        if self._location.planned() == following:
+            return AS_PLANNED, self._once()
+        report = self._once() if self._keeps_its_input() else {}
+        if self._location.last_committed() == following:
+            return NEW if report.get("numInputRows") else NOTHING, report
+        # Spark runs no batch without input; a plan that ends where the last batch ended opens the state all the same.
+        (self._location.path / "offsets" / str(following)).write_bytes(
+            (self._location.path / "offsets" / str(self._restored.batch)).read_bytes()
+        )
+        return NOTHING, self._once()
+
+    def _once(self) -> dict[str, Any]:
+        """Run the query for one batch at most; Spark's last report."""
+        from pyspark.errors import PySparkException  # noqa: PLC0415 - PySpark is loaded where it runs
+
+        try:
+            query = self._writer.start()
+        except PySparkException as error:
+            raise failure_of(error, self._job.name, self._restored) from error
+        try:
+            until = monotonic() + self._timeout.total_seconds()
+            while not (ended := query.awaitTermination(_LOOK)) and monotonic() < until:
+                pass
+        except PySparkException as error:
+            raise failure_of(error, self._job.name, self._restored) from error
+        finally:
+            stop_query(query)
+            await_tasks(self._spark, str(query.runId))
+        if not ended:
+            raise QueryFailed(
+                f"Batch {self._restored.batch + 1} of job {self._job.name!r} was not done within {self._timeout} after "
+                f"a restore of {self._restored.name}.",
+                hint="Give the drill more cores or more time.",
+            )
+        progress = query.lastProgress
+        return {} if progress is None else dict(json.loads(progress.json))
+
+
+def _sum(operators: Sequence[dict[str, Any]]) -> int | None:
+    return sum(int(item.get("numRowsTotal") or 0) for item in operators) if operators else None

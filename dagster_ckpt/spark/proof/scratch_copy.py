@@ -1,0 +1,142 @@
+"""A disposable copy of a checkpoint. The checkpoint's own files are read and never changed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+
+from dagster_ckpt.checkpoint import (
+    CheckpointCatalog,
+    CheckpointMetadata,
+    FileEntry,
+    ProcessIdentity,
+    materialize_checkpoint,
+    read_newest,
+    this_host,
+)
+from dagster_ckpt.config import LATEST
+from dagster_ckpt.errors import CheckpointNotFound, InvalidConfiguration, WorkingDirectoryFailed
+from dagster_ckpt.filesystem import remove_entries
+from dagster_ckpt.spark.files import prepare_location
+from dagster_ckpt.spark.live import LOCATION
+from dagster_ckpt.spark.query import IN_THIS_PROCESS
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["copied", "scratch_place"]
+
+_PREFIX = "dagster-ckpt-scratch"
+
+
+def scratch_place(spark: SparkSession, named: str | Path | None) -> Path:
+    """Where copies lie: the directory that the caller has named, or the temporary directory of this machine.
+
+    Raises:
+        InvalidConfiguration: no directory is named, and Spark's executors are on other machines.
+    """
+    master = str(spark.sparkContext.master)
+    if named is None and not IN_THIS_PROCESS.match(master):
+        raise InvalidConfiguration(
+            f"A copy of the checkpoint must lie where every executor of {master} reaches it, and no such directory is "
+            "named.",
+            hint="Name it as scratch_directory, or use a Spark with the master local[*].",
+        )
+    return Path(tempfile.gettempdir() if named is None else named)
+
+
+@contextmanager
+def copied(
+    catalog: CheckpointCatalog,
+    checkpoint: str,
+    place: Path,
+    *,
+    check: Callable[[CheckpointMetadata], object],
+    wanted: Callable[[FileEntry], bool] = lambda _: True,
+    prefer_checkpoint: bool = True,
+) -> Iterator[tuple[CheckpointMetadata, Path]]:
+    """Copy a checkpoint into a new directory, verified on the way; the directory is removed at the end.
+
+    Spark takes the copy for another query: it has a query id of its own, so a start of it stops no running query.
+
+    Args:
+        catalog: the job's checkpoints.
+        checkpoint: ``latest``, or a checkpoint as ``restore_from`` names it.
+        place: the directory to make the copy's directory in; left-overs of dead processes in it are removed.
+        check: raises if the checkpoint cannot be used; called before anything is copied.
+        wanted: which files are copied.
+        prefer_checkpoint: as of :func:`~dagster_ckpt.checkpoint.find_newest`.
+
+    Returns:
+        the checkpoint, and the directory; the checkpointLocation is the directory ``checkpoint`` in it.
+
+    Raises:
+        CheckpointNotFound: there is no such checkpoint.
+        CorruptCheckpoint: the checkpoint is not what was written.
+        StorageError: the storage failed.
+        WorkingDirectoryFailed: the copy cannot be written.
+    """
+    directory = _make_directory(place)
+    try:
+        copy = directory / "copy"
+
+        def make(metadata: CheckpointMetadata) -> None:
+            check(metadata)
+            shutil.rmtree(copy, ignore_errors=True)
+            materialize_checkpoint(catalog, replace(metadata, files=tuple(filter(wanted, metadata.files))), copy)
+
+        metadata = _made(catalog, checkpoint, make, prefer_checkpoint=prefer_checkpoint)
+        (copy / LOCATION / "metadata").write_text(json.dumps({"id": str(uuid.uuid4())}), encoding="utf-8")
+        prepare_location(copy / LOCATION)
+        yield metadata, copy
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _made(
+    catalog: CheckpointCatalog,
+    checkpoint: str,
+    make: Callable[[CheckpointMetadata], None],
+    *,
+    prefer_checkpoint: bool,
+) -> CheckpointMetadata:
+    if checkpoint != LATEST:
+        make(metadata := catalog.resolve(checkpoint))
+        return metadata
+    newest, _ = read_newest(catalog, make, prefer_checkpoint=prefer_checkpoint)
+    if newest.metadata is None:
+        raise CheckpointNotFound(
+            f"Job {catalog.job_name!r} has no checkpoint in {catalog.filesystem.url}: {newest.reason}.",
+            hint=f"See what there is with `dagster-ckpt list --path {catalog.filesystem.url}`.",
+        )
+    return newest.metadata
+
+
+def _make_directory(place: Path) -> Path:
+    """A new directory (0700) whose name tells its process; directories of this host's dead processes are removed."""
+    host = sha256(this_host().encode()).hexdigest()[:12]
+    own = f"{_PREFIX}-{host}-"
+
+    def is_dead(name: str) -> bool:
+        pid = name.removeprefix(own).partition("-")[0]
+        return name.startswith(own) and pid.isdecimal() and not psutil.pid_exists(int(pid))
+
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+        remove_entries(place.resolve(), is_dead)
+        return Path(tempfile.mkdtemp(prefix=f"{own}{ProcessIdentity.current().pid}-", dir=place))
+    except OSError as error:
+        raise WorkingDirectoryFailed(
+            f"No copy of the checkpoint can be made in {place}: {error}.",
+            hint="Name another directory as scratch_directory.",
+        ) from error

@@ -1,0 +1,208 @@
+"""What the commits of a Delta table did, and which files a rollback changes: pure decisions over Delta's own JSON.
+
+A rollback *inverts* commits: those of our application, and where needed those that changed no row (OPTIMIZE, for
+example). What other writers changed stays. So a rollback is refused where another writer has changed a file that must
+be taken back.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from dagster_ckpt.errors import SinkMismatch
+from dagster_ckpt.stored_json import believed
+
+__all__ = ["Commit", "Rollback", "mark_of", "marked_batch", "marked_epoch", "parse_commit", "plan_rollback"]
+
+#: A data file: its path in the table, and the deletion vector that hides rows of the file.
+FileKey: TypeAlias = "tuple[str, str]"
+
+_BATCHES = 2**32
+#: Operations of others that change rows one by one. Others that remove rows replace the table as a whole or in part.
+_EDITS = frozenset({"DELETE", "UPDATE", "MERGE"})
+#: What an ``add`` has in common with the ``remove`` of the same file.
+_OF_FILE = (
+    *("path", "partitionValues", "size", "stats", "tags"),
+    *("deletionVector", "baseRowId", "defaultRowCommitVersion"),
+)
+
+
+def mark_of(epoch: int, batch: int) -> int:
+    """The transaction version of a batch. A newer epoch is above every batch of an older one.
+
+    Args:
+        epoch: the epoch of the start that writes.
+        batch: the batch; -1 for the claim of a start that begins with batch 0.
+    """
+    return epoch * _BATCHES + batch + 1
+
+
+def marked_batch(mark: int) -> int:
+    """The batch of a mark, -1 for none."""
+    return mark % _BATCHES - 1
+
+
+def marked_epoch(mark: int) -> int:
+    """The epoch of a mark."""
+    return mark // _BATCHES
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """One version of a table.
+
+    Attributes:
+        version: the version.
+        operation: what Delta calls the operation, such as ``WRITE``; empty when the commit does not tell.
+        marks: the transaction versions of the commit, by application.
+        added: the files that the commit added, each with its JSON.
+        removed: the files that the commit removed, each with its JSON.
+        changes_rows: whether the commit changed what readers see.
+        removes_rows: whether the commit took rows away.
+        restored: the version that the commit made the table equal to, ``None`` when it did not restore one.
+    """
+
+    version: int
+    operation: str
+    marks: Mapping[str, int]
+    added: Mapping[FileKey, Mapping[str, Any]]
+    removed: Mapping[FileKey, Mapping[str, Any]]
+    changes_rows: bool
+    removes_rows: bool
+    restored: int | None = None
+
+    @property
+    def files(self) -> set[FileKey]:
+        """The files that the commit added or removed."""
+        return {*self.added, *self.removed}
+
+    def __str__(self) -> str:
+        return f"version {self.version} ({self.operation or 'an operation without a name'})"
+
+
+@dataclass(frozen=True, slots=True)
+class Rollback:
+    """The files that a rollback changes.
+
+    Attributes:
+        removed: Delta's JSON of each file that leaves the table.
+        added: Delta's JSON of each file that comes back.
+        paths: the paths of the files that come back.
+    """
+
+    removed: tuple[str, ...]
+    added: tuple[str, ...]
+    paths: tuple[str, ...]
+
+
+def parse_commit(version: int, text: str) -> Commit:
+    """The commit of a version, from the JSON lines of Delta's log.
+
+    Raises:
+        SinkMismatch: the text is not what Delta writes.
+    """
+    operation, restored, marks = "", None, {}
+    added: dict[FileKey, Mapping[str, Any]] = {}
+    removed: dict[FileKey, Mapping[str, Any]] = {}
+    with believed(f"Version {version} of the Delta table", "Restore the table from a backup.", SinkMismatch):
+        for line in text.splitlines():
+            for kind, action in json.loads(line).items():
+                if kind == "commitInfo":
+                    operation = str(action.get("operation", ""))
+                    target = action.get("operationParameters", {}).get("version")
+                    restored = int(target) if operation == "RESTORE" and target is not None else None
+                elif kind == "txn":
+                    marks[str(action["appId"])] = int(action["version"])
+                elif kind in ("add", "remove"):
+                    (added if kind == "add" else removed)[_key(action)] = action
+        removes_rows = any(action["dataChange"] for action in removed.values())
+        changes_rows = removes_rows or any(action["dataChange"] for action in added.values())
+    return Commit(version, operation, marks, added, removed, changes_rows, removes_rows, restored)
+
+
+def plan_rollback(commits: Sequence[Commit], application: str, now: int) -> Rollback:
+    """How to take back what our application changed in ``commits``.
+
+    Args:
+        commits: every commit after the version to go back to, in order.
+        application: our application.
+        now: milliseconds since the epoch, for the removed files.
+
+    Raises:
+        SinkMismatch: another writer has replaced rows, or changed a file that must be taken back.
+    """
+    counting = _without_undone(commits, application)
+    ours = {key for commit in counting if application in commit.marks for key in commit.files}
+    # A compaction stays, too, unless it has put rows of ours into a file with others.
+    others = [commit for commit in counting if application not in commit.marks]
+    compacted = any(not commit.changes_rows and commit.files & ours for commit in others)
+    was: dict[FileKey, bool] = {}
+    last: dict[FileKey, tuple[bool, Mapping[str, Any]]] = {}
+    for commit in counting:
+        touched = [(key, action, False) for key, action in commit.removed.items()]
+        touched += [(key, action, True) for key, action in commit.added.items()]
+        if application not in commit.marks and (commit.changes_rows or not compacted):
+            _refuse(commit, any(key in was for key, _, _ in touched))
+            continue
+        for key, action, is_there in touched:
+            was.setdefault(key, not is_there)
+            last[key] = (is_there, action)
+    removed = [action for key, (is_there, action) in last.items() if is_there and not was[key]]
+    added = [action for key, (is_there, action) in last.items() if was[key] and not is_there]
+    return Rollback(
+        tuple(json.dumps({"remove": _removal(action, now)}) for action in removed),
+        tuple(json.dumps({"add": _addition(action)}) for action in added),
+        tuple(str(action["path"]) for action in added),
+    )
+
+
+def _without_undone(commits: Sequence[Commit], application: str) -> list[Commit]:
+    """``commits`` without those that a RESTORE by hand has undone, and without that RESTORE."""
+    counting: list[Commit] = []
+    for commit in commits:
+        restored = None if application in commit.marks else commit.restored
+        if restored is not None and restored >= commits[0].version - 1:
+            counting = [earlier for earlier in counting if earlier.version <= restored]
+        else:
+            counting.append(commit)
+    return counting
+
+
+def _refuse(commit: Commit, touches_ours: bool) -> None:
+    if commit.removes_rows and commit.operation not in _EDITS:
+        raise SinkMismatch(
+            f"Another writer replaced rows of the table after the checkpoint, in {commit}, so the table does not hold "
+            "what the checkpoint covers.",
+            hint="Nothing was touched. Restore a checkpoint that was taken after that; or undo it by RESTORE TABLE ... "
+            f"TO VERSION AS OF {commit.version - 1} and launch again.",
+        )
+    if touches_ours:
+        raise SinkMismatch(
+            f"Another writer changed rows that batches after the checkpoint had written, in {commit}, so these batches "
+            "cannot be taken back alone: the rollback would lose that change.",
+            hint="Nothing was touched. Restore a checkpoint that was taken after that change.",
+        )
+
+
+def _key(action: Mapping[str, Any]) -> FileKey:
+    vector = action.get("deletionVector")
+    named = "" if vector is None else f"{vector['storageType']}{vector['pathOrInlineDv']}@{vector.get('offset')}"
+    return (str(action["path"]), named)
+
+
+def _removal(action: Mapping[str, Any], now: int) -> Mapping[str, Any]:
+    same = {name: action[name] for name in _OF_FILE if name in action}
+    return {**same, "deletionTimestamp": now, "dataChange": True, "extendedFileMetadata": True}
+
+
+def _addition(action: Mapping[str, Any]) -> Mapping[str, Any]:
+    if "size" not in action or "partitionValues" not in action:
+        raise SinkMismatch(
+            f"{action['path']} must come back into the table, and the commit that removed it does not describe it.",
+            hint="Nothing was touched. Restore a newer checkpoint.",
+        )
+    same = {name: action[name] for name in _OF_FILE if name in action}
+    return {**same, "modificationTime": action.get("deletionTimestamp", 0), "dataChange": True}

@@ -1,0 +1,201 @@
+"""A Delta table through Delta's own transactions, in the JVM of the session. Nothing here reads a cached version."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from dagster_ckpt.errors import InvalidConfiguration, SinkMismatch
+from dagster_ckpt.spark.sinks.delta.commits import Commit, Rollback, marked_epoch, parse_commit, plan_rollback
+from dagster_ckpt.spark.sinks.table_sink import Overtaken, explained
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["DeltaTable"]
+
+_DELTA = "org.apache.spark.sql.delta"
+#: How often a transaction is begun again because another writer was faster.
+_TRIES = 20
+
+
+class DeltaTable:
+    """One table, by its path.
+
+    Args:
+        session: a session with Delta's classes.
+        path: the directory or URL of the table.
+
+    Raises:
+        InvalidConfiguration: the session has no Delta.
+    """
+
+    format = "Delta"
+
+    def __init__(self, session: SparkSession, path: str) -> None:
+        self.path = path
+        jvm: Any = session._jvm  # noqa: SLF001 - Delta has no Python interface to its transactions
+        self._jvm = jvm
+        java_session = session._jsparkSession  # noqa: SLF001
+        try:
+            classes = jvm.java.lang.Thread.currentThread().getContextClassLoader()
+            classes.loadClass(f"{_DELTA}.DeltaLog")
+        except Exception as error:
+            raise InvalidConfiguration(
+                f"Spark has no Delta, and the job writes to the Delta table {path}.",
+                hint="Start Spark with spark.jars.packages=io.delta:delta-spark_4.2_2.13:4.4.0 (for Spark 4.2), "
+                "spark.sql.extensions=io.delta.sql.DeltaSparkSessionExtension and "
+                f"spark.sql.catalog.spark_catalog={_DELTA}.catalog.DeltaCatalog; docs/how-to/sink-delta.md shows it.",
+            ) from error
+        self._delta = jvm.org.apache.spark.sql.delta
+        where = jvm.org.apache.hadoop.fs.Path(path)
+        self._delta.DeltaLog.invalidateCache(java_session, where)
+        self._log: Any = self._delta.DeltaLog.forTable(java_session, where)
+        self._conf: Any = self._log.newDeltaHadoopConf()
+
+    @property
+    @explained
+    def version(self) -> int:
+        """The newest version, -1 where there is no table."""
+        return int(self._snapshot().version())
+
+    @property
+    @explained
+    def identifier(self) -> str:
+        """The id that the table got when it was created."""
+        return str(self._snapshot().metadata().id())
+
+    @property
+    @explained
+    def has_data(self) -> bool:
+        """Whether the table has a data file."""
+        return self.version >= 0 and int(self._snapshot().numOfFiles()) > 0
+
+    @explained
+    def setting(self, name: str) -> str | None:
+        """A property of the table, ``None`` where the table does not set it."""
+        found = self._snapshot().metadata().configuration().get(name)
+        return str(found.get()) if found.isDefined() else None
+
+    @explained
+    def mark(self, application: str) -> int | None:
+        """The newest mark of an application, ``None`` when it has written nothing."""
+        if self.version < 0:
+            return None
+        mark = self._snapshot().transactions().get(application)
+        return int(mark.get()) if mark.isDefined() else None
+
+    @explained
+    def commit_of(self, version: int) -> Commit | None:
+        """What a version changed; ``None`` when Delta's log does not have the version."""
+        file = self._delta.util.FileNames.unsafeDeltaFile(self._log.logPath(), version)
+        try:
+            text = self._log.store().read(file, self._conf).mkString("\n")
+        except Exception:
+            if file.getFileSystem(self._conf).exists(file):
+                raise
+            return None
+        return parse_commit(version, str(text))
+
+    def commits(self, after: int, newest: int) -> list[Commit]:
+        """What the versions from ``after + 1`` to ``newest`` changed.
+
+        Raises:
+            SinkMismatch: the log does not have all of them any more.
+        """
+        found = []
+        for version in range(after + 1, newest + 1):
+            commit = self.commit_of(version)
+            if commit is None:
+                raise SinkMismatch(
+                    f"The log of the Delta table {self.path} has no version {version} any more, so what was written "
+                    f"after version {after} cannot be taken back.",
+                    hint="Nothing was touched. Restore a newer checkpoint. The table property "
+                    "delta.logRetentionDuration says how long versions are kept.",
+                )
+            found.append(commit)
+        return found
+
+    @explained
+    def rollback_plan(self, after: int, newest: int, application: str) -> Rollback:
+        """What takes back all that our application wrote after version ``after``.
+
+        Raises:
+            SinkMismatch: that is not possible without a loss, or a file that must come back is gone.
+        """
+        plan = plan_rollback(self.commits(after, newest), application, int(time.time() * 1000))
+        gone = [path for path in plan.paths if not self._exists(path)]
+        if gone:
+            raise SinkMismatch(
+                f"The Delta table {self.path} cannot go back to version {after}: VACUUM has deleted {gone[0]}"
+                f"{f' and {len(gone) - 1} more files' if len(gone) > 1 else ''}, which the version needs.",
+                hint="Nothing was touched. Restore a newer checkpoint. The table property "
+                "delta.deletedFileRetentionDuration says how long VACUUM keeps files.",
+            )
+        return plan
+
+    @explained
+    def commit(self, application: str, mark: int, target: int, plan: Callable[[int], Rollback]) -> tuple[int, Rollback]:
+        """Mark the table and change files in one commit, unless a newer mark is there.
+
+        Delta refuses the commit if the mark of the application has changed since the transaction was begun.
+
+        Args:
+            application: our application.
+            mark: the new mark.
+            target: the version that the table goes back to, for the table's history.
+            plan: given the newest version, tells the files that change.
+
+        Returns:
+            The new version, and what was changed.
+
+        Raises:
+            Overtaken: the table has this mark or a newer one.
+        """
+        for left in reversed(range(_TRIES)):
+            transaction = self._log.startTransaction()
+            newest = int(transaction.snapshot().version())
+            seen = int(transaction.txnVersion(application))
+            if seen >= mark:
+                raise Overtaken(marked_epoch(seen))
+            transaction.readWholeTable()
+            rollback = plan(newest)
+            stamp = self._delta.actions.SetTransaction(application, mark, self._none())
+            actions = [stamp, *map(self._action, (*rollback.removed, *rollback.added))]
+            operation = self._operation(target if rollback.removed or rollback.added else None)
+            try:
+                return int(transaction.commit(self._seq(actions), operation)), rollback
+            except Exception:
+                if not left or self.version == newest:
+                    raise
+        raise AssertionError("not reached")
+
+    def _snapshot(self) -> Any:
+        log = self._log
+        return log.update(False, getattr(log, "update$default$2")(), getattr(log, "update$default$3")())
+
+    def _exists(self, path: str) -> bool:
+        where = self._jvm.org.apache.hadoop.fs.Path(self._jvm.java.net.URI(path))
+        if not where.isAbsolute():
+            where = self._jvm.org.apache.hadoop.fs.Path(self._log.dataPath(), where)
+        return bool(where.getFileSystem(self._conf).exists(where))
+
+    def _action(self, text: str) -> Any:
+        return self._delta.actions.Action.fromJson(text)
+
+    def _operation(self, version: int | None) -> Any:
+        """How the table's history calls a commit: a RESTORE to ``version``, or a manual update."""
+        if version is None:
+            return getattr(getattr(self._delta, "DeltaOperations$ManualUpdate$"), "MODULE$")
+        some = self._jvm.scala.Some(self._jvm.java.lang.Long(max(version, 0)))
+        return getattr(self._delta, "DeltaOperations$Restore")(some, self._none())
+
+    def _none(self) -> Any:
+        return self._jvm.scala.Option.empty()
+
+    def _seq(self, items: Sequence[Any]) -> Any:
+        collected = self._jvm.java.util.ArrayList()
+        for item in items:
+            collected.add(item)
+        return self._jvm.org.apache.spark.api.python.PythonUtils.toSeq(collected)

@@ -1,0 +1,233 @@
+"""What the snapshots of an Iceberg table did, and how a rollback takes a job's back: pure decisions.
+
+A rollback makes the snapshot of the checkpoint current again if the job alone has changed rows since. If others have
+appended rows since, the rollback deletes the files of the job's own snapshots instead. In every other case the rollback
+would lose what another writer did, and is refused.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from dagster_ckpt.errors import SinkMismatch
+from dagster_ckpt.stored_json import whole
+
+__all__ = [
+    "History",
+    "Mark",
+    "Rollback",
+    "Snapshot",
+    "name_of_newest",
+    "newest_property",
+    "plan_rollback",
+    "recorded_newest",
+]
+
+_JOB, _START, _EPOCH, _BATCH = (f"dagster_ckpt.{name}" for name in ("job", "start", "epoch", "batch"))
+_SNAPSHOT = "snapshot"
+#: Operations that change no row, such as a compaction.
+_UNCHANGING = frozenset({"replace"})
+_APPEND = "append"
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Who made a snapshot, in the snapshot's summary.
+
+    Attributes:
+        start: a token of the start that wrote.
+        epoch: the epoch of the start.
+        batch: the batch; for a claim the batch before the start's first, -1 for none.
+    """
+
+    start: str
+    epoch: int
+    batch: int
+
+    def summary(self, job: str) -> dict[str, str]:
+        """The properties of the snapshot."""
+        return {_JOB: job, _START: self.start, _EPOCH: str(self.epoch), _BATCH: str(self.batch)}
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """One snapshot of a table.
+
+    Attributes:
+        identifier: the snapshot's id.
+        parent: the id of the snapshot before, ``None`` for the first one.
+        operation: what Iceberg calls the operation: ``append``, ``replace``, ``overwrite`` or ``delete``.
+        summary: the other properties.
+    """
+
+    identifier: int
+    parent: int | None
+    operation: str
+    summary: Mapping[str, str]
+
+    def mark(self, job: str) -> Mark | None:
+        """The mark of a job; ``None`` when another writer made the snapshot."""
+        if self.summary.get(_JOB) != job:
+            return None
+        try:
+            return Mark(self.summary[_START], int(self.summary[_EPOCH]), int(self.summary[_BATCH]))
+        except (KeyError, ValueError):
+            return None
+
+    @property
+    def changes_files(self) -> bool:
+        """Whether the snapshot, if a job of ours made it, added or removed a data file."""
+        return any(self.summary.get(f"{what}-data-files", "0") != "0" for what in ("added", "deleted"))
+
+    def __str__(self) -> str:
+        return f"snapshot {self.identifier} ({self.operation})"
+
+
+class History:
+    """The snapshots of a table as its current metadata has them.
+
+    Args:
+        head: the current snapshot, ``None`` for a table without one.
+        find: the snapshot with an id, ``None`` when it has expired.
+        recorded: what :func:`newest_property` has recorded of a job; it outlives the snapshot.
+    """
+
+    def __init__(
+        self,
+        head: int | None,
+        find: Callable[[int], Snapshot | None],
+        recorded: Callable[[str], Snapshot | None] = lambda _: None,
+    ) -> None:
+        self.head = head
+        self.find = find
+        self._recorded = recorded
+
+    def back(self, start: int | None, until: int | None = None) -> Iterator[Snapshot]:
+        """The snapshots from ``start`` back to ``until`` (not included), to the first, or to one that has expired."""
+        at = start
+        while at is not None and at != until and (snapshot := self.find(at)) is not None:
+            yield snapshot
+            at = snapshot.parent
+
+    def newest_of(self, job: str) -> tuple[int | None, Mark | None]:
+        """The newest snapshot of a job that the current one comes from, with its mark.
+
+        Of an expired snapshot the table's property knows the mark. Both are ``None`` when the job has no snapshot. A
+        snapshot without a mark has expired on a line that is not the job's newest: somebody has set the table back.
+        """
+        at = self.head
+        for snapshot in self.back(at):
+            if (mark := snapshot.mark(job)) is not None:
+                return snapshot.identifier, mark
+            at = snapshot.parent
+        recorded = None if at is None else self._recorded(job)
+        if recorded is None:
+            return None, None
+        is_left = self.find(recorded.identifier) is not None
+        return (at, None) if is_left else (recorded.identifier, recorded.mark(job))
+
+
+@dataclass(frozen=True, slots=True)
+class Rollback:
+    """How a rollback changes a table.
+
+    Attributes:
+        to: the snapshot that becomes current, ``None`` where the current one stays.
+        undone: the job's snapshots whose files are deleted, the oldest first.
+    """
+
+    to: int | None = None
+    undone: tuple[Snapshot, ...] = ()
+
+
+def newest_property(summary: Mapping[str, str], snapshot: int) -> tuple[str, str]:
+    """The name and value of the table property that records a job's newest snapshot, with the snapshot's mark.
+
+    ``expire_snapshots`` deletes the snapshots of a job that writes seldom. The property stays.
+    """
+    mark = {name: summary[name] for name in (_JOB, _START, _EPOCH, _BATCH)}
+    return name_of_newest(summary[_JOB]), json.dumps({_SNAPSHOT: snapshot, **mark})
+
+
+def name_of_newest(job: str) -> str:
+    """The name of the table property that records the newest snapshot of a job."""
+    return f"dagster_ckpt.newest.{job}"
+
+
+def recorded_newest(value: str) -> Snapshot:
+    """The snapshot in the value of :func:`newest_property`.
+
+    Raises:
+        KeyError, TypeError, ValueError: the value is of no such property.
+    """
+    mark = dict(json.loads(value))
+    return Snapshot(whole(mark.pop(_SNAPSHOT), "a snapshot"), None, "", mark)
+
+
+def plan_rollback(history: History, target: int | None, job: str) -> Rollback:
+    """How to take back what a job wrote after a snapshot.
+
+    Args:
+        history: the table now.
+        target: the snapshot to go back to; ``None`` for the table before its first.
+        job: the name of the job.
+
+    Raises:
+        SinkMismatch: a snapshot that is needed has expired, or the rollback would lose what another writer did.
+    """
+    since = list(history.back(history.head, target))
+    end = since[-1].parent if since else history.head
+    if target is not None and history.newest_of(job)[0] == target:
+        return Rollback()
+    if end != target:
+        return _to_another_line(history, since, target, end, job)
+    own = [snapshot for snapshot in reversed(since) if snapshot.mark(job) is not None and snapshot.changes_files]
+    if not own:
+        return Rollback()
+    others = _changes_of_others(since, job)
+    if not others and target is not None and history.find(target) is not None:
+        return Rollback(to=target)
+    between = [snapshot for snapshot in reversed(since) if snapshot.mark(job) is None]
+    for snapshot in between:
+        if snapshot.operation != _APPEND:
+            raise _refused(snapshot)
+    return Rollback(undone=tuple(own))
+
+
+def _to_another_line(
+    history: History, since: list[Snapshot], target: int | None, end: int | None, job: str
+) -> Rollback:
+    """Back to a snapshot that the current one does not come from: an earlier rollback has abandoned it."""
+    if target is None or history.find(target) is None:
+        raise _expired(end if target is None else target)
+    ancestors = {snapshot.identifier for snapshot in history.back(target)}
+    fork = next((at for at, snapshot in enumerate(since) if snapshot.identifier in ancestors), None)
+    if fork is None and end is not None:
+        raise _expired(end)
+    others = _changes_of_others(since[:fork], job)
+    if others:
+        raise _refused(others[-1])
+    return Rollback(to=target)
+
+
+def _changes_of_others(snapshots: list[Snapshot], job: str) -> list[Snapshot]:
+    return [each for each in snapshots if each.mark(job) is None and each.operation not in _UNCHANGING]
+
+
+def _refused(snapshot: Snapshot) -> SinkMismatch:
+    back = "" if snapshot.parent is None else f"; or undo it by CALL ... set_current_snapshot to {snapshot.parent}"
+    return SinkMismatch(
+        f"Another writer changed the table after the checkpoint, in {snapshot}, so what the job wrote since cannot be "
+        "taken back alone: the rollback would lose that change.",
+        hint=f"Nothing was touched. Restore a checkpoint that was taken after that snapshot{back} and launch again.",
+    )
+
+
+def _expired(identifier: int | None) -> SinkMismatch:
+    return SinkMismatch(
+        f"The table does not have snapshot {identifier} any more, which the rollback needs.",
+        hint="Nothing was touched. Restore a newer checkpoint; `dagster-ckpt list` shows them. The table property "
+        "history.expire.max-snapshot-age-ms says how long expire_snapshots keeps snapshots.",
+    )

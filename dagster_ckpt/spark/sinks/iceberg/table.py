@@ -1,0 +1,317 @@
+"""An Iceberg table through Iceberg's own classes, in the JVM of the session. Nothing here reads a cached table.
+
+Spark's own append would begin again on top of whatever another writer has committed meanwhile, a newer start of the job
+included. So Spark writes the files of a batch without a commit, as for a compaction, and the commit is made here: look
+at the table's metadata, and have the catalog replace exactly that metadata.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from dagster_ckpt.errors import CheckpointFailure, InvalidConfiguration, SinkMismatch
+from dagster_ckpt.spark.sinks.iceberg.lineage import (
+    History,
+    Rollback,
+    Snapshot,
+    name_of_newest,
+    newest_property,
+    recorded_newest,
+)
+from dagster_ckpt.spark.sinks.table_sink import explained
+from dagster_ckpt.stored_json import believed
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+__all__ = ["Change", "IcebergTable"]
+
+_STAGED_TABLES = "org.apache.iceberg.spark.SparkTableCache"
+_CATALOGS = "org.apache.iceberg.spark.BaseCatalog"
+#: With Spark 4.0, Spark's writer stages files under this option; later it does so for every staged table.
+_STAGED = "rewritten-file-scan-task-set-id"
+#: Staged for a newer format, rows need ids there that only rows of a compaction have.
+_NEWEST_WITH_SPARK_40 = 2
+#: How often a commit is begun again because another writer was faster, and the seconds before it is.
+_TRIES = 20
+_PAUSE = 0.1
+#: The catalog has refused the commit, or it is unknown whether the catalog has taken the commit: the table tells.
+_BEGUN_AGAIN = frozenset(
+    f"org.apache.iceberg.exceptions.{name}Exception" for name in ("CommitFailed", "CommitStateUnknown")
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What one commit does.
+
+    Attributes:
+        summary: properties of the new snapshot, the mark of a job among them.
+        files: Iceberg's data files to add.
+        rollback: what is taken back before.
+    """
+
+    summary: Mapping[str, str]
+    files: Sequence[Any] = ()
+    rollback: Rollback = field(default_factory=Rollback)
+
+
+class IcebergTable:
+    """One table, by its name.
+
+    Args:
+        session: a session with Iceberg's classes and the table's catalog.
+        name: the name of the table, with that of its catalog.
+
+    Raises:
+        InvalidConfiguration: the session has no Iceberg, or the table's catalog is none of Iceberg.
+    """
+
+    format = "Iceberg"
+
+    def __init__(self, session: SparkSession, name: str) -> None:
+        self.path = name
+        self._session = session
+        jvm: Any = session._jvm  # noqa: SLF001 - Iceberg has no Python interface to its commits
+        self._iceberg = jvm.org.apache.iceberg
+        try:
+            loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
+            staged: Any = loader.loadClass(_STAGED_TABLES)
+        except Exception as error:
+            raise InvalidConfiguration(
+                f"Spark has no Iceberg, and the job writes to the Iceberg table {name}.",
+                hint="Start Spark with spark.jars.packages=org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0 "
+                "(for Spark 4.1) and a catalog; docs/how-to/sink-iceberg.md shows it.",
+            ) from error
+        # By reflection, because the class has an instance method of the same name.
+        gateway: Any = session.sparkContext._gateway  # noqa: SLF001
+        nothing = (gateway.new_array(kind, 0) for kind in (jvm.java.lang.Class, jvm.java.lang.Object))
+        self._staged_tables = staged.getMethod("get", next(nothing)).invoke(None, next(nothing))
+        self._opened: Any = None
+        catalog = self._catalog()
+        if not loader.loadClass(_CATALOGS).isInstance(catalog):
+            raise InvalidConfiguration(
+                f"{name} is in the catalog {catalog.name()}, which is none of Iceberg.",
+                hint="Name the table with its catalog, and set spark.sql.catalog.NAME to "
+                "org.apache.iceberg.spark.SparkCatalog; docs/how-to/sink-iceberg.md shows it.",
+            )
+
+    # --- what there is -----------------------------------------------------------------------------------------------
+
+    @property
+    @explained
+    def exists(self) -> bool:
+        """Whether the catalog has the table."""
+        return self._opened is not None or bool(self._catalog().tableExists(self._name()))
+
+    @property
+    @explained
+    def identifier(self) -> str | None:
+        """The id that the table got when it was created, ``None`` where there is no table."""
+        return str(self._metadata().uuid()) if self.exists else None
+
+    @property
+    @explained
+    def has_data(self) -> bool:
+        """Whether the table has a data file."""
+        current = self._metadata().currentSnapshot() if self.exists else None
+        return current is not None and current.summary().get("total-data-files") != "0"
+
+    @explained
+    def history(self) -> History:
+        """The snapshots of the table now, none where there is no table."""
+        return self._history(self._metadata()) if self.exists else History(None, lambda _: None)
+
+    @explained
+    def check_format(self) -> None:
+        """Make sure that Spark can stage files for the table.
+
+        Raises:
+            InvalidConfiguration: the table has a format that this release of Spark does not stage files for.
+        """
+        version = int(self._metadata().formatVersion())
+        if version > _NEWEST_WITH_SPARK_40 and self._session.version.startswith("4.0."):
+            raise InvalidConfiguration(
+                f"The Iceberg table {self.path} has format version {version}, which the sink does not write with "
+                f"Spark {self._session.version}.",
+                hint=f"Use Spark 4.1, or a table with format version {_NEWEST_WITH_SPARK_40}.",
+            )
+
+    # --- changes -----------------------------------------------------------------------------------------------------
+
+    @explained
+    def create(self, rows: DataFrame, partition_by: Sequence[str]) -> None:
+        """Create the table with the columns of ``rows``, if it is not there."""
+        from pyspark.sql import functions as f  # noqa: PLC0415 - PySpark is loaded where it runs
+
+        writer = self._session.createDataFrame([], rows.schema).writeTo(self.path).using("iceberg")
+        if partition_by:
+            first, *others = map(f.col, partition_by)
+            writer = writer.partitionedBy(first, *others)
+        try:
+            writer.create()
+        except Exception:
+            if not self._catalog().tableExists(self._name()):
+                raise
+
+    def stage(self, rows: DataFrame, options: Mapping[str, str]) -> Sequence[Any]:
+        """Have Spark write the data files of ``rows``, which no reader sees before a commit."""
+        table = self._table()
+        table.refresh()
+        staged = f"dagster_ckpt-{uuid.uuid4().hex}"
+        coordinator = self._iceberg.spark.FileRewriteCoordinator.get()
+        self._staged_tables.add(staged, table)
+        try:
+            writer = self._of_all_columns(rows).write.format("iceberg").options(**options).option(_STAGED, staged)
+            writer.mode("append").save(staged)
+            return list(coordinator.fetchNewFiles(table, staged))
+        finally:
+            self._staged_tables.remove(staged)
+            coordinator.clearRewrite(table, staged)
+
+    @explained
+    def commit(self, plan: Callable[[History], Change | int]) -> int:
+        """Change the table as ``plan`` says of its newest metadata, and only of that metadata.
+
+        Args:
+            plan: tells the change; or the snapshot that has the change already.
+
+        Returns:
+            The new snapshot.
+
+        Raises:
+            CheckpointFailure: other writers were faster, again and again.
+        """
+        for _ in range(_TRIES):
+            transaction = self._table().newTransaction()
+            base = transaction.startMetadata()
+            change = plan(self._history(base))
+            if isinstance(change, int):
+                return change
+            self._change(transaction, change)
+            updated = transaction.currentMetadata()
+            if self._replaced(base, updated):
+                return int(updated.currentSnapshot().snapshotId())
+            time.sleep(_PAUSE)
+        raise CheckpointFailure(
+            f"Other writers have committed to the Iceberg table {self.path} {_TRIES} times while this run tried to.",
+            hint="The job's restart strategy tries again. Let the other writers commit less often.",
+        )
+
+    @explained
+    def check(self, rollback: Rollback) -> None:
+        """Make sure that what a rollback deletes can be deleted alone.
+
+        Raises:
+            SinkMismatch: files would have to come back beside what another writer has appended since.
+        """
+        self._files_of(rollback.undone)
+
+    def _change(self, transaction: Any, change: Change) -> None:
+        rollback = change.rollback
+        if rollback.to is not None:
+            transaction.manageSnapshots().setCurrentSnapshot(rollback.to).commit()
+        undone = self._files_of(rollback.undone)
+        if undone:
+            update = transaction.newDelete().validateFilesExist()
+            for file in undone:
+                update.deleteFile(file)
+        else:
+            update = transaction.newAppend()
+            for file in change.files:
+                update.appendFile(file)
+        for name, value in change.summary.items():
+            update.set(name, value)
+        update.commit()
+        made = int(transaction.currentMetadata().currentSnapshot().snapshotId())
+        transaction.updateProperties().set(*newest_property(change.summary, made)).commit()
+
+    def _of_all_columns(self, rows: DataFrame) -> DataFrame:
+        """``rows`` with a null for each column that only the table has."""
+        from pyspark.sql import functions as f  # noqa: PLC0415 - PySpark is loaded where it runs
+        from pyspark.sql.types import StructType  # noqa: PLC0415
+
+        stored = json.loads(self._iceberg.spark.SparkSchemaUtil.convert(self._table().schema()).json())
+        there = {name.lower() for name in rows.columns}
+        missing = [field for field in StructType.fromJson(stored) if field.name.lower() not in there]
+        return rows.withColumns({field.name: f.lit(None).cast(field.dataType) for field in missing})
+
+    def _replaced(self, base: Any, updated: Any) -> bool:
+        """Have the catalog replace ``base``; whether it surely did."""
+        try:
+            self._table().operations().commit(base, updated)
+        except Exception as error:
+            java: Any = getattr(error, "java_exception", None)
+            if java is None or java.getClass().getName() not in _BEGUN_AGAIN:
+                raise
+            return False
+        return True
+
+    def _files_of(self, snapshots: Sequence[Snapshot]) -> Sequence[Any]:
+        """The files that are there because of ``snapshots``, the oldest first."""
+        added: dict[str, Any] = {}
+        metadata, files = self._metadata(), self._table().io()
+        for each in snapshots:
+            snapshot = metadata.snapshot(each.identifier)
+            added.update((str(file.location()), file) for file in snapshot.addedDataFiles(files))
+            for file in snapshot.removedDataFiles(files):
+                if added.pop(str(file.location()), None) is None:
+                    raise SinkMismatch(
+                        f"An earlier rollback has removed {file.location()} in {each}, and another writer has changed "
+                        "the table since, so the file cannot come back alone.",
+                        hint="Nothing was touched. Restore a checkpoint that was taken after that rollback.",
+                    )
+        return list(added.values())
+
+    # --- Iceberg's objects -------------------------------------------------------------------------------------------
+
+    def _table(self) -> Any:
+        if self._opened is None:
+            self._catalog().invalidateTable(self._name())
+            self._opened = self._iceberg.spark.Spark3Util.loadIcebergTable(self._java_session, self.path)
+        return self._opened
+
+    def _metadata(self) -> Any:
+        return self._table().operations().refresh()
+
+    def _history(self, metadata: Any) -> History:
+        current = metadata.currentSnapshot()
+
+        def find(identifier: int) -> Snapshot | None:
+            found = metadata.snapshot(identifier)
+            return None if found is None else self._snapshot(str(self._iceberg.SnapshotParser.toJson(found)))
+
+        def recorded(job: str) -> Snapshot | None:
+            value = metadata.properties().get(name_of_newest(job))
+            if value is None:
+                return None
+            what = f"The property {name_of_newest(job)} of the Iceberg table {self.path}"
+            with believed(what, "Set the property again, from a backup of the table's metadata.", SinkMismatch):
+                return recorded_newest(str(value))
+
+        return History(None if current is None else int(current.snapshotId()), find, recorded)
+
+    def _snapshot(self, text: str) -> Snapshot:
+        with believed(f"A snapshot of the Iceberg table {self.path}", "Restore the table from a backup.", SinkMismatch):
+            stored = json.loads(text)
+            summary = dict(stored["summary"])
+            operation = str(summary.pop("operation"))
+            return Snapshot(int(stored["snapshot-id"]), stored.get("parent-snapshot-id"), operation, summary)
+
+    @property
+    def _java_session(self) -> Any:
+        return self._session._jsparkSession  # noqa: SLF001
+
+    def _identified(self) -> Any:
+        return self._iceberg.spark.Spark3Util.catalogAndIdentifier(self._java_session, self.path)
+
+    def _catalog(self) -> Any:
+        return self._identified().catalog()
+
+    def _name(self) -> Any:
+        return self._identified().identifier()

@@ -1,0 +1,213 @@
+"""The table that a sink writes to: connections, what can be wrong with the table, and the words for an error."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, LiteralString, TypeAlias
+
+from dagster_ckpt.errors import CheckpointError, CheckpointFailure, InvalidConfiguration
+
+if TYPE_CHECKING:
+    from psycopg import Connection, Error, sql
+
+__all__ = ["LEDGER", "Conninfo", "Database", "Table"]
+
+#: The table of the bookkeeping, in the schema of the sink's table.
+LEDGER = "dagster_ckpt_sinks"
+
+#: How to reach the database: a connection string of libpq, or a function that makes one for each connection.
+Conninfo: TypeAlias = str | Callable[[], str]
+
+_KINDS_OF_TABLE = ("r", "p")
+_INTEGERS = ("integer", "bigint")
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table by its name.
+
+    Attributes:
+        schema: the schema, which also holds the bookkeeping.
+        name: the name in the schema.
+        batch_column: the column with the number of the batch that wrote a row.
+    """
+
+    schema: str
+    name: str
+    batch_column: str
+
+    def __str__(self) -> str:
+        return f"{self.schema}.{self.name}"
+
+    @property
+    def ledger(self) -> str:
+        """The table of the bookkeeping, for people."""
+        return f"{self.schema}.{LEDGER}"
+
+    def statement(self, text: LiteralString, **names: sql.Composable | str) -> sql.Composed:
+        """A statement with its names put in: ``{table}``, ``{ledger}``, ``{batch}`` for the column, and ``names``.
+
+        A name that is given as text is a relation of the same schema.
+        """
+        from psycopg import sql  # noqa: PLC0415 - an extra
+
+        def relation(name: sql.Composable | str) -> sql.Composable:
+            return sql.Identifier(self.schema, name) if isinstance(name, str) else name
+
+        known = {"table": relation(self.name), "ledger": relation(LEDGER), "batch": sql.Identifier(self.batch_column)}
+        return sql.SQL(text).format(**known, **{key: relation(name) for key, name in names.items()})
+
+
+class Database:
+    """Connections to the database of one table.
+
+    Args:
+        conninfo: how to reach the database.
+        table: the table.
+
+    Raises:
+        InvalidConfiguration: psycopg is not installed.
+    """
+
+    def __init__(self, conninfo: Conninfo, table: Table) -> None:
+        try:
+            import psycopg  # noqa: F401, PLC0415 - an extra
+        except ImportError as error:
+            raise InvalidConfiguration(
+                f"A PostgresSink needs psycopg, which cannot be imported: {error}.",
+                hint='Run `pip install "dagster-ckpt[postgres]"`.',
+            ) from error
+        self.conninfo = conninfo
+        self.table = table
+
+    @contextmanager
+    def connected(self) -> Iterator[Connection]:
+        """A connection whose transactions see what others have committed before each statement.
+
+        Raises:
+            CheckpointFailure: the database failed; to try again can help.
+            InvalidConfiguration: the role lacks a permission.
+        """
+        import psycopg  # noqa: PLC0415 - an extra
+
+        where = self.conninfo if isinstance(self.conninfo, str) else self.conninfo()
+        try:
+            with psycopg.connect(where, autocommit=True) as connection:
+                connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
+                yield connection
+        except psycopg.Error as error:
+            raise self._failure(error) from error
+
+    def _failure(self, error: Error) -> CheckpointError:
+        from psycopg import errors  # noqa: PLC0415 - an extra
+
+        said = (str(error).strip() or type(error).__name__).partition("\n")[0]
+        if isinstance(error, errors.InsufficientPrivilege):
+            return InvalidConfiguration(f"PostgreSQL refuses the sink {self.table}: {said}.", hint=_grants(self.table))
+        return CheckpointFailure(
+            f"PostgreSQL failed for the sink {self.table}: {said}.",
+            hint="Nothing of this transaction was written. The job tries again by its restart strategy.",
+        )
+
+    def inspect(self, connection: Connection, error: type[CheckpointError] = InvalidConfiguration) -> None:
+        """Check that the table can be written and rolled back.
+
+        Args:
+            connection: a connection to the database.
+            error: the error for a table or column that is missing.
+
+        Raises:
+            InvalidConfiguration: the table cannot be a sink, or the role lacks a permission.
+        """
+        table = self.table
+        found = connection.execute(_RELATION, (table.schema, table.name)).fetchone()
+        if found is None:
+            raise error(
+                f"There is no table {table} in database {connection.info.dbname!r}.",
+                hint=f'Create it with the columns of the query and a column "{table.batch_column}" bigint. {_PUT_BACK}',
+            )
+        kind, persistence, secured, *granted = found
+        if kind not in _KINDS_OF_TABLE:
+            raise InvalidConfiguration(f"{table} is not a table.", hint="Write to a table, and read through a view.")
+        if persistence != "p":
+            raise InvalidConfiguration(
+                f"The table {table} is unlogged, so a crash of PostgreSQL would empty it.",
+                hint=f"Run `ALTER TABLE {table} SET LOGGED`.",
+            )
+        if not all(granted):
+            lacks = [name for name, has in zip(_PRIVILEGES, granted, strict=True) if not has]
+            raise InvalidConfiguration(
+                f"Role {connection.info.user!r} lacks {', '.join(lacks)} for the sink {table}.", hint=_grants(table)
+            )
+        if secured:
+            raise InvalidConfiguration(
+                f"Row security hides rows of {table} from role {connection.info.user!r}, so a rollback would leave "
+                "them.",
+                hint="Give the job a role with BYPASSRLS.",
+            )
+        kind = self._columns(connection).get(table.batch_column)
+        if kind not in _INTEGERS:
+            is_what = "is missing" if kind is None else f"is of type {kind}"
+            raise error(
+                f'The column "{table.batch_column}" of {table}, with the batch of each row, {is_what}.',
+                hint=f'Run `ALTER TABLE {table} ADD COLUMN "{table.batch_column}" bigint`, or name another column with '
+                "PostgresSink(batch_column=...).",
+            )
+
+    def check_columns(self, connection: Connection, written: Sequence[str]) -> None:
+        """Check that the table has a column for each column of the query.
+
+        Raises:
+            InvalidConfiguration: the table lacks a column, or the query writes the column of the batch.
+        """
+        table = self.table
+        if table.batch_column in written:
+            raise InvalidConfiguration(
+                f'The query has a column "{table.batch_column}", in which the sink {table} keeps the batch.',
+                hint="Rename the query's column, or name another column with PostgresSink(batch_column=...).",
+            )
+        there = self._columns(connection)
+        if missing := [name for name in written if name not in there]:
+            raise InvalidConfiguration(
+                f"The table {table} has no column {', '.join(map(repr, missing))}; it has {', '.join(there)}.",
+                hint=f"Add the column (ALTER TABLE {table} ADD COLUMN ...), or select other columns in the query. "
+                "Upper and lower case differ.",
+            )
+
+    def _columns(self, connection: Connection) -> dict[str, str]:
+        """The type of each column by its name."""
+        rows = connection.execute(_COLUMNS, (self.table.schema, self.table.name)).fetchall()
+        return {str(name): str(kind) for name, kind in rows}
+
+
+_PUT_BACK = "If the table was removed or changed by mistake, put it back as it was."
+_PRIVILEGES = (
+    "SELECT on the table",
+    "INSERT on the table",
+    "DELETE on the table",
+    "CREATE on the schema",
+    "USAGE on the schema",
+)
+_RELATION = """
+    SELECT c.relkind::text, c.relpersistence::text, row_security_active(c.oid),
+        has_table_privilege(c.oid, 'SELECT'), has_table_privilege(c.oid, 'INSERT'),
+        has_table_privilege(c.oid, 'DELETE'),
+        has_schema_privilege(n.oid, 'CREATE'), has_schema_privilege(n.oid, 'USAGE')
+    FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
+    WHERE n.nspname = %s AND c.relname = %s
+"""
+_COLUMNS = """
+    SELECT a.attname, pg_catalog.format_type(a.atttypid, NULL)
+    FROM pg_catalog.pg_attribute AS a
+    JOIN pg_catalog.pg_class AS c ON c.oid = a.attrelid JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
+    WHERE n.nspname = %s AND c.relname = %s AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum
+"""
+
+
+def _grants(table: Table) -> str:
+    return (
+        f"Run `GRANT USAGE, CREATE ON SCHEMA {table.schema} TO ...` and `GRANT SELECT, INSERT, DELETE ON {table} TO "
+        f"...`. The role also reads and writes {table.ledger}."
+    )

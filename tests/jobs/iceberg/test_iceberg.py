@@ -1,0 +1,266 @@
+"""Real queries into real Iceberg tables: crashes, rollbacks, forks, others that write, and what is refused."""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from dagster_ckpt.errors import InvalidConfiguration, QueryFailed, SinkMismatch, SinkNotEmpty
+from dagster_ckpt.spark.sinks.iceberg import IcebergSink
+from tests.jobs.harness import Bench, Query
+from tests.jobs.tables.common import dying, into, run_without_checkpoint
+from tests.jobs.tables.iceberg import call, current, lake, seen, snapshots, sql, table_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+pytestmark = pytest.mark.releases
+
+
+def to_iceberg(bench: Bench, session: SparkSession) -> DataStreamWriter:
+    return into(IcebergSink(table_of(bench, session)), bench, session)
+
+
+def to_iceberg_and_dying(bench: Bench, session: SparkSession) -> DataStreamWriter:
+    return into(dying(IcebergSink(table_of(bench, session))), bench, session)
+
+
+@pytest.fixture
+def table(bench: Bench) -> Bench:
+    """A job that was run twice, a file each time: chk-1 of batch 0 and chk-2 of batch 1."""
+    bench.query = to_iceberg
+    bench.tick(1)
+    bench.tick(1)
+    assert seen(bench) == bench.expected()
+    return bench
+
+
+def die_after_the_table_has_it(bench: Bench) -> None:
+    """Land a file whose batch is in the table, while Spark's commit log does not have the batch."""
+    before = len(snapshots(bench)) if (bench.sink / "db").exists() else 1  # of the creation
+    bench.query = to_iceberg_and_dying
+    bench.land(1)
+    with pytest.raises(QueryFailed):
+        bench.launch().result()
+    bench.query = to_iceberg
+    assert len(snapshots(bench)) == before + 2, "the claim and the batch"
+
+
+def test_the_table_is_exact_through_a_life(bench: Bench) -> None:
+    """Before the first checkpoint; salvaged; lost with the live location; rolled back; and a crash after that."""
+    bench.query = to_iceberg
+    die_after_the_table_has_it(bench)
+    shutil.rmtree(bench.working)
+    bench.files_per_trigger = 2
+    first = bench.tick(1)
+    assert "set back" in first.started.sink, "the batch of the dead run was taken back"
+    assert seen(bench) == bench.expected()
+    bench.files_per_trigger = 1
+
+    run_without_checkpoint(bench, 2)
+    salvaged = bench.tick(1).started.restored
+    assert salvaged is not None
+    assert salvaged.kind == "salvage"
+    assert seen(bench) == bench.expected()
+
+    die_after_the_table_has_it(bench)
+    shutil.rmtree(bench.working)
+    bench.files_per_trigger = 2
+    bench.tick(1)
+    assert seen(bench) == bench.expected()
+
+    bench.files_per_trigger = 5
+    numbers = [item.batch for item in bench.checkpoints()]
+    back = bench.tick(1, restore_from="chk-1")
+    assert "set back" in back.started.sink
+    assert back.completed[-1].batch in numbers, "a number that another batch had before"
+    assert seen(bench) == bench.expected()
+
+    abandoned = max((item for item in bench.checkpoints() if item.epoch < back.completed[0].epoch), key=_batch)
+    forward = bench.tick(1, restore_from=abandoned.reference)
+    assert "set back" in forward.started.sink
+    assert seen(bench) == bench.expected()
+
+
+def _batch(metadata: Any) -> int:
+    return int(metadata.batch)
+
+
+def test_rows_that_others_append_stay(table: Bench) -> None:
+    """And a column that others add. What a rollback has deleted beside them does not come back, which is told."""
+    run_without_checkpoint(table, 1)
+    newest = snapshots(table)[-1]
+    sql(table, "INSERT INTO {table} VALUES (-1, -10), (-2, -20)")
+    sql(table, "ALTER TABLE {table} ADD COLUMN note STRING")
+    shutil.rmtree(table.working)
+    table.files_per_trigger = 3
+    launch = table.tick(1)
+    assert "removed" in launch.started.sink
+    theirs = Counter([(-1, -10), (-2, -20)])
+    assert seen(table) == table.expected() + theirs
+    assert newest in snapshots(table), "nothing was rewritten"
+    assert current(table.sink).schema().column_names == ["id", "v", "note"]
+    back = table.tick(1, restore_from="chk-1")
+    assert "removed" in back.started.sink
+    assert seen(table) == table.expected() + theirs
+    sql(table, "INSERT INTO {table} VALUES (-3, -30, 'theirs')")
+    refusal = table.refused(SinkMismatch, restore_from=launch.completed[-1].reference)
+    assert "the file cannot come back alone" in refusal.message
+
+
+def test_a_compaction_is_undone_with_what_it_compacted(table: Bench) -> None:
+    run_without_checkpoint(table, 1)
+    call(table, "rewrite_data_files", "options => map('rewrite-all', 'true')")
+    assert current(table.sink).current_snapshot().summary.operation.value == "replace"
+    table.tick(1, restore_from="chk-1")
+    assert seen(table) == table.expected()
+
+
+@pytest.mark.parametrize(
+    "statement", ["UPDATE {table} SET v = -1 WHERE id > 10", "INSERT OVERWRITE {table} VALUES (1, 2)"]
+)
+def test_a_change_that_a_rollback_would_lose_is_refused(table: Bench, statement: str) -> None:
+    """The hint says how to go on."""
+    run_without_checkpoint(table, 1)
+    right = snapshots(table)[-1]
+    sql(table, statement)
+    refusal = table.refused(SinkMismatch, restore_from="chk-1")
+    assert f"snapshot {snapshots(table)[-1]} (overwrite)" in refusal.message
+    assert f"set_current_snapshot to {right}" in refusal.hint
+    call(table, "set_current_snapshot", f"snapshot_id => {right}")
+    table.tick(1, restore_from="chk-1")
+    assert seen(table) == table.expected()
+
+
+def test_a_snapshot_that_has_expired(table: Bench) -> None:
+    """Those of a line that was left are needed to go back to the line; in its own line the job needs only its own."""
+    abandoned = table.checkpoints()[-1]
+    table.files_per_trigger = 5
+    table.tick(1, restore_from="chk-1")
+    gone = [
+        item.snapshot_id for item in current(table.sink).metadata.snapshots if item.snapshot_id not in snapshots(table)
+    ]
+    call(table, "expire_snapshots", f"snapshot_ids => array({', '.join(map(str, gone))})")
+    refusal = table.refused(SinkMismatch, restore_from=abandoned.reference)
+    assert "does not have snapshot" in refusal.message
+    assert "newer checkpoint" in refusal.hint
+
+    table.files_per_trigger = 1
+    run_without_checkpoint(table, 1)
+    oldest = snapshots(table)[:3]
+    call(table, "expire_snapshots", f"snapshot_ids => array({', '.join(map(str, oldest))})")
+    assert "removed" in table.tick(1, restore_from="chk-1").started.sink, "the checkpoint's own snapshot has expired"
+    assert seen(table) == table.expected()
+    call(table, "expire_snapshots", "older_than => TIMESTAMP '2099-01-01 00:00:00', retain_last => 1")
+    table.tick(1)
+    assert seen(table) == table.expected()
+    assert "does not have snapshot" in table.refused(SinkMismatch, restore_from="chk-1").message
+
+
+def test_a_job_that_writes_seldom(table: Bench) -> None:
+    """Others compact the table and expire its snapshots, the job's own among them."""
+    sql(table, "INSERT INTO {table} VALUES (-1, 0)")
+    call(table, "rewrite_data_files", "options => map('rewrite-all', 'true')")
+    call(table, "expire_snapshots", "older_than => TIMESTAMP '2099-01-01 00:00:00', retain_last => 1")
+    assert len(snapshots(table)) == 2, "the current snapshot, and the name of one that has expired"
+    assert "batch 1 of job 'tiny'" in table.refused(SinkNotEmpty, restore_from="none").message
+    sql(table, "DELETE FROM {table} WHERE id = -1")
+    for _ in range(2):
+        call(table, "expire_snapshots", "older_than => TIMESTAMP '2099-01-01 00:00:00', retain_last => 1")
+        table.tick(1)
+    assert seen(table) == table.expected()
+    assert "does not have snapshot" in table.refused(SinkMismatch, restore_from="chk-1").message
+
+
+def test_a_table_that_is_not_the_one_is_refused(table: Bench) -> None:
+    """Recreated by another session, while the job's has cached the table; and claimed, as the storage was emptied."""
+    other = table.spark.newSession()
+    name = f"{lake(other, table.sink)}.db.out"
+    kept = shutil.copytree(table.sink, table.root / "kept")
+
+    def recreating(bench: Bench, session: SparkSession) -> DataStreamWriter:
+        assert session.table(table_of(bench, session)).count() == bench.expected().total()
+        other.sql(f"DROP TABLE {name}")
+        other.sql(f"CREATE TABLE {name} (id INT, v INT) USING iceberg")
+        return to_iceberg(bench, session)
+
+    with pytest.raises(SinkMismatch, match="a table with the id"):
+        table.launch(table.job(query=recreating)).result()
+    other.sql(f"DROP TABLE {name}")
+    assert "there is no table" in table.refused(SinkMismatch).message
+    shutil.rmtree(table.sink)
+    kept.rename(table.sink)
+
+    refusal = table.refused(SinkNotEmpty, restore_from="none")
+    assert "batch 1 of job 'tiny'" in refusal.message
+    shutil.rmtree(table.storage)
+    assert "batch 1 of job 'tiny'" in table.refused(SinkNotEmpty).message
+    sql(table, "DELETE FROM {table}")
+    assert "claimed by epoch 2" in table.refused(SinkMismatch).message
+
+
+def test_a_fork_begins_in_a_table_with_rows_of_others(table: Bench, tmp_path: Path) -> None:
+    """Its first run dies with a batch in the table; the rows that were there before stay."""
+    fork = Bench(table.spark, tmp_path / "fork", name="fork")
+
+    def writing(make: Any) -> Query:
+        return lambda _, session: into(make(IcebergSink(table_of(fork, session))), table, session)
+
+    fork.spark.sql(f"CREATE TABLE {table_of(fork)} USING iceberg AS SELECT -1 AS id, -10 AS v")
+    before = table.expected()
+    pointer = str(table.storage / table.name / table.checkpoints()[-1].reference)
+    table.land(1)
+    with pytest.raises(QueryFailed):
+        fork.launch(fork.job(query=writing(dying)), fork_from=pointer).result()
+    table.land(1)
+    table.files_per_trigger = 2
+    fork.tick(0, fork.job(query=writing(lambda sink: sink)))
+    assert seen(fork) == Counter({**(table.expected() - before), (-1, -10): 1})
+
+
+@pytest.mark.parametrize("kind", ["of Hadoop's files", "partitioned", "of format 1", "of format 3"])
+def test_other_kinds_of_tables(bench: Bench, kind: str) -> None:
+    hadoop = kind == "of Hadoop's files"
+    if "format" in kind:
+        properties = f"TBLPROPERTIES ('format-version' = '{kind[-1]}')"
+        bench.spark.sql(f"CREATE TABLE {table_of(bench)} (id INT, v INT) USING iceberg {properties}")
+    given: dict[str, Any] = {}
+    if kind == "partitioned":
+        given = {"partition_by": ["v"], "options": {"write-format": "orc", "snapshot-property.team": "delays"}}
+    bench.query = lambda bench, session: into(
+        IcebergSink(table_of(bench, session, hadoop=hadoop), **given), bench, session
+    )
+    if kind == "of format 3" and bench.spark.version.startswith("4.0"):
+        assert "format version 3" in bench.refused(InvalidConfiguration).message
+        return
+    bench.tick(1)
+    bench.tick(1)
+    bench.files_per_trigger = 3
+    bench.tick(1, restore_from="chk-1")
+    assert seen(bench) == bench.expected()
+    if kind == "partitioned":
+        newest = current(bench.sink)
+        assert len(newest.spec().fields) == 1
+        assert newest.current_snapshot().summary.additional_properties["team"] == "delays"
+
+
+def test_the_summary_tells_who_wrote_what(table: Bench) -> None:
+    told = current(table.sink).current_snapshot().summary.additional_properties
+    named = {name: value for name, value in told.items() if name.startswith("dagster_ckpt.")}
+    assert len(named.pop("dagster_ckpt.start")) == 16
+    assert named == {"dagster_ckpt.job": "tiny", "dagster_ckpt.epoch": "2", "dagster_ckpt.batch": "1"}
+
+
+def test_an_option_that_would_have_no_effect_is_refused() -> None:
+    with pytest.raises(InvalidConfiguration, match="mergeSchema"):
+        IcebergSink("lake.db.delays", options={"mergeSchema": "true"})
+
+
+def test_a_table_in_no_catalog_of_iceberg_is_refused(bench: Bench) -> None:
+    bench.query = lambda bench, session: into(IcebergSink("delays"), bench, session)
+    assert "catalog spark_catalog, which is none of Iceberg" in bench.refused(InvalidConfiguration).message

@@ -1,0 +1,148 @@
+"""What makes a start from nothing shorter, with real JVMs: order and classes are looked at, never seconds."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pyspark
+import pytest
+
+from dagster_ckpt.orchestration.resources import SparkSessionResource
+from dagster_ckpt.spark.query import class_archive
+from dagster_ckpt.spark.query.class_archive import CACHE_VARIABLE, OPTIONS_VARIABLE, archive_for
+from tests.jobs.harness import eventually
+
+ROOT = Path(__file__).resolve().parents[3]
+#: How a JVM tells that a class came from the archive of this library.
+_FROM_ARCHIVE = "source: shared objects file (top)"
+#: A tick of a job whose storage answers only once the JVM is there.
+_JOB = """
+import json, sys
+from pathlib import Path
+from pyspark import SparkContext
+from dagster_ckpt.filesystem import PosixFileSystem
+from dagster_ckpt.orchestration.resources import SparkSessionResource
+from dataclasses import replace
+from tests.jobs.harness import Bench, eventually
+
+class WaitsForTheJvm(PosixFileSystem):
+    def probe(self):
+        eventually("the JVM starts beside the claim", lambda: SparkContext._gateway is not None)
+        super().probe()
+
+root = Path(sys.argv[1])
+bench = Bench(None, root)
+conf = {"spark.ui.enabled": "false", "spark.sql.shuffle.partitions": "2", "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1"}
+spark = SparkSessionResource(master="local[1]", conf=conf)
+job = replace(bench.job(filesystem=WaitsForTheJvm(bench.storage)), session=lambda: spark.session("tiny"),
+              start_jvm=lambda: spark.start_jvm("tiny"))
+bench.tick(1, job)
+(trace,) = bench.catalog.records.starts.newest(5)
+print("told", json.dumps({step.name: [step.began, step.began + step.seconds] for step in trace.steps}))
+"""
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of archives, with one that was made as a page says."""
+    cache = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(CACHE_VARIABLE, str(cache))
+        patch.setattr(class_archive, "_attempts", [])
+        SparkSessionResource().make_class_archive(wait=True)
+        archive = archive_for({})
+        assert archive is not None
+        assert archive.is_whole()
+        assert class_archive._begin({}) is None, "it is there"
+    return cache
+
+
+def _version(log: Path, options: str, class_path: str = "") -> int:
+    """Have a JVM of Spark's tell its version under these options; how many classes came from the archive."""
+    environment = {**os.environ, OPTIONS_VARIABLE: f"{options} -Xlog:class+load:file={log}"}
+    extra = ["--driver-class-path", class_path] if class_path else []
+    command = [str(Path(pyspark.__file__ or "").parent / "bin" / "spark-submit"), *extra, "--version"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "version" in done.stderr
+    return log.read_text().count(_FROM_ARCHIVE)
+
+
+def test_the_jvm_starts_beside_the_claim_and_from_the_archive(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = tmp_path / "classes.log"
+    monkeypatch.setenv(CACHE_VARIABLE, str(made))
+    monkeypatch.setenv(OPTIONS_VARIABLE, f"{os.environ[OPTIONS_VARIABLE]} -Xlog:class+load:file={log}")
+    done = subprocess.run(
+        [sys.executable, "-c", _JOB, str(tmp_path / "job")], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    steps = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("told"))[4:])
+    assert steps["JVM"][0] < steps["claim"][1], "the JVM began to start before the claim ended"
+    loaded = log.read_text().splitlines()
+    of_spark = [line for line in loaded if " org.apache.spark." in line and "Lambda" not in line and "$$" not in line]
+    from_archive = [line for line in of_spark if _FROM_ARCHIVE in line]
+    assert len(from_archive) > 0.8 * len(of_spark) > 1000
+
+
+def test_no_archive_stops_a_jvm(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The JVM itself refuses an archive of another class path or another Java, and goes on."""
+    monkeypatch.setenv(CACHE_VARIABLE, str(made))
+    archive = archive_for({})
+    assert archive is not None
+    log = tmp_path / "classes.log"
+    assert _version(log, archive.options) > 1000
+    assert _version(log, archive.options, class_path=str(tmp_path)) == 0
+    of_another_java = tmp_path / "other.jsa"
+    data = bytearray(archive.path.read_bytes())
+    own = data.find(b"OpenJDK 64-Bit Server VM")
+    assert own > 0, "the header names the Java"
+    data[own : own + 7] = b"ClosedJ"
+    of_another_java.write_bytes(data)
+    assert _version(log, f"-XX:SharedArchiveFile={of_another_java}") == 0
+
+
+_REFUSED = """
+from dagster_ckpt.spark.query.class_archive import ClassArchive
+from dagster_ckpt.spark.query.session import start_session
+ClassArchive.options = "-agentpath:/no/such/agent"
+conf = {"spark.ui.enabled": "false", "spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+session = start_session("refused", "local[1]", conf, class_archive=True)
+print("started", session.range(3).count(), session.conf.get("spark.ui.showConsoleProgress"))
+"""
+
+
+def test_a_jvm_that_dies_of_the_archives_options_is_started_without(
+    made: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(CACHE_VARIABLE, str(made))
+    done = subprocess.run([sys.executable, "-c", _REFUSED], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert "started 3 false" in done.stdout, f"or the bars of a stream fill the terminal: {done.stderr}"
+    assert "/no/such/agent" in done.stdout + done.stderr, "the first JVM had the options"
+
+
+def test_who_starts_the_making_takes_it_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
+    monkeypatch.setattr(class_archive, "_attempts", [])
+    process = class_archive._begin({})
+    archive = archive_for({})
+    assert process is not None
+    assert process.stdin is not None
+    assert archive is not None
+    below = psutil.Process(process.pid)
+    assert process.poll() is None
+    eventually("its JVM starts", lambda: any("java" in child.name() for child in below.children(recursive=True)))
+    (jvm,) = (child for child in below.children(recursive=True) if "java" in child.name())
+    assert below.nice() == jvm.nice() == 19
+    process.stdin.close()  # as at the end of this process
+    assert process.wait(60) != 0
+    eventually("its JVM ends", lambda: not jvm.is_running() or jvm.status() == psutil.STATUS_ZOMBIE)
+    assert not archive.is_whole()
+    assert not archive.may_be_made(), "not in the next run, which may be as short"

@@ -1,0 +1,88 @@
+"""Queries into a table of any format, and starts of a job as the table's sink sees them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from dagster_ckpt.config.checkpoint_config import JobStatus
+from dagster_ckpt.spark.events import Started
+from dagster_ckpt.spark.files.checkpoint_location import CheckpointLocation
+from dagster_ckpt.spark.sinks.sink import BatchSink, SinkRun, sink_to
+from tests.jobs.harness import Bench, Launch, eventually
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+    from dagster_ckpt.stored_json import Json
+
+__all__ = ["Starts", "committed", "dying", "into", "run_without_checkpoint", "unique"]
+
+_Sink = TypeVar("_Sink", bound=BatchSink)
+
+
+def unique(bench: Bench, session: SparkSession) -> DataFrame:
+    return bench.read(session).dropDuplicates(["id"]).select("id", "v")
+
+
+def into(sink: BatchSink, bench: Bench, session: SparkSession) -> DataStreamWriter:
+    """Stateful: each id once."""
+    writer = sink_to(unique(bench, session), sink)
+    return writer.trigger(availableNow=True) if bench.until_done else writer
+
+
+def dying(sink: _Sink) -> _Sink:
+    """Its process dies, as it were, when a batch is in the table and not yet in Spark's commit log."""
+    write_batch = sink.write_batch
+
+    def write_and_die(rows: DataFrame, batch: int) -> None:
+        write_batch(rows, batch)
+        raise ZeroDivisionError(f"dead after the commit of batch {batch}")
+
+    sink.write_batch = write_and_die  # type: ignore[method-assign]
+    return sink
+
+
+def committed(live: Path) -> int:
+    return max((int(path.name) for path in (live / "commits").glob("[0-9]*")), default=-1)
+
+
+def run_without_checkpoint(bench: Bench, files: int) -> Launch:
+    """Land files, let their batches commit, and cancel."""
+    bench.until_done = False
+    launch = bench.launch()
+    eventually("the query starts", lambda: bool(launch.of(Started)), unless=launch.check)
+    wanted = committed(bench.live()) + files
+    for _ in range(files):
+        bench.land(1)
+    eventually(f"batch {wanted} commits", lambda: committed(bench.live()) >= wanted, unless=launch.check)
+    launch.run.cancel()
+    assert launch.result().status is JobStatus.CANCELED
+    bench.until_done = True
+    return launch
+
+
+class Starts(Generic[_Sink]):
+    """Starts of a job as its sink sees them; none of them knows of the others."""
+
+    def __init__(self, root: Path, rows: DataFrame, make: Callable[[], _Sink]) -> None:
+        self._root = root
+        self._rows = rows
+        self._make = make
+
+    def begun(self, epoch: int, restored: Mapping[str, Json] | None = None) -> _Sink:
+        sink = self._make()
+        sink.attach("orders", self._rows)
+        if restored is not None:
+            sink.rollback_to(restored, self._root, epoch)
+        sink.begin(SinkRun(self._directory(epoch), epoch, restored, lambda: None, lambda _: None))
+        return sink
+
+    def position(self, sink: _Sink, epoch: int, batch: int) -> Mapping[str, Json]:
+        reader = sink.position_reader(self._directory(epoch), CheckpointLocation(self._root))
+        return reader.pin_position(batch, lambda path, _: path)
+
+    def _directory(self, epoch: int) -> Path:
+        return self._root / str(epoch)

@@ -1,0 +1,30 @@
+"""What readers find in the Delta table of a job."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import deltalake
+
+from tests.jobs.harness import Bench, Row
+
+__all__ = ["seen", "sql", "version"]
+
+
+def seen(bench: Bench) -> Counter[Row]:
+    """What a reader without Spark finds, which must be what plain Spark finds."""
+    table = deltalake.DeltaTable(str(bench.sink)).to_pyarrow_table().select(["id", "v"]).to_pylist()
+    rows = Counter((row["id"], row["v"]) for row in table)
+    by_spark = bench.spark.read.format("delta").load(str(bench.sink)).select("id", "v").collect()
+    assert Counter(map(tuple, by_spark)) == rows
+    return rows
+
+
+def version(bench: Bench) -> int:
+    return int(deltalake.DeltaTable(str(bench.sink)).version())
+
+
+def sql(bench: Bench, statement: str) -> list[Any]:
+    """Run a statement on ``{table}``."""
+    return bench.spark.sql(statement.format(table=f"delta.`{bench.sink}`")).collect()

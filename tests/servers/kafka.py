@@ -1,0 +1,207 @@
+"""Kafka for the tests: a broker of its own without ZooKeeper (KRaft), from Maven's jars."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import socket
+import subprocess
+import threading
+import time
+import uuid
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewPartitions, NewTopic
+from pyspark import __version__ as _spark
+
+from tests.servers.ivy import classpath
+
+__all__ = ["CONNECTOR", "PASSWORD", "KafkaServer", "connector", "running"]
+
+_KAFKA = ("org.apache.kafka", "kafka_2.13", "4.1.1")
+#: Spark's connector in Maven's repository; there is none for Spark 4.3 yet, which takes the one before.
+_CONNECTOR = ("org.apache.spark", "spark-sql-kafka-0-10_2.13", min(_spark, "4.2.0"))
+CONNECTOR = ":".join(_CONNECTOR)
+_JAVA = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
+_PATIENCE = 120.0
+#: Below those that Linux gives to whoever asks for any.
+_LOWEST_PORT, _HIGHEST_PORT = 20_000, 32_000
+_MODULE, _USER = "org.apache.kafka.common.security.plain.PlainLoginModule", "reader"
+#: What the user of the guarded address says.
+PASSWORD = "only-the-brokers-know"
+_SETTINGS = """
+process.roles=broker,controller
+node.id=1
+listeners=PLAINTEXT://127.0.0.1:{port},SASL_PLAINTEXT://127.0.0.1:{guarded},CONTROLLER://127.0.0.1:{controller}
+listener.security.protocol.map=PLAINTEXT:PLAINTEXT,SASL_PLAINTEXT:SASL_PLAINTEXT,CONTROLLER:PLAINTEXT
+listener.name.sasl_plaintext.sasl.enabled.mechanisms=PLAIN
+listener.name.sasl_plaintext.plain.sasl.jaas.config={module} required user_{user}="{password}";
+controller.listener.names=CONTROLLER
+controller.quorum.voters=1@127.0.0.1:{controller}
+log.dirs={home}/data
+auto.create.topics.enable=false
+group.initial.rebalance.delay.ms=0
+offsets.topic.num.partitions=1
+offsets.topic.replication.factor=1
+transaction.state.log.min.isr=1
+transaction.state.log.num.partitions=1
+transaction.state.log.replication.factor=1
+"""
+
+
+class KafkaServer:
+    """A broker that is its own controller.
+
+    Args:
+        home: a directory for its files.
+        jars: its class path.
+    """
+
+    def __init__(self, home: Path, jars: str) -> None:
+        self._home = home
+        self._jars = jars
+        port, guarded, controller = _free_ports(3)
+        self.address, self.guarded = f"127.0.0.1:{port}", f"127.0.0.1:{guarded}"
+        self._settings = home / "server.properties"
+        ports = {"port": port, "guarded": guarded, "controller": controller}
+        login = {"module": _MODULE, "user": _USER, "password": PASSWORD}
+        self._settings.write_text(_SETTINGS.format(home=home, **ports, **login), encoding="utf-8")
+        self._process: subprocess.Popen[bytes] | None = None
+        self._quiet: dict[str, Any] = {"bootstrap.servers": self.address, "log_level": 0}
+        self._admin = AdminClient(self._quiet)
+
+    def start(self) -> None:
+        """Start the broker, and wait until it answers."""
+        with (self._home / "log").open("ab") as log:
+            if not (self._home / "data").exists():
+                subprocess.run(
+                    self._java("kafka.tools.StorageTool", "format", "-t", _id(), "-c"), stdout=log, check=True
+                )
+            self._process = subprocess.Popen(self._java("kafka.Kafka"), stdout=log, stderr=subprocess.STDOUT)
+        give_up, pause = time.monotonic() + _PATIENCE, threading.Event()
+        while True:
+            try:
+                AdminClient(self._quiet).list_topics(timeout=1)
+                return
+            except KafkaException:
+                assert self._process.poll() is None, (self._home / "log").read_text()
+                assert time.monotonic() < give_up, (self._home / "log").read_text()
+                pause.wait(0.1)
+
+    def stop(self) -> None:
+        """Stop the broker as a crash would."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def login(self, password: str) -> dict[str, str]:
+        """Options with which Spark logs in."""
+        return {
+            "kafka.bootstrap.servers": self.guarded,
+            "kafka.security.protocol": "SASL_PLAINTEXT",
+            "kafka.sasl.mechanism": "PLAIN",
+            "kafka.sasl.jaas.config": f'{_MODULE} required username="{_USER}" password="{password}";',
+        }
+
+    def create(self, topic: str, partitions: int = 1, **config: str) -> None:
+        """Create a topic, also right after another of this name was deleted."""
+        give_up, pause = time.monotonic() + _PATIENCE, threading.Event()
+        while True:
+            try:
+                _done(self._admin.create_topics([NewTopic(topic, partitions, 1, config=config)]))
+                return
+            except KafkaException:
+                assert time.monotonic() < give_up
+                pause.wait(0.1)
+
+    def delete(self, topic: str) -> None:
+        _done(self._admin.delete_topics([topic]))
+
+    def recreate(self, topic: str, partitions: int = 1) -> None:
+        self.delete(topic)
+        self.create(topic, partitions)
+
+    def widen(self, topic: str, partitions: int) -> None:
+        _done(self._admin.create_partitions([NewPartitions(topic, partitions)]))
+
+    def expire(self, topic: str, before: Mapping[int, int]) -> None:
+        """Delete the records before an offset of each partition, as retention does."""
+        ends = [TopicPartition(topic, partition, offset) for partition, offset in before.items()]
+        _done(self._admin.delete_records(ends))
+
+    def send(self, topic: str, values: Iterable[str], partition: int = 0) -> None:
+        producer = Producer({**self._quiet, "linger.ms": 0})  # an older one may not know a new partition
+        for value in values:
+            producer.produce(topic, value.encode(), partition=partition)
+        assert producer.flush(_PATIENCE) == 0
+
+    def records(self, topic: str) -> Iterator[Message]:
+        """All records of a topic as a consumer gets them, from their beginning to the ends of the partitions."""
+        consumer = Consumer({**self._quiet, **_FROM_THE_BEGINNING, "group.id": uuid.uuid4().hex})
+        consumer.subscribe([topic])
+        unread = set(self._admin.list_topics(topic, _PATIENCE).topics[topic].partitions)
+        while unread:
+            message = consumer.poll(_PATIENCE)
+            assert message is not None, f"no record and no end of {topic}"
+            error = message.error()
+            if error is None:
+                yield message
+            elif error.code() == KafkaError._PARTITION_EOF:
+                unread.discard(message.partition())
+        consumer.close()
+
+    def _java(self, *arguments: str) -> list[str]:
+        return ["java", *_JAVA, "-cp", self._jars, *arguments, str(self._settings)]
+
+
+_FROM_THE_BEGINNING = {"auto.offset.reset": "earliest", "enable.auto.commit": False, "enable.partition.eof": True}
+
+
+@contextmanager
+def running(scratch: Path) -> Iterator[KafkaServer]:
+    """A new broker, which is gone afterwards with all it kept.
+
+    Args:
+        scratch: an empty directory.
+    """
+    assert shutil.which("java"), "java is missing; see tools/require-java"
+    server = KafkaServer(scratch, classpath(scratch, *_KAFKA))
+    try:
+        server.start()
+        yield server
+    finally:
+        server.stop()
+
+
+def connector(scratch: Path) -> list[Path]:
+    """The jars of Spark's connector that Spark itself does not have."""
+    jars = map(Path, classpath(scratch, *_CONNECTOR).split(":"))
+    return [jar for jar in jars if "kafka" in jar.name or jar.name.startswith("commons-pool2")]
+
+
+def _done(answers: Mapping[Any, Future[Any]]) -> None:
+    for answer in answers.values():
+        answer.result(_PATIENCE)
+
+
+def _free_ports(count: int) -> list[int]:
+    """Ports that no program is given by chance, because a broker that stops takes its port again when it starts."""
+    found: list[int] = []
+    while len(found) < count:
+        port = random.randrange(_LOWEST_PORT, _HIGHEST_PORT)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            found.append(port)
+    return found
+
+
+def _id() -> str:
+    """Kafka's ids are of 22 letters."""
+    return uuid.uuid4().hex[:22]

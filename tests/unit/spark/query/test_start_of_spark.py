@@ -1,0 +1,88 @@
+"""Starting Spark: what its JVM is told, without a JVM."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dagster_ckpt.checkpoint.processes import DRIVER_VARIABLE
+from dagster_ckpt.spark.query.early_jvm import start_beside
+from tests.helpers.threads import no_more_threads
+
+ROOT = Path(__file__).resolve().parents[4]
+
+
+def _in_a_process(script: str, **environment: str) -> str:
+    """What a script says in a process of its own: PySpark keeps the JVM of a process, and a pipe to one that died."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore::ResourceWarning", "-c", script],
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+_EARLY = """
+import contextlib
+from dagster_ckpt.spark.query.session import start_jvm
+with contextlib.suppress(Exception):
+    start_jvm("job", "local[*]", {"spark.master": "yarn", "spark.app.name": "mine", "spark.driver.memory": "2g"})
+"""
+
+
+def test_the_users_conf_wins_in_the_early_jvm_as_in_the_session(tmp_path: Path) -> None:
+    submit, told = tmp_path / "bin" / "spark-submit", tmp_path / "told"
+    submit.parent.mkdir()
+    submit.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" > "{told}"\nexit 1\n', encoding="utf-8")
+    submit.chmod(0o755)
+    _in_a_process(_EARLY, SPARK_HOME=str(tmp_path))
+    lines = told.read_text(encoding="utf-8").splitlines()
+    assert sorted(line for line in lines if line.startswith("spark.")) == [
+        "spark.app.name=mine",
+        "spark.driver.memory=2g",
+        "spark.master=yarn",
+        "spark.ui.showConsoleProgress=false",
+    ]
+
+
+_RELEASE = 'JAVA_VERSION="21.0.2"\nMODULES="java.base jdk.incubator.vector"\n'
+_START = """
+from dagster_ckpt.errors import CheckpointError
+from dagster_ckpt.spark.query.session import start_session
+try:
+    start_session("job", "local[1]", {}, class_archive=True)
+except CheckpointError as error:
+    print(type(error).__name__, error)
+"""
+
+
+def test_a_java_that_only_its_release_file_calls_good_is_no_java(tmp_path: Path) -> None:
+    """As is a Java for another processor: no restart helps, so none is tried."""
+    java = tmp_path / "bin" / "java"
+    java.parent.mkdir()
+    java.write_bytes(b"\x7fELF" + bytes(60))
+    java.chmod(0o755)
+    (tmp_path / "release").write_text(_RELEASE, encoding="utf-8")
+    said = _in_a_process(_START, JAVA_HOME=str(tmp_path), DAGSTER_CKPT_CACHE=str(tmp_path / "cache"))
+    assert said.startswith("JavaNotFound"), said
+    assert str(java) in said
+
+
+def test_a_process_without_more_threads_leaves_the_jvm_to_the_session(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv(DRIVER_VARIABLE, "")
+    started: list[str] = []
+    with no_more_threads():
+        start_beside(lambda: started.append("JVM"), contextlib.nullcontext())()
+    assert not started
+    assert "can't start new thread" in caplog.text

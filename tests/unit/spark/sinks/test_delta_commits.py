@@ -1,0 +1,201 @@
+"""Which files a rollback of a Delta table changes: a model of a table, written by a job and by others."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dagster_ckpt.errors import SinkMismatch
+from dagster_ckpt.spark.sinks.delta.commits import (
+    Commit,
+    mark_of,
+    marked_batch,
+    marked_epoch,
+    parse_commit,
+    plan_rollback,
+)
+
+APP = "dagster_ckpt:orders"
+OURS, OTHERS = "ours", "others"
+Data = tuple[tuple[str, int], ...]
+
+
+def the_json(kind: str, path: str, *, changes: bool) -> str:
+    shared = {"path": path, "dataChange": changes, "size": 1, "partitionValues": {}}
+    return json.dumps({kind: {**shared, **({"deletionTimestamp": 7} if kind == "remove" else {"modificationTime": 7})}})
+
+
+@dataclass
+class Table:
+    """Files of rows, and the log as Delta writes it. Rows are told by their writer and a number."""
+
+    files: dict[str, Data] = field(default_factory=dict)
+    log: list[Commit] = field(default_factory=list)
+    live: list[dict[str, Data]] = field(default_factory=list)
+    now: dict[str, Data] = field(default_factory=dict)
+    edited: list[frozenset[tuple[str, int]]] = field(default_factory=list)
+    numbers: int = 0
+
+    def commit(
+        self,
+        operation: str,
+        removed: Sequence[str] = (),
+        added: Sequence[Data] = (),
+        *,
+        changes: bool = True,
+        ours: bool = False,
+        gone: frozenset[tuple[str, int]] = frozenset(),
+    ) -> None:
+        lines = [json.dumps({"commitInfo": {"operation": operation}})]
+        if ours:
+            lines.append(json.dumps({"txn": {"appId": APP, "version": len(self.log)}}))
+        for path in removed:
+            lines.append(the_json("remove", path, changes=changes))
+            del self.now[path]
+        for rows in added:
+            path = f"part-{len(self.files)}"
+            self.files[path] = self.now[path] = rows
+            lines.append(the_json("add", path, changes=changes))
+        self._end(lines, gone)
+
+    def _end(self, lines: Sequence[str], gone: frozenset[tuple[str, int]] = frozenset()) -> None:
+        self.log.append(parse_commit(len(self.log), "\n".join(lines)))
+        self.live.append(dict(self.now))
+        self.edited.append(gone)
+
+    def write(self, who: str) -> None:
+        self.numbers += 2
+        rows = ((who, self.numbers), (who, self.numbers + 1))
+        self.commit("WRITE", added=[rows], ours=who == OURS)
+
+    def optimize(self, choice: int) -> None:
+        chosen = [path for at, path in enumerate(self.now) if choice >> at & 1 == 0]
+        self.commit("OPTIMIZE", chosen, [tuple(row for path in chosen for row in self.now[path])], changes=False)
+
+    def edit(self, choice: int) -> None:
+        """Delete the first row of a file."""
+        if holding := [path for path, rows in self.now.items() if rows]:
+            path = holding[choice % len(holding)]
+            row, *others = self.now[path]
+            self.commit("DELETE", [path], [tuple(others)], gone=frozenset({row}))
+
+    def roll_back(self, version: int) -> None:
+        """As the sink does it, checked against the rows that were there."""
+        after = self.log[version + 1 :]
+        edits = frozenset[tuple[str, int]]().union(*self.edited[version + 1 :])
+        try:
+            plan = plan_rollback(after, APP, 9)
+        except SinkMismatch:
+            assert edits, "refused only where somebody changed rows"
+            return
+        before = self.rows(self.now)
+        lines = [json.dumps({"txn": {"appId": APP, "version": len(self.log)}}), *plan.removed, *plan.added]
+        for line in plan.removed:
+            del self.now[json.loads(line)["remove"]["path"]]
+        for line in plan.added:
+            path = json.loads(line)["add"]["path"]
+            assert path not in self.now
+            self.now[path] = self.files[path]
+        self._end(lines)
+        now = self.rows(self.now)
+        assert len(now) == len(set(now)), "no row twice"
+        ours = {row for row in self.rows(self.live[version]) if row[0] == OURS} - edits
+        assert {row for row in now if row[0] == OURS} == ours
+        assert {row for row in now if row[0] == OTHERS} == {row for row in before if row[0] == OTHERS}
+
+    @staticmethod
+    def rows(live: Mapping[str, Data]) -> list[tuple[str, int]]:
+        return [row for rows in live.values() for row in rows]
+
+
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["ours", "ours", "others", "optimize", "edit", "roll back"]),
+        st.integers(min_value=0, max_value=99),
+    ),
+    max_size=14,
+)
+
+
+@given(STEPS, st.integers(min_value=0, max_value=99))
+def test_a_rollback_takes_back_the_jobs_own_rows_and_no_others(steps: list[tuple[str, int]], last: int) -> None:
+    """Also several rollbacks, to before and to after one another, with compaction and edits between them."""
+    table = Table()
+    table.write(OURS)
+    for step, choice in [*steps, ("roll back", last)]:
+        if step in (OURS, OTHERS):
+            table.write(step)
+        elif step == "optimize":
+            table.optimize(choice)
+        elif step == "edit":
+            table.edit(choice)
+        else:
+            table.roll_back(choice % len(table.log))
+
+
+def written(*steps: str) -> list[Commit]:
+    table = Table()
+    for step in steps:
+        table.write(step)
+    return table.log
+
+
+def replaced(version: int, restored: int | None = None) -> Commit:
+    parameters = {} if restored is None else {"version": restored}
+    operation = {"operation": "WRITE" if restored is None else "RESTORE", "operationParameters": parameters}
+    lines = [json.dumps({"commitInfo": operation}), the_json("remove", "part-0", changes=True)]
+    return parse_commit(version, "\n".join(lines))
+
+
+def test_rows_that_others_replaced_are_named() -> None:
+    log = [*written(OURS, OURS), replaced(2)]
+    with pytest.raises(SinkMismatch, match=r"version 2 \(WRITE\)") as refused:
+        plan_rollback(log[1:], APP, 9)
+    assert "TO VERSION AS OF 1" in refused.value.hint
+
+
+def test_what_a_restore_by_hand_has_undone_does_not_count() -> None:
+    log = [*written(OURS, OURS), replaced(2), replaced(3, restored=1)]
+    (removed,) = plan_rollback(log[1:], APP, 9).removed
+    assert json.loads(removed)["remove"]["path"] == "part-1"
+    with pytest.raises(SinkMismatch, match=r"version 3 \(RESTORE\)"):
+        plan_rollback([*log[1:2], replaced(2), replaced(3, restored=0)][2:], APP, 9)
+
+
+def test_files_are_told_apart_by_their_deletion_vectors() -> None:
+    """As a DELETE leaves them: the same path, with other rows hidden."""
+    vector: dict[str, Any] = {"storageType": "u", "pathOrInlineDv": "ab", "offset": 1}
+    removed = {"path": "part-0", "dataChange": True}
+    added = {**removed, "deletionVector": vector}
+    commit = parse_commit(4, f"{json.dumps({'remove': removed})}\n{json.dumps({'add': added})}")
+    assert commit.removed.keys() == {("part-0", "")}
+    assert commit.added.keys() == {("part-0", "uab@1")}
+    assert commit.removes_rows
+
+
+def test_a_file_that_cannot_be_described_is_refused() -> None:
+    text = json.dumps({"remove": {"path": "part-0", "dataChange": True}})
+    mark = json.dumps({"txn": {"appId": APP, "version": 3}})
+    with pytest.raises(SinkMismatch, match="part-0 must come back"):
+        plan_rollback([parse_commit(1, f"{mark}\n{text}")], APP, 9)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"add": {"path": "part-0"}}', '{"txn": {"appId": "a"}}', '{"add": 3}'])
+def test_a_log_that_delta_would_not_write_is_refused(text: str) -> None:
+    with pytest.raises(SinkMismatch, match="Version 3 of the Delta table"):
+        parse_commit(3, text)
+
+
+@given(
+    st.tuples(st.integers(1, 2**30), st.integers(-1, 2**31)), st.tuples(st.integers(1, 2**30), st.integers(-1, 2**31))
+)
+def test_marks_are_in_the_order_of_epochs_and_batches(one: tuple[int, int], other: tuple[int, int]) -> None:
+    assert (mark_of(*one) < mark_of(*other)) == (one < other)
+    assert (marked_epoch(mark_of(*one)), marked_batch(mark_of(*one))) == one
+    assert mark_of(*one) < 2**63
