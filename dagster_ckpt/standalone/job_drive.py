@@ -1,0 +1,301 @@
+"""``dagster_ckpt.run``: one run of a job in this process, without Dagster's instance."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import dagster as dg
+
+from dagster_ckpt.checkpoint import CheckpointCatalog, End, Submission, find_newest
+from dagster_ckpt.clock import Clock, SystemClock
+from dagster_ckpt.config import (
+    LATEST,
+    CheckpointConfig,
+    Configuration,
+    JobStatus,
+    RecoveryClaimMode,
+    RestartStrategy,
+    StateBackend,
+)
+from dagster_ckpt.errors import CheckpointError, InvalidConfiguration, NotRestarted, PoisonBatch
+from dagster_ckpt.filesystem import unheard
+from dagster_ckpt.orchestration import (
+    CheckpointedStreamingAsset,
+    CheckpointStorage,
+    SparkSessionResource,
+    checkpointed_streaming_asset,
+    going_on,
+    run_drill,
+    streaming_job,
+)
+from dagster_ckpt.spark import Drilled, Event, RunResult, StreamingRun, describe, supervise
+from dagster_ckpt.standalone.project import loaded
+from dagster_ckpt.standalone.resumption import Launch, Resumption
+from dagster_ckpt.standalone.signals import told_to_end
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+__all__ = ["Drive", "run"]
+
+_log = logging.getLogger(__name__)
+
+#: Seconds between two looks for a request to cancel the run.
+_LOOK = 2.0
+
+
+def run(
+    query: CheckpointedStreamingAsset | Callable[..., DataStreamWriter],
+    *,
+    storage: CheckpointStorage | None = None,
+    spark: SparkSessionResource | None = None,
+    resources: Mapping[str, Any] | dg.Definitions | None = None,
+    name: str | None = None,
+    config: CheckpointConfig | None = None,
+    restart: RestartStrategy | None = None,
+    state_backend: StateBackend | None = None,
+    configuration: Mapping[str, Any] | Configuration | None = None,
+    restore_from: str = LATEST,
+    claim_mode: RecoveryClaimMode | None = None,
+    replay_to: str | int | None = None,
+    allow_loss: bool = False,
+    fork_from: str | None = None,
+    op_config: Mapping[str, Any] | None = None,
+) -> RunResult:
+    """Run a job in this process until it ends: under checkpoints, and restarted by its own strategy.
+
+    Files and records are those of a run under Dagster, so a job can go from one to the other. A job that is not over
+    is resumed: what has failed since its start counts, its delay is waited for, and an interruption counts for
+    nothing. Ctrl-C, SIGTERM and SIGHUP interrupt the run: the next run goes on from the newest checkpoint.
+
+    .. code-block:: python
+
+        storage = FileSystemCheckpointStorage(checkpoint_path="/data/checkpoints")
+        dagster_ckpt.run(turnover, storage=storage, config=CheckpointConfig(interval="1 min"))
+
+    Args:
+        query: a checkpointed streaming asset, or the function of one: takes the context and the session.
+        storage: of the checkpoints; by default the one among ``resources``.
+        spark: starts Spark; by default the one among ``resources``, else a local Spark.
+        resources: by key, as Dagster takes them, or the definitions that have them.
+        name: of the job, for a function; by default that of the function.
+        config: when checkpoints are taken and kept, for a function; an asset has its own.
+        restart: what happens after a failure, for a function; an asset has its own.
+        state_backend: keeps the query's state, for a function; an asset has its own.
+        configuration: settings by Flink's keys for this run, which win over those of the asset.
+        restore_from: ``latest``; ``none``; or a checkpoint or savepoint. These and the next ones are as in the run
+            configuration under Dagster.
+        claim_mode: whose the restored checkpoint or savepoint becomes.
+        replay_to: up to which batch those after the checkpoint are run again as they were.
+        allow_loss: restore although rows would be lost or doubled.
+        fork_from: a checkpoint or savepoint of any job, to begin with a copy of it.
+        op_config: the fields of the function's own configuration.
+
+    Returns:
+        how the job ended, ``FINISHED`` or ``CANCELED``, and its newest checkpoint.
+
+    Raises:
+        InvalidConfiguration: an argument cannot be used.
+        JobAlreadyRunning: another run of the job is alive, under Dagster or not.
+        CheckpointError: the job failed and is not restarted, or only a new process can restart it (``DriverLost``).
+    """
+    return Drive.of(
+        query,
+        storage=storage,
+        spark=spark,
+        resources=resources,
+        name=name,
+        config=config,
+        restart=restart,
+        state_backend=state_backend,
+        configuration=configuration,
+        restore_from=restore_from,
+        claim_mode=claim_mode,
+        replay_to=replay_to,
+        allow_loss=allow_loss,
+        fork_from=fork_from,
+        op_config=op_config,
+    ).run()
+
+
+@dataclass(frozen=True)
+class Drive:
+    """One run of an asset's job in this process.
+
+    Attributes:
+        asset: of the job.
+        resources: by key.
+        op_config: the run configuration, as under Dagster.
+        run_id: 32 hex digits.
+        earlier: the drivers that this one replaces, oldest first.
+        on_event: called with each event, on the calling thread.
+        on_resume: called when the job may be resumed, before the run takes the job over.
+        submission: what a Dagster run has submitted this driver for. The run decides when the job is resumed.
+    """
+
+    asset: CheckpointedStreamingAsset
+    resources: Mapping[str, Any]
+    op_config: Mapping[str, Any]
+    run_id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    earlier: Sequence[Launch] = ()
+    on_event: Callable[[Event], object] = unheard
+    on_resume: Callable[[], object] = list
+    submission: Submission | None = None
+
+    @classmethod
+    def of(
+        cls,
+        query: CheckpointedStreamingAsset | Callable[..., DataStreamWriter],
+        *,
+        storage: CheckpointStorage | None = None,
+        spark: SparkSessionResource | None = None,
+        resources: Mapping[str, Any] | dg.Definitions | None = None,
+        name: str | None = None,
+        config: CheckpointConfig | None = None,
+        restart: RestartStrategy | None = None,
+        state_backend: StateBackend | None = None,
+        configuration: Mapping[str, Any] | Configuration | None = None,
+        op_config: Mapping[str, Any] | None = None,
+        **asked: Any,
+    ) -> Drive:
+        """The drive for the arguments of :func:`run`.
+
+        Raises:
+            InvalidConfiguration: an argument cannot be used.
+        """
+        asset = _asset(query, name=name, config=config, restart=restart, state_backend=state_backend)
+        if asked.get("replay_to") is not None:
+            asked["replay_to"] = str(asked["replay_to"])
+        flink = configuration if isinstance(configuration, Configuration) else Configuration(configuration or {})
+        given = {key: value for key, value in asked.items() if value is not None}
+        return cls(
+            asset,
+            _resources(asset, storage, spark, resources),
+            {**(op_config or {}), **given, "configuration": dict(flink.settings)},
+        )
+
+    def has_failed(self, error: BaseException) -> bool:
+        """Whether the job is over, now that the run has raised ``error``: it ended FAILED, which is on record."""
+        key = self.asset.storage_key
+        with contextlib.suppress(Exception), dg.build_asset_context(resources={key: self.resources[key]}) as context:
+            epochs = getattr(context.resources, key).catalog(self.asset.name).records.epochs
+            epoch = epochs.highest()
+            claim, end = epochs.read_claim(epoch), epochs.read_end(epoch)
+            own = isinstance(error, NotRestarted | PoisonBatch) or claim.run_id == self.run_id
+            return bool(own and end.status == JobStatus.FAILED.value)
+        return False
+
+    def run(self) -> RunResult:
+        """Run the job to its end; see :func:`run`."""
+        with dg.build_asset_context(resources=dict(self.resources)) as context, told_to_end():
+            storage: CheckpointStorage = getattr(context.resources, self.asset.storage_key)
+            catalog, clock = storage.catalog(self.asset.name), SystemClock()
+            given = self.op_config
+            if self.earlier and {launch.run_id for launch in self.earlier} & catalog.records.epochs.runs_with_choice():
+                given = going_on(given)
+            settings = self.asset.settings.of_run(given)
+            for warning in settings.warnings:
+                _log.warning("%s", warning)
+            job = streaming_job(self.asset, settings, context, given, catalog.filesystem)
+            series: int | End | None = None if self.submission is None else self.submission.series
+            if self.submission is None and (self.earlier or settings.request.is_plain):
+                series = Resumption(job, catalog, self.earlier, clock, time.sleep).series()
+            if isinstance(series, End):
+                if series.status == JobStatus.FAILED.value:
+                    raise NotRestarted(f"Job {job.name!r} has failed: {series.reason}.", hint="Run it again.")
+                return RunResult(JobStatus(series.status), find_newest(catalog).metadata)
+            self.on_resume()
+            asked = _Cancellation(catalog, self.run_id, clock)
+
+            def start(emit: Callable[[Event], None]) -> StreamingRun:
+                asked.run = StreamingRun(
+                    job,
+                    run_id=self.run_id,
+                    request=settings.request,
+                    series=series,
+                    clock=clock,
+                    emit=emit,
+                    submission=self.submission,
+                )
+                return asked.run
+
+            return supervise(start, self._tell, on_turn=asked.look, is_cancellation=lambda: False)
+
+    def drill(self, *, scratch_directory: str | Path | None, timeout: timedelta) -> Drilled:
+        """Restore the job's newest checkpoint aside; see :func:`~dagster_ckpt.restore_drill`."""
+        with dg.build_asset_context(resources=dict(self.resources)) as context:
+            return run_drill(self.asset, context, self.op_config, scratch_directory=scratch_directory, timeout=timeout)
+
+    def _tell(self, event: Event) -> None:
+        for level, text in describe(event):
+            _log.log(level, "%s: %s", self.asset.name, text)
+        self.on_event(event)
+
+
+class _Cancellation:
+    """Cancels a run when somebody asks for that through the storage.
+
+    Args:
+        catalog: of the job.
+        run_id: of the run.
+        clock: monotonic time.
+    """
+
+    def __init__(self, catalog: CheckpointCatalog, run_id: str, clock: Clock) -> None:
+        self.run: StreamingRun | None = None
+        self._requests = catalog.records.savepoint_requests
+        self._run_id = run_id
+        self._clock = clock
+        self._looked_at = clock.monotonic()
+
+    def look(self) -> None:
+        """Look for a request from time to time."""
+        if self._clock.monotonic() - self._looked_at < _LOOK:
+            return
+        self._looked_at = self._clock.monotonic()
+        with contextlib.suppress(OSError, CheckpointError):  # who asks sees that nothing happens, and asks again
+            if self.run is not None and self._requests.is_to_cancel(self._run_id):
+                self.run.cancel()
+
+
+def _asset(
+    query: CheckpointedStreamingAsset | Callable[..., DataStreamWriter], **own: Any
+) -> CheckpointedStreamingAsset:
+    if not isinstance(query, CheckpointedStreamingAsset):
+        return checkpointed_streaming_asset(**own)(query)
+    if given := [key for key, value in own.items() if value is not None]:
+        raise InvalidConfiguration(
+            f"{query.name} is an asset and has its own {' and '.join(given)}.",
+            hint="Change the asset's definition, so that its runs under Dagster are the same; or use configuration.",
+        )
+    return query
+
+
+def _resources(
+    asset: CheckpointedStreamingAsset,
+    storage: CheckpointStorage | None,
+    spark: SparkSessionResource | None,
+    resources: Mapping[str, Any] | dg.Definitions | None,
+) -> dict[str, Any]:
+    """The resources that the asset needs."""
+    resources = loaded(resources)
+    given = resources.resources if isinstance(resources, dg.Definitions) else resources
+    known = {asset.spark_key: SparkSessionResource(), **(given or {})}
+    known |= {
+        key: value for key, value in ((asset.storage_key, storage), (asset.spark_key, spark)) if value is not None
+    }
+    needed = [asset.storage_key, asset.spark_key, *sorted(asset.parameters.resources)]
+    if missing := [key for key in needed if key not in known]:
+        raise InvalidConfiguration(
+            f"{asset.name} needs the resource{'s' * (len(missing) > 1)} {' and '.join(missing)}.",
+            hint="Give storage, and the others in resources, or the definitions that have them.",
+        )
+    return {key: known[key] for key in needed}
