@@ -1,4 +1,7 @@
-"""``dagster-ckpt``: checkpoints and savepoints from the command line. Needs the storage only, no Spark or Dagster."""
+"""``dagster-ckpt``: checkpoints and savepoints from the command line.
+
+Only ``run``, ``drill`` and ``state --operator`` need Spark, and nothing needs Dagster's instance.
+"""
 
 from __future__ import annotations
 
@@ -27,12 +30,38 @@ _COMMANDS = {
     "batch": _Command(
         "spark_files", "batch", "Tell what is in BATCH of JOB, by default in the newest that was planned."
     ),
+    "cancel": _Command(
+        "changing", "cancel", "End JOB as CANCELED, where it runs without Dagster or in a driver of its own."
+    ),
+    "checkpoint": _Command(
+        "saving", "checkpoint", "Ask the running JOB for a checkpoint at once, of what it has committed by then."
+    ),
     "describe": _Command(
         "looking", "describe", "Tell what CHECKPOINT of JOB holds: 'latest', chk-N, a job id with /chk-N, or a path."
     ),
-    "dispose": _Command("changing", "dispose", "Delete the savepoint in the directory SAVEPOINT."),
+    "diff": _Command(
+        "looking", "diff", "Tell what differs between checkpoint ONE of JOB and the OTHER one, by default the newest."
+    ),
+    "dispose": _Command("saving", "dispose", "Delete the savepoint in the directory SAVEPOINT."),
+    "drill": _Command(
+        "proof.drill",
+        "drill",
+        "Restore the newest checkpoint of a job aside, and compute one batch of its query, whose rows go nowhere.",
+    ),
+    "export": _Command(
+        "spark_files",
+        "export",
+        "Write CHECKPOINT of JOB as a plain checkpointLocation, with which Spark goes on without this library.",
+    ),
+    "init": _Command(
+        "init",
+        "init",
+        "Write a small project that runs into DIRECTORY, and the settings of a Dagster instance for it.",
+    ),
     "list": _Command(
-        "looking", "list_checkpoints", "List the completed checkpoints of JOB, or of every job, the newest last."
+        "looking",
+        "list_checkpoints",
+        "List the completed checkpoints of JOB, or of every job, each job's newest last.",
     ),
     "pin": _Command(
         "changing",
@@ -44,13 +73,42 @@ _COMMANDS = {
         "preflight",
         "Tell whether CHECKPOINT of JOB can be restored, as far as that is known without its query.",
     ),
+    "restore": _Command(
+        "rollback",
+        "restore",
+        "Take JOB, which Dagster runs, back TO chk-N, savepoint:NAME, the path of one, 'latest' or 'none' (nothing).",
+    ),
     "retention": _Command(
         "looking",
         "retention",
         "Tell what a retention would keep and delete of JOB, why, and how many bytes that would free.",
     ),
+    "run": _Command(
+        "running",
+        "run",
+        "Run the job of an asset or of a function, and resume it until it ends: without Dagster's instance.",
+    ),
     "savepoint": _Command(
-        "changing", "savepoint", "Take a savepoint of JOB and print its path, which restore_from takes."
+        "saving", "savepoint", "Take a savepoint of JOB and print its path, which restore_from takes."
+    ),
+    "savepoints": _Command(
+        "saving",
+        "savepoints",
+        "List the savepoints of JOB or every job that have a name, the last others that it took, and the requests.",
+    ),
+    "stop": _Command(
+        "saving",
+        "stop",
+        "Stop the running JOB with a savepoint, and print its path: the job ends as FINISHED, and nothing resumes it.",
+    ),
+    "starts": _Command("status", "starts", "Tell where the seconds of the last starts of JOB went."),
+    "state": _Command(
+        "proof.state",
+        "state",
+        "Tell what JOB keeps in its state at CHECKPOINT: its stateful operators, or with --operator the rows of one.",
+    ),
+    "status": _Command(
+        "status", "status", "Tell how JOB or every job is doing: its state, its run, and its newest checkpoint."
     ),
     "sweep": _Command(
         "changing", "sweep", "Delete files that no checkpoint needs of JOB, or of every job that is over."
@@ -94,7 +152,7 @@ class _Group(click.Group):
             sys.exit(1)
 
 
-@click.group(cls=_Group)
+@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__)
 def main() -> None:
-    """Checkpoints and savepoints of Spark jobs that Dagster runs."""
+    """Checkpoints and savepoints of Spark jobs, under Dagster and without."""

@@ -12,8 +12,6 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import pairwise
 
-import fsspec
-
 from dagster_ckpt.checkpoint import (
     CheckpointCatalog,
     CheckpointMetadata,
@@ -24,6 +22,8 @@ from dagster_ckpt.checkpoint import (
     line_of_descent,
 )
 from dagster_ckpt.errors import CheckpointError, CheckpointNotFound
+from dagster_ckpt.filesystem import FileSystem, open_filesystem
+from dagster_ckpt.paths import unescaped
 from dagster_ckpt.spark import PlannedBatches, fingerprint, local_file, planned_files, planned_offsets, recorded_live
 from dagster_ckpt.stored_json import Json
 
@@ -146,7 +146,7 @@ def report_batch(catalog: CheckpointCatalog, batch: int | None) -> BatchReport:
         committed=True if covered is not None else plans.committed(number),
         checkpoint=None if covered is None else covered.reference,
         failures=_failures(catalog, number, digest),
-        sources=_sources(plan, plans.start(number)),
+        sources=_sources(plan, plans.start(number), catalog.filesystem),
     )
 
 
@@ -213,10 +213,12 @@ def _failures(catalog: CheckpointCatalog, batch: int, plan: str) -> list[Failure
     return [failure for failure in every if failure.batch == batch and failure.plan in {None, plan}]
 
 
-def _sources(plan: PlannedBatch, start: dict[str, Json]) -> list[ReadSource]:
+def _sources(plan: PlannedBatch, start: dict[str, Json], storage: FileSystem) -> list[ReadSource]:
     offsets = planned_offsets(plan)
     return [
-        ReadSource(source, start.get(source), offsets.offset(source), [_look_at(uri) for uri in _files(plan, source)])
+        ReadSource(
+            source, start.get(source), offsets.offset(source), [_look_at(uri, storage) for uri in _files(plan, source)]
+        )
         for source, _ in offsets.sources
     ]
 
@@ -226,16 +228,18 @@ def _files(plan: PlannedBatch, source: str) -> list[str]:
     return planned_files(PlannedBatch(plan.batch, of_source))
 
 
-def _look_at(uri: str) -> ReadFile:
+def _look_at(uri: str, storage: FileSystem) -> ReadFile:
+    """What is known of an input file. The storage names the file, so no host is asked that nobody configured."""
     try:
         if (file := local_file(uri)) is not None:
             return ReadFile(uri, file.stat().st_size, True)
-        filesystem, path = fsspec.core.url_to_fs(uri)
-        size = filesystem.info(path).get("size")
-        return ReadFile(uri, None if size is None else int(size), True)
+        directory, _, name = unescaped(uri).rpartition("/")
+        if uri.startswith("hdfs:"):
+            return ReadFile(uri, None, None)  # a look would start a JVM
+        return ReadFile(uri, open_filesystem(directory, like=storage).size(name), True)
     except FileNotFoundError:
         return ReadFile(uri, None, False)
-    except Exception:  # no access, no driver, no network: only the query can tell
+    except Exception:  # no access, no driver, no network, another kind of storage: only the query can tell
         return ReadFile(uri, None, None)
 
 

@@ -1,4 +1,4 @@
-"""The commands that keep, make and delete checkpoints and savepoints."""
+"""The commands that keep checkpoints, delete what nobody needs, and end a job."""
 
 from __future__ import annotations
 
@@ -8,123 +8,104 @@ from dataclasses import asdict
 import click
 
 from dagster_ckpt.checkpoint import (
+    CancelRequest,
     CheckpointCatalog,
-    dispose_broken,
-    dispose_savepoint,
-    is_broken,
     job_names,
-    layout,
     pin_checkpoint,
     sweep_job,
-    take_savepoint,
     unpin_checkpoint,
 )
-from dagster_ckpt.cli.places import JSON, PATH, find_checkpoint, storage_at
+from dagster_ckpt.cli.places import JSON, find_checkpoint, storage_at, storage_path
 from dagster_ckpt.cli.printing import say, say_json, warn
 from dagster_ckpt.clock import SystemClock
-from dagster_ckpt.config import parse_duration
+from dagster_ckpt.config import duration_of
 from dagster_ckpt.errors import (
     CorruptCheckpoint,
     InvalidConfiguration,
     JobAlreadyRunning,
 )
 
-__all__ = ["dispose", "pin", "savepoint", "sweep", "unpin"]
+__all__ = ["cancel", "pin", "sweep", "unpin"]
+
+
+#: Seconds between two looks at a job that is to end.
+_LOOK = 0.5
 
 
 @click.command()
 @click.argument("job")
 @click.argument("checkpoint")
-@PATH
+@storage_path
 @click.option("--reason", default="", help="Why, for whoever looks at it later.")
-def pin(job: str, checkpoint: str, path: str, reason: str) -> None:
+@JSON
+def pin(job: str, checkpoint: str, path: str, reason: str, as_json: bool) -> None:
     """Keep CHECKPOINT of JOB until it is unpinned: neither retention nor the cleanup at the job's end deletes it.
 
     CHECKPOINT is 'latest', chk-N, a job id with /chk-N, or a path. To move a checkpoint elsewhere, take a savepoint.
     """
     catalog = CheckpointCatalog(storage_at(path), job)
     pinned = pin_checkpoint(catalog, find_checkpoint(catalog, checkpoint), reason, SystemClock())
+    if as_json:
+        say_json(asdict(pinned))
+        return
     say(f"{pinned.checkpoint} is pinned{f': {pinned.reason}' if pinned.reason else ''}.")
 
 
 @click.command()
 @click.argument("job")
 @click.argument("checkpoint")
-@PATH
-def unpin(job: str, checkpoint: str, path: str) -> None:
+@storage_path
+@JSON
+def unpin(job: str, checkpoint: str, path: str, as_json: bool) -> None:
     """Take the pins off CHECKPOINT of JOB: chk-N, or a job id with /chk-N. It goes when the retention says so."""
     catalog = CheckpointCatalog(storage_at(path), job)
-    say(f"{unpin_checkpoint(catalog, checkpoint)} is not pinned any more.")
+    unpinned = unpin_checkpoint(catalog, checkpoint)
+    if as_json:
+        say_json({"checkpoint": unpinned})
+        return
+    say(f"{unpinned} is not pinned any more.")
 
 
 @click.command()
 @click.argument("job")
-@PATH
-@click.option(
-    "--to",
-    envvar="DAGSTER_CKPT_SAVEPOINT_PATH",
-    help="Directory for savepoints; a running job knows its savepoint_path. [env: DAGSTER_CKPT_SAVEPOINT_PATH]",
-)
-@click.option("--stop", is_flag=True, help="Stop the running job with it; it ends successfully.")
-@click.option("--drain", is_flag=True, help="Not possible with Spark; refused.")
-@click.option("--timeout", default="10 min", show_default=True, help="How long to wait for a running job.")
+@storage_path
+@click.option("--timeout", default="2 min", show_default=True, help="How long to wait for the end.")
 @JSON
-def savepoint(job: str, path: str, to: str | None, stop: bool, drain: bool, timeout: str, as_json: bool) -> None:
-    """Take a savepoint of JOB and print its path, which restore_from takes.
+def cancel(job: str, path: str, timeout: str, as_json: bool) -> None:
+    """End JOB as CANCELED, where it runs without Dagster or in a driver of its own.
 
-    A running job takes it after the batch in flight; of a job that does not run, the newest completed checkpoint is
-    copied. Nothing but `dispose` ever deletes a savepoint.
+    That is a job of `dagster-ckpt run` or `dagster_ckpt.run`, or one with a SparkSubmitResource. Its `cleanup` says if
+    its checkpoints stay. Any other run under Dagster is canceled there, by Terminate. To keep the job's place in a
+    savepoint, use `stop`.
     """
-    if drain:
+    catalog, clock = CheckpointCatalog(storage_at(path), job), SystemClock()
+    records, until = catalog.records, clock.monotonic() + duration_of("--timeout", timeout, "2 min").total_seconds()
+    heartbeat, dead = records.heartbeat.watched(clock, time.sleep)
+    if heartbeat is None or dead is not None:
         raise InvalidConfiguration(
-            "--drain is not possible: Spark cannot emit a final watermark, so windows that are open stay open.",
-            hint="Use --stop without --drain; the windows are in the savepoint.",
+            f"Job {job!r} cannot be canceled: no run of it is alive.",
+            hint=f"See `dagster-ckpt status {job} --path {catalog.filesystem.url}`.",
         )
-    clock = SystemClock()
-    taken = take_savepoint(
-        CheckpointCatalog(storage_at(path), job),
-        to,
-        default=None,
-        stop=stop,
-        timeout=timeout,
-        clock=clock,
-        wait=time.sleep,
-        report=warn,
-    )
+    records.savepoint_requests.ask_to_cancel(CancelRequest(heartbeat.run_id, clock.time()))
+    try:
+        while (end := records.epochs.read_end(records.epochs.highest())) is None or not end.is_final:
+            if clock.monotonic() >= until:
+                raise JobAlreadyRunning(
+                    f"Job {job!r} has not ended within {timeout}, and is not asked any more.",
+                    hint="Ask again with a longer --timeout. A run under Dagster is canceled there, by Terminate.",
+                )
+            time.sleep(_LOOK)
+    finally:
+        records.savepoint_requests.forget_cancel()
     if as_json:
-        say_json(asdict(taken))
+        say_json({"job": job, "run": heartbeat.run_id, "status": end.status, "reason": end.reason})
         return
-    warn(f"Batch {taken.batch}, {taken.files} files, {taken.size:,} bytes, in {taken.seconds:.1f} s:")
-    say(taken.pointer)
-
-
-@click.command()
-@click.argument("savepoint")
-def dispose(savepoint: str) -> None:
-    """Delete the savepoint in the directory SAVEPOINT. Broken off, it is finished by the same command.
-
-    Also the directory of a checkpoint that is in quarantine, or whose _metadata cannot be read.
-    """
-    directory = storage_at(savepoint.rstrip("/").removesuffix(f"/{layout.METADATA_FILE_NAME}")).url
-    parent, _, name = directory.rpartition("/")
-    above, _, lineage = parent.rpartition("/")
-    if layout.is_job_id(lineage) and (number := layout.checkpoint_id(name)) is not None:
-        root, _, job = above.rpartition("/")
-        catalog = CheckpointCatalog(storage_at(root), job)
-        if is_broken(catalog, lineage, number):
-            done = dispose_broken(catalog, lineage, number)
-            later = f"Job {job} is not over: its next checkpoint, or its next start, deletes {directory}."
-            say(f"{directory} is deleted." if done else later)
-            return
-    unknown = dispose_savepoint(storage_at(parent or "/"), name)
-    say(f"{directory} is no savepoint any more.")
-    if unknown:
-        warn(f"Its directory stays, for what is not of the savepoint: {', '.join(unknown)}")
+    say(f"{job}: {end.status}, {end.reason}")
 
 
 @click.command()
 @click.argument("job", required=False)
-@PATH
+@storage_path
 @click.option("--dry-run", is_flag=True, help="Tell what would be deleted, and delete nothing.")
 @click.option(
     "--older-than",
@@ -141,10 +122,7 @@ def sweep(job: str | None, path: str, dry_run: bool, older_than: str | None, qua
     never began. Checkpoints, savepoints and what is pinned stay. A job that runs, or is to be restarted, is refused.
     """
     filesystem = storage_at(path)
-    try:
-        age = None if older_than is None else parse_duration(older_than)
-    except ValueError as error:
-        raise InvalidConfiguration(f"--older-than: {error}.", hint="Write it as '7 d', for example.") from None
+    age = None if older_than is None else duration_of("--older-than", older_than, "7 d")
     swept, refused = [], []
     for name in [job] if job else job_names(filesystem):
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Sequence
+from math import inf
 from typing import Any
 
 import click
@@ -18,7 +19,7 @@ from dagster_ckpt.checkpoint import (
     reclaimable_bytes,
     verify_checkpoint,
 )
-from dagster_ckpt.cli.places import JSON, PATH, find_checkpoint, storage_at
+from dagster_ckpt.cli.places import JSON, find_checkpoint, require_job, storage_at, storage_path
 from dagster_ckpt.cli.printing import say, say_json, say_table, warn
 from dagster_ckpt.clock import SystemClock
 from dagster_ckpt.config import LATEST, AnyOf, CheckpointConfig, KeepPinned, decide
@@ -28,30 +29,36 @@ from dagster_ckpt.errors import (
     CorruptCheckpoint,
 )
 
-__all__ = ["describe", "list_checkpoints", "retention", "verify"]
+__all__ = ["describe", "diff", "list_checkpoints", "retention", "verify"]
 
 
 @click.command("list")
 @click.argument("job", required=False)
-@PATH
+@storage_path
 @JSON
 def list_checkpoints(job: str | None, path: str, as_json: bool) -> None:
-    """List the completed checkpoints of JOB, or of every job, the newest last."""
+    """List the completed checkpoints of JOB, or of every job, each job's newest last."""
     filesystem = storage_at(path)
-    jobs = [job] if job else job_names(filesystem)
-    if not jobs:
+    known = job_names(filesystem)
+    if as_json and job is None and not known:
+        say_json([])
+        return
+    if not known:
         raise CheckpointNotFound(f"There is no job in {filesystem.url}.", hint="Is --path the checkpoint path?")
+    require_job(job, known, filesystem)
+    jobs = known if job is None else [job]
     rows = []
     for name in jobs:
         catalog = CheckpointCatalog(filesystem, name)
         newest = _quietly(lambda catalog=catalog: find_newest(catalog).metadata)  # type: ignore[misc]
         pinned = catalog.records.pins.reasons()
+        of_job: list[dict[str, Any]] = []
         quarantined = {reference: record.reason for reference, record in catalog.records.quarantine.records().items()}
         for job_id in sorted(catalog.job_ids()):
             completed, broken = catalog.completed(job_id)
             found = [(item.reference, _row(item, catalog)) for item in completed]
             found += [(error.checkpoint, _unreadable_row(name, error)) for error in broken if error.checkpoint]
-            rows += [
+            of_job += [
                 {
                     **row,
                     "newest": newest is not None and reference == newest.reference,
@@ -64,6 +71,8 @@ def list_checkpoints(job: str | None, path: str, as_json: bool) -> None:
             ]
             for error in broken:
                 warn(error.message, color="red")
+        # Lineages may take turns, and epochs only rise; nobody knows the epoch of an unreadable checkpoint.
+        rows += sorted(of_job, key=lambda row: inf if row["epoch"] is None else row["epoch"])
     if as_json:
         say_json(rows)
         return
@@ -82,6 +91,8 @@ def list_checkpoints(job: str | None, path: str, as_json: bool) -> None:
             )
             for row in rows
         ),
+        whole="checkpoint",
+        spare=("job",) * (len(jobs) == 1) + ("files", "new bytes", "kind", "epoch", "bytes", "batch"),
     )
     for row in rows:
         if row["quarantined"]:
@@ -91,25 +102,13 @@ def list_checkpoints(job: str | None, path: str, as_json: bool) -> None:
 @click.command()
 @click.argument("job")
 @click.argument("checkpoint", default=LATEST)
-@PATH
+@storage_path
 @JSON
 def describe(job: str, checkpoint: str, path: str, as_json: bool) -> None:
     """Tell what CHECKPOINT of JOB holds: 'latest', chk-N, a job id with /chk-N, or a path."""
     catalog = CheckpointCatalog(storage_at(path), job)
     metadata = find_checkpoint(catalog, checkpoint)
-    document = {
-        **_row(metadata, catalog),
-        "mode": metadata.mode,
-        "restored_from": metadata.restored_from,
-        "accepted_loss": metadata.facts.accepted_loss,
-        "timings_ms": dict(metadata.timings_ms),
-        "writer": dict(metadata.writer),
-        "spark": metadata.facts.to_json(),
-        "sink": None if metadata.sink is None else dict(metadata.sink),
-        "stored": [
-            {"path": file.path, "bytes": file.size, "in": file.reference or "_metadata"} for file in metadata.files
-        ],
-    }
+    document = _document(metadata, catalog)
     if as_json:
         say_json(document)
         return
@@ -122,13 +121,43 @@ def describe(job: str, checkpoint: str, path: str, as_json: bool) -> None:
 
 @click.command()
 @click.argument("job")
+@click.argument("one")
+@click.argument("other", default=LATEST)
+@storage_path
+@JSON
+def diff(job: str, one: str, other: str, path: str, as_json: bool) -> None:
+    """Tell what differs between checkpoint ONE of JOB and the OTHER one, by default the newest.
+
+    Each is 'latest', chk-N, a job id with /chk-N, or a path. Told are what `describe` tells, offsets, state and the
+    sink's position too, and which of Spark's files only one of them holds.
+    """
+    catalog = CheckpointCatalog(storage_at(path), job)
+    metadata = [find_checkpoint(catalog, checkpoint) for checkpoint in (one, other)]
+    left, right = (_flat(_document(item, catalog)) for item in metadata)
+    keys = [key for key in {**left, **right} if left.get(key) != right.get(key)]
+    files = [{(file.path, file.size) for file in item.files} for item in metadata]
+    names = [item.reference for item in metadata]
+    gone, new = ([file for file, _ in sorted(found)] for found in (files[0] - files[1], files[1] - files[0]))
+    if as_json:
+        differs = {key: [left.get(key), right.get(key)] for key in keys}
+        say_json({"one": names[0], "other": names[1], "differs": differs, "only_in_one": gone, "only_in_other": new})
+        return
+    say_table(("", *names), ((key, *(json.dumps(side.get(key)) for side in (left, right))) for key in keys), whole="")
+    for line in [*(f"- {file}" for file in gone), *(f"+ {file}" for file in new)]:
+        say(line)
+
+
+@click.command()
+@click.argument("job")
 @click.argument("checkpoint", required=False)
-@PATH
-def verify(job: str, checkpoint: str | None, path: str) -> None:
+@storage_path
+@JSON
+def verify(job: str, checkpoint: str | None, path: str, as_json: bool) -> None:
     """Read every byte of CHECKPOINT of JOB, or of all its checkpoints, and compare sizes and checksums.
 
     Of files that a store copied without telling a checksum it is asked whether anybody wrote to them since. Exits with
-    1 if anything is missing or changed.
+    1 if anything is missing or changed. A checkpoint that a running job deletes meanwhile is named, and is not an error
+    as long as another one was verified.
     """
     catalog = CheckpointCatalog(storage_at(path), job)
     found: list[CheckpointMetadata] = []
@@ -142,27 +171,52 @@ def verify(job: str, checkpoint: str | None, path: str) -> None:
             errors += broken
     if not found and not errors:
         raise CheckpointNotFound(f"Job {job!r} has no completed checkpoint in {catalog.filesystem.url}.")
-    bad = len(errors)
-    for error in errors:
-        say(error.message, color="red")
+    if not as_json:
+        for error in errors:
+            say(error.message, color="red")
+    rows: list[dict[str, Any]] = [
+        {"checkpoint": error.checkpoint, "verified": False, "reason": error.message} for error in errors
+    ]
     for metadata in found:
+        row: dict[str, Any] = {"checkpoint": metadata.reference, "verified": True, "reason": ""}
         try:
             verify_checkpoint(catalog, metadata)
+        except CheckpointNotFound as error:
+            if checkpoint is not None:
+                raise
+            row |= {"verified": None, "reason": error.message}
         except CheckpointError as error:
-            bad += 1
-            say(error.message, color="red")
-            say(error.hint)
+            row |= {"verified": False, "reason": f"{error.message}\n{error.hint}"}
         else:
             pinned = sum(file.stored is not None and not file.stored.has_checksum for file in metadata.files)
-            whole = f"{metadata.reference}  {len(metadata.files)} files, {metadata.size:,} bytes  verified"
-            say(f"{whole}, {pinned} without a checksum, as not written since" if pinned else whole)
-    if bad:
+            row |= {"files": len(metadata.files), "bytes": metadata.size, "without_checksum": pinned}
+        rows.append(row)
+        if not as_json:
+            _say_verified(row)
+    if as_json:
+        say_json(rows)
+    if any(row["verified"] is False for row in rows):
         sys.exit(1)
+    if not any(row["verified"] for row in rows):
+        raise CheckpointNotFound(
+            f"Every checkpoint of job {job!r} was deleted before all of its files were read.",
+            hint=f"Keep one with `dagster-ckpt pin {job} latest --path {catalog.filesystem.url}`, and verify that one.",
+        )
+
+
+def _say_verified(row: dict[str, Any]) -> None:
+    if not row["verified"]:
+        for line in row["reason"].splitlines():
+            say(line, color="red" if row["verified"] is False else None)
+        return
+    whole = f"{row['checkpoint']}  {row['files']} files, {row['bytes']:,} bytes  verified"
+    without = row["without_checksum"]
+    say(f"{whole}, {without} without a checksum, as not written since" if without else whole)
 
 
 @click.command()
 @click.argument("job")
-@PATH
+@storage_path
 @click.option("--num-retained", type=int, default=10, show_default=True, help="Keep so many of the newest.")
 @click.option("--retain-for", metavar="DURATION", help="Keep those younger than this as well, such as '7 d'.")
 @click.option("--retain-every", type=int, help="Keep those whose id is a multiple of this as well.")
@@ -216,6 +270,8 @@ def retention(
             )
             for row in rows
         ),
+        whole="checkpoint",
+        spare=("bytes", "written"),
     )
     say(f"{len(freed)} of {len(rows)} would be deleted, which frees {sum(freed.values()):,} bytes.")
 
@@ -232,6 +288,35 @@ def _quietly(ask: Callable[[], CheckpointMetadata | None]) -> CheckpointMetadata
     except CheckpointError as error:
         warn(error.message, color="red")
         return None
+
+
+def _document(metadata: CheckpointMetadata, catalog: CheckpointCatalog) -> dict[str, Any]:
+    """Everything that is known of a checkpoint."""
+    return {
+        **_row(metadata, catalog),
+        "mode": metadata.mode,
+        "restored_from": metadata.restored_from,
+        "accepted_loss": metadata.facts.accepted_loss,
+        "timings_ms": dict(metadata.timings_ms),
+        "writer": dict(metadata.writer),
+        "spark": metadata.facts.to_json(),
+        "sink": None if metadata.sink is None else dict(metadata.sink),
+        "stored": [
+            {"path": file.path, "bytes": file.size, "in": file.reference or "_metadata"} for file in metadata.files
+        ],
+    }
+
+
+def _flat(document: dict[str, Any], before: str = "") -> dict[str, Any]:
+    """The values of a document by their dotted keys, without the list of files and what always differs."""
+    found: dict[str, Any] = {}
+    for key, value in document.items():
+        name = f"{before}{key}"
+        if isinstance(value, dict):
+            found |= _flat(value, f"{name}.")
+        elif name not in {"checkpoint", "pointer", "stored"}:
+            found[name] = value
+    return found
 
 
 def _row(metadata: CheckpointMetadata, catalog: CheckpointCatalog) -> dict[str, Any]:

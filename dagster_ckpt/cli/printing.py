@@ -15,6 +15,8 @@ __all__ = ["say", "say_json", "say_table", "warn"]
 
 #: Columns of a table that is not printed to a terminal.
 _WIDTH = 200
+#: Most rows of a table whose cells are folded.
+_LONG = 1000
 
 
 def say(text: object, *, color: str | None = None) -> None:
@@ -28,19 +30,50 @@ def warn(text: object, *, color: str | None = None) -> None:
 
 
 def say_json(document: Any) -> None:
-    """Print a JSON document to stdout; all characters except ASCII are escaped."""
-    click.echo(json.dumps(document, indent=2))
+    """Print a JSON document to stdout, a list with one line an item; all characters except ASCII are escaped."""
+    if isinstance(document, list) and document:
+        click.echo("[\n" + ",\n".join(map(json.dumps, document)) + "\n]")
+    else:
+        click.echo(json.dumps(document, indent=2))
 
 
-def say_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Print a table to stdout."""
+def say_table(
+    columns: Sequence[str], rows: Iterable[Sequence[object]], *, whole: str, spare: Sequence[str] = ()
+) -> None:
+    """Print a table to stdout; what does not fit into the width of the terminal is folded, and nothing is cut off.
+
+    A long table is printed with one line a row instead, however wide: nobody folds 10,000 rows within a second.
+
+    Args:
+        columns: the headings.
+        rows: a cell per column.
+        whole: heading of the column that is not folded either.
+        spare: headings of columns to leave out where the terminal is too narrow, the first one first.
+    """
+    cells = [[in_one_line(str(cell)) for cell in row] for row in rows]
+    if len(cells) > _LONG:
+        _say_lines([list(columns), *cells])
+        return
     # rich takes a tenth of a second to load; the other commands do not wait for it.
     from rich.console import Console  # noqa: PLC0415
     from rich.table import Table  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
 
-    table = Table(*columns)
-    for row in rows:
-        table.add_row(*(Text(in_one_line(str(cell))) for cell in row))
-    width = None if sys.stdout.isatty() else _WIDTH
-    Console(width=width, markup=False, highlight=False, emoji=False).print(table)
+    console = Console(width=None if sys.stdout.isatty() else _WIDTH, markup=False, highlight=False, emoji=False)
+    widths = {column: max(map(len, [column, *(row[place] for row in cells)])) for place, column in enumerate(columns)}
+    for column in spare:
+        if sum(widths.values()) + 3 * len(widths) + 1 > console.width:
+            widths.pop(column, None)
+    table = Table()
+    for column in widths:
+        table.add_column(column, overflow="fold", no_wrap=column == whole)
+    shown = [place for place, column in enumerate(columns) if column in widths]
+    for row in cells:
+        table.add_row(*(Text(row[place]) for place in shown))
+    console.print(table)
+
+
+def _say_lines(table: Sequence[Sequence[str]]) -> None:
+    widths = [max(map(len, cells)) for cells in zip(*table, strict=True)]
+    lines = ("  ".join(map(str.ljust, row, widths)).rstrip() for row in table)
+    click.echo("\n".join(lines))

@@ -10,26 +10,29 @@ import click
 
 from dagster_ckpt.checkpoint import CheckpointCatalog
 from dagster_ckpt.cli.batch_report import report_batch
-from dagster_ckpt.cli.places import JSON, PATH, find_checkpoint, storage_at
-from dagster_ckpt.cli.printing import say, say_json
+from dagster_ckpt.cli.places import JSON, find_checkpoint, storage_at, storage_path
+from dagster_ckpt.cli.printing import say, say_json, warn
 from dagster_ckpt.clock import SystemClock
 from dagster_ckpt.config import LATEST
 from dagster_ckpt.errors import CheckpointError
-from dagster_ckpt.spark import Finding, Preflight, check_stored
+from dagster_ckpt.spark import Finding, Preflight, check_stored, export_checkpoint
 
-__all__ = ["batch", "preflight"]
+__all__ = ["batch", "export", "preflight"]
+
+#: The exit statuses 1 and 2 say that a command failed, and that it was called wrongly.
+_OTHER_STATUSES = 2
 
 
 @click.command()
 @click.argument("job")
 @click.argument("checkpoint", default=LATEST)
-@PATH
+@storage_path
 @JSON
 def preflight(job: str, checkpoint: str, path: str, as_json: bool) -> None:
     """Tell whether CHECKPOINT of JOB can be restored, as far as that is known without its query. Changes nothing.
 
     Checked are its files, its logs, the input that would be read again, the sink, Spark's version, and who else runs.
-    Exits with 0 for RESTORABLE, 1 for WITH_LOSS, 2 for NOT_RESTORABLE.
+    Exits with 0 for RESTORABLE, 3 for WITH_LOSS, 4 for NOT_RESTORABLE.
     """
     catalog = CheckpointCatalog(storage_at(path), job)
     try:
@@ -43,13 +46,14 @@ def preflight(job: str, checkpoint: str, path: str, as_json: bool) -> None:
     else:
         for line in found.lines():
             say(line)
-    sys.exit(found.verdict.severity)
+    severity = found.verdict.severity
+    sys.exit(severity and severity + _OTHER_STATUSES)
 
 
 @click.command()
 @click.argument("job")
 @click.argument("batch", type=int, required=False)
-@PATH
+@storage_path
 @JSON
 def batch(job: str, batch: int | None, path: str, as_json: bool) -> None:
     """Tell what is in BATCH of JOB, by default in the newest that was planned.
@@ -62,3 +66,36 @@ def batch(job: str, batch: int | None, path: str, as_json: bool) -> None:
         return
     for line in report.lines():
         say(line)
+
+
+@click.command()
+@click.argument("job")
+@click.argument("checkpoint", default=LATEST)
+@storage_path
+@click.option("--to", required=True, help="The directory, which must not be there yet, or be empty.")
+@click.option("--allow-loss", is_flag=True, help="Export even if rows would be lost or doubled.")
+@JSON
+def export(job: str, checkpoint: str, path: str, to: str, allow_loss: bool, as_json: bool) -> None:
+    """Write CHECKPOINT of JOB as a plain checkpointLocation, with which Spark goes on without this library.
+
+    The job must be over, and its sink must stand where the checkpoint does. Job and sink stay as they are.
+    """
+    catalog = CheckpointCatalog(storage_at(path), job)
+    done = export_checkpoint(
+        catalog,
+        find_checkpoint(catalog, checkpoint),
+        to,
+        clock=SystemClock(),
+        wait=time.sleep,
+        allow_loss=allow_loss,
+    )
+    if as_json:
+        say_json({**asdict(done), "code": list(done.code)})
+        return
+    for reason in done.accepted_loss:
+        warn(f"Accepted: {reason}", color="yellow")
+    warn(f"{done.checkpoint}: batch {done.batch}, {done.files} files, {done.size:,} bytes.")
+    warn(f"Do not launch the job {job} again. Let Spark {done.spark_version or ''} or later go on from there with")
+    for line in done.code:
+        warn(f"    {line}")
+    say(done.location)

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
+import os
+import pty
+import struct
+import subprocess
+import sys
+import termios
+from dataclasses import fields
 from pathlib import Path
 from threading import Event, Thread
+from typing import Any
 
 import pytest
-from click import Context
+from click import Context, unstyle
 from click.testing import CliRunner, Result
 
 from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
@@ -22,8 +32,9 @@ from dagster_ckpt.checkpoint.control.savepoint_requests import (
     TakenSavepoint,
 )
 from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
-from dagster_ckpt.cli import main
+from dagster_ckpt.cli import main, places
 from dagster_ckpt.clock import SystemClock
+from dagster_ckpt.errors import CheckpointNotFound
 from dagster_ckpt.filesystem import PosixFileSystem
 from tests.helpers.checkpoint.driver import JOB, Ledger, Pins, Run, state
 
@@ -51,12 +62,13 @@ def files(storage: Path) -> dict[str, bytes]:
 def test_help_lists_every_command_with_the_first_sentence_of_its_own_help() -> None:
     listed = CliRunner().invoke(main, ["--help"], terminal_width=300, max_content_width=300).stdout
     context = Context(main)
+    width = max(map(len, main.list_commands(context)))
     for name in main.list_commands(context):
         command = main.get_command(context, name)
         assert command is not None
         assert command.name == name
         sentence, _, _ = " ".join((command.help or "").split()).partition(". ")
-        assert f"  {name:<9}  {sentence.rstrip('.')}.\n" in listed
+        assert f"  {name:<{width}}  {sentence.rstrip('.')}.\n" in listed
 
 
 def test_list_tells_every_checkpoint_and_the_newest(storage: Path, taken: list[CheckpointMetadata]) -> None:
@@ -70,6 +82,72 @@ def test_list_tells_every_checkpoint_and_the_newest(storage: Path, taken: list[C
     table = call(storage, "list").stdout
     assert all(item.reference in table for item in taken)
     assert "newest" in table.splitlines()[-2]
+
+
+@pytest.mark.parametrize("columns", [60, 80, 120, 200])
+@pytest.mark.parametrize("command", [["list"], ["list", JOB], ["retention", JOB]])
+def test_a_table_is_readable_on_any_terminal(
+    command: list[str], columns: int, storage: Path, taken: list[CheckpointMetadata]
+) -> None:
+    reader, terminal = pty.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
+    program = [sys.executable, "-m", "dagster_ckpt.cli", *command, "--path", str(storage)]
+    without = {name: value for name, value in os.environ.items() if name not in {"COLUMNS", "LINES"}}
+    with subprocess.Popen(program, stdin=terminal, stdout=terminal, env={**without, "TERM": "xterm"}) as process:
+        os.close(terminal)
+        shown = b""
+        with contextlib.suppress(OSError):  # Linux says so at the end of a terminal
+            while read := os.read(reader, 65536):
+                shown += read
+    os.close(reader)
+    assert process.returncode == 0
+    lines = unstyle(shown.decode()).splitlines()
+    assert max(map(len, lines)) <= columns
+    for item in taken:
+        assert any(item.reference in line for line in lines), item.reference
+    assert "…" not in shown.decode()
+
+
+def test_the_newest_is_last_after_a_change_of_lineage(storage: Path, tmp_path: Path) -> None:
+    (tmp_path / "pins").mkdir()
+    filesystem, ledger, pins = PosixFileSystem(storage), Ledger(), Pins(tmp_path / "pins")
+    references: list[str] = []
+    for restore_from in ("latest", "latest", 0):
+        named = restore_from if isinstance(restore_from, str) else references[restore_from]
+        run = Run(filesystem, ledger, pins).start(named, branch=bool(references) and named == "latest")
+        references += [run.checkpoint(state(step)).reference for step in range(2)]
+    assert len({reference.partition("/")[0] for reference in references}) == 2
+    rows = json.loads(call(storage, "list", JOB, "--json").stdout)
+    assert [row["checkpoint"] for row in rows] == references
+    assert rows[-1]["newest"]
+
+
+def test_list_of_a_job_that_is_not_there_names_those_that_are(storage: Path, taken: list[CheckpointMetadata]) -> None:
+    result = call(storage, "list", "nosuchjob", "--json")
+    assert result.exit_code == 1
+    assert result.stdout == ""
+    assert f"The jobs there: {JOB}." in result.stderr
+
+
+def test_a_forgotten_path_is_told_with_the_variable_that_says_it_once() -> None:
+    result = CliRunner().invoke(main, ["list"])
+    assert result.exit_code == 2
+    assert "DAGSTER_CKPT_PATH" in result.stderr
+
+
+def test_options_of_the_storage_on_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[Any] = []
+
+    def open_it(path: str, *, storage_options: Any) -> Any:
+        opened.append(storage_options)
+        raise CheckpointNotFound("seen")
+
+    monkeypatch.setattr(places, "open_filesystem", open_it)
+    monkeypatch.setenv("DAGSTER_CKPT_STORAGE_OPTIONS", '{"token": "anon", "retries": 1}')
+    given = ["--storage-option", "retries=3", "--storage-option", "endpoint_url=http://localhost:1?a=b"]
+    assert CliRunner().invoke(main, ["list", "--path", "gs://bucket/x", *given]).exit_code == 1
+    assert opened == [{"token": "anon", "retries": 3, "endpoint_url": "http://localhost:1?a=b"}]
+    assert CliRunner().invoke(main, ["list", "--path", "gs://bucket/x", "--storage-option", "token"]).exit_code == 2
 
 
 def test_list_of_nothing(storage: Path) -> None:
@@ -95,6 +173,7 @@ def test_describe_what_is_not_there(storage: Path, taken: list[CheckpointMetadat
     result = call(storage, "describe", JOB, f"chk-{len(taken) + 1}")
     assert result.exit_code == 1
     assert "Cannot find meta data file '_metadata'" in result.stderr
+    assert f"The nearest is chk-{len(taken)}, and the newest is chk-{len(taken)}." in result.stderr
     assert "dagster-ckpt list" in result.stderr
 
 
@@ -219,7 +298,7 @@ def test_a_savepoint_of_a_job_that_does_not_run(storage: Path, taken: list[Check
 def test_a_savepoint_as_json(storage: Path, taken: list[CheckpointMetadata], tmp_path: Path) -> None:
     result = call(storage, "savepoint", JOB, "--to", str(tmp_path / "savepoints"), "--json")
     document = json.loads(result.stdout)
-    assert document.keys() == {"pointer", "checkpoint_id", "batch", "files", "size", "seconds"}
+    assert document.keys() == {f.name for f in fields(TakenSavepoint)} | {"deleted"}
     assert (document["checkpoint_id"], document["size"]) == (11, taken[-1].size)
 
 

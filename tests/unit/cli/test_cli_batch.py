@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -109,6 +111,38 @@ def test_a_batch_that_is_not_known(job: StoredJob) -> None:
     assert result.exit_code == 1
     assert "The plan of batch 2 of job 'orders' is not known, those of 3 to 7 are." in result.stderr
     assert "from the oldest retained checkpoint on" in result.stderr
+
+
+@pytest.mark.parametrize("form", ["{}/a", "simplecache::{}/a", "abfs://loot@{}/a"])
+def test_no_host_that_a_record_names_is_asked(form: str, tmp_path: Path) -> None:
+    """Whoever writes to the storage would reach what the operator's machine reaches."""
+    asked: list[str] = []
+
+    class Server(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            self.send_error(404)
+
+        do_HEAD = do_GET  # noqa: N815 - as http.server names it
+
+    server = HTTPServer(("127.0.0.1", 0), Server)
+    Thread(target=server.serve_forever, daemon=True).start()
+    address = f"127.0.0.1:{server.server_port}"
+    uri = form.format(address if "@" in form else f"http://{address}")
+    job = StoredJob(tmp_path / "storage")
+    live = LiveLocation(tmp_path / "live")
+    live.run(1)
+    live.plan(1, files=["read.json"])
+    (log,) = (path for path in live.path.rglob("*") if path.is_file() and b"read.json" in path.read_bytes())
+    log.write_text(log.read_text().replace("file:///in/read.json", uri))
+    claim = job.claim(run_id())
+    job.checkpoint(job.choose(claim), 0)
+    report = shown(job, "1")
+    server.shutdown()
+    server.server_close()
+    (read,) = [file for source in report["sources"] for file in source["files"]]
+    assert read["exists"] is None
+    assert asked == []
 
 
 def test_a_job_that_never_ran(tmp_path: Path) -> None:

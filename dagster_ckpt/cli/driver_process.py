@@ -1,0 +1,270 @@
+"""Drivers of one job in child processes, one after another: when a driver is lost, the next one resumes the job.
+
+The parent only waits: it loads neither Spark nor Dagster nor the user's code, so nothing that ends a driver ends the
+parent. A driver decides by the storage's records whether and when it may resume the job, and ends with its parent.
+"""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+import signal
+import sys
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from dagster_ckpt.cli.printing import say, warn
+from dagster_ckpt.config import LATEST, JobStatus, load_object
+from dagster_ckpt.errors import CheckpointError, Fenced, ForeignCheckpoint, InvalidConfiguration, JobAlreadyRunning
+from dagster_ckpt.spark import EpochClaimed, Event, Started, die_with_parent
+from dagster_ckpt.standalone import Launch, ToldToEnd, told_to_end
+
+if TYPE_CHECKING:
+    from dagster_ckpt.standalone import Drive
+
+__all__ = ["CANCELED", "ERROR", "FAILED", "FINISHED", "INTERRUPTED", "TAKEN", "Order", "keep_running"]
+
+FINISHED, ERROR, FAILED, CANCELED, TAKEN = 0, 1, 5, 6, 7
+#: Of a driver only: its job is not over, and the next driver may go on.
+_AGAIN = 8
+#: Plus the number of the signal.
+INTERRUPTED = 128
+#: Drivers in a row that ended before they could decide about the job: the storage is away, or the code is broken.
+_TRIES = 10
+#: Seconds before the first of these tries, doubled for each, and the most.
+_PAUSE, _LONGEST_PAUSE = 1.0, 60.0
+_TURN = 0.2
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+#: Errors of a job that another run or another deployment has.
+_FOREIGN = (Fenced, ForeignCheckpoint, JobAlreadyRunning)
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What is to be run, in what can be sent to another process.
+
+    Attributes:
+        target: import path of the asset or function.
+        arguments: further arguments of :meth:`Drive.of`; ``storage`` and ``spark`` are arguments of their resources.
+        resources: import path of resources or definitions, ``None`` for none.
+    """
+
+    target: str
+    arguments: Mapping[str, Any]
+    resources: str | None = None
+
+    def drive(self, run_id: str, earlier: tuple[Launch, ...]) -> Drive:
+        """What to drive, in this process.
+
+        Raises:
+            InvalidConfiguration: something named cannot be imported or used.
+        """
+        from dagster_ckpt.orchestration import (  # noqa: PLC0415 - Dagster, for drivers only
+            FileSystemCheckpointStorage,
+            SparkSessionResource,
+        )
+        from dagster_ckpt.standalone import Drive  # noqa: PLC0415 - the same
+
+        given = dict(self.arguments)
+        for key, resource in (("storage", FileSystemCheckpointStorage), ("spark", SparkSessionResource)):
+            if given.get(key) is not None:
+                given[key] = resource(**given[key])
+        if self.resources is not None:
+            given["resources"] = load_object(self.resources, "the resources")
+        query = load_object(self.target, "what is to be run")
+        if not callable(query):
+            raise InvalidConfiguration(
+                f"{self.target} is {type(query).__name__}, and not a function or a checkpointed streaming asset.",
+                hint="Name the function that returns the query, or the asset that was made of it.",
+            )
+        return replace(Drive.of(query, **given), run_id=run_id, earlier=earlier)
+
+    def continued(self) -> Order:
+        """The order for the drivers after one that has begun: they go on from the newest checkpoint."""
+        asked = {"restore_from": LATEST, "claim_mode": None, "replay_to": None, "allow_loss": False, "fork_from": None}
+        return replace(self, arguments={**self.arguments, **asked})
+
+
+def keep_running(order: Order) -> int:
+    """Start a driver, and the next one whenever the job is to be resumed; returns the exit status of the command."""
+    parent = _Parent()
+    try:
+        with parent:
+            return parent.run(order)
+    finally:
+        _drop_unprinted()
+
+
+def _print(line: str, *, color: str | None = None, show: Callable[..., None] = warn) -> None:
+    """Print a line where that is possible: nothing becomes of a job because nobody can read about it.
+
+    The disk of a log may be full, the reader of a pipe gone, the terminal closed; and a signal may have come while
+    another line was being printed.
+    """
+    with suppress(OSError, ValueError, RuntimeError):
+        show(line, color=color)
+
+
+def _drop_unprinted() -> None:
+    """Give up what could not be printed: Python tries again at its exit, and would change the exit status."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            if stream is not None:
+                stream.flush()
+        except (OSError, ValueError):
+            with suppress(OSError, ValueError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+class _Parent:
+    """Hands the first signal that tells it to end on to the driver; a second Ctrl-C kills the driver.
+
+    No other signal kills: the shell and the kernel send a SIGHUP each when a terminal is closed.
+    """
+
+    def __init__(self) -> None:
+        self._child: BaseProcess | None = None
+        self._number: int | None = None
+        self._is_ctrl_c = False
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> None:
+        heard = [number for number in _SIGNALS if signal.getsignal(number) != signal.SIG_IGN]  # nohup ignores SIGHUP
+        self._before = {number: signal.signal(number, self._told) for number in heard}
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def run(self, order: Order) -> int:
+        earlier: tuple[Launch, ...] = ()
+        tries = 0
+        while True:
+            run_id = uuid.uuid4().hex
+            status, told = self._one(order, run_id, earlier)
+            if self._number is None and (status == _AGAIN or not 0 <= status < INTERRUPTED):
+                how = f"was ended by signal {-status}" if status < 0 else "has ended"
+                if not told and (not earlier or (tries := tries + 1) == _TRIES):
+                    _print(f"The driver {how} before it took the job over. The job is as it was.", color="red")
+                    return ERROR
+                _print(f"The driver of run {run_id} {how}; the next one resumes the job.", color="yellow")
+                if told:
+                    tries, begun = 0, "started" in told
+                    earlier = (*(() if begun else earlier), Launch(run_id, time.time()))
+                    order = order.continued() if begun else order
+                else:
+                    self._wait(min(_PAUSE * 2 ** (tries - 1), _LONGEST_PAUSE))
+            elif self._number is None or status in {FINISHED, FAILED, CANCELED}:
+                return status
+            if self._number is not None:
+                return INTERRUPTED + self._number
+
+    def _wait(self, seconds: float) -> None:
+        """Wait, or until a signal tells this process to end."""
+        until = time.monotonic() + seconds
+        while self._number is None and (left := until - time.monotonic()) > 0:
+            time.sleep(min(left, _TURN))
+
+    def _one(self, order: Order, run_id: str, earlier: tuple[Launch, ...]) -> tuple[int, set[str]]:
+        """One driver: its exit status, and what it told: that it may go on, has claimed the job, has started it."""
+        context = multiprocessing.get_context("spawn")
+        heard, telling = context.Pipe(duplex=False)
+        child = context.Process(target=_drive, args=(order, run_id, earlier, telling), name="dagster-ckpt-driver")
+        child.start()
+        telling.close()
+        self._child = child
+        if self._number is not None:
+            child.terminate()
+        told = set()
+        # What a lost driver has forked may live, and hold the other end of the pipe open: the pipe alone tells no end.
+        with heard, suppress(EOFError, OSError):
+            while child.exitcode is None or heard.poll():
+                if heard.poll(_TURN):
+                    told.add(heard.recv())
+        child.join()
+        self._child = None
+        return child.exitcode or 0, told
+
+    def _told(self, number: int, frame: FrameType | None) -> None:
+        del frame
+        first, again = self._number is None, number == signal.SIGINT and self._is_ctrl_c
+        self._number, self._is_ctrl_c = self._number or number, self._is_ctrl_c or number == signal.SIGINT
+        if self._child is None:
+            return
+        if again:
+            self._child.kill()
+        elif first:
+            self._child.terminate()
+            _print("The job is interrupted and goes on with its next run. A second Ctrl-C kills its driver at once.")
+
+
+class _Terminal(logging.Handler):
+    """Prints log records as the command prints everything: in one line, and never a traceback."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        error = record.exc_info[1] if record.exc_info else None
+        record.exc_info = record.exc_text = None
+        try:
+            line = self.format(record)
+        except Exception as unfit:  # arguments that do not fit the message
+            line = f"{record.levelname} {record.msg} ({type(unfit).__name__}: {unfit})"
+        _print(line + (f" ({type(error).__name__}: {error})" if error is not None else ""))
+
+
+def _drive(order: Order, run_id: str, earlier: tuple[Launch, ...], telling: Connection) -> None:
+    """What the child process does."""
+    os.setpgid(0, 0)  # Ctrl-C in a terminal reaches every process of a group, and Spark's must not be ended by it
+    die_with_parent()
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the parent's word, also where the caller has SIGTERM ignored
+    terminal = _Terminal()
+    terminal.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    logging.basicConfig(level=logging.WARNING, handlers=[terminal])
+    logging.getLogger("dagster_ckpt").setLevel(logging.INFO)
+    with told_to_end(signal.SIGINT):  # which systemd may send to every process
+        try:
+            sys.exit(_status_of(order, run_id, earlier, telling))
+        finally:
+            _drop_unprinted()
+
+
+def _status_of(order: Order, run_id: str, earlier: tuple[Launch, ...], telling: Connection) -> int:
+    drive: Drive | None = None
+    told = set()
+
+    def tell(word: str) -> None:
+        told.add(word)
+        telling.send(word)
+
+    def on_event(event: Event) -> None:
+        if isinstance(event, EpochClaimed | Started):
+            tell("claimed" if isinstance(event, EpochClaimed) else "started")
+
+    try:
+        sys.path.insert(0, str(Path.cwd()))  # as `python -m` does
+        drive = order.drive(run_id, earlier)
+        # What a user has started and what has not claimed the job is no part of it yet: nothing is to be resumed.
+        result = replace(drive, on_event=on_event, on_resume=lambda: tell("resumes") if earlier else None).run()
+    except ToldToEnd:
+        raise
+    except (Exception, SystemExit, KeyboardInterrupt) as error:  # sys.exit() in the job's code is no end of the job
+        message = error.message if isinstance(error, CheckpointError) else f"{type(error).__name__}: {error}"
+        _print(message, color="red")
+        if isinstance(error, CheckpointError) and error.hint:
+            _print(error.hint)
+        if isinstance(error, _FOREIGN):
+            return TAKEN
+        if drive is not None and drive.has_failed(error):
+            return FAILED
+        return _AGAIN if told or earlier else ERROR
+    newest = "" if result.newest is None else f", newest checkpoint {result.newest.reference}"
+    _print(f"{drive.asset.name}: {result.status}{newest}", show=say)
+    return FINISHED if result.status is JobStatus.FINISHED else CANCELED

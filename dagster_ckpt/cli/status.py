@@ -1,0 +1,168 @@
+"""``dagster-ckpt status`` and ``starts``: how each job is doing, and where the seconds of its starts went."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import asdict
+from typing import Any
+
+import click
+
+from dagster_ckpt.checkpoint import WALL, CheckpointCatalog, JobRecords, JobState, job_names, job_state
+from dagster_ckpt.cli.places import JSON, require_job, storage_at, storage_path
+from dagster_ckpt.cli.printing import say, say_json, say_table
+from dagster_ckpt.clock import SystemClock, iso
+from dagster_ckpt.config import duration_of
+from dagster_ckpt.errors import CheckpointNotFound
+from dagster_ckpt.filesystem import FileSystem
+
+__all__ = ["starts", "status"]
+
+#: Jobs looked at side by side: most of the time is spent waiting for the storage.
+_AT_ONCE = 32
+#: Seconds between two looks, at least.
+_SHORTEST = 0.1
+_HOUR = 3600.0
+#: Seconds from which on it is told that a checkpoint is due: less is common.
+_LONG = 120.0
+_UNITS = (("d", 86_400), ("h", 3_600), ("min", 60))
+
+
+@click.command()
+@click.argument("job", required=False)
+@storage_path
+@click.option("--watch", metavar="DURATION", help="Tell it again and again, so far apart, such as '5 s', until Ctrl-C.")
+@JSON
+def status(job: str | None, path: str, watch: str | None, as_json: bool) -> None:
+    """Tell how JOB or every job is doing: its state, its run, and its newest checkpoint.
+
+    RUNNING: its run beats. STARTING: a run has claimed the job and not beaten yet. DEAD, INTERRUPTED, RESTARTING: the
+    sensor resumes it, or `dagster-ckpt run`. FINISHED, CANCELED, FAILED: it is over. UNREADABLE: its records are
+    damaged. Below the table: why, the last failure, and the checkpoints that failed in a row. Exits with 5 if a job is
+    FAILED or UNREADABLE.
+    """
+    pause = None if watch is None else duration_of("--watch", watch, "5 s").total_seconds()
+    filesystem = storage_at(path)
+    needs_help = _tell(filesystem, job, as_json=as_json)
+    with suppress(KeyboardInterrupt):
+        while pause is not None:
+            time.sleep(max(pause, _SHORTEST))
+            if not as_json:
+                click.clear()
+            needs_help = _tell(filesystem, job, as_json=as_json)
+    sys.exit(5 if needs_help else 0)
+
+
+def _tell(filesystem: FileSystem, job: str | None, *, as_json: bool) -> bool:
+    """Print how the jobs are doing; whether one of them needs help."""
+    clock, known = SystemClock(), job_names(filesystem)
+    require_job(job, known, filesystem)
+    with ThreadPoolExecutor(_AT_ONCE) as threads:
+        names = known if job is None else [job]
+        states = list(threads.map(lambda name: job_state(CheckpointCatalog(filesystem, name), clock), names))
+    rows = [_row(found, clock.time()) for found in states]
+    if as_json:
+        say_json(rows)
+    else:
+        say_table(
+            ("job", "state", "newest checkpoint", "batch", "age", "failures (last hour)", "run"),
+            (
+                (
+                    row["job"],
+                    row["state"],
+                    row["checkpoint"] or "none",
+                    "" if row["batch"] is None else row["batch"],
+                    "" if row["age_seconds"] is None else _for_people(row["age_seconds"]),
+                    f"{row['failures']} ({row['failures_last_hour']})" if row["failures"] else "",
+                    row["run"] or "",
+                )
+                for row in rows
+            ),
+            whole="job",
+            spare=("run", "batch"),
+        )
+        for found in states:
+            for line in _wrong(found):
+                say(f"{found.job_name}: {line}", color="red" if found.needs_help else None)
+    return any(found.needs_help for found in states)
+
+
+@click.command()
+@click.argument("job")
+@storage_path
+@click.option("--last", type=click.IntRange(1, 200), default=5, show_default=True, help="How many starts.")
+@JSON
+def starts(job: str, path: str, last: int, as_json: bool) -> None:
+    """Tell where the seconds of the last starts of JOB went.
+
+    One column per start, the newest last; its heading is the epoch. Steps beside one another overlap, so the total may
+    be less than the sum. A star marks a figure that depends on wall clocks.
+    """
+    filesystem = storage_at(path)
+    require_job(job, job_names(filesystem), filesystem)
+    found = JobRecords(filesystem, job).starts.newest(last)
+    if as_json:
+        say_json([{**asdict(trace), "seconds": round(trace.seconds, 3)} for trace in found])
+        return
+    if not found:
+        raise CheckpointNotFound(
+            f"No start of job {job!r} is on record in {filesystem.url}.",
+            hint="A start is on record once its first batch is committed, or when it has failed. Releases before this "
+            "one recorded no starts.",
+        )
+    # The steps of the newest start first, in their order; then those that only earlier starts had.
+    names = list(dict.fromkeys(name for trace in reversed(found) for name in trace.by_name))
+    wall = {step.name for trace in found for step in trace.steps if step.clock == WALL}
+    cells = [[trace.by_name.get(name) for trace in found] for name in names]
+    table = [
+        (f"{name} *" if name in wall else name, *("" if cell is None else f"{cell:.2f}" for cell in row))
+        for name, row in zip(names, cells, strict=True)
+    ]
+    total = ("total", *(f"{trace.seconds:.2f}" for trace in found))
+    say_table(("seconds of", *(str(trace.epoch) for trace in found)), [*table, total], whole="seconds of")
+    for trace in found:
+        outcome = "" if trace.committed else ", and no batch was committed"
+        say(f"epoch {trace.epoch}: run {trace.run_id}, from {trace.began_at[:19]}{outcome}")
+
+
+def _row(found: JobState, now: float) -> dict[str, Any]:
+    newest, last, failed = found.newest, (found.failures[-1] if found.failures else None), found.failed_checkpoints
+    return {
+        "job": found.job_name,
+        "state": found.state,
+        "reason": found.reason,
+        "run": found.run_id,
+        "epoch": found.epoch,
+        "failures": len(found.failures),
+        "failures_last_hour": found.failures_within(_HOUR, now),
+        "last_failure": None if last is None else {"at": iso(last.at), "run": last.run_id, "reason": last.reason},
+        "failed_checkpoints": None if failed is None else {**asdict(failed), "at": iso(failed.at)},
+        "checkpoint_due_seconds": found.due_seconds,
+        "checkpoint": None if newest is None else newest.reference,
+        "batch": None if newest is None else newest.batch,
+        "written_at": None if newest is None else newest.written_at,
+        "age_seconds": found.age(now),
+    }
+
+
+def _wrong(found: JobState) -> Iterator[str]:
+    """What a person should know of a job, a sentence each."""
+    if found.reason:
+        yield found.reason
+    if found.failures and found.failures[-1].reason not in found.reason:
+        last = found.failures[-1]
+        yield f"the last failure, at {iso(last.at)[:19]}Z: {last.reason}"
+    if (failed := found.failed_checkpoints) is not None:
+        yield f"{failed.in_a_row} checkpoints in a row failed, the last one at {iso(failed.at)[:19]}Z: {failed.reason}"
+    if found.due_seconds is not None and found.due_seconds >= _LONG:
+        yield f"a checkpoint has been due for {_for_people(found.due_seconds)} and has not completed"
+
+
+def _for_people(seconds: float) -> str:
+    """A duration in the largest unit of which there are two, such as ``90 s`` or ``3 h``."""
+    unit, size = next(((unit, size) for unit, size in _UNITS if seconds >= 2 * size), ("s", 1))
+    return f"{seconds / size:.0f} {unit}"

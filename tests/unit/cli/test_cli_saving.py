@@ -1,0 +1,208 @@
+"""What the commands tell of savepoints and of two checkpoints, and that each of them can tell it as JSON."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from dagster_ckpt.checkpoint.control.savepoint_requests import Answer, SavepointRequest, TakenSavepoint
+from dagster_ckpt.checkpoint.control.taken_savepoints import RecordedSavepoint
+from dagster_ckpt.cli import main, status
+from tests.helpers.orchestration.stored_job import StoredJob, run_id
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> StoredJob:
+    """A job that ran once, and ended with two checkpoints."""
+    job = StoredJob(tmp_path / "storage")
+    claim = job.die(run_id(), checkpoints=2)
+    job.beat(claim, alive=False, stopped=True)
+    job.end(claim, "FINISHED")
+    return job
+
+
+def call(job: StoredJob, *arguments: str) -> tuple[int, Any, str]:
+    path = [] if arguments[0] == "dispose" else ["--path", str(job.root)]
+    done = CliRunner(catch_exceptions=False).invoke(main, [*arguments, *path, "--json"])
+    return done.exit_code, json.loads(done.stdout) if done.stdout else None, done.stderr
+
+
+@pytest.mark.parametrize("name", sorted({*main.list_commands(None)} - {"init", "run"}))  # type: ignore[arg-type]
+def test_each_command_tells_one_json_document(name: str, job: StoredJob, tmp_path: Path) -> None:
+    saved = str(tmp_path / "savepoints")
+    pointer = CliRunner().invoke(main, ["savepoint", job.name, "--to", saved, "--path", str(job.root)]).stdout.strip()
+    (job_id,) = job.catalog.job_ids()
+    arguments = {
+        "batch": None,  # needs Spark's files
+        "export": None,  # the same
+        "drill": None,  # needs the query
+        "cancel": [job.name],
+        "checkpoint": [job.name],
+        "diff": [job.name, "chk-1"],
+        "dispose": [pointer],
+        "list": [],
+        "pin": [job.name, "latest"],
+        "preflight": [job.name],
+        "restore": [job.name, "chk-1", "--dry-run"],
+        "savepoint": [job.name, "--to", saved],
+        "savepoints": [],
+        "status": [],
+        "stop": [job.name],
+        "sweep": [],
+        "unpin": [job.name, f"{job_id}/chk-2"],
+    }.get(name, [job.name])
+    if arguments is None:
+        assert "--json" in CliRunner().invoke(main, [name, "--help"]).stdout
+        return
+    if name == "unpin":
+        call(job, "pin", job.name, "chk-2")
+    code, document, told = call(job, name, *arguments)
+    if name in {"cancel", "checkpoint", "stop"}:
+        assert (code, document) == (1, None)
+        assert "no run of it is alive" in told
+    else:
+        assert document is not None, told
+
+
+@pytest.mark.parametrize("name", ["list", "status", "savepoints", "sweep"])
+def test_an_empty_storage_is_an_empty_list(name: str, tmp_path: Path) -> None:
+    done = CliRunner().invoke(main, [name, "--path", str(tmp_path), "--json"])
+    assert (done.exit_code, json.loads(done.stdout)) == (0, [])
+
+
+def test_the_savepoints_that_a_job_took_and_the_requests(job: StoredJob) -> None:
+    claim = job.claim(run_id())
+    store = job.choose(claim)
+    there, gone = job.savepoint(store, 3), job.savepoint(store, 4)
+    for metadata in (there, gone):
+        job.catalog.records.taken_savepoints.add(RecordedSavepoint.of(metadata))
+    (Path(gone.reference.removeprefix("file://")) / "_metadata").unlink()
+    requests, now = job.catalog.records.savepoint_requests, time.time()
+    asked = [
+        SavepointRequest(uuid.uuid4().hex, None, False, now + n, now + until) for n, until in enumerate([60, -1, 60])
+    ]
+    for request in asked:
+        requests.ask(request)
+    requests.answer(claim.epoch, asked[2], Answer(now, error="the disk is full"))
+    code, rows, _ = call(job, "savepoints", job.name)
+    assert code == 0
+    assert [(row["state"], row["savepoint"], row["batch"], row["reason"]) for row in rows] == [
+        ("COMPLETED", there.reference, 3, ""),
+        ("GONE", gone.reference, None, ""),
+        ("PENDING", None, None, ""),
+        ("ABANDONED", None, None, ""),
+        ("FAILED", None, None, "the disk is full"),
+    ]
+
+
+def test_what_differs_between_two_checkpoints(job: StoredJob) -> None:
+    code, document, _ = call(job, "diff", job.name, "chk-1", "chk-2")
+    assert code == 0
+    assert document["differs"]["batch"] == [0, 1]
+    assert document["differs"]["spark.watermark_ms"] == [0, 1000]
+    assert "job" not in document["differs"]
+    assert call(job, "diff", job.name, "chk-1", "chk-1")[1]["differs"] == {}
+    shown = CliRunner().invoke(main, ["diff", job.name, "chk-1", "--path", str(job.root)]).stdout
+    assert "spark.watermark_ms" in shown
+
+
+def test_a_run_is_asked_to_end_the_job_and_no_other_run_is(job: StoredJob) -> None:
+    claim = job.claim(run_id())
+    job.beat(claim, alive=True)
+    requests = job.catalog.records.savepoint_requests
+    asked: list[bool] = []
+
+    def drive() -> None:
+        pause = threading.Event()
+        while not requests.is_to_cancel(claim.run_id):
+            pause.wait(0.02)
+        asked.append(requests.is_to_cancel(run_id()))
+        job.end(claim, "CANCELED", "canceled")
+
+    driving = threading.Thread(target=drive, daemon=True)
+    driving.start()
+    code, document, told = call(job, "cancel", job.name)
+    driving.join()
+    assert code == 0, told
+    assert document == {"job": job.name, "run": claim.run_id, "status": "CANCELED", "reason": "canceled"}
+    assert asked == [False]
+    assert not requests.is_to_cancel(claim.run_id)
+
+
+def test_a_run_that_does_not_answer_is_not_asked_any_more(job: StoredJob) -> None:
+    claim = job.claim(run_id())
+    job.beat(claim, alive=True)
+    code, document, told = call(job, "cancel", job.name, "--timeout", "10 ms")
+    assert (code, document) == (1, None)
+    assert "by Terminate" in told
+    assert not job.catalog.records.savepoint_requests.is_to_cancel(claim.run_id)
+
+
+def test_status_is_told_again_until_it_is_interrupted(job: StoredJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(status, "time", type("Time", (), {"sleep": sleep}))
+    done = CliRunner(catch_exceptions=False).invoke(main, ["status", "--path", str(job.root), "--watch", "5 s"])
+    assert (done.exit_code, pauses) == (0, [5, 5, 5])
+    assert done.stdout.count("FINISHED") == 3
+    refused = CliRunner().invoke(main, ["status", "--path", str(job.root), "--watch", "often"])
+    assert refused.exit_code == 1
+    assert "Write it as '5 s'" in refused.stderr
+
+
+def test_names_and_series_are_taken_listed_and_gone_back_to(job: StoredJob, tmp_path: Path) -> None:
+    to = ("--to", str(tmp_path / "savepoints"))
+    code, taken, _ = call(job, "savepoint", job.name, *to, "--name", "before-upgrade", "--note", "the last of 1.x")
+    assert code == 0
+    assert (taken["name"], taken["note"]) == ("before-upgrade", "the last of 1.x")
+    _, described, _ = call(job, "describe", job.name, "savepoint:before-upgrade")
+    assert taken["pointer"] in json.dumps(described)
+    code, _, told = call(job, "savepoint", job.name, *to, "--name", "before-upgrade")
+    assert code == 1
+    assert "is that of" in told
+    for number in (1, 2, 3):
+        job.die(run_id())
+        code, of_series, told = call(
+            job, "savepoint", job.name, *to, "--name", f"n-{number}", "--series", "nightly", "--keep", "2"
+        )
+        assert code == 0, told
+    assert len(of_series["deleted"]) == 1
+    _, rows, _ = call(job, "savepoints", job.name)
+    assert [(row["name"], row["state"], row["note"]) for row in rows] == [
+        ("before-upgrade", "COMPLETED", "the last of 1.x"),
+        ("n-2", "COMPLETED", ""),
+        ("n-3", "COMPLETED", ""),
+    ]
+    call(job, "dispose", taken["pointer"])
+    assert [row["state"] for row in call(job, "savepoints", job.name)[1]] == ["GONE", "COMPLETED", "COMPLETED"]
+    refused = CliRunner().invoke(main, ["savepoint", job.name, *to, "--path", str(job.root), "--keep", "2"])
+    assert refused.exit_code == 2
+    assert "need --series" in refused.stderr
+
+
+def test_a_checkpoint_is_asked_for_and_the_request_is_listed(job: StoredJob) -> None:
+    claim = job.claim(run_id())
+    job.beat(claim, alive=True)
+    code, document, _ = call(job, "checkpoint", job.name)
+    assert (code, document) == (0, {"job": job.name, "asked": True})
+    requests = job.catalog.records.savepoint_requests
+    (request,) = requests.open()
+    assert request.checkpoint
+    requests.begin(claim.epoch, request, time.time())
+    (row,) = call(job, "savepoints", job.name)[1]
+    assert (row["kind"], row["state"]) == ("checkpoint", "IN_PROGRESS")
+    requests.answer(claim.epoch, request, Answer(time.time(), TakenSavepoint("0" * 32 + "/chk-3", 3, 9, 4, 100, 0.5)))
+    (row,) = call(job, "savepoints", job.name)[1]
+    assert (row["state"], row["savepoint"], row["batch"]) == ("COMPLETED", "0" * 32 + "/chk-3", 9)
