@@ -5,9 +5,16 @@ from typing import TYPE_CHECKING
 from dagster_ckpt.lazy_names import lazy_names
 
 if TYPE_CHECKING:
+    from dagster_ckpt.orchestration.attending import REFUSED, SparkSubmitResource
+    from dagster_ckpt.orchestration.checkpointed_asset import CheckpointedStreamingAsset, defined_asset
+    from dagster_ckpt.orchestration.component import CheckpointedStreamComponent
     from dagster_ckpt.orchestration.definitions import build_checkpoint_definitions
-    from dagster_ckpt.orchestration.names import ATTEMPT_TAG, PARENT_RUN_TAG
+    from dagster_ckpt.orchestration.names import ATTEMPT_TAG, PARENT_RUN_TAG, VERDICT_TAG, rollback_job
+    from dagster_ckpt.orchestration.proof import build_restore_drill, run_drill
     from dagster_ckpt.orchestration.resources import SparkSessionResource
+    from dagster_ckpt.orchestration.run_settings import going_on
+    from dagster_ckpt.orchestration.savepoints import build_savepoint_schedule
+    from dagster_ckpt.orchestration.sensors import JobFailed, on_job_failed
     from dagster_ckpt.orchestration.storages import (
         DEFAULT_MAX_STATE_SIZE,
         DEFAULT_WRITE_BUFFER_SIZE,
@@ -17,7 +24,8 @@ if TYPE_CHECKING:
         JobManagerCheckpointStorage,
         configured_storage,
     )
-    from dagster_ckpt.orchestration.streaming_asset import CheckpointedStreamingAsset, checkpointed_streaming_asset
+    from dagster_ckpt.orchestration.streaming_asset import checkpointed_streaming_asset
+    from dagster_ckpt.orchestration.streaming_run import streaming_job
 else:  # hidden from type checkers, which would take every name for one that is there
     __getattr__, __dir__ = lazy_names(__name__)
 
@@ -27,13 +35,26 @@ __all__ = [
     "DEFAULT_MAX_STATE_SIZE",
     "DEFAULT_WRITE_BUFFER_SIZE",
     "PARENT_RUN_TAG",
+    "REFUSED",
+    "VERDICT_TAG",
     "CheckpointStorage",
+    "CheckpointedStreamComponent",
     "CheckpointedStreamingAsset",
     "CustomCheckpointStorage",
     "FileSystemCheckpointStorage",
+    "JobFailed",
     "JobManagerCheckpointStorage",
     "SparkSessionResource",
+    "SparkSubmitResource",
     "build_checkpoint_definitions",
+    "build_restore_drill",
+    "build_savepoint_schedule",
     "checkpointed_streaming_asset",
     "configured_storage",
+    "defined_asset",
+    "going_on",
+    "on_job_failed",
+    "rollback_job",
+    "run_drill",
+    "streaming_job",
 ]

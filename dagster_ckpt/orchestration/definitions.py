@@ -7,9 +7,9 @@ from typing import Any
 
 import dagster as dg
 
-from dagster_ckpt.orchestration import names
-from dagster_ckpt.orchestration.resume_sensor import build_resume_sensor
-from dagster_ckpt.orchestration.streaming_asset import CheckpointedStreamingAsset
+from dagster_ckpt.errors import InvalidConfiguration
+from dagster_ckpt.orchestration.checkpointed_asset import CheckpointedStreamingAsset
+from dagster_ckpt.orchestration.sensors import build_resume_sensor
 
 __all__ = ["build_checkpoint_definitions"]
 
@@ -20,8 +20,9 @@ def build_checkpoint_definitions(
 ) -> dg.Definitions:
     """Definitions for checkpointed jobs, to be merged with the project's other definitions.
 
-    Each job has the output asset, ``<name>/checkpoints``, ``<name>/savepoints`` and the Dagster job ``<name>_job``. All
-    jobs share one resume sensor.
+    Each job has the output asset, ``<name>_checkpoints``, ``<name>_savepoints``, the asset checks ``healthy``,
+    ``restorable`` and ``fresh``, and three Dagster jobs: ``<name>_job`` runs it, ``<name>_rollback`` takes it back to a
+    checkpoint, ``<name>_checkpoint`` has it take a checkpoint at once. All jobs share one resume sensor.
 
     .. code-block:: python
 
@@ -39,23 +40,23 @@ def build_checkpoint_definitions(
     Args:
         assets: made by :func:`checkpointed_streaming_asset`.
         resources: the storage and Spark under the keys that the assets name, and any other resources.
+
+    Raises:
+        InvalidConfiguration: two assets have the same job name.
     """
-    jobs = [_job(asset) for asset in assets]
+    by_name: dict[str, CheckpointedStreamingAsset] = {}
+    for asset in assets:
+        if (other := by_name.setdefault(asset.name, asset)) is not asset:
+            raise InvalidConfiguration(
+                f"The assets {other.key.to_user_string()} and {asset.key.to_user_string()} have the same job name "
+                f"{asset.name!r}, so each would go on from the checkpoints of the other.",
+                hint="Give each asset a job_name of its own.",
+            )
+    jobs = [asset.job for asset in assets]
     return dg.Definitions(
-        assets=[item for asset in assets for item in (asset.definition, asset.checkpoints, asset.savepoints)],
-        jobs=jobs,
+        assets=[item for asset in assets for item in (asset, asset.checkpoints, asset.savepoints)],
+        asset_checks=[check for asset in assets for check in (asset.healthy, asset.restorable, asset.fresh)],
+        jobs=[*jobs, *(job for asset in assets for job in (asset.rollback, asset.checkpoint_now))],
         sensors=[build_resume_sensor(assets, jobs)],
         resources=dict(resources or {}),
-    )
-
-
-def _job(asset: CheckpointedStreamingAsset) -> Any:
-    return dg.define_asset_job(
-        asset.job_name,
-        selection=[asset.key],
-        description=f"Runs {asset.key.to_user_string()}, going on from its newest checkpoint.",
-        # One process: a dying run worker then leaves no step process behind. Dagster's own retries are off,
-        # because they know neither the restart strategy nor its budget.
-        executor_def=dg.in_process_executor,
-        tags={names.JOB_TAG: asset.name, names.MAX_RETRIES_TAG: "0"},
     )

@@ -2,17 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from dagster_ckpt.checkpoint import CheckpointMetadata
 
 __all__ = [
+    "ASKED_BY_TAG",
+    "ASKING_TAG",
     "ATTEMPT_TAG",
+    "ATTENDS_TAG",
+    "DETECTED_AT_TAG",
+    "FAILED_AT_TAG",
     "JOB_ID_TAG",
     "JOB_TAG",
     "PARENT_RUN_TAG",
     "RESTORED_FROM_TAG",
+    "RESUMES_TAG",
+    "ROLLBACK_OF_TAG",
+    "ROLLBACK_TAG",
+    "ROLLBACK_TO_TAG",
     "ROOT_RUN_TAG",
     "SERIES_TAG",
+    "VERDICT_TAG",
+    "attends",
+    "checkpoint_job",
+    "is_resume",
+    "of_user",
     "partition_key",
+    "rollback_job",
 ]
 
 JOB_TAG = "dagster_ckpt/job"
@@ -20,9 +37,42 @@ JOB_ID_TAG = "dagster_ckpt/job_id"
 ATTEMPT_TAG = "dagster_ckpt/attempt"
 SERIES_TAG = "dagster_ckpt/series"
 RESTORED_FROM_TAG = "dagster_ckpt/restored_from"
+#: Of a run that attends a living driver: the run that the driver was submitted for.
+ATTENDS_TAG = "dagster_ckpt/attends"
+RESUMES_TAG = "dagster_ckpt/resumes"
+FAILED_AT_TAG = "dagster_ckpt/failed_at"
+DETECTED_AT_TAG = "dagster_ckpt/detected_at"
+#: Of a run of the rollback job: the job that goes back, where to, whether it waits for a run, its own id while it
+#: asks for one, and the verdict.
+ROLLBACK_OF_TAG = "dagster_ckpt/rollback_of"
+ROLLBACK_TO_TAG = "dagster_ckpt/rollback_to"
+ROLLBACK_TAG = "dagster_ckpt/rollback"
+ASKING_TAG = "dagster_ckpt/asking"
+VERDICT_TAG = "dagster_ckpt/verdict"
+#: Of a run of the job: the run of the rollback job that asked for it.
+ASKED_BY_TAG = "dagster_ckpt/asked_by"
 PARENT_RUN_TAG = "dagster/parent_run_id"
 ROOT_RUN_TAG = "dagster/root_run_id"
+#: Tags of Dagster's and of this library's that tell what one run is, where it came from, or how it went.
+_OF_THE_RUN = ("dagster/", ".dagster/", "dagster_ckpt/")
+_ASKED = frozenset({"dagster/priority", "dagster/max_runtime", "dagster/concurrency_key"})
 MAX_RETRIES_TAG = "dagster/max_retries"
+
+
+def of_user(tags: Mapping[str, str]) -> dict[str, str]:
+    """The tags of a run that say what its user wanted, for a run that continues it."""
+    return {key: value for key, value in tags.items() if key in _ASKED or not key.startswith(_OF_THE_RUN)}
+
+
+def is_resume(tags: Mapping[str, str]) -> bool:
+    """Whether the sensor launched the run to continue its parent; Dagster copies a run's tags to its re-executions."""
+    return RESUMES_TAG in tags and tags[RESUMES_TAG] == tags.get(PARENT_RUN_TAG)
+
+
+def attends(tags: Mapping[str, str]) -> str | None:
+    """The run whose living driver the sensor launched this run to attend; a re-execution attends nothing."""
+    driver = tags.get(ATTENDS_TAG)
+    return driver if driver is not None and driver == tags.get(PARENT_RUN_TAG) else None
 
 
 def partition_key(metadata: CheckpointMetadata) -> str:
@@ -33,3 +83,13 @@ def partition_key(metadata: CheckpointMetadata) -> str:
 def partition_of(job_id: str, name: str) -> str:
     """The partition key of a checkpoint whose manifest cannot be read."""
     return f"{job_id[:8]}.{name}"
+
+
+def checkpoint_job(job: str) -> str:
+    """The name of the Dagster job that has a checkpointed job take a checkpoint at once."""
+    return f"{job}_checkpoint"
+
+
+def rollback_job(job: str) -> str:
+    """The name of the Dagster job that takes a checkpointed job back to a checkpoint."""
+    return f"{job}_rollback"

@@ -2,25 +2,49 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, TypeAlias
 
 import dagster as dg
 
-from dagster_ckpt.checkpoint import CheckpointCatalog, CheckpointMetadata, Dropped, FellBack, Quarantined
+from dagster_ckpt.checkpoint import (
+    CheckpointCatalog,
+    CheckpointMetadata,
+    Dropped,
+    FellBack,
+    Quarantined,
+    RequestState,
+    SavepointRequest,
+    StartTrace,
+)
 from dagster_ckpt.clock import Clock
-from dagster_ckpt.orchestration.names import partition_key, partition_of
+from dagster_ckpt.config import format_size
+from dagster_ckpt.orchestration.names import partition_key, partition_of, rollback_job
+from dagster_ckpt.orchestration.rollback import Launchpad
 from dagster_ckpt.shown_text import in_one_line, redacted
 
-__all__ = ["CheckpointReporter", "checkpoint_metadata", "retained_table"]
+__all__ = [
+    "CheckpointReporter",
+    "checkpoint_metadata",
+    "request_observation",
+    "retained_metadata",
+    "savepoint_observation",
+    "start_observation",
+]
+
+#: Partitions in a table of lags.
+_MOST_ROWS = 200
+#: Retained checkpoints in the table that each checkpoint's event has; 0.4 kB each in Dagster's database.
+_MOST_RETAINED = 50
+#: Characters of a source's offset that are shown at most.
+_LONGEST_OFFSET = 2000
 
 LogEvent: TypeAlias = "Callable[[dg.AssetMaterialization | dg.AssetObservation], object]"
 
 
-def checkpoint_metadata(
-    metadata: CheckpointMetadata, catalog: CheckpointCatalog, retained: Sequence[CheckpointMetadata]
-) -> dict[str, Any]:
+def checkpoint_metadata(metadata: CheckpointMetadata, catalog: CheckpointCatalog) -> dict[str, Any]:
     """The metadata of one checkpoint's materialization; the UI plots the numbers."""
     numbers, watermark = metadata.facts.progress, metadata.facts.watermark_ms
     found: dict[str, Any] = {
@@ -33,32 +57,137 @@ def checkpoint_metadata(
         "files": len(metadata.files),
         "bytes": metadata.size,
         "new_bytes": metadata.new_bytes,
-        "duration_ms": round(float(sum(metadata.timings_ms.get(step, 0) for step in ("pin", "write"))), 3),
+        "duration_ms": metadata.duration_ms,
         "align_ms": float(metadata.timings_ms.get("align", 0)),
         "pin_ms": float(metadata.timings_ms.get("pin", 0)),
         "input_rows": numbers.get("input_rows"),
         "state_rows": numbers.get("state_rows"),
+        "state_memory_bytes": numbers.get("state_memory_bytes"),
         "rows_dropped_by_watermark": numbers.get("rows_dropped_by_watermark"),
+        "rows_per_second": numbers.get("rows_per_second"),
+        "batch_ms": numbers.get("batch_ms"),
+        **_operators(metadata),
+        **_sources(metadata),
         "written_at": dg.MetadataValue.timestamp(datetime.fromisoformat(metadata.written_at)),
         "restored_from": in_one_line(metadata.restored_from or "nothing"),
-        "retained": retained_table(retained),
-        "retained_bytes": _stored_bytes(retained),
     }
     if watermark is not None and watermark > 0:
         found["watermark"] = dg.MetadataValue.timestamp(watermark / 1000)
+        if (planned_at := metadata.facts.timestamp_ms) is not None:
+            found["watermark_lag_seconds"] = (planned_at - watermark) / 1000
+    if lag := _lag(metadata):
+        found["lag"] = sum(behind for *_, behind in lag)
+        found["lag_by_partition"] = _lag_table(lag)
     return {key: value for key, value in found.items() if value is not None}
 
 
-def retained_table(retained: Sequence[CheckpointMetadata]) -> dg.TableMetadataValue:
-    """The retained checkpoints, the newest first."""
+def _operators(metadata: CheckpointMetadata) -> dict[str, Any]:
+    """The stateful operators as a table, and a number for each plot; ``None`` where it is not known."""
+    plots: dict[str, Any] = {}
+    records = []
+    for item in metadata.facts.operators:
+        id_ = in_one_line(item.id)
+        numbers = {
+            "keys": metadata.facts.progress.get(f"operator_{item.id}_keys"),
+            "bytes": sum(file.size for file in metadata.files if file.path.startswith(f"checkpoint/state/{item.id}/")),
+            "partitions": item.partitions,
+        }
+        plots |= {f"operator_{id_}_{name}": number for name, number in numbers.items()}
+        told = {name: "" if number is None else in_one_line(str(number)) for name, number in numbers.items()}
+        records.append(dg.TableRecord({"operator": id_, "name": in_one_line(item.name), **told}))
+    return {"operators": dg.MetadataValue.table(records), **plots} if records else {}
+
+
+def _sources(metadata: CheckpointMetadata) -> dict[str, Any]:
+    """The offsets of each source as text, and as numbers for plots where they are numbers."""
+    found: dict[str, Any] = {}
+    for item in metadata.facts.sources:
+        id_ = in_one_line(item.id)
+        found[f"source_{id_}"] = in_one_line(redacted(json.dumps(item.offset)))[:_LONGEST_OFFSET]
+        found[f"source_{id_}_offset"] = _position(item.offset)
+    return found
+
+
+def _position(offset: Any) -> int | None:
+    """An offset as one number that rises: the sum of all numbers in it, ``None`` without any."""
+    match offset:
+        case bool():
+            return None
+        case int():
+            return offset
+        case dict():
+            numbers = [number for value in offset.values() if (number := _position(value)) is not None]
+            return sum(numbers) if numbers else None
+    return None
+
+
+def _lag(metadata: CheckpointMetadata) -> list[tuple[str, str, int, int, int]]:
+    """Source, topic, partition, offset and lag of each partition of Kafka that the brokers told of."""
+    return [
+        (in_one_line(source.id), in_one_line(topic), int(partition), source.reached(topic, partition), behind)
+        for source in metadata.facts.sources
+        for topic, partitions in source.lag.items()
+        for partition, behind in sorted(partitions.items(), key=lambda item: int(item[0]))
+    ]
+
+
+def _lag_table(lag: Sequence[tuple[str, str, int, int, int]]) -> dg.TableMetadataValue:
+    names = {"source": "string", "topic": "string", "partition": "int", "offset": "int", "lag": "int"}
+    columns = [dg.TableColumn(name, kind) for name, kind in names.items()]
+    records = [dg.TableRecord(dict(zip(names, row, strict=True))) for row in lag[:_MOST_ROWS]]
+    return dg.MetadataValue.table(records, schema=dg.TableSchema(columns=columns))
+
+
+def start_observation(asset_key: dg.AssetKey, trace: StartTrace) -> dg.AssetObservation:
+    """Where the seconds of a start went; the UI plots the numbers from start to start."""
+    steps = {f"start_{name.replace(' ', '_')}_seconds": round(took, 3) for name, took in trace.by_name.items()}
+    what = "committed its first batch" if trace.committed else "ended without a batch"
+    return dg.AssetObservation(
+        asset_key,
+        description=f"The start of epoch {trace.epoch} {what} after {trace.seconds:.1f} s",
+        metadata={"start_seconds": round(trace.seconds, 3), "epoch": trace.epoch, **steps},
+    )
+
+
+def request_observation(
+    asset_key: dg.AssetKey, request: SavepointRequest, state: RequestState, reason: str
+) -> dg.AssetObservation:
+    """A savepoint that is asked for: the job has taken the request up, or no savepoint was taken."""
+    reason = in_one_line(redacted(reason))
+    label = {"name": request.name, "note": in_one_line(request.note), "series": request.series, "reason": reason}
+    name = f"Savepoint {request.name}" if request.name else "A savepoint"
+    return dg.AssetObservation(
+        asset_key,
+        description=f"{name}: {state}{reason and f', {reason}'}",
+        metadata={"state": state.value, **{key: value for key, value in label.items() if value}},
+    )
+
+
+def savepoint_observation(asset_key: dg.AssetKey, metadata: CheckpointMetadata) -> dg.AssetObservation:
+    """A savepoint that the job has completed, whoever asked for it."""
+    note = in_one_line(metadata.note)
+    label = {"name": metadata.given_name, "note": note}
+    name = f"Savepoint {metadata.given_name}" if metadata.given_name else "A savepoint"
+    return dg.AssetObservation(
+        asset_key,
+        description=f"{name}: {RequestState.COMPLETED}, batch {metadata.batch}{note and f'. {note}'}",
+        metadata={
+            "state": RequestState.COMPLETED.value,
+            **{key: value for key, value in label.items() if value},
+            "pointer": dg.MetadataValue.path(metadata.reference),
+            "batch": metadata.batch,
+        },
+    )
+
+
+def retained_metadata(retained: Sequence[CheckpointMetadata]) -> dict[str, Any]:
+    """What the materialization of a checkpoint tells of all retained ones; the table has the newest first."""
     columns = [
         dg.TableColumn("checkpoint", "string"),
         dg.TableColumn("batch", "int"),
-        dg.TableColumn("epoch", "int"),
         dg.TableColumn("kind", "string"),
-        dg.TableColumn("files", "int"),
-        dg.TableColumn("bytes", "int"),
-        dg.TableColumn("new_bytes", "int"),
+        dg.TableColumn("bytes", "string"),
+        dg.TableColumn("new_bytes", "string"),
         dg.TableColumn("written_at", "string"),
     ]
     records = [
@@ -66,17 +195,19 @@ def retained_table(retained: Sequence[CheckpointMetadata]) -> dg.TableMetadataVa
             {
                 "checkpoint": item.name,
                 "batch": item.batch,
-                "epoch": item.epoch,
                 "kind": in_one_line(item.kind),
-                "files": len(item.files),
-                "bytes": item.size,
-                "new_bytes": item.new_bytes,
+                "bytes": format_size(item.size),
+                "new_bytes": format_size(item.new_bytes),
                 "written_at": f"{item.written_at[:19]}Z",
             }
         )
-        for item in reversed(retained)
+        for item in reversed(retained[-_MOST_RETAINED:])
     ]
-    return dg.MetadataValue.table(records, schema=dg.TableSchema(columns=columns))
+    return {
+        "retained": dg.MetadataValue.table(records, schema=dg.TableSchema(columns=columns)),
+        "retained_checkpoints": len(retained),
+        "retained_bytes": _stored_bytes(retained),
+    }
 
 
 class CheckpointReporter:
@@ -91,11 +222,12 @@ class CheckpointReporter:
     Args:
         instance: the Dagster instance.
         log_event: where events go: a run's ``context.log_event`` or the instance's runless one.
-        asset_key: of ``<job>/checkpoints``.
+        asset_key: of ``<job>_checkpoints``.
         partitions: name of the asset's dynamic partitions.
         catalog: the job's checkpoints.
         clock: monotonic time.
         interval: seconds.
+        launchpad: for the links that take the job back to a checkpoint, ``None`` where no UI is known.
     """
 
     def __init__(
@@ -107,12 +239,14 @@ class CheckpointReporter:
         catalog: CheckpointCatalog,
         clock: Clock,
         interval: float,
+        launchpad: Launchpad | None = None,
     ) -> None:
+        self._launchpad = launchpad
         self._instance = instance
         self._log_event = log_event
         self._asset_key = asset_key
         self._partitions = partitions
-        self._catalog = catalog
+        self.catalog = catalog
         self._clock = clock
         self._interval = interval
         self._reported_at = float("-inf")
@@ -153,8 +287,13 @@ class CheckpointReporter:
         job_id, _, name = record.checkpoint.partition("/")
         self._reasons[partition_of(job_id, name)] = f"it is in quarantine: {record.reason}"
 
-    def completed(self, dropped: Sequence[Dropped], retained: Sequence[CheckpointMetadata]) -> None:
-        """A checkpoint completed, the newest of ``retained``, and ``dropped`` were subsumed."""
+    def completed(self, retained: Sequence[CheckpointMetadata]) -> None:
+        """A checkpoint completed, the newest of ``retained``."""
+        self._now(retained)
+        self.tick()
+
+    def subsumed(self, dropped: Sequence[Dropped], retained: Sequence[CheckpointMetadata]) -> None:
+        """Checkpoints that newer ones replace were deleted; ``retained`` stay."""
         self._reasons.update({partition_key(item.metadata): item.reason for item in dropped})
         self._now(retained)
         self.tick()
@@ -170,7 +309,7 @@ class CheckpointReporter:
         if self._retained is None:
             return
         self._reported_at = self._clock.monotonic()
-        if self._catalog.records.epochs.highest() <= self._epoch:
+        if self.catalog.records.epochs.highest() <= self._epoch:
             self._report(self._retained)
         self._is_told = True
 
@@ -184,7 +323,7 @@ class CheckpointReporter:
         # Report deletions first, so that the asset's latest event is its newest checkpoint.
         # A partition changes after Dagster has accepted its event: the next report repeats a refused event.
         for key in sorted(present - wanted.keys()):
-            reason = self._reasons.get(key, "it is not among the retained checkpoints of this lineage")
+            reason = self._reasons.get(key) or self._why_gone(key, retained)
             reason = in_one_line(redacted(reason))
             self._log_event(
                 dg.AssetObservation(
@@ -197,20 +336,33 @@ class CheckpointReporter:
             self._instance.delete_dynamic_partition(self._partitions, key)
         # A checkpoint that came and went between two reports is not reported, so its reason is dropped too.
         self._reasons = {key: reason for key, reason in self._reasons.items() if key in wanted}
-        for key, item in wanted.items():
-            if key not in present:
-                self._log_event(
-                    dg.AssetMaterialization(
-                        self._asset_key,
-                        partition=key,
-                        description=f"{item.name} at batch {item.batch}",
-                        metadata=self._metadata(item, retained),
-                    )
+        new = {key: item for key, item in wanted.items() if key not in present}
+        beside = {**retained_metadata(retained), **self._fell_back} if new else {}
+        for key, item in new.items():
+            self._log_event(
+                dg.AssetMaterialization(
+                    self._asset_key,
+                    partition=key,
+                    description=f"{item.name} at batch {item.batch}, {format_size(item.size)}. To go back to it, "
+                    f"launch {rollback_job(self.catalog.job_name)} with to: {key}",
+                    metadata={**self._metadata(item), **beside},
                 )
-                self._instance.add_dynamic_partitions(self._partitions, [key])
+            )
+            self._instance.add_dynamic_partitions(self._partitions, [key])
 
-    def _metadata(self, item: CheckpointMetadata, retained: Sequence[CheckpointMetadata]) -> dict[str, Any]:
-        return {**checkpoint_metadata(item, self._catalog, retained), **self._fell_back}
+    def _why_gone(self, key: str, retained: Sequence[CheckpointMetadata]) -> str:
+        """Why a checkpoint without a reason of its own is not shown any more."""
+        if not retained or key.partition(".")[0] in {item.job_id[:8] for item in retained}:
+            return "it is not among the retained checkpoints of this lineage"
+        return (
+            f"the job goes on in another lineage. `dagster-ckpt list {self.catalog.job_name}` shows whether it is "
+            "still in the storage; then restore_from takes {job id}/chk-N"
+        )
+
+    def _metadata(self, item: CheckpointMetadata) -> dict[str, Any]:
+        pad = self._launchpad
+        ways = {} if pad is None else {"ways_back": pad.ways_back(item.reference, item.name)}
+        return {**ways, **checkpoint_metadata(item, self.catalog)}
 
 
 def _stored_bytes(retained: Sequence[CheckpointMetadata]) -> int:

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import dagster as dg
+
 from dagster_ckpt.config import (
     LATEST,
     NONE,
@@ -20,7 +22,9 @@ from dagster_ckpt.config import (
 )
 from dagster_ckpt.errors import InvalidConfiguration
 
-__all__ = ["JobSettings", "RunSettings", "going_on"]
+__all__ = ["JobSettings", "RunSettings", "asked_once", "going_on", "op_config"]
+
+_ONLY_ONCE = frozenset({"claim_mode", "replay_to", "allow_loss", "fork_from"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,11 +124,24 @@ def _one_of(name: str, own: Any, given: Any, default: str | None) -> Any:
     return given
 
 
+def op_config(run: dg.DagsterRun, op_name: str) -> Mapping[str, Any]:
+    """The configuration that a run was launched with."""
+    run_config: dict[str, Any] = dict(run.run_config)
+    config: Mapping[str, Any] = run_config.get("ops", {}).get(op_name, {}).get("config", {})
+    return config
+
+
+def asked_once(op_config: Mapping[str, Any]) -> dict[str, Any]:
+    """What a run with ``op_config`` begins with, which a run that continues it leaves out; empty for the newest."""
+    continued = going_on(op_config)
+    own = {**op_config, **op_config.get("configuration", {})}
+    left = {**continued, **continued.get("configuration", {}), "configuration": op_config.get("configuration")}
+    return {key: value for key, value in own.items() if value and left.get(key) != value}
+
+
 def going_on(op_config: Mapping[str, Any]) -> dict[str, Any]:
     """The configuration of a run that continues a run with ``op_config``: all of it except what that run began with."""
-    found = {**op_config, "restore_from": LATEST}
-    for only_once in ("claim_mode", "replay_to", "allow_loss", "fork_from"):
-        found.pop(only_once, None)
+    found = {key: value for key, value in op_config.items() if key not in _ONLY_ONCE} | {"restore_from": LATEST}
     if configuration := op_config.get("configuration"):
         found["configuration"] = dict(Configuration(configuration).for_job.settings)
     return found

@@ -21,6 +21,7 @@ from dagster_ckpt.checkpoint import DEFAULT_INLINE_THRESHOLD, MAX_INLINE_BYTES, 
 from dagster_ckpt.config import Configuration, LiveLocationPlace, load_object
 from dagster_ckpt.errors import InvalidConfiguration
 from dagster_ckpt.filesystem import DriverMemory, FileSystem, PosixFileSystem, default_root, open_filesystem
+from dagster_ckpt.paths import local_path
 from dagster_ckpt.shown_text import redacted, secrets_of, shown_cause
 
 __all__ = [
@@ -136,7 +137,7 @@ class CheckpointStorage(dg.ConfigurableResource["CheckpointStorage"]):
     def _working_root(self) -> Path:
         if self.working_directory is None:
             return default_root()
-        return Path(self.working_directory).expanduser().absolute()
+        return local_path(self.working_directory)
 
 
 def _make(kind: type[CheckpointStorage], fields: dict[str, Any]) -> CheckpointStorage:

@@ -3,7 +3,7 @@
 # No `from __future__ import annotations`: Dagster must find real types on the nested op function.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
@@ -21,16 +21,23 @@ from dagster_ckpt.config import (
     configured_backend,
 )
 from dagster_ckpt.orchestration import names
+from dagster_ckpt.orchestration.checkpointed_asset import (
+    CheckpointedStreamingAsset,
+    QueryFunction,
+    partitions_name,
+    remember_defined,
+)
+from dagster_ckpt.orchestration.health import healthy_check
+from dagster_ckpt.orchestration.proof import fresh_check, restorable_check
+from dagster_ckpt.orchestration.query_parameters import QueryParameters
+from dagster_ckpt.orchestration.rollback import build_rollback_job
 from dagster_ckpt.orchestration.run_settings import JobSettings
-from dagster_ckpt.orchestration.savepoint_asset import savepoints_asset
+from dagster_ckpt.orchestration.savepoints import build_checkpoint_job, savepoints_asset
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-    from pyspark.sql.streaming.readwriter import DataStreamWriter
+    from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 
 __all__ = ["CheckpointedStreamingAsset", "StreamingRunConfig", "checkpointed_streaming_asset"]
-
-QueryFunction = Callable[[dg.AssetExecutionContext, "SparkSession"], "DataStreamWriter"]
 
 
 class StreamingRunConfig(dg.Config):
@@ -39,8 +46,8 @@ class StreamingRunConfig(dg.Config):
     restore_from: str = Field(
         default="latest",
         description="'latest' goes on from the newest checkpoint; 'none' starts from nothing (the sink must be empty); "
-        "'chk-12', '<job id>/chk-12' or the path of a checkpoint goes back to it; the path of a savepoint begins a new "
-        "lineage from it.",
+        "'chk-12', '<job id>/chk-12' or the path of a checkpoint goes back to it; the path of a savepoint, or "
+        "'savepoint:<name>', begins a new lineage from it.",
     )
     claim_mode: RecoveryClaimMode | None = Field(
         default=None,
@@ -77,60 +84,20 @@ class StreamingRunConfig(dg.Config):
     )
 
 
-@dataclass(frozen=True, slots=True)
-class CheckpointedStreamingAsset:
-    """A streaming query under Dagster, made by :func:`checkpointed_streaming_asset`.
-
-    Attributes:
-        key: the output asset; use it in ``deps`` of other assets.
-        checkpoints_key: ``<name>/checkpoints``.
-        savepoints_key: ``<name>/savepoints``.
-        name: the job's stable name, and the directory of its checkpoints.
-        job_name: the Dagster job that materializes the output asset.
-        op_name: the name under which ``run_config["ops"]`` configures the query.
-        settings: when checkpoints are taken and kept and what happens after a failure, unless a run says otherwise.
-        state_backend: keeps the query's state; ``None`` for Spark's configuration.
-        storage_key: resource key of the checkpoint storage.
-        spark_key: resource key of Spark.
-        definition: the output asset.
-        checkpoints: the checkpoints asset.
-        savepoints: the asset whose materialization takes a savepoint.
-    """
-
-    key: dg.AssetKey
-    checkpoints_key: dg.AssetKey
-    savepoints_key: dg.AssetKey
-    name: str
-    job_name: str
-    op_name: str
-    settings: JobSettings
-    state_backend: StateBackend | None
-    storage_key: str
-    spark_key: str
-    definition: dg.AssetsDefinition
-    checkpoints: dg.AssetSpec
-    savepoints: dg.AssetsDefinition
-
-    @property
-    def config(self) -> CheckpointConfig:
-        """When checkpoints are taken and kept, unless a run says otherwise."""
-        return self.settings.config
-
-    @property
-    def restart(self) -> RestartStrategy:
-        """What happens after a failure, unless a run says otherwise."""
-        return self.settings.restart
-
-    @property
-    def partitions_name(self) -> str:
-        """Name of the dynamic partitions that stand for the retained checkpoints."""
-        return _partitions_name(self.name)
+#: What the figures of a checkpoint are, for those who read them in the UI.
+_FIGURES = (
+    "Of each checkpoint: *bytes*, what a restore reads; *new_bytes*, what no earlier checkpoint had; *duration_ms*, "
+    "pinning and writing; *pin_ms*, pinning alone, the only step that has to keep up with the query; *align_ms*, "
+    "waiting for the batch in flight. In *deleted_when*, SUBSUMED means that newer checkpoints take its place, and the "
+    "other words are ends of the job."
+)
 
 
 def checkpointed_streaming_asset(
     *,
     name: str | None = None,
     key_prefix: str | Sequence[str] | None = None,
+    job_name: str | None = None,
     deps: Iterable[Any] | None = None,
     config: CheckpointConfig | None = None,
     restart: RestartStrategy | None = None,
@@ -140,17 +107,28 @@ def checkpointed_streaming_asset(
     storage_key: str = "checkpoint_storage",
     spark_key: str = "spark",
     report_interval: float = 10.0,
+    most_restarts_per_hour: int | None = 10,
     group_name: str | None = None,
     kinds: set[str] | None = None,
     description: str | None = None,
     owners: Sequence[str] | None = None,
     tags: Mapping[str, str] | None = None,
     metadata: Mapping[str, Any] | None = None,
+    code_version: str | None = None,
+    automation_condition: dg.AutomationCondition[Any] | None = None,
+    freshness_policy: Any = None,
+    pool: str | None = None,
+    op_tags: Mapping[str, Any] | None = None,
+    run_tags: Mapping[str, str] | None = None,
+    hooks: AbstractSet[dg.HookDefinition] | None = None,
 ) -> Callable[[QueryFunction], CheckpointedStreamingAsset]:
     """Make a streaming query an asset that is checkpointed, and continues from its newest checkpoint.
 
     The function takes ``context`` and ``spark`` and returns a ``DataStreamWriter`` that is not started. This library
     sets the live checkpointLocation, starts and stops the query, and takes the checkpoints.
+
+    A third parameter and more are resources, by the names of their keys. A parameter whose type is a ``dg.Config`` is
+    the function's own part of the run configuration, whose fields lie beside those of :class:`StreamingRunConfig`.
 
     .. code-block:: python
 
@@ -162,6 +140,8 @@ def checkpointed_streaming_asset(
     Args:
         name: the asset's name; the function's by default.
         key_prefix: before the name in the asset key.
+        job_name: the job's stable name, under which its checkpoints are kept; by default the asset key. An asset that
+            is renamed goes on from its checkpoints with the name that it had.
         deps: assets that the query reads.
         config: when checkpoints are taken and kept; by default the safe values of :class:`CheckpointConfig`.
         restart: what happens after a failure; exponential delay by default.
@@ -174,15 +154,24 @@ def checkpointed_streaming_asset(
         storage_key: resource key of the checkpoint storage.
         spark_key: resource key of Spark.
         report_interval: the least seconds between two reports of checkpoints to Dagster.
+        most_restarts_per_hour: with more restarts the check ``healthy`` is yellow; ``None`` for any number.
         group_name: as of any asset.
         kinds: as of any asset.
         description: as of any asset.
         owners: as of any asset.
         tags: as of any asset.
         metadata: as of any asset.
+        code_version: as of any asset.
+        automation_condition: as of any asset.
+        freshness_policy: as of any asset.
+        pool: as of any asset.
+        op_tags: as of any asset.
+        run_tags: tags of the runs of the job; a resumed run has the tags of the run that it resumes.
+        hooks: as of any asset.
 
     Raises:
-        InvalidConfiguration: the name is not a possible directory name, or the configuration cannot be used.
+        InvalidConfiguration: the name is not a possible directory name, or the configuration or the parameters of the
+            function cannot be used.
     """
     settings = JobSettings.of(
         config or CheckpointConfig(),
@@ -192,63 +181,74 @@ def checkpointed_streaming_asset(
     )
 
     def decorate(function: QueryFunction) -> CheckpointedStreamingAsset:
+        parameters = QueryParameters.of(function, set(StreamingRunConfig.model_fields))
         prefix = [key_prefix] if isinstance(key_prefix, str) else list(key_prefix or ())
         key = dg.AssetKey([*prefix, name or function.__name__])
-        checkpoints_key = dg.AssetKey([*key.path, "checkpoints"])
-        savepoints_key = dg.AssetKey([*key.path, "savepoints"])
-        job = layout.validate_job_name("__".join(key.path))
-        dependencies = list(deps or ())
+        # Where the UI is short of space it shows the last part of a key only, so that part names the job.
+        checkpoints_key, savepoints_key = (
+            dg.AssetKey([*key.path[:-1], f"{key.path[-1]}_{kept}"]) for kept in ("checkpoints", "savepoints")
+        )
+        job = layout.validate_job_name(job_name or "__".join(key.path))
 
         @dg.asset(
             key=key,
-            deps=dependencies,
+            deps=list(deps or ()),
             group_name=group_name,
             kinds=kinds,
             description=description or function.__doc__,
             owners=owners,
             tags=tags,
             metadata=metadata,
-            required_resource_keys={storage_key, spark_key},
-            config_schema=StreamingRunConfig.to_fields_dict(),
+            code_version=code_version,
+            automation_condition=automation_condition,
+            freshness_policy=freshness_policy,
+            pool=pool,
+            op_tags=op_tags,
+            hooks=hooks,
+            required_resource_keys={storage_key, spark_key, *parameters.resources},
+            config_schema={**StreamingRunConfig.to_fields_dict(), **parameters.config_fields()},
         )
         def streaming(context: dg.AssetExecutionContext) -> dg.MaterializeResult[None]:
             from dagster_ckpt.orchestration.streaming_run import execute  # noqa: PLC0415 - Spark, only for runs
 
-            return execute(
-                context,
-                settings.of_run(context.op_execution_context.op_config),
-                lambda session: function(context, session),
-                name=asset.name,
-                storage=getattr(context.resources, storage_key),
-                spark=getattr(context.resources, spark_key),
-                state_backend=asset.state_backend,
-                checkpoints_key=checkpoints_key,
-                partitions=asset.partitions_name,
-                report_interval=report_interval,
-            )
+            return execute(context, asset, report_interval)
 
-        asset = CheckpointedStreamingAsset(
-            key=key,
+        # Dagster makes an asset in too many steps to repeat them in a subclass, so the subclass takes over the result.
+        asset = CheckpointedStreamingAsset.__new__(CheckpointedStreamingAsset)
+        vars(asset).update(
+            vars(streaming),
             checkpoints_key=checkpoints_key,
             savepoints_key=savepoints_key,
             name=job,
-            job_name=f"{job}_job",
+            job=_job(job, key, run_tags),
+            rollback=build_rollback_job(
+                job,
+                checkpoints_key=checkpoints_key,
+                partitions=partitions_name(job),
+                storage_key=storage_key,
+                op_name=streaming.op.name,
+                settings=settings,
+            ),
+            checkpoint_now=build_checkpoint_job(job, checkpoints_key, storage_key),
             op_name=streaming.op.name,
+            function=function,
+            parameters=parameters,
             settings=settings,
             state_backend=state_backend or configured_backend(settings.configuration),
             storage_key=storage_key,
             spark_key=spark_key,
-            definition=streaming,
             checkpoints=dg.AssetSpec(
                 checkpoints_key,
-                deps=dependencies,
+                deps=[key],
                 group_name=group_name,
                 kinds={"spark"},
                 description=f"The retained checkpoints of {key.to_user_string()}. A partition is a checkpoint that "
-                "can be restored now; it goes when the checkpoint is subsumed.",
+                "can be restored now; it goes when the checkpoint is subsumed. To go back to a checkpoint, click its "
+                f"partition, then *go back* in its metadata, then *Launch Run*; or launch {names.rollback_job(job)}."
+                f"\n\n{_FIGURES}",
                 tags={names.JOB_TAG: job},
                 metadata={"deleted_when": settings.config.discarded_when()},
-                partitions_def=dg.DynamicPartitionsDefinition(name=_partitions_name(job)),
+                partitions_def=dg.DynamicPartitionsDefinition(name=partitions_name(job)),
             ),
             savepoints=savepoints_asset(
                 savepoints_key,
@@ -258,11 +258,25 @@ def checkpointed_streaming_asset(
                 group_name,
                 deleted_when=settings.config.discarded_when(savepoint=True),
             ),
+            most_restarts_per_hour=most_restarts_per_hour,
+            healthy=healthy_check(key, job, storage_key, settings.config, most_restarts_per_hour),
+            restorable=restorable_check(key, job, storage_key),
+            fresh=fresh_check(key, job, storage_key, settings.config),
         )
+        remember_defined(asset)
         return asset
 
     return decorate
 
 
-def _partitions_name(job: str) -> str:
-    return f"{job}/checkpoints"
+def _job(name: str, key: dg.AssetKey, run_tags: Mapping[str, str] | None) -> "UnresolvedAssetJobDefinition":
+    return dg.define_asset_job(
+        f"{name}_job",
+        # A check that is planned with the run would count as running for as long as the stream runs.
+        selection=dg.AssetSelection.assets(key).without_checks(),
+        description=f"Runs {key.to_user_string()}, going on from its newest checkpoint.",
+        # One process: a dying run worker then leaves no step process behind. Dagster's own retries are off,
+        # because they know neither the restart strategy nor its budget.
+        executor_def=dg.in_process_executor,
+        tags={**(run_tags or {}), names.JOB_TAG: name, names.MAX_RETRIES_TAG: "0"},
+    )

@@ -1,31 +1,52 @@
-"""What a run of a checkpointed streaming asset does: drive the query, and report its checkpoints to Dagster."""
+"""What a run of a checkpointed streaming asset does: drive the query, and report its checkpoints to Dagster.
+
+With a :class:`SparkSubmitResource` a driver of its own drives the query, and the run attends it.
+"""
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import dagster as dg
 
-from dagster_ckpt.checkpoint import CheckpointCatalog
-from dagster_ckpt.clock import Clock, SystemClock
-from dagster_ckpt.config import JobStatus, StateBackend
+from dagster_ckpt.checkpoint import CheckpointCatalog, Choice, FailedCheckpoints, ProcessIdentity
+from dagster_ckpt.clock import Clock, SystemClock, seconds_of
+from dagster_ckpt.config import JobStatus
+from dagster_ckpt.errors import CheckpointError
+from dagster_ckpt.filesystem import FileSystem
 from dagster_ckpt.orchestration import names
-from dagster_ckpt.orchestration.reporting import CheckpointReporter
+from dagster_ckpt.orchestration.attending import SparkSubmitResource, Told, attended, own_spark
+from dagster_ckpt.orchestration.checkpointed_asset import CheckpointedStreamingAsset
+from dagster_ckpt.orchestration.events import JobEvents
+from dagster_ckpt.orchestration.health import HealthWatch, evaluation
+from dagster_ckpt.orchestration.reporting import (
+    CheckpointReporter,
+    request_observation,
+    savepoint_observation,
+    start_observation,
+)
 from dagster_ckpt.orchestration.resources import SparkSessionResource
-from dagster_ckpt.orchestration.run_settings import RunSettings
+from dagster_ckpt.orchestration.rollback import Launchpad
+from dagster_ckpt.orchestration.run_settings import RunSettings, asked_once, going_on, op_config
 from dagster_ckpt.orchestration.storages import CheckpointStorage
 from dagster_ckpt.spark import (
     CheckpointCompleted,
+    CheckpointFailed,
     CheckpointQuarantined,
     CheckpointsDropped,
+    CheckpointsSubsumed,
+    Earlier,
     EpochClaimed,
     Event,
+    RequestTold,
     RunResult,
+    SavepointCompleted,
     Started,
+    StartTraced,
     StreamingJob,
     StreamingRun,
     describe,
@@ -33,11 +54,7 @@ from dagster_ckpt.spark import (
     supervise,
 )
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-    from pyspark.sql.streaming.readwriter import DataStreamWriter
-
-__all__ = ["OwnRun", "execute"]
+__all__ = ["OwnRun", "execute", "streaming_job"]
 
 _log = logging.getLogger(__name__)
 
@@ -45,105 +62,203 @@ _log = logging.getLogger(__name__)
 _LOOK = 10.0
 
 
-def execute(
-    context: dg.AssetExecutionContext,
+def streaming_job(
+    asset: CheckpointedStreamingAsset,
     run: RunSettings,
-    query: Callable[[SparkSession], DataStreamWriter],
-    *,
-    name: str,
-    storage: CheckpointStorage,
-    spark: SparkSessionResource,
-    state_backend: StateBackend | None,
-    checkpoints_key: dg.AssetKey,
-    partitions: str,
-    report_interval: float,
+    context: dg.AssetExecutionContext,
+    op_config: Mapping[str, Any],
+    filesystem: FileSystem,
+) -> StreamingJob:
+    """The job of an asset.
+
+    Args:
+        asset: the asset.
+        run: the settings of the run.
+        context: has the resources, and goes to the asset's function.
+        op_config: the run configuration, for the function's own part of it.
+        filesystem: of the run's catalog.
+
+    Raises:
+        InvalidConfiguration: the storage or the run configuration cannot be used.
+    """
+    spark = own_spark(getattr(context.resources, asset.spark_key))
+    required = None if asset.state_backend is None else asset.state_backend.launch_conf()
+    arguments = asset.parameters.arguments(context, op_config)
+    return StreamingJob.stored_in(
+        getattr(context.resources, asset.storage_key),
+        filesystem,
+        name=asset.name,
+        query=lambda session: asset.function(context, session, **arguments),
+        session=lambda: spark.session(asset.name, required),
+        start_jvm=partial(spark.start_jvm, asset.name, required) if spark.starts_early else None,
+        config=run.config,
+        restart=run.restart,
+        state_backend=asset.state_backend,
+        poison_batch_attempts=run.poison_batch_attempts,
+    )
+
+
+def execute(
+    context: dg.AssetExecutionContext, asset: CheckpointedStreamingAsset, report_interval: float
 ) -> dg.MaterializeResult[None]:
     """Run the query of a job until it ends, and report to Dagster.
 
     Args:
         context: of the run.
-        run: the settings of the run.
-        query: makes the query in the given session.
-        name: of the job.
-        storage: of the job's checkpoints.
-        spark: starts Spark.
-        state_backend: keeps the query's state; ``None`` for Spark's configuration.
-        checkpoints_key: the asset that stands for the checkpoints.
-        partitions: name of the asset's dynamic partitions.
+        asset: of the job.
         report_interval: the least seconds between two reports.
 
     Raises:
+        CheckpointError: the start was refused, or the job failed and is not restarted within this run.
         DagsterExecutionInterruptedError: the run was canceled.
     """
+    clock = SystemClock()
+    storage: CheckpointStorage = getattr(context.resources, asset.storage_key)
+    catalog = storage.catalog(asset.name)
+    events = JobEvents(context.instance, partial(_log_event, context), asset.key, catalog, clock)
+    series = context.run.tags.get(names.SERIES_TAG) if names.is_resume(context.run.tags) else None
+    try:
+        result = _drive(context, asset, catalog, events, None if series is None else int(series), report_interval)
+    except CheckpointError as error:
+        events.ended(error, context.run.run_id, is_resumed=series is not None)
+        raise
+    if result.status is JobStatus.CANCELED:
+        # Only an interrupt of this thread cancels a run, and whoever drives or attends raises the interrupt.
+        raise dg.DagsterExecutionInterruptedError
+    return _materialized(result)
+
+
+def _drive(
+    context: dg.AssetExecutionContext,
+    asset: CheckpointedStreamingAsset,
+    catalog: CheckpointCatalog,
+    events: JobEvents,
+    series: int | None,
+    report_interval: float,
+) -> RunResult:
+    """Start the query and supervise it until it ends."""
+    clock = SystemClock()
+    spark: SparkSessionResource | SparkSubmitResource = getattr(context.resources, asset.spark_key)
+    given = _op_config(context, catalog)
+    run = asset.settings.of_run(given)
     for warning in run.warnings:
         context.log.warning(warning)
-    required = None if state_backend is None else state_backend.launch_conf()
-    clock = SystemClock()
-    filesystem = storage.filesystem()
-    catalog = CheckpointCatalog(filesystem, name)
     is_step_process = _is_step_process(context)
     if is_step_process:
         die_with_parent()
-    context.instance.add_run_tags(context.run.run_id, {names.JOB_TAG: name})
+    context.instance.add_run_tags(context.run.run_id, {names.JOB_TAG: asset.name})
     reporter = CheckpointReporter(
         context.instance,
         partial(_log_event, context),
-        checkpoints_key,
-        partitions,
+        asset.checkpoints_key,
+        asset.partitions_name,
         catalog,
         clock,
         report_interval,
+        Launchpad.of_run(context.run, asset.name),
     )
-    job = StreamingJob(
-        name=name,
-        query=query,
-        session=lambda: spark.session(name, required),
-        config=run.config,
-        restart=run.restart,
-        filesystem=filesystem,
-        working_directory=storage.live_directory(name),
-        deployment=storage.deployment,
-        inline_threshold=storage.inline_threshold,
-        savepoint_path=storage.savepoint_path,
-        max_state_size=storage.size_limit,
-        state_backend=state_backend,
-        poison_batch_attempts=run.poison_batch_attempts,
-        live_location=storage.live_place,
-        shares_disk=storage.working_directory is not None,
-        private_from=storage.private_from,
+    own_run = OwnRun(context.instance, context.run.run_id, clock)
+    health = HealthWatch(
+        lambda: evaluation(asset.key, catalog, clock, run.config, asset.most_restarts_per_hour),
+        context.instance.report_runless_asset_event,
+        clock,
     )
-    series = context.run.tags.get(names.SERIES_TAG)
+
+    def on_turn() -> None:
+        own_run.look()
+        events.tick()
+        reporter.tick()
+        health.tick()
+
+    if isinstance(spark, SparkSubmitResource) or names.attends(context.run.tags):
+        told = _told(context, on_turn, own_run, events, health)
+        return attended(context, asset, spark, catalog, reporter, told, given, series)
+    job = streaming_job(asset, run, context, given, catalog.filesystem)
+    earlier = _earlier(context, clock)
 
     def start(emit: Callable[[Event], None]) -> StreamingRun:
         return StreamingRun(
             job,
             run_id=context.run.run_id,
             request=run.request,
-            series=None if series is None else int(series),
+            series=series,
             clock=clock,
             emit=emit,
             worker=os.getppid() if is_step_process else None,
+            earlier=earlier,
         )
 
-    own_run = OwnRun(context.instance, context.run.run_id, clock)
-
-    def on_turn() -> None:
-        own_run.look()
-        reporter.tick()
+    def on_event(event: Event) -> None:
+        if isinstance(event, Started):
+            health.began()
+        try:
+            _on_event(context, reporter, asset.savepoints_key, event)
+        finally:  # one report that fails costs no other
+            events.happened(event)
+        if isinstance(event, CheckpointCompleted):
+            spark.make_class_archive()  # now that the job is under way
 
     try:
-        result = supervise(
+        return supervise(
             start,
-            lambda event: _on_event(context, reporter, event),
+            on_event,
             on_turn=on_turn,
             is_cancellation=own_run.is_canceled,
         )
     finally:
         _last_report(context, reporter)
-    if result.status is JobStatus.CANCELED:
-        # Only an interrupt of this thread cancels a run, and `supervise` raises the interrupt.
-        raise dg.DagsterExecutionInterruptedError
-    return _materialized(result)
+
+
+def _told(
+    context: dg.AssetExecutionContext,
+    on_turn: Callable[[], None],
+    own_run: OwnRun,
+    events: JobEvents,
+    health: HealthWatch,
+) -> Told:
+    """Who is told of a driver that a run attends: Dagster, as of a query that the run drives itself."""
+
+    def started(choice: Choice) -> None:
+        health.began()
+        tags = {names.JOB_ID_TAG: choice.job_id, names.RESTORED_FROM_TAG: choice.restored or "nothing"}
+        context.instance.add_run_tags(context.run.run_id, tags)
+        context.log.info(f"The query has started: {choice.reason}")
+        events.look(goes_on=True)
+
+    def failed(checkpoints: FailedCheckpoints) -> None:
+        event = CheckpointFailed(checkpoints.number, checkpoints.reason, checkpoints.in_a_row)
+        for level, text in describe(event):
+            context.log.log(level, text)
+        events.happened(event)
+
+    return Told(
+        on_turn,
+        own_run.is_canceled,
+        lambda claim: events.happened(EpochClaimed(claim.epoch)),
+        started,
+        lambda trace: _log_event(context, start_observation(context.asset_key, trace)),
+        failed,
+        context.log.log,
+    )
+
+
+def _earlier(context: dg.AssetExecutionContext, clock: Clock) -> Earlier | None:
+    """What happened before this call: from the failure, if the sensor launched the run, else from the launch."""
+    try:
+        record = context.instance.get_run_record_by_id(context.run.run_id)
+        now, tags = clock.time(), context.run.tags
+        began = now - ProcessIdentity.current().age(now)
+        ended = [("process", began), ("imports", now)]
+        if record is None:
+            return Earlier(began, ended[1:])
+        launched = record.create_timestamp.timestamp()
+        if not names.is_resume(tags) or names.DETECTED_AT_TAG not in tags:
+            return Earlier(launched, ended)
+        detected = [("detected", seconds_of(tags[names.DETECTED_AT_TAG])), ("decided", launched)]
+        return Earlier(seconds_of(tags[names.FAILED_AT_TAG]), [*detected, *ended])
+    except Exception as error:  # the trace is no reason for a run to fail
+        _log.warning("What happened before this run is not in its trace: %s", error)
+        return None
 
 
 class OwnRun:
@@ -192,6 +307,23 @@ class OwnRun:
         return None if run is None else run.status
 
 
+def _op_config(context: dg.AssetExecutionContext, catalog: CheckpointCatalog) -> Mapping[str, Any]:
+    """The configuration of this run. A re-execution does not repeat what the run before it was asked to begin with."""
+    given: Mapping[str, Any] = context.op_execution_context.op_config
+    asked = asked_once(given)
+    earlier = context.run.tags.get(names.PARENT_RUN_TAG) if asked else None
+    chosen = catalog.records.epochs.runs_with_choice() if earlier else set()
+    while earlier is not None and (parent := context.instance.get_run_by_id(earlier)) is not None:
+        if earlier in chosen and asked_once(op_config(parent, context.op_execution_context.op.name)) == asked:
+            context.log.warning(
+                f"Run {earlier} has begun with {asked}, so this re-execution goes on from the newest checkpoint. "
+                "To begin with it again, launch a new run from the page of the job."
+            )
+            return going_on(given)
+        earlier = parent.tags.get(names.PARENT_RUN_TAG)
+    return given
+
+
 def _is_step_process(context: dg.AssetExecutionContext) -> bool:
     """Whether this process runs a single step, below the process of the run."""
     executor = context.op_execution_context.job_def.executor_def.name
@@ -215,7 +347,9 @@ def _last_report(context: dg.AssetExecutionContext, reporter: CheckpointReporter
         context.log.warning(f"The last checkpoints could not be reported: {error}")
 
 
-def _on_event(context: dg.AssetExecutionContext, reporter: CheckpointReporter, event: Event) -> None:
+def _on_event(
+    context: dg.AssetExecutionContext, reporter: CheckpointReporter, savepoints_key: dg.AssetKey, event: Event
+) -> None:
     for level, text in describe(event):
         context.log.log(level, text)
     match event:
@@ -232,10 +366,18 @@ def _on_event(context: dg.AssetExecutionContext, reporter: CheckpointReporter, e
             reporter.began(event.retained)
             if event.fell_back is not None:
                 reporter.fell_back(event.fell_back)
+        case SavepointCompleted(metadata):
+            _log_event(context, savepoint_observation(savepoints_key, metadata))
+        case RequestTold(request, state, reason) if not request.checkpoint:
+            _log_event(context, request_observation(savepoints_key, request, state, reason))
+        case StartTraced(trace):
+            _log_event(context, start_observation(context.asset_key, trace))
         case CheckpointQuarantined(record):
             reporter.quarantined(record)
-        case CheckpointCompleted(_, dropped, retained):
-            reporter.completed(dropped, retained)
+        case CheckpointCompleted(_, retained):
+            reporter.completed(retained)
+        case CheckpointsSubsumed(dropped, retained):
+            reporter.subsumed(dropped, retained)
         case CheckpointsDropped(dropped, retained):
             reporter.dropped(dropped, retained)
 

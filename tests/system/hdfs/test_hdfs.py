@@ -50,7 +50,6 @@ def left_by_a_dead_writer(name: str) -> str:
 def kill_jvm() -> None:
     assert hadoop_jvm._running is not None
     process = hadoop_jvm._running._process
-    assert process is not None
     process.send_signal(signal.SIGKILL)
     process.wait()
 
@@ -212,6 +211,17 @@ def test_a_forked_process_has_a_jvm_of_its_own(storage: HdfsFileSystem) -> None:
     process.join()
     assert process.exitcode == 0
     assert storage.read("g") == b"of the parent, read by the child"
+
+
+def test_the_jvm_above_a_driver_is_left_alone(storage: HdfsFileSystem, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that pauses its Spark writes on: so Hadoop's client is in no JVM that is paused."""
+    storage.probe()
+    kill_jvm()
+    monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")
+    monkeypatch.setenv("PYSPARK_GATEWAY_SECRET", "not asked for")
+    storage.create("f", b"x")
+    assert storage.read("f") == b"x"
+    assert os.environ["PYSPARK_GATEWAY_PORT"] == "1"
 
 
 def test_without_java_it_is_named(storage: HdfsFileSystem, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

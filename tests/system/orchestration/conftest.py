@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from dagster_ckpt.testing.dagster_dev import DagsterDev
+from tests.servers.postgres import running
 from tests.system.orchestration.pipeline import Pipeline
 from tests.system.orchestration.watch import JobWatch, dagster_dev
 
@@ -16,7 +17,8 @@ _HERE = Path(__file__).parent
 class SharedDagster:
     """One Dagster for every scenario that leaves Dagster itself alone.
 
-    It is stopped after the last of them and not at the end of all tests: its daemon is never idle.
+    Its instance is in PostgreSQL; those of the other scenarios are in SQLite. It is stopped after the last of its
+    scenarios and not at the end of all tests: its daemon is never idle.
     """
 
     def __init__(self, root: Path, make_home: Callable[[], Path]) -> None:
@@ -28,7 +30,11 @@ class SharedDagster:
     def dev(self) -> DagsterDev:
         """It, started when it is not running."""
         if self._running is None:
-            self._running = self._stack.enter_context(dagster_dev(self._root, self._make_home()))
+            server = self._stack.enter_context(running())
+            url = server.url(server.database())
+            self._running = self._stack.enter_context(dagster_dev(self._root, self._make_home(), url))
+            with self._running.instance() as instance:
+                assert type(instance.run_storage).__name__ == "PostgresRunStorage"
         return self._running
 
     def stop(self) -> None:

@@ -53,7 +53,7 @@ def test_a_crashed_host_is_gone_on_from_by_the_same_and_by_a_fresh_dagster(tmp_p
         job.assert_shown()
         # What the lost instance knew is told again: each retained checkpoint is a materialization of the new one.
         with fresh.instance() as instance:
-            told = instance.fetch_materializations(dg.AssetKey(["host_crash", "checkpoints"]), limit=200).records
+            told = instance.fetch_materializations(dg.AssetKey(["host_crash_checkpoints"]), limit=200).records
         assert {names.partition_key(metadata) for metadata in retained} <= {record.partition_key for record in told}
         assert [run.run_id for run in fresh.runs("host_crash")] == [third.run_id]
 

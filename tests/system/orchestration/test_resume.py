@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from dagster_ckpt.orchestration import names
+from dagster_ckpt.orchestration.events.occurrence import EVENT
 from tests.system.orchestration.watch import JobWatch, step_failure
 
 # A Dagster, and a Spark for each run: minutes where others use the machine too, far less where not.
@@ -46,6 +47,7 @@ def test_a_killed_run_is_resumed_exactly_without_its_live_location(watch: Callab
     assert {metadata.job_id for metadata in retained} == {first.replace("-", "")}
     job.assert_shown()
     _assert_told(job, retained)
+    _assert_seen(job, first)
     with job.dev.instance() as instance:
         finished = instance.get_run_by_id(second.run_id)
     assert finished is not None
@@ -55,22 +57,18 @@ def test_a_killed_run_is_resumed_exactly_without_its_live_location(watch: Callab
 
 
 @pytest.mark.exhaustive
-def test_a_run_whose_jvm_is_killed_fails_and_is_resumed(watch: Callable[[str], JobWatch]) -> None:
+def test_a_run_whose_jvm_is_killed_goes_on_in_another_jvm(watch: Callable[[str], JobWatch]) -> None:
     job = watch("lost_jvm")
     job.pipeline.land(2)
     first = job.launch()
     job.hold_mid_batch(first)
     job.pipeline.until_caught_up.touch()
-    processes = job.heartbeat().processes
-    os.kill(processes[1].pid, signal.SIGKILL)
-    assert job.wait_end(first) == "FAILURE"
-    job.wait_gone(processes)
-    assert "DriverLost" in step_failure(job.dev, first)
+    os.kill(job.heartbeat().processes[1].pid, signal.SIGKILL)
     job.pipeline.release()
-    second = job.wait_resumed(first)
-    job.assert_succeeds(second.run_id)
+    job.assert_succeeds(first)
     job.pipeline.assert_exact()
     assert len(job.failures()) == 1
+    assert len(job.dev.runs("lost_jvm")) == 1
 
 
 def test_a_killed_run_worker_of_the_multiprocess_executor_takes_its_step_and_jvm_with_it(
@@ -106,9 +104,22 @@ def _assert_second_run_is_refused(job: JobWatch, first: str) -> None:
     assert job.dev.status(first) == "STARTED"
 
 
+def _assert_seen(job: JobWatch, killed: str) -> None:
+    """What went wrong is told on the asset: the second run that was refused, and the death of the first."""
+    with job.dev.instance() as instance:
+        records = instance.fetch_observations(dg.AssetKey([job.name]), limit=200, ascending=True).records
+    seen = [item for record in records if (item := record.asset_observation) is not None and EVENT in item.tags]
+    assert [item.tags[EVENT] for item in seen] == ["refused_start", "restart"]
+    refused, restart = ({key: str(value.value) for key, value in item.metadata.items()} for item in seen)
+    assert f"already being run by run {killed}" in refused["reason"]
+    assert f"Terminate run {killed} first" in refused["next_step"]
+    assert killed in restart["reason"]
+    assert "is gone" in restart["reason"]
+
+
 def _assert_told(job: JobWatch, retained: list[Any]) -> None:
     """Each retained checkpoint is a materialization with numbers; each that went has an observation."""
-    key = dg.AssetKey([job.name, "checkpoints"])
+    key = dg.AssetKey([f"{job.name}_checkpoints"])
     with job.dev.instance() as instance:
         materialized = {
             record.partition_key: record for record in instance.fetch_materializations(key, limit=200).records
@@ -126,7 +137,9 @@ def _assert_told(job: JobWatch, retained: list[Any]) -> None:
     assert newest is not None
     shown = newest.metadata["retained"]
     assert isinstance(shown, dg.TableMetadataValue)
-    assert [row.data["checkpoint"] for row in shown.records] == [item.name for item in reversed(retained)]
+    # The newest checkpoint is told before the checkpoints that it subsumes are gone.
+    names_shown = [row.data["checkpoint"] for row in shown.records]
+    assert names_shown[: len(retained)] == [item.name for item in reversed(retained)]
     gone = set(materialized) - {names.partition_key(metadata) for metadata in retained}
     assert gone
     assert set(observed) == gone

@@ -26,13 +26,13 @@ def test_stopped_with_a_savepoint_the_run_succeeds_and_nothing_resumes_it(
     job.hold_mid_batch(run)
     config = {"to": str(tmp_path / "savepoints"), "stop": True}
     taking = job.dev.launch(
-        "__ASSET_JOB", assets=[["saved", "savepoints"]], config={"ops": {"saved__savepoints": {"config": config}}}
+        "__ASSET_JOB", assets=[["saved_savepoints"]], config={"ops": {"saved_savepoints": {"config": config}}}
     )
     job.assert_succeeds(taking)
     job.assert_succeeds(run)
     job.wait_tick("it ended FINISHED: stopped with a savepoint")
     with job.dev.instance() as instance:
-        event = instance.get_latest_materialization_event(dg.AssetKey(["saved", "savepoints"]))
+        event = instance.get_latest_materialization_event(dg.AssetKey(["saved_savepoints"]))
     assert event is not None
     assert event.asset_materialization is not None
     logged = {key: value.value for key, value in event.asset_materialization.metadata.items()}

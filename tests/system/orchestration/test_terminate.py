@@ -100,7 +100,7 @@ def test_a_run_that_is_told_to_go_and_not_canceled_is_resumed(watch: Callable[[s
     job.assert_succeeds(second.run_id)
     job.pipeline.assert_exact()
     assert job.choice().restored == completed[-1].reference
-    assert [failure.reason for failure in job.failures()] == [f"run {first} died: it was interrupted"]
+    assert job.failures() == []
 
 
 def _cancel_mid_batch(job: JobWatch) -> str:
@@ -125,7 +125,7 @@ def _assert_deleted(job: JobWatch) -> None:
     assert find_newest(job.catalog).metadata is None
     job.assert_shown()
     with job.dev.instance() as instance:
-        observed = instance.fetch_observations(dg.AssetKey([job.name, "checkpoints"]), limit=200).records
+        observed = instance.fetch_observations(dg.AssetKey([f"{job.name}_checkpoints"]), limit=200).records
     reasons = [str(item.asset_observation.metadata["reason"].value) for item in observed if item.asset_observation]
     assert any(reason.startswith("CANCELED: ") and "the cleanup policy deletes" in reason for reason in reasons)
 

@@ -38,9 +38,16 @@ WORKSPACE = Path(__file__).with_name("location") / "workspace.yaml"
 PATIENCE = 180.0
 
 
-def dagster_dev(root: Path, home: Path) -> DagsterDev:
-    """A Dagster on the test location, not started yet, whose pipelines lie below ``root``."""
-    return DagsterDev(WORKSPACE, home, {ROOT_VARIABLE: str(root), "SPARK_LOCAL_IP": "127.0.0.1"})
+def dagster_dev(root: Path, home: Path, postgres_url: str = "") -> DagsterDev:
+    """A Dagster on the test location, not started yet, whose pipelines lie below ``root``.
+
+    Args:
+        root: of the pipelines.
+        home: of the instance.
+        postgres_url: the database of the instance; by default SQLite.
+    """
+    settings = {"storage": {"postgres": {"postgres_url": postgres_url}}} if postgres_url else {}
+    return DagsterDev(WORKSPACE, home, {ROOT_VARIABLE: str(root), "SPARK_LOCAL_IP": "127.0.0.1"}, settings)
 
 
 class JobWatch:
@@ -161,7 +168,7 @@ class JobWatch:
         self.wait_gone(processes)
 
     def wait_gone(self, processes: Iterable[ProcessIdentity]) -> None:
-        wait_for(lambda: not any(process.is_alive() for process in processes), f"{processes} to be gone", seconds=60)
+        wait_for(lambda: not any(process.is_alive() for process in processes), f"{processes} to be gone")
 
     def forget_live_location(self) -> None:
         """Delete the dead run's live location, so that only the retained checkpoints can help."""
@@ -187,12 +194,12 @@ class JobWatch:
 
     def wait_tick(self, text: str) -> str:
         """Wait for a tick of the sensor that says ``text`` of this job; returns all it said."""
-        selector = {**self.dev._repository, "sensorName": "checkpoint_resume_sensor"}
+        selector = {**self.dev._repository, "sensorName": "killed_resume_sensor"}
 
         def ask() -> str | None:
             state = self.dev.graphql(_TICKS, {"sensor": selector})["sensorOrError"]["sensorState"]
             said = [part for tick in state["ticks"] for part in (tick["skipReason"] or "").split("; ")]
-            return next((part for part in said if part.startswith(f"{self.name}: ") and text in part), None)
+            return next((part for part in said if self.name in _jobs_of(part) and text in part), None)
 
         return wait_for(ask, f"a tick that says {text!r} of {self.name}", seconds=PATIENCE, poll=0.5)
 
@@ -207,7 +214,7 @@ class JobWatch:
     def assert_shown(self) -> None:
         """What Dagster shows as partitions is what is retained."""
         with self.dev.instance() as instance:
-            shown = set(instance.get_dynamic_partitions(f"{self.name}/checkpoints"))
+            shown = set(instance.get_dynamic_partitions(f"{self.name}_checkpoints"))
         assert shown == {names.partition_key(metadata) for metadata in self.completed()}
 
     def _wait_while_running(self, run_id: str, ask: Callable[[], _T | None], what: str) -> _T:
@@ -229,3 +236,8 @@ def step_failure(dev: DagsterDev, run_id: str) -> str:
     with dev.instance() as instance:
         entries = instance.all_logs(run_id, of_type=dg.DagsterEventType.STEP_FAILURE)
     return "\n".join(str(entry.get_dagster_event().step_failure_data.error) for entry in entries)
+
+
+def _jobs_of(part: str) -> list[str]:
+    """The jobs that a part of a tick's text is about: several that have the same outcome share a part."""
+    return part.partition(": ")[0].split(", ")

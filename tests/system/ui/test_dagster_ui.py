@@ -86,7 +86,7 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shown]:
 def test_the_lineage_goes_from_the_landing_to_checkpoints_and_output_and_on_to_the_report(shown: Shown) -> None:
     shown.ui.lineage("flights", "delay_report")
     assert {
-        ("landed_flights", "checkpoints"),
+        (JOB, f"{JOB}_checkpoints"),
         ("landed_flights", JOB),
         ("landed_flights", "flight_delays_daily"),
         (JOB, "delay_report"),
@@ -155,8 +155,8 @@ def test_the_report_shows_its_picture(shown: Shown) -> None:
 
 
 def test_the_sensor_tells_why_it_does_nothing_and_what_it_launched(shown: Shown) -> None:
-    assert f"{JOB}: it ended CANCELED" in shown.ui.ticks("checkpoint_resume_sensor")
-    shown.ui.requested_ticks("checkpoint_resume_sensor")
+    assert f"{JOB}: it ended CANCELED" in shown.ui.ticks(f"{JOB}_resume_sensor")
+    shown.ui.requested_ticks(f"{JOB}_resume_sensor")
     shown.ui.page.get_by_text(shown.resumed_run[:8]).first.wait_for()
 
 

@@ -8,6 +8,7 @@ import dagster as dg
 import pytest
 
 from dagster_ckpt import FileSystemCheckpointStorage, SparkSessionResource, build_checkpoint_definitions
+from dagster_ckpt.errors import InvalidConfiguration
 from dagster_ckpt.orchestration import names
 from tests.helpers.orchestration.stored_job import make_asset
 from tests.system.orchestration.pipeline import ROOT_VARIABLE
@@ -32,9 +33,16 @@ def test_everything_for_two_jobs_loads(resources: dict[str, object]) -> None:
     definitions = build_checkpoint_definitions([make_asset("one"), make_asset("two")], resources)
     dg.Definitions.validate_loadable(definitions)
     keys = {key.to_user_string() for key in definitions.resolve_asset_graph().get_all_asset_keys()}
-    assert keys == {f"{job}{part}" for job in ("one", "two") for part in ("", "/checkpoints", "/savepoints")}
+    assert keys == {f"{job}{part}" for job in ("one", "two") for part in ("", "_checkpoints", "_savepoints")}
     repository = definitions.get_repository_def()
     assert {job.name for job in repository.get_all_jobs()} >= {"one_job", "two_job"}
+
+
+@pytest.mark.parametrize("name", ["one", "two"])
+def test_two_jobs_of_one_name_are_refused(resources: dict[str, object], name: str) -> None:
+    with pytest.raises(InvalidConfiguration) as caught:
+        build_checkpoint_definitions([make_asset("one"), make_asset(name, job_name="one")], resources)
+    assert f"The assets one and {name} have the same job name 'one'" in caught.value.message
 
 
 def test_one_sensor_looks_after_all_jobs_and_runs_by_itself(resources: dict[str, object]) -> None:
@@ -44,6 +52,13 @@ def test_one_sensor_looks_after_all_jobs_and_runs_by_itself(resources: dict[str,
     assert sensor.minimum_interval_seconds == 1
     assert {target.job_name for target in sensor.targets} == {"one_job", "two_job"}
     assert sensor.required_resource_keys == {"checkpoint_storage"}, "no tick needs Spark"
+
+
+def test_two_sets_of_jobs_in_one_code_location(resources: dict[str, object]) -> None:
+    sets = [build_checkpoint_definitions([make_asset(name)], resources) for name in ("one", "two")]
+    definitions = dg.Definitions.merge(*sets)
+    dg.Definitions.validate_loadable(definitions)
+    assert len(definitions.get_repository_def().sensor_defs) == 2
 
 
 def test_a_job_runs_in_one_process_without_dagsters_own_retries(resources: dict[str, object]) -> None:
@@ -79,13 +94,6 @@ def test_a_missing_storage_is_named_when_the_location_loads() -> None:
     definitions = build_checkpoint_definitions([make_asset("one")], {"spark": SparkSessionResource()})
     with pytest.raises(dg.DagsterInvalidDefinitionError, match="checkpoint_storage"):
         dg.Definitions.validate_loadable(definitions)
-
-
-def test_two_jobs_of_one_name_are_refused(resources: dict[str, object]) -> None:
-    with pytest.raises(dg.DagsterInvalidDefinitionError):
-        dg.Definitions.validate_loadable(
-            build_checkpoint_definitions([make_asset("one"), make_asset("one")], resources)
-        )
 
 
 def test_a_schedule_launches_the_checkpointed_job_with_its_tag(location: ModuleType) -> None:

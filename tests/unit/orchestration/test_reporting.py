@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -8,19 +9,19 @@ import dagster as dg
 import pytest
 
 from dagster_ckpt.checkpoint.control.quarantine import FellBack, Quarantined
-from dagster_ckpt.checkpoint.format.facts import Facts
+from dagster_ckpt.checkpoint.format.facts import Facts, Operator, Source
 from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
 from dagster_ckpt.checkpoint.taking.retained import Dropped
 from dagster_ckpt.config.retention import KeepNewest
 from dagster_ckpt.orchestration.names import partition_key
-from dagster_ckpt.orchestration.reporting import CheckpointReporter, checkpoint_metadata
+from dagster_ckpt.orchestration.reporting import CheckpointReporter, checkpoint_metadata, retained_metadata
 from tests.helpers.orchestration.stored_job import StoredJob, run_id
 
 if TYPE_CHECKING:
     from dagster_ckpt.checkpoint.taking.store import CompletedCheckpointStore
 
-_KEY = dg.AssetKey(["orders", "checkpoints"])
-_PARTITIONS = "orders/checkpoints"
+_KEY = dg.AssetKey(["orders_checkpoints"])
+_PARTITIONS = "orders_checkpoints"
 _INTERVAL = 10.0
 
 
@@ -65,7 +66,7 @@ class Reports:
         self.clock.now += after
         self._batch += 1
         metadata = self.job.checkpoint(self.store, self._batch)
-        self.reporter.completed(self.store.subsume(KeepNewest(keep)), self.store.retained)
+        self.reporter.subsumed(self.store.subsume(KeepNewest(keep)), self.store.retained)
         return metadata
 
     def materialized(self) -> list[str | None]:
@@ -145,7 +146,7 @@ def test_a_run_that_has_lost_the_job_reports_nothing_any_more(reports: Reports) 
     successor = reports.new_reporter()
     successor.began(newer.retained)
     assert reports.shown() == {partition_key(first), partition_key(second)}
-    reports.reporter.completed([Dropped(first, "subsumed")], [])
+    reports.reporter.subsumed([Dropped(first, "subsumed")], [])
     reports.reporter.flush()
     assert reports.shown() == {partition_key(first), partition_key(second)}
     assert not reports.observed()
@@ -162,6 +163,19 @@ def test_partitions_are_the_retained_set_and_what_goes_says_why(reports: Reports
     third = reports.complete(after=_INTERVAL, keep=2)
     assert reports.shown() == {partition_key(second), partition_key(third)}
     assert reports.observed() == {partition_key(first): "not among the 2 newest"}
+
+
+def test_a_checkpoint_is_shown_before_what_it_subsumes_goes(reports: Reports) -> None:
+    first = reports.complete()
+    second = reports.job.checkpoint(reports.store, 7)
+    reports.clock.now += _INTERVAL
+    reports.reporter.completed(reports.store.retained)
+    assert reports.shown() == {partition_key(first), partition_key(second)}
+    reports.reporter.subsumed(reports.store.subsume(KeepNewest(1)), reports.store.retained)
+    reports.clock.now += _INTERVAL
+    reports.reporter.tick()
+    assert reports.shown() == {partition_key(second)}
+    assert reports.observed() == {partition_key(first): "not among the 1 newest"}
 
 
 def test_a_checkpoint_that_came_and_went_between_two_reports_is_never_shown(reports: Reports) -> None:
@@ -192,7 +206,10 @@ def test_partitions_of_a_lineage_that_was_left_go_at_the_next_start(reports: Rep
     new = reports.job.checkpoint(other, 1)
     reports.new_reporter().began(other.retained)
     assert reports.shown() == {partition_key(new)}
-    assert reports.observed() == {partition_key(old): "it is not among the retained checkpoints of this lineage"}
+    (reason,) = reports.observed().values()
+    assert list(reports.observed()) == [partition_key(old)]
+    assert "goes on in another lineage" in reason
+    assert "dagster-ckpt list" in reason, "it is still there, and how to find it is told"
 
 
 def test_given_up_checkpoints_go_with_the_reason_of_the_policy(reports: Reports) -> None:
@@ -263,7 +280,8 @@ def test_a_report_that_ends_at_any_request_is_made_by_the_next(
 
 def test_metadata_has_numbers_for_plots_and_the_pointer_and_the_retained_table(reports: Reports) -> None:
     first, second = reports.complete(), reports.complete()
-    found = checkpoint_metadata(second, reports.job.catalog, reports.store.retained)
+    retained = reports.store.retained
+    found = {**checkpoint_metadata(second, reports.job.catalog), **retained_metadata(retained)}
     numbers: dict[str, Any] = {
         "checkpoint_id": 2,
         "epoch": 1,
@@ -273,6 +291,7 @@ def test_metadata_has_numbers_for_plots_and_the_pointer_and_the_retained_table(r
         "new_bytes": second.new_bytes,
         "input_rows": 7,
         "state_rows": 5,
+        "retained_checkpoints": 2,
         "retained_bytes": first.size + second.size,
     }
     assert {key: found[key] for key in numbers} == numbers
@@ -284,13 +303,54 @@ def test_metadata_has_numbers_for_plots_and_the_pointer_and_the_retained_table(r
     rows = [row.data for row in found["retained"].records]
     assert [(row["checkpoint"], row["batch"]) for row in rows] == [(second.name, 2), (first.name, 1)]
 
+    many = [replace(first, checkpoint_id=number) for number in range(1, 10_001)]
+    shown = retained_metadata(many)
+    assert shown["retained_checkpoints"] == 10_000
+    named = [row.data["checkpoint"] for row in shown["retained"].records]
+    assert named == [f"chk-{number}" for number in range(10_000, 9_950, -1)], "each event has the table"
+
+
+def test_operators_and_sources_have_numbers_for_plots(reports: Reports) -> None:
+    facts = Facts(
+        watermark_ms=1_000,
+        timestamp_ms=61_000,
+        operators=[
+            Operator(id="0", name="dedupe", partitions=4, stores=["default"]),
+            Operator(id="1", name="stateStoreSave", partitions=2, stores=["default"]),
+        ],
+        sources=[
+            Source(id="0", offset={"topic": {"0": 40, "1": 2}}),
+            Source(id="1", offset={"logOffset": 7}),
+            Source(id="2", offset=None),
+        ],
+        progress={"operator_0_keys": 33, "batch_ms": 120, "rows_per_second": 1.5},
+    )
+    metadata = replace(reports.complete(), facts=facts)
+    found = checkpoint_metadata(metadata, reports.job.catalog)
+    plots = {
+        "operator_0_keys": 33,
+        "operator_0_bytes": metadata.size,
+        "operator_0_partitions": 4,
+        "operator_1_bytes": 0,
+        "operator_1_partitions": 2,
+        "source_0_offset": 42,
+        "source_1_offset": 7,
+        "watermark_lag_seconds": 60.0,
+        "batch_ms": 120,
+        "rows_per_second": 1.5,
+    }
+    assert {key: found.get(key) for key in plots} == plots
+    assert not {"operator_1_keys", "source_2_offset"} & found.keys()
+    assert [row.data["name"] for row in found["operators"].records] == ["dedupe", "stateStoreSave"]
+    assert found["source_0"] == '{"topic": {"0": 40, "1": 2}}'
+
 
 def test_unknown_facts_are_left_out(reports: Reports) -> None:
     metadata = reports.complete()
     bare = CheckpointMetadata(
         **{**{name: getattr(metadata, name) for name in CheckpointMetadata.__dataclass_fields__}, "facts": Facts()}
     )
-    found = checkpoint_metadata(bare, reports.job.catalog, [bare])
+    found = checkpoint_metadata(bare, reports.job.catalog)
     assert not {"input_rows", "state_rows", "watermark"} & found.keys()
     assert None not in found.values()
 
@@ -314,7 +374,7 @@ def test_a_fallback_is_told_with_what_it_costs(reports: Reports) -> None:
     cost = FellBack((second.reference,), first.name, first.batch, second.batch, files=4, rows=None)
     reporter.fell_back(cost)
     third = reports.job.checkpoint(store, 7)
-    reporter.completed((), store.retained)
+    reporter.completed(store.retained)
 
     assert reports.shown() == {partition_key(first), partition_key(third)}
     told = [record.asset_observation for record in reports.instance.fetch_observations(_KEY, limit=9).records]

@@ -56,7 +56,7 @@ def test_a_path_is_enough(tmp_path: Path) -> None:
 def test_a_path_can_come_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CHECKPOINT_PATH", f"file://{tmp_path}/from%20environment")
     storage = _inside_a_run(FileSystemCheckpointStorage(checkpoint_path=dg.EnvVar("CHECKPOINT_PATH")))
-    assert storage.filesystem().url == str(tmp_path / "from environment")
+    assert storage.filesystem().url == str(tmp_path / "from%20environment")
 
 
 def test_a_path_can_be_given_in_the_launchpad(tmp_path: Path) -> None:
@@ -412,3 +412,23 @@ def test_spark_is_not_started_by_being_a_resource() -> None:
     resource = SparkSessionResource()
     assert resource.master == "local[*]"
     assert SparkSession._instantiatedSession is before
+
+
+class _Shared(SparkSessionResource):
+    """A user's resource that has its own way to a session."""
+
+    def session(self, job_name: str, required: Mapping[str, str] | None = None) -> SparkSession:
+        raise AssertionError(f"{job_name} {required}")
+
+
+class _Named(SparkSessionResource):
+    """A user's resource with a field of its own."""
+
+    team: str = "orders"
+
+
+def test_the_jvm_starts_early_only_if_the_session_will_use_it() -> None:
+    assert SparkSessionResource().starts_early
+    assert _Named().starts_early
+    assert not SparkSessionResource(early_jvm=False).starts_early
+    assert not _Shared().starts_early

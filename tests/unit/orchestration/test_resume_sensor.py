@@ -24,12 +24,15 @@ from dagster_ckpt.checkpoint.catalog.newest import find_newest
 from dagster_ckpt.checkpoint.cleanup.pinning import pin_checkpoint
 from dagster_ckpt.checkpoint.control.epochs import Choice, Claim
 from dagster_ckpt.checkpoint.control.failures import Failure
-from dagster_ckpt.checkpoint.control.heartbeat import SETTLED, Heartbeat, HeartbeatFile
+from dagster_ckpt.checkpoint.control.heartbeat import Heartbeat, HeartbeatFile
+from dagster_ckpt.checkpoint.lease import Lease
 from dagster_ckpt.checkpoint.processes import ProcessIdentity
+from dagster_ckpt.checkpoint.submissions import Submission
 from dagster_ckpt.checkpoint.taking.store import CompletedCheckpointStore
-from dagster_ckpt.clock import SystemClock
-from dagster_ckpt.orchestration import job_watch, names
-from dagster_ckpt.orchestration.resume_decision import Action, Facts, decide
+from dagster_ckpt.clock import SystemClock, seconds_of
+from dagster_ckpt.orchestration import names
+from dagster_ckpt.orchestration.sensors import job_watch
+from dagster_ckpt.resume.decision import Action, Facts, decide
 from tests.helpers.mounts import fill, mounted
 from tests.helpers.orchestration.stored_job import StoredJob, make_asset, run_id
 
@@ -62,7 +65,7 @@ class Sensor:
 
     def tick(self) -> tuple[list[dg.RunRequest], str]:
         """What it requests and what it says."""
-        sensor = self.definitions.resolve_sensor_def("checkpoint_resume_sensor")
+        (sensor,) = self.definitions.get_repository_def().sensor_defs
         context = dg.build_sensor_context(
             instance=self.instance,
             cursor=self.cursor,
@@ -150,6 +153,9 @@ def test_a_new_instance_resumes_from_what_the_storage_says_alone(sensor: Sensor,
             names.MAX_RETRIES_TAG: "0",
         }.items()
     )
+    moments = [seconds_of(request.tags[tag]) for tag in (names.FAILED_AT_TAG, names.DETECTED_AT_TAG)]
+    assert moments == sorted(moments)
+    assert moments[1] <= SystemClock().time()
     assert dg.validate_run_config(sensor.definitions.resolve_job_def("orders_job"), request.run_config)
 
 
@@ -164,6 +170,65 @@ def test_two_sensors_on_two_instances_agree(sensor: Sensor, job: StoredJob) -> N
     job.die(run_id())
     with dg.DagsterInstance.ephemeral() as other:
         assert Sensor(other, job).request().run_key == sensor.request().run_key
+
+
+def _submitted(sensor: Sensor, job: StoredJob, *, attended: bool, status: Status = Status.STARTED) -> Claim:
+    """A living driver that was submitted for a run; the process of that run lives or is gone."""
+    run = sensor.add_run(run_id(), status)
+    job.catalog.records.submissions.replace(Submission(run, 0, None, "{}", 1.0))
+    claim = job.claim(run)
+    job.choose(claim)
+    job.beat(claim, alive=True)
+    process = ProcessIdentity.current()
+    process = process if attended else replace(process, created=0.0, ticks=1)
+    sign = Heartbeat(claim.epoch, run, (process,), 1, time.time(), uptime=time.monotonic())
+    job.catalog.records.attendant.write(sign)
+    return claim
+
+
+def test_a_driver_that_its_run_attends_is_left_alone(sensor: Sensor, job: StoredJob) -> None:
+    claim = _submitted(sensor, job, attended=True)
+    for _ in range(3):
+        assert sensor.tick() == ([], f"orders: run {claim.run_id} is alive")
+
+
+def test_a_living_driver_whose_run_died_is_attended_by_one_run_and_not_restarted(
+    sensor: Sensor, job: StoredJob
+) -> None:
+    claim = _submitted(sensor, job, attended=True)
+    assert sensor.tick() == ([], f"orders: run {claim.run_id} is alive")
+    sign = job.catalog.records.attendant.read()
+    assert sign is not None
+    job.catalog.records.attendant.write(replace(sign, stopped=True, sequence=2))
+    request = sensor.request()
+    assert request.run_key == sensor.request().run_key, "a doubled tick"
+    assert sensor.status(claim.run_id) is Status.FAILURE
+    (told,) = sensor.instance.all_logs(claim.run_id, of_type=dg.DagsterEventType.RUN_FAILURE)
+    assert "its driver goes on without it" in str(told.message)
+    assert request.tags[names.ATTENDS_TAG] == request.tags[names.PARENT_RUN_TAG] == claim.run_id
+    assert names.RESUMES_TAG not in request.tags
+    assert dg.validate_run_config(sensor.definitions.resolve_job_def("orders_job"), request.run_config)
+    launched = sensor.launch(request, Status.STARTING)
+    assert sensor.tick() == ([], f"orders: run {launched} is about to attend the driver of run {claim.run_id}")
+    assert job.failures.of(claim.series) == [], "nothing has failed"
+    assert job.catalog.records.epochs.highest() == claim.epoch
+
+    job.catalog.records.attendant.write(replace(sign, run_id=launched, sequence=3))
+    assert sensor.tick() == ([], f"orders: run {claim.run_id} is alive")
+
+
+def test_a_canceled_run_whose_process_died_cancels_its_living_driver(sensor: Sensor, job: StoredJob) -> None:
+    claim = _submitted(sensor, job, attended=False, status=Status.CANCELED)
+    assert sensor.tick() == ([], f"orders: run {claim.run_id} was canceled, and its driver lives")
+    assert job.catalog.records.savepoint_requests.is_to_cancel(claim.run_id)
+
+
+def test_a_driver_of_an_earlier_submission_is_no_driver_of_the_run_now(sensor: Sensor, job: StoredJob) -> None:
+    """The user has gone back to a Spark in the process of the run: what the submission left counts for nothing."""
+    job.end(_submitted(sensor, job, attended=False), "FINISHED")
+    claim = job.claim(sensor.add_run(run_id(), Status.STARTED))
+    job.beat(claim, alive=True)
+    assert sensor.tick() == ([], f"orders: run {claim.run_id} is alive")
 
 
 def test_a_run_that_lives_is_left_alone(sensor: Sensor, job: StoredJob) -> None:
@@ -201,7 +266,7 @@ def test_what_is_seen_for_the_first_time_may_lie_over_a_newer_beat(
     claim = job.claim(run_id(), ago=100)
     job.beat(claim, alive=True, ago=31)
     assert sensor.tick() == ([], f"orders: run {claim.run_id} is alive")
-    pass_time(SETTLED)
+    pass_time(Lease().settled)
     sensor.request()
     assert "no heartbeat for 38 s" in job.failures.of(claim.series)[0].reason
 
@@ -252,7 +317,7 @@ def test_a_run_that_died_unnoticed_is_marked_failed_with_the_reason(sensor: Sens
     sensor.request()
     assert sensor.status(dead.run_id) is Status.FAILURE
     said = "\n".join(entry.message for entry in sensor.instance.all_logs(dead.run_id))
-    assert "dagster_ckpt: the run died unnoticed: its process" in said
+    assert "dagster_ckpt: the run counts as dead: its process" in said
 
 
 @pytest.mark.parametrize("alive_for", [0, 3600])
@@ -274,13 +339,13 @@ def test_a_canceled_run_that_died_is_cleaned_up_after_and_dagster_told_why(
     sensor = Sensor(instance, job, [make_asset(config=_DELETES)])
     dead = job.die(sensor.add_run(run_id(), Status.CANCELING), checkpoints=2)
     instance.add_dynamic_partitions(
-        "orders/checkpoints", [names.partition_key(item) for item in job.catalog.completed(_lineage(dead.run_id))[0]]
+        "orders_checkpoints", [names.partition_key(item) for item in job.catalog.completed(_lineage(dead.run_id))[0]]
     )
     assert sensor.tick() == ([], f"orders: it ended CANCELED: run {dead.run_id} was canceled")
     assert sensor.status(dead.run_id) is Status.CANCELED
     assert job.catalog.completed(_lineage(dead.run_id)) == ([], [])
     assert sensor.shown() == set()
-    observed = instance.fetch_observations(dg.AssetKey(["orders", "checkpoints"]), limit=10).records
+    observed = instance.fetch_observations(dg.AssetKey(["orders_checkpoints"]), limit=10).records
     reasons = {str(item.asset_observation.metadata["reason"].value) for item in observed if item.asset_observation}
     assert len(observed) == 2
     assert reasons == {f"CANCELED: run {dead.run_id} was canceled, and the cleanup policy deletes"}
@@ -342,10 +407,40 @@ def test_a_run_that_was_interrupted_and_not_canceled_is_resumed(sensor: Sensor, 
     """Its process was told to go, by a host that shuts down: it stopped in order and recorded no end."""
     claim = job.claim(sensor.add_run(run_id(), Status.FAILURE))
     job.checkpoint(job.choose(claim), 1)
+    job.beat(claim, alive=False, stopped=True, interrupted=True)
+    assert sensor.request().tags[names.ATTEMPT_TAG] == "0"
+    assert job.failures.of(claim.series) == []
+
+
+def test_a_job_that_failed_turns_its_asset_red(sensor: Sensor, job: StoredJob, instance: dg.DagsterInstance) -> None:
+    dead = job.die(sensor.add_run(run_id(), Status.FAILURE))
+    job.fail(dead, 1, recoverable=False)
+    sensor.tick()
+    key = dg.AssetCheckKey(sensor.assets[0].key, "healthy")
+    (record,) = instance.event_log_storage.get_asset_check_execution_history(key, limit=9)
+    assert record.status.value == "FAILED"
+    sensor.tick()
+    assert len(instance.event_log_storage.get_asset_check_execution_history(key, limit=9)) == 1
+
+
+def test_a_resumed_run_has_the_tags_that_its_user_gave(sensor: Sensor, job: StoredJob) -> None:
+    dead = sensor.add_run(run_id(), Status.FAILURE)
+    given = {"team": "data", "dagster/priority": "3", "dagster-k8s/config": "{}"}
+    own = {"dagster/sensor_name": "x", "dagster/run_key": "y", ".dagster/agent_id": "z", names.ATTEMPT_TAG: "7"}
+    sensor.instance.add_run_tags(dead, {**given, **own})
+    job.die(dead)
+    tags = sensor.request().tags
+    assert given.items() <= tags.items()
+    assert not own.items() & tags.items()
+
+
+def test_a_run_that_stopped_and_could_not_record_its_end_has_failed(sensor: Sensor, job: StoredJob) -> None:
+    claim = job.claim(sensor.add_run(run_id(), Status.FAILURE))
+    job.checkpoint(job.choose(claim), 1)
     job.beat(claim, alive=False, stopped=True)
     assert sensor.request().tags[names.ATTEMPT_TAG] == "1"
     (failure,) = job.failures.of(claim.series)
-    assert failure.reason == f"run {claim.run_id} died: it was interrupted"
+    assert failure.reason == f"run {claim.run_id} counts as dead: it stopped and recorded no end"
 
 
 def _refuse(*_: Any) -> None:
@@ -520,7 +615,7 @@ def test_the_configuration_of_the_launch_is_kept_but_not_what_it_began_with(
     config = configured(restart="exponential-delay", path=wanted)
     claim = job.claim(sensor.add_run(run_id(), Status.FAILURE, config=config), ago=60)
     assert sensor.tick() == ([], f"orders: run {claim.run_id} is alive"), "a beat of before may lie over its own"
-    pass_time(SETTLED)
+    pass_time(Lease().settled)
     request = sensor.request()
     asked = request.run_config["ops"]["orders"]["config"]
     assert asked["configuration"] == config["ops"]["orders"]["config"]["configuration"]
@@ -550,7 +645,9 @@ def test_the_restart_strategy_is_the_runs_own(sensor: Sensor, job: StoredJob) ->
     dead = job.die(sensor.add_run(run_id(), Status.FAILURE, config=configured(restart="none")))
     requests, said = sensor.tick()
     assert requests == []
-    assert said == f"orders: it ended FAILED: run {dead.run_id} died: {_why(job, dead)} (Restart deactivated.)"
+    assert (
+        said == f"orders: it ended FAILED: run {dead.run_id} counts as dead: {_why(job, dead)} (Restart deactivated.)"
+    )
 
 
 def test_and_is_kept_by_the_runs_that_resume_it(instance: dg.DagsterInstance, job: StoredJob) -> None:
@@ -578,11 +675,11 @@ def test_what_is_pinned_stays_a_partition_when_the_job_is_cleaned_up(
     sensor = Sensor(instance, job, [make_asset(config=_DELETES)])
     dead = job.die(sensor.add_run(run_id(), Status.CANCELED), checkpoints=3)
     completed = job.catalog.completed(_lineage(dead.run_id))[0]
-    instance.add_dynamic_partitions("orders/checkpoints", [names.partition_key(item) for item in completed])
+    instance.add_dynamic_partitions("orders_checkpoints", [names.partition_key(item) for item in completed])
     pin_checkpoint(job.catalog, completed[1], "audit", SystemClock())
     assert sensor.tick()[0] == []
     assert sensor.shown() == {names.partition_key(completed[1])}
-    observed = instance.fetch_observations(dg.AssetKey(["orders", "checkpoints"]), limit=10).records
+    observed = instance.fetch_observations(dg.AssetKey(["orders_checkpoints"]), limit=10).records
     reasons = {str(item.asset_observation.metadata["reason"].value) for item in observed if item.asset_observation}
     assert len(observed) == 2
     assert all(reason.endswith("; pinned and kept: chk-2 (audit)") for reason in reasons)
@@ -630,7 +727,7 @@ def test_an_unreadable_newest_checkpoint_is_named_and_not_passed_over(sensor: Se
 
 def _why(job: StoredJob, claim: Claim) -> str:
     (failure,) = job.failures.of(claim.series)
-    return failure.reason.partition("died: ")[2]
+    return failure.reason.partition("counts as dead: ")[2]
 
 
 def _lineage(run: str) -> str:

@@ -1,21 +1,29 @@
-"""Materializing ``<job>/savepoints``, in this process."""
+"""Materializing ``<job>_savepoints``, in this process."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import dagster as dg
 import pytest
 
-from dagster_ckpt import FileSystemCheckpointStorage, SparkSessionResource, build_checkpoint_definitions
+from dagster_ckpt import (
+    FileSystemCheckpointStorage,
+    SparkSessionResource,
+    build_checkpoint_definitions,
+    build_savepoint_schedule,
+)
 from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
 from dagster_ckpt.checkpoint.catalog.file_reader import verify_checkpoint
 from dagster_ckpt.checkpoint.catalog.newest import find_newest
 from dagster_ckpt.checkpoint.control.savepoint_requests import Answer, SavepointRequests, TakenSavepoint
+from dagster_ckpt.clock import SystemClock
 from dagster_ckpt.errors import InvalidConfiguration
-from dagster_ckpt.orchestration import names, savepoint_asset
+from dagster_ckpt.orchestration import names
+from dagster_ckpt.orchestration.savepoints import checkpoint_job, savepoint_asset
 from tests.helpers.orchestration.stored_job import StoredJob, make_asset, run_id
 
 
@@ -107,3 +115,85 @@ def test_it_is_downstream_of_the_output_and_its_runs_are_not_the_jobs(tmp_path: 
     assert asset.savepoints.required_resource_keys >= {"checkpoint_storage"}
     assert "spark" not in asset.savepoints.required_resource_keys
     assert CheckpointCatalog(storage.filesystem(), "one").choice() is None
+
+
+class Night(SystemClock):
+    """The nights of a schedule, one after the other."""
+
+    number = 0
+
+    def time(self) -> float:
+        return super().time() + self.number * 86_400
+
+
+def test_a_schedule_takes_savepoints_of_a_series_and_keeps_its_history(
+    job: StoredJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(savepoint_asset, "SystemClock", Night)
+    asset = make_asset(job.name)
+    schedule = build_savepoint_schedule(asset, "0 3 * * *", name="nightly", keep=2, note="by schedule")
+    assert schedule.name == f"{job.name}_nightly_savepoints"
+    storage = FileSystemCheckpointStorage(checkpoint_path=str(job.root), savepoint_path=str(tmp_path / "saved"))
+    resources = {"checkpoint_storage": storage, "spark": SparkSessionResource()}
+    definitions = dg.Definitions.merge(
+        build_checkpoint_definitions([asset], resources), dg.Definitions(schedules=[schedule])
+    )
+    repository = definitions.get_repository_def()
+    found = repository.get_schedule_def(schedule.name)
+    pointers = []
+    with dg.DagsterInstance.ephemeral() as instance:
+        for night in range(4):
+            monkeypatch.setattr(Night, "number", night)
+            job.die(run_id())
+            if night == 2:  # nobody knows which savepoint the rollback has chosen
+                rollback = instance.create_run_for_job(
+                    definitions.resolve_job_def(f"{job.name}_rollback"),
+                    run_config={"to": "savepoint:the one"},
+                    tags={names.ROLLBACK_OF_TAG: job.name},
+                    status=dg.DagsterRunStatus.STARTED,
+                )
+            context = dg.build_schedule_context(instance, scheduled_execution_time=datetime(2026, 3, 1, 3, tzinfo=UTC))
+            (request,) = found.evaluate_tick(context).run_requests or []
+            launched = definitions.resolve_job_def(found.job_name)
+            result = launched.execute_in_process(
+                run_config=request.run_config, instance=instance, asset_selection=request.asset_selection
+            )
+            metadata = logged(result)
+            assert metadata["name"].startswith("nightly-20")
+            assert metadata["note"] == "by schedule"
+            pointers.append(Path(metadata["pointer"]))
+            if night == 2:
+                assert all(place.exists() for place in pointers)
+                instance.report_run_canceled(rollback)
+    assert [place.exists() for place in pointers] == [False, False, True, True]
+
+
+def test_a_limit_without_a_series_and_a_schedule_with_a_bad_name_are_refused(job: StoredJob, tmp_path: Path) -> None:
+    job.die(run_id())
+    with pytest.raises(InvalidConfiguration, match="and no series"):
+        materialize(job, {"keep": 2}, tmp_path)
+    for given in ({"name": "every night"}, {"name": "nightly", "keep": 0}, {"name": "nightly", "max_age": "old"}):
+        with pytest.raises(InvalidConfiguration):
+            build_savepoint_schedule(make_asset(job.name), "0 3 * * *", **given)
+
+
+def test_a_click_asks_for_a_checkpoint(job: StoredJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    claim = job.die(run_id())
+    job.beat(claim, alive=True)
+    requests = SavepointRequests(job.catalog.filesystem, job.name)
+    asked = []
+
+    def sleep(seconds: float) -> None:
+        del seconds
+        for request in requests.open():
+            asked.append(request.checkpoint)
+            requests.answer(claim.epoch, request, Answer(0.0, TakenSavepoint("0" * 32 + "/chk-2", 2, 4, 3, 2, 1.5)))
+
+    monkeypatch.setattr(checkpoint_job, "time", type("Driver", (), {"sleep": staticmethod(sleep)}))
+    storage = FileSystemCheckpointStorage(checkpoint_path=str(job.root))
+    resources = {"checkpoint_storage": storage, "spark": SparkSessionResource()}
+    definitions = build_checkpoint_definitions([make_asset(job.name)], resources)
+    launched = definitions.resolve_job_def(f"{job.name}_checkpoint")
+    assert names.JOB_TAG not in launched.tags
+    assert launched.execute_in_process().success
+    assert asked == [True]

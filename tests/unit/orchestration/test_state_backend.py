@@ -29,7 +29,7 @@ def test_the_assets_backend_reaches_spark_and_its_warnings_the_log_of_the_run(
     bench.land(2)
     started: list[Mapping[str, str]] = []
 
-    def start(_app: str, _master: str, conf: Mapping[str, str]) -> SparkSession:
+    def start(_app: str, _master: str, conf: Mapping[str, str], **_: bool) -> SparkSession:
         started.append(conf)
         return spark
 

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import dagster as dg
@@ -55,9 +56,9 @@ def test_the_function_gives_its_name_and_description() -> None:
     asset = checkpointed_streaming_asset()(delays)
     assert isinstance(asset, CheckpointedStreamingAsset)
     assert asset.key == dg.AssetKey(["delays"])
-    assert asset.checkpoints_key == dg.AssetKey(["delays", "checkpoints"])
+    assert asset.checkpoints_key == dg.AssetKey(["delays_checkpoints"])
     assert (asset.name, asset.job_name, asset.op_name) == ("delays", "delays_job", "delays")
-    assert asset.partitions_name == "delays/checkpoints"
+    assert asset.partitions_name == "delays_checkpoints"
     assert asset.definition.descriptions_by_key[asset.key] == "Counts delays."
 
 
@@ -65,7 +66,7 @@ def test_the_function_gives_its_name_and_description() -> None:
 def test_a_prefix_is_part_of_every_name(prefix: str | list[str]) -> None:
     asset = checkpointed_streaming_asset(name="late", key_prefix=prefix)(delays)
     assert asset.key == dg.AssetKey(["flights", "late"])
-    assert asset.checkpoints_key == dg.AssetKey(["flights", "late", "checkpoints"])
+    assert asset.checkpoints_key == dg.AssetKey(["flights", "late_checkpoints"])
     assert (asset.name, asset.job_name) == ("flights__late", "flights__late_job")
     job = build_checkpoint_definitions([asset], _RESOURCES).resolve_job_def("flights__late_job")
     config = {"ops": {asset.op_name: {"config": {"restore_from": "chk-3"}}}}
@@ -107,15 +108,137 @@ def test_lineage_goes_from_what_is_read_to_the_output_and_to_its_checkpoints() -
     )
     graph = definitions.resolve_asset_graph()
     assert graph.get(asset.key).parent_keys == {landed.key}
-    assert graph.get(asset.checkpoints_key).parent_keys == {landed.key}
+    assert graph.get(asset.checkpoints_key).parent_keys == {asset.key}
     assert not graph.get(asset.checkpoints_key).is_materializable, "checkpoints come of running the stream"
     assert asset.checkpoints.tags[names.JOB_TAG] == "delays"
 
 
-def test_dependencies_given_as_an_iterator_reach_both_assets() -> None:
-    asset = checkpointed_streaming_asset(deps=iter([landed]))(delays)
-    assert asset.definition.asset_deps[asset.key] == {landed.key}
-    assert [dep.asset_key for dep in asset.checkpoints.deps] == [landed.key]
+def test_it_is_an_asset_like_any_other() -> None:
+    stream = checkpointed_streaming_asset(deps=iter([landed]))(delays)
+
+    @dg.asset(deps=[stream])
+    def report() -> None:
+        pass
+
+    alone = dg.Definitions(assets=[landed, stream, report], resources=_RESOURCES)
+    graph = alone.resolve_asset_graph()
+    assert graph.get(stream.key).parent_keys == {landed.key}
+    assert graph.get(report.key).parent_keys == {stream.key}
+    dg.Definitions.validate_loadable(alone)
+
+    module = ModuleType("project")
+    vars(module).update(stream=stream, report=report)
+    assert {asset.key for asset in dg.load_assets_from_modules([module])} == {stream.key, report.key}  # type: ignore[union-attr]
+
+    @dg.run_failure_sensor(monitored_jobs=[stream.job])
+    def alert(context: dg.RunFailureSensorContext) -> None:
+        pass
+
+    operated = dg.Definitions.merge(
+        build_checkpoint_definitions([stream], _RESOURCES), dg.Definitions(assets=[landed, report], sensors=[alert])
+    )
+    dg.Definitions.validate_loadable(operated)
+
+
+def test_what_any_asset_takes_reaches_the_asset_and_its_job() -> None:
+    @dg.success_hook
+    def told(context: dg.HookContext) -> None:
+        pass
+
+    condition = dg.AutomationCondition.on_missing()
+    stream = checkpointed_streaming_asset(
+        code_version="7",
+        automation_condition=condition,
+        pool="spark",
+        op_tags={"dagster-k8s/config": {"job_spec_config": {"ttl_seconds_after_finished": 5}}},
+        run_tags={"team": "data"},
+        hooks={told},
+    )(delays)
+    spec = stream.get_asset_spec(stream.key)
+    assert (spec.code_version, spec.automation_condition) == ("7", condition)
+    assert stream.op.pool == "spark"
+    assert "dagster-k8s/config" in stream.op.tags
+    assert stream.hook_defs == {told}
+    assert (stream.job.tags or {})["team"] == "data"
+
+
+class _Limits(dg.Config):
+    shops: int = 3
+
+
+class _Wrong(dg.Config):
+    restore_from: str
+
+
+class _Feed(dg.ConfigurableResource["_Feed"]):
+    url: str
+
+
+def _run(function: Callable[..., Any], config: dict[str, Any], monkeypatch: pytest.MonkeyPatch, **more: Any) -> None:
+    """A run that builds the query once, and does nothing else."""
+
+    def build(start: Callable[[Callable[[Event], None]], StreamingRun], *_: Any, **__: Any) -> RunResult:
+        start(lambda _: None)._job.query("the session")  # type: ignore[arg-type]
+        return RunResult(JobStatus.FINISHED, None)
+
+    monkeypatch.setattr(streaming_run, "supervise", build)
+    stream = checkpointed_streaming_asset()(function)
+    job = build_checkpoint_definitions([stream], {**_RESOURCES, **more}).resolve_job_def(stream.job_name)
+    with dg.DagsterInstance.ephemeral() as instance:
+        job.execute_in_process({"ops": {stream.op_name: {"config": config}}}, instance=instance)
+
+
+def test_its_function_takes_resources_and_configuration_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Any] = []
+
+    def delays(context: Any, spark: Any, feed: _Feed, *, limits: _Limits) -> None:
+        seen.extend([spark, feed.url, limits.shops])
+
+    storage = FileSystemCheckpointStorage(checkpoint_path=str(tmp_path))
+    _run(delays, {"shops": 9}, monkeypatch, checkpoint_storage=storage, feed=_Feed(url="http://x"))
+    _run(delays, {}, monkeypatch, checkpoint_storage=storage, feed=_Feed(url="http://y"))
+    assert seen == ["the session", "http://x", 9, "the session", "http://y", 3]
+
+
+def _takes_nothing() -> None: ...
+
+
+def _takes_one(context: Any) -> None: ...
+
+
+def _takes_any(context: Any, spark: Any, *more: Any) -> None: ...
+
+
+def _takes_any_name(context: Any, spark: Any, **more: Any) -> None: ...
+
+
+def _names_the_session_only(context: Any, *, spark: Any) -> None: ...
+
+
+def _takes_two_configurations(context: Any, spark: Any, one: _Limits, two: _Limits) -> None: ...
+
+
+def _repeats_a_field(context: Any, spark: Any, one: _Wrong) -> None: ...
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        _takes_nothing,
+        _takes_one,
+        _takes_any,
+        _takes_any_name,
+        _names_the_session_only,
+        _takes_two_configurations,
+        _repeats_a_field,
+    ],
+)
+def test_a_function_that_no_run_could_call_is_refused_when_it_is_defined(function: Callable[..., Any]) -> None:
+    with pytest.raises(InvalidConfiguration, match=function.__name__) as refused:
+        checkpointed_streaming_asset()(function)
+    assert f"def {function.__name__}(context, spark)" in refused.value.hint
 
 
 def test_partitions_of_the_checkpoints_are_dynamic_and_the_stream_has_none() -> None:
@@ -201,6 +324,50 @@ def test_a_run_goes_by_its_own_configuration_and_says_what_has_no_effect(
     assert [line.partition(" ")[0] for line in log] == ["execution.checkpointing.unaligned.forced", "unaligned"]
 
 
+@pytest.mark.parametrize("copies", ["the configuration", "the configuration and the tags of a resumed run"])
+def test_a_re_execution_goes_on_where_its_run_had_begun_from_a_savepoint(
+    copies: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Dagster repeats the configuration of a run, so the job would go back to the savepoint each time."""
+    stored = StoredJob(tmp_path, "delays")
+    asset = checkpointed_streaming_asset()(delays)
+    job = build_checkpoint_definitions([asset], {**_RESOURCES, "checkpoint_storage": stored.storage}).resolve_job_def(
+        asset.job_name
+    )
+    asked: list[tuple[str, bool, int | None]] = []
+    chooses = False
+
+    def drive(start: Callable[[Callable[[Event], None]], StreamingRun], *_: Any, **__: Any) -> RunResult:
+        run = start(lambda _: None)
+        request = run._state.request
+        asked.append((request.restore_from, request.allow_loss, run._state.series))
+        if chooses:
+            stored.choose(stored.claim(run._run_id))
+        return RunResult(JobStatus.FINISHED, None)
+
+    monkeypatch.setattr(streaming_run, "supervise", drive)
+    savepoint = {"restore_from": "/savepoints/a", "allow_loss": True}
+    with dg.DagsterInstance.ephemeral() as instance:
+
+        def launch(parent: str | None, config: dict[str, Any], **tags: str) -> str:
+            begun = {} if parent is None else {names.PARENT_RUN_TAG: parent, names.ROOT_RUN_TAG: parent}
+            run_config = {"ops": {asset.op_name: {"config": config}}}
+            return job.execute_in_process(run_config, instance=instance, tags={**begun, **tags}).run_id
+
+        tags = {} if copies == "the configuration" else {names.SERIES_TAG: "7", names.RESUMES_TAG: run_id()}
+        refused = launch(None, savepoint)
+        chooses = True
+        repeated = launch(refused, savepoint, **tags)
+        chooses = False
+        went_on = launch(repeated, savepoint, **tags)
+        assert launch(went_on, savepoint, **tags), "whose parent had not come to a choice"
+        launch(repeated, {**savepoint, "restore_from": "/savepoints/b"}, **tags)
+        launch(None, savepoint)
+        launch(repeated, {}, **{names.SERIES_TAG: "7", names.RESUMES_TAG: repeated})
+    a, b, latest = ("/savepoints/a", True, None), ("/savepoints/b", True, None), ("latest", False, None)
+    assert asked == [a, a, latest, latest, b, a, ("latest", False, 7)]
+
+
 def test_dagster_keeps_no_event_of_a_checkpoint_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It would until the asset ends, and then send them all through its engine: of a stream that runs for months."""
     job = StoredJob(tmp_path, "delays")
@@ -211,7 +378,7 @@ def test_dagster_keeps_no_event_of_a_checkpoint_in_memory(tmp_path: Path, monkey
         on_event(EpochClaimed(claim.epoch))
         store = job.choose(claim)
         metadata = job.checkpoint(store, 1)
-        on_event(CheckpointCompleted(metadata, (), store.retained))
+        on_event(CheckpointCompleted(metadata, store.retained))
         return RunResult(JobStatus.FINISHED, metadata)
 
     monkeypatch.setattr(streaming_run, "supervise", drive)

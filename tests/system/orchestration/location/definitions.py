@@ -20,6 +20,7 @@ from dagster_ckpt import (
     FileSystemCheckpointStorage,
     RestartStrategies,
     SparkSessionResource,
+    SparkSubmitResource,
     build_checkpoint_definitions,
     checkpointed_streaming_asset,
 )
@@ -62,6 +63,7 @@ def _pipeline(
     restart: Any = _QUICK,
     num_retained: int = 3,
     poison_batch_attempts: int | None = 5,
+    spark_key: str = "spark",
 ) -> CheckpointedStreamingAsset:
     # Read by each run anew, because each is a process that loads this module.
     interval, pause = ("1 h", "1 h") if Pipeline.from_environment(name).unhurried.exists() else ("200 ms", "0 s")
@@ -72,6 +74,7 @@ def _pipeline(
         restart=restart,
         poison_batch_attempts=poison_batch_attempts,
         report_interval=0.0,
+        spark_key=spark_key,
     )
     def unique_rows(context: dg.AssetExecutionContext, spark: SparkSession) -> DataStreamWriter:
         del context
@@ -99,10 +102,23 @@ deadly = _pipeline("deadly", poison_batch_attempts=2)
 hiccups = _pipeline("hiccups", restart=RestartStrategies.fixed_delay_restart(2, "100 ms"))
 ticking = _pipeline("ticking")
 rolled_back = _pipeline("rolled_back", num_retained=10)
+clicked = _pipeline("clicked", num_retained=10)
 materialized = _pipeline("materialized")
 saved = _pipeline("saved")
 configured = _pipeline("configured", restart=RestartStrategies.no_restart())
+submitted = _pipeline(
+    "submitted", cleanup=ExternalizedCheckpointCleanup.DELETE_ON_CANCELLATION, spark_key="spark_submit"
+)
 
+_CONF = {
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.memory": "512m",
+    # Python workers need not import pyarrow for a handful of rows.
+    "spark.sql.execution.pythonUDF.arrow.enabled": "false",
+    "spark.sql.shuffle.partitions": "1",
+    "spark.ui.enabled": "false",
+}
 _shared = Pipeline.from_environment("")
 
 defs = dg.Definitions.merge(
@@ -121,26 +137,20 @@ defs = dg.Definitions.merge(
             hiccups,
             ticking,
             rolled_back,
+            clicked,
             materialized,
             saved,
             configured,
+            submitted,
         ],
         resources={
             "checkpoint_storage": FileSystemCheckpointStorage(
                 checkpoint_path=str(_shared.checkpoint_path),
                 working_directory=str(_shared.working_directory),
             ),
-            "spark": SparkSessionResource(
-                master="local[1]",
-                conf={
-                    "spark.driver.bindAddress": "127.0.0.1",
-                    "spark.driver.host": "127.0.0.1",
-                    "spark.driver.memory": "512m",
-                    # Python workers need not import pyarrow for a handful of rows.
-                    "spark.sql.execution.pythonUDF.arrow.enabled": "false",
-                    "spark.sql.shuffle.partitions": "1",
-                    "spark.ui.enabled": "false",
-                },
+            "spark": SparkSessionResource(master="local[1]", conf=_CONF),
+            "spark_submit": SparkSubmitResource(
+                definitions="tests.system.orchestration.location.definitions:defs", master="local[1]", conf=_CONF
             ),
         },
     ),

@@ -1,4 +1,4 @@
-"""``<job>/savepoints``: an asset whose materialization takes a savepoint of the job."""
+"""``<job>_savepoints``: an asset whose materialization takes a savepoint of the job."""
 
 # No `from __future__ import annotations`: Dagster must find real types on the nested op function.
 
@@ -8,6 +8,9 @@ import dagster as dg
 from pydantic import Field
 
 from dagster_ckpt.clock import SystemClock
+from dagster_ckpt.errors import InvalidConfiguration
+from dagster_ckpt.orchestration import names
+from dagster_ckpt.orchestration.rollback import Launchpad, active_runs
 from dagster_ckpt.orchestration.storages import CheckpointStorage
 
 __all__ = ["SavepointConfig", "savepoints_asset"]
@@ -18,6 +21,20 @@ class SavepointConfig(dg.Config):
 
     to: str | None = Field(
         default=None, description="Directory for the savepoint; savepoint_path of the storage by default."
+    )
+    name: str | None = Field(
+        default=None, description="Of the savepoint, unique in the job: savepoint:NAME is a restore_from."
+    )
+    note: str = Field(default="", description="A line about the savepoint, for whoever looks at it later.")
+    series: str | None = Field(
+        default=None,
+        description="The savepoints of which this is the next one, called SERIES-DATE-TIME without a name.",
+    )
+    keep: int | None = Field(
+        default=None, description="At most so many savepoints of the series stay. By default none is ever deleted."
+    )
+    max_age: str | None = Field(
+        default=None, description="No savepoint of the series stays that is older, such as '30 d', except the newest."
     )
     stop: bool = Field(
         default=False, description="Stop the running job with it: its run ends successfully and nothing resumes it."
@@ -52,28 +69,53 @@ def savepoints_asset(
         group_name=group_name,
         kinds={"spark"},
         description=f"Materialize it to take a savepoint of {output.to_user_string()}: a checkpoint that stands alone, "
-        "can be moved, and is never deleted by retention or cleanup.",
+        "can be moved, and is never deleted by retention or cleanup. Its observations tell of each savepoint that is "
+        "asked for, from Dagster or a terminal: in progress, completed or failed.",
         metadata={"deleted_when": deleted_when},
         required_resource_keys={storage_key},
         config_schema=SavepointConfig.to_fields_dict(),
     )
     def savepoints(context: dg.AssetExecutionContext) -> dg.MaterializeResult[None]:
-        from dagster_ckpt.checkpoint import take_savepoint  # noqa: PLC0415 - only for runs
+        from dagster_ckpt.checkpoint import (  # noqa: PLC0415 - only for runs
+            Label,
+            SavepointHistory,
+            delete_surplus_savepoints,
+            take_savepoint,
+        )
 
         storage: CheckpointStorage = getattr(context.resources, storage_key)
         asked = context.op_execution_context.op_config
+        label = Label(asked.get("name"), asked["note"], asked.get("series"))
+        history = SavepointHistory.of(asked.get("keep"), asked.get("max_age"))
+        if history is not None and label.series is None:
+            raise InvalidConfiguration(
+                "The savepoint has keep or max_age, and no series.",
+                hint="Name the series: only savepoints of a series are ever deleted.",
+            )
+        catalog, clock = storage.catalog(job_name), SystemClock()
         taken = take_savepoint(
-            storage.catalog(job_name),
+            catalog,
             asked.get("to"),
             default=storage.savepoint_path,
             stop=asked["stop"],
             timeout=asked["timeout"],
-            clock=SystemClock(),
+            clock=clock,
             wait=time.sleep,
             report=context.log.info,
+            label=label,
         )
+        if history is not None and active_runs(context.instance, job_name, tag=names.ROLLBACK_OF_TAG):
+            # No pin can keep the savepoint that the rollback has chosen.
+            context.log.info(
+                "A rollback is under way: the history is left as it is, and the next savepoint sees to it."
+            )
+        elif history is not None and label.series is not None:
+            delete_surplus_savepoints(catalog, label.series, history, clock, context.log.info, taken=taken.pointer)
+        pad = Launchpad.of_run(context.run, job_name)
         return dg.MaterializeResult(
             metadata={
+                **({} if pad is None else {"ways_back": pad.ways_back(taken.pointer, "this savepoint")}),
+                **{key: value for key, value in (("name", taken.name), ("note", taken.note)) if value},
                 "pointer": dg.MetadataValue.path(taken.pointer),
                 "checkpoint_id": taken.checkpoint_id,
                 "batch": taken.batch,

@@ -10,26 +10,31 @@ from typing import Any
 import dagster as dg
 
 from dagster_ckpt.checkpoint import (
-    DIED,
+    INTERRUPTED,
+    CancelRequest,
     CheckpointCatalog,
     CheckpointMetadata,
     Claim,
     Dropped,
     End,
-    Failure,
-    Streak,
     end_dead_epoch,
     find_newest,
     finish_end,
     is_unfinished,
-    unchanged_for,
 )
-from dagster_ckpt.clock import Clock, seconds_of
+from dagster_ckpt.clock import Clock, iso
 from dagster_ckpt.config import LATEST, CheckpointConfig
-from dagster_ckpt.errors import CheckpointError, CorruptCheckpoint, Fenced
+from dagster_ckpt.errors import CorruptCheckpoint, Fenced
 from dagster_ckpt.orchestration import names
+from dagster_ckpt.orchestration.checkpointed_asset import CheckpointedStreamingAsset
+from dagster_ckpt.orchestration.events import JobEvents
+from dagster_ckpt.orchestration.health import evaluation
 from dagster_ckpt.orchestration.reporting import CheckpointReporter
-from dagster_ckpt.orchestration.resume_decision import (
+from dagster_ckpt.orchestration.rollback import Launchpad
+from dagster_ckpt.orchestration.run_settings import RunSettings, going_on, op_config
+from dagster_ckpt.resume import (
+    AskToCancel,
+    Attend,
     Ended,
     EndJob,
     Facts,
@@ -39,10 +44,11 @@ from dagster_ckpt.orchestration.resume_decision import (
     RunFacts,
     Wait,
     decide,
+    fell_back,
+    poison_of,
+    stored_facts,
 )
-from dagster_ckpt.orchestration.run_settings import RunSettings, going_on
-from dagster_ckpt.orchestration.streaming_asset import CheckpointedStreamingAsset
-from dagster_ckpt.spark import BatchInFlight, batch_in_flight, recorded_live
+from dagster_ckpt.spark import recorded_live
 
 __all__ = ["JobWatch"]
 
@@ -62,6 +68,7 @@ class JobWatch:
         catalog: the job's checkpoints.
         clock: time.
         finished: the token of the claim after whose end an earlier tick found nothing left to do.
+        log: of the tick, which the UI shows uncut.
     """
 
     def __init__(
@@ -71,13 +78,17 @@ class JobWatch:
         catalog: CheckpointCatalog,
         clock: Clock,
         finished: str | None,
+        log: logging.Logger = _log,
     ) -> None:
         self.finished = finished
         self._instance = instance
         self._asset = asset
         self._catalog = catalog
         self._clock = clock
+        self._log = log
         self._records = catalog.records
+        report: Callable[[Any], object] = instance.report_runless_asset_event
+        self._events = JobEvents(instance, report, asset.key, catalog, clock)
 
     def step(self) -> dg.RunRequest | str:
         """Act on the facts; return the run to request, or the reason for none."""
@@ -94,18 +105,31 @@ class JobWatch:
                     self._finish(claim, facts.end, dropped)
                     return f"{reason}{self._fell_back(claim)}"
                 case MarkDead(run_id, canceled, reason):
+                    self._log.warning("Run %s of job %s is over: %s", run_id, self._asset.name, reason)
                     self._mark(run_id, canceled=canceled, reason=reason)
                 case RecordFailures(failures):
                     for failure in failures:
+                        self._log.warning("Job %s failed: %s", self._asset.name, failure.reason)
                         self._records.failures.record(claim.series, failure)
                 case EndJob(status, reason, poison):
                     if poison is not None:
-                        reason = self._told(poison)
+                        reason = poison_of(self._catalog, poison).in_one_line
+                    self._log.error("Job %s ends %s: %s", self._asset.name, status.value, reason)
                     config = self._settings(self._instance.get_run_by_id(claim.run_id)).config
                     with contextlib.suppress(Fenced):  # a run has begun meanwhile: decide anew
                         dropped = end_dead_epoch(self._catalog, claim, config, status, reason, self._clock)
+                case AskToCancel(driver, reason):
+                    if not self._records.savepoint_requests.is_to_cancel(driver):
+                        self._records.savepoint_requests.ask_to_cancel(CancelRequest(driver, self._clock.time()))
+                    return reason
+                case Attend(driver, run_key, reason):
+                    return self._attending(driver, run_key, reason)
                 case Resume(attempt, run_key, reason):
-                    return self._request(claim, attempt, run_key, reason)
+                    if facts.end is None and facts.dead == INTERRUPTED:
+                        self._events.interrupted(claim.token, reason)
+                    else:
+                        self._events.look(goes_on=True)
+                    return self._request(facts, claim, attempt, run_key, reason)
         return "more is to be done; the next tick goes on"
 
     def _facts(self) -> Facts:
@@ -120,58 +144,22 @@ class JobWatch:
         holder = next((item for item in records if claim is not None and item.dagster_run.run_id == claim.run_id), None)
         if holder is None and claim is not None:
             holder = self._instance.get_run_record_by_id(claim.run_id)
-        failures = self._records.failures.of(claim.series) if claim else []
         settings = self._settings(None if holder is None else holder.dagster_run)
-        others = [_run_facts(item) for item in records if claim is None or item.dagster_run.run_id != claim.run_id]
-        active = frozenset((run.run_id, run.status) for run in others if run.is_active)
-        return Facts(
-            now=now,
-            claim=claim,
-            end=end,
-            dead=dead,
-            died_at=died_at,
-            holder=None if holder is None else _run_facts(holder),
-            others=others,
-            failures=failures,
+        return stored_facts(
+            self._catalog,
+            self._clock,
+            claim,
+            end,
+            (dead, died_at),
             restart=settings.restart,
-            job_name=self._asset.name,
-            is_durable=self._catalog.filesystem.is_durable,
-            in_flight=None if claim is None or dead is None or end is not None else self._in_flight(claim, failures),
             poison_batch_attempts=settings.poison_batch_attempts,
-            waited=self._unchanged_for("failures", frozenset((item.run_id, item.sequence) for item in failures)),
-            starting_for=self._unchanged_for("active", active),
+            holder=None if holder is None else _run_facts(holder),
+            others=[_run_facts(item) for item in records if claim is None or item.dagster_run.run_id != claim.run_id],
         )
-
-    def _unchanged_for(self, what: str, state: frozenset[tuple[str, object]]) -> float:
-        """Seconds for which this process has seen ``what`` of the job in this state, by a monotonic clock."""
-        return unchanged_for((self._catalog.filesystem.url, self._asset.name, what), state, self._clock)
-
-    def _in_flight(self, claim: Claim, failures: Sequence[Failure]) -> BatchInFlight | None:
-        """The batch a dead run was running, from the files within reach; read once, until the death is on record."""
-        if any((failure.run_id, failure.sequence) == (claim.run_id, DIED) for failure in failures):
-            return None
-        choice = self._records.epochs.read_choice(claim.epoch)
-        live = None if choice is None else recorded_live(choice, self._catalog.filesystem)
-        return None if live is None else batch_in_flight(live)
-
-    def _told(self, poison: Streak) -> str:
-        filesystem, before = self._catalog.filesystem, None
-        with contextlib.suppress(OSError, CheckpointError):  # a run that needs the checkpoint reports it
-            before = find_newest(self._catalog).metadata
-        return poison.poison(
-            self._asset.name,
-            storage=filesystem.url if filesystem.is_durable else None,
-            before=None if before is None else before.reference,
-        ).in_one_line
 
     def _settings(self, run: dg.DagsterRun | None) -> RunSettings:
         """The settings of a run; the asset's settings when this instance does not know the run."""
-        return self._asset.settings.of_run({} if run is None else self._op_config(run))
-
-    def _op_config(self, run: dg.DagsterRun) -> Mapping[str, Any]:
-        run_config: dict[str, Any] = dict(run.run_config)
-        config: Mapping[str, Any] = run_config.get("ops", {}).get(self._asset.op_name, {}).get("config", {})
-        return config
+        return self._asset.settings.of_run({} if run is None else op_config(run, self._asset.op_name))
 
     def _mark(self, run_id: str, *, canceled: bool, reason: str) -> None:
         run = self._instance.get_run_by_id(run_id)
@@ -182,27 +170,47 @@ class JobWatch:
         else:
             self._instance.report_run_failed(run, f"dagster_ckpt: {reason}")
 
-    def _request(self, claim: Claim, attempt: int, run_key: str, reason: str) -> dg.RunRequest:
+    def _request(self, facts: Facts, claim: Claim, attempt: int, run_key: str, reason: str) -> dg.RunRequest:
         parent = self._instance.get_run_by_id(claim.run_id)
         # Until a choice is on record, the restart repeats the same start: it restores what the user asked for.
-        op_config: dict[str, Any] = {"restore_from": LATEST, **({} if parent is None else self._op_config(parent))}
+        given: Mapping[str, Any] = {} if parent is None else op_config(parent, self._asset.op_name)
         if parent is not None and self._has_chosen(claim):
-            op_config = going_on(op_config)
-        run = self._asset.settings.of_run(op_config)
+            given = going_on(given)
+        run = self._asset.settings.of_run(given)
         newest = self._newest(run.config) if run.request.restore_from == LATEST else None
         tags = {
+            **({} if parent is None else names.of_user(parent.tags)),
             names.JOB_TAG: self._asset.name,
             names.MAX_RETRIES_TAG: "0",
             names.ATTEMPT_TAG: str(attempt),
             names.SERIES_TAG: str(claim.series),
             names.PARENT_RUN_TAG: claim.run_id,
+            names.RESUMES_TAG: claim.run_id,
+            names.FAILED_AT_TAG: iso(max((item.at for item in facts.failures), default=facts.died_at)),
+            names.DETECTED_AT_TAG: iso(facts.now - facts.waited),
             names.ROOT_RUN_TAG: parent.tags.get(names.ROOT_RUN_TAG, claim.run_id) if parent else claim.run_id,
             names.RESTORED_FROM_TAG: newest.reference if newest else run.request.restore_from,
         }
-        config: dict[str, Any] = {"ops": {self._asset.op_name: {"config": op_config}}}
+        config: dict[str, Any] = {"ops": {self._asset.op_name: {"config": {"restore_from": LATEST, **given}}}}
         if parent is not None and "resources" in parent.run_config:
             config["resources"] = parent.run_config["resources"]
-        _log.info("Resuming %s: %s", self._asset.name, reason)
+        self._log.info("Resuming %s: %s", self._asset.name, reason)
+        return dg.RunRequest(run_key=run_key, job_name=self._asset.job_name, run_config=config, tags=tags)
+
+    def _attending(self, driver: str, run_key: str, reason: str) -> dg.RunRequest:
+        """The run that attends a living driver; configured as the driver's own run, whose settings it does not use."""
+        parent = self._instance.get_run_by_id(driver)
+        given = {} if parent is None else going_on(op_config(parent, self._asset.op_name))
+        tags = {
+            **({} if parent is None else names.of_user(parent.tags)),
+            names.JOB_TAG: self._asset.name,
+            names.MAX_RETRIES_TAG: "0",
+            names.ATTENDS_TAG: driver,
+            names.PARENT_RUN_TAG: driver,
+            names.ROOT_RUN_TAG: parent.tags.get(names.ROOT_RUN_TAG, driver) if parent else driver,
+        }
+        config = {"ops": {self._asset.op_name: {"config": {"restore_from": LATEST, **given}}}}
+        self._log.info("Attending %s: %s", self._asset.name, reason)
         return dg.RunRequest(run_key=run_key, job_name=self._asset.job_name, run_config=config, tags=tags)
 
     def _newest(self, config: CheckpointConfig) -> CheckpointMetadata | None:
@@ -219,13 +227,12 @@ class JobWatch:
             here = None if chosen is None else recorded_live(chosen[1], self._catalog.filesystem)
             if here is None and not config.fallback_to_older:
                 raise
-            _log.warning("The newest checkpoint of %s is broken: %s", self._asset.name, error.message)
+            self._log.warning("The newest checkpoint of %s is broken: %s", self._asset.name, error.message)
             return None
 
     def _fell_back(self, claim: Claim) -> str:
         """A sentence if the run of ``claim`` continues from an older checkpoint, with the cost."""
-        choice = self._records.epochs.read_choice(claim.epoch)
-        return f"; {choice.fell_back}" if choice is not None and choice.fell_back else ""
+        return fell_back(self._records.epochs.read_choice(claim.epoch))
 
     def _has_chosen(self, claim: Claim) -> bool:
         """Whether the run of ``claim`` has recorded a choice, in this epoch or in an earlier epoch of the same run."""
@@ -253,6 +260,10 @@ class JobWatch:
             if is_unfinished(self._catalog):
                 claim = finish_end(self._catalog, claim, end, self._clock)
             self._show_retained(claim, dropped)
+            self._events.look(goes_on=False)
+            asset = self._asset
+            found = evaluation(asset.key, self._catalog, self._clock, asset.config, asset.most_restarts_per_hour)
+            self._instance.report_runless_asset_event(found)
             self.finished = claim.token
 
     def _show_retained(self, claim: Claim, dropped: Sequence[Dropped]) -> None:
@@ -265,16 +276,13 @@ class JobWatch:
             self._catalog,
             self._clock,
             0,
+            Launchpad.of_run(self._instance.get_run_by_id(claim.run_id), self._asset.name),
         )
         reporter.holds(claim.epoch)
         chosen = self._catalog.choice()
         completed = self._catalog.completed(chosen[1].job_id)[0] if chosen is not None else []
         quarantined = self._records.quarantine.names()
         reporter.dropped(dropped, [item for item in completed if item.reference not in quarantined])
-
-
-def _claimed_at(claim: Claim | None, now: float) -> float:
-    return now if claim is None else seconds_of(claim.claimed_at)
 
 
 def _run_facts(record: dg.RunRecord) -> RunFacts:
@@ -285,7 +293,8 @@ def _run_facts(record: dg.RunRecord) -> RunFacts:
         run_id=run.run_id,
         status=run.status.value,
         since=since,
-        is_resume=names.ATTEMPT_TAG in run.tags,
+        is_resume=names.is_resume(run.tags),
         series=None if series is None else int(series),
         parent=run.tags.get(names.PARENT_RUN_TAG),
+        attends=names.attends(run.tags),
     )

@@ -1,0 +1,8 @@
+"""A driver of its own, outside of the Dagster run: how it is submitted, and how a run attends it."""
+
+from dagster_ckpt.orchestration.attending.attended_run import attended
+from dagster_ckpt.orchestration.attending.driver_report import Told
+from dagster_ckpt.orchestration.attending.submit_resource import SparkSubmitResource, own_spark
+from dagster_ckpt.orchestration.attending.submitted_process import REFUSED
+
+__all__ = ["REFUSED", "SparkSubmitResource", "Told", "attended", "own_spark"]

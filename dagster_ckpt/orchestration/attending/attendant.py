@@ -1,0 +1,390 @@
+"""The Dagster run of a job whose driver is a process of its own: it reports what the driver has put on record.
+
+The storage is the only channel. The driver knows nothing of Dagster, and the run starts, asks and reads; so the run may
+die and another may go on in its place. A run that attends leaves a sign of life in ``control/attendant``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from dagster_ckpt.checkpoint import (
+    CancelRequest,
+    CheckpointCatalog,
+    Claim,
+    End,
+    Failure,
+    Heartbeat,
+    ProcessIdentity,
+    Submission,
+)
+from dagster_ckpt.clock import Clock
+from dagster_ckpt.config import JobStatus
+from dagster_ckpt.errors import (
+    CheckpointError,
+    DriverLost,
+    Fenced,
+    InvalidConfiguration,
+    JobAlreadyRunning,
+    NotRestarted,
+    SparkNotStarted,
+    StorageError,
+)
+from dagster_ckpt.orchestration.attending.driver_report import DriverReport, Told
+from dagster_ckpt.orchestration.attending.submit_resource import CLUSTER, SparkSubmitResource
+from dagster_ckpt.orchestration.attending.submitted_process import SubmittedProcess, find_master
+from dagster_ckpt.orchestration.reporting import CheckpointReporter
+from dagster_ckpt.shown_text import redacted
+from dagster_ckpt.spark import RunResult
+
+__all__ = ["Attendant"]
+
+_log = logging.getLogger(__name__)
+
+#: Seconds between two looks at the job's records, and between two signs of life.
+_LOOK = 2.0
+#: Seconds for which this thread sleeps at a time.
+_TURN = 0.2
+#: Seconds for a driver that an earlier process of this run has submitted to claim the job.
+_UNSEEN = 300.0
+#: Seconds without a driver after which this run says that it waits.
+_LONG = 60.0
+#: Seconds for which a canceled driver may take to end.
+_GRACE = 120.0
+
+
+class Attendant:
+    """Attends the driver of one job.
+
+    Args:
+        catalog: the job's checkpoints.
+        run_id: of this Dagster run.
+        driver: the run that the driver was, or is to be, submitted for.
+        reporter: of the checkpoints.
+        told: who is told and asked.
+        clock: of this host.
+        wait: sleeps for so many seconds.
+    """
+
+    def __init__(
+        self,
+        catalog: CheckpointCatalog,
+        run_id: str,
+        driver: str,
+        reporter: CheckpointReporter,
+        told: Told,
+        clock: Clock,
+        wait: Callable[[float], object],
+    ) -> None:
+        self._catalog, self._records = catalog, catalog.records
+        self._run_id, self._driver = run_id, driver
+        self._told, self._clock, self._wait = told, clock, wait
+        self._process: SubmittedProcess | None = None
+        self._deploy_mode = ""
+        self._began = clock.monotonic()
+        self._sign: Heartbeat | None = None
+        self._claim: Claim | None = None
+        self._report = DriverReport(catalog, driver, reporter, told, clock)
+        self._troubled = ""
+        self._is_long = False
+
+    def submit(
+        self,
+        spark: SparkSubmitResource,
+        required: Mapping[str, str] | None,
+        series: int | None,
+        op_config: Mapping[str, Any],
+    ) -> None:
+        """Start the driver, unless this run has started one before.
+
+        Args:
+            spark: how.
+            required: settings of Spark that win over its own.
+            series: the series that the run continues, ``None`` for a run of a user or a schedule.
+            op_config: the run configuration of the query.
+
+        Raises:
+            InvalidConfiguration: the resource cannot be used, or not with this storage.
+            JobAlreadyRunning: another run of the job is alive.
+            SparkNotStarted: the master is away, or ``spark-submit`` cannot be started.
+        """
+        job = self._catalog.job_name
+        if not self._catalog.filesystem.is_durable:
+            raise InvalidConfiguration(
+                f"The checkpoint storage of job {job!r} is the memory of a driver, and no driver elsewhere can "
+                "read that.",
+                hint="Use FileSystemCheckpointStorage with SparkSubmitResource.",
+            )
+        command = spark.command(job, self._driver, required)
+        self._deploy_mode = spark.deploy_mode
+        if self._records.submissions.of(self._driver) is not None:
+            self._told.log(logging.INFO, "An earlier process of this run has submitted the driver.")
+            return
+        find_master(spark.master)
+        for process in self._records.heartbeat.free_job(self._clock, self._wait):
+            _log.warning("Killed process %d, which a run declared dead had left behind", process.pid)
+        after = self._records.epochs.highest()
+        self._show_life()
+        self._records.submissions.replace(
+            Submission(self._driver, after, series, json.dumps(dict(op_config)), self._clock.time())
+        )
+        try:
+            self._process = SubmittedProcess(command, spark.environment(), f"{job}-{self._driver}.log")
+        except CheckpointError:
+            self._records.submissions.withdraw(self._driver)
+            raise
+        self._told.log(logging.INFO, f"The driver is submitted; {self._process.log} has its output.")
+
+    def attend(self) -> RunResult:
+        """Report until the job is over, or its driver is dead.
+
+        Returns:
+            how the job ended; an interrupt of this thread that is no cancellation leaves the driver alive.
+
+        Raises:
+            NotRestarted: the job has failed for good.
+            DriverLost: the driver is dead, and the job is to be resumed.
+            SparkNotStarted: the driver has ended before it took the job over.
+            JobAlreadyRunning: another run attends the driver now.
+            Fenced: another driver has taken the job over.
+            BaseException: the interrupt of this thread.
+        """
+        try:
+            while True:
+                self._turn()
+                ended = self._look()
+                if ended is not None:
+                    return self._result(ended)
+                self._pause(_LOOK)
+        except (SparkNotStarted, DriverLost, NotRestarted):
+            self._report.last()
+            raise
+        except Exception:
+            raise
+        except BaseException:
+            if self._is_canceled():
+                self._cancel()
+            else:
+                self._told.log(logging.WARNING, "This run is interrupted; its driver goes on, and is attended again.")
+            raise
+        finally:
+            self._show_life(stopped=True)
+
+    def _pause(self, seconds: float) -> None:
+        until = self._clock.monotonic() + seconds
+        while (left := until - self._clock.monotonic()) > 0:
+            self._wait(min(_TURN, left))
+            self._turn()
+
+    def _turn(self) -> None:
+        try:
+            self._told.turn()
+        except Exception:
+            _log.exception("What is done beside the job failed and is tried again")
+
+    def _look(self) -> End | None:
+        """Look at the records and report; the end of the job once the job is over.
+
+        A storage that fails changes nothing for the driver, so the look is repeated.
+        """
+        try:
+            self._check_sole()
+            self._show_life()
+            ended = self._seen()
+        except (StorageError, OSError) as error:
+            if self._troubled != (said := str(error)):
+                self._told.log(logging.WARNING, f"The records of the job cannot be read now: {redacted(said)}")
+            self._troubled = said
+            return None
+        self._troubled = ""
+        return ended
+
+    def _seen(self) -> End | None:
+        claim = self._newest_claim()
+        if claim is None:
+            self._check_unclaimed()
+            return None
+        end = self._records.epochs.read_end(claim.epoch)
+        heartbeat = self._records.heartbeat.read()
+        try:
+            self._report.look(heartbeat)
+        except Exception as error:  # the job survives a failed report, and the next look reports
+            self._told.log(logging.WARNING, f"The job could not be reported now: {redacted(str(error))}")
+        own = heartbeat is not None and heartbeat.epoch == claim.epoch
+        if end is not None and end.is_final and own and heartbeat is not None and heartbeat.stopped:
+            return end
+        dead, _ = self._records.heartbeat.judged(claim, end, self._clock)
+        if dead is None or self._records.epochs.highest() != claim.epoch:
+            return None
+        end = self._records.epochs.read_end(claim.epoch)  # the driver's last word may have come between
+        if end is not None and end.is_final:
+            return end
+        raise DriverLost(
+            f"The driver of run {self._driver} is dead: {dead}.",
+            hint="The resume sensor resumes the job by its restart strategy, in a new run with a new driver.",
+        )
+
+    def _newest_claim(self) -> Claim | None:
+        """The newest claim of the driver, ``None`` before the first.
+
+        Raises:
+            Fenced: another driver has taken the job over.
+        """
+        epoch = self._records.epochs.highest()
+        if self._claim is not None and self._claim.epoch == epoch:
+            return self._claim
+        if (claim := self._own_claim(epoch)) is not None:
+            self._claim = claim
+            self._report.claimed(claim)
+            if self._process is not None and self._deploy_mode == CLUSTER:
+                self._process.kill()  # it only waits, as a JVM beside the driver, which is on a Worker
+            return claim
+        submission = self._records.submissions.of(self._driver)
+        if self._claim is not None or submission is None or epoch > submission.after:
+            raise Fenced(
+                f"The driver of run {self._driver} is not wanted any more: another run has taken the job over, or has "
+                "submitted a driver to take it over.",
+                hint="Leave the job to that run. This run changed nothing.",
+            )
+        return None
+
+    def _own_claim(self, epoch: int) -> Claim | None:
+        """The claim of an epoch, ``None`` if another run's driver made it."""
+        claim = self._records.epochs.read_claim(epoch) if epoch else None
+        return claim if claim is not None and claim.run_id == self._driver else None
+
+    def _check_unclaimed(self) -> None:
+        """Make sure that the driver may still come.
+
+        Raises:
+            SparkNotStarted: it does not.
+        """
+        waited = self._clock.monotonic() - self._began
+        if self._process is None:
+            if waited < _UNSEEN:
+                return
+            error = SparkNotStarted(
+                f"The driver that an earlier process of run {self._driver} has submitted has not taken the job over.",
+                hint="Look at the master's web page for the driver, and launch the job again.",
+            )
+        elif not self._process.has_ended:
+            if waited > _LONG and not self._is_long:
+                self._is_long = True
+                self._told.log(
+                    logging.WARNING,
+                    f"The driver has not taken the job over within {_LONG:.0f} s, and this run goes on waiting. "
+                    f"{self._process.log} has what spark-submit says; with a cluster, the master's web page shows "
+                    "whether a Worker has the cores and the memory for the driver.",
+                )
+            return
+        elif self._newest_claim() is not None:
+            return
+        else:
+            error = self._process.why(self._catalog.job_name, self._deploy_mode)
+        submission = self._records.submissions.of(self._driver)
+        self._records.submissions.withdraw(self._driver)
+        # The driver claims, and then looks for its submission: one of the two sees what the other has done.
+        if submission is not None and self._own_claim(self._records.epochs.highest()) is not None:
+            self._records.submissions.replace(submission)
+            return
+        if submission is not None and submission.series is not None:
+            failure = Failure(self._driver, 1, self._clock.time(), None, error.message, kind=type(error).__name__)
+            self._records.failures.record(submission.series, failure)
+        raise error
+
+    def _result(self, end: End) -> RunResult:
+        retained = self._report.last(end)
+        if self._process is not None:
+            self._process.forget()
+        if end.status == JobStatus.FAILED.value:
+            raise NotRestarted(
+                f"Job {self._catalog.job_name!r} has failed: {end.reason}.",
+                hint="Mend the cause, and launch the job with restore_from: latest.",
+            )
+        status = JobStatus(end.status)
+        newest = retained[-1] if retained and not end.discarded else None
+        return RunResult(status, newest)
+
+    def _is_canceled(self) -> bool:
+        try:
+            return self._told.is_canceled()
+        except BaseException as error:  # even a second interrupt
+            _log.warning("Whether the job is canceled cannot be found out, so its driver goes on: %s", error)
+            return False
+
+    def _cancel(self) -> None:
+        """Ask the driver to end the job as canceled, and wait until the end is on record.
+
+        A request that nobody has answered stands: a driver that is late, or cannot be reached now, finds it.
+        """
+        until, is_asked = self._clock.monotonic() + _GRACE, False
+        while self._clock.monotonic() < until:
+            try:
+                if not is_asked:
+                    self._ask_to_cancel()
+                    is_asked = True
+                if self._claim is not None and (end := self._look()) is not None:
+                    self._report.last(end)
+                    self._records.savepoint_requests.forget_cancel()
+                    return
+            except (StorageError, OSError) as error:
+                _log.warning("The driver is not asked to cancel yet: %s", redacted(str(error)))
+            except CheckpointError as error:
+                self._told.log(logging.WARNING, f"While the job was being canceled: {error.message}")
+                return
+            if self._claim is None and is_asked:
+                if self._process is not None:
+                    self._process.kill()
+                return
+            self._wait(_TURN)
+        self._told.log(
+            logging.WARNING,
+            f"The driver has not ended within {_GRACE:.0f} s. The resume sensor asks the driver again as soon as the "
+            f"storage can be reached; so does `dagster-ckpt cancel {self._catalog.job_name}`.",
+        )
+
+    def _ask_to_cancel(self) -> None:
+        with contextlib.suppress(Fenced):
+            if self._newest_claim() is None:
+                # A driver that appears from now on finds no submission, or the request.
+                self._records.submissions.withdraw(self._driver)
+        self._records.savepoint_requests.ask_to_cancel(CancelRequest(self._driver, self._clock.time()))
+
+    def _check_sole(self) -> None:
+        """Make sure that no other run attends the driver.
+
+        Raises:
+            JobAlreadyRunning: another run has taken over, while this one gave no sign of life.
+        """
+        found = self._records.attendant.read() if self._sign is not None else None
+        if found is not None and found.run_id != self._run_id:
+            raise JobAlreadyRunning(
+                f"Run {found.run_id} attends the driver of job {self._catalog.job_name!r} now.",
+                hint="Leave the job to that run. Its driver has gone on all the time.",
+            )
+
+    def _show_life(self, *, stopped: bool = False) -> None:
+        """Leave a sign of life, if the last one is old enough."""
+        if stopped and self._sign is None:
+            return
+        sign = Heartbeat(
+            epoch=1 if self._claim is None else self._claim.epoch,
+            run_id=self._run_id,
+            processes=(ProcessIdentity.current(),),
+            sequence=0 if self._sign is None else self._sign.sequence + 1,
+            beat_at=self._clock.time(),
+            stopped=stopped,
+            uptime=self._clock.monotonic(),
+        )
+        try:
+            if stopped:
+                self._check_sole()
+            self._records.attendant.write(sign)
+        except (JobAlreadyRunning, StorageError, OSError):
+            if not stopped:
+                raise
+        self._sign = sign

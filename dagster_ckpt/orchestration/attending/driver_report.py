@@ -1,0 +1,167 @@
+"""What a run that attends a driver reports of it: all of it read from the job's records."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+
+from dagster_ckpt.checkpoint import (
+    CheckpointCatalog,
+    CheckpointMetadata,
+    Choice,
+    Claim,
+    Dropped,
+    End,
+    FailedCheckpoints,
+    Heartbeat,
+    StartTrace,
+)
+from dagster_ckpt.clock import Clock
+from dagster_ckpt.errors import CheckpointNotFound, CorruptCheckpoint
+from dagster_ckpt.orchestration.reporting import CheckpointReporter
+from dagster_ckpt.shown_text import in_one_line, redacted
+
+__all__ = ["DriverReport", "Told"]
+
+#: Seconds between two lists of the checkpoints while the driver tells of no new checkpoint.
+_LIST = 30.0
+
+
+@dataclass(frozen=True)
+class Told:
+    """Whom an attendant tells, and asks, beside the reporter.
+
+    Attributes:
+        turn: called a few times a second; raises the interrupt of a run that Dagster counts as over.
+        is_canceled: whether an interrupt that has just arrived means that the job is canceled.
+        claimed: the driver has taken the job over, or begins another start.
+        started: the query has started, by this choice.
+        traced: where the seconds of a start went.
+        failed: a checkpoint has failed, the last of so many.
+        log: a line for the run's log, with its level.
+    """
+
+    turn: Callable[[], None]
+    is_canceled: Callable[[], bool]
+    claimed: Callable[[Claim], None]
+    started: Callable[[Choice], None]
+    traced: Callable[[StartTrace], None]
+    failed: Callable[[FailedCheckpoints], None]
+    log: Callable[[int, str], None]
+
+
+class DriverReport:
+    """Reports the checkpoints, starts and failures of one driver.
+
+    Args:
+        catalog: the job's checkpoints.
+        driver: the run that the driver was submitted for.
+        reporter: of the checkpoints.
+        told: who is told of the rest.
+        clock: of this host.
+    """
+
+    def __init__(
+        self, catalog: CheckpointCatalog, driver: str, reporter: CheckpointReporter, told: Told, clock: Clock
+    ) -> None:
+        self._catalog, self._records = catalog, catalog.records
+        self._driver, self._reporter, self._told, self._clock = driver, reporter, told, clock
+        self._claim: Claim | None = None
+        self._choice: Choice | None = None
+        #: The checkpoints listed last, by id: those are not read again, and a deleted one is told with its reason.
+        self._seen: dict[int, CheckpointMetadata] = {}
+        #: The newest checkpoint of the driver's beat, and the time, when the checkpoints were listed last.
+        self._listed: tuple[object, float] = (None, float("-inf"))
+        self._traced = 0
+        self._failures: set[tuple[str, int]] = set()
+        #: The failed checkpoints of the driver's beat that were told last.
+        self._failed: FailedCheckpoints | None = None
+
+    def claimed(self, claim: Claim) -> None:
+        """The driver has claimed an epoch: its first, or that of its next start after a failure."""
+        self._claim, self._choice = claim, None
+        self._told.claimed(claim)
+        self._reporter.holds(claim.epoch)
+        self._tell_failures(claim)
+
+    def look(self, heartbeat: Heartbeat | None) -> None:
+        """Report what is new; ``heartbeat`` is the driver's, just read."""
+        claim = self._claim
+        if claim is None:
+            return
+        if self._choice is None:
+            choice = self._records.epochs.read_choice(claim.epoch)
+            if choice is None:
+                return
+            if choice.fell_back:
+                self._told.log(logging.WARNING, in_one_line(redacted(choice.fell_back)))
+            self._told.started(choice)
+            completed = self._catalog.completed(choice.job_id)[0]
+            self._seen = {item.checkpoint_id: item for item in completed}
+            self._reporter.began(self._list(choice))
+            self._choice = choice
+        elif self._is_due(heartbeat):
+            self._reporter.completed(self._list(self._choice))
+        self._reporter.tick()
+        failed = None if heartbeat is None else heartbeat.failed_checkpoints
+        if failed is not None and failed != self._failed:
+            self._failed = failed
+            self._told.failed(failed)
+        if self._traced < claim.epoch:
+            for trace in self._records.starts.newest(1):
+                if trace.epoch == claim.epoch:
+                    self._traced = trace.epoch
+                    self._told.traced(trace)
+
+    def _is_due(self, heartbeat: Heartbeat | None) -> bool:
+        """Whether to list the checkpoints: the driver beats at each new checkpoint, and names it."""
+        newest, now = None if heartbeat is None else heartbeat.completed, self._clock.monotonic()
+        if newest == self._listed[0] and now - self._listed[1] < _LIST:
+            return False
+        self._listed = newest, now
+        return True
+
+    def _list(self, choice: Choice) -> list[CheckpointMetadata]:
+        """The retained checkpoints, by (epoch, id); only those are read that are new since the last list."""
+        numbers = set(self._catalog.numbers(choice.job_id))
+        for deletion in self._records.deletions.pending():
+            if deletion.job_id == choice.job_id:
+                numbers.difference_update(deletion.checkpoints)
+        seen = {}
+        for number in numbers:
+            with suppress(CheckpointNotFound, CorruptCheckpoint):  # not complete yet, void or broken
+                seen[number] = self._seen.get(number) or self._catalog.load(choice.job_id, number)
+        self._seen = seen
+        quarantined = self._records.quarantine.names()
+        retained = [item for item in seen.values() if item.reference not in quarantined]
+        return sorted(retained, key=lambda item: item.key)
+
+    def _tell_failures(self, claim: Claim) -> None:
+        for failure in self._records.failures.of(claim.series):
+            key = failure.run_id, failure.sequence
+            if failure.run_id == self._driver and key not in self._failures:
+                self._failures.add(key)
+                self._told.log(
+                    logging.ERROR, f"A start of the driver has failed: {in_one_line(redacted(failure.reason))}"
+                )
+
+    def last(self, end: End | None = None) -> list[CheckpointMetadata]:
+        """Report what is retained now, and why the others are gone; a failed report must not hide how the job ended."""
+        try:
+            if self._claim is not None:
+                self._tell_failures(self._claim)
+            if self._choice is None:
+                return []
+            before = self._seen
+            retained = self._list(self._choice)
+            gone = before.keys() - self._seen.keys()
+            why = "" if end is None else f"{end.status}: {end.reason}, and the cleanup policy deletes"
+            discarded = end is not None and end.discarded
+            dropped = [Dropped(before[number], why) for number in sorted(gone)] if discarded else []
+            self._reporter.dropped(dropped, retained)
+        except Exception as error:
+            self._told.log(logging.WARNING, f"The last checkpoints could not be reported: {redacted(str(error))}")
+            return []
+        return retained

@@ -1,0 +1,173 @@
+"""Spark as a Dagster resource whose driver is not the Dagster run's process."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import dagster as dg
+from pydantic import ConfigDict, Field
+
+from dagster_ckpt.checkpoint import SUBMITTED
+from dagster_ckpt.errors import InvalidConfiguration
+from dagster_ckpt.orchestration.resources import SparkSessionResource
+from dagster_ckpt.shown_text import redacted
+
+__all__ = ["SparkSubmitResource", "own_spark"]
+
+CLIENT, CLUSTER = "client", "cluster"
+_MASTER = re.compile(r"local(\[.*\])?|spark://.+")
+#: A driver for months says little; PySpark's own drivers say no more.
+_CONF = {"spark.log.level": "WARN"}
+_SUPERVISE = "spark.driver.supervise"
+#: The names of settings whose values are secrets: those that Spark hides in its web page, and those of the clouds.
+_SECRET = re.compile(
+    r"secret|passw|token|credential|(?:access|account|api|private|shared|sas)[-_.]?key|\.sas\.", re.IGNORECASE
+)
+#: Set by the JVM above a driver, for that driver alone.
+_OF_A_DRIVER = ("PYSPARK_GATEWAY_PORT", "PYSPARK_GATEWAY_SECRET", "DAGSTER_CKPT_DRIVER")
+
+
+class SparkSubmitResource(dg.ConfigurableResource["SparkSubmitResource"]):
+    """Spark whose driver ``spark-submit`` starts: on this host, or on a host of a standalone cluster.
+
+    The Dagster run attends the driver: it reports checkpoints and failures, and *Terminate* reaches the driver. The
+    driver outlives the run's process; the resume sensor then launches a run that attends the same driver.
+
+    .. code-block:: python
+
+        spark = SparkSubmitResource(definitions="my_project.definitions:defs", master="local[4]")
+        spark = SparkSubmitResource(
+            definitions="my_project.definitions:defs", master="spark://host:7077", deploy_mode="cluster"
+        )
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
+
+    definitions: str = Field(
+        description="Import path module:name of the Definitions that have the asset and this resource; the driver "
+        "loads them. They must be installed where the driver runs."
+    )
+    master: str = Field(default="local[*]", description="Spark master URL: local, local[...] or spark://host:port.")
+    deploy_mode: str = Field(
+        default=CLIENT,
+        description="'client': the driver is a process on the host of the Dagster run. 'cluster': a Worker of the "
+        "standalone cluster starts the driver.",
+    )
+    conf: dict[str, str] = Field(default_factory=dict, description="Spark configuration, key to value.")
+    app_name: str | None = Field(default=None, description="Application name; the job's name by default.")
+    python: str | None = Field(
+        default=None,
+        description="The Python of the driver and of the executors, on their hosts. Default: the path of this Python.",
+    )
+    spark_home: str | None = Field(
+        default=None, description="The Spark whose bin/spark-submit is used. Default: that of the installed pyspark."
+    )
+    jar: str | None = Field(
+        default=None,
+        description="With cluster: any jar that the Workers can read, which Spark wants for a driver there. Default: "
+        "the path of the spark-launcher jar of spark_home.",
+    )
+
+    def command(self, job_name: str, run_id: str, required: Mapping[str, str] | None = None) -> list[str]:
+        """The call of ``spark-submit`` for the driver of a run.
+
+        Spark's standalone manager refuses a Python file with ``cluster``, but runs any main class, and the class that
+        runs Python files for Spark is one. The same call is used for ``client``.
+
+        Every user of a host can read a command line, so settings that look like secrets are left out: the driver takes
+        them from the definitions, in time for its Spark session.
+
+        Args:
+            job_name: of the job.
+            run_id: of the Dagster run.
+            required: settings that win over ``conf``.
+
+        Raises:
+            InvalidConfiguration: a field cannot be used.
+        """
+        self._check()
+        home = self._home()
+        conf = {**_CONF, "spark.pyspark.python": self.python or sys.executable, **self.conf, **(required or {})}
+        if self.deploy_mode == CLUSTER:
+            # Then spark-submit ends with the driver, and so tells that the driver has ended before its first record.
+            conf["spark.standalone.submit.waitAppCompletion"] = "true"
+        return [
+            str(home / "bin" / "spark-submit"),
+            *("--master", self.master, "--deploy-mode", self.deploy_mode, "--name", self.app_name or job_name),
+            *(
+                part
+                for key, value in conf.items()
+                if not _is_secret(key, value)
+                for part in ("--conf", f"{key}={value}")
+            ),
+            *("--class", "org.apache.spark.deploy.PythonRunner", self.jar or _any_jar(home)),
+            *("-m", "", SUBMITTED, self.definitions, job_name, run_id),
+        ]
+
+    def environment(self) -> dict[str, str]:
+        """The environment of ``spark-submit``: this one, and where modules lie. A driver in client mode has it, too."""
+        mine = {key: value for key, value in os.environ.items() if key not in _OF_A_DRIVER}
+        return {**mine, "PYTHONPATH": os.pathsep.join(dict.fromkeys(path for path in sys.path if path))}
+
+    def in_driver(self) -> SparkSessionResource:
+        """What the driver uses instead: it joins the Spark that ``spark-submit`` has prepared."""
+        return SparkSessionResource(
+            master=self.master, conf=self.conf, app_name=self.app_name, early_jvm=False, class_archive=False
+        )
+
+    def _check(self) -> None:
+        if not _MASTER.fullmatch(self.master):
+            raise InvalidConfiguration(
+                f"SparkSubmitResource has not been run with master {self.master!r}.",
+                hint="Use local, local[...] or spark://host:port; for another cluster manager use "
+                "SparkSessionResource, whose driver is the Dagster run.",
+            )
+        if self.deploy_mode not in {CLIENT, CLUSTER}:
+            raise InvalidConfiguration(
+                f"deploy_mode is {self.deploy_mode!r}, and Spark knows client and cluster.", hint="Set one of the two."
+            )
+        if self.deploy_mode == CLUSTER and not self.master.startswith("spark://"):
+            raise InvalidConfiguration(
+                f"deploy_mode='cluster' needs a cluster, and the master is {self.master!r}.",
+                hint="Set master to spark://host:port, or deploy_mode to 'client'.",
+            )
+        if self.conf.get(_SUPERVISE, "false").lower() != "false":
+            raise InvalidConfiguration(
+                f"{_SUPERVISE} is {self.conf[_SUPERVISE]!r}: the master would start the driver again beside the resume "
+                "sensor, which starts another one.",
+                hint=f"Remove {_SUPERVISE}; the restart strategy of the asset decides about restarts.",
+            )
+        if not all(self.definitions.partition(":")):
+            raise InvalidConfiguration(
+                f"definitions={self.definitions!r} is no import path.", hint="Write it as 'package.module:name'."
+            )
+
+    def _home(self) -> Path:
+        if self.spark_home is not None:
+            return Path(self.spark_home)
+        from pyspark.find_spark_home import _find_spark_home  # noqa: PLC0415 - Spark, only for runs
+
+        return Path(str(_find_spark_home()))
+
+
+def own_spark(resource: SparkSessionResource | SparkSubmitResource) -> SparkSessionResource:
+    """With what a process starts Spark that runs the query itself: a drill, or ``dagster-ckpt run``."""
+    return resource.in_driver() if isinstance(resource, SparkSubmitResource) else resource
+
+
+def _is_secret(key: str, value: str) -> bool:
+    return _SECRET.search(key) is not None or redacted(value) != value
+
+
+def _any_jar(home: Path) -> str:
+    jars = sorted((home / "jars").glob("spark-launcher_*.jar"))
+    if not jars:
+        raise InvalidConfiguration(
+            f"{home} has no jars/spark-launcher_*.jar, so it is no Spark.",
+            hint="Set spark_home of SparkSubmitResource to the directory of a Spark, or leave it out.",
+        )
+    return str(jars[0])

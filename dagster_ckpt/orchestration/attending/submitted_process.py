@@ -1,0 +1,124 @@
+"""``spark-submit`` as a process: started so that it outlives its Dagster run, and asked why it has ended."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from dagster_ckpt.errors import SparkNotStarted
+from dagster_ckpt.filesystem import default_root, make_working_directory
+from dagster_ckpt.shown_text import in_one_line, redacted
+
+__all__ = ["REFUSED", "SubmittedProcess", "find_master"]
+
+#: What the driver's last word begins with, when it ends before it has taken the job over.
+REFUSED = "dagster-ckpt driver: "
+_LINES = 8
+#: How spark-submit tells how a driver on the cluster has ended.
+_STATE = "State of driver"
+_LONGEST = 2_000
+#: Seconds for a connection to a master.
+_PATIENCE = 10.0
+
+
+class SubmittedProcess:
+    """A call of ``spark-submit``, in a session of its own.
+
+    Args:
+        command: the call.
+        environment: of the process.
+        log: the name of the file for its output, in the user's directory for temporary files.
+
+    Raises:
+        SparkNotStarted: there is no such program, or it may not be executed.
+    """
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], log: str) -> None:
+        directory = default_root() / "drivers"
+        make_working_directory(directory, default_root())
+        self.log = directory / log
+        try:
+            with self.log.open("ab") as output:
+                self._process = subprocess.Popen(  # noqa: S603
+                    command,
+                    env=dict(environment),
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    start_new_session=True,  # what ends the Dagster run's group of processes must not end the driver
+                )
+        except OSError as error:
+            raise SparkNotStarted(
+                f"{command[0]} cannot be started: {error.strerror}. No driver was started.",
+                hint="Install pyspark from its wheel where the Dagster run is, or set spark_home of "
+                "SparkSubmitResource to a Spark whose bin/spark-submit this user may execute.",
+            ) from error
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it has ended."""
+        return self._process.poll() is not None
+
+    def kill(self) -> None:
+        """End it, and the driver if the driver is its child."""
+        if not self.has_ended:  # else its number may be another's by now
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+    def forget(self) -> None:
+        """Delete the output: nobody needs it."""
+        self.log.unlink(missing_ok=True)
+
+    def why(self, job_name: str, deploy_mode: str) -> SparkNotStarted:
+        """The error for a call that has ended before its driver took the job over."""
+        said = _last_lines(self.log)
+        own = [line.removeprefix(REFUSED) for line in said if line.startswith(REFUSED)]
+        missing = next((line for line in said if "No module named" in line), None)
+        told = in_one_line(redacted((own or [missing or " / ".join(said[-_LINES:]) or "it said nothing"])[-1]))
+        where = f"{self.log} has all it said"
+        if deploy_mode == "cluster":
+            where += ", and the Worker's work/driver-*/stderr what the driver said"
+        if missing is not None and not own:
+            where = f"Install dagster-ckpt and the project for the Python of the driver. {where}"
+        return SparkNotStarted(
+            f"spark-submit has ended with {self._process.returncode} before the driver took job {job_name!r} over: "
+            f"{told[:_LONGEST]}",
+            hint=f"Mend it, and launch the job again; nothing was changed. {where}.",
+        )
+
+
+def find_master(master: str) -> None:
+    """Make sure that a master is there.
+
+    Raises:
+        SparkNotStarted: nothing answers at ``spark://``.
+    """
+    if not master.startswith("spark://"):
+        return
+    failed = ""
+    for place in master.removeprefix("spark://").split(","):
+        host, _, port = place.rpartition(":")
+        try:
+            with socket.create_connection((host, int(port)), _PATIENCE):
+                return
+        except (OSError, ValueError) as error:
+            failed = f"{place}: {error}"
+    raise SparkNotStarted(
+        f"No Spark master answers at {master} ({failed}). No driver was started.",
+        hint="Start the master, or set master of SparkSubmitResource to the URL that the master's web page shows.",
+    )
+
+
+def _last_lines(log: Path) -> list[str]:
+    try:
+        text = log.read_bytes()[-100_000:].decode("utf-8", "replace")
+    except OSError:
+        return []
+    lines = (line.strip() for line in text.splitlines())
+    return [line for line in lines if line and not line.startswith("at ") and (" INFO " not in line or _STATE in line)]

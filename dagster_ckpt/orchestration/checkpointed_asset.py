@@ -1,0 +1,115 @@
+"""What ``@checkpointed_streaming_asset`` makes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
+
+import dagster as dg
+
+from dagster_ckpt.config import CheckpointConfig, RestartStrategy, StateBackend
+from dagster_ckpt.orchestration.query_parameters import QueryParameters
+from dagster_ckpt.orchestration.run_settings import JobSettings
+
+if TYPE_CHECKING:
+    from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+__all__ = ["CheckpointedStreamingAsset", "QueryFunction", "defined_asset", "partitions_name", "remember_defined"]
+
+#: Takes the context, the session, and the resources and the configuration of its own.
+QueryFunction = Callable[..., "DataStreamWriter"]
+
+
+class CheckpointedStreamingAsset(dg.AssetsDefinition):
+    """A streaming query under Dagster, made by :func:`checkpointed_streaming_asset`.
+
+    It is the output asset, as ``@dg.asset`` makes one: for ``deps``, for ``Definitions(assets=[...])`` and for
+    ``load_assets_from_modules``. :func:`~dagster_ckpt.build_checkpoint_definitions` adds what operates the asset.
+
+    Attributes:
+        checkpoints_key: ``<name>_checkpoints``.
+        savepoints_key: ``<name>_savepoints``.
+        name: the job's stable name, and the directory of its checkpoints.
+        job: the Dagster job that materializes the output asset, for ``monitored_jobs`` of a sensor of yours too.
+        rollback: the Dagster job that takes ``job`` back to a checkpoint.
+        checkpoint_now: the Dagster job that has ``job`` take a checkpoint at once.
+        op_name: the name under which ``run_config["ops"]`` configures the query.
+        function: makes the query; called with the context, the session and the arguments that ``parameters`` name.
+        parameters: the resources and the run configuration that ``function`` takes.
+        settings: when checkpoints are taken and kept and what happens after a failure, unless a run says otherwise.
+        state_backend: keeps the query's state; ``None`` for Spark's configuration.
+        storage_key: resource key of the checkpoint storage.
+        spark_key: resource key of Spark.
+        checkpoints: the checkpoints asset.
+        savepoints: the asset whose materialization takes a savepoint.
+        most_restarts_per_hour: with more restarts the job is not healthy, ``None`` for any number.
+        healthy: the asset check that is red when the job has ended FAILED, and yellow when it is not well.
+        restorable: the asset check that is red when the newest checkpoint is not what was written.
+        fresh: the asset check that is red when a batch waits too long for a checkpoint.
+    """
+
+    checkpoints_key: dg.AssetKey
+    savepoints_key: dg.AssetKey
+    name: str
+    job: UnresolvedAssetJobDefinition
+    rollback: dg.JobDefinition
+    checkpoint_now: dg.JobDefinition
+    op_name: str
+    function: QueryFunction
+    parameters: QueryParameters
+    settings: JobSettings
+    state_backend: StateBackend | None
+    storage_key: str
+    spark_key: str
+    checkpoints: dg.AssetSpec
+    savepoints: dg.AssetsDefinition
+    most_restarts_per_hour: int | None
+    healthy: dg.AssetChecksDefinition
+    restorable: dg.AssetChecksDefinition
+    fresh: dg.AssetChecksDefinition
+
+    @property
+    def definition(self) -> dg.AssetsDefinition:
+        """The output asset."""
+        return self
+
+    @property
+    def job_name(self) -> str:
+        """The name of the Dagster job that materializes the output asset."""
+        return self.job.name
+
+    @property
+    def config(self) -> CheckpointConfig:
+        """When checkpoints are taken and kept, unless a run says otherwise."""
+        return self.settings.config
+
+    @property
+    def restart(self) -> RestartStrategy:
+        """What happens after a failure, unless a run says otherwise."""
+        return self.settings.restart
+
+    @property
+    def partitions_name(self) -> str:
+        """Name of the dynamic partitions that stand for the retained checkpoints."""
+        return partitions_name(self.name)
+
+
+#: The assets of this process, by the job's name; those that were defined last.
+_defined: WeakValueDictionary[str, CheckpointedStreamingAsset] = WeakValueDictionary()
+
+
+def remember_defined(asset: CheckpointedStreamingAsset) -> None:
+    """Have :func:`defined_asset` find an asset for as long as somebody uses it."""
+    _defined[asset.name] = asset
+
+
+def defined_asset(job: str) -> CheckpointedStreamingAsset | None:
+    """The asset of a job that this process has defined."""
+    return _defined.get(job)
+
+
+def partitions_name(job: str) -> str:
+    """Name of the dynamic partitions that stand for the retained checkpoints of a job."""
+    return f"{job}_checkpoints"

@@ -1,0 +1,129 @@
+"""The component: its attributes, and the definitions that it makes of them."""
+
+# No `from __future__ import annotations`: Dagster reads real types from the fields. Of a field with a resolver it reads
+# the type of the YAML; what the resolver makes is `Any` here, because Dagster would look for the YAML's fields in it.
+
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import dagster as dg
+from pydantic import ConfigDict, Field
+
+from dagster_ckpt.config import CheckpointConfig
+from dagster_ckpt.orchestration.component import attributes
+from dagster_ckpt.orchestration.component.scaffolder import CheckpointedStreamScaffolder
+from dagster_ckpt.orchestration.definitions import build_checkpoint_definitions
+from dagster_ckpt.orchestration.savepoints import build_savepoint_schedule
+from dagster_ckpt.orchestration.streaming_asset import checkpointed_streaming_asset
+
+__all__ = ["CheckpointedStreamComponent"]
+
+
+@dg.scaffold_with(CheckpointedStreamScaffolder)
+class CheckpointedStreamComponent(dg.Component, dg.Resolvable, dg.Model):
+    """A Spark stream that is checkpointed, and continues from its newest checkpoint after a failure.
+
+    .. code-block:: yaml
+
+        type: dagster_ckpt.CheckpointedStreamComponent
+        attributes:
+          function: my_project.defs.turnover.query:turnover
+          storage: {checkpoint_path: /data/checkpoints, savepoint_path: /data/savepoints}
+          checkpoint: {interval: 30 s, num_retained: 20}
+          restart: {type: fixed_delay, restart_attempts: 3, delay_between_attempts: 10 s}
+          spark: {master: "local[4]", conf: {spark.sql.shuffle.partitions: 4}}
+          savepoints:
+            - {cron_schedule: "0 3 * * *", name: nightly, keep: 14}
+    """
+
+    model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
+
+    function: Annotated[
+        Callable[..., Any],
+        dg.Resolver(
+            attributes.query_function,
+            model_field_type=str,
+            description="'module:name' of the function that takes context and spark and returns a DataStreamWriter.",
+        ),
+    ]
+    name: str | None = Field(default=None, description="Of the asset; by default that of the function.")
+    key_prefix: list[str] | None = Field(default=None, description="Before the name in the asset key.")
+    job_name: str | None = Field(
+        default=None, description="The job's stable name, of its checkpoints; by default the asset key."
+    )
+    deps: list[str] = Field(default_factory=list, description="Keys of the assets that the query reads.")
+    storage: Annotated[
+        Any,
+        dg.Resolver(attributes.storage, model_field_type=attributes.StorageAttributes | None),
+    ] = Field(default=None, description="Where checkpoints are kept; by default the resource called storage_key.")
+    storage_key: str = Field(default="checkpoint_storage", description="Of the project's storage, without `storage`.")
+    checkpoint: Annotated[
+        Any,
+        dg.Resolver(attributes.checkpoint_config, model_field_type=attributes.CheckpointAttributes | None),
+    ] = Field(default_factory=CheckpointConfig, description="When checkpoints are taken, and how many are kept.")
+    restart: Annotated[
+        Any,
+        dg.Resolver(attributes.restart_strategy, model_field_type=attributes.RestartAttributes | None),
+    ] = Field(default=None, description="What happens after a failure; by default exponential delay.")
+    poison_batch_attempts: int | None = Field(
+        default=5, description="How often one batch may fail with one error; null for any number."
+    )
+    most_restarts_per_hour: int | None = Field(
+        default=10, description="With more restarts the check `healthy` is yellow; null for any number."
+    )
+    spark: Annotated[
+        Any,
+        dg.Resolver(attributes.spark_session, model_field_type=attributes.SparkAttributes | None),
+    ] = Field(default=None, description="How to start Spark; by default the resource called spark_key.")
+    spark_key: str = Field(default="spark", description="Of the project's Spark, without `spark`.")
+    configuration: dict[str, Any] = Field(
+        default_factory=dict, description="Settings by Flink's keys, also of the state backend."
+    )
+    savepoints: list[attributes.SavepointScheduleAttributes] = Field(
+        default_factory=list, description="Schedules that take savepoints."
+    )
+    group_name: str | None = Field(default=None, description="As of any asset.")
+    description: str | None = Field(default=None, description="As of any asset; by default that of the function.")
+    owners: list[str] | None = Field(default=None, description="As of any asset.")
+    tags: dict[str, str] | None = Field(default=None, description="As of any asset.")
+    run_tags: dict[str, str] | None = Field(default=None, description="Of the runs of the job.")
+
+    @classmethod
+    def get_spec(cls) -> dg.ComponentTypeSpec:
+        """What ``dg list components`` tells."""
+        return dg.ComponentTypeSpec(
+            description="A Spark stream with checkpoints and savepoints, resumed after failures.",
+            produces=["asset", "asset_check", "job", "schedule", "sensor"],
+        )
+
+    def build_defs(self, context: dg.ComponentLoadContext) -> dg.Definitions:
+        """The asset and what operates it: as :func:`~dagster_ckpt.build_checkpoint_definitions`, and the schedules."""
+        del context
+        prefix = "__".join([*(self.key_prefix or ()), self.name or self.function.__name__])
+        # Resources of the component's own have keys of their own, so that components beside it can have others.
+        storage_key = self.storage_key if self.storage is None else f"{prefix}_checkpoint_storage"
+        spark_key = self.spark_key if self.spark is None else f"{prefix}_spark"
+        asset = checkpointed_streaming_asset(
+            name=self.name,
+            key_prefix=self.key_prefix,
+            job_name=self.job_name,
+            deps=[dg.AssetKey.from_user_string(key) for key in self.deps],
+            config=self.checkpoint,
+            restart=self.restart,
+            poison_batch_attempts=self.poison_batch_attempts,
+            most_restarts_per_hour=self.most_restarts_per_hour,
+            configuration=self.configuration,
+            storage_key=storage_key,
+            spark_key=spark_key,
+            group_name=self.group_name,
+            description=self.description,
+            owners=self.owners,
+            tags=self.tags,
+            run_tags=self.run_tags,
+        )(self.function)
+        own = {storage_key: self.storage, spark_key: self.spark}
+        schedules = [build_savepoint_schedule(asset, **dict(given)) for given in self.savepoints]
+        return dg.Definitions.merge(
+            build_checkpoint_definitions([asset], {key: item for key, item in own.items() if item is not None}),
+            dg.Definitions(schedules=schedules),
+        )

@@ -1,0 +1,52 @@
+"""Runs the restore drill of an asset."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+
+from dagster_ckpt.clock import SystemClock
+from dagster_ckpt.orchestration.attending import own_spark
+from dagster_ckpt.orchestration.checkpointed_asset import CheckpointedStreamingAsset
+from dagster_ckpt.orchestration.resources import SparkSessionResource
+from dagster_ckpt.orchestration.streaming_run import streaming_job
+from dagster_ckpt.spark import Drilled, drill_restore
+
+__all__ = ["run_drill"]
+
+
+def run_drill(
+    asset: CheckpointedStreamingAsset,
+    context: dg.AssetExecutionContext,
+    given: Mapping[str, Any],
+    *,
+    spark: SparkSessionResource | None = None,
+    scratch_directory: str | Path | None,
+    timeout: timedelta,
+) -> Drilled:
+    """Restore the newest checkpoint of an asset's job aside, and compute one batch.
+
+    Args:
+        asset: the asset.
+        context: has the resources, and goes to the asset's function.
+        given: the run configuration, for the function's own part of it.
+        spark: starts Spark; ``None`` for the asset's own resource.
+        scratch_directory: as of :func:`~dagster_ckpt.read_state`.
+        timeout: how long the batch may take.
+
+    Raises:
+        CheckpointError: as of :func:`~dagster_ckpt.spark.proof.drill.drill_restore`.
+    """
+    catalog = getattr(context.resources, asset.storage_key).catalog(asset.name)
+    starts = spark or own_spark(getattr(context.resources, asset.spark_key))
+    required = None if asset.state_backend is None else asset.state_backend.launch_conf()
+    job = replace(
+        streaming_job(asset, asset.settings.of_run({}), context, given, catalog.filesystem),
+        session=lambda: starts.session(f"{asset.name}_drill", required),
+    )
+    return drill_restore(job, catalog, SystemClock(), scratch_directory=scratch_directory, timeout=timeout)

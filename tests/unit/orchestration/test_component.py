@@ -1,0 +1,163 @@
+"""``CheckpointedStreamComponent``: what its YAML may say, and the definitions that come of it."""
+
+from __future__ import annotations
+
+import inspect
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+from dagster.components.resolved.errors import ResolutionException
+
+from dagster_ckpt import (
+    CheckpointedStreamComponent,
+    FileSystemCheckpointStorage,
+    RestartStrategies,
+    SparkSessionResource,
+    build_savepoint_schedule,
+    checkpointed_streaming_asset,
+)
+from dagster_ckpt.config import CheckpointConfig
+from dagster_ckpt.errors import InvalidConfiguration
+from dagster_ckpt.orchestration.component import attributes
+from dagster_ckpt.orchestration.component.scaffolder import CheckpointedStreamScaffolder
+
+
+def turnover(context: dg.AssetExecutionContext, spark: Any) -> Any:
+    raise AssertionError("no test runs this query")
+
+
+FUNCTION = f"{__name__}:turnover"
+
+
+@pytest.fixture(autouse=True)
+def importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This module by its name, which pytest's way of importing does not leave to others."""
+    monkeypatch.setattr(attributes, "load_object", lambda path, _: {FUNCTION: turnover, "a:list": []}[path])
+
+
+def load(**given: Any) -> CheckpointedStreamComponent:
+    context = dg.ComponentTree.for_test().load_context
+    made: CheckpointedStreamComponent = CheckpointedStreamComponent.from_attributes_dict(
+        attributes={"function": FUNCTION, **given}, context=context
+    )
+    return made
+
+
+def defined(**given: Any) -> dg.Definitions:
+    return load(**given).build_defs(dg.ComponentTree.for_test().load_context)
+
+
+@pytest.mark.parametrize(
+    ("of_yaml", "real"),
+    [
+        (attributes.StorageAttributes, set(FileSystemCheckpointStorage.model_fields)),
+        (attributes.CheckpointAttributes, set(CheckpointConfig.model_fields)),
+        (attributes.SparkAttributes, set(SparkSessionResource.model_fields)),
+        (
+            attributes.SavepointScheduleAttributes,
+            set(inspect.signature(build_savepoint_schedule).parameters) - {"asset", "default_status"},
+        ),
+        (
+            attributes.RestartAttributes,
+            {"type"}
+            | set(inspect.signature(RestartStrategies.fixed_delay_restart).parameters)
+            | set(inspect.signature(RestartStrategies.failure_rate_restart).parameters)
+            | set(inspect.signature(RestartStrategies.exponential_delay_restart).parameters),
+        ),
+    ],
+)
+def test_the_yaml_sets_everything_that_python_sets(of_yaml: type[dg.Model], real: set[str]) -> None:
+    assert set(of_yaml.model_fields) == real
+
+
+def test_what_the_decorator_takes_is_set_by_the_yaml_or_left_to_dagster() -> None:
+    decorator = set(inspect.signature(checkpointed_streaming_asset).parameters)
+    of_assets = {"kinds", "metadata", "code_version", "automation_condition", "freshness_policy", "pool", "op_tags"}
+    other_words = {"config": "checkpoint", "state_backend": "configuration"}
+    given = {other_words.get(name, name) for name in decorator - of_assets - {"hooks", "report_interval"}}
+    assert given <= set(CheckpointedStreamComponent.model_fields)
+    assert load(job_name="sums", most_restarts_per_hour=None).job_name == "sums"
+
+
+def test_what_is_given_arrives() -> None:
+    component = load(
+        storage={"checkpoint_path": "/data/{{ 'check' }}points", "live_location": "local"},
+        checkpoint={"interval": "30 s", "num_retained": 20, "mode": "AT_LEAST_ONCE"},
+        restart={"type": "fixed_delay", "restart_attempts": 3, "delay_between_attempts": "10 s"},
+        spark={"master": "local[2]", "conf": {"a": 4, "b": True, "c": "4g"}},
+    )
+    assert component.storage.checkpoint_path == "/data/checkpoints"
+    assert component.checkpoint == CheckpointConfig(interval="30 s", num_retained=20, mode="AT_LEAST_ONCE")
+    assert component.restart == RestartStrategies.fixed_delay_restart(3, timedelta(seconds=10))
+    assert component.spark.conf == {"a": "4", "b": "true", "c": "4g"}
+
+
+def test_without_more_than_a_function_it_is_as_the_decorator() -> None:
+    component = load()
+    assert (component.checkpoint, component.restart) == (CheckpointConfig(), None)
+    resources = {
+        "checkpoint_storage": FileSystemCheckpointStorage(checkpoint_path="/d"),
+        "spark": SparkSessionResource(),
+    }
+    definitions = dg.Definitions.merge(defined(), dg.Definitions(resources=resources))
+    dg.Definitions.validate_loadable(definitions)
+
+
+def test_components_beside_one_another_have_storages_of_their_own() -> None:
+    both = [
+        defined(name=name, storage={"checkpoint_path": f"/data/{name}"}, spark={"master": f"local[{number}]"})
+        for number, name in enumerate(("one", "two"), start=1)
+    ]
+    definitions = dg.Definitions.merge(*both)
+    dg.Definitions.validate_loadable(definitions)
+    assert set(definitions.resources or {}) == {f"{name}_{part}" for name in ("one", "two") for part in _OWN}
+
+
+_OWN = ("checkpoint_storage", "spark")
+
+
+def test_schedules_keys_and_deps() -> None:
+    definitions = defined(
+        key_prefix=["sales"],
+        deps=["raw/orders"],
+        group_name="sales",
+        savepoints=[{"cron_schedule": "0 3 * * *", "name": "nightly", "keep": 3}],
+        storage={"checkpoint_path": "/d"},
+        spark={},
+    )
+    dg.Definitions.validate_loadable(definitions)
+    node = definitions.resolve_asset_graph().get(dg.AssetKey(["sales", "turnover"]))
+    assert (node.parent_keys, node.group_name) == ({dg.AssetKey(["raw", "orders"])}, "sales")
+    (schedule,) = definitions.get_repository_def().schedule_defs
+    assert schedule.name == "sales__turnover_nightly_savepoints"
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ({"checkpoint": {"interval": "soon"}}, "'soon' is not a duration"),
+        ({"restart": {"type": "fixed_delay", "max_backoff": "1 s"}}, "unexpected keyword argument 'max_backoff'"),
+        ({"restart": {"type": "fixed_delay"}}, "missing 2 required positional arguments"),
+        ({"function": "a:list"}, "is a list, and no function"),
+    ],
+)
+def test_what_cannot_be_used_is_told(given: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ResolutionException, match=reason):
+        load(**given)
+
+
+@pytest.mark.parametrize("name", ["2026", "a.b", "class"])
+def test_a_name_that_no_function_can_have_is_refused_before_anything_is_written(name: str, tmp_path: Path) -> None:
+    target = tmp_path / "src" / "shop" / "defs" / name
+    request = dg.ScaffoldRequest[Any]("t", target, "yaml", tmp_path, None, append=False)
+    with pytest.raises(InvalidConfiguration, match="cannot be the name of a function"):
+        CheckpointedStreamScaffolder().scaffold(request)
+    assert not target.exists()
+
+
+def test_a_secret_is_looked_up_where_it_is_used() -> None:
+    component = load(storage={"checkpoint_path": "gs://bucket/c", "storage_options": {"token": {"env": "KEY_FILE"}}})
+    assert component.storage.storage_options == {"token": {"env": "KEY_FILE"}}, "kept as a name"

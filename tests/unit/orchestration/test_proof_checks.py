@@ -1,0 +1,187 @@
+"""The checks ``restorable``, ``fresh`` and ``drilled``, as Dagster runs them."""
+
+from __future__ import annotations
+
+import json
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import dagster as dg
+import pytest
+
+from dagster_ckpt import CheckpointConfig, SparkSessionResource, build_checkpoint_definitions, build_restore_drill
+from dagster_ckpt.checkpoint.catalog.spot_check import spot_check
+from dagster_ckpt.checkpoint.control.plan_archive import PlanArchiveWriter, PlannedBatch
+from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
+from dagster_ckpt.errors import InvalidConfiguration
+from dagster_ckpt.orchestration.proof import checks
+from tests.helpers.orchestration.stored_job import StoredJob, make_asset, run_id
+
+_KEY = dg.AssetKey(["orders"])
+_CONFIG = CheckpointConfig(interval="1 min", timeout="1 min", tolerable_failed_checkpoints=1)  # so 3 minutes
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> StoredJob:
+    return StoredJob(tmp_path / "storage", "orders")
+
+
+def _run_check(job: StoredJob, name: str, instance: dg.DagsterInstance | None = None) -> dg.AssetCheckEvaluation:
+    resources = {"checkpoint_storage": job.storage, "spark": SparkSessionResource()}
+    definitions = build_checkpoint_definitions([make_asset(config=_CONFIG)], resources)
+    job_of_dagster = definitions.resolve_implicit_global_asset_job_def()
+    only = job_of_dagster.get_subset(asset_check_selection={dg.AssetCheckKey(_KEY, name)}, asset_selection=set())
+    (found,) = only.execute_in_process(instance=instance).get_asset_check_evaluations()
+    return found
+
+
+def _stored(job: StoredJob, metadata: CheckpointMetadata) -> Path:
+    (file,) = metadata.files
+    return job.root / job.catalog.stored_path(metadata, file.reference or "_metadata")
+
+
+def test_restorable_is_red_as_long_as_a_file_is_damaged(job: StoredJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever an evaluation may read: here a single file of it."""
+    monkeypatch.setattr(checks, "_MOST_FILES", 1)
+    with dg.DagsterInstance.ephemeral() as instance:
+        nothing = _run_check(job, "restorable", instance)
+        assert nothing.passed
+        assert "nothing to restore" in str(nothing.description)
+        store = job.choose(job.claim(run_id()))
+        metadata = job.checkpoint(store, 3)
+        green = _run_check(job, "restorable", instance)
+        assert green.passed
+        assert green.metadata["files_read"].value == 1
+        assert green.metadata["checkpoint"].value == metadata.reference
+        stored = _stored(job, metadata)
+        content = stored.read_bytes()
+        stored.write_bytes(content[::-1])
+        for _ in range(3):
+            red = _run_check(job, "restorable", instance)
+            assert not red.passed
+            assert red.severity is dg.AssetCheckSeverity.ERROR
+            assert stored.name in str(red.description)
+        stored.write_bytes(content)
+        assert _run_check(job, "restorable", instance).passed
+
+
+def test_evaluations_go_on_where_the_last_one_stopped(job: StoredJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def seen(*args: object, after: str, **budget: object) -> object:
+        asked.append(after)
+        return spot_check(*args, after=after, **budget)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(checks, "spot_check", seen)
+    job.checkpoint(job.choose(job.claim(run_id())), 3)
+    with dg.DagsterInstance.ephemeral() as instance:
+        for _ in range(3):
+            assert _run_check(job, "restorable", instance).passed
+    assert asked == ["", "checkpoint/state/0/0/1.delta", "checkpoint/state/0/0/1.delta"]
+
+
+def _plan(job: StoredJob, job_id: str, epoch: int, batch: int, *, ago: float) -> None:
+    """Archive the plan of a batch, as the run of an epoch does."""
+    at = int((time.time() - ago) * 1000)
+    text = "v1\n" + json.dumps({"batchWatermarkMs": 0, "batchTimestampMs": at, "conf": {}}) + '\n{"logOffset":1}'
+    writer = PlanArchiveWriter(job.catalog.filesystem, job.name, job_id, epoch, lambda: None)
+    if not job.catalog.records.plans(job_id).has_begun(epoch):
+        writer.begin(-1, None, [])
+    writer.append([PlannedBatch(batch, {f"offsets/{batch}": text})])
+
+
+def test_fresh_knows_an_idle_stream_from_one_whose_batches_wait(job: StoredJob) -> None:
+    assert _run_check(job, "fresh").passed, "it has never run"
+    claim = job.claim(run_id(), ago=86_400)
+    store = job.choose(claim)
+    metadata = job.checkpoint(store, 3)
+    job.beat(claim, alive=True)
+    idle = _run_check(job, "fresh")
+    assert idle.passed
+    assert idle.metadata["behind_seconds"].value == 0
+    assert "idle" in str(idle.description)
+
+    _plan(job, metadata.job_id, claim.epoch, 3, ago=90_000)
+    assert _run_check(job, "fresh").passed, "batch 3 has its checkpoint"
+    _plan(job, metadata.job_id, claim.epoch, 4, ago=60)
+    waiting = _run_check(job, "fresh")
+    assert waiting.passed
+    assert waiting.metadata["batches_behind"].value == 1
+    _plan(job, metadata.job_id, claim.epoch, 5, ago=20)
+    job.checkpoint(store, 4)
+    behind = _run_check(job, "fresh").metadata["behind_seconds"].value
+    assert isinstance(behind, float)
+    assert behind < 60
+
+    _plan(job, metadata.job_id, claim.epoch, 6, ago=20)
+    job.end(claim, "FINISHED")
+    assert _run_check(job, "fresh").passed, "nobody runs it"
+
+
+def test_fresh_is_red_when_a_batch_waits_too_long(job: StoredJob) -> None:
+    claim = job.claim(run_id(), ago=86_400)
+    metadata = job.checkpoint(job.choose(claim), 3)
+    job.beat(claim, alive=True)
+    _plan(job, metadata.job_id, claim.epoch, 4, ago=181)
+    red = _run_check(job, "fresh")
+    assert not red.passed
+    assert "Batch 4 waits" in str(red.description)
+    assert red.metadata["allowed_seconds"].value == 180
+
+
+def test_fresh_is_red_when_a_job_is_dead_for_long_or_has_failed(job: StoredJob) -> None:
+    claim = job.claim(run_id(), ago=86_400)
+    job.checkpoint(job.choose(claim), 3)
+    job.beat(claim, alive=False, ago=100)
+    assert _run_check(job, "fresh").passed, "the sensor resumes it"
+    job.beat(claim, alive=False, ago=200)
+    assert not _run_check(job, "fresh").passed
+    job.end(claim, "FAILED", "the third failure")
+    failed = _run_check(job, "fresh")
+    assert not failed.passed
+    assert "the third failure" in str(failed.description)
+
+
+def _drilled(instance: dg.DagsterInstance, **options: str) -> dg.AssetCheckEvaluation:
+    definitions = build_restore_drill(make_asset(), **options)  # type: ignore[arg-type]
+    resources = {"checkpoint_storage": 1, "spark": 1}
+    merged = dg.Definitions.merge(definitions, dg.Definitions(resources=resources))
+    whole = merged.resolve_implicit_global_asset_job_def()
+    key = dg.AssetCheckKey(dg.AssetKey(["orders_drill"]), "drilled")
+    only = whole.get_subset(asset_check_selection={key}, asset_selection=set())
+    (found,) = only.execute_in_process(instance=instance).get_asset_check_evaluations()
+    return found
+
+
+def test_drilled_is_red_without_a_good_and_recent_drill() -> None:
+    key = dg.AssetKey(["orders_drill"])
+    with dg.DagsterInstance.ephemeral() as instance:
+        assert not _drilled(instance).passed, "there was none"
+        instance.report_runless_asset_event(dg.AssetMaterialization(key))
+        assert _drilled(instance).passed
+        stale = _drilled(instance, max_age="1 ms")
+        assert not stale.passed
+        assert "old" in str(stale.description)
+        instance.report_runless_asset_event(dg.AssetObservation(key, description="chk-3 cannot be restored"))
+        failed = _drilled(instance)
+        assert not failed.passed
+        assert "chk-3 cannot be restored" in str(failed.description)
+        instance.report_runless_asset_event(dg.AssetMaterialization(key))
+        assert _drilled(instance).passed
+
+
+def test_schedules_of_drills_and_checks_and_what_they_run(job: StoredJob) -> None:
+    asset = make_asset()
+    resources = {"checkpoint_storage": job.storage, "spark": SparkSessionResource()}
+    definitions = dg.Definitions.merge(
+        build_checkpoint_definitions([asset], resources),
+        build_restore_drill(asset, cron_schedule="0 4 * * *", check_schedule="0 * * * *", max_age=timedelta(days=2)),
+    )
+    repository = definitions.get_repository_def()
+    schedules = {schedule.job_name: schedule.cron_schedule for schedule in repository.schedule_defs}
+    assert schedules == {"orders_drill_job": "0 4 * * *", "orders_checks_job": "0 * * * *"}
+    checked = definitions.resolve_job_def("orders_checks_job").asset_layer.asset_graph.asset_check_keys
+    assert {str(key.name) for key in checked} == {"restorable", "fresh", "drilled"}
+    with pytest.raises(InvalidConfiguration, match="max_age"):
+        build_restore_drill(asset, max_age="soon")

@@ -1,0 +1,542 @@
+"""Runs of ``<job>_rollback``, in this process: what they check, change, and have launched."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+import dagster as dg
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dagster_ckpt import CheckpointConfig, SparkSessionResource, build_checkpoint_definitions
+from dagster_ckpt.checkpoint.catalog.newest import find_newest
+from dagster_ckpt.checkpoint.cleanup.dead_runs import finish_deletions
+from dagster_ckpt.checkpoint.cleanup.pinning import pin_checkpoint
+from dagster_ckpt.checkpoint.control.epochs import End
+from dagster_ckpt.checkpoint.format.facts import Facts
+from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
+from dagster_ckpt.checkpoint.format.snapshot import PinnedFile, Snapshot
+from dagster_ckpt.checkpoint.taking.savepoint_files import claim_savepoint
+from dagster_ckpt.clock import SystemClock, iso
+from dagster_ckpt.config import ExternalizedCheckpointCleanup
+from dagster_ckpt.errors import CheckpointError, JobAlreadyRunning, RestoreRefused, RestoreWithLoss, SinkNotEmpty
+from dagster_ckpt.filesystem import open_filesystem
+from dagster_ckpt.orchestration import names
+from dagster_ckpt.orchestration.rollback import going_back
+from dagster_ckpt.orchestration.rollback.handover import ask, settle
+from dagster_ckpt.orchestration.rollback.launchpad import Launchpad
+from tests.helpers.orchestration.stored_job import StoredJob, make_asset, run_id
+from tests.helpers.spark.stored_query import StoredQuery
+
+_DELETE = CheckpointConfig(cleanup=ExternalizedCheckpointCleanup.DELETE_ON_CANCELLATION)
+
+
+class Operated:
+    """A job with two checkpoints under a Dagster: ``whole``, and ``lossy``, whose next batch lacks an input file."""
+
+    def __init__(self, instance: dg.DagsterInstance, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.instance = instance
+        self.job = StoredJob(root / "checkpoints")
+        self.root = root
+        self.claim = self.job.claim(run_id())
+        self.store = store = self.job.choose(self.claim)
+        self.whole, self.lossy = (
+            store.write(store.begin(), self._snapshot(batch, planned=planned))
+            for batch, planned in ((1, False), (2, True))
+        )
+        self.job.beat(self.claim, alive=False)
+        self.terminated: list[str] = []
+        self.launched: list[dg.RunRequest] = []
+        #: The run whose end is the driver's end, if it is not the run of the claim.
+        self.drives: str | None = None
+        self.on_launch: Callable[[dg.DagsterRun, str], object] = self.starts
+        self.launches = dg.DagsterRunStatus.STARTED
+        self.set_up()
+        monkeypatch.setattr(going_back, "time", self)
+        monkeypatch.setattr(type(instance.run_coordinator), "cancel_run", lambda _, run: self._cancel(run))
+        monkeypatch.setattr(Launchpad, "of_run", lambda _, job: Launchpad("here.py", job))
+
+    def set_up(self, config: CheckpointConfig | None = None) -> None:
+        asset = make_asset(self.job.name, config=config)
+        resources = {"checkpoint_storage": self.job.storage, "spark": SparkSessionResource()}
+        self.definitions = build_checkpoint_definitions([asset], resources)
+
+    def _snapshot(self, batch: int, *, planned: bool) -> Snapshot:
+        live = self.root / f"live-{run_id()}"
+
+        def put(path: str, data: bytes) -> None:
+            (live / path).parent.mkdir(parents=True, exist_ok=True)
+            (live / path).write_bytes(data)
+
+        query = StoredQuery(put)
+        query.begin()
+        query.run(batch + 1)
+        if planned:
+            query.plan()
+        files = tuple(
+            PinnedFile(f"checkpoint/{path.relative_to(live)}", str(path), path.stat().st_size)
+            for path in sorted(live.rglob("*"))
+            if path.is_file()
+        )
+        return Snapshot(batch, files, Facts(), None, lambda: None)
+
+    def sleep(self, seconds: float) -> None:
+        """What the sensor and the queue do while a rollback waits."""
+        del seconds
+        for request in self.tick():
+            self.launched.append(request)
+            run = self.instance.create_run_for_job(
+                self.definitions.resolve_job_def("orders_job"),
+                run_config=request.run_config,
+                tags=request.tags,
+                status=self.launches,
+            )
+            self.on_launch(run, request.run_config["ops"]["orders"]["config"]["restore_from"])
+
+    def starts(self, run: dg.DagsterRun, restore_from: str) -> None:
+        """What the start of a launched run does in the storage."""
+        catalog = self.job.catalog
+        self.claim = self.job.claim(run.run_id)
+        finish_deletions(catalog, self.claim.epoch)
+        restored = find_newest(catalog).metadata if restore_from == "latest" else catalog.resolve(restore_from)
+        self.job.choose(self.claim, restored)
+        self.job.beat(self.claim, alive=True)
+
+    def savepoint(self, *, claimed: bool) -> CheckpointMetadata:
+        """A savepoint with the content of ``whole``; ``claimed``: that the job began with and may delete."""
+        where = open_filesystem(str(self.root / "savepoints"))
+        savepoint = self.store.write_savepoint(self.store.begin(), self._snapshot(1, planned=False), where)
+        if claimed:
+            choice = self.job.catalog.choice()
+            assert choice is not None
+            claim_savepoint(savepoint, savepoint.job_id, like=self.job.catalog.filesystem)
+            self.claim = self.job.claim(run_id())
+            began = replace(choice[1], restored=savepoint.reference, claimed=savepoint.reference)
+            self.job.catalog.records.epochs.record_choice(self.claim.epoch, began)
+        self.job.beat(self.claim, alive=False)
+        return savepoint
+
+    def died(self) -> None:
+        """The job's run has failed, and the sensor waits before it resumes the job."""
+        self.instance.create_run_for_job(
+            self.definitions.resolve_job_def("orders_job"),
+            run_id=self.claim.run_id,
+            tags={names.JOB_TAG: "orders"},
+            status=dg.DagsterRunStatus.FAILURE,
+        )
+
+    def resumes(self, run: str) -> str:
+        """The sensor has launched a run that continues ``run``; returns its id."""
+        return self.instance.create_run_for_job(
+            self.definitions.resolve_job_def("orders_job"),
+            tags={names.JOB_TAG: "orders", names.RESUMES_TAG: run, names.PARENT_RUN_TAG: run},
+            status=dg.DagsterRunStatus.STARTED,
+        ).run_id
+
+    def discarded(self) -> None:
+        """The job is over, its policy has discarded the checkpoints, and the process died before it deleted them."""
+        end = End("CANCELED", "of the test", True, iso(0.0))
+        self.job.catalog.records.epochs.record_end(self.claim.epoch, end)
+
+    def tick(self) -> list[dg.RunRequest]:
+        (sensor,) = self.definitions.get_repository_def().sensor_defs
+        resources = {"checkpoint_storage": self.job.storage}
+        context = dg.build_sensor_context(instance=self.instance, definitions=self.definitions, resources=resources)
+        return list(sensor.evaluate_tick(context).run_requests or ())
+
+    def runs_now(self) -> str:
+        """The job's run is alive; returns its id."""
+        run = self.instance.create_run_for_job(
+            self.definitions.resolve_job_def("orders_job"),
+            run_id=self.claim.run_id,
+            tags={names.JOB_TAG: "orders", "team": "payments"},
+            status=dg.DagsterRunStatus.STARTED,
+        )
+        self.job.beat(self.claim, alive=True)
+        return run.run_id
+
+    def _cancel(self, run: str) -> bool:
+        found = self.instance.get_run_by_id(run)
+        assert found is not None
+        self.terminated.append(run)
+        self.instance.report_run_canceled(found)
+        if run == (self.drives or self.claim.run_id):
+            self.job.end(self.claim, "CANCELED")
+            self.job.beat(self.claim, alive=False, stopped=True)
+        return True
+
+    def roll_back(self, to: str, **config: bool) -> dg.ExecuteInProcessResult:
+        job = self.definitions.resolve_job_def("orders_rollback")
+        return job.execute_in_process({"to": to, **config}, instance=self.instance)
+
+    def stored(self) -> dict[str, bytes]:
+        return {str(path): path.read_bytes() for path in self.job.root.rglob("*") if path.is_file()}
+
+    def told(self) -> dict[str, Any]:
+        """What the newest verdict says."""
+        (record,) = self.instance.fetch_observations(dg.AssetKey("orders_checkpoints"), limit=1).records
+        assert record.asset_observation is not None
+        return {key: value.value for key, value in record.asset_observation.metadata.items()}
+
+
+@pytest.fixture
+def operated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Operated]:
+    with dg.DagsterInstance.ephemeral() as instance:
+        yield Operated(instance, tmp_path, monkeypatch)
+
+
+def test_where_rows_are_lost_nothing_is_changed_without_a_confirmation(operated: Operated) -> None:
+    run = operated.runs_now()
+    before = operated.stored()
+    with pytest.raises(RestoreWithLoss, match=r"/in/3\.json"):
+        operated.roll_back(operated.lossy.reference)
+    assert operated.told()["verdict"].startswith("WITH_LOSS at ")
+    assert (operated.stored(), operated.terminated, operated.tick()) == (before, [], [])
+
+    link = re.search(r"\[go back to \S+ nevertheless\]\((\S+)\)", operated.told()["go_on"])
+    assert link is not None
+    confirmed = yaml.safe_load(unquote(link[1].partition("?config=")[2]))
+    assert confirmed == {"to": operated.lossy.reference, "allow_loss": True}
+    assert operated.roll_back(**confirmed).success
+    assert operated.terminated == [run]
+    (request,) = operated.launched
+    assert request.run_config["ops"]["orders"]["config"]["allow_loss"] is True
+
+
+@pytest.mark.parametrize("checkpoint", ["whole", "lossy"])
+@pytest.mark.parametrize("runs", [True, False])
+def test_a_check_changes_nothing(operated: Operated, checkpoint: str, runs: bool) -> None:
+    if runs:
+        operated.runs_now()
+    target: CheckpointMetadata = getattr(operated, checkpoint)
+    before = operated.stored()
+    result = operated.roll_back(names.partition_key(target), check_only=True)
+    verdict = {"whole": "RESTORABLE", "lossy": "WITH_LOSS"}[checkpoint]
+    assert operated.told()["verdict"].startswith(f"{verdict} at ")
+    assert result.dagster_run.tags[names.VERDICT_TAG] == verdict
+    assert ("nevertheless" in operated.told()["go_on"]) == (checkpoint == "lossy")
+    assert (operated.stored(), operated.terminated, operated.launched) == (before, [], [])
+    assert not operated.instance.fetch_materializations(dg.AssetKey("orders_checkpoints"), limit=1).records
+
+
+def test_the_run_is_terminated_before_the_one_that_goes_back_is_launched(operated: Operated) -> None:
+    run = operated.runs_now()
+    tick = operated.tick
+
+    def checked() -> list[dg.RunRequest]:
+        assert operated.terminated == [run], "never two writers"
+        return tick()
+
+    operated.tick = checked  # type: ignore[method-assign]
+    assert operated.roll_back(names.partition_key(operated.whole)).success
+    (request,) = operated.launched
+    config = request.run_config["ops"]["orders"]["config"]
+    assert (config["restore_from"], config["allow_loss"]) == (operated.whole.reference, False)
+    assert request.tags["team"] == "payments", "as the run before"
+    assert request.tags[names.JOB_TAG] == "orders"
+    assert not operated.job.catalog.records.pins.pinned()
+    assert tick() == [], "a rollback is launched once"
+
+
+def test_a_run_that_attends_the_driver_of_another_is_terminated(operated: Operated) -> None:
+    submitter = operated.claim.run_id
+    run = operated.instance.create_run_for_job(
+        operated.definitions.resolve_job_def("orders_job"),
+        tags={names.JOB_TAG: "orders", names.ATTENDS_TAG: submitter, names.PARENT_RUN_TAG: submitter},
+        status=dg.DagsterRunStatus.STARTED,
+    )
+    operated.job.beat(operated.claim, alive=True)
+    operated.drives = run.run_id
+    assert operated.roll_back(operated.whole.reference).success
+    assert operated.terminated == [run.run_id]
+    (request,) = operated.launched
+    assert request.run_config["ops"]["orders"]["config"]["restore_from"] == operated.whole.reference
+
+
+def test_it_is_launched_before_a_dead_run_is_resumed(operated: Operated) -> None:
+    operated.instance.create_run_for_job(
+        operated.definitions.resolve_job_def("orders_job"),
+        run_id=operated.claim.run_id,
+        tags={names.JOB_TAG: "orders"},
+        status=dg.DagsterRunStatus.FAILURE,
+    )
+    assert operated.roll_back("latest", allow_loss=True).success
+    (request,) = operated.launched
+    assert names.RESUMES_TAG not in request.tags
+    assert request.run_config["ops"]["orders"]["config"]["restore_from"] == "latest"
+
+
+def test_a_checkpoint_that_the_end_of_the_run_deletes_is_kept_first(operated: Operated) -> None:
+    operated.set_up(_DELETE)
+    operated.runs_now()
+    for to in (operated.whole.reference, "latest"):
+        with pytest.raises(RestoreRefused, match="under DELETE_ON_CANCELLATION that deletes"):
+            operated.roll_back(to, allow_loss=True)
+    assert operated.terminated == []
+    pin_checkpoint(operated.job.catalog, operated.whole, "of the test", SystemClock())
+    assert operated.roll_back(operated.whole.reference).success
+    assert operated.job.catalog.records.pins.pinned() == {operated.whole.reference}, "the user's pin stays"
+
+
+@pytest.mark.parametrize("cleanup", ["DELETE_ON_CANCELLATION", "NO_EXTERNALIZED_CHECKPOINTS"])
+@pytest.mark.parametrize("to", ["whole", "latest"])
+def test_a_checkpoint_of_a_dead_run_that_is_to_be_resumed_is_kept_first(
+    operated: Operated, cleanup: str, to: str
+) -> None:
+    operated.set_up(CheckpointConfig(cleanup=ExternalizedCheckpointCleanup[cleanup]))
+    operated.died()
+    before = operated.stored()
+    with pytest.raises(RestoreRefused, match=rf"not over.* under {cleanup} that deletes") as refused:
+        operated.roll_back(operated.whole.reference if to == "whole" else to, allow_loss=True)
+    assert "dagster-ckpt pin orders" in str(refused.value)
+    assert (operated.stored(), operated.launched) == (before, [])
+
+
+def test_the_target_of_a_discarded_job_is_kept_until_the_run_that_goes_back_has_chosen(operated: Operated) -> None:
+    operated.set_up(_DELETE)
+    operated.discarded()
+    assert operated.roll_back(operated.whole.reference).success
+    choice = operated.job.catalog.choice()
+    assert choice is not None
+    assert choice[1].restored == operated.whole.reference
+    numbers = operated.job.catalog.numbers(operated.whole.job_id)
+    assert [operated.whole.checkpoint_id] == list(numbers), "the other checkpoint was deleted by the start"
+    assert not operated.job.catalog.records.pins.pinned()
+
+
+@pytest.mark.parametrize("state", ["runs", "died", "discarded"])
+def test_a_savepoint_that_the_job_owns_is_not_gone_back_to_where_the_end_deletes_it(
+    operated: Operated, state: str
+) -> None:
+    operated.set_up(_DELETE)
+    savepoint = operated.savepoint(claimed=True)
+    {"runs": operated.runs_now, "died": operated.died, "discarded": operated.discarded}[state]()
+    before = operated.stored()
+    elsewhere = operated.root / "elsewhere"
+    for to in (savepoint.reference, f"{operated.root}/checkpoints/../savepoints/{Path(savepoint.reference).name}"):
+        with pytest.raises(RestoreRefused, match="owns") as refused:
+            operated.roll_back(to, allow_loss=True)
+        assert "Copy the directory" in str(refused.value)
+    assert Path(savepoint.reference).is_dir()
+    assert (operated.stored(), operated.terminated, operated.launched) == (before, [], [])
+    shutil.copytree(savepoint.reference, elsewhere)
+    assert operated.roll_back(str(elsewhere)).success, "the hint works"
+
+
+@pytest.mark.parametrize("target", ["pinned", "savepoint"])
+@pytest.mark.parametrize("runs", [True, False])
+def test_the_verdict_says_that_the_end_deletes_the_other_checkpoints(
+    operated: Operated, target: str, runs: bool
+) -> None:
+    operated.set_up(_DELETE)
+    if target == "pinned":
+        to = operated.whole.reference
+        pin_checkpoint(operated.job.catalog, operated.whole, "of the test", SystemClock())
+    else:
+        to = operated.savepoint(claimed=False).reference
+    (operated.runs_now if runs else operated.died)()
+    assert operated.roll_back(to, check_only=True).success
+    assert re.fullmatch(r"RESTORABLE at .*cleanup: .*deletes the job's other checkpoints.*", operated.told()["verdict"])
+    assert operated.roll_back(to).success
+
+
+def test_latest_is_refused_where_the_end_deletes_what_it_means_though_a_savepoint_is_the_newest(
+    operated: Operated,
+) -> None:
+    operated.set_up(_DELETE.model_copy(update={"prefer_checkpoint_for_recovery": False}))
+    savepoint = operated.savepoint(claimed=False)
+    operated.runs_now()
+    with pytest.raises(RestoreRefused, match="a start from nothing") as refused:
+        operated.roll_back("latest", allow_loss=True)
+    assert f"go back to {savepoint.reference} by that name" in str(refused.value)
+    assert operated.roll_back(savepoint.reference).success
+
+
+def test_a_start_from_nothing_asks_for_the_end_of_the_run(operated: Operated) -> None:
+    operated.runs_now()
+    with pytest.raises(JobAlreadyRunning, match="a start from nothing needs an empty sink"):
+        operated.roll_back("none")
+    assert operated.terminated == []
+
+
+def test_a_process_that_is_no_run_of_this_dagster_is_left_alone(operated: Operated) -> None:
+    operated.job.beat(operated.claim, alive=True)
+    with pytest.raises(JobAlreadyRunning, match="drives job 'orders' now"):
+        operated.roll_back(operated.whole.reference)
+    assert operated.launched == []
+
+
+def test_without_the_sensor_the_rollback_says_so_and_asks_no_longer(
+    operated: Operated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    operated.runs_now()
+    monkeypatch.setattr(going_back, "_PATIENCE", 0.0)
+    with pytest.raises(RestoreRefused, match="the resume sensor has not launched a run"):
+        operated.roll_back(operated.whole.reference)
+    assert operated.tick() == []
+
+
+def _raises(operated: Operated, run: dg.DagsterRun) -> None:
+    @dg.op
+    def fails() -> None:
+        raise SinkNotEmpty("the sink has data", hint="Empty it.")
+
+    @dg.job
+    def failing() -> None:
+        fails()
+
+    operated.instance.delete_run(run.run_id)
+    failing.execute_in_process(instance=operated.instance, tags=dict(run.tags), raise_on_error=False)
+
+
+def _fails(operated: Operated, run: dg.DagsterRun) -> None:
+    operated.instance.report_run_failed(run, "its host is gone")
+
+
+def _is_canceled(operated: Operated, run: dg.DagsterRun) -> None:
+    operated.instance.report_run_canceled(run, "by a user")
+
+
+@pytest.mark.parametrize(
+    ("ends", "why", "chosen"),
+    [
+        (_raises, "FAILURE: .*SinkNotEmpty: the sink has data Empty it", False),
+        (_fails, "FAILURE: its host is gone", False),
+        (_fails, "FAILURE: its host is gone", True),
+        (_is_canceled, "CANCELED: by a user", False),
+        (_is_canceled, "CANCELED: by a user", True),
+    ],
+)
+def test_a_rollback_fails_with_the_run_that_was_to_go_back(
+    operated: Operated, ends: Callable[[Operated, dg.DagsterRun], object], why: str, chosen: bool
+) -> None:
+    operated.died()
+    resumed = []
+
+    def over(run: dg.DagsterRun, to: str) -> None:
+        if chosen:
+            operated.starts(run, to)
+        ends(operated, run)
+        resumed.append(operated.resumes(run.run_id))
+
+    operated.on_launch = over
+    with pytest.raises(CheckpointError, match=why) as failed:
+        operated.roll_back(operated.whole.reference)
+    next_step = "restart strategy" if chosen else "roll back again"
+    assert next_step in str(failed.value)
+    assert len(resumed) == 1
+    assert operated.terminated == [], "the sensor may resume what has gone back"
+    assert not operated.job.catalog.records.pins.pinned()
+
+
+def test_a_run_that_ends_before_it_has_chosen_has_not_gone_back(operated: Operated) -> None:
+    operated.launches = dg.DagsterRunStatus.SUCCESS
+    operated.on_launch = lambda *_: None
+    with pytest.raises(CheckpointError, match=r"was to go back to .*: SUCCESS"):
+        operated.roll_back(operated.whole.reference)
+
+
+def test_a_run_that_waits_for_too_long_is_terminated(operated: Operated, monkeypatch: pytest.MonkeyPatch) -> None:
+    operated.died()
+    operated.launches = dg.DagsterRunStatus.NOT_STARTED
+    waiting = []
+
+    def waits(run: dg.DagsterRun, _: str) -> None:
+        waiting.append(run.run_id)
+        monkeypatch.setattr(going_back, "_PATIENCE", 0.0)
+
+    operated.on_launch = waits
+    with pytest.raises(RestoreRefused, match="has waited for more than"):
+        operated.roll_back(operated.whole.reference)
+    assert operated.terminated == waiting
+    assert not operated.job.catalog.records.pins.pinned()
+
+
+def test_a_rollback_is_over_when_no_resumed_run_is_left(operated: Operated) -> None:
+    operated.died()
+    dead, resumed = operated.claim.run_id, []
+
+    def beside(run: dg.DagsterRun, to: str) -> None:
+        resumed.append(operated.resumes(dead))
+        operated.starts(run, to)
+
+    operated.on_launch = beside
+    assert operated.roll_back(operated.whole.reference).success
+    assert operated.terminated == resumed
+    assert len(resumed) == 1
+
+
+def test_a_resumed_run_that_does_not_stop_fails_the_rollback(
+    operated: Operated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    operated.died()
+    resumed = operated.resumes(operated.claim.run_id)
+    monkeypatch.setattr(type(operated.instance.run_coordinator), "cancel_run", lambda *_: False)
+    # It begins after the runs were terminated that were there before.
+    monkeypatch.setattr(going_back, "terminate_all", lambda *_: None)
+
+    def starts(run: dg.DagsterRun, to: str) -> None:
+        operated.starts(run, to)
+        monkeypatch.setattr(going_back, "_PATIENCE", 0.0)
+
+    operated.on_launch = starts
+    with pytest.raises(JobAlreadyRunning, match=f"Run {resumed} .* has not stopped"):
+        operated.roll_back(operated.whole.reference)
+
+
+def test_two_rollbacks_of_a_job_do_not_run_at_once(operated: Operated) -> None:
+    run = operated.runs_now()
+    operated.instance.create_run_for_job(
+        operated.definitions.resolve_job_def("orders_rollback"),
+        run_config={"to": "latest"},
+        tags={names.ROLLBACK_OF_TAG: "orders"},
+        status=dg.DagsterRunStatus.STARTED,
+    )
+    with pytest.raises(JobAlreadyRunning, match="is rolling job 'orders' back"):
+        operated.roll_back(operated.whole.reference)
+    assert operated.instance.get_run_by_id(run) in operated.instance.get_runs(
+        dg.RunsFilter(statuses=[dg.DagsterRunStatus.STARTED])
+    )
+
+
+@pytest.mark.parametrize(("status", "launched"), [("STARTED", 1), ("FAILURE", 0)])
+@pytest.mark.parametrize("re_executed", [False, True])
+def test_only_a_rollback_that_itself_asks_and_waits_is_launched(
+    operated: Operated, status: str, launched: int, re_executed: bool
+) -> None:
+    operated.runs_now()
+    job = operated.definitions.resolve_job_def("orders_rollback")
+
+    def rollback(**tags: str) -> dg.DagsterRun:
+        return operated.instance.create_run_for_job(
+            job,
+            run_config={"to": "latest"},
+            tags={names.ROLLBACK_OF_TAG: "orders", **tags},
+            status=dg.DagsterRunStatus(status),
+        )
+
+    first = rollback()
+    ask(operated.instance, first.run_id, "latest")
+    if re_executed:
+        asked = operated.instance.get_run_by_id(first.run_id)
+        assert asked is not None
+        rollback(**asked.tags)
+        settle(operated.instance, first.run_id)
+    assert len(operated.tick()) == (0 if re_executed else launched)
+
+
+@given(st.text(st.characters(max_codepoint=0xFFFF, exclude_categories=["Cs"])), st.text(min_size=1))
+def test_a_link_says_what_it_was_made_of(to: str, location: str) -> None:
+    link = Launchpad(location, "orders").link("words", to, check_only=True)
+    path, _, config = link.removeprefix("[words](").removesuffix(")").partition("?config=")
+    assert yaml.safe_load(unquote(config)) == {"to": to, "check_only": True}
+    assert not set(" ()[]\n") & set(path + config), "Markdown ends a link there"
+    assert unquote(path.split("/")[2]) == location

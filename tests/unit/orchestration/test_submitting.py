@@ -1,0 +1,369 @@
+"""What a run does before its driver has taken the job over, with real programs in place of ``spark-submit``."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest.mock import create_autospec
+
+import dagster as dg
+import pytest
+
+from dagster_ckpt import (
+    CheckpointedStreamingAsset,
+    FileSystemCheckpointStorage,
+    JobManagerCheckpointStorage,
+    SparkSessionResource,
+    SparkSubmitResource,
+)
+from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.control.heartbeat import Completed, FailedCheckpoints, Heartbeat
+from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
+from dagster_ckpt.checkpoint.processes import ProcessIdentity
+from dagster_ckpt.checkpoint.submissions import Submission, Submissions
+from dagster_ckpt.clock import SystemClock
+from dagster_ckpt.errors import (
+    CheckpointError,
+    Fenced,
+    InvalidConfiguration,
+    JobAlreadyRunning,
+    NotRestarted,
+    SparkNotStarted,
+)
+from dagster_ckpt.orchestration import names
+from dagster_ckpt.orchestration.attending.driver_report import DriverReport, Told
+from dagster_ckpt.orchestration.reporting import CheckpointReporter
+from dagster_ckpt.standalone.submitted import submitted_drive
+from tests.helpers.orchestration.stored_job import StoredJob, make_asset, run_id
+
+DEFINITIONS = "some_project.definitions:defs"
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> StoredJob:
+    return StoredJob(tmp_path / "storage")
+
+
+@pytest.fixture(autouse=True)
+def own_logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+
+
+def spark_home(tmp_path: Path, script: str, *, mode: int = 0o755) -> str:
+    """A directory like that of a Spark, whose ``spark-submit`` is this script."""
+    home = tmp_path / "spark"
+    (home / "bin").mkdir(parents=True)
+    (home / "jars").mkdir()
+    (home / "jars" / "spark-launcher_2.13-4.3.0.jar").touch()
+    program = home / "bin" / "spark-submit"
+    program.write_text(f"#!{sys.executable}\nimport os, sys\n{script}")
+    program.chmod(mode)
+    return str(home)
+
+
+def materialize(
+    job: StoredJob, spark: SparkSubmitResource | SparkSessionResource, tags: dict[str, str] | None = None
+) -> CheckpointError:
+    """Run the asset; returns the error that fails the run."""
+    asset = make_asset()
+    with dg.DagsterInstance.ephemeral() as instance, pytest.raises(CheckpointError) as raised:
+        dg.materialize(
+            [asset], resources={"checkpoint_storage": job.storage, "spark": spark}, instance=instance, tags=tags
+        )
+    return raised.value
+
+
+def submit(tmp_path: Path, script: str = "sys.exit(1)", *, master: str = "local[*]") -> SparkSubmitResource:
+    return SparkSubmitResource(definitions=DEFINITIONS, spark_home=spark_home(tmp_path, script), master=master)
+
+
+def test_a_driver_that_ends_before_its_claim_fails_the_run_by_its_own_word(job: StoredJob, tmp_path: Path) -> None:
+    script = (
+        "print('noise'); print('dagster-ckpt driver: InvalidConfiguration: no such module', flush=True); sys.exit(1)"
+    )
+    error = materialize(job, submit(tmp_path, script))
+    assert isinstance(error, SparkNotStarted)
+    assert error.message == (
+        "spark-submit has ended with 1 before the driver took job 'orders' over: InvalidConfiguration: no such module"
+    )
+    assert "nothing was changed" in error.hint
+    assert job.catalog.records.epochs.highest() == 0
+    assert not (job.root / "orders/control/submission").exists(), "a driver that appears late is not wanted"
+
+
+def test_a_python_without_the_package_is_named(job: StoredJob, tmp_path: Path) -> None:
+    script = "print(\"/usr/bin/python3: No module named 'dagster_ckpt'\", file=sys.stderr); sys.exit(1)"
+    error = materialize(job, submit(tmp_path, script))
+    assert "No module named 'dagster_ckpt'" in error.message
+    assert error.hint.startswith("Mend it, and launch the job again; nothing was changed. Install dagster-ckpt")
+
+
+def test_a_resumed_run_whose_driver_never_came_counts_with_its_reason(job: StoredJob, tmp_path: Path) -> None:
+    claim = job.die(run_id())
+    tags = {names.SERIES_TAG: str(claim.series), names.RESUMES_TAG: claim.run_id, names.PARENT_RUN_TAG: claim.run_id}
+    materialize(job, submit(tmp_path), tags)
+    (failure,) = job.failures.of(claim.series)
+    assert (failure.kind, failure.run_id != claim.run_id) == ("SparkNotStarted", True)
+
+
+def test_a_master_that_is_not_there_is_named_and_nothing_is_started(job: StoredJob, tmp_path: Path) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        master = f"spark://127.0.0.1:{unused.getsockname()[1]}"
+    error = materialize(job, submit(tmp_path, f"open({str(tmp_path / 'called')!r}, 'w')", master=master))
+    assert isinstance(error, SparkNotStarted)
+    assert error.message.startswith(f"No Spark master answers at {master} (")
+    assert "Start the master" in error.hint
+    assert not (tmp_path / "called").exists()
+    assert not job.root.exists()
+
+
+def test_a_missing_spark_submit_is_named(job: StoredJob, tmp_path: Path) -> None:
+    spark = submit(tmp_path)
+    assert spark.spark_home is not None
+    program = Path(spark.spark_home) / "bin" / "spark-submit"
+    program.unlink()
+    error = materialize(job, spark)
+    assert error.message == f"{program} cannot be started: No such file or directory. No driver was started."
+    assert "set spark_home" in error.hint
+
+
+def test_a_spark_submit_that_may_not_be_executed_is_named(job: StoredJob, tmp_path: Path) -> None:
+    home = spark_home(tmp_path, "", mode=stat.S_IRUSR)
+    error = materialize(job, SparkSubmitResource(definitions=DEFINITIONS, spark_home=home))
+    assert "cannot be started: Permission denied. No driver was started." in error.message
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"master": "yarn"}, "SparkSubmitResource has not been run with master 'yarn'."),
+        ({"master": "k8s://https://host:443"}, "SparkSubmitResource has not been run with master 'k8s://"),
+        ({"deploy_mode": "cluster"}, "deploy_mode='cluster' needs a cluster, and the master is 'local[*]'."),
+        ({"deploy_mode": "remote"}, "deploy_mode is 'remote', and Spark knows client and cluster."),
+        ({"definitions": "defs"}, "definitions='defs' is no import path."),
+        ({"conf": {"spark.driver.supervise": "true"}}, "spark.driver.supervise is 'true': the master would start"),
+        ({"spark_home": "/nowhere"}, "/nowhere has no jars/spark-launcher_*.jar, so it is no Spark."),
+    ],
+)
+def test_what_cannot_be_submitted_is_named(fields: dict[str, str], message: str) -> None:
+    with pytest.raises(InvalidConfiguration) as raised:
+        SparkSubmitResource.model_validate({"definitions": DEFINITIONS, **fields}).command("orders", "run")
+    assert raised.value.message.startswith(message)
+    assert raised.value.hint
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("spark.hadoop.fs.s3a.secret.key", "wJalrXUtnFEMI"),
+        ("spark.hadoop.fs.azure.account.key.shop.dfs.core.windows.net", "Eby8vdM02xNO"),
+        ("spark.hadoop.fs.azure.sas.fixed.token.shop", "sv=2022"),
+        ("spark.authenticate.secret", "abc"),
+        ("spark.ssl.keyStorePassword", "abc"),
+        ("spark.jars.repositories", "https://me:abc@repository.example/maven"),
+    ],
+)
+def test_a_secret_reaches_the_driver_and_no_command_line(key: str, value: str) -> None:
+    spark = SparkSubmitResource(definitions=DEFINITIONS, conf={key: value, "spark.driver.memory": "1g"})
+    told = spark.command("orders", "run")
+    assert "spark.driver.memory=1g" in told
+    assert not [part for part in told if key in part or value in part]
+    assert spark.in_driver().conf[key] == value
+
+
+def test_a_storage_in_the_memory_of_a_driver_is_refused(tmp_path: Path) -> None:
+    resources = {
+        "checkpoint_storage": JobManagerCheckpointStorage(working_directory=str(tmp_path / "live")),
+        "spark": submit(tmp_path),
+    }
+    with dg.DagsterInstance.ephemeral() as instance, pytest.raises(InvalidConfiguration, match="memory of a driver"):
+        dg.materialize([make_asset()], resources=resources, instance=instance)
+
+
+def test_a_living_driver_is_not_doubled(job: StoredJob, tmp_path: Path) -> None:
+    claim = job.claim(run_id())
+    other = ProcessIdentity.of(os.getppid())
+    beat = Heartbeat(claim.epoch, claim.run_id, (other,), 1, 0.0, uptime=time.monotonic())
+    job.catalog.records.heartbeat.write(beat)
+    error = materialize(job, submit(tmp_path, f"open({str(tmp_path / 'called')!r}, 'w')"))
+    assert isinstance(error, JobAlreadyRunning)
+    assert not (tmp_path / "called").exists()
+
+
+def test_the_environment_of_a_driver_is_not_that_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")
+    found = SparkSubmitResource(definitions=DEFINITIONS).environment()
+    assert "PYSPARK_GATEWAY_PORT" not in found
+    assert set(filter(None, sys.path)) <= set(found["PYTHONPATH"].split(os.pathsep))
+
+
+def definitions(job: StoredJob, spark: object = None) -> dg.Definitions:
+    spark = spark or SparkSubmitResource(definitions=DEFINITIONS)
+    return dg.Definitions(assets=[make_asset()], resources={"checkpoint_storage": job.storage, "spark": spark})
+
+
+def test_a_driver_takes_its_order_from_the_storage(job: StoredJob) -> None:
+    order = Submission("a" * 32, 4, 2, '{"restore_from": "chk-3"}', 1.0)
+    job.catalog.records.submissions.replace(order)
+    drive = submitted_drive(definitions(job), DEFINITIONS, "orders", "a" * 32)
+    assert (drive.run_id, drive.op_config, drive.submission) == ("a" * 32, {"restore_from": "chk-3"}, order)
+    assert type(drive.resources["spark"]).__name__ == "SparkSessionResource"
+
+
+def test_a_driver_finds_an_asset_that_dagster_has_made_another_of(job: StoredJob) -> None:
+    """As Dagster does with the assets of components, whose definitions are made by a function."""
+    given = definitions(job)
+    assets = [asset for asset in given.assets or () if isinstance(asset, dg.AssetsDefinition)]
+    regrouped = dg.map_asset_specs(lambda spec: spec.replace_attributes(group_name="sales"), assets)
+    plain = dg.Definitions(assets=regrouped, resources=given.resources)
+    assert not any(isinstance(asset, CheckpointedStreamingAsset) for asset in plain.assets or ())
+    job.catalog.records.submissions.replace(Submission("a" * 32, 0, None, "{}", 1.0))
+    drive = submitted_drive(dg.definitions(lambda: plain), DEFINITIONS, "orders", "a" * 32)
+    assert drive.asset.name == "orders"
+    with pytest.raises(InvalidConfiguration, match="has no checkpointed streaming asset"):
+        submitted_drive(dg.Definitions(resources=plain.resources), DEFINITIONS, "orders", "a" * 32)
+
+
+def test_a_driver_that_appears_late_changes_nothing(job: StoredJob) -> None:
+    """Its run has withdrawn it, or a later run has submitted another, or another driver has claimed the job."""
+    job.catalog.records.submissions.replace(Submission("b" * 32, 0, None, "{}", 1.0))
+    with pytest.raises(Fenced, match="does not want a driver"):
+        submitted_drive(definitions(job), DEFINITIONS, "orders", "a" * 32)
+    drive = submitted_drive(definitions(job), DEFINITIONS, "orders", "b" * 32)
+    job.end(job.claim(run_id()), "FINISHED")
+    with pytest.raises(Fenced, match="has claimed epoch 1"):
+        drive.run()
+    assert job.catalog.records.epochs.highest() == 1
+
+
+def test_a_driver_whose_run_gives_it_up_beside_its_claim_stops(job: StoredJob) -> None:
+    job.catalog.records.submissions.replace(Submission("b" * 32, 0, None, "{}", 1.0))
+    drive = submitted_drive(definitions(job), DEFINITIONS, "orders", "b" * 32)
+    job.catalog.records.submissions.withdraw("b" * 32)
+    with pytest.raises(Fenced, match="does not want a driver"):
+        drive.run()
+    assert job.catalog.choice() is None, "the driver has started nothing"
+
+
+def test_a_run_that_gives_its_driver_up_beside_the_claim_attends_it(job: StoredJob, tmp_path: Path) -> None:
+    """``spark-submit`` loses the master, which has started the driver all the same."""
+
+    class Beside(Submissions):
+        def withdraw(self, run_id: str) -> None:
+            super().withdraw(run_id)
+            claim = job.claim(run_id)
+            job.end(claim, "FINISHED")
+            job.beat(claim, alive=False, stopped=True)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("dagster_ckpt.checkpoint.control.job_records.Submissions", Beside)
+        with dg.DagsterInstance.ephemeral() as instance:
+            resources = {"checkpoint_storage": job.storage, "spark": submit(tmp_path)}
+            assert dg.materialize([make_asset()], resources=resources, instance=instance).success
+    assert job.catalog.records.submissions.of(job.catalog.records.epochs.read_claim(1).run_id) is not None  # type: ignore[union-attr]
+
+
+def test_a_driver_says_what_its_definitions_lack(job: StoredJob) -> None:
+    with pytest.raises(InvalidConfiguration, match=r"is dict, and no dagster\.Definitions"):
+        submitted_drive({}, DEFINITIONS, "orders", "a" * 32)
+    with pytest.raises(InvalidConfiguration, match="has no checkpointed streaming asset 'flights'"):
+        submitted_drive(definitions(job), DEFINITIONS, "flights", "a" * 32)
+    plain = FileSystemCheckpointStorage(checkpoint_path=str(job.root))
+    with pytest.raises(InvalidConfiguration, match="is FileSystemCheckpointStorage, and no SparkSubmitResource"):
+        submitted_drive(definitions(job, plain), DEFINITIONS, "orders", "a" * 32)
+
+
+def test_a_checkpoint_that_fails_is_told_by_a_run_that_attends(job: StoredJob) -> None:
+    claim = job.claim(run_id())
+    job.checkpoint(job.choose(claim), 1)
+    job.beat(claim, alive=True)
+    beat = job.catalog.records.heartbeat.read()
+    assert beat is not None
+    told: list[Any] = []
+
+    def tell(name: str) -> Callable[..., None]:
+        return lambda *arguments: told.append((name, *arguments))
+
+    driver = Told(lambda: None, lambda: False, *map(tell, ("claimed", "started", "traced", "failed", "log")))
+    report = DriverReport(job.catalog, claim.run_id, create_autospec(CheckpointReporter), driver, SystemClock())
+    report.claimed(claim)
+    failed = FailedCheckpoints(1, "the storage is full", 1.0, 2)
+    for heartbeat in (beat, replace(beat, failed_checkpoints=failed), replace(beat, failed_checkpoints=failed)):
+        report.look(heartbeat)
+    again = replace(failed, in_a_row=2, number=3, at=9.0)
+    report.look(replace(beat, failed_checkpoints=again))
+    assert [entry[1] for entry in told if entry[0] == "failed"] == [failed, again]
+
+
+def test_resources_of_the_run_configuration_do_not_reach_a_driver(job: StoredJob, tmp_path: Path) -> None:
+    config = {"resources": {"spark": {"config": {"definitions": DEFINITIONS, "spark_home": "/nowhere"}}}}
+    resources = {"checkpoint_storage": job.storage, "spark": SparkSubmitResource.configure_at_launch()}
+    with dg.DagsterInstance.ephemeral() as instance, pytest.raises(InvalidConfiguration, match="has resources"):
+        dg.materialize([make_asset()], resources=resources, instance=instance, run_config=config)
+
+
+@pytest.mark.parametrize(
+    "spark",
+    [SparkSubmitResource(definitions=DEFINITIONS, spark_home="/nowhere"), SparkSessionResource()],
+    ids=["as it was submitted", "with definitions that no longer submit"],
+)
+def test_what_is_on_record_is_told_by_a_run_that_attends(
+    job: StoredJob, spark: SparkSubmitResource | SparkSessionResource
+) -> None:
+    """The driver has ended when the run that was to attend it comes: the run tells how, and submits nothing."""
+    claim = job.claim(run_id())
+    job.catalog.records.submissions.replace(Submission(claim.run_id, 0, None, "{}", 1.0))
+    store = job.choose(claim)
+    job.checkpoint(store, 1)
+    job.end(claim, "FAILED", "a row of poison")
+    job.beat(claim, alive=False, stopped=True)
+    tags = {names.ATTENDS_TAG: claim.run_id, names.PARENT_RUN_TAG: claim.run_id}
+    error = materialize(job, spark, tags)
+    assert isinstance(error, NotRestarted)
+    assert "a row of poison" in error.message
+    sign = job.catalog.records.attendant.read()
+    assert sign is not None
+    assert sign.stopped
+
+
+def test_a_run_that_attends_reads_each_checkpoint_once(job: StoredJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Thousands may be retained, and a run that reads for as long as its lease counts as dead."""
+    claim = job.claim(run_id())
+    store = job.choose(claim)
+    first, second = (job.checkpoint(store, batch) for batch in (1, 2))
+    job.beat(claim, alive=True)
+    beat = job.catalog.records.heartbeat.read()
+    assert beat is not None
+    reporter = create_autospec(CheckpointReporter)
+    nobody = Told(lambda: None, lambda: False, *[lambda *_: None] * 5)
+    report = DriverReport(job.catalog, claim.run_id, reporter, nobody, SystemClock())
+    report.claimed(claim)
+    report.look(beat)
+    reporter.began.assert_called_once_with([first, second])
+
+    read: list[int] = []
+    load = CheckpointCatalog.load
+
+    def counted(catalog: CheckpointCatalog, job_id: str, number: int) -> CheckpointMetadata:
+        read.append(number)
+        return load(catalog, job_id, number)
+
+    monkeypatch.setattr(CheckpointCatalog, "completed", None)
+    monkeypatch.setattr(CheckpointCatalog, "load", counted)
+    third = job.checkpoint(store, 3)
+    (job.root / "orders" / first.job_id / "chk-4").mkdir()  # being written
+    report.look(replace(beat, completed=Completed(third.reference, claim.epoch)))
+    reporter.completed.assert_called_with([first, second, third])
+    fourth = Completed(f"{first.job_id}/chk-5", claim.epoch)
+    job.catalog.records.deletions.ask(claim.epoch, first.job_id, [1], [], "subsumed")
+    report.look(replace(beat, completed=fourth))
+    reporter.completed.assert_called_with([second, third])
+    assert read == [3, 4, 4]
