@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from dagster_ckpt.lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from dagster_ckpt.config import Configuration, PredefinedOptions
+    from dagster_ckpt.config import PredefinedOptions
     from dagster_ckpt.datastream.checkpoint_config import CheckpointConfig
     from dagster_ckpt.datastream.checkpoint_storage import (
         CheckpointStorage,
@@ -17,15 +17,16 @@ if TYPE_CHECKING:
         FileSystemCheckpointStorage,
         JobManagerCheckpointStorage,
     )
+    from dagster_ckpt.datastream.common import Configuration, Duration, ExecutionConfig
     from dagster_ckpt.datastream.enums import (
         CheckpointingMode,
         ExternalizedCheckpointCleanup,
+        ExternalizedCheckpointRetention,
         FlinkDifference,
         TimeCharacteristic,
     )
     from dagster_ckpt.datastream.environment import StreamExecutionEnvironment
     from dagster_ckpt.datastream.execution import JobExecutionResult, QueryResult
-    from dagster_ckpt.datastream.execution_config import ExecutionConfig
     from dagster_ckpt.datastream.restart import RestartStrategies
     from dagster_ckpt.datastream.rocksdb_state_backend import EmbeddedRocksDBStateBackend, RocksDBStateBackend
     from dagster_ckpt.datastream.state_backend import (
@@ -46,9 +47,11 @@ __all__ = [
     "Configuration",
     "CustomCheckpointStorage",
     "CustomStateBackend",
+    "Duration",
     "EmbeddedRocksDBStateBackend",
     "ExecutionConfig",
     "ExternalizedCheckpointCleanup",
+    "ExternalizedCheckpointRetention",
     "FileSystemCheckpointStorage",
     "FlinkDifference",
     "FsStateBackend",

@@ -8,7 +8,8 @@ from typing import Any
 from dagster_ckpt import config
 from dagster_ckpt.config import Configuration
 from dagster_ckpt.datastream.checkpoint_storage import CheckpointStorage, FileSystemCheckpointStorage
-from dagster_ckpt.datastream.enums import CheckpointingMode, ExternalizedCheckpointCleanup, member, warn
+from dagster_ckpt.datastream.common import Duration
+from dagster_ckpt.datastream.enums import CheckpointingMode, ExternalizedCheckpointRetention, member, warn
 
 __all__ = ["CheckpointConfig"]
 
@@ -58,6 +59,8 @@ class CheckpointConfig:
             if value != self._values[name]:
                 self._chosen.add(name)
                 self._values[name] = value
+        if configuration.checkpoint_storage is not None or configuration.checkpoints_directory is not None:
+            self._storage = None  # the keys say where, over an earlier call of set_checkpoint_storage
 
     def is_checkpointing_enabled(self) -> bool:
         """Whether an interval is set. Without an interval there are no periodic checkpoints; savepoints still work."""
@@ -162,36 +165,46 @@ class CheckpointConfig:
         """Set how long a checkpoint attempt waits for its batch until it becomes unaligned; ``int``: milliseconds."""
         return self._set("aligned_checkpoint_timeout", aligned_checkpoint_timeout)
 
-    def get_aligned_checkpoint_timeout(self) -> timedelta:
+    def get_aligned_checkpoint_timeout(self) -> Duration:
         """How long a checkpoint attempt waits for its batch until it becomes unaligned."""
         timeout: timedelta = self._values["aligned_checkpoint_timeout"]
-        return timeout
+        return Duration(timeout.days, timeout.seconds, timeout.microseconds)
 
     def set_alignment_timeout(self, alignment_timeout: timedelta | int) -> CheckpointConfig:
         """The older name of :meth:`set_aligned_checkpoint_timeout`."""
         return self.set_aligned_checkpoint_timeout(alignment_timeout)
 
-    def get_alignment_timeout(self) -> timedelta:
+    def get_alignment_timeout(self) -> Duration:
         """The older name of :meth:`get_aligned_checkpoint_timeout`."""
         return self.get_aligned_checkpoint_timeout()
 
-    def enable_externalized_checkpoints(self, cleanup_mode: ExternalizedCheckpointCleanup) -> CheckpointConfig:
+    def set_externalized_checkpoint_retention(
+        self, retention_mode: ExternalizedCheckpointRetention
+    ) -> CheckpointConfig:
         """Set whether checkpoints stay when the job is canceled or fails."""
-        return self._set("cleanup", member(ExternalizedCheckpointCleanup, cleanup_mode).name)
+        return self._set("cleanup", member(ExternalizedCheckpointRetention, retention_mode).name)
 
-    def set_externalized_checkpoint_cleanup(self, cleanup_mode: ExternalizedCheckpointCleanup) -> CheckpointConfig:
-        """The later name of :meth:`enable_externalized_checkpoints`."""
-        return self.enable_externalized_checkpoints(cleanup_mode)
-
-    def get_externalized_checkpoint_cleanup(self) -> ExternalizedCheckpointCleanup | None:
+    def get_externalized_checkpoint_retention(self) -> ExternalizedCheckpointRetention | None:
         """Whether checkpoints stay when the job ends; ``None`` if unset: then they are deleted, as in Flink."""
-        return ExternalizedCheckpointCleanup[self._values["cleanup"].name] if "cleanup" in self._chosen else None
+        return ExternalizedCheckpointRetention[self._values["cleanup"].name] if "cleanup" in self._chosen else None
+
+    def enable_externalized_checkpoints(self, cleanup_mode: ExternalizedCheckpointRetention) -> CheckpointConfig:
+        """The oldest name of :meth:`set_externalized_checkpoint_retention`, deprecated; Flink 2 does not have it."""
+        return self.set_externalized_checkpoint_retention(cleanup_mode)
+
+    def set_externalized_checkpoint_cleanup(self, cleanup_mode: ExternalizedCheckpointRetention) -> CheckpointConfig:
+        """An older name of :meth:`set_externalized_checkpoint_retention`, deprecated; Flink 2 does not have it."""
+        return self.set_externalized_checkpoint_retention(cleanup_mode)
+
+    def get_externalized_checkpoint_cleanup(self) -> ExternalizedCheckpointRetention | None:
+        """The older name of :meth:`get_externalized_checkpoint_retention`, deprecated; Flink 2 does not have it."""
+        return self.get_externalized_checkpoint_retention()
 
     def is_externalized_checkpoints_enabled(self) -> bool:
         """Whether checkpoints outlive a job that is canceled or fails."""
-        return self.get_externalized_checkpoint_cleanup() not in {
+        return self.get_externalized_checkpoint_retention() not in {
             None,
-            ExternalizedCheckpointCleanup.NO_EXTERNALIZED_CHECKPOINTS,
+            ExternalizedCheckpointRetention.NO_EXTERNALIZED_CHECKPOINTS,
         }
 
     def set_prefer_checkpoint_for_recovery(self, prefer_checkpoint_for_recovery: bool) -> CheckpointConfig:

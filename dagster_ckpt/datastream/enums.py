@@ -12,6 +12,7 @@ from dagster_ckpt.errors import InvalidConfiguration
 __all__ = [
     "CheckpointingMode",
     "ExternalizedCheckpointCleanup",
+    "ExternalizedCheckpointRetention",
     "FlinkDifference",
     "TimeCharacteristic",
     "member",
@@ -33,7 +34,7 @@ class CheckpointingMode(IntEnum):
     AT_LEAST_ONCE = 1
 
 
-class ExternalizedCheckpointCleanup(IntEnum):
+class ExternalizedCheckpointRetention(IntEnum):
     """Whether checkpoints stay when the job is canceled or fails.
 
     ``DELETE_ON_CANCELLATION`` keeps the checkpoints only when the job fails, ``RETAIN_ON_CANCELLATION`` in both cases,
@@ -43,6 +44,10 @@ class ExternalizedCheckpointCleanup(IntEnum):
     DELETE_ON_CANCELLATION = 0
     RETAIN_ON_CANCELLATION = 1
     NO_EXTERNALIZED_CHECKPOINTS = 2
+
+
+#: The name up to Flink 1.20. Deprecated: Flink 2 has :class:`ExternalizedCheckpointRetention` alone.
+ExternalizedCheckpointCleanup = ExternalizedCheckpointRetention
 
 
 class TimeCharacteristic(IntEnum):

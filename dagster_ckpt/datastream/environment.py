@@ -8,11 +8,11 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
-from dagster_ckpt.config import Configuration
+from dagster_ckpt import config
 from dagster_ckpt.datastream.checkpoint_config import CheckpointConfig
+from dagster_ckpt.datastream.common import ExecutionConfig
 from dagster_ckpt.datastream.enums import CheckpointingMode, TimeCharacteristic, member, warn
 from dagster_ckpt.datastream.execution import JobExecutionResult, run_jobs
-from dagster_ckpt.datastream.execution_config import ExecutionConfig
 from dagster_ckpt.datastream.kryo import kryo_conf
 from dagster_ckpt.datastream.program import Program, SharedSpark
 from dagster_ckpt.datastream.restart import RestartStrategies
@@ -47,14 +47,11 @@ class StreamExecutionEnvironment:
         configuration: settings by Flink's string keys; setters of the environment override them.
     """
 
-    def __init__(self, configuration: Configuration | None = None) -> None:
-        self._configuration = configuration or Configuration()
-        for sentence in self._configuration.warnings:
-            warn(sentence)
+    def __init__(self, configuration: config.Configuration | None = None) -> None:
+        self._configuration = config.Configuration()
         self._checkpoint_config = CheckpointConfig()
-        self._checkpoint_config.configure(self._configuration)
         self._config = ExecutionConfig()
-        self._state_backend = configured_backend(self._configuration)
+        self._state_backend: StateBackend | None = None
         self._restart_strategy: RestartStrategies.RestartStrategyConfiguration = RestartStrategies.fall_back_restart()
         self._time = TimeCharacteristic.ProcessingTime
         self._buffer_timeout = _OWN_TRIGGER
@@ -63,11 +60,36 @@ class StreamExecutionEnvironment:
         self._types: list[str] = []
         self._registrators: list[str] = []
         self._queries: dict[str, Callable[[SparkSession], DataStreamWriter]] = {}
+        if configuration is not None:
+            self.configure(configuration)
 
     @staticmethod
-    def get_execution_environment(configuration: Configuration | None = None) -> StreamExecutionEnvironment:
+    def get_execution_environment(configuration: config.Configuration | None = None) -> StreamExecutionEnvironment:
         """A new environment."""
         return StreamExecutionEnvironment(configuration)
+
+    def configure(self, configuration: config.Configuration) -> StreamExecutionEnvironment:
+        """Take over settings by Flink's string keys: each key that is set overrides what the environment has.
+
+        Raises:
+            InvalidConfiguration: a value is out of range, or two values exclude each other.
+        """
+        for sentence in configuration.warnings:
+            warn(sentence)
+        self._configuration = self._configuration.updated(configuration)
+        self._checkpoint_config.configure(configuration)
+        self._state_backend = configured_backend(configuration) or self._state_backend
+        if configuration.restart_strategy() is not None:
+            self._restart_strategy = RestartStrategies.fall_back_restart()
+        if configuration.parallelism is not None:
+            self.set_parallelism(configuration.parallelism)
+        if configuration.max_parallelism is not None:
+            self.set_max_parallelism(configuration.max_parallelism)
+        if configuration.buffer_timeout is not None:
+            self.set_buffer_timeout(configuration.buffer_timeout)
+        if configuration.operator_chaining is not None:
+            self._chaining = configuration.operator_chaining
+        return self
 
     def get_config(self) -> ExecutionConfig:
         """How many partitions the queries have."""
@@ -265,7 +287,14 @@ class StreamExecutionEnvironment:
             # Ask on another thread: an interrupt of this thread would leave an answer of the JVM unread.
             return json.dumps({"nodes": worker.submit(program.plan).result()})
 
-    def execute(self, job_name: str | None = None) -> JobExecutionResult:
+    def execute(
+        self,
+        job_name: str | None = None,
+        *,
+        replay_to: str | int | None = None,
+        allow_loss: bool = False,
+        fork_from: str | None = None,
+    ) -> JobExecutionResult:
         """Run the queries until they end, each as its own job that continues from its newest checkpoint.
 
         ``execution.state-recovery.path`` of the configuration names another beginning: ``none``, ``chk-12``, or the
@@ -275,13 +304,27 @@ class StreamExecutionEnvironment:
         Args:
             job_name: must stay the same, because it names the directory of the checkpoints. With several queries each
                 job is ``{job_name}__{function}``. By default a job has the name of its query's function.
+            replay_to: up to which batch those after the checkpoint are run again as they were: ``latest``, ``none``, or
+                a batch.
+            allow_loss: restore although rows would be lost or doubled.
+            fork_from: a checkpoint or savepoint of any job, for a single query that has no checkpoint of its own and
+                begins with a copy.
 
         Raises:
             InvalidConfiguration: there is no query, or a setting cannot be used.
             CheckpointError: a query failed and is not restarted; all other queries have ended by then.
         """
         jobs = self._program().jobs(job_name)
-        return run_jobs(jobs, self._configuration.restore_path, self._configuration.claim_mode)
+        return run_jobs(
+            jobs,
+            config.RestoreRequest(
+                self._configuration.restore_path or config.LATEST,
+                self._configuration.claim_mode,
+                replay_to,
+                allow_loss=allow_loss,
+                fork_from=fork_from,
+            ),
+        )
 
     def _program(self) -> Program:
         if not self._queries:

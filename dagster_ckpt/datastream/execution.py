@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from dagster_ckpt.checkpoint import CheckpointMetadata
 from dagster_ckpt.clock import SystemClock
-from dagster_ckpt.config import LATEST, NONE, JobStatus, RecoveryClaimMode, RestoreRequest
+from dagster_ckpt.config import LATEST, NONE, JobStatus, RestoreRequest
 from dagster_ckpt.errors import InvalidConfiguration
 from dagster_ckpt.spark import Event, Started, StreamingJob, StreamingRun, describe, supervise_all
 
@@ -50,28 +50,25 @@ class _Told:
     event: Event
 
 
-def run_jobs(
-    jobs: Sequence[StreamingJob], restore_from: str | None, claim_mode: RecoveryClaimMode | None
-) -> JobExecutionResult:
+def run_jobs(jobs: Sequence[StreamingJob], request: RestoreRequest) -> JobExecutionResult:
     """Run jobs until all have ended.
 
     Args:
         jobs: the jobs to run.
-        restore_from: ``latest`` (also for ``None``), ``none``, or a pointer, which only a single job can take.
-        claim_mode: who owns the restored checkpoint or savepoint; ``None`` for the default of its kind.
+        request: what they begin with; only a single job can begin with a checkpoint that is named.
 
     Raises:
-        InvalidConfiguration: a pointer is given for several jobs.
+        InvalidConfiguration: a checkpoint is named for several jobs.
         CheckpointError: the first job's failure; its notes tell the failures of other jobs.
     """
-    if restore_from not in {None, LATEST, NONE} and len(jobs) > 1:
+    named = request.fork_from or request.restore_from
+    if named not in {LATEST, NONE} and len(jobs) > 1:
         raise InvalidConfiguration(
-            f"{restore_from} is a checkpoint of one job, and there are {len(jobs)}: "
-            f"{', '.join(job.name for job in jobs)}.",
+            f"{named} is a checkpoint of one job, and there are {len(jobs)}: {', '.join(job.name for job in jobs)}.",
             hint="Execute the query to be restored in an environment of its own.",
         )
     job_ids: dict[str, str] = {}
-    starts = [_start(job, restore_from or LATEST, claim_mode) for job in jobs]
+    starts = [_start(job, request) for job in jobs]
     outcomes = supervise_all(starts, lambda told: _on_event(told, job_ids))
     failures = {job.name: error for job, outcome in zip(jobs, outcomes, strict=True) if (error := outcome.exception())}
     if failures:
@@ -85,14 +82,12 @@ def run_jobs(
     )
 
 
-def _start(
-    job: StreamingJob, restore_from: str, claim_mode: RecoveryClaimMode | None
-) -> Callable[[Callable[[_Told], None]], StreamingRun]:
+def _start(job: StreamingJob, request: RestoreRequest) -> Callable[[Callable[[_Told], None]], StreamingRun]:
     def start(emit: Callable[[_Told], None]) -> StreamingRun:
         return StreamingRun(
             job,
             run_id=uuid.uuid4().hex,
-            request=RestoreRequest(restore_from, claim_mode),
+            request=request,
             series=None,
             clock=SystemClock(),
             emit=lambda event: emit(_Told(job.name, event)),

@@ -114,24 +114,17 @@ class Program:
         launch_conf = {} if backend is None else backend.launch_conf()
         storage = self._storage().configured(self.configuration)
         return [
-            StreamingJob(
+            StreamingJob.stored_in(
+                storage,
+                storage.filesystem(),
                 name=layout.validate_job_name(name),
                 query=self._as_set(name, query),
                 session=partial(self.spark.session, job_name or next(iter(self.queries)), launch_conf),
                 config=config,
                 restart=self._restart_strategy(),
-                filesystem=storage.filesystem(),
-                working_directory=storage.live_directory(name),
-                deployment=storage.deployment,
-                inline_threshold=storage.inline_threshold,
-                savepoint_path=storage.savepoint_path,
-                max_state_size=storage.size_limit,
                 state_backend=backend,
                 partitions=self.partitions,
                 poison_batch_attempts=None,  # as in Flink, the restart strategy alone decides
-                live_location=storage.live_place,
-                shares_disk=storage.working_directory is not None,
-                private_from=storage.private_from,
             )
             for name, query in ((names[function], query) for function, query in self.queries.items())
         ]

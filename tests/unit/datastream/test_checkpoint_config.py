@@ -14,6 +14,7 @@ from dagster_ckpt.datastream import (
     CheckpointingMode,
     Configuration,
     ExternalizedCheckpointCleanup,
+    ExternalizedCheckpointRetention,
     FileSystemCheckpointStorage,
     FlinkDifference,
     JobManagerCheckpointStorage,
@@ -54,7 +55,7 @@ def test_the_job_gets_flinks_defaults_too(config: CheckpointConfig) -> None:
 def test_numbers_are_flinks() -> None:
     assert [mode.value for mode in CheckpointingMode] == [0, 1]
     assert list(CheckpointingMode) == [0, 1], "PyFlink 1.10's are plain numbers"
-    assert [(cleanup.name, cleanup.value) for cleanup in ExternalizedCheckpointCleanup] == [
+    assert [(cleanup.name, cleanup.value) for cleanup in ExternalizedCheckpointRetention] == [
         ("DELETE_ON_CANCELLATION", 0),
         ("RETAIN_ON_CANCELLATION", 1),
         ("NO_EXTERNALIZED_CHECKPOINTS", 2),
@@ -106,7 +107,7 @@ def test_a_mode_may_be_flinks_number_or_our_own_member(config: CheckpointConfig)
         ("set_max_concurrent_checkpoints", 0, "max_concurrent_checkpoints: .*greater than or equal to 1"),
         ("set_tolerable_checkpoint_failure_number", -1, "tolerable_failed_checkpoints: .*greater than or equal to 0"),
         ("set_aligned_checkpoint_timeout", -1, "aligned_checkpoint_timeout: .*zero or positive"),
-        ("enable_externalized_checkpoints", None, "ExternalizedCheckpointCleanup"),
+        ("enable_externalized_checkpoints", None, "ExternalizedCheckpointRetention"),
     ],
 )
 def test_a_value_out_of_range_is_refused_at_once(
@@ -164,22 +165,25 @@ class TestAlignment:
 @pytest.mark.parametrize(
     ("cleanup", "externalized", "deleted"),
     [
-        (ExternalizedCheckpointCleanup.DELETE_ON_CANCELLATION, True, {JobStatus.CANCELED}),
-        (ExternalizedCheckpointCleanup.RETAIN_ON_CANCELLATION, True, set()),
-        (ExternalizedCheckpointCleanup.NO_EXTERNALIZED_CHECKPOINTS, False, {JobStatus.CANCELED, JobStatus.FAILED}),
+        (ExternalizedCheckpointRetention.DELETE_ON_CANCELLATION, True, {JobStatus.CANCELED}),
+        (ExternalizedCheckpointRetention.RETAIN_ON_CANCELLATION, True, set()),
+        (ExternalizedCheckpointRetention.NO_EXTERNALIZED_CHECKPOINTS, False, {JobStatus.CANCELED, JobStatus.FAILED}),
     ],
 )
 def test_externalized_checkpoints(
-    config: CheckpointConfig, cleanup: ExternalizedCheckpointCleanup, externalized: bool, deleted: set[JobStatus]
+    config: CheckpointConfig, cleanup: ExternalizedCheckpointRetention, externalized: bool, deleted: set[JobStatus]
 ) -> None:
-    config.enable_externalized_checkpoints(cleanup)
-    assert config.get_externalized_checkpoint_cleanup() is cleanup
+    assert config.get_externalized_checkpoint_retention() is None
+    assert config.set_externalized_checkpoint_retention(cleanup) is config
+    assert config.get_externalized_checkpoint_retention() is cleanup
     assert config.is_externalized_checkpoints_enabled() is externalized
     job = config.to_config()
     assert {status for status in (JobStatus.CANCELED, JobStatus.FAILED) if job.discards(status)} == deleted
     assert job.discards(JobStatus.FINISHED), "Flink keeps nothing of a job that finishes"
-    later = CheckpointConfig().set_externalized_checkpoint_cleanup(cleanup)
-    assert later.to_config() == job
+    for older in ("enable_externalized_checkpoints", "set_externalized_checkpoint_cleanup"):
+        same = getattr(CheckpointConfig(), older)(getattr(ExternalizedCheckpointCleanup, cleanup.name))
+        assert same.to_config() == job
+        assert same.get_externalized_checkpoint_cleanup() is cleanup
 
 
 def test_a_recovery_is_from_checkpoints_unless_savepoints_are_to_count(config: CheckpointConfig) -> None:
@@ -228,7 +232,7 @@ class TestStringKeys:
             )
         )
         assert config.get_checkpoint_interval() == 10_000
-        assert config.get_externalized_checkpoint_cleanup() is ExternalizedCheckpointCleanup.RETAIN_ON_CANCELLATION
+        assert config.get_externalized_checkpoint_cleanup() is ExternalizedCheckpointRetention.RETAIN_ON_CANCELLATION
         assert config.to_config().num_retained == 4
         config.set_checkpoint_interval(20_000)
         assert (config.get_checkpoint_interval(), config.get_checkpoint_timeout()) == (20_000, 60_000)

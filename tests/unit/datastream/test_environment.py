@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import pytest
 
@@ -74,6 +74,52 @@ def test_defaults(env: StreamExecutionEnvironment) -> None:
     assert isinstance(made.filesystem, DriverMemory)
     assert (made.partitions, made.state_backend, made.savepoint_path) == (None, None, None)
     assert StreamExecutionEnvironment.get_execution_environment() is not env
+
+
+class TestConfigure:
+    KEYS: ClassVar = {
+        "parallelism.default": "8",
+        "execution.buffer-timeout": "250",
+        "pipeline.operator-chaining": "false",
+        "execution.checkpointing.interval": "3 s",
+        "state.backend.type": "hashmap",
+        "restart-strategy.type": "none",
+    }
+
+    def test_keys_of_a_program_reach_the_environment(self) -> None:
+        for env in (StreamExecutionEnvironment(Configuration(self.KEYS)), StreamExecutionEnvironment()):
+            assert env.configure(Configuration(self.KEYS)) is env
+            assert (env.get_parallelism(), env.get_max_parallelism()) == (8, -1)
+            assert env.get_buffer_timeout() == 250
+            assert not env.is_chaining_enabled()
+            assert env.get_checkpoint_interval() == 3000
+            made = job(env)
+            assert (made.partitions, made.restart) == (8, ours.NoRestart())
+            assert isinstance(env.get_state_backend(), HashMapStateBackend)
+
+    def test_what_comes_later_wins_and_the_rest_stays(self, env: StreamExecutionEnvironment, tmp_path: Path) -> None:
+        env.set_parallelism(16).set_buffer_timeout(7).set_state_backend(EmbeddedRocksDBStateBackend())
+        env.set_restart_strategy(RestartStrategies.fixed_delay_restart(3, 1000))
+        env.get_checkpoint_config().set_checkpoint_storage_dir(str(tmp_path / "first"))
+        env.configure(Configuration({"pipeline.max-parallelism": "16", "execution.buffer-timeout.enabled": "false"}))
+        assert (env.get_parallelism(), env.get_max_parallelism(), env.get_buffer_timeout()) == (16, 16, -1)
+        assert isinstance(env.get_state_backend(), EmbeddedRocksDBStateBackend)
+        assert env.get_restart_strategy() == RestartStrategies.fixed_delay_restart(3, 1000)
+        later = {"execution.checkpointing.dir": str(tmp_path / "second"), "restart-strategy.type": "none"}
+        env.configure(Configuration(later))
+        made = job(env)
+        assert made.filesystem.url == str(tmp_path / "second")
+        assert made.restart == ours.NoRestart()
+
+    def test_what_has_no_effect_warns(self, env: StreamExecutionEnvironment) -> None:
+        with pytest.warns(FlinkDifference, match="state.changelog.enabled = 'true' has no effect"):
+            env.configure(Configuration({"state.changelog.enabled": "true"}))
+
+    def test_a_configuration_may_change_afterwards(self, env: StreamExecutionEnvironment) -> None:
+        given = Configuration(self.KEYS)
+        env.configure(given)
+        given.set_string("restart-strategy.type", "fixed-delay")
+        assert job(env).restart == ours.NoRestart()
 
 
 def test_checkpointing(env: StreamExecutionEnvironment) -> None:
@@ -184,15 +230,16 @@ class TestStateBackendAndStorage:
         assert made.filesystem.local("x") == Path("/own/x")
         assert (made.savepoint_path, made.inline_threshold) == ("/savepoints", 1_024)
 
-    def test_the_example_of_the_document(
-        self, env: StreamExecutionEnvironment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.chdir(tmp_path)
+    def test_the_example_of_the_document(self, env: StreamExecutionEnvironment, tmp_path: Path) -> None:
         env.set_state_backend(RocksDBStateBackend("file://var/checkpoints/"))
-        made = job(env)
+        with pytest.raises(InvalidConfiguration, match="names a host") as raised:
+            job(env)
+        assert "Did you forget a slash? Write file:///var/checkpoints" in raised.value.hint, "Flink's jobs end so, too"
+        env.set_state_backend(RocksDBStateBackend(f"file://{tmp_path}/var/checkpoints/"))
+        (made,) = jobs(env)
         assert made.state_backend == state_backend.EmbeddedRocksDBStateBackend(enable_incremental_checkpointing=False)
         assert isinstance(made.filesystem, PosixFileSystem)
-        assert made.filesystem.local("x") == tmp_path / "var" / "checkpoints" / "x", "a host is taken for a directory"
+        assert made.filesystem.local("x") == tmp_path / "var" / "checkpoints" / "x"
 
     def test_keys_without_an_effect_are_warned_about(self) -> None:
         with pytest.warns(FlinkDifference, match="forced"):
