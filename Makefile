@@ -1,7 +1,7 @@
 # Everything a clone needs: `make run` and `make test` set up .venv by themselves, once.
 
 .DEFAULT_GOAL := help
-.PHONY: help run dev test test-integration test-exhaustive docs lint clean
+.PHONY: help run dev test test-spark test-integration test-exhaustive test-mutants docs lint clean
 
 VENV    := .venv
 BIN     := $(VENV)/bin
@@ -25,6 +25,7 @@ SIDE_BY_SIDE := --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 test: $(STAMP) ## the fast tests, side by side
 	@tools/require-java
+	@tools/require-postgres
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE)
 
 test-integration: $(STAMP) ## the slow tests and those that need a daemon, a cluster or a browser
@@ -32,14 +33,38 @@ test-integration: $(STAMP) ## the slow tests and those that need a daemon, a clu
 	@tools/require-chromium
 	@tools/require-npm
 	@tools/require-go
+	@tools/require-postgres
 	@echo "Building fake-gcs-server and versitygw; the first time takes a few minutes."
 	@$(BIN)/python -m tests.servers.fake_gcs_server
 	@$(BIN)/python -m tests.servers.versitygw
-	$(BIN)/python -m pytest -m "(slow or integration) and not exhaustive" $(SIDE_BY_SIDE)
+	$(BIN)/python -m pytest -m "(slow or integration) and not exhaustive and not upgrade" $(SIDE_BY_SIDE)
+
+# An environment of its own for each, with everything but PySpark from $(VENV).
+test-spark: $(STAMP) ## the tests of every Spark with older ones: make test-spark SPARK="4.1 4.2"
+	@tools/require-java
+	$(BIN)/python tools/test_spark.py $(SPARK)
 
 test-exhaustive: $(STAMP) ## what the other tests try at some points, at every point
 	@tools/require-java
+	@tools/require-postgres
 	$(BIN)/python -m pytest -m exhaustive $(SIDE_BY_SIDE)
+	$(BIN)/python tools/test_spark.py --exhaustive 4.0 4.1 4.2
+
+# An environment of its own, which sees what is installed in .venv. ONLY=checkpoint/taking tries one folder or module;
+# MATCHING=sync those whose line matches; SAMPLE=200 SEED=1 so many places, chosen at random. By default every place is
+# tried, which takes hours.
+MUTANTS := build/mutants/venv
+
+test-mutants: $(MUTANTS)/.installed ## which changes of the code the fast tests do not notice; ONLY=, MATCHING=, SAMPLE=, SEED=
+	@tools/require-java
+	$(MUTANTS)/bin/python tools/mutants.py --only "$(ONLY)" --matching '$(MATCHING)' --sample "$(or $(SAMPLE),0)" --seed "$(or $(SEED),0)"
+
+$(MUTANTS)/.installed: $(STAMP)
+	$(BIN)/python -m venv --clear $(MUTANTS)
+	@echo "import site; site.addsitedir('$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')')" > \
+		"$$($(MUTANTS)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/project.pth"
+	$(MUTANTS)/bin/python -m pip install --quiet --disable-pip-version-check "cosmic-ray>=8.4,<9" "coverage>=7.6,<8"
+	@touch $@
 
 docs: $(STAMP) ## the documentation as a site, in build/site; a broken link fails
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
@@ -50,7 +75,7 @@ lint: $(STAMP) ## ruff and mypy --strict
 	$(BIN)/mypy
 
 clean: ## removes what running, testing and building leave behind, .venv too
-	rm -rf $(VENV) .dagster_home artifacts data build dist spark-warehouse metastore_db derby.log
+	rm -rf $(VENV) .venv-spark-* .dagster_home artifacts data build dist spark-warehouse metastore_db derby.log
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 

@@ -2,10 +2,14 @@
 
     python benchmarks/recovery.py --output recovery.json
 
-Two ways to fail:
+Ways to fail:
 
 * ``new-run``: the example job under a real ``dagster dev``. The run's process gets SIGKILL in mid-batch and its live
   checkpointLocation is deleted, so the sensor launches a new run, which restores a retained checkpoint.
+  ``--pairs`` does this without and with a class archive, in turns (A B B A ...), each in a Dagster of its own.
+* ``jvm``: a driver whose JVM gets SIGKILL in mid-batch; the same process starts another JVM.
+* ``elsewhere``: a driver and its JVM get SIGKILL in mid-batch. At that moment another driver begins, under another host
+  name (a UTS namespace of its own) and in another working directory. It waits for the lease of the dead run, 5 s.
 * ``in-run``: a ``StreamingRun`` whose query throws in a task; it restarts in the same process and Spark application.
 
 All times are differences of timestamps on this machine: Dagster's event log, the run's own log lines, the control
@@ -15,6 +19,7 @@ files of the storage, the modification times of ``commits/``.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import platform
@@ -22,16 +27,19 @@ import re
 import shutil
 import signal
 import statistics
+import subprocess
 import sys
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 import dagster as dg
 import numpy as np
+import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
@@ -39,13 +47,17 @@ from pyspark.sql import functions as F  # noqa: N812 - the name every Spark user
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks" / "drivers")]
+
+import recovery_driver  # noqa: E402
 
 from assets.flights import land  # noqa: E402
 from assets.settings import CHECKPOINT_PATH_VARIABLE, DATA_VARIABLE, DataPaths  # noqa: E402
 from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog  # noqa: E402
+from dagster_ckpt.checkpoint.control.epochs import Choice  # noqa: E402
 from dagster_ckpt.checkpoint.control.heartbeat import HeartbeatFile  # noqa: E402
 from dagster_ckpt.checkpoint.format.layout import CONTROL_DIR  # noqa: E402
+from dagster_ckpt.checkpoint.start_traces import StartTrace  # noqa: E402
 from dagster_ckpt.checkpoint.taking.shared_files import DEFAULT_INLINE_THRESHOLD  # noqa: E402
 from dagster_ckpt.clock import SystemClock  # noqa: E402
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig, JobStatus  # noqa: E402
@@ -60,6 +72,7 @@ from dagster_ckpt.spark import (  # noqa: E402
     Started,
     StreamingJob,
     StreamingRun,
+    make_class_archive,
     start_session,
     supervise,
 )
@@ -70,6 +83,10 @@ from dagster_ckpt.testing.dagster_dev import DagsterDev, wait_for  # noqa: E402
 JOB = "flight_delays"
 #: What a case is split into; they follow one another without a gap and add up to ``total``.
 STAGES = ("detection", "decision", "process_start", "spark_start", "restore", "first_batch")
+#: As if on another host: no process of the host that failed can be looked at or killed.
+_ELSEWHERE = ("unshare", "--uts", "sh", "-c", 'hostname elsewhere && exec "$@"', "--")
+#: Seconds of the lease of the driver that is taken over from elsewhere.
+_LEASE = 5.0
 _OVER = ("SUCCESS", "FAILURE", "CANCELED")
 _RESTORED = re.compile(r"Restored in ([0-9.]+) s")
 _THROWN = re.compile(r"thrown at (\d+)")
@@ -86,6 +103,9 @@ class Case:
         moments: seconds from the failure to single moments, for a closer look.
         total: seconds from the failure to the first newly committed batch.
         load: the machine's load average at the failure.
+        cpu: seconds of processor time of the resumed run's process and its JVM until then; they hardly depend on what
+            else the machine does.
+        trace: seconds of each step of the resumed start, as ``dagster-ckpt starts`` tells them.
     """
 
     restored_batch: int
@@ -94,16 +114,27 @@ class Case:
     moments: dict[str, float]
     total: float
     load: float = field(default_factory=lambda: round(os.getloadavg()[0], 2))
+    cpu: float | None = None
+    trace: dict[str, float] = field(default_factory=dict)
 
 
 class NewRun:
-    """The example job, killed and resumed under Dagster, each case from scratch."""
+    """The example job, killed and resumed under Dagster, each case from scratch.
 
-    def __init__(self, directory: Path) -> None:
+    Args:
+        directory: emptied before each case.
+        cache: the directory of class archives, empty for none.
+    """
+
+    def __init__(self, directory: Path, cache: str = "") -> None:
         self._paths = DataPaths(directory / "data")
         # Of the benchmark's own whatever the user's environment says: each case empties this directory.
         self._checkpoints = directory / "data" / "checkpoints"
-        variables = {DATA_VARIABLE: str(self._paths.root), CHECKPOINT_PATH_VARIABLE: str(self._checkpoints)}
+        variables = {
+            DATA_VARIABLE: str(self._paths.root),
+            CHECKPOINT_PATH_VARIABLE: str(self._checkpoints),
+            "DAGSTER_CKPT_CACHE": cache,
+        }
         self._dev = DagsterDev(ROOT / "workspace.yaml", directory / "dagster_home", variables)
 
     def run(self, cases: int, checkpoints: int) -> list[Case]:
@@ -138,6 +169,7 @@ class NewRun:
         second = wait_for(lambda: self._resumed(first), f"the sensor to resume {first} {log}", seconds=240)
         live, restored = wait_for(lambda: self._restored(location.path), f"{second} to restore {log}", seconds=240)
         batch, committed = _first_commit(live, restored)
+        cpu = self._cpu_seconds()
         started = wait_for(lambda: self._log_line(second, "Restored in"), f"the log of {second}", seconds=60)
         marks = self._marks(first, second, killed)
         seconds = float(_RESTORED.findall(started[1])[0])
@@ -154,7 +186,9 @@ class NewRun:
             {**marks, "processes gone": gone, "query started": started[0], "first batch committed": committed},
             (restored, batch),
         )
-        case.load = load
+        case.load, case.cpu = load, cpu
+        (trace,) = wait_for(self._trace, "the trace of the start", seconds=60)
+        case.trace = trace.by_name
         self._end(second)
         return case
 
@@ -226,6 +260,19 @@ class NewRun:
             raise RuntimeError(f"{JOB} has no heartbeat")
         return heartbeat.processes[0].pid
 
+    def _cpu_seconds(self) -> float:
+        """Of the driver and its JVM, with the processes that they have waited for."""
+        heartbeat = self._catalog().records.heartbeat.read()
+        if heartbeat is None:
+            raise RuntimeError(f"{JOB} has no heartbeat")
+        times = (psutil.Process(process.pid).cpu_times() for process in heartbeat.processes)
+        return round(sum(sum(spent[:4]) for spent in times), 2)
+
+    def _trace(self) -> Sequence[StartTrace] | None:
+        records = self._catalog().records
+        newest = records.starts.newest(1)
+        return newest if newest and newest[0].epoch == records.epochs.highest() else None
+
     def _is_there(self, driver: int) -> bool:
         return bool(self._dev.jvms()) or any(process.pid == driver for process in self._dev.processes())
 
@@ -236,6 +283,129 @@ class NewRun:
 
     def _catalog(self) -> CheckpointCatalog:
         return CheckpointCatalog(open_filesystem(str(self._checkpoints)), JOB)
+
+
+class Driven:
+    """A stream in a process of its own (``drivers/recovery_driver.py``), hit in mid-batch; each case from scratch.
+
+    Args:
+        directory: emptied before each case.
+        lease: seconds.
+        elsewhere: kill the whole driver, and begin another as if on another host; else kill its JVM only.
+    """
+
+    FILES = 200
+    ROWS = 1000
+
+    def __init__(self, directory: Path, lease: float, *, elsewhere: bool) -> None:
+        self._directory = directory
+        self._lease = lease
+        self._elsewhere = elsewhere
+        self._catalog = CheckpointCatalog(open_filesystem(str(directory / "checkpoints")), recovery_driver.NAME)
+
+    def run(self, cases: int, checkpoints: int) -> list[Case]:
+        """Run the cases one after another."""
+        done = []
+        for number in range(1, cases + 1):
+            shutil.rmtree(self._directory, ignore_errors=True)
+            self._land()
+            drivers: list[psutil.Popen] = []
+            try:
+                done.append(self._one(drivers, checkpoints))
+            finally:
+                for driver in drivers:
+                    _kill_family(driver)
+            _say(number, done[-1])
+        return done
+
+    def _one(self, drivers: list[psutil.Popen], checkpoints: int) -> Case:
+        drivers.append(self._start("here"))
+        live = wait_for(partial(self._mid_batch, drivers[0], checkpoints), "a batch in flight", seconds=300, poll=0.02)
+        heartbeat = self._catalog.records.heartbeat.read()
+        if heartbeat is None:
+            raise RuntimeError("The driver has no heartbeat")
+        load, killed = round(os.getloadavg()[0], 2), time.time()
+        if self._elsewhere:
+            _kill_family(drivers[0])
+            drivers.append(self._start("elsewhere", *_ELSEWHERE))
+        else:
+            os.kill(heartbeat.processes[1].pid, signal.SIGKILL)
+            shutil.rmtree(live.path.parent)
+        records = self._catalog.records
+        epoch, choice = wait_for(lambda: self._chosen_after(heartbeat.epoch), "the next start", seconds=240, poll=0.02)
+        if choice.restored is None:
+            raise RuntimeError("The next start began from nothing")
+        restored = self._catalog.resolve(choice.restored).batch
+        batch, committed = _first_commit(CheckpointLocation(Path(choice.live)), restored)
+        (trace,) = wait_for(lambda: self._trace(epoch), "the trace of the start", seconds=60)
+        claim = records.epochs.read_claim(epoch)
+        if claim is None:
+            raise RuntimeError("The next start has no claim")
+        claimed = datetime.fromisoformat(claim.claimed_at).timestamp()
+        failures = records.failures.of(claim.series)
+        noticed = claimed if self._elsewhere else failures[-1].at
+        ready = claimed + trace.by_name.get("session", 0.0) + trace.by_name.get("watchdog", 0.0)
+        recorded = (self._directory / "checkpoints" / recovery_driver.NAME / CONTROL_DIR / "epochs").joinpath(
+            f"e-{epoch:010}.choice"
+        )
+        case = _case(
+            killed,
+            {
+                "detection": noticed,
+                "decision": claimed,
+                "process_start": claimed,
+                "spark_start": ready,
+                "restore": recorded.stat().st_mtime,
+                "first_batch": committed,
+            },
+            {"epoch claimed": claimed, "first batch committed": committed},
+            (restored, batch),
+        )
+        case.load, case.trace = load, trace.by_name
+        return case
+
+    def _start(self, live: str, *within: str) -> psutil.Popen:
+        script = Path(recovery_driver.__file__)
+        with (self._directory / f"{live}.log").open("wb") as log:
+            command = [*within, sys.executable, str(script), str(self._directory), live, str(self._lease)]
+            # Nobody resolves the other host's name.
+            environment = {**os.environ, "SPARK_LOCAL_IP": "127.0.0.1"}
+            return psutil.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+
+    def _mid_batch(self, driver: psutil.Popen, checkpoints: int) -> CheckpointLocation | None:
+        if driver.poll() is not None:
+            raise RuntimeError(f"The driver has ended; see {self._directory / 'here.log'}")
+        chosen = self._catalog.choice()
+        if chosen is None or len(self._catalog.completed(chosen[1].job_id)[0]) < checkpoints:
+            return None
+        location = CheckpointLocation(Path(chosen[1].live))
+        return location if location.planned() is not None else None
+
+    def _chosen_after(self, epoch: int) -> tuple[int, Choice] | None:
+        chosen = self._catalog.choice()
+        return chosen if chosen is not None and chosen[0] > epoch else None
+
+    def _trace(self, epoch: int) -> Sequence[StartTrace] | None:
+        newest = self._catalog.records.starts.newest(1)
+        return newest if newest and newest[0].epoch == epoch else None
+
+    def _land(self) -> None:
+        directory = self._directory / "in"
+        directory.mkdir(parents=True)
+        for number in range(self.FILES):
+            path = directory / f"{number:06}.parquet"
+            ids = np.arange(number * self.ROWS, (number + 1) * self.ROWS, dtype="int64")
+            pq.write_table(pa.table({"id": ids}), path)
+            os.utime(path, (time.time() - 86_400 + number,) * 2)
+
+
+def _kill_family(driver: psutil.Popen) -> None:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        family = [driver, *driver.children(recursive=True)]
+        for process in family:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(family, timeout=60)
 
 
 class InRun:
@@ -388,6 +558,31 @@ class InRun:
         return ids
 
 
+def in_pairs(directory: Path, pairs: int, checkpoints: int) -> dict[str, list[Case]]:
+    """Kills without a class archive and with one, in turns; the archive is made before the first."""
+    cache = directory / "cache"
+    os.environ["DAGSTER_CKPT_CACHE"] = str(cache)
+    make_class_archive({}, wait=True)
+    found: dict[str, list[Case]] = {"no archive": [], "archive": []}
+    for pair in range(pairs):
+        for kind in ("no archive", "archive") if pair % 2 == 0 else ("archive", "no archive"):
+            place = directory / f"{pair}-{kind.replace(' ', '-')}"
+            found[kind] += NewRun(place, str(cache) if kind == "archive" else "").run(1, checkpoints)
+            shutil.rmtree(place)
+    return found
+
+
+def paired(results: Mapping[str, Sequence[Case]]) -> dict[str, float]:
+    """Of the pairs: the median ratio, with to without a class archive, of processor time and of each stage."""
+    pairs = list(zip(results["archive"], results["no archive"], strict=True))
+    spent = [(with_one.cpu, without.cpu) for with_one, without in pairs]
+    ratios = {"cpu": [one / other for one, other in spent if one and other]}
+    ratios["total"] = [one.total / other.total for one, other in pairs]
+    for stage in STAGES:
+        ratios[stage] = [one.stages[stage] / other.stages[stage] for one, other in pairs]
+    return {name: round(statistics.median(values), 3) for name, values in ratios.items()}
+
+
 def _first_commit(live: CheckpointLocation, restored: int) -> tuple[int, float]:
     """The first batch committed after the restored one, and when."""
     batch = restored + 1
@@ -435,6 +630,9 @@ def main() -> int:
     """Parse the arguments and run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", type=int, default=5, help="kills of the run process; 0 to leave them out")
+    parser.add_argument("--pairs", type=int, default=0, help="kills without and with a class archive, in turns")
+    parser.add_argument("--jvm", type=int, default=5, help="kills of a driver's JVM; 0 to leave them out")
+    parser.add_argument("--elsewhere", type=int, default=5, help="takeovers from another host; 0 to leave them out")
     parser.add_argument("--checkpoints", type=int, default=3, help="completed checkpoints before a kill")
     parser.add_argument("--restarts", type=int, default=5, help="failures of the query; 0 to leave them out")
     parser.add_argument(
@@ -453,6 +651,20 @@ def main() -> int:
     if options.cases:
         print("New run: SIGKILL to the run's process in mid-batch, live location deleted", flush=True)
         results["new run"] = NewRun(directory / "new-run").run(options.cases, options.checkpoints)
+    ratios: dict[str, float] = {}
+    if options.pairs:
+        print("New run, without and with a class archive in turns", flush=True)
+        results |= in_pairs(directory / "pairs", options.pairs, options.checkpoints)
+        ratios = paired(results)
+        print(f"median ratio of the pairs: {ratios}", flush=True)
+    if options.jvm:
+        print("Restart inside the run: SIGKILL to the JVM in mid-batch, live location deleted", flush=True)
+        results["jvm"] = Driven(directory / "jvm", 30.0, elsewhere=False).run(options.jvm, options.checkpoints)
+    if options.elsewhere:
+        print(f"Another host takes over, with a lease of {_LEASE:.0f} s", flush=True)
+        results["elsewhere"] = Driven(directory / "elsewhere", _LEASE, elsewhere=True).run(
+            options.elsewhere, options.checkpoints
+        )
     if options.restarts:
         print("Restart inside the run: a task throws", flush=True)
         results["in run"] = InRun(
@@ -463,6 +675,7 @@ def main() -> int:
         "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": {"cpus": os.cpu_count(), "system": platform.platform(), "python": platform.python_version()},
         "parameters": {name: getattr(options, name) for name in ("checkpoints", "every", "keys", "delay")},
+        "ratios": ratios,
         "summary": {kind: summarize(cases) for kind, cases in results.items()},
         "cases": {kind: [asdict(case) for case in cases] for kind, cases in results.items()},
     }

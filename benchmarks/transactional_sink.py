@@ -62,10 +62,10 @@ class Options:
     seed: int
 
 
-def start_spark() -> SparkSession:
+def start_spark(name: str) -> SparkSession:
     """The session of all queries."""
     spark = start_session(
-        "transactional-sink",
+        name,
         "local[2]",
         {
             "spark.driver.bindAddress": "127.0.0.1",
@@ -79,12 +79,12 @@ def start_spark() -> SparkSession:
     return spark
 
 
-def land(options: Options, directory: Path) -> None:
-    """The files that every query reads, in order of modification."""
+def land(directory: Path, rows: int, batches: int, seed: int) -> None:
+    """The files that every query reads, one a batch, in order of modification."""
     directory.mkdir(parents=True)
-    random = np.random.default_rng(options.seed)
-    for number in range(options.batches):
-        table = pa.table({"k": random.integers(0, 1 << 40, options.rows), "v": random.random(options.rows)})
+    random = np.random.default_rng(seed)
+    for number in range(batches):
+        table = pa.table({"k": random.integers(0, 1 << 40, rows), "v": random.random(rows)})
         pq.write_table(table, directory / f"{number:06}.parquet")
         os.utime(directory / f"{number:06}.parquet", (1_700_000_000 + number,) * 2)
 
@@ -268,8 +268,8 @@ def main() -> int:
 
 
 def _pairs(directory: Path, options: Options) -> list[dict[str, Any]]:
-    land(options, directory / "input")
-    spark = start_spark()
+    land(directory / "input", options.rows, options.batches, options.seed)
+    spark = start_spark("transactional-sink")
     runs: list[dict[str, Any]] = []
     try:
         for kind in (PLAIN, TRANSACTIONAL):  # warms the JVM up

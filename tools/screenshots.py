@@ -105,8 +105,8 @@ class DagsterUI:
         return {(source.split("\n")[0].strip(), target.split("\n")[0].strip()) for source, target in found}
 
     def checkpoints(self, asset: str) -> None:
-        """The overview of ``<asset>/checkpoints``: the newest checkpoint's metadata as a table."""
-        self._open(f"/assets/{asset}/checkpoints?view=overview")
+        """The overview of ``<asset>_checkpoints``: the newest checkpoint's metadata as a table."""
+        self._open(f"/assets/{asset}_checkpoints?view=overview")
         self.metadata("pointer").wait_for()
 
     def retained(self, asset: str) -> Locator:
@@ -121,17 +121,40 @@ class DagsterUI:
         return self.page.locator("tr").filter(has=self.page.locator("td", has_text=re.compile(f"^{key}$"))).first
 
     def plots(self, asset: str) -> None:
-        """The plots of the numeric metadata of ``<asset>/checkpoints``."""
+        """The plots of the numeric metadata of ``<asset>_checkpoints``."""
         self.checkpoints(asset)
         self.page.get_by_role("button", name="Plots").click()
         self.page.locator("canvas").first.wait_for()
 
     def partitions(self, asset: str, newest: str) -> None:
-        """The partitions of ``<asset>/checkpoints``, with ``newest`` selected."""
-        self._open(f"/assets/{asset}/checkpoints?view=partitions")
+        """The partitions of ``<asset>_checkpoints``, with ``newest`` selected."""
+        self._open(f"/assets/{asset}_checkpoints?view=partitions")
         self.page.get_by_text(newest, exact=True).first.click()
         self.page.get_by_text("View all historical events").wait_for()
         self.page.get_by_text("Materialized", exact=True).first.wait_for()
+
+    def launch(self, link: str) -> str:
+        """Follow a link into the Launchpad and launch the run as it is configured there; returns the run's id."""
+        self.page.get_by_role("link", name=link).first.click()
+        self.page.get_by_role("button", name="Launch Run").click()
+        self.page.wait_for_url("**/runs/*")
+        return self.page.url.rpartition("/")[2]
+
+    def count_clicks(self) -> Callable[[], tuple[int, int]]:
+        """Begin to count what a user does on every page from now on; returns a look at the clicks and the keys."""
+        done = {"click": 0, "keydown": 0}
+
+        def count(source: object, kind: str) -> None:
+            del source
+            done[kind] += 1
+
+        context = self.page.context
+        context.expose_binding("done", count)
+        context.add_init_script(
+            "for (const kind of ['click', 'keydown'])"
+            " addEventListener(kind, event => event.isTrusted && window.done(kind), true)"
+        )
+        return lambda: (done["click"], done["keydown"])
 
     def partition_keys(self) -> list[str]:
         """The partition keys the page lists, from above."""
@@ -142,7 +165,7 @@ class DagsterUI:
         """A run and those of its events that say ``event``."""
         self._open(f"/runs/{run_id}")
         self.page.get_by_placeholder("Filter…").fill(event)
-        self.page.get_by_text("flight_delays").first.wait_for()
+        self.page.get_by_text(event).first.wait_for()
 
     def run_tags(self, run_id: str) -> Locator:
         """The tags and configuration of a run; returns the dialog."""
@@ -217,7 +240,7 @@ def take(ui: DagsterUI, resumed_run: str, newest: str, output: Path) -> list[Pat
     Raises:
         RuntimeError: a page does not show what it should.
     """
-    sensor = "checkpoint_resume_sensor"
+    sensor = f"{JOB}_resume_sensor"
     shots: dict[str, Callable[[], object]] = {
         "lineage": lambda: ui.lineage("flights", "delay_report"),
         "checkpoints": lambda: ui.checkpoints(JOB),

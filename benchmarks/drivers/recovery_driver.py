@@ -1,0 +1,75 @@
+"""A driver of a small stream with state, in a process of its own, for ``recovery.py``.
+
+    python benchmarks/drivers/recovery_driver.py ROOT LIVE LEASE
+
+ROOT has the input (``in``), the output and the storage; LIVE is the name of the working directory of this host; LEASE
+is in seconds, with a heartbeat each fifth of it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import uuid
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from dagster_ckpt.checkpoint.taking.shared_files import DEFAULT_INLINE_THRESHOLD
+from dagster_ckpt.clock import SystemClock
+from dagster_ckpt.config.checkpoint_config import CheckpointConfig
+from dagster_ckpt.config.recovery import RestoreRequest
+from dagster_ckpt.config.restart import RestartStrategies
+from dagster_ckpt.filesystem import open_filesystem
+from dagster_ckpt.spark import StreamingJob, StreamingRun, start_jvm, start_session, supervise
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+NAME = "driven"
+CONF = {
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.host": "127.0.0.1",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+}
+
+
+def main(root: Path, live: str, lease: timedelta) -> None:
+    """Drive the stream until this process is killed."""
+
+    def query(session: SparkSession) -> DataStreamWriter:
+        rows = session.readStream.schema("id LONG").option("maxFilesPerTrigger", 1).parquet(str(root / "in"))
+        # Half a second for each batch, so that a kill falls into one.
+        slow = rows.selectExpr("id", "if(id % 1000 = 0, reflect('java.lang.Thread', 'sleep', 500L), '') AS slept")
+        writer = slow.where("slept IS NOT NULL OR id >= 0").dropDuplicates(["id"]).writeStream.format("parquet")
+        return writer.option("path", str(root / "out"))
+
+    start = (NAME, "local[2]", CONF)
+    job = StreamingJob(
+        name=NAME,
+        query=query,
+        session=partial(start_session, *start, class_archive=True),
+        start_jvm=partial(start_jvm, *start, class_archive=True),
+        config=CheckpointConfig(interval="1 s", heartbeat_interval=lease / 5, heartbeat_timeout=lease),
+        restart=RestartStrategies.fixed_delay_restart(3, 0),
+        filesystem=open_filesystem(str(root / "checkpoints")),
+        working_directory=root / live,
+        deployment="benchmark",
+        inline_threshold=DEFAULT_INLINE_THRESHOLD,
+    )
+    run_id, asked = str(uuid.uuid4()), RestoreRequest()
+    supervise(
+        lambda emit: StreamingRun(job, run_id=run_id, request=asked, series=None, clock=SystemClock(), emit=emit),
+        lambda event: print(type(event).__name__, flush=True),
+    )
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2], timedelta(seconds=float(sys.argv[3])))

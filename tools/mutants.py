@@ -1,0 +1,447 @@
+"""Change the code at one place at a time, and find out whether the closest fast tests notice.
+
+``make test-mutants`` calls this tool; ``CONTRIBUTING.md`` says how. Cosmic Ray makes the changes. Which tests run for
+a change is measured: every fast test file runs once under coverage, and a change is tried with the tests that run the
+changed line, those of the module's own directory first, for at most some seconds. Each try is a fork of a process that
+has imported everything but the project, so that a try costs little more than its tests.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import contextlib
+import hashlib
+import importlib
+import json
+import math
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+import coverage
+import parso.python.tree
+import pytest
+from cosmic_ray.ast import ast_nodes, get_ast
+from cosmic_ray.mutating import mutate_code
+from cosmic_ray.operators.operator import Operator
+from cosmic_ray.operators.provider import OperatorProvider
+
+HERE = Path(__file__).resolve().parent
+PROJECT = HERE.parent
+WORK = PROJECT / "build" / "mutants"
+PACKAGE = "dagster_ckpt"
+#: What is tried, and what the names of the test files begin with that are run for it.
+FOLDERS = {
+    "checkpoint": ("tests/unit/checkpoint/",),
+    "spark/sinks": ("tests/unit/spark/sinks/",),
+    "filesystem": ("tests/unit/filesystem/", "tests/unit/spark/live/test_private_directories"),
+    "resume/decision.py": ("tests/unit/resume/test_resume_decision",),
+}
+#: Changes that no test can notice, one a line: module, operator, old line, new line.
+EQUIVALENT = HERE / "equivalent_mutants.txt"
+#: Of Cosmic Ray's operators, those whose changes are neither certain to be noticed nor certain to change nothing.
+_COMPARISONS = (
+    *("Eq_NotEq", "NotEq_Eq", "Lt_LtE", "Lt_GtE", "LtE_Lt", "LtE_Gt", "Gt_GtE", "Gt_LtE", "GtE_Gt", "GtE_Lt"),
+    *("Is_IsNot", "IsNot_Is"),
+)
+_ARITHMETIC = ("Add_Sub", "Sub_Add", "Mul_FloorDiv", "FloorDiv_Mul", "BitOr_BitAnd", "BitAnd_BitOr", "Mod_FloorDiv")
+_CORE = (
+    *(f"ReplaceComparisonOperator_{pair}" for pair in _COMPARISONS),
+    *(f"ReplaceBinaryOperator_{pair}" for pair in _ARITHMETIC),
+    *("ReplaceUnaryOperator_Delete_Not", "AddNot", "ReplaceTrueWithFalse", "ReplaceFalseWithTrue", "ReplaceAndWithOr"),
+    *("ReplaceOrWithAnd", "ReplaceBreakWithContinue", "ReplaceContinueWithBreak", "ExceptionReplacer"),
+    *("NumberReplacer", "ZeroIterationForLoop"),
+)
+#: What tests and code import, and no change touches: imported once, before any fork.
+IMPORTED_ONCE = (
+    *("hypothesis", "psutil", "yaml", "pydantic", "rich.console", "click", "fsspec", "requests", "flask", "pandas"),
+    *("pyarrow", "pyarrow.dataset", "pyspark.sql", "gcsfs", "s3fs", "adlfs", "google.auth", "moto.server", "dagster"),
+)
+
+
+class RemoveStatement(Operator):
+    """Replaces a statement that has an effect by ``pass``: a call, an assignment to an attribute, a raise."""
+
+    def mutation_positions(self, node: parso.tree.NodeOrLeaf) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
+        if node.type == "simple_stmt" and _has_effect(node.children[0]):
+            yield node.children[0].start_pos, node.children[0].end_pos
+
+    def mutate(self, node: parso.tree.BaseNode, index: int) -> parso.tree.BaseNode:
+        del index  # a statement can be removed in one way
+        removed = node.children[0]
+        node.children[0] = parso.python.tree.Name("pass", removed.start_pos, removed.get_first_leaf().prefix)
+        return node
+
+    @classmethod
+    def examples(cls) -> Sequence[object]:
+        return ()
+
+
+def _has_effect(statement: parso.tree.NodeOrLeaf) -> bool:
+    if statement.type == "raise_stmt" or getattr(statement, "value", None) == "raise":
+        return True
+    if statement.type == "del_stmt":  # `del name` only says that a parameter is not used
+        return statement.children[1].type == "atom_expr"
+    if statement.type == "expr_stmt":
+        target, operator = statement.children[0], statement.children[1]
+        if getattr(operator, "value", "=") != "=":
+            return True
+        # Whatever __init__ sets is missed by every test: removing that shows nothing.
+        function = parso.tree.search_ancestor(statement, "funcdef")
+        return target.type == "atom_expr" and (function is None or function.name.value != "__init__")
+    return statement.type == "atom_expr" and statement.get_last_leaf().value == ")"
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One change of one module.
+
+    Attributes:
+        module: the module's path within the package.
+        operator: what is changed, and into what.
+        occurrence: the how-many-th place of the module for this operator.
+        line: where, from 1.
+        code: the changed source.
+        old: the line before, without its indentation.
+        new: the line after.
+    """
+
+    module: str
+    operator: str
+    occurrence: int
+    line: int
+    code: str = field(repr=False)
+    old: str
+    new: str
+
+    def __str__(self) -> str:
+        return f"{self.module} | {self.operator} | {self.old} | {self.new}"
+
+
+def places(source: str) -> list[list[tuple[str, int, tuple[int, int]]]]:
+    """The changes of a module as (operator, occurrence, position), those at one position together."""
+    skipped = list(_without_behaviour(source))
+    found: dict[tuple[int, int], list[tuple[str, int, tuple[int, int]]]] = {}
+    counts: Counter[str] = Counter()
+    for node in ast_nodes(get_ast(source)):
+        for name, operator in _operators().items():
+            for at, _ in operator.mutation_positions(node):
+                if not any(start <= at < end for start, end in skipped):
+                    found.setdefault(at, []).append((name, counts[name], at))
+                counts[name] += 1
+    return [found[at] for at in sorted(found)]
+
+
+@cache
+def _operators() -> dict[str, Operator]:
+    provider = OperatorProvider()
+    return {name: provider[name]() for name in _CORE} | {"RemoveStatement": RemoveStatement()}
+
+
+def _without_behaviour(source: str) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
+    """Where a change is of no interest: annotations, decorators, logging, and what only a type checker runs."""
+    for node in ast.walk(ast.parse(source)):
+        unwanted: list[ast.AST | None] = []
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            unwanted = [node.returns, *node.decorator_list]
+        elif isinstance(node, ast.ClassDef):
+            unwanted = [*node.decorator_list]
+        elif isinstance(node, ast.arg | ast.AnnAssign):
+            unwanted = [node.annotation]
+        elif _is_logging(node) or (isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"):
+            unwanted = [node]
+        for each in unwanted:
+            if each is not None:
+                yield (each.lineno, each.col_offset), (each.end_lineno, each.end_col_offset)
+
+
+def _is_logging(node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and ast.unparse(node.func).startswith("_log.")
+
+
+def mutant(module: str, source: str, operator: str, occurrence: int, at: tuple[int, int]) -> Mutant:
+    """The change of a module that an operator makes at one of its places."""
+    code = mutate_code(source, _operators()[operator], occurrence)
+    assert code is not None
+    before, after = source.split("\n"), code.split("\n")
+    changed = next(i for i, (one, other) in enumerate(zip(before, after, strict=False)) if one != other)
+    return Mutant(module, operator, occurrence, at[0], code, before[changed].strip(), after[changed].strip())
+
+
+@dataclass(frozen=True)
+class Test:
+    """A fast test.
+
+    Attributes:
+        seconds: how long the test took.
+        lines: which lines of which module it ran.
+    """
+
+    name: str
+    seconds: float
+    lines: dict[str, list[int]]
+
+
+def closest(one: Mutant, tests: Sequence[Test], budget: float) -> list[str]:
+    """The tests for a change: those that run its line, else (a constant) of its module, then of its folder."""
+    own = f"tests/unit/{one.module.rpartition('/')[0]}/"
+    running = [test for test in tests if one.line in test.lines.get(one.module, ())]
+    if not running:
+        running = [test for test in tests if test.lines.get(one.module) or test.name.startswith(own)]
+    running.sort(key=lambda test: (not test.lines.get(one.module), not test.name.startswith(own), test.seconds))
+    chosen, spent = [], 0.0
+    for test in running:
+        if spent + test.seconds <= budget:
+            chosen.append(test.name)
+            spent += test.seconds
+    return chosen
+
+
+class Slots:
+    """Copies of the project; what runs in one is a fork of this process."""
+
+    def __init__(self, count: int) -> None:
+        files = subprocess.run(  # noqa: S603 - a constant command
+            ["git", "ls-files", "-co", "--exclude-standard", "-z", PACKAGE, "tests", "pyproject.toml"],  # noqa: S607
+            cwd=PROJECT,
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout.split("\0")
+        self.files = [name for name in files if name and (PROJECT / name).is_file()]
+        self._copies = [WORK / f"copy-{number}" for number in range(count)]
+        for copy in self._copies:
+            shutil.rmtree(copy, ignore_errors=True)
+            for name in self.files:
+                (copy / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(PROJECT / name, copy / name)
+
+    def each(
+        self, tasks: Sequence[tuple[Callable[[Path], int], float]], done: Callable[[int, int | None, Path], None]
+    ) -> None:
+        """Run every task in a fork; ``done`` gets its number, its exit status (``None``: too late) and its copy."""
+        free, waiting = list(self._copies), list(enumerate(tasks))
+        running: dict[int, tuple[int, Path, float]] = {}
+        while waiting or running:
+            while waiting and free:
+                number, (task, seconds) = waiting.pop(0)
+                copy = free.pop()
+                running[_forked(task, copy)] = number, copy, time.monotonic() + seconds
+            time.sleep(0.02)
+            for process, (number, copy, deadline) in list(running.items()):
+                ended, status = os.waitpid(process, os.WNOHANG)
+                late = not ended and time.monotonic() > deadline
+                if not ended and not late:
+                    continue
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process, signal.SIGKILL)
+                if late:
+                    os.waitpid(process, 0)
+                del running[process]
+                done(number, None if late else os.waitstatus_to_exitcode(status), copy)
+                free.append(copy)
+
+
+def _forked(task: Callable[[Path], int], copy: Path) -> int:
+    process = os.fork()
+    if process:
+        return process
+    try:
+        os.setsid()
+        os.chdir(copy)
+        sys.path.insert(0, str(copy))
+        os.environ["PYTHONPATH"] = str(copy)
+        with (copy / "output").open("w") as output:
+            for stream in (1, 2):
+                os.dup2(output.fileno(), stream)
+        status = task(copy)
+    except BaseException as error:
+        print(repr(error))
+        status = 70
+    finally:
+        sys.stdout.flush()
+        os._exit(status)
+
+
+def _pytest(copy: Path, arguments: Sequence[str], plugins: Sequence[object] = ()) -> int:
+    given = ["-q", "-p", "no:cacheprovider", "--hypothesis-seed=0", "-W", "ignore::pytest.PytestAssertRewriteWarning"]
+    return int(pytest.main([*given, f"--basetemp={copy / 'tmp'}", *arguments], plugins=list(plugins)))
+
+
+class _Measuring:
+    """Notes for each test how long it takes, whether it passes, and which lines it runs."""
+
+    def __init__(self, copy: Path) -> None:
+        self._prefix = f"{copy / PACKAGE}/"
+        self._coverage = coverage.Coverage(
+            data_file=None, source=[str(copy / PACKAGE)], config_file=False, messages=False
+        )
+        self._seconds: dict[str, float] = {}
+        self._failed: set[str] = set()
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
+        self._coverage.switch_context(item.nodeid)
+        return (yield)
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        items[:] = [item for item in items if "spark" not in getattr(item, "fixturenames", ())]
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._seconds[report.nodeid] = self._seconds.get(report.nodeid, 0.0) + report.duration
+        if not report.passed:
+            self._failed.add(report.nodeid)
+
+    def run(self, copy: Path, test_file: str) -> list[Test]:
+        self._coverage.start()
+        _pytest(copy, [test_file], [self])
+        self._coverage.stop()
+        lines: dict[str, dict[str, list[int]]] = {name: {} for name in self._seconds if name not in self._failed}
+        data = self._coverage.get_data()
+        for file in data.measured_files():
+            for line, names in data.contexts_by_lineno(file).items():
+                for name in names:
+                    if name in lines:
+                        lines[name].setdefault(file.removeprefix(self._prefix), []).append(line)
+        return [Test(name, round(self._seconds[name], 3), at) for name, at in lines.items()]
+
+
+def measured(slots: Slots, areas: Sequence[str]) -> list[Test]:
+    """What the fast tests run whose names begin so; what is known of a file is kept while nothing changes."""
+    code = hashlib.sha256()
+    for name in sorted(slots.files):
+        if name.startswith(f"{PACKAGE}/") or "/test_" not in name:
+            code.update(name.encode() + (PROJECT / name).read_bytes())
+    kept: dict[str, Path] = {}
+    for name in slots.files:
+        if "/test_" in name and name.startswith(tuple(areas)):
+            key = hashlib.sha256(code.digest() + name.encode() + (PROJECT / name).read_bytes()).hexdigest()[:24]
+            kept[name] = WORK / "measured" / f"{key}.json"
+    (WORK / "measured").mkdir(parents=True, exist_ok=True)
+    missing = [name for name, file in kept.items() if not file.exists()]
+
+    def measure(name: str) -> Callable[[Path], int]:
+        def task(copy: Path) -> int:
+            found = _Measuring(copy).run(copy, name)
+            text = json.dumps([[test.name, test.seconds, test.lines] for test in found])
+            partial = kept[name].with_suffix(".part")
+            partial.write_text(text, encoding="utf-8")
+            partial.replace(kept[name])
+            return 0
+
+        return task
+
+    def done(number: int, status: int | None, _: Path) -> None:
+        print(f"measured {missing[number]}{'' if status == 0 else ': failed'}", flush=True)
+
+    slots.each([(measure(name), 1800.0) for name in missing], done)
+    files = [file for file in kept.values() if file.exists()]
+    return [Test(*each) for file in files for each in json.loads(file.read_text(encoding="utf-8"))]
+
+
+def _tried(one: Mutant, tests: Sequence[str]) -> Callable[[Path], int]:
+    def task(copy: Path) -> int:
+        target = copy / PACKAGE / one.module
+        real = target.stat().st_mtime_ns
+        sys.dont_write_bytecode = True
+        os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
+        target.write_text(one.code, encoding="utf-8")
+        os.utime(target, ns=(real + 10**13,) * 2)  # no compiled file is of this time
+        return _pytest(copy, ["-x", *tests])
+
+    return task
+
+
+def main() -> int:
+    """Try the changes, and say which were not noticed."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument(
+        "--only", default="", help="a folder or module, such as checkpoint/taking or filesystem/posix.py"
+    )
+    parser.add_argument("--matching", default="", help="a regular expression that the changed line matches")
+    parser.add_argument("--sample", type=int, default=0, help="how many places are tried, chosen at random; 0: all")
+    parser.add_argument("--seed", type=int, default=0, help="of the choice")
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--budget", type=float, default=10.0, help="seconds of tests for one change")
+    asked = parser.parse_args()
+
+    folders = [asked.only] if asked.only else FOLDERS
+    roots = [PROJECT / PACKAGE / folder for folder in folders]
+    files = sorted(file for root in roots for file in (root.rglob("*.py") if root.is_dir() else [root]))
+    sources = {str(file.relative_to(PROJECT / PACKAGE)): file.read_text(encoding="utf-8") for file in files}
+    matching = re.compile(asked.matching)
+    found = [
+        (module, place)
+        for module, source in sources.items()
+        for lines in [source.split("\n")]
+        for place in places(source)
+        if matching.search(lines[place[0][2][0] - 1])
+    ]
+    chooser = random.Random(asked.seed)
+    sample = chooser.sample(found, min(asked.sample or len(found), len(found)))
+    mutants = [mutant(module, sources[module], *chooser.choice(place)) for module, place in sample]
+    listed = set(EQUIVALENT.read_text(encoding="utf-8").splitlines()) if EQUIVALENT.exists() else set()
+    equivalent = [one for one in mutants if str(one) in listed]
+    tried = [one for one in mutants if str(one) not in listed]
+    print(f"{len(found)} places in {len(sources)} modules; {len(mutants)} tried, seed {asked.seed}.", flush=True)
+
+    for name in IMPORTED_ONCE:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+    slots = Slots(asked.workers)
+    tests = measured(
+        slots,
+        sorted(
+            {
+                name
+                for folder, names in FOLDERS.items()
+                if any(one.startswith(folder) for one in sources)
+                for name in names
+            }
+        ),
+    )
+    chosen = [closest(one, tests, asked.budget) for one in tried]
+    survived: list[Mutant] = []
+    ended = 0
+
+    def done(number: int, status: int | None, copy: Path) -> None:
+        nonlocal ended
+        one = tried[number]
+        shutil.copy2(PROJECT / PACKAGE / one.module, copy / PACKAGE / one.module)
+        ended += 1
+        if status == 0:
+            survived.append(one)
+            print(
+                f"{ended}/{len(tried)} not noticed by {len(chosen[number])} tests: {one} (line {one.line})", flush=True
+            )
+
+    runs = [(number, names) for number, names in enumerate(chosen) if names]
+    untested = [one for one, names in zip(tried, chosen, strict=True) if not names]
+    slots.each(
+        [(_tried(tried[number], names), 120.0 + 10 * asked.budget) for number, names in runs],
+        lambda place, status, copy: done(runs[place][0], status, copy),
+    )
+    for one in untested:
+        print(f"no fast test runs the line: {one} (line {one.line})")
+    missed = len(survived) + len(untested)
+    score = 100.0 if not tried else math.floor(1000 * (len(tried) - missed) / len(tried)) / 10
+    print(
+        f"{len(tried) - missed} of {len(tried)} changes were noticed, {score} %; "
+        f"{len(equivalent)} others are listed as equivalent in {EQUIVALENT.relative_to(PROJECT)}."
+    )
+    return 0 if not missed else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
