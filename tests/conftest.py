@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
     from tests.servers.fake_gcs_server import FakeGcsServer
     from tests.servers.gcs import BucketServer
+    from tests.servers.kafka import KafkaServer
+    from tests.servers.postgres import PostgresServer
 
 
 # How long an example takes says how busy the machine is, not whether it is right.
@@ -70,6 +72,29 @@ def fake_gcs_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeGc
     from tests.servers.fake_gcs_server import running  # noqa: PLC0415 - for the tests of gs:// only
 
     with running(tmp_path_factory.mktemp("fake-gcs-server") / "log") as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    """The PostgreSQL of all tests of a worker."""
+    from tests.servers.postgres import running  # noqa: PLC0415 - for the tests of PostgreSQL only
+
+    with running() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def kafka(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaServer]:
+    """The broker of all tests of a worker, which Spark can read."""
+    from tests.servers.kafka import connector, running  # noqa: PLC0415 - for the tests of Kafka only
+
+    java = spark._jvm
+    assert java is not None
+    loader = java.java.lang.Thread.currentThread().getContextClassLoader()
+    for jar in connector(tmp_path_factory.mktemp("connector")):  # as if they had been named when Spark started
+        loader.addURL(java.java.io.File(str(jar)).toURI().toURL())
+    with running(tmp_path_factory.mktemp("kafka")) as server:
         yield server
 
 

@@ -21,6 +21,21 @@ _ROOT = next(parent for parent in Path(__file__).resolve().parents if (parent / 
 _PATIENCE = 540
 
 
+def _age(report: Any) -> None:
+    figures = {(record["what"], record["of"]): record for record in report}
+    assert all(record["seconds"] > 0 for record in report)
+    for shape in ("1 start", "100 starts", "100 starts with rollbacks"):
+        assert {what for what, of in figures if of == f"30 retained, {shape}"} == {
+            "list",
+            "retention",
+            "start",
+            "subsume",
+        }
+    # The heartbeat of each, and the epochs where the look before is some seconds old.
+    assert 4 <= figures["tick", "3 jobs that run, in a bucket"]["requests"] <= 7
+    assert figures["tick", "3 jobs that are over, in a bucket"]["requests"] == 4
+
+
 def _imports(report: Any) -> None:
     assert {"import dagster", "import dagster_ckpt", "import definitions", "dagster-ckpt list"} <= set(
         report["medians"]
@@ -58,15 +73,29 @@ def _overhead(report: Any) -> None:
     assert 0 < figures["new_bytes"]["mean"] < figures["full_copy_bytes_mean"]
 
 
+def _postgres_sink(report: Any) -> None:
+    figures = report["summary"]
+    low, high = figures["ratio_95"]
+    assert 0 < low <= figures["ratio_B_to_A"] <= high
+    for kind in ("A", "B"):
+        assert figures[f"rows_per_second_{kind}"] > 0
+        assert figures[f"batch_ms_median_{kind}"] > 0
+
+
 def _recovery(report: Any) -> None:
-    for kind in ("new run", "in run"):
+    for kind in ("new run", "jvm", "elsewhere", "in run"):
         (case,) = report["cases"][kind]
         assert case["first_batch"] == case["restored_batch"] + 1
         assert case["stages"]["restore"] > 0
         assert case["stages"]["first_batch"] > 0
         assert sum(case["stages"].values()) == pytest.approx(case["total"], abs=0.01)
         assert report["summary"][kind]["total"]["median"] == case["total"]
-    assert all(seconds > 0 for seconds in report["cases"]["new run"][0]["stages"].values())
+    (resumed,) = report["cases"]["new run"]
+    assert all(seconds > 0 for seconds in resumed["stages"].values())
+    assert {"detected", "decided", "process", "imports", "JVM", "session", "unpack", "first commit"} <= set(
+        resumed["trace"]
+    )
+    assert resumed["cpu"] > 0
 
 
 def _restore(report: Any) -> None:
@@ -113,6 +142,7 @@ def _transactional_sink(report: Any) -> None:
 #: For each script: the smallest size that goes through all its code, whether it takes ``--directory``, and what its
 #: report must hold.
 _TABLE: dict[str, tuple[str, bool, Callable[[Any], None]]] = {
+    "age": ("--retained 30 --jobs 3 --latency 0.001 --rounds 3", False, _age),
     "imports": ("--rounds 1", False, _imports),
     "object_store": (
         "--sets '20 x 10 KiB' '1 x 20 MiB' --rounds 1 --latencies 0.001 --retained 10",
@@ -124,7 +154,8 @@ _TABLE: dict[str, tuple[str, bool, Callable[[Any], None]]] = {
         True,
         _overhead,
     ),
-    "recovery": ("--cases 1 --checkpoints 1 --restarts 1 --every 6 --keys 1000", True, _recovery),
+    "postgres_sink": ("--rows 10 --batches 2 --pairs 2", True, _postgres_sink),
+    "recovery": ("--cases 1 --jvm 1 --elsewhere 1 --checkpoints 1 --restarts 1 --every 6 --keys 1000", True, _recovery),
     "restore": ("--keys 1000 --batches 3 --rounds 1", False, _restore),
     "stream_in_bucket": (
         "--keys 100 --rows 10 --fill 2 --warm-up 1 --batches 2 --rounds 2 --latencies 0 --partitions 1",

@@ -6,32 +6,54 @@ fails until it is given one. No page is too long, and no page names a file that 
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+import io
 import json
 import re
 import shutil
+import sys
 import tempfile
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from textwrap import dedent
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import click
 import dagster as dg
 import pyarrow.dataset as ds
 import pytest
+import yaml
+from click.testing import CliRunner
 
 import dagster_ckpt
 from dagster_ckpt import errors
+from dagster_ckpt.checkpoint.submissions import Submission
 from dagster_ckpt.cli import main
+from dagster_ckpt.clock import SystemClock
 from dagster_ckpt.config.checkpoint_config import JobStatus
+from dagster_ckpt.datastream import StreamExecutionEnvironment
 from dagster_ckpt.filesystem.memory import MemoryFileSystem
-from dagster_ckpt.orchestration import names, reporting, savepoint_asset
-from dagster_ckpt.spark.events import Started
+from dagster_ckpt.orchestration import names, reporting
+from dagster_ckpt.orchestration.events import JobEvents
+from dagster_ckpt.orchestration.savepoints import savepoint_asset
+from dagster_ckpt.orchestration.storages import FileSystemCheckpointStorage
+from dagster_ckpt.spark.events import CheckpointFailed, CheckpointReplaced, Started
+from dagster_ckpt.spark.query.class_archive import CACHE_VARIABLE, archive_for
+from dagster_ckpt.standalone.submitted import submitted_drive
 from dagster_ckpt.testing.filesystem_contract import FileSystemContract
-from tests.jobs.harness import Bench, Row, copied, eventually
+from tests.helpers.local_spark import delta_conf, iceberg_conf
+from tests.helpers.orchestration.stored_job import StoredJob, make_asset, run_id
+from tests.jobs.harness import Bench, Row, copied, deduplicated, eventually
+from tests.jobs.kafka.topics import TopicBench
+from tests.jobs.tables.iceberg import configure, current
+from tests.servers.postgres import rows as table_rows
+from tests.servers.postgres import running
 from tools import docs_site
 
 if TYPE_CHECKING:
@@ -67,7 +89,7 @@ def blocks(page: str, text: str) -> Iterator[Block]:
     code: list[str] | None = None
     for number, line in enumerate(text.splitlines(), start=1):
         if code is not None and line.strip() == "```":
-            yield Block(page, heading, began, "\n".join(code) + "\n")
+            yield Block(page, heading, began, dedent("\n".join(code) + "\n"))
             code = None
         elif code is not None:
             code.append(line)
@@ -158,6 +180,111 @@ def foreach_batch(block: Block, bench: Bench, data: Path) -> None:
     exact_through_a_life(bench, block.run(data, url=url, execute=execute), "delays", rows)
 
 
+def delta_table(block: Block, bench: Bench, data: Path) -> None:
+    import deltalake  # noqa: PLC0415 - needed only where Delta is
+
+    def rows() -> Counter[Row]:
+        table = deltalake.DeltaTable(str(data / "delays"))
+        assert table.metadata().partition_columns == ["day"]
+        return Counter((row["id"], row["v"]) for row in table.to_pyarrow_table().to_pylist())
+
+    exact_through_a_life(bench, block.run(data), "delays", rows)
+
+
+def iceberg_table(block: Block, bench: Bench, data: Path) -> None:
+    warehouse = data / "lake"
+    configure(bench.spark, "lake", warehouse)
+    bench.spark.sql("CREATE NAMESPACE lake.flights")
+
+    def rows() -> Counter[Row]:
+        table = current(warehouse)
+        assert len(table.spec().fields) == 1
+        return Counter((row["id"], row["v"]) for row in table.scan().to_arrow().to_pylist())
+
+    exact_through_a_life(bench, block.run(data), "delays", rows)
+
+
+def into_postgres(block: Block, bench: Bench, data: Path) -> None:
+    with running() as server:
+        reach = server.database()
+        for statement in re.findall(r"```sql\n(.*?)```", (_ROOT / block.page).read_text(encoding="utf-8"), re.DOTALL):
+            table_rows(reach, statement)
+
+        def rows() -> Counter[Row]:
+            return Counter(table_rows(reach, "SELECT id, v FROM delays"))
+
+        exact_through_a_life(bench, block.run(data, conninfo=reach), "delays", rows)
+        ids = "SELECT count(*), count(DISTINCT id) FROM newest"
+        assert table_rows(reach, ids)[0] == (len({row[0] for row in rows()}),) * 2
+
+
+def from_kafka(block: Block, bench: Bench, data: Path) -> None:
+    assert isinstance(bench, TopicBench)
+    bench.topic = "flights"
+    bench.kafka.create(bench.topic, bench.partitions)
+    delays = block.run(data, servers=bench.kafka.address)["delays"]
+    job = bench.job(query=lambda _, session: delays(None, session).trigger(availableNow=True))
+    bench.tick(1, job)
+    bench.tick(1, job)
+    bench.tick(1, job, restore_from="chk-1")
+    rows = ds.dataset(sorted((data / "delays").glob("*.parquet"))).to_table().to_pylist()
+    assert Counter((row["id"], row["v"]) for row in rows) == replace(bench, query=copied).expected()
+
+
+def into_kafka(block: Block, bench: Bench, data: Path) -> None:
+    """A rollback repeats what was written after the checkpoint."""
+    assert isinstance(bench, TopicBench)
+    _, write, drop = _of_page(block.page)
+    bench.kafka.create("delays", 2)
+    delays = write.run(data, servers=bench.kafka.address)["delays"]
+    files = Bench(bench.spark, bench.root, query=lambda _, session: delays(None, session).trigger(availableNow=True))
+    files.tick(2)
+    if block == drop:
+        files.tick(2)
+        files.tick(1, restore_from="chk-1")
+    messages = list(bench.kafka.records("delays"))
+    bench.kafka.delete("delays")
+    expected = replace(files, query=copied).expected()
+    assert (len(messages) > sum(expected.values())) == (block == drop), "records that come again"
+    is_new = drop.run(data)["is_new"]
+    values = [json.loads(message.value() or b"") for message in messages if is_new(message)]
+    assert Counter((value["id"], value["v"]) for value in values) == expected
+
+
+def a_query_that_moves(block: Block, bench: Bench, data: Path) -> None:
+    """Spark alone, the job, and Spark alone again: a new file each time, and every row once."""
+
+    def run_alone(each: Block) -> None:
+        bench.land(1)
+        query = each.run(data, spark=bench.spark)["query"]
+        try:
+            query.processAllAvailable()
+        finally:
+            query.stop()
+        assert bench.in_sink_log() == bench.in_raw_directory() == bench.expected()
+
+    move_in, move_out = _of_page(block.page)
+    before = replace(move_out, code=move_out.code.replace("/data/new-checkpoint", "/data/old-checkpoint"))
+    bench = replace(bench, query=deduplicated)
+    (bench.root / "out").symlink_to(data / "orders")
+    run_alone(before)
+    if block == move_in:
+        orders = block.run(data)["orders"]
+        job = bench.job(query=lambda _, session: orders(None, session).trigger(availableNow=True))
+        bench.tick(1, job, fork_from=str(data / "old-checkpoint"))
+        assert bench.in_sink_log() == bench.in_raw_directory() == bench.expected()
+        to = str(data / "new-checkpoint")
+        done = CliRunner().invoke(main, ["export", bench.name, "--path", str(bench.storage), "--to", to])
+        assert done.exit_code == 0, done.output
+        assert f'.option("checkpointLocation", "file:{to}")' in done.stderr
+        run_alone(replace(move_out, code=_state_format(done.stderr) + move_out.code))
+
+
+def _state_format(told: str) -> str:
+    """The setting that an export asks for, as a line of code."""
+    return "".join(f"{line.strip()}\n" for line in told.splitlines() if line.strip().startswith("spark.conf.set"))
+
+
 def a_data_source(block: Block, bench: Bench, data: Path) -> None:
     def rows() -> Counter[Row]:
         table = bench.spark.read.schema("id INT, v INT").json(str(data / "orders")).collect()
@@ -194,7 +321,7 @@ def the_first_example(block: Block, bench: Bench, data: Path) -> None:
     land_orders(data)
     definitions = ending(block).run(data)["defs"]
     with pytest.MonkeyPatch.context() as patch, dg.DagsterInstance.ephemeral() as instance:
-        patch.setattr("dagster_ckpt.spark.start_session", lambda *_: bench.spark)  # there can be one in a process
+        patch.setattr("dagster_ckpt.spark.start_session", lambda *_, **__: bench.spark)  # there can be one in a process
         assert definitions.resolve_job_def("turnover_job").execute_in_process(instance=instance).success
     (row,) = bench.spark.read.parquet(str(data / "turnover")).collect()
     assert (row["shop"], row["cents"], row["window"].start.hour) == ("north", 900, 10)
@@ -216,7 +343,7 @@ def the_job_of_the_tutorial(block: Block, bench: Bench, data: Path) -> None:
         land(hour)
     definitions = ending(block).run(data)["defs"]
     with pytest.MonkeyPatch.context() as patch, dg.DagsterInstance.ephemeral() as instance:
-        patch.setattr("dagster_ckpt.spark.start_session", lambda *_: bench.spark)  # there can be one in a process
+        patch.setattr("dagster_ckpt.spark.start_session", lambda *_, **__: bench.spark)  # there can be one in a process
         assert definitions.resolve_job_def("turnover_job").execute_in_process(instance=instance).success
     rows = bench.spark.read.parquet(str(data / "turnover")).collect()
     assert sorted((row["window"].start.hour, row["shop"], row["cents"]) for row in rows) == [
@@ -250,6 +377,57 @@ def a_state_backend(block: Block, bench: Bench, data: Path) -> None:
     assert "64" in [value for key, value in conf.items() if key.endswith(".blockCacheSizeMB")]
 
 
+def an_archive_that_is_there(block: Block, bench: Bench, data: Path) -> None:
+    """It waits for the archive that is kept for the `conf`; `tests/jobs/starting/test_cold_start.py` has one made."""
+    del bench
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(CACHE_VARIABLE, str(data / "cache"))
+        archive = archive_for({})
+        assert archive is not None
+        archive.path.write_bytes(b"classes")
+        archive.path.chmod(0o600)
+        archive.seal()
+        block.run(data)
+        assert archive.is_whole()
+
+
+def a_start_as_it_was(block: Block, bench: Bench, data: Path) -> None:
+    """No JVM beside the claim, and no archive; by default there is one. The asset's observation tells the steps."""
+    cache = data / "cache"
+    bench.land(1)
+
+    @dagster_ckpt.checkpointed_streaming_asset()
+    def turnover(context: dg.AssetExecutionContext, spark: SparkSession) -> DataStreamWriter:
+        return copied(bench, spark)
+
+    def steps(spark: dagster_ckpt.SparkSessionResource) -> dict[str, Any]:
+        resources = {
+            "spark": spark,
+            "checkpoint_storage": FileSystemCheckpointStorage(checkpoint_path=str(data / "kept")),
+        }
+        with dg.DagsterInstance.ephemeral() as instance:
+            assert dg.materialize([turnover], resources=resources, instance=instance).success
+            (told,) = instance.fetch_observations(dg.AssetKey("turnover"), limit=9).records
+        assert told.asset_observation is not None
+        return {key: figure.value for key, figure in told.asset_observation.metadata.items()}
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("dagster_ckpt.spark.start_session", lambda *_, **__: bench.spark)  # there can be one in a process
+        patch.setenv(CACHE_VARIABLE, str(cache))
+        before = steps(block.run(data)["spark"])
+        assert not cache.exists()
+        patch.setenv(CACHE_VARIABLE, "")
+        bench.land(1)
+        now = steps(dagster_ckpt.SparkSessionResource())
+    assert before.keys() > {"start_process_seconds", "start_imports_seconds", "start_session_seconds"}
+    assert before.keys() ^ now.keys() == {"start_JVM_seconds", "start_unpack_seconds"}
+    for figures in (before, now):
+        figures.pop("epoch")
+        total = figures.pop("start_seconds")
+        assert total > figures["start_first_batch_seconds"] > 0
+        assert all(0 <= seconds <= total for seconds in figures.values())
+
+
 def in_pyflinks_spelling(block: Block, bench: Bench, data: Path) -> None:
     """It runs its query, which writes each order once."""
     land_orders(data)
@@ -258,6 +436,168 @@ def in_pyflinks_spelling(block: Block, bench: Bench, data: Path) -> None:
     assert sorted(row["cents"] for row in rows) == [100, 250, 400]
     (end,) = (data / "checkpoints" / "turnover" / "control").rglob("*.end")
     assert json.loads(end.read_text())["status"] == "FINISHED"
+
+
+def a_submitted_driver(block: Block, bench: Bench, data: Path) -> None:
+    """The driver of the page's definitions, as ``spark-submit`` starts it, takes its order and drives the job."""
+    land_orders(data)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("dagster_ckpt.spark.start_session", lambda *_, **__: bench.spark)  # there can be one in a process
+        defs = ending(block).run(data)["defs"]
+        spark = defs.resources["spark"]
+        run = "a" * 32
+        command = spark.command("turnover", run)
+        assert command[-4:] == ["dagster_ckpt.standalone.submitted", "shop.definitions:defs", "turnover", run]
+        records = defs.resources["checkpoint_storage"].catalog("turnover").records
+        records.submissions.replace(Submission(run, 0, None, "{}", 0.0))
+        assert submitted_drive(defs, spark.definitions, "turnover", run).run().status is JobStatus.FINISHED
+        assert len(bench.spark.read.parquet(str(data / "turnover")).collect()) == 3
+
+
+def without_dagster(block: Block, bench: Bench, data: Path) -> None:
+    """The job of the first block, run by the second block."""
+    land_orders(data)
+    job, *_ = _of_page(block.page)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("dagster_ckpt.spark.start_session", lambda *_, **__: bench.spark)  # there can be one in a process
+        defined = ending(job).run(data)
+        if block != job:
+            defined = block.run(data, **{name: defined[name] for name in ("ckpt", "turnover", "resources")})
+            assert defined["ended"].status is JobStatus.FINISHED
+            assert len(bench.spark.read.parquet(str(data / "turnover")).collect()) == 3
+            assert list((data / "checkpoints" / "turnover").glob("*/chk-1/_metadata"))
+
+
+def keys_of_a_program(block: Block, bench: Bench, data: Path) -> None:
+    """On an environment of its own, in the place of the one in the block before it."""
+    del bench
+    env = block.run(data, env=StreamExecutionEnvironment())["env"]
+    assert (env.get_checkpoint_interval(), env.get_parallelism()) == (30_000, 8)
+
+
+def an_alert(block: Block, bench: Bench, data: Path) -> None:
+    """With a webhook that listens, and a job that has ended FAILED."""
+    del bench
+    job = StoredJob(data / "checkpoints", "turnover")
+    job.end(job.die(run_id()), "FAILED", "all restarts are used up")
+    heard: list[dict[str, str]] = []
+
+    class Webhook(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            heard.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(200)
+            self.end_headers()
+
+    server = HTTPServer(("127.0.0.1", 0), Webhook)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    address = f"http://127.0.0.1:{server.server_port}"
+    (sensor,) = block.run(data, WEBHOOK=address, turnover=make_asset("turnover"))["alerts"].sensors
+    with dg.DagsterInstance.ephemeral() as instance:
+        sensor.evaluate_tick(dg.build_sensor_context(instance=instance, resources={"checkpoint_storage": job.storage}))
+    server.shutdown()
+    server.server_close()
+    (message,) = heard
+    assert message["text"].startswith("turnover ended FAILED: all restarts are used up (newest checkpoint: ")
+
+
+def an_event(block: Block, bench: Bench, data: Path) -> None:
+    """With a job that fell back, and a sensor that looks twice."""
+    del bench
+    job = StoredJob(data / "checkpoints", "turnover")
+    sensor = block.run(data, turnover=make_asset("turnover"))["what_goes_wrong"]
+    key, clock, said = dg.AssetKey(["turnover"]), SystemClock(), io.StringIO()
+    with dg.DagsterInstance.ephemeral() as instance, contextlib.redirect_stdout(said):
+        events = JobEvents(instance, instance.report_runless_asset_event, key, job.catalog, clock)
+        events.happened(CheckpointReplaced(f"{1:032x}/chk-7", "a file is gone"))
+        events.happened(CheckpointFailed(8, "no space left", 1))
+        first = sensor.evaluate_tick(dg.build_sensor_context(instance=instance))
+        sensor.evaluate_tick(dg.build_sensor_context(instance=instance, cursor=first.cursor))
+    (line,) = said.getvalue().splitlines()
+    assert line.startswith("Fallback to an older checkpoint: ")
+    assert "chk-7 is broken" in line
+
+
+def a_schedule(block: Block, bench: Bench, data: Path) -> None:
+    """Dagster takes it, and its run is the asset's."""
+    del bench, data
+    asset = make_asset("turnover")
+    schedule = block.run(Path("/data"), turnover=asset)["nightly"]
+    resources = {
+        "checkpoint_storage": FileSystemCheckpointStorage(checkpoint_path="/data/c"),
+        "spark": dagster_ckpt.SparkSessionResource(),
+    }
+    definitions = dg.Definitions.merge(
+        dagster_ckpt.build_checkpoint_definitions([asset], resources), dg.Definitions(schedules=[schedule])
+    )
+    tick = (
+        definitions.get_repository_def()
+        .get_schedule_def("turnover_nightly_savepoints")
+        .evaluate_tick(dg.build_schedule_context(scheduled_execution_time=datetime(2026, 3, 1, 3, tzinfo=UTC)))
+    )
+    (request,) = tick.run_requests or []
+    config = request.run_config["ops"]["turnover_savepoints"]["config"]
+    assert (config["series"], config["keep"], config["max_age"]) == ("nightly", 14, "30 d")
+
+
+def a_component(block: Block, bench: Bench, data: Path) -> None:
+    """The job that the YAML of the page makes of the function: it writes the closed hour and leaves a checkpoint."""
+    land_orders(data)
+    package = data / "src" / "shop" / "defs" / "turnover"
+    package.mkdir(parents=True)
+    code = ending(block).code.replace("/data/", f"{data}/")
+    (package / "query.py").write_text(code)
+    text = (_ROOT / block.page).read_text(encoding="utf-8")
+    (given,) = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
+    document = yaml.safe_load(given.replace("/data/", f"{data}/"))
+    assert document["type"] == "dagster_ckpt.CheckpointedStreamComponent"
+    with pytest.MonkeyPatch.context() as patch, dg.DagsterInstance.ephemeral() as instance:
+        patch.syspath_prepend(str(data / "src"))
+        patch.setattr("dagster_ckpt.spark.start_session", lambda *_, **__: bench.spark)  # there can be one in a process
+        context = dg.ComponentTree.for_test().load_context
+        kind = dagster_ckpt.CheckpointedStreamComponent
+        definitions = kind.from_attributes_dict(attributes=document["attributes"], context=context).build_defs(context)
+        assert definitions.resolve_job_def("turnover_job").execute_in_process(instance=instance).success
+        for name in [name for name in sys.modules if name.partition(".")[0] == "shop"]:
+            del sys.modules[name]
+    (row,) = bench.spark.read.parquet(str(data / "turnover")).collect()
+    assert (row["shop"], row["cents"], row["window"].start.hour) == ("north", 900, 10)
+    assert list((data / "checkpoints" / "turnover").glob("*/chk-1/_metadata"))
+    repository = definitions.get_repository_def()
+    assert [schedule.name for schedule in repository.schedule_defs] == ["turnover_nightly_savepoints"]
+    assert definitions.resolve_asset_graph().get(dg.AssetKey("turnover")).parent_keys == {dg.AssetKey("orders")}
+
+
+def _run_the_first_example(bench: Bench, data: Path) -> dict[str, Any]:
+    """The names of the first example, whose job has left a checkpoint."""
+    (first,) = _of_page("README.md")
+    the_first_example(first, bench, data)
+    return ending(first).run(data)
+
+
+def a_look_inside(block: Block, bench: Bench, data: Path) -> None:
+    """The hour that is still open is in the state, and the closed one is not."""
+    _run_the_first_example(bench, data)
+    defined = block.run(data)
+    assert defined["names"] == {0: "stateStoreSave"}
+    assert [(row.shop, row.hours) for row in defined["shops"]] == [("south", 1)]
+
+
+def a_drill_on_a_schedule(block: Block, bench: Bench, data: Path) -> None:
+    """Beside the definitions of the job; its materialization has the figures of the page's table."""
+    defined = _run_the_first_example(bench, data)
+    resources = {"checkpoint_storage": defined["storage"], "spark": defined["spark"]}
+    definitions = block.run(data, turnover=defined["turnover"], resources=resources)["defs"]
+    with pytest.MonkeyPatch.context() as patch, dg.DagsterInstance.ephemeral() as instance:
+        patch.setattr("dagster_ckpt.spark.start_session", lambda *_, **__: bench.spark)  # there can be one in a process
+        assert definitions.resolve_job_def("turnover_drill_job").execute_in_process(instance=instance).success
+        assert definitions.resolve_job_def("turnover_checks_job").execute_in_process(instance=instance).success
+        event = instance.get_latest_materialization_event(dg.AssetKey("turnover_drill"))
+    assert event is not None
+    assert event.asset_materialization is not None
+    page = (_ROOT / block.page).read_text(encoding="utf-8")
+    figures = event.asset_materialization.metadata.keys() - {"job"}
+    assert {name for name in figures if f"`{name}`" not in page} == set()
+    assert "recovery_seconds" in figures
 
 
 # --- testing ----------------------------------------------------------------------------------------------------------
@@ -283,6 +623,11 @@ def scenarios(block: Block, bench: Bench, data: Path) -> None:
 
 Runner: TypeAlias = "Callable[[Block, Bench, Path], None]"
 
+_KAFKA = "docs/how-to/kafka.md"
+_DELTA, _ICEBERG = "docs/how-to/sink-delta.md", "docs/how-to/sink-iceberg.md"
+#: Run only where the table format is for the running release of Spark: by `make test-spark`.
+_WITH_A_FORMAT = {_DELTA: delta_conf, _ICEBERG: iceberg_conf}
+_MARKS = {_KAFKA: (pytest.mark.integration,), **dict.fromkeys(_WITH_A_FORMAT, (pytest.mark.releases,))}
 #: By page: the heading above each block, in order, and what runs the block.
 _RUNNERS: dict[str, list[tuple[str, Runner]]] = {
     "README.md": [("In your own project", the_first_example)],
@@ -291,11 +636,33 @@ _RUNNERS: dict[str, list[tuple[str, Runner]]] = {
         ("One thing goes wrong at a time", scenarios),
         ("Several at once", scenarios),
     ],
-    "docs/how-to/pyflink.md": [("Write in PyFlink's spelling", in_pyflinks_spelling)],
+    "docs/how-to/alerting.md": [("Of a job that is over", an_alert), ("Of each thing that goes wrong", an_event)],
+    "docs/how-to/component.md": [("Begin", a_component)],
+    _KAFKA: [("Read a topic", from_kafka), ("Write to a topic", into_kafka), ("Drop the repeats", into_kafka)],
+    "docs/how-to/look-inside.md": [("In Python", a_look_inside)],
+    "docs/how-to/restore-drill.md": [("A drill on a schedule", a_drill_on_a_schedule)],
+    "docs/how-to/move-a-query.md": [("In", a_query_that_moves), ("Out", a_query_that_moves)],
+    "docs/how-to/pyflink.md": [
+        ("Write in PyFlink's spelling", in_pyflinks_spelling),
+        ("Write in PyFlink's spelling", keys_of_a_program),
+    ],
+    "docs/how-to/savepoint.md": [("By a schedule", a_schedule)],
     "docs/how-to/sink-custom.md": [("Write with a writer of another kind", a_data_source)],
+    _DELTA: [("Write a Delta table", delta_table)],
     "docs/how-to/sink-foreach-batch.md": [("Write with `foreachBatch`", foreach_batch)],
+    _ICEBERG: [("Write an Iceberg table", iceberg_table)],
+    "docs/how-to/sink-postgres.md": [("Write to PostgreSQL", into_postgres)],
     "docs/how-to/sink-transactional-files.md": [("Write transactional files", transactional_files)],
+    "docs/how-to/start-time.md": [
+        ("The class archive", an_archive_that_is_there),
+        ("Switch them off", a_start_as_it_was),
+    ],
     "docs/how-to/state-backend.md": [("Choose a state backend", a_state_backend)],
+    "docs/how-to/driver-of-its-own.md": [("Run the driver outside of the Dagster run", a_submitted_driver)],
+    "docs/how-to/without-dagster.md": [
+        ("Run without Dagster", without_dagster),
+        ("From Python", without_dagster),
+    ],
     "docs/reference/options.md": [("By Flink's keys", flinks_keys)],
     "docs/start.md": [("Write a job", the_first_example)],
     "docs/tutorial.md": [("1. Land some orders", landing), ("2. Define the job", the_job_of_the_tutorial)],
@@ -312,20 +679,25 @@ def test_every_block_has_a_test() -> None:
 @pytest.mark.parametrize(
     ("page", "number"),
     [
-        pytest.param(page, number, id=f"{page}-{heading}")
+        pytest.param(page, number, id=f"{page}-{heading}", marks=_MARKS.get(page, ()))
         for page, runners in _RUNNERS.items()
         for number, (heading, _) in enumerate(runners)
+        if page not in _WITH_A_FORMAT or _WITH_A_FORMAT[page]()
     ],
 )
-def test_a_block(page: str, number: int, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_block(
+    page: str, number: int, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # live locations are below it where nothing else is said
     found = _of_page(page)
     assert number < len(found)
     data = tmp_path / "data"
     (data / "landed").mkdir(parents=True)
-    bench = Bench(spark, tmp_path / "job")
+    bench = Bench(request.getfixturevalue("spark"), tmp_path / "job")
     bench.root.mkdir()
     bench.source.symlink_to(data / "landed")
+    if page == _KAFKA:
+        bench = TopicBench(bench.spark, bench.root, server=request.getfixturevalue("kafka"))
     _RUNNERS[page][number][1](found[number], bench, data)
 
 
@@ -368,6 +740,17 @@ def test_every_error_tells_the_way_on() -> None:
     bases = {errors.CheckpointError, errors.MustStop}
     classes = {getattr(errors, name) for name in errors.__all__} - bases
     assert {error.__name__ for error in classes if "Way on:\n" not in (error.__doc__ or "")} == set()
+
+
+def test_every_public_name_has_its_place_in_the_api() -> None:
+    page = (_ROOT / "docs" / "reference" / "api.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"^::: dagster_ckpt\.(\w+)$", page, re.MULTILINE)) == set(dagster_ckpt.__all__)
+
+
+def test_every_page_has_its_place_in_the_navigation() -> None:
+    navigation = (_ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:\n")[2]
+    pages = {path.relative_to(_ROOT / "docs").as_posix() for path in (_ROOT / "docs").rglob("*.md")}
+    assert set(re.findall(r"[\w/.-]+\.md", navigation)) == pages
 
 
 def test_the_page_of_metadata_names_every_key() -> None:

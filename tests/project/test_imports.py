@@ -18,7 +18,7 @@ DOORS = sorted(
     path for path in (ROOT / "dagster_ckpt").rglob("__init__.py") if "lazy_names(" in path.read_text(encoding="utf-8")
 )
 
-#: What takes long to load, and what only a bucket needs.
+#: What takes long to load, and what only a bucket or a database needs.
 HEAVY = {
     "adlfs",
     "aiohttp",
@@ -28,6 +28,7 @@ HEAVY = {
     "matplotlib",
     "numpy",
     "pandas",
+    "psycopg",
     "py4j",
     "pyarrow",
     "pyspark",
@@ -78,6 +79,11 @@ def test_the_package_itself_loads_nothing_but_its_door() -> None:
 
 def test_help_loads_no_command() -> None:
     assert not loaded(command("--help"), "dagster", "pydantic", "rich", "dagster_ckpt.checkpoint", *HEAVY)
+
+
+def test_what_keeps_drivers_running_loads_neither_dagster_nor_spark() -> None:
+    assert not loaded(command("run", "--help"), "dagster", "multiprocessing", "rich", "dagster_ckpt.spark", *HEAVY)
+    assert not loaded("import dagster_ckpt.cli.driver_process", "dagster", "dagster_ckpt.orchestration", *HEAVY)
 
 
 def test_list_loads_what_it_reads_and_prints(tmp_path: Path) -> None:
