@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -21,6 +20,7 @@ from typing import Any, Self, TypeVar
 
 import dagster as dg
 import psutil
+import yaml
 
 __all__ = ["DagsterDev", "wait_for"]
 
@@ -69,10 +69,18 @@ class DagsterDev:
         workspace: the ``workspace.yaml``; its directory is the working directory.
         home: DAGSTER_HOME; made if missing. The ``dagster.yaml`` beside the workspace is copied into it.
         environment: more environment variables for Dagster and the runs.
+        settings: of the instance, beside those of ``dagster.yaml``.
     """
 
-    def __init__(self, workspace: Path, home: Path, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        workspace: Path,
+        home: Path,
+        environment: Mapping[str, str] | None = None,
+        settings: Mapping[str, Any] | None = None,
+    ) -> None:
         self._workspace = workspace
+        self._settings = settings or {}
         self.home = home
         self._environment = {**os.environ, **(environment or {}), "DAGSTER_HOME": str(home)}
         self._process: subprocess.Popen[bytes] | None = None
@@ -102,7 +110,9 @@ class DagsterDev:
         if find_spec("dagster_webserver") is None:
             raise RuntimeError("The Dagster UI is not installed in this environment: pip install 'dagster-ckpt[ui]'")
         self.home.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(self._workspace.with_name("dagster.yaml"), self.home / "dagster.yaml")
+        given = self._workspace.with_name("dagster.yaml").read_text(encoding="utf-8")
+        more = yaml.safe_dump(dict(self._settings)) if self._settings else ""
+        (self.home / "dagster.yaml").write_text(f"{given}\n{more}", encoding="utf-8")
         for left in reversed(range(_STARTS)):
             self._begin()
             try:
