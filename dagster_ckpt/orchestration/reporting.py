@@ -12,7 +12,7 @@ import dagster as dg
 from dagster_ckpt.checkpoint import (
     CheckpointCatalog,
     CheckpointMetadata,
-    Dropped,
+    Discarded,
     FellBack,
     Quarantined,
     RequestState,
@@ -292,15 +292,15 @@ class CheckpointReporter:
         self._now(retained)
         self.tick()
 
-    def subsumed(self, dropped: Sequence[Dropped], retained: Sequence[CheckpointMetadata]) -> None:
+    def subsumed(self, discarded: Sequence[Discarded], retained: Sequence[CheckpointMetadata]) -> None:
         """Checkpoints that newer ones replace were deleted; ``retained`` stay."""
-        self._reasons.update({partition_key(item.metadata): item.reason for item in dropped})
+        self._reasons.update({partition_key(item.metadata): item.reason for item in discarded})
         self._now(retained)
         self.tick()
 
-    def dropped(self, dropped: Sequence[Dropped], retained: Sequence[CheckpointMetadata]) -> None:
+    def discarded(self, discarded: Sequence[Discarded], retained: Sequence[CheckpointMetadata]) -> None:
         """The job is over, and some checkpoints were discarded; ``retained`` stay."""
-        self._reasons.update({partition_key(item.metadata): item.reason for item in dropped})
+        self._reasons.update({partition_key(item.metadata): item.reason for item in discarded})
         self._now(retained)
         self.flush()
 
@@ -334,7 +334,7 @@ class CheckpointReporter:
                 )
             )
             self._instance.delete_dynamic_partition(self._partitions, key)
-        # A checkpoint that came and went between two reports is not reported, so its reason is dropped too.
+        # A checkpoint that came and went between two reports is not reported, so its reason goes, too.
         self._reasons = {key: reason for key, reason in self._reasons.items() if key in wanted}
         new = {key: item for key, item in wanted.items() if key not in present}
         beside = {**retained_metadata(retained), **self._fell_back} if new else {}

@@ -37,7 +37,7 @@ from dagster_ckpt.spark import (
     CheckpointCompleted,
     CheckpointFailed,
     CheckpointQuarantined,
-    CheckpointsDropped,
+    CheckpointsDiscarded,
     CheckpointsSubsumed,
     Earlier,
     EpochClaimed,
@@ -376,10 +376,10 @@ def _on_event(
             reporter.quarantined(record)
         case CheckpointCompleted(_, retained):
             reporter.completed(retained)
-        case CheckpointsSubsumed(dropped, retained):
-            reporter.subsumed(dropped, retained)
-        case CheckpointsDropped(dropped, retained):
-            reporter.dropped(dropped, retained)
+        case CheckpointsSubsumed(discarded, retained):
+            reporter.subsumed(discarded, retained)
+        case CheckpointsDiscarded(discarded, retained):
+            reporter.discarded(discarded, retained)
 
 
 def _materialized(result: RunResult) -> dg.MaterializeResult[None]:

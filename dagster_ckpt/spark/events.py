@@ -10,7 +10,7 @@ from typing import TypeAlias
 from dagster_ckpt.checkpoint import (
     CheckpointInProgress,
     CheckpointMetadata,
-    Dropped,
+    Discarded,
     FellBack,
     Quarantined,
     RequestState,
@@ -29,7 +29,7 @@ __all__ = [
     "CheckpointFailed",
     "CheckpointQuarantined",
     "CheckpointReplaced",
-    "CheckpointsDropped",
+    "CheckpointsDiscarded",
     "CheckpointsSubsumed",
     "CheckpointsUnreadable",
     "EpochClaimed",
@@ -116,15 +116,15 @@ class CheckpointCompleted:
 class CheckpointsSubsumed:
     """Checkpoints that newer ones replace were deleted; ``retained`` lists the checkpoints that exist then."""
 
-    dropped: Sequence[Dropped]
+    discarded: Sequence[Discarded]
     retained: Sequence[CheckpointMetadata]
 
 
 @dataclass(frozen=True, slots=True)
-class CheckpointsDropped:
+class CheckpointsDiscarded:
     """The cleanup policy discarded checkpoints at the end of the job; ``retained`` lists the pinned ones."""
 
-    dropped: Sequence[Dropped]
+    discarded: Sequence[Discarded]
     retained: Sequence[CheckpointMetadata]
 
 
@@ -221,7 +221,7 @@ Event: TypeAlias = (
     | StartTraced
     | CheckpointCompleted
     | CheckpointDue
-    | CheckpointsDropped
+    | CheckpointsDiscarded
     | CheckpointsSubsumed
     | CheckpointFailed
     | RequestTold
@@ -292,8 +292,8 @@ def _described(event: Event) -> Iterator[tuple[int, str]]:
                 f"{metadata.name} completed at batch {metadata.batch}: {len(metadata.files)} files, "
                 f"{format_size(metadata.size)}, {format_size(metadata.new_bytes)} of it new",
             )
-        case CheckpointsSubsumed(dropped):
-            for item in dropped:
+        case CheckpointsSubsumed(discarded):
+            for item in discarded:
                 if item.metadata.location is not None:
                     yield logging.INFO, f"Deleted the claimed savepoint {item.metadata.reference}: {item.reason}"
         case RequestTold(request, state, reason):
@@ -312,8 +312,8 @@ def _described(event: Event) -> Iterator[tuple[int, str]]:
         case SettingsIgnored(reasons):
             for reason in reasons:
                 yield logging.WARNING, f"The state backend asks for what it does not get. {reason}"
-        case CheckpointsDropped(dropped):
-            yield logging.INFO, f"{len(dropped)} checkpoints are deleted at the end of the job"
+        case CheckpointsDiscarded(discarded):
+            yield logging.INFO, f"{len(discarded)} checkpoints are deleted at the end of the job"
         case Replaying(batch, last, seconds):
             yield (
                 logging.INFO,

@@ -24,7 +24,7 @@ from dagster_ckpt.spark.events import (
     CheckpointCompleted,
     CheckpointFailed,
     CheckpointQuarantined,
-    CheckpointsDropped,
+    CheckpointsDiscarded,
     CheckpointsSubsumed,
     Event,
     Restarting,
@@ -135,7 +135,7 @@ class JobMetrics:
                 self._set("number_of_retained_checkpoints", len(retained))
             case SavepointCompleted(metadata):
                 self._completed(metadata)
-            case CheckpointsSubsumed(_, retained) | CheckpointsDropped(_, retained):
+            case CheckpointsSubsumed(_, retained) | CheckpointsDiscarded(_, retained):
                 self._set("number_of_retained_checkpoints", len(retained))
             case CheckpointFailed():
                 self._count("number_of_failed_checkpoints")

@@ -179,13 +179,13 @@ def reclaimable_bytes(
     Raises:
         StorageError: the storage failed.
     """
-    dropped = [metadata for metadata in completed if metadata.reference in drop]
+    discarded = [metadata for metadata in completed if metadata.reference in drop]
     needed = references([metadata for metadata in completed if metadata.reference not in drop])
-    last_user = {reference: metadata for metadata in dropped for reference in metadata.references - needed}
-    files = [(metadata, METADATA_FILE_NAME) for metadata in dropped]
+    last_user = {reference: metadata for metadata in discarded for reference in metadata.references - needed}
+    files = [(metadata, METADATA_FILE_NAME) for metadata in discarded]
     files += [(metadata, reference) for reference, metadata in last_user.items()]
     sizes = catalog.filesystem.size_many([catalog.stored_path(*file) for file in files])
-    freed = dict.fromkeys((metadata.reference for metadata in dropped), 0)
+    freed = dict.fromkeys((metadata.reference for metadata in discarded), 0)
     for (metadata, _), size in zip(files, sizes, strict=True):
         freed[metadata.reference] += size or 0  # a running job may have deleted the file meanwhile
     return freed

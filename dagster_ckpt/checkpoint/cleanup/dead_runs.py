@@ -11,7 +11,7 @@ from dagster_ckpt.checkpoint.catalog import CheckpointCatalog, shared_in_use
 from dagster_ckpt.checkpoint.control import ROUNDS, Claim, End
 from dagster_ckpt.checkpoint.format import checkpoint_id, shared_directory, written_by
 from dagster_ckpt.checkpoint.processes import ProcessIdentity, this_host
-from dagster_ckpt.checkpoint.taking import CompletedCheckpointStore, Dropped, claimed_savepoint, dispose_claimed
+from dagster_ckpt.checkpoint.taking import CompletedCheckpointStore, Discarded, claimed_savepoint, dispose_claimed
 from dagster_ckpt.clock import Clock, iso
 from dagster_ckpt.config import CheckpointConfig, JobStatus
 from dagster_ckpt.errors import CorruptRecord
@@ -129,7 +129,7 @@ def end_dead_epoch(
     status: JobStatus,
     reason: str,
     clock: Clock,
-) -> Sequence[Dropped]:
+) -> Sequence[Discarded]:
     """End the job of a dead run for good.
 
     A new epoch is claimed first, so that the dead run, should it wake up, can neither go on nor publish while its

@@ -11,7 +11,7 @@ from dagster_ckpt.checkpoint.taking.requests import (
     ask_checkpoint,
     take_savepoint,
 )
-from dagster_ckpt.checkpoint.taking.retained import Dropped
+from dagster_ckpt.checkpoint.taking.retained import Discarded
 from dagster_ckpt.checkpoint.taking.savepoint_files import (
     claim_savepoint,
     claimed_savepoint,
@@ -28,7 +28,7 @@ __all__ = [
     "CheckpointInProgress",
     "CheckpointsAtOnce",
     "CompletedCheckpointStore",
-    "Dropped",
+    "Discarded",
     "Gauge",
     "OneThread",
     "RestoreInProgress",

@@ -10,7 +10,7 @@ from typing import Protocol, TypeVar
 
 from dagster_ckpt.checkpoint.format import CheckpointMetadata, Snapshot
 from dagster_ckpt.checkpoint.taking.progress import PendingCheckpoint
-from dagster_ckpt.checkpoint.taking.retained import Dropped
+from dagster_ckpt.checkpoint.taking.retained import Discarded
 from dagster_ckpt.errors import CaptureIncomplete
 
 __all__ = ["RETRIES", "RETRY_AFTER", "Attempt", "CheckpointListener", "outcome_of_abandoned", "until_whole"]
@@ -40,7 +40,7 @@ class CheckpointListener(Protocol):
     def completed(self, metadata: CheckpointMetadata) -> None:
         """A checkpoint completed; the checkpoints that it subsumes are still there."""
 
-    def subsumed(self, dropped: Sequence[Dropped]) -> None:
+    def subsumed(self, dropped: Sequence[Discarded]) -> None:
         """Subsumed checkpoints were deleted."""
 
     def failed(self, number: int, reason: str, consecutive: int) -> None:

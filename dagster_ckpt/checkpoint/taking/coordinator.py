@@ -307,8 +307,8 @@ class CheckpointCoordinator:
         self._discards.ask()
 
     def _collect_discards(self) -> None:
-        for dropped in self._discards.collect():
-            self._listener.subsumed(dropped)
+        for discarded in self._discards.collect():
+            self._listener.subsumed(discarded)
 
     def _collect(self) -> None:
         self._collect_discards()

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, Executor, Future
 from typing import Any
 
-from dagster_ckpt.checkpoint.taking.retained import Dropped
+from dagster_ckpt.checkpoint.taking.retained import Discarded
 from dagster_ckpt.checkpoint.taking.store import CompletedCheckpointStore
 from dagster_ckpt.config import RetentionPolicy
 from dagster_ckpt.errors import CheckpointError, MustStop
@@ -76,7 +76,7 @@ class Discards:
         self._store = store
         self._retention = retention
         self._executor = executor
-        self._waiting: list[Future[Sequence[Dropped]]] = []
+        self._waiting: list[Future[Sequence[Discarded]]] = []
         self._is_behind = False
 
     def __len__(self) -> int:
@@ -95,7 +95,7 @@ class Discards:
         """Have the checkpoints deleted that are not to be retained; returns at once."""
         self._waiting.append(self._executor.submit(self._store.subsume, self._retention))
 
-    def collect(self) -> Iterator[Sequence[Dropped]]:
+    def collect(self) -> Iterator[Sequence[Discarded]]:
         """The checkpoints that each deletion has deleted which ended since the last call.
 
         Raises:
@@ -107,8 +107,8 @@ class Discards:
                 continue
             error = ended.exception()
             if error is None:
-                if dropped := ended.result():
-                    yield dropped
+                if discarded := ended.result():
+                    yield discarded
             elif isinstance(error, (CheckpointError, OSError)) and not isinstance(error, MustStop):
                 _log.warning("Old checkpoints could not be deleted and will be tried again: %s", error)
             else:
@@ -130,7 +130,7 @@ class Discards:
             )
 
 
-def discard_within(seconds: float, store: CompletedCheckpointStore, reason: str) -> Sequence[Dropped]:
+def discard_within(seconds: float, store: CompletedCheckpointStore, reason: str) -> Sequence[Discarded]:
     """Delete every checkpoint of a lineage at the end of its job, and wait so many seconds at most.
 
     What is deleted later, or not at all before the process ends, is left to whoever finishes the recorded end: the
@@ -144,7 +144,7 @@ def discard_within(seconds: float, store: CompletedCheckpointStore, reason: str)
     discarding = thread.submit(store.discard_all, reason)
     thread.shutdown()
     try:
-        dropped: Sequence[Dropped] = discarding.result(timeout=seconds)
+        discarded: Sequence[Discarded] = discarding.result(timeout=seconds)
     except TimeoutError:
         if discarding.done():
             raise
@@ -157,4 +157,4 @@ def discard_within(seconds: float, store: CompletedCheckpointStore, reason: str)
             store.filesystem.url,
         )
         return ()
-    return dropped
+    return discarded

@@ -21,13 +21,13 @@ from dagster_ckpt.clock import Clock
 from dagster_ckpt.config import AnyOf, KeepPinned, RetentionPolicy, decide
 from dagster_ckpt.errors import CheckpointNotFound, CorruptCheckpoint
 
-__all__ = ["Dropped", "RetainedCheckpoints"]
+__all__ = ["Discarded", "RetainedCheckpoints"]
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Dropped:
+class Discarded:
     """A checkpoint that was subsumed or discarded, and why."""
 
     metadata: CheckpointMetadata
@@ -99,7 +99,7 @@ class RetainedCheckpoints:
         """Tell :class:`SharedFiles` which checkpoints need shared files now."""
         self._shared.retain([*self.quarantined, *self.checkpoints])
 
-    def subsume(self, retention: RetentionPolicy) -> list[Dropped]:
+    def subsume(self, retention: RetentionPolicy) -> list[Discarded]:
         """Delete the checkpoints that ``retention`` does not keep and no user pinned.
 
         Nothing is deleted when pins keep changing meanwhile.
@@ -109,26 +109,26 @@ class RetainedCheckpoints:
         """
         drop: dict[str, str] = {}
 
-        def to_drop() -> tuple[list[Dropped], str]:
+        def to_drop() -> tuple[list[Discarded], str]:
             nonlocal drop
             policy, drop = self._decided(retention)
-            found = [Dropped(item, drop[item.reference]) for item in self.checkpoints if item.reference in drop]
+            found = [Discarded(item, drop[item.reference]) for item in self.checkpoints if item.reference in drop]
             return found, f"subsumed: retained are {policy}"
 
         with self._deleting:
-            dropped = self._drop(to_drop, "The next checkpoint tries again.")
-            if dropped is not None and self._claimed is not None and self._claimed.reference in drop:
-                dropped += self._give_up_claimed(drop[self._claimed.reference])
-            return dropped or []
+            discarded = self._drop(to_drop, "The next checkpoint tries again.")
+            if discarded is not None and self._claimed is not None and self._claimed.reference in drop:
+                discarded += self._give_up_claimed(drop[self._claimed.reference])
+            return discarded or []
 
-    def discard_all(self, reason: str) -> list[Dropped]:
+    def discard_all(self, reason: str) -> list[Discarded]:
         """Delete every checkpoint of this lineage that is neither pinned nor quarantined, for the cleanup policy.
 
         Raises:
             Fenced: a newer run has taken the job over; nothing was deleted.
         """
 
-        def to_drop() -> tuple[list[Dropped], str]:
+        def to_drop() -> tuple[list[Discarded], str]:
             pinned = self._records.pins.reasons()
             kept = [
                 f"{metadata.name} ({pinned[metadata.reference]})" if pinned[metadata.reference] else metadata.name
@@ -138,14 +138,14 @@ class RetainedCheckpoints:
             why = f"{reason}; pinned and kept: {', '.join(kept)}" if kept else reason
             if self.quarantined:
                 why += f"; in quarantine and kept: {', '.join(metadata.name for metadata in self.quarantined)}"
-            return [Dropped(metadata, why) for metadata in self.checkpoints if metadata.reference not in pinned], why
+            return [Discarded(metadata, why) for metadata in self.checkpoints if metadata.reference not in pinned], why
 
         with self._deleting:
-            dropped = self._drop(to_drop, "The next start of the job tries again.")
-            if dropped is None:
+            discarded = self._drop(to_drop, "The next start of the job tries again.")
+            if discarded is None:
                 return []
             self._records.deletions.tell_foreign(self._job_id)
-            return dropped + self._give_up_claimed(reason)
+            return discarded + self._give_up_claimed(reason)
 
     def _decided(self, retention: RetentionPolicy) -> tuple[RetentionPolicy, dict[str, str]]:
         """The policy including pins, and the reason for each checkpoint that it does not keep, by reference."""
@@ -158,17 +158,17 @@ class RetainedCheckpoints:
             drop.pop(self._restored_from or "", None)  # a recovery needs it until this epoch has its own checkpoint
         return policy, drop
 
-    def _drop(self, to_drop: Callable[[], tuple[list[Dropped], str]], what_next: str) -> list[Dropped] | None:
+    def _drop(self, to_drop: Callable[[], tuple[list[Discarded], str]], what_next: str) -> list[Discarded] | None:
         """Delete what ``to_drop`` names, for its reason; ``None`` when a checkpoint was pinned meanwhile each time."""
         if self._records.deletions.retry(self._epoch, self._in_use_as_stored):
             self._must_read_again = True
         for _ in range(ROUNDS):
             with self.lock:
                 self._settle()
-                dropped, reason = to_drop()
-                names = self._forget(dropped)
-            if not dropped or self._delete(dropped, names, reason):
-                return dropped
+                discarded, reason = to_drop()
+                names = self._forget(discarded)
+            if not discarded or self._delete(discarded, names, reason):
+                return discarded
         _log.warning(
             "Nothing of %s is deleted: %d times in a row a checkpoint to delete was found pinned meanwhile. %s",
             self._catalog.job_name,
@@ -182,7 +182,7 @@ class RetainedCheckpoints:
         claimed = [] if self._claimed is None else [self._claimed]
         return sorted([*claimed, *self.checkpoints], key=lambda metadata: metadata.key)
 
-    def _give_up_claimed(self, reason: str) -> list[Dropped]:
+    def _give_up_claimed(self, reason: str) -> list[Discarded]:
         """Delete the claimed savepoint; if the storage refuses, the next deletion tries again."""
         claimed = self._claimed
         if claimed is None or claimed.location is None:
@@ -191,7 +191,7 @@ class RetainedCheckpoints:
         if not dispose_claimed(claimed.location, like=self._catalog.filesystem):
             return []
         self._claimed = None
-        return [Dropped(claimed, reason)]
+        return [Discarded(claimed, reason)]
 
     def _settle(self) -> None:
         """Determine the outcome of interrupted publishes and deletions, before any decision depends on it."""
@@ -223,12 +223,12 @@ class RetainedCheckpoints:
             self.share()
             return self._shared.in_use() | {name.rpartition("/")[2] for name in references(completed)}
 
-    def _forget(self, dropped: Sequence[Dropped]) -> list[str]:
-        """Let no new checkpoint share files of ``dropped``; returns the shared files that nothing needs then."""
-        if not dropped:
+    def _forget(self, discarded: Sequence[Discarded]) -> list[str]:
+        """Let no new checkpoint share files of ``discarded``; returns the shared files that nothing needs then."""
+        if not discarded:
             return []
-        gone = {item.metadata.reference for item in dropped}
-        candidates = references([item.metadata for item in dropped])
+        gone = {item.metadata.reference for item in discarded}
+        candidates = references([item.metadata for item in discarded])
         self.checkpoints = [metadata for metadata in self.checkpoints if metadata.reference not in gone]
         self.share()
         self._must_read_again = True
@@ -237,9 +237,9 @@ class RetainedCheckpoints:
         # Files in use are not even recorded: a run that finishes this deletion later does not know today's attempts.
         return sorted({name.rpartition("/")[2] for name in candidates} - self._shared.in_use())
 
-    def _delete(self, dropped: Sequence[Dropped], names: Sequence[str], reason: str) -> bool:
+    def _delete(self, discarded: Sequence[Discarded], names: Sequence[str], reason: str) -> bool:
         """Delete forgotten checkpoints; ``False``, and nothing is deleted, when one of them was pinned meanwhile."""
-        numbers = [item.metadata.checkpoint_id for item in dropped]
+        numbers = [item.metadata.checkpoint_id for item in discarded]
         done = self._records.deletions.delete(self._epoch, self._job_id, numbers, names, reason, self._shared.in_use)
         with self.lock:
             if not done:

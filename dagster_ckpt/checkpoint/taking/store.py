@@ -26,7 +26,7 @@ from dagster_ckpt.checkpoint.format import (
     shared_directory,
 )
 from dagster_ckpt.checkpoint.taking.progress import CheckpointInProgress, Gauge, PendingCheckpoint
-from dagster_ckpt.checkpoint.taking.retained import Dropped, RetainedCheckpoints
+from dagster_ckpt.checkpoint.taking.retained import Discarded, RetainedCheckpoints
 from dagster_ckpt.checkpoint.taking.savepoint_files import write_savepoint
 from dagster_ckpt.checkpoint.taking.shared_files import DEFAULT_INLINE_THRESHOLD, SharedFiles
 from dagster_ckpt.clock import Clock, iso, milliseconds
@@ -257,7 +257,7 @@ class CompletedCheckpointStore:
             _log.warning("Savepoint %s is complete, but could not be recorded: %s", metadata.reference, error)
         return metadata
 
-    def subsume(self, retention: RetentionPolicy) -> list[Dropped]:
+    def subsume(self, retention: RetentionPolicy) -> list[Discarded]:
         """Subsume checkpoints that ``retention`` does not keep and no user pinned; see :class:`RetainedCheckpoints`.
 
         Checkpoints and savepoints are taken meanwhile, on other threads.
@@ -266,12 +266,12 @@ class CompletedCheckpointStore:
             Fenced: a newer run has taken the job over; nothing was deleted.
         """
         with self._fenced_first():
-            dropped = self._kept.subsume(retention)
+            discarded = self._kept.subsume(retention)
             while self._outdated:
                 self._issued.forget(self.epoch, self._outdated.pop())
-            return dropped
+            return discarded
 
-    def discard_all(self, reason: str) -> list[Dropped]:
+    def discard_all(self, reason: str) -> list[Discarded]:
         """Delete every checkpoint of this lineage that is neither pinned nor quarantined, for the cleanup policy.
 
         From then on the store takes no checkpoint, not even one that is under way.

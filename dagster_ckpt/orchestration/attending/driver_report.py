@@ -12,7 +12,7 @@ from dagster_ckpt.checkpoint import (
     CheckpointMetadata,
     Choice,
     Claim,
-    Dropped,
+    Discarded,
     End,
     FailedCheckpoints,
     Heartbeat,
@@ -158,9 +158,9 @@ class DriverReport:
             retained = self._list(self._choice)
             gone = before.keys() - self._seen.keys()
             why = "" if end is None else f"{end.status}: {end.reason}, and the cleanup policy deletes"
-            discarded = end is not None and end.discarded
-            dropped = [Dropped(before[number], why) for number in sorted(gone)] if discarded else []
-            self._reporter.dropped(dropped, retained)
+            were_discarded = end is not None and end.discarded
+            discarded = [Discarded(before[number], why) for number in sorted(gone)] if were_discarded else []
+            self._reporter.discarded(discarded, retained)
         except Exception as error:
             self._told.log(logging.WARNING, f"The last checkpoints could not be reported: {redacted(str(error))}")
             return []

@@ -15,7 +15,7 @@ from dagster_ckpt.checkpoint import (
     CheckpointCatalog,
     CheckpointMetadata,
     Claim,
-    Dropped,
+    Discarded,
     End,
     end_dead_epoch,
     find_newest,
@@ -92,7 +92,7 @@ class JobWatch:
 
     def step(self) -> dg.RunRequest | str:
         """Act on the facts; return the run to request, or the reason for none."""
-        dropped: Sequence[Dropped] = ()
+        discarded: Sequence[Discarded] = ()
         for _ in range(_STEPS):
             facts = self._facts()
             claim = facts.claim
@@ -102,7 +102,7 @@ class JobWatch:
                 case Wait(reason):
                     return f"{reason}{self._fell_back(claim)}"
                 case Ended(reason):
-                    self._finish(claim, facts.end, dropped)
+                    self._finish(claim, facts.end, discarded)
                     return f"{reason}{self._fell_back(claim)}"
                 case MarkDead(run_id, canceled, reason):
                     self._log.warning("Run %s of job %s is over: %s", run_id, self._asset.name, reason)
@@ -117,7 +117,7 @@ class JobWatch:
                     self._log.error("Job %s ends %s: %s", self._asset.name, status.value, reason)
                     config = self._settings(self._instance.get_run_by_id(claim.run_id)).config
                     with contextlib.suppress(Fenced):  # a run has begun meanwhile: decide anew
-                        dropped = end_dead_epoch(self._catalog, claim, config, status, reason, self._clock)
+                        discarded = end_dead_epoch(self._catalog, claim, config, status, reason, self._clock)
                 case AskToCancel(driver, reason):
                     if not self._records.savepoint_requests.is_to_cancel(driver):
                         self._records.savepoint_requests.ask_to_cancel(CancelRequest(driver, self._clock.time()))
@@ -246,27 +246,27 @@ class JobWatch:
                 return True
         return False
 
-    def _finish(self, claim: Claim, end: End | None, dropped: Sequence[Dropped]) -> None:
+    def _finish(self, claim: Claim, end: End | None, discarded: Sequence[Discarded]) -> None:
         """Finish the cleanup that the ended job's run has left; once for each end, unless it fails.
 
         Args:
             claim: of the highest epoch.
             end: of this epoch.
-            dropped: the checkpoints deleted in this tick, with the reasons to show.
+            discarded: the checkpoints deleted in this tick, with the reasons to show.
         """
         if end is None or self.finished == claim.token:
             return
         with contextlib.suppress(Fenced):  # a run has begun meanwhile and does the cleanup
             if is_unfinished(self._catalog):
                 claim = finish_end(self._catalog, claim, end, self._clock)
-            self._show_retained(claim, dropped)
+            self._show_retained(claim, discarded)
             self._events.look(goes_on=False)
             asset = self._asset
             found = evaluation(asset.key, self._catalog, self._clock, asset.config, asset.most_restarts_per_hour)
             self._instance.report_runless_asset_event(found)
             self.finished = claim.token
 
-    def _show_retained(self, claim: Claim, dropped: Sequence[Dropped]) -> None:
+    def _show_retained(self, claim: Claim, discarded: Sequence[Discarded]) -> None:
         report: Callable[[Any], object] = self._instance.report_runless_asset_event
         reporter = CheckpointReporter(
             self._instance,
@@ -282,7 +282,7 @@ class JobWatch:
         chosen = self._catalog.choice()
         completed = self._catalog.completed(chosen[1].job_id)[0] if chosen is not None else []
         quarantined = self._records.quarantine.names()
-        reporter.dropped(dropped, [item for item in completed if item.reference not in quarantined])
+        reporter.discarded(discarded, [item for item in completed if item.reference not in quarantined])
 
 
 def _run_facts(record: dg.RunRecord) -> RunFacts:

@@ -47,7 +47,7 @@ from dagster_ckpt.spark.events import (
     CheckpointCompleted,
     CheckpointDue,
     CheckpointFailed,
-    CheckpointsDropped,
+    CheckpointsDiscarded,
     EpochClaimed,
     Event,
     Restarting,
@@ -341,8 +341,8 @@ class StreamingRun:
         newest = prepared.store.retained[-1] if prepared.store.retained else None
         if discards:
             why = f"{status.value}: {reason}, and the cleanup policy deletes"
-            dropped = discard_within(self._job.config.timeout.total_seconds(), prepared.store, why)
-            self._emit(CheckpointsDropped(dropped, prepared.store.retained))
+            discarded = discard_within(self._job.config.timeout.total_seconds(), prepared.store, why)
+            self._emit(CheckpointsDiscarded(discarded, prepared.store.retained))
             newest = None
         if discards or status is JobStatus.FINISHED:
             # After a cancellation the live location stays, so that the next start can salvage from it.

@@ -17,7 +17,7 @@ from dagster_ckpt.checkpoint import (
     CheckpointMetadata,
     CheckpointsAtOnce,
     CompletedCheckpointStore,
-    Dropped,
+    Discarded,
     OneThread,
     SavepointServer,
 )
@@ -348,8 +348,8 @@ class _Listener:
             self._first_completed()
             self._first_completed = None
 
-    def subsumed(self, dropped: Sequence[Dropped]) -> None:
-        self._emit(CheckpointsSubsumed(dropped, self._store.retained))
+    def subsumed(self, discarded: Sequence[Discarded]) -> None:
+        self._emit(CheckpointsSubsumed(discarded, self._store.retained))
 
     def failed(self, number: int, reason: str, consecutive: int) -> None:
         for tell in self._failed:

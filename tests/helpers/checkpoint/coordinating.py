@@ -11,7 +11,7 @@ from typing import Any
 from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
 from dagster_ckpt.checkpoint.format.snapshot import PinnedFile, Progress, Snapshot, StoredSource
 from dagster_ckpt.checkpoint.taking.coordinator import CheckpointCoordinator
-from dagster_ckpt.checkpoint.taking.retained import Dropped
+from dagster_ckpt.checkpoint.taking.retained import Discarded
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.errors import (
     CaptureIncomplete,
@@ -98,8 +98,8 @@ class Listener:
     def completed(self, metadata: CheckpointMetadata) -> None:
         self.done.append(metadata.name)
 
-    def subsumed(self, dropped: Sequence[Dropped]) -> None:
-        self.gone.append([item.metadata.name for item in dropped])
+    def subsumed(self, discarded: Sequence[Discarded]) -> None:
+        self.gone.append([item.metadata.name for item in discarded])
 
     def failed(self, number: int, reason: str, consecutive: int) -> None:
         self.failures.append((number, reason, consecutive))

@@ -21,7 +21,7 @@ from dagster_ckpt.checkpoint.format.facts import Facts
 from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
 from dagster_ckpt.checkpoint.format.snapshot import PinnedFile, Snapshot
 from dagster_ckpt.checkpoint.taking.progress import CheckpointInProgress, PendingCheckpoint
-from dagster_ckpt.checkpoint.taking.retained import Dropped
+from dagster_ckpt.checkpoint.taking.retained import Discarded
 from dagster_ckpt.checkpoint.taking.store import CompletedCheckpointStore
 from dagster_ckpt.clock import iso
 from dagster_ckpt.config.retention import KeepNewest, RetentionPolicy
@@ -289,7 +289,7 @@ class Run:
             self.ledger.wanted.clear()
         return metadata
 
-    def subsume(self, num_retained: int) -> list[Dropped]:
+    def subsume(self, num_retained: int) -> list[Discarded]:
         """Drop old checkpoints; what may go is noted before, because the process may die on the way."""
         visible, _ = CheckpointCatalog(self.beneath, JOB).completed(self.store.job_id)
         line = line_of_descent(visible[-1], visible) if visible else []

@@ -13,7 +13,7 @@ from dagster_ckpt.checkpoint.cleanup.start_sweep import sweep_start
 from dagster_ckpt.checkpoint.control.epochs import Choice
 from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
 from dagster_ckpt.checkpoint.format.snapshot import Snapshot
-from dagster_ckpt.checkpoint.taking.retained import Dropped
+from dagster_ckpt.checkpoint.taking.retained import Discarded
 from dagster_ckpt.checkpoint.taking.store import CompletedCheckpointStore
 from dagster_ckpt.clock import iso
 from dagster_ckpt.config.retention import KeepNewest
@@ -151,7 +151,7 @@ class Start:
         self.promised.acknowledged[metadata.reference] = (metadata.key, self.query.needed(metadata.batch))
         return metadata
 
-    def subsume(self, keep: int) -> list[Dropped]:
+    def subsume(self, keep: int) -> list[Discarded]:
         # What may go is noted before, because the process may die on the way.
         completed = CheckpointCatalog(self.beneath, JOB).completed(self.store.job_id)[0]
         self.promised.given_up |= {item.reference for item in completed[:-keep]}

@@ -23,7 +23,7 @@ from dagster_ckpt.checkpoint import (
     Choice,
     Claim,
     CompletedCheckpointStore,
-    Dropped,
+    Discarded,
     End,
     Facts,
     Heart,
@@ -115,8 +115,8 @@ class JobDriver:
         self._place.acknowledge(self._number, metadata.reference, metadata.key)
         self._place.count("checkpoints")
 
-    def subsumed(self, dropped: Sequence[Dropped]) -> None:
-        for _ in dropped:
+    def subsumed(self, discarded: Sequence[Discarded]) -> None:
+        for _ in discarded:
             self._place.count("subsumed")
 
     def failed(self, number: int, reason: str, consecutive: int) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
-from dagster_ckpt.spark.events import CheckpointsDropped
+from dagster_ckpt.spark.events import CheckpointsDiscarded
 
 if TYPE_CHECKING:
     from tests.jobs.harness import Bench
@@ -50,9 +50,9 @@ def test_an_idle_tick_makes_no_checkpoint_and_no_error(ticked: Bench) -> None:
 def test_checkpoints_not_kept_on_success_are_deleted(bench: Bench) -> None:
     job = bench.job(config=CheckpointConfig(interval="50 ms", retain_on_success=False))
     launch = bench.tick(3, job)
-    (dropped,) = launch.of(CheckpointsDropped)
-    assert dropped.dropped
-    assert dropped.dropped[-1].metadata.batch == 2
+    (discarded,) = launch.of(CheckpointsDiscarded)
+    assert discarded.discarded
+    assert discarded.discarded[-1].metadata.batch == 2
     assert launch.result().newest is None
     assert not bench.checkpoints()
     assert not [file for file in bench.storage.rglob("*") if file.is_file() and "control" not in file.parts]

@@ -42,8 +42,8 @@ def test_a_claimed_savepoint_is_of_its_lineage_and_goes_when_it_is_subsumed(
     second = ticked.tick(1, ticked.job(config=_TWO))
     assert second.started.restored == first.completed[-1]
     assert not Path(savepoint.pointer).exists(), "two newer ones are there"
-    dropped = [item for event in second.of(CheckpointsSubsumed) for item in event.dropped]
-    assert savepoint.pointer in {item.metadata.reference for item in dropped}
+    discarded = [item for event in second.of(CheckpointsSubsumed) for item in event.discarded]
+    assert savepoint.pointer in {item.metadata.reference for item in discarded}
     ticked.assert_exact()
     third = ticked.tick(1, ticked.job(config=_TWO))
     assert third.started.restored == second.completed[-1], "that it is gone harms nobody"
@@ -73,8 +73,8 @@ def test_who_cleans_up_after_a_dead_run_deletes_its_claimed_savepoint(ticked: Be
     dead = ticked.catalog.records.epochs.read_claim(ticked.catalog.records.epochs.highest())
     assert dead is not None
     config = CheckpointConfig(cleanup=ExternalizedCheckpointCleanup.DELETE_ON_CANCELLATION)
-    dropped = end_dead_epoch(ticked.catalog, dead, config, JobStatus.CANCELED, "it died", SystemClock())
-    assert savepoint.pointer in {item.metadata.reference for item in dropped}
+    discarded = end_dead_epoch(ticked.catalog, dead, config, JobStatus.CANCELED, "it died", SystemClock())
+    assert savepoint.pointer in {item.metadata.reference for item in discarded}
     assert not Path(savepoint.pointer).exists()
 
 

@@ -11,7 +11,7 @@ import pytest
 from dagster_ckpt.checkpoint.control.quarantine import FellBack, Quarantined
 from dagster_ckpt.checkpoint.format.facts import Facts, Operator, Source
 from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
-from dagster_ckpt.checkpoint.taking.retained import Dropped
+from dagster_ckpt.checkpoint.taking.retained import Discarded
 from dagster_ckpt.config.retention import KeepNewest
 from dagster_ckpt.orchestration.names import partition_key
 from dagster_ckpt.orchestration.reporting import CheckpointReporter, checkpoint_metadata, retained_metadata
@@ -146,7 +146,7 @@ def test_a_run_that_has_lost_the_job_reports_nothing_any_more(reports: Reports) 
     successor = reports.new_reporter()
     successor.began(newer.retained)
     assert reports.shown() == {partition_key(first), partition_key(second)}
-    reports.reporter.subsumed([Dropped(first, "subsumed")], [])
+    reports.reporter.subsumed([Discarded(first, "subsumed")], [])
     reports.reporter.flush()
     assert reports.shown() == {partition_key(first), partition_key(second)}
     assert not reports.observed()
@@ -214,7 +214,7 @@ def test_partitions_of_a_lineage_that_was_left_go_at_the_next_start(reports: Rep
 
 def test_given_up_checkpoints_go_with_the_reason_of_the_policy(reports: Reports) -> None:
     only = reports.complete()
-    reports.reporter.dropped([Dropped(only, "CANCELED: by the user")], [])
+    reports.reporter.discarded([Discarded(only, "CANCELED: by the user")], [])
     assert reports.shown() == set()
     assert reports.observed() == {partition_key(only): "CANCELED: by the user"}
 

@@ -23,20 +23,20 @@ def test_it_is_what_subsuming_really_frees(memory: MemoryFileSystem, ledger: Led
     taken = [run.checkpoint(state(step)) for step in range(8)]
     told = reclaimable_bytes(CheckpointCatalog(memory, JOB), taken, {item.reference for item in taken[:-keep]})
     before = stored_bytes(memory, run.store.job_id)
-    dropped = run.store.subsume(KeepNewest(keep))
-    assert [item.metadata.reference for item in dropped] == list(told)
+    discarded = run.store.subsume(KeepNewest(keep))
+    assert [item.metadata.reference for item in discarded] == list(told)
     assert before - stored_bytes(memory, run.store.job_id) == sum(told.values()) > 0
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
 @given(st.sets(st.integers(0, 7)))
-def test_what_a_kept_checkpoint_needs_is_not_counted(tmp_path: Path, dropped: set[int]) -> None:
+def test_what_a_kept_checkpoint_needs_is_not_counted(tmp_path: Path, discarded: set[int]) -> None:
     memory, directory = MemoryFileSystem(), tmp_path / "pinned"
     directory.mkdir(exist_ok=True)
     run = Run(memory, Ledger(), Pins(directory)).start()
     taken = [run.checkpoint(state(step)) for step in range(8)]
-    told = reclaimable_bytes(CheckpointCatalog(memory, JOB), taken, {taken[index].reference for index in dropped})
-    kept = [item for index, item in enumerate(taken) if index not in dropped]
+    told = reclaimable_bytes(CheckpointCatalog(memory, JOB), taken, {taken[index].reference for index in discarded})
+    kept = [item for index, item in enumerate(taken) if index not in discarded]
     needed = {name.rpartition("/")[2] for item in kept for name in item.references}
     prefix = f"{JOB}/{run.store.job_id}/"
     alone = {f"{prefix}{item.name}/_metadata" for item in kept}

@@ -48,9 +48,9 @@ def test_it_counts_as_retained_and_is_given_up_once(run: Run, directory: PosixFi
     assert run.store.subsume(KeepNewest(2)) == []
     assert is_there(savepoint)
     run.checkpoint(state(3), 3)
-    (dropped,) = run.store.subsume(KeepNewest(2))
-    assert dropped.metadata == savepoint
-    assert "not among the 2 newest" in dropped.reason
+    (discarded,) = run.store.subsume(KeepNewest(2))
+    assert discarded.metadata == savepoint
+    assert "not among the 2 newest" in discarded.reason
     assert not Path(savepoint.reference).exists()
     assert [item.batch for item in run.store.retained] == [2, 3]
     assert run.store.subsume(KeepNewest(2)) == []
@@ -77,8 +77,8 @@ def test_what_the_storage_refuses_to_delete_is_tried_again(
     with monkeypatch.context() as patched:
         patched.setattr(PosixFileSystem, "remove", _refuses)
         assert run.store.subsume(KeepNewest(1)) == []
-    (dropped,) = run.store.subsume(KeepNewest(1))
-    assert dropped.metadata == savepoint
+    (discarded,) = run.store.subsume(KeepNewest(1))
+    assert discarded.metadata == savepoint
     assert not Path(savepoint.reference).exists()
 
 

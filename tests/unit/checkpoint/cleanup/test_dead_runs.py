@@ -25,8 +25,8 @@ def test_where_the_policy_deletes_nothing_is_left_and_the_zombie_is_fenced(
     for step in range(3):
         dead.checkpoint(state(step))
     catalog = CheckpointCatalog(memory, JOB)
-    dropped = end_dead_epoch(catalog, dead.claim, DELETING, JobStatus.CANCELED, "terminated", clock)
-    assert [item.metadata.name for item in dropped] == ["chk-1", "chk-2", "chk-3"]
+    discarded = end_dead_epoch(catalog, dead.claim, DELETING, JobStatus.CANCELED, "terminated", clock)
+    assert [item.metadata.name for item in discarded] == ["chk-1", "chk-2", "chk-3"]
     assert [name for name in memory.files if "/chk-" in name or "/shared/" in name] == []
     with pytest.raises(Fenced):
         dead.checkpoint(state(9))

@@ -66,8 +66,8 @@ class TestRetention:
         pinned = pin(memory, ledger, "chk-1")
         assert [item.metadata.name for item in run.subsume(2)] == ["chk-2"]
         unpin(memory, ledger, pinned)
-        (dropped,) = run.subsume(2)
-        assert (dropped.metadata.name, dropped.reason) == ("chk-1", "not among the 2 newest")
+        (discarded,) = run.subsume(2)
+        assert (discarded.metadata.name, discarded.reason) == ("chk-1", "not among the 2 newest")
         assert directories(memory) == {"chk-3", "chk-4"}
         assert shared(memory) == needed(run)
 
@@ -100,9 +100,9 @@ class TestCleanup:
         for step in range(4):
             run.checkpoint(state(step))
         pin(memory, ledger, "chk-2")
-        dropped = run.store.discard_all("CANCELED: by the user")
-        assert [item.metadata.name for item in dropped] == ["chk-1", "chk-3", "chk-4"]
-        assert {item.reason for item in dropped} == {"CANCELED: by the user; pinned and kept: chk-2 (of the test)"}
+        discarded = run.store.discard_all("CANCELED: by the user")
+        assert [item.metadata.name for item in discarded] == ["chk-1", "chk-3", "chk-4"]
+        assert {item.reason for item in discarded} == {"CANCELED: by the user; pinned and kept: chk-2 (of the test)"}
         assert [item.name for item in run.store.retained] == ["chk-2"]
         assert directories(memory) == {"chk-2"}
         assert shared(memory) == needed(run)
@@ -133,8 +133,8 @@ class TestCleanup:
         pin(memory, ledger, "chk-3")
         config = CheckpointConfig(cleanup=ExternalizedCheckpointCleanup.NO_EXTERNALIZED_CHECKPOINTS)
         catalog = CheckpointCatalog(memory, JOB)
-        dropped = end_dead_epoch(catalog, run.claim, config, JobStatus.FAILED, "gave up", clock)
-        assert [item.metadata.name for item in dropped] == ["chk-1", "chk-2"]
+        discarded = end_dead_epoch(catalog, run.claim, config, JobStatus.FAILED, "gave up", clock)
+        assert [item.metadata.name for item in discarded] == ["chk-1", "chk-2"]
         assert directories(memory) == {"chk-3"}
 
     def test_what_the_next_start_deletes_of_a_lineage_that_was_given_up_is_not_pinned(

@@ -319,8 +319,8 @@ class TestFailing:
             run.checkpoint(state(3))
         ledger.examine(memory)
         run.checkpoint(state(8))
-        dropped = run.subsume(2)
-        assert [item.metadata.name for item in dropped] == ["chk-1"]
+        discarded = run.subsume(2)
+        assert [item.metadata.name for item in discarded] == ["chk-1"]
         assert [metadata.name for metadata in run.store.retained] == ["chk-2", "chk-3"]
         ledger.examine(memory)
         assert run.subsume(2) == []

@@ -32,9 +32,9 @@ class TestSubsuming:
     def test_the_newest_stay(self, run: Run, memory: MemoryFileSystem, ledger: Ledger) -> None:
         for step in range(12):
             run.checkpoint(state(step))
-        dropped = run.subsume(3)
-        assert [item.metadata.checkpoint_id for item in dropped] == list(range(1, 10))
-        assert {item.reason for item in dropped} == {"not among the 3 newest"}
+        discarded = run.subsume(3)
+        assert [item.metadata.checkpoint_id for item in discarded] == list(range(1, 10))
+        assert {item.reason for item in discarded} == {"not among the 3 newest"}
         assert self.names(run.store.retained) == ["chk-10", "chk-11", "chk-12"]
         assert directories(memory) == {"chk-10", "chk-11", "chk-12"}
         assert run.subsume(3) == []
