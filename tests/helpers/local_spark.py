@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -82,10 +83,13 @@ def small_spark(home: Path, cores: int, packages: str = "") -> SparkSession:
     """
     from pyspark.sql import SparkSession  # noqa: PLC0415 - tests without Spark do not pay for the import
 
+    from tests.servers.ivy import alone  # noqa: PLC0415
+
     set_up_jvms()
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    session = (
+    conf = _conf(packages)
+    builder = (
         SparkSession.builder.master(f"local[{cores}]")
         .appName("dagster-ckpt tests")
         .config("spark.ui.enabled", "false")
@@ -98,8 +102,10 @@ def small_spark(home: Path, cores: int, packages: str = "") -> SparkSession:
         .config("spark.sql.session.timeZone", "UTC")
         .config("spark.sql.shuffle.partitions", "2")
         .config("spark.sql.streaming.stateStore.maintenanceInterval", "100ms")
-        .config(map={**_conf(packages)})
-        .getOrCreate()
+        .config(map={**conf})
     )
+    # The JVM fetches the packages before it answers.
+    with alone() if "spark.jars.packages" in conf else nullcontext():
+        session = builder.getOrCreate()
     session.sparkContext.setLogLevel("OFF")
     return session

@@ -6,11 +6,13 @@ import fcntl
 import os
 import subprocess
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from pyspark.find_spark_home import _find_spark_home
 
-__all__ = ["classpath", "classpath_of", "hadoop_version", "spark_jars"]
+__all__ = ["alone", "classpath", "classpath_of", "hadoop_version", "spark_jars"]
 
 _CLIENT = "hadoop-client-api-"
 #: Some jars are bundles of OSGi.
@@ -25,6 +27,14 @@ _SHADED = """
   </resolvers>
 </ivysettings>
 """
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """Nobody else fetches with Ivy meanwhile: of two that fill its cache at once, each finds the other's half files."""
+    with (Path(tempfile.gettempdir()) / "dagster-ckpt-tests-ivy.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def spark_jars() -> Path:
@@ -70,9 +80,7 @@ def classpath_of(scratch: Path, name: str, description: str) -> str:
 def _resolved(scratch: Path, name: str, *wanted: str) -> str:
     (ivy,) = spark_jars().glob("ivy-*.jar")
     found = scratch / f"classpath-{name}-{os.getpid()}"
-    # Ivy's cache has one report for all who ask: each writes it anew and reads it back.
-    with (Path(tempfile.gettempdir()) / "dagster-ckpt-tests-ivy.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with alone():
         done = subprocess.run(
             ["java", "-jar", str(ivy), *wanted, "-confs", "default", *_TYPES, "-cachepath", str(found)],
             capture_output=True,
