@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from dagster_ckpt.filesystem.bounds import Scratch
 from dagster_ckpt.filesystem.driver_memory import DriverMemory
-from dagster_ckpt.filesystem.local_disk import is_full, local_failure, refused_write
+from dagster_ckpt.filesystem.local_disk import is_full, local_failure, make_durable, refused_write
 from dagster_ckpt.filesystem.memory import MemoryFileSystem
 from dagster_ckpt.filesystem.names import inside
 from dagster_ckpt.filesystem.opening import REMOTE_SCHEMES, open_filesystem
@@ -68,6 +68,7 @@ __all__ = [
     "is_full",
     "is_own",
     "local_failure",
+    "make_durable",
     "make_working_directory",
     "md5_of",
     "open_filesystem",

@@ -11,12 +11,22 @@ from pathlib import Path
 
 from dagster_ckpt.errors import WorkingDirectoryFailed
 
-__all__ = ["is_full", "local_failure", "refused_write"]
+__all__ = ["is_full", "local_failure", "make_durable", "refused_write"]
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _FORBIDDEN = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 _TOO_MANY = frozenset({errno.EMFILE, errno.ENFILE})
 _MIB = 1 << 20
+
+
+def make_durable(path: Path) -> int:
+    """Have the disk keep a file, or the names in a directory, through a power cut; returns the size in bytes."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+        return os.fstat(descriptor).st_size
+    finally:
+        os.close(descriptor)
 
 
 def is_full(error: BaseException) -> bool:

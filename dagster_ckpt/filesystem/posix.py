@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from dagster_ckpt.errors import PublishConflict, PublishUnknown, StorageError, StorageUnusable
+from dagster_ckpt.filesystem.local_disk import make_durable
 from dagster_ckpt.filesystem.port import FileSystem
 from dagster_ckpt.filesystem.values import Entry, Part, Stopped, Written
 
@@ -64,7 +65,7 @@ class PosixFileSystem(FileSystem):
         with _storage_errors(f"create {target}"):
             self._placed(target, lambda: self._publish(target, data))
             try:
-                _sync_directory(target.parent)
+                make_durable(target.parent)
             except OSError as error:
                 raise PublishUnknown(
                     f"{target} was created, but its directory could not be synced: {error}",
@@ -126,7 +127,7 @@ class PosixFileSystem(FileSystem):
     def sync_directories(self, paths: Iterable[str]) -> None:
         for path in paths:
             with contextlib.suppress(FileNotFoundError), _storage_errors(f"sync {path}"):
-                _sync_directory(self.local(path))
+                make_durable(self.local(path))
 
     def read(self, path: str) -> bytes:
         source = self.local(path)
@@ -219,7 +220,7 @@ class PosixFileSystem(FileSystem):
                 raise
             raise FileNotFoundError(str(error)) from error  # removed between two steps of mkdir
         for current in (directory, *directory.parents):
-            _sync_directory(current.parent)
+            make_durable(current.parent)
             # Sync up to the root's own name, and further where the root's ancestors are new as well.
             if self._root.is_relative_to(current) and known.is_relative_to(current.parent):
                 break
@@ -276,14 +277,6 @@ def _write_durably(path: Path, data: bytes) -> None:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
-
-
-def _sync_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0))
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 @contextlib.contextmanager

@@ -18,6 +18,7 @@ from dagster_ckpt.checkpoint import CheckpointCatalog, CheckpointMetadata, mater
 from dagster_ckpt.clock import Clock
 from dagster_ckpt.config import STATE_FORMAT_CONF, CheckpointingMode
 from dagster_ckpt.errors import CheckpointError, InvalidConfiguration, JobAlreadyRunning, RestoreWithLoss, StorageError
+from dagster_ckpt.filesystem import make_durable
 from dagster_ckpt.paths import hadoop_path, local_path, split_location
 from dagster_ckpt.spark.files import prepare_location
 from dagster_ckpt.spark.live import LOCATION
@@ -209,14 +210,6 @@ def _publish(complete: Path, directory: Path) -> None:
     """Move a complete, durable directory to its place, which may be an empty directory."""
     for above, _, names in os.walk(complete):
         for path in (*(Path(above, name) for name in names), Path(above)):
-            _sync(path)
+            make_durable(path)
     complete.rename(directory)
-    _sync(directory.parent)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    make_durable(directory.parent)

@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
 from dagster_ckpt.errors import CaptureIncomplete, SinkMismatch
-from dagster_ckpt.filesystem import PosixFileSystem
+from dagster_ckpt.filesystem import PosixFileSystem, make_durable
 from dagster_ckpt.spark.sinks.transactions import DataFile, decode_files, encode_files
 
 __all__ = ["PendingFiles", "data_files", "directories_of", "pinned_files", "read_list", "size_of"]
@@ -56,7 +56,8 @@ class PendingFiles:
         """Make the files of a completely written batch durable, and list them."""
         target = self.target(start, batch)
         files = [
-            DataFile(file.relative_to(target).as_posix(), _sync_file(file), batch, start) for file in data_files(target)
+            DataFile(file.relative_to(target).as_posix(), make_durable(file), batch, start)
+            for file in data_files(target)
         ]
         where = f"{_PENDING}/{start}/{batch}"
         self._files.sync_directories(
@@ -173,13 +174,3 @@ def read_list(file: Path) -> list[DataFile]:
         raise SinkMismatch(
             f"{file} is a directory, and no list of data files.", hint="Restore another checkpoint."
         ) from None
-
-
-def _sync_file(file: Path) -> int:
-    """Make a file durable; returns its size in bytes."""
-    descriptor = os.open(file, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-        return os.fstat(descriptor).st_size
-    finally:
-        os.close(descriptor)

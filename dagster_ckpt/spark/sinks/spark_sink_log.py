@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dagster_ckpt.errors import CaptureIncomplete, InvalidConfiguration, SinkMismatch
+from dagster_ckpt.filesystem import make_durable
 from dagster_ckpt.paths import local_path, split_location, unescaped
 from dagster_ckpt.spark.files import COMPACT, LOG_VERSION, log_files, log_id, require_id
 from dagster_ckpt.stored_json import Json, parsed
@@ -251,7 +252,7 @@ class FileSink:
             _remove(self.log / f".{name}.crc")  # it describes other bytes
             temporary.replace(target)
             restored += 1
-        _sync(self.log)
+        make_durable(self.log)
         return restored
 
     def _remove_later_entries(self, wanted: dict[str, Path]) -> int:
@@ -265,7 +266,7 @@ class FileSink:
         for name in sorted(later, key=require_id, reverse=True):
             _remove(self.log / f".{name}.crc")
             _remove(self.log / name)
-        _sync(self.log)
+        make_durable(self.log)
         return len(later)
 
     def _remove_unlisted(self, keep: frozenset[tuple[int, int]], *, oldest_ns: int) -> list[int]:
@@ -381,11 +382,3 @@ def _names(directory: Path) -> frozenset[str]:
 
 def _remove(file: Path) -> None:
     file.unlink(missing_ok=True)
-
-
-def _sync(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
