@@ -34,6 +34,7 @@ _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
 #: A bucket or a host, perhaps after a user, perhaps with a port: printable ASCII without brackets.
 _AUTHORITY = re.compile(r"[!-Z\\^-~]*")
 _GREATEST_PORT = 65535
+_LONGEST_PORT = 5
 #: Bytes of one component of a path: the limit of Linux.
 _LONGEST_COMPONENT = 255
 #: Bytes of a path or a name: the other that it is joined to has the rest of Linux's 4096.
@@ -86,7 +87,8 @@ def split_location(text: str) -> Location:
         authority, slash, rest = rest[2:].partition("/")
         rest = slash + rest
         port = authority.rpartition("@")[2].partition(":")[2] or "0"
-        if not (_AUTHORITY.fullmatch(authority) and port.isdigit() and int(port) <= _GREATEST_PORT):
+        is_port = len(port) <= _LONGEST_PORT and port.isdigit() and int(port) <= _GREATEST_PORT
+        if not (_AUTHORITY.fullmatch(authority) and is_port):
             raise _unreadable(text, "no host or bucket is called so")
     if scheme == "file" and (authority or not rest.startswith("/")):
         meant = redacted(f"{authority.rpartition('@')[2]}{rest}")[:160]
@@ -104,8 +106,8 @@ def local_path(text: str) -> Path:
     ``..`` is resolved here, as the operating system does: behind a link, Hadoop would go elsewhere.
 
     Raises:
-        InvalidConfiguration: ``text`` is a URL of another kind, no file can have this path, or the user after ``~``
-            does not exist.
+        InvalidConfiguration: ``text`` is a URL of another kind, no file can have this path, the user after ``~`` does
+            not exist, or the path is relative and the working directory of this process is gone.
     """
     location = split_location(text)
     if not location.is_local:
@@ -126,6 +128,12 @@ def local_path(text: str) -> Path:
         raise InvalidConfiguration(
             f"No directory can have the path {path[:160]!r}: {error}.", hint="Name a directory by its absolute path."
         ) from error
+    except OSError as error:
+        raise InvalidConfiguration(
+            f"The path {path[:160]!r} begins at the working directory of this process, which nobody can say: "
+            f"{error.strerror}.",
+            hint="Name a directory by its absolute path, or go to a directory that exists.",
+        ) from error
     return found
 
 
@@ -139,7 +147,7 @@ def is_same_place(one: str, other: str) -> bool:
     if one == other or not (one.startswith("/") and other.startswith("/")):
         return one == other
     here, there = Path(one), Path(other)
-    with contextlib.suppress(OSError, ValueError):  # no such path, or no possible path
+    with contextlib.suppress(OSError, RuntimeError, ValueError):  # no such path, links in a circle, no possible path
         return here.resolve() == there.resolve() or here.samefile(there)
     return False
 
@@ -159,12 +167,21 @@ def refuse_former_meaning(text: str, path: Path) -> None:
     Raises:
         InvalidConfiguration: see above.
     """
-    if not path.exists() and (formerly := _formerly(text, path)):
+    formerly = _formerly(text, path)
+    if formerly and not _is_there(path):
         raise InvalidConfiguration(
             f"{text!r} names {str(path)!r}, which does not exist: %, # and ? in a file: URL belong to the name.",
             hint=f"{formerly.strip()} Name that directory by its path, without file:; or, to begin in {str(path)!r}, "
             "make that directory first.",
         )
+
+
+def _is_there(path: Path) -> bool:
+    """Whether ``path`` exists, as far as this process may look: who opens the path is told what was denied."""
+    try:
+        return path.exists()
+    except OSError:
+        return True
 
 
 def _formerly(text: str, path: Path | None) -> str:

@@ -17,10 +17,12 @@ class Attendance:
     Attributes:
         run_id: the Dagster run that attended it last.
         dead: why that run attends it no longer, ``None`` while the run may live.
+        has_told: that run has stopped in order and without an interrupt: it has told Dagster how the driver ended.
     """
 
     run_id: str
     dead: str | None
+    has_told: bool = False
 
 
 def attendance_of(records: JobRecords, claim: Claim, clock: Clock) -> Attendance | None:
@@ -44,4 +46,5 @@ def attendance_of(records: JobRecords, claim: Claim, clock: Clock) -> Attendance
     if sign is None:
         return Attendance(claim.run_id, "it has left no sign of life")
     seen = unchanged_for((*records.attendant.key, "attendant"), (sign.run_id, sign.sequence), clock, asked)
-    return Attendance(sign.run_id, sign.is_dead(clock, unchanged=seen, asked=asked))
+    dead = sign.is_dead(clock, unchanged=seen, asked=asked)
+    return Attendance(sign.run_id, dead, has_told=sign.stopped and not sign.interrupted)

@@ -8,13 +8,14 @@ from dagster_ckpt.checkpoint.catalog import CheckpointCatalog, find_newest
 from dagster_ckpt.checkpoint.control import Claim, End, FailedCheckpoints, Failure, Heartbeat
 from dagster_ckpt.checkpoint.format import CheckpointMetadata
 from dagster_ckpt.clock import Clock, iso, seconds_of
-from dagster_ckpt.errors import CheckpointError
+from dagster_ckpt.errors import CheckpointError, StorageError
 
 __all__ = ["JobState", "job_state"]
 
 _FAILED = "FAILED"
 _RUNNING = "RUNNING"
 _UNREADABLE = "UNREADABLE"
+_TO_BE_RESUMED = frozenset({"DEAD", "INTERRUPTED", "RESTARTING"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +31,12 @@ class JobState:
         epoch: the newest, 0 before the first.
         run_id: the run that has claimed the newest epoch, ``None`` before the first.
         failures: those that the restart strategy counts, the oldest first.
-        newest: the checkpoint that the job would go on from, ``None`` without a checkpoint or with damaged records.
+        newest: the checkpoint that the job would go on from, ``None`` without a checkpoint or with a damaged one.
         failed_checkpoints: the attempts that failed since a checkpoint completed, ``None`` for none.
         due_seconds: for how long a checkpoint has been due that did not complete, by the run's clock; ``None`` where
             none is due, as in an idle stream, or the job does not run.
+        token: of the claim of the newest epoch, ``None`` before the first. No other claim has this token.
+        damage: why the newest checkpoint cannot be found or read, and the next step; empty if all is well.
     """
 
     job_name: str
@@ -45,11 +48,18 @@ class JobState:
     newest: CheckpointMetadata | None = None
     failed_checkpoints: FailedCheckpoints | None = None
     due_seconds: float | None = None
+    token: str | None = None
+    damage: str = ""
 
     @property
     def needs_help(self) -> bool:
         """Whether nothing happens until a person does something."""
         return self.state in {_FAILED, _UNREADABLE}
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether the job is to be resumed from a damaged checkpoint, which only a run that may go past it can do."""
+        return bool(self.damage) and self.state in _TO_BE_RESUMED
 
     def age(self, now: float) -> float | None:
         """Seconds since the newest checkpoint was written, never negative; ``None`` without a checkpoint."""
@@ -78,23 +88,42 @@ def job_state(catalog: CheckpointCatalog, clock: Clock) -> JobState:
         if claim is None:
             return JobState(name, "NEVER RAN")
         beat = records.heartbeat.read()
-        if beat is not None and beat.run_id != claim.run_id:
-            beat = None
-        state, reason = _state(claim, end, beat, clock)
-        due = None if beat is None or beat.due_since is None or state != _RUNNING else beat.beat_at - beat.due_since
-        return JobState(
-            name,
-            state,
-            reason,
-            epoch,
-            claim.run_id,
-            tuple(records.failures.of(claim.series)),
-            find_newest(catalog).metadata,
-            None if beat is None else beat.failed_checkpoints,
-            due,
-        )
+        failures = tuple(records.failures.of(claim.series))
+    except StorageError:  # it says nothing of the records
+        raise
     except CheckpointError as error:
-        return JobState(name, _UNREADABLE, f"{error.message} {error.hint}".strip(), epoch)
+        return JobState(name, _UNREADABLE, _told(error), epoch)
+    if beat is not None and beat.run_id != claim.run_id:
+        beat = None
+    state, reason = _state(claim, end, beat, clock)
+    newest, damage = _newest(catalog)
+    return JobState(
+        name,
+        state,
+        reason,
+        epoch,
+        claim.run_id,
+        failures,
+        newest,
+        None if beat is None else beat.failed_checkpoints,
+        None if beat is None or beat.due_since is None or state != _RUNNING else beat.beat_at - beat.due_since,
+        claim.token,
+        damage,
+    )
+
+
+def _newest(catalog: CheckpointCatalog) -> tuple[CheckpointMetadata | None, str]:
+    """The checkpoint that the job would go on from, or why nobody can tell."""
+    try:
+        return find_newest(catalog).metadata, ""
+    except StorageError:
+        raise
+    except CheckpointError as error:
+        return None, _told(error)
+
+
+def _told(error: CheckpointError) -> str:
+    return f"{error.message} {error.hint}".strip()
 
 
 def _state(claim: Claim, end: End | None, beat: Heartbeat | None, clock: Clock) -> tuple[str, str]:

@@ -7,6 +7,7 @@ dead between two beats.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -22,8 +23,10 @@ from dagster_ckpt.config import (
 
 __all__ = ["Lease"]
 
-#: Beats that may hang side by side within one timeout.
+#: Beats that may hang side by side within one timeout, at least.
 _AT_ONCE = 6
+#: Seconds for which whoever begins a beat waits for the beat, at most: a run starts and stops also while beats hang.
+_PATIENCE = 5.0
 #: The parts of the timeout after which the writer pauses its query, and after which a JVM whose Python hangs ends.
 _OWN, _LAST = 0.8, 0.9
 
@@ -54,13 +57,13 @@ class Lease:
 
     @property
     def patience(self) -> float:
-        """After so long the next beat is tried beside a beat that has not returned."""
-        return self.timeout / _AT_ONCE
+        """After so long nobody waits for a beat that has not returned, and the next beat is tried beside that beat."""
+        return min(self.timeout / _AT_ONCE, _PATIENCE)
 
     @property
     def at_once(self) -> int:
         """Beats that may be in progress at once: as many as fit into the timeout."""
-        return _AT_ONCE
+        return max(_AT_ONCE, math.ceil(self.timeout / (self.interval + self.patience)))
 
     @property
     def settled(self) -> float:

@@ -1,8 +1,11 @@
 """Looks at a job again and again, and asks the storage only for what may have changed since the last look.
 
-The records of an epoch are created once and never change, so the newest claim, its choice and its end are read once.
-What shows that they are still the newest is looked at each time: the heartbeat of a run that lives, or the listing of
-the epochs. A look is enough to see that nothing is to be done; whoever is to act reads everything anew.
+The records of an epoch are created once and never change until a sweep deletes them, so the newest claim, its choice
+and its end are read once. What shows that they are still the newest is looked at each time: the heartbeat of a run
+that lives, or the listing of the epochs. After a sweep has deleted all records of a job, the epochs begin with 1 again,
+so a claim of the same epoch may be another claim. A heartbeat names the run of the claim, a record that is no longer
+listed tells of a sweep, and the claim of a job that is over is read again now and then. A look is enough to see that
+nothing is to be done; whoever is to act reads everything anew.
 """
 
 from __future__ import annotations
@@ -11,13 +14,14 @@ from dataclasses import dataclass, replace
 from zlib import crc32
 
 from dagster_ckpt.checkpoint.attendance import Attendance, attendance_of
-from dagster_ckpt.checkpoint.control import Choice, Claim, End, JobRecords
+from dagster_ckpt.checkpoint.control import Choice, Claim, End, Heartbeat, JobRecords
 from dagster_ckpt.clock import Clock
 
 __all__ = ["Sight", "look"]
 
 #: Seconds after which the epochs are listed also for a job whose run beats: a newer run may have died before its first
-#: beat, while the older run still beats. Each job has its own share of this time, so that not all are listed at once.
+#: beat, while the older run still beats. After so many seconds the claim of a job that is over is read again, too. Each
+#: job has its own share of this time, so that not all jobs are asked for at once.
 ANEW = 10.0
 
 
@@ -31,7 +35,8 @@ class Sight:
         end: of this epoch, ``None`` while it is open.
         dead: why the run that made the claim is dead, ``None`` while it may live.
         attendance: who attends the driver of a run that lives; ``None`` for a driver that is the run's own process.
-        anew_at: on the monotonic clock; from then on the epochs are listed again, whatever the heartbeat says.
+        anew_at: on the monotonic clock; from then on the epochs are listed again, whatever the heartbeat says, and the
+            claim of a job that is over is read again.
     """
 
     claim: Claim
@@ -51,6 +56,12 @@ class Sight:
         """Whether the job has ended and no restart is wanted. Only a new claim changes that."""
         return self.dead is not None and self.end is not None and self.end.is_final
 
+    @property
+    def kinds(self) -> set[str]:
+        """The records of the epoch that the look has read: all are listed until a sweep deletes them."""
+        read = {"claim": self.claim, "choice": self.choice, "end": self.end}
+        return {kind for kind, record in read.items() if record is not None}
+
 
 def look(records: JobRecords, clock: Clock, before: Sight | None) -> Sight | None:
     """Look at a job; ``None`` for a job that has never been started.
@@ -67,7 +78,7 @@ def look(records: JobRecords, clock: Clock, before: Sight | None) -> Sight | Non
     if before is not None and before.dead is None and before.choice is not None and clock.monotonic() < before.anew_at:
         asked = clock.monotonic()
         heartbeat = records.heartbeat.read()
-        if heartbeat is not None and heartbeat.epoch == before.claim.epoch and not heartbeat.stopped:
+        if heartbeat is not None and _is_of(heartbeat, before.claim) and not heartbeat.stopped:
             dead, _ = records.heartbeat.judge(heartbeat, before.claim, before.end, clock, asked)
             if dead is None and before.attendance is None:
                 return before
@@ -77,9 +88,17 @@ def look(records: JobRecords, clock: Clock, before: Sight | None) -> Sight | Non
     if not names:
         return None
     epoch = max(names)
-    if before is not None and before.claim.epoch == epoch and before.is_over:
-        return before
-    known = before if before is not None and before.claim.epoch == epoch else None
+    known = before if before is not None and before.claim.epoch == epoch and before.kinds <= names[epoch] else None
+    if known is not None and known.is_over:
+        if clock.monotonic() < known.anew_at:
+            return known
+        if records.epochs.read_claim(epoch) == known.claim:
+            return replace(known, anew_at=_anew_at(known.claim, clock))
+        known = None
+    asked = clock.monotonic()
+    heartbeat = records.heartbeat.read()
+    if known is not None and (heartbeat is None or not _is_of(heartbeat, known.claim)):
+        known = None
     claim = records.epochs.read_claim(epoch) if known is None else known.claim
     if claim is None:
         return None
@@ -88,9 +107,18 @@ def look(records: JobRecords, clock: Clock, before: Sight | None) -> Sight | Non
         choice = records.epochs.read_choice(epoch)
     if end is None and "end" in names[epoch]:
         end = records.epochs.read_end(epoch)
-    dead, _ = records.heartbeat.judged(claim, end, clock)
-    share = crc32(claim.token.encode()) / 2**32
+    dead, _ = records.heartbeat.judge(heartbeat, claim, end, clock, asked)
     # A driver is submitted before its claim, so what was no such driver at an earlier look never becomes one.
     submitted = dead is None and (known is None or known.dead is not None or known.attendance is not None)
     attendance = attendance_of(records, claim, clock) if submitted else None
-    return Sight(claim, choice, end, dead, clock.monotonic() + ANEW * (1 + share) / 2, attendance)
+    return Sight(claim, choice, end, dead, _anew_at(claim, clock), attendance)
+
+
+def _is_of(heartbeat: Heartbeat, claim: Claim) -> bool:
+    """Whether the run that made the claim wrote the heartbeat: after a sweep, two runs have claimed the same epoch."""
+    return (heartbeat.epoch, heartbeat.run_id) == (claim.epoch, claim.run_id)
+
+
+def _anew_at(claim: Claim, clock: Clock) -> float:
+    share = crc32(claim.token.encode()) / 2**32
+    return clock.monotonic() + ANEW * (1 + share) / 2

@@ -51,6 +51,15 @@ class Submissions:
         """Record a submission; the driver of an earlier one that has not claimed the job yet is no longer wanted."""
         self._filesystem.replace(self._path, encode_record(submission, self._path))
 
+    def standing(self) -> Submission | None:
+        """The submission that was made last, whether its driver has come or not; ``None`` if there is none.
+
+        Raises:
+            CorruptRecord: the record cannot be read.
+            StorageError: the storage failed.
+        """
+        return read_record(self._filesystem, self._path, Submission)
+
     def of(self, run_id: str) -> Submission | None:
         """The submission of a run; ``None`` when the run has submitted no driver, or a later run has.
 
@@ -58,7 +67,7 @@ class Submissions:
             CorruptRecord: the record cannot be read.
             StorageError: the storage failed.
         """
-        found = read_record(self._filesystem, self._path, Submission)
+        found = self.standing()
         return found if found is not None and found.run_id == run_id else None
 
     def check(self, run_id: str) -> Submission:

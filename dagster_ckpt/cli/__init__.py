@@ -108,7 +108,9 @@ _COMMANDS = {
         "Tell what JOB keeps in its state at CHECKPOINT: its stateful operators, or with --operator the rows of one.",
     ),
     "status": _Command(
-        "status", "status", "Tell how JOB or every job is doing: its state, its run, and its newest checkpoint."
+        "status",
+        "status",
+        "Tell how JOB or every job is doing: its state, its health, its run, and its newest checkpoint.",
     ),
     "sweep": _Command(
         "changing", "sweep", "Delete files that no checkpoint needs of JOB, or of every job that is over."

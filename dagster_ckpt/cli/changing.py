@@ -10,6 +10,8 @@ import click
 from dagster_ckpt.checkpoint import (
     CancelRequest,
     CheckpointCatalog,
+    End,
+    JobRecords,
     job_names,
     pin_checkpoint,
     sweep_job,
@@ -17,7 +19,7 @@ from dagster_ckpt.checkpoint import (
 )
 from dagster_ckpt.cli.places import JSON, find_checkpoint, storage_at, storage_path
 from dagster_ckpt.cli.printing import say, say_json, warn
-from dagster_ckpt.clock import SystemClock
+from dagster_ckpt.clock import Clock, SystemClock
 from dagster_ckpt.config import duration_of
 from dagster_ckpt.errors import (
     CorruptCheckpoint,
@@ -75,8 +77,8 @@ def cancel(job: str, path: str, timeout: str, as_json: bool) -> None:
     """End JOB as CANCELED, where it runs without Dagster or in a driver of its own.
 
     That is a job of `dagster-ckpt run` or `dagster_ckpt.run`, or one with a SparkSubmitResource. Its `cleanup` says if
-    its checkpoints stay. Any other run under Dagster is canceled there, by Terminate. To keep the job's place in a
-    savepoint, use `stop`.
+    its checkpoints stay. Any other run under Dagster is canceled there, by Terminate. A run that takes the job over
+    while this command waits is asked, too. To keep the job's place in a savepoint, use `stop`.
     """
     catalog, clock = CheckpointCatalog(storage_at(path), job), SystemClock()
     records, until = catalog.records, clock.monotonic() + duration_of("--timeout", timeout, "2 min").total_seconds()
@@ -86,9 +88,9 @@ def cancel(job: str, path: str, timeout: str, as_json: bool) -> None:
             f"Job {job!r} cannot be canceled: no run of it is alive.",
             hint=f"See `dagster-ckpt status {job} --path {catalog.filesystem.url}`.",
         )
-    records.savepoint_requests.ask_to_cancel(CancelRequest(heartbeat.run_id, clock.time()))
+    asked = _Canceled(records, heartbeat.epoch, heartbeat.run_id, clock)
     try:
-        while (end := records.epochs.read_end(records.epochs.highest())) is None or not end.is_final:
+        while (end := asked.look()) is None:
             if clock.monotonic() >= until:
                 raise JobAlreadyRunning(
                     f"Job {job!r} has not ended within {timeout}, and is not asked any more.",
@@ -98,9 +100,46 @@ def cancel(job: str, path: str, timeout: str, as_json: bool) -> None:
     finally:
         records.savepoint_requests.forget_cancel()
     if as_json:
-        say_json({"job": job, "run": heartbeat.run_id, "status": end.status, "reason": end.reason})
+        say_json({"job": job, "run": asked.run_id, "status": end.status, "reason": end.reason})
         return
     say(f"{job}: {end.status}, {end.reason}")
+
+
+class _Canceled:
+    """A job that is to end: its run is asked, and each run that takes the job over before the end.
+
+    Each epoch is looked at in turn, so that what somebody starts after the end is not asked.
+
+    Args:
+        records: of the job.
+        epoch: the one that the run holds.
+        run_id: of the run.
+        clock: wall time.
+    """
+
+    def __init__(self, records: JobRecords, epoch: int, run_id: str, clock: Clock) -> None:
+        self.run_id = run_id
+        self._records = records
+        self._epoch = epoch
+        self._clock = clock
+        self._ask()
+
+    def look(self) -> End | None:
+        """How the job has ended, ``None`` while the job goes on."""
+        epochs = self._records.epochs
+        while (end := epochs.read_end(self._epoch)) is None or not end.is_final:
+            if self._epoch >= epochs.highest():
+                return None
+            self._epoch += 1
+            claim = epochs.read_claim(self._epoch)
+            if claim is not None and claim.run_id != self.run_id:
+                warn(f"Run {claim.run_id} has taken the job over from run {self.run_id}, and is asked, too.")
+                self.run_id = claim.run_id
+                self._ask()
+        return end
+
+    def _ask(self) -> None:
+        self._records.savepoint_requests.ask_to_cancel(CancelRequest(self.run_id, self._clock.time()))
 
 
 @click.command()

@@ -150,9 +150,8 @@ class _Parent:
         tries = 0
         while True:
             run_id = uuid.uuid4().hex
-            status, told = self._one(order, run_id, earlier)
-            if self._number is None and (status == _AGAIN or not 0 <= status < INTERRUPTED):
-                how = f"was ended by signal {-status}" if status < 0 else "has ended"
+            status, how, told = self._one(order, run_id, earlier)
+            if self._number is None and status in {None, _AGAIN}:
                 if not told and (not earlier or (tries := tries + 1) == _TRIES):
                     _print(f"The driver {how} before it took the job over. The job is as it was.", color="red")
                     return ERROR
@@ -163,7 +162,7 @@ class _Parent:
                     order = order.continued() if begun else order
                 else:
                     self._wait(min(_PAUSE * 2 ** (tries - 1), _LONGEST_PAUSE))
-            elif self._number is None or status in {FINISHED, FAILED, CANCELED}:
+            elif status is not None and (self._number is None or status in {FINISHED, FAILED, CANCELED}):
                 return status
             if self._number is not None:
                 return INTERRUPTED + self._number
@@ -174,8 +173,12 @@ class _Parent:
         while self._number is None and (left := until - time.monotonic()) > 0:
             time.sleep(min(left, _TURN))
 
-    def _one(self, order: Order, run_id: str, earlier: tuple[Launch, ...]) -> tuple[int, set[str]]:
-        """One driver: its exit status, and what it told: that it may go on, has claimed the job, has started it."""
+    def _one(self, order: Order, run_id: str, earlier: tuple[Launch, ...]) -> tuple[int | None, str, set[str]]:
+        """One driver: the status that it told, how it ended, and what else it told.
+
+        Without a status the driver is lost, whatever the exit status of its process: anything that the driver has
+        loaded can end the process. What else it tells: that it may go on, has claimed the job, has started it.
+        """
         context = multiprocessing.get_context("spawn")
         heard, telling = context.Pipe(duplex=False)
         child = context.Process(target=_drive, args=(order, run_id, earlier, telling), name="dagster-ckpt-driver")
@@ -184,15 +187,21 @@ class _Parent:
         self._child = child
         if self._number is not None:
             child.terminate()
-        told = set()
+        status, told = None, set()
         # What a lost driver has forked may live, and hold the other end of the pipe open: the pipe alone tells no end.
         with heard, suppress(EOFError, OSError):
             while child.exitcode is None or heard.poll():
                 if heard.poll(_TURN):
-                    told.add(heard.recv())
+                    word = heard.recv()
+                    if isinstance(word, int):
+                        status = word
+                    else:
+                        told.add(word)
         child.join()
         self._child = None
-        return child.exitcode or 0, told
+        code = child.exitcode or 0
+        silently = f"has ended with status {code}" if code and status is None else "has ended"
+        return status, f"was ended by signal {-code}" if code < 0 else silently, told
 
     def _told(self, number: int, frame: FrameType | None) -> None:
         del frame
@@ -229,9 +238,13 @@ def _drive(order: Order, run_id: str, earlier: tuple[Launch, ...], telling: Conn
     terminal.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     logging.basicConfig(level=logging.WARNING, handlers=[terminal])
     logging.getLogger("dagster_ckpt").setLevel(logging.INFO)
+    driver = os.getpid()
     with told_to_end(signal.SIGINT):  # which systemd may send to every process
         try:
-            sys.exit(_status_of(order, run_id, earlier, telling))
+            status = _status_of(order, run_id, earlier, telling)
+            if os.getpid() == driver:  # and not a process that the job's code has forked
+                telling.send(status)
+            sys.exit(status)
         finally:
             _drop_unprinted()
 

@@ -1,4 +1,4 @@
-"""What the commands share: finding the storage, and the checkpoint that an argument names."""
+"""What the commands share: finding the storage, the job's own code, and the checkpoint that an argument names."""
 
 from __future__ import annotations
 
@@ -8,13 +8,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from dagster_ckpt.checkpoint import CheckpointCatalog, CheckpointMetadata, find_newest
 from dagster_ckpt.config import LATEST
-from dagster_ckpt.errors import (
-    CheckpointNotFound,
-    InvalidConfiguration,
-)
+from dagster_ckpt.errors import CheckpointNotFound, InvalidConfiguration
 from dagster_ckpt.filesystem import FileSystem, open_filesystem
 from dagster_ckpt.paths import split_location
 
@@ -22,7 +20,11 @@ __all__ = [
     "JSON",
     "connection_options",
     "find_checkpoint",
+    "job_arguments",
+    "job_options",
     "optional_storage_path",
+    "pairs",
+    "repeated",
     "require_job",
     "storage_at",
     "storage_path",
@@ -71,10 +73,12 @@ def storage_at(path: str) -> FileSystem:
 def connection_options(path: str) -> dict[str, Any]:
     """The ``storage_options`` of ``--storage-option`` and the environment; none for a directory."""
     try:
-        options = dict(json.loads(os.environ.get(OPTIONS_VARIABLE) or "{}"))
-    except ValueError as error:
+        options = json.loads(os.environ.get(OPTIONS_VARIABLE) or "{}")
+        if not isinstance(options, dict):
+            raise TypeError(f"it is of the type {type(options).__name__} of Python")
+    except (TypeError, ValueError) as error:
         raise InvalidConfiguration(
-            f"{OPTIONS_VARIABLE} is no JSON object: {error}",
+            f"{OPTIONS_VARIABLE} is no JSON object: {error}.",
             hint='Write it as {"token": "/path/of/a/key/file"}, or leave it out.',
         ) from None
     context = click.get_current_context(silent=True)
@@ -93,6 +97,87 @@ def _remember(context: click.Context, option: click.Parameter, given: Sequence[s
         except ValueError:
             value = text
         context.meta.setdefault(OPTIONS_VARIABLE, {})[key] = value
+
+
+def pairs(context: click.Context, option: click.Parameter, given: Sequence[str]) -> dict[str, str]:
+    """The values of a repeated option KEY=VALUE, by key."""
+    split = [item.partition("=") for item in given]
+    for key, separator, text in split:
+        if not separator or not key:
+            raise click.BadParameter(f"{key + separator + text!r} is not KEY=VALUE.", context, option)
+    return {key: text for key, _, text in split}
+
+
+def repeated(name: str, help_: str) -> Callable[[_Command], _Command]:
+    """An option KEY=VALUE that may be repeated; its value is a dictionary."""
+    return click.option(name, metavar="KEY=VALUE", multiple=True, callback=pairs, help=f"{help_} May be repeated.")
+
+
+def _json_object(context: click.Context, option: click.Parameter, given: str | None) -> dict[str, Any]:
+    try:
+        found = json.loads(given or "{}")
+    except ValueError as error:
+        raise click.BadParameter(f"{given!r} is not JSON: {error}.", context, option) from None
+    if not isinstance(found, dict):
+        raise click.BadParameter(f"{given!r} is no JSON object.", context, option)
+    return found
+
+
+def _import_path(context: click.Context, option: click.Parameter, given: str | None) -> str | None:
+    if given is not None and not all(given.partition(":")):
+        raise click.BadParameter(f"{given!r} is not MODULE:NAME.", context, option)
+    return given
+
+
+def job_options(command: _Command) -> _Command:
+    """The argument and the options that name a job's own code: ``target``, and those of :func:`job_arguments`."""
+    for option in (
+        click.option(
+            "--op-config",
+            metavar="JSON",
+            callback=_json_object,
+            help="The fields of the function's own dg.Config, as JSON.",
+        ),
+        click.option("--master", help="Spark master URL, where --resources has no Spark. [default: local[*]]"),
+        repeated("--conf", "A setting of Spark, where --resources has no Spark."),
+        click.option("--name", help="Of the job, for a function that is no asset. [default: that of the function]"),
+        click.option(
+            "--resources",
+            metavar="MODULE:NAME",
+            callback=_import_path,
+            help="The dictionary of resources, or the Definitions, that Dagster gets: the storage, Spark, and those "
+            "that the function takes.",
+        ),
+        optional_storage_path,
+        click.argument("target", metavar="MODULE:NAME", callback=_import_path),
+    ):
+        command = option(command)
+    return command
+
+
+def job_arguments(
+    context: click.Context,
+    *,
+    path: str | None,
+    resources: str | None,
+    name: str | None,
+    conf: dict[str, str],
+    master: str | None,
+    op_config: dict[str, Any],
+    **storage: Any,
+) -> dict[str, Any]:
+    """The arguments of a drive that :func:`job_options` give; ``storage`` are further arguments of the storage.
+
+    Raises:
+        UsageError: no option names a storage.
+    """
+    if resources is not None and context.get_parameter_source("path") is ParameterSource.ENVIRONMENT:
+        path = None
+    elif resources is None and path is None:
+        raise click.UsageError("Give --path (or DAGSTER_CKPT_PATH), or --resources with the storage.")
+    place = path and {"checkpoint_path": path, "storage_options": connection_options(path), **storage}
+    spark = {key: value for key, value in (("master", master), ("conf", conf)) if value}
+    return {"storage": place, "spark": spark or None, "name": name, "op_config": op_config}
 
 
 def require_job(job: str | None, known: Sequence[str], filesystem: FileSystem) -> None:

@@ -14,10 +14,10 @@ from dagster_ckpt.cli.places import JSON, find_checkpoint, storage_at, storage_p
 from dagster_ckpt.cli.printing import say, say_json, warn
 from dagster_ckpt.clock import SystemClock
 from dagster_ckpt.config import LATEST
-from dagster_ckpt.errors import CheckpointError
-from dagster_ckpt.spark import Finding, Preflight, check_stored, export_checkpoint
+from dagster_ckpt.errors import CheckpointError, StorageError
+from dagster_ckpt.spark import Finding, Preflight, Verdict, check_stored, export_checkpoint
 
-__all__ = ["batch", "export", "preflight"]
+__all__ = ["batch", "exit_status", "export", "preflight", "stored_verdict"]
 
 #: The exit statuses 1 and 2 say that a command failed, and that it was called wrongly.
 _OTHER_STATUSES = 2
@@ -34,20 +34,49 @@ def preflight(job: str, checkpoint: str, path: str, as_json: bool) -> None:
     Checked are its files, its logs, the input that would be read again, the sink, Spark's version, and who else runs.
     Exits with 0 for RESTORABLE, 3 for WITH_LOSS, 4 for NOT_RESTORABLE.
     """
-    catalog = CheckpointCatalog(storage_at(path), job)
-    try:
-        found = check_stored(
-            catalog, find_checkpoint(catalog, checkpoint), asked=checkpoint, clock=SystemClock(), wait=time.sleep
-        )
-    except CheckpointError as error:
-        found = Preflight(checkpoint, (Finding.of_error("checkpoint", error),))
+    found = stored_verdict(CheckpointCatalog(storage_at(path), job), checkpoint)
     if as_json:
         say_json(found.to_json())
     else:
         for line in found.lines():
             say(line)
-    severity = found.verdict.severity
-    sys.exit(severity and severity + _OTHER_STATUSES)
+    sys.exit(exit_status(found.verdict))
+
+
+def stored_verdict(catalog: CheckpointCatalog, checkpoint: str, *, terminates: bool = False) -> Preflight:
+    """The verdict on a restore of a stored checkpoint.
+
+    Args:
+        catalog: the job's checkpoints.
+        checkpoint: as the user named it; one that does not exist, or is broken, is a verdict, too.
+        terminates: whether the run that drives the job would be terminated before the restore.
+
+    Raises:
+        StorageError: the storage failed, which says nothing of the checkpoint.
+    """
+    try:
+        heartbeat = catalog.records.heartbeat.read() if terminates else None
+        found = check_stored(
+            catalog,
+            find_checkpoint(catalog, checkpoint),
+            asked=checkpoint,
+            clock=SystemClock(),
+            wait=time.sleep,
+            terminates=() if heartbeat is None else (heartbeat.run_id,),
+        )
+    except StorageError:
+        raise
+    except CheckpointError as error:
+        return Preflight(checkpoint, (Finding.of_error("checkpoint", error),))
+    for item in found.findings:
+        if isinstance(item.error, StorageError):
+            raise item.error
+    return found
+
+
+def exit_status(verdict: Verdict) -> int:
+    """The exit status of a command that tells a verdict."""
+    return verdict.severity and verdict.severity + _OTHER_STATUSES
 
 
 @click.command()

@@ -12,12 +12,20 @@ from typing import Any
 
 import click
 
-from dagster_ckpt.checkpoint import WALL, CheckpointCatalog, JobRecords, JobState, job_names, job_state
+from dagster_ckpt.checkpoint import (
+    WALL,
+    CheckpointCatalog,
+    CheckpointMetadata,
+    JobRecords,
+    JobState,
+    job_names,
+    job_state,
+)
 from dagster_ckpt.cli.places import JSON, require_job, storage_at, storage_path
-from dagster_ckpt.cli.printing import say, say_json, say_table
+from dagster_ckpt.cli.printing import say, say_json, say_table, warn
 from dagster_ckpt.clock import SystemClock, iso
 from dagster_ckpt.config import duration_of
-from dagster_ckpt.errors import CheckpointNotFound
+from dagster_ckpt.errors import CheckpointNotFound, StorageError
 from dagster_ckpt.filesystem import FileSystem
 
 __all__ = ["starts", "status"]
@@ -35,25 +43,37 @@ _UNITS = (("d", 86_400), ("h", 3_600), ("min", 60))
 @click.command()
 @click.argument("job", required=False)
 @storage_path
-@click.option("--watch", metavar="DURATION", help="Tell it again and again, so far apart, such as '5 s', until Ctrl-C.")
+@click.option(
+    "--watch",
+    metavar="DURATION",
+    help="Tell it again and again, so far apart, such as '5 s', until Ctrl-C, also while the storage is away. "
+    "Not with --json.",
+)
 @JSON
 def status(job: str | None, path: str, watch: str | None, as_json: bool) -> None:
-    """Tell how JOB or every job is doing: its state, its run, and its newest checkpoint.
+    """Tell how JOB or every job is doing: its state, its health, its run, and its newest checkpoint.
 
     RUNNING: its run beats. STARTING: a run has claimed the job and not beaten yet. DEAD, INTERRUPTED, RESTARTING: the
     sensor resumes it, or `dagster-ckpt run`. FINISHED, CANCELED, FAILED: it is over. UNREADABLE: its records are
-    damaged. Below the table: why, the last failure, and the checkpoints that failed in a row. Exits with 5 if a job is
-    FAILED or UNREADABLE.
+    damaged. The lag is what Kafka had beyond the newest checkpoint when that was taken, in records. Below the table:
+    why, the last failure, and the checkpoints that failed in a row; a job that has such trouble, and one that needs
+    help, say so. Exits with 5 if a job needs help: it is FAILED or UNREADABLE, or is to be resumed and its newest
+    checkpoint is damaged.
     """
-    pause = None if watch is None else duration_of("--watch", watch, "5 s").total_seconds()
-    filesystem = storage_at(path)
-    needs_help = _tell(filesystem, job, as_json=as_json)
+    if watch is None:
+        sys.exit(5 if _tell(storage_at(path), job, as_json=as_json) else 0)
+    if as_json:
+        raise click.UsageError("--watch is for people. Leave out --json, or call `status --json` again and again.")
+    pause = max(duration_of("--watch", watch, "5 s").total_seconds(), _SHORTEST)
+    filesystem, needs_help = storage_at(path), False
     with suppress(KeyboardInterrupt):
-        while pause is not None:
-            time.sleep(max(pause, _SHORTEST))
-            if not as_json:
-                click.clear()
-            needs_help = _tell(filesystem, job, as_json=as_json)
+        while True:
+            try:
+                needs_help = _tell(filesystem, job, as_json=False)
+            except StorageError as error:  # whoever watches wants to see the storage come back
+                warn(f"{error.message} {error.hint}", color="red")
+            time.sleep(pause)
+            click.clear()
     sys.exit(5 if needs_help else 0)
 
 
@@ -69,26 +89,29 @@ def _tell(filesystem: FileSystem, job: str | None, *, as_json: bool) -> bool:
         say_json(rows)
     else:
         say_table(
-            ("job", "state", "newest checkpoint", "batch", "age", "failures (last hour)", "run"),
+            ("job", "state", "health", "newest", "batch", "age", "lag", "failures (1 h)", "run", "lineage"),
             (
                 (
                     row["job"],
                     row["state"],
-                    row["checkpoint"] or "none",
+                    row["health"],
+                    found.newest.name if found.newest else "damaged" if row["checkpoint_damage"] else "none",
                     "" if row["batch"] is None else row["batch"],
                     "" if row["age_seconds"] is None else _for_people(row["age_seconds"]),
+                    "" if row["lag"] is None else f"{row['lag']:,}",
                     f"{row['failures']} ({row['failures_last_hour']})" if row["failures"] else "",
                     row["run"] or "",
+                    found.newest.job_id if found.newest else "",
                 )
-                for row in rows
+                for row, found in zip(rows, states, strict=True)
             ),
             whole="job",
-            spare=("run", "batch"),
+            spare=("lineage", "run", "batch"),
         )
         for found in states:
             for line in _wrong(found):
-                say(f"{found.job_name}: {line}", color="red" if found.needs_help else None)
-    return any(found.needs_help for found in states)
+                say(f"{found.job_name}: {line}", color="red" if _needs_help(found) else None)
+    return any(_needs_help(found) for found in states)
 
 
 @click.command()
@@ -129,11 +152,17 @@ def starts(job: str, path: str, last: int, as_json: bool) -> None:
         say(f"epoch {trace.epoch}: run {trace.run_id}, from {trace.began_at[:19]}{outcome}")
 
 
+def _needs_help(found: JobState) -> bool:
+    """Whether a person has to do something, as far as the storage tells: a run may be allowed to go past damage."""
+    return found.needs_help or found.is_stuck
+
+
 def _row(found: JobState, now: float) -> dict[str, Any]:
     newest, last, failed = found.newest, (found.failures[-1] if found.failures else None), found.failed_checkpoints
     return {
         "job": found.job_name,
         "state": found.state,
+        "health": _health(found),
         "reason": found.reason,
         "run": found.run_id,
         "epoch": found.epoch,
@@ -143,22 +172,43 @@ def _row(found: JobState, now: float) -> dict[str, Any]:
         "failed_checkpoints": None if failed is None else {**asdict(failed), "at": iso(failed.at)},
         "checkpoint_due_seconds": found.due_seconds,
         "checkpoint": None if newest is None else newest.reference,
+        "checkpoint_damage": found.damage or None,
         "batch": None if newest is None else newest.batch,
         "written_at": None if newest is None else newest.written_at,
         "age_seconds": found.age(now),
+        "lag": None if newest is None else _lag(newest),
     }
+
+
+def _health(found: JobState) -> str:
+    """What `healthy` says in Dagster, as far as that is known without the job's configuration."""
+    if _needs_help(found):
+        return "needs help"
+    return "trouble" if found.damage or found.failed_checkpoints is not None or _is_late(found) else "well"
+
+
+def _lag(newest: CheckpointMetadata) -> int | None:
+    """How many records of Kafka were yet to be read at a checkpoint, ``None`` where no broker told."""
+    topics = [partitions for source in newest.facts.sources for partitions in source.lag.values()]
+    return sum(behind for partitions in topics for behind in partitions.values()) if topics else None
+
+
+def _is_late(found: JobState) -> bool:
+    return found.due_seconds is not None and found.due_seconds >= _LONG
 
 
 def _wrong(found: JobState) -> Iterator[str]:
     """What a person should know of a job, a sentence each."""
     if found.reason:
         yield found.reason
+    if found.damage:
+        yield f"the newest checkpoint cannot be restored: {found.damage}"
     if found.failures and found.failures[-1].reason not in found.reason:
         last = found.failures[-1]
         yield f"the last failure, at {iso(last.at)[:19]}Z: {last.reason}"
     if (failed := found.failed_checkpoints) is not None:
         yield f"{failed.in_a_row} checkpoints in a row failed, the last one at {iso(failed.at)[:19]}Z: {failed.reason}"
-    if found.due_seconds is not None and found.due_seconds >= _LONG:
+    if found.due_seconds is not None and _is_late(found):
         yield f"a checkpoint has been due for {_for_people(found.due_seconds)} and has not completed"
 
 

@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from copy import copy
 from typing import TYPE_CHECKING
 
 from dagster_ckpt import config
@@ -72,19 +73,23 @@ class StreamExecutionEnvironment:
         """Take over settings by Flink's string keys: each key that is set overrides what the environment has.
 
         Raises:
-            InvalidConfiguration: a value is out of range, or two values exclude each other.
+            InvalidConfiguration: a value is out of range, or two values exclude each other; nothing has changed.
         """
         for sentence in configuration.warnings:
             warn(sentence)
-        self._configuration = self._configuration.updated(configuration)
-        self._checkpoint_config.configure(configuration)
-        self._state_backend = configured_backend(configuration) or self._state_backend
-        if configuration.restart_strategy() is not None:
-            self._restart_strategy = RestartStrategies.fall_back_restart()
+        updated = self._configuration.updated(configuration)
+        state_backend = configured_backend(configuration) or self._state_backend
+        execution = copy(self._config)
         if configuration.parallelism is not None:
-            self.set_parallelism(configuration.parallelism)
+            execution.set_parallelism(configuration.parallelism)
         if configuration.max_parallelism is not None:
-            self.set_max_parallelism(configuration.max_parallelism)
+            execution.set_max_parallelism(configuration.max_parallelism)
+        restarts = configuration.restart_strategy() is not None
+        self._checkpoint_config.configure(configuration)  # refuses all or nothing, and nothing after it refuses
+        self._configuration, self._state_backend = updated, state_backend
+        vars(self._config).update(vars(execution))
+        if restarts:
+            self._restart_strategy = RestartStrategies.fall_back_restart()
         if configuration.buffer_timeout is not None:
             self.set_buffer_timeout(configuration.buffer_timeout)
         if configuration.operator_chaining is not None:

@@ -14,8 +14,10 @@ The rest is for the disks of this machine: private directories, bounded use of s
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import warnings
+from typing import TYPE_CHECKING, Any
 
+from dagster_ckpt import paths
 from dagster_ckpt.filesystem.bounds import Scratch
 from dagster_ckpt.filesystem.driver_memory import DriverMemory
 from dagster_ckpt.filesystem.local_disk import is_full, local_failure, make_durable, refused_write
@@ -40,7 +42,15 @@ if TYPE_CHECKING:
     from dagster_ckpt.filesystem.buckets import AzureBlobFileSystem, GcsFileSystem, ObjectFileSystem, S3FileSystem
     from dagster_ckpt.filesystem.hdfs import HdfsFileSystem
 else:  # hidden from type checkers, which would take every name for one that is there
-    __getattr__, __dir__ = lazy_names(__name__)
+    _find, __dir__ = lazy_names(__name__)
+
+    def __getattr__(name: str) -> Any:
+        """What is imported when it is asked for, and what release 0.1.0 had here."""
+        if name not in {"local_path", "split_location"}:
+            return _find(name)
+        warnings.warn(f"{__name__}.{name} has moved to {paths.__name__}.{name}.", DeprecationWarning, stacklevel=2)
+        return getattr(paths, name)
+
 
 __all__ = [
     "REMOTE_SCHEMES",

@@ -9,7 +9,14 @@ if TYPE_CHECKING:
     from dagster_ckpt.orchestration.checkpointed_asset import CheckpointedStreamingAsset, defined_asset
     from dagster_ckpt.orchestration.component import CheckpointedStreamComponent
     from dagster_ckpt.orchestration.definitions import build_checkpoint_definitions
-    from dagster_ckpt.orchestration.names import ATTEMPT_TAG, PARENT_RUN_TAG, VERDICT_TAG, rollback_job
+    from dagster_ckpt.orchestration.names import (
+        ATTEMPT_TAG,
+        JOB_TAG,
+        PARENT_RUN_TAG,
+        ROLLBACK_TAG,
+        VERDICT_TAG,
+        rollback_job,
+    )
     from dagster_ckpt.orchestration.proof import build_restore_drill, run_drill
     from dagster_ckpt.orchestration.resources import SparkSessionResource
     from dagster_ckpt.orchestration.run_settings import going_on
@@ -34,8 +41,10 @@ __all__ = [
     "ATTEMPT_TAG",
     "DEFAULT_MAX_STATE_SIZE",
     "DEFAULT_WRITE_BUFFER_SIZE",
+    "JOB_TAG",
     "PARENT_RUN_TAG",
     "REFUSED",
+    "ROLLBACK_TAG",
     "VERDICT_TAG",
     "CheckpointStorage",
     "CheckpointedStreamComponent",

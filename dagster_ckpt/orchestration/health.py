@@ -1,7 +1,9 @@
-"""The asset check ``healthy``: red when a job has ended FAILED, yellow when checkpoints do not complete."""
+"""The asset check ``healthy``: red when nothing resumes a job by itself, yellow when checkpoints do not complete."""
 
 # No `from __future__ import annotations`: Dagster must find a real type on the nested function.
 
+import contextlib
+import logging
 import math
 from collections.abc import Callable
 from datetime import datetime, timedelta
@@ -12,9 +14,12 @@ import dagster as dg
 from dagster_ckpt.checkpoint import CheckpointCatalog, JobState, job_state
 from dagster_ckpt.clock import Clock, SystemClock, iso
 from dagster_ckpt.config import CheckpointConfig
+from dagster_ckpt.errors import CorruptCheckpoint, StorageError
 from dagster_ckpt.shown_text import in_one_line, redacted
 
-__all__ = ["CHECK", "HealthWatch", "evaluation", "healthy_check"]
+__all__ = ["CHECK", "HealthWatch", "evaluation", "goes_past_damage", "healthy_check", "refused", "reported", "stuck_by"]
+
+_log = logging.getLogger(__name__)
 
 #: The name of the check.
 CHECK = "healthy"
@@ -46,8 +51,9 @@ def healthy_check(
     decorate = dg.asset_check(
         asset=key,
         name=CHECK,
-        description="Red when the job has ended FAILED or its records are damaged: nothing resumes it by itself. "
-        "Yellow when a checkpoint that is due has not completed for too long, or the job restarts too often.",
+        description="Red when the job has ended FAILED, its records are damaged, or it cannot go on from its newest "
+        "checkpoint: nothing resumes it by itself. Yellow when a checkpoint that is due has not completed for too "
+        "long, the job restarts too often, or the newest checkpoint is damaged while the job goes on.",
         required_resource_keys={storage_key},
     )
     return decorate(healthy)
@@ -59,23 +65,90 @@ def evaluation(
     clock: Clock,
     config: CheckpointConfig,
     most_restarts_per_hour: int | None,
+    *,
+    refusal: str | None = None,
 ) -> dg.AssetCheckEvaluation:
-    """What the check says of a job now; arguments as for :func:`healthy_check`.
+    """What the check says of a job now.
+
+    Args:
+        key: as for :func:`healthy_check`.
+        catalog: the job's checkpoints.
+        clock: of this host.
+        config: as for :func:`healthy_check`.
+        most_restarts_per_hour: as for :func:`healthy_check`.
+        refusal: why the sensor cannot launch the run that resumes the job, and the next step; empty if the sensor
+            launches the run; ``None`` for a caller that does not know.
 
     Raises:
         StorageError: the storage failed.
     """
     found = job_state(catalog, clock)
-    ended = f"{found.state}{found.reason and f': {found.reason}'}{_way_on(found)}"
-    troubles = [] if found.needs_help else _troubles(found, config, most_restarts_per_hour, clock.time())
+    stuck = stuck_by(found, catalog, config) if refusal is None else refusal
+    ended = refused(stuck) if stuck else f"{found.state}{found.reason and f': {found.reason}'}{_way_on(found)}"
+    needs_help = found.needs_help or bool(stuck)
+    troubles = [] if needs_help else _troubles(found, config, most_restarts_per_hour, clock.time())
     return dg.AssetCheckEvaluation(
         asset_key=key,
         check_name=CHECK,
-        passed=not found.needs_help and not troubles,
+        passed=not needs_help and not troubles,
         severity=dg.AssetCheckSeverity.WARN if troubles else dg.AssetCheckSeverity.ERROR,
         metadata=_metadata(found, clock),
         description=in_one_line(redacted(" ".join(troubles) or ended)),
     )
+
+
+def stuck_by(found: JobState, catalog: CheckpointCatalog, config: CheckpointConfig) -> str:
+    """Why no run can resume a job that is to be resumed, and the next step; empty if a run can.
+
+    Args:
+        found: how the job is doing.
+        catalog: the job's checkpoints.
+        config: of the runs of the job.
+
+    Raises:
+        StorageError: the storage failed.
+    """
+    if not found.is_stuck:
+        return ""
+    with contextlib.suppress(CorruptCheckpoint):  # then nobody knows where the last run has left its files, either
+        if goes_past_damage(catalog, config):
+            return ""
+    return found.damage
+
+
+def goes_past_damage(catalog: CheckpointCatalog, config: CheckpointConfig) -> bool:
+    """Whether a run can go on although the newest checkpoint is damaged.
+
+    Such a run salvages what the run before it has left on this host, or falls back to an older checkpoint.
+
+    Args:
+        catalog: the job's checkpoints.
+        config: of the run.
+
+    Raises:
+        CorruptCheckpoint: the record of the newest choice cannot be read.
+        StorageError: the storage failed.
+    """
+    from dagster_ckpt.spark import recorded_live  # noqa: PLC0415 - only for jobs with a damaged checkpoint
+
+    chosen = catalog.choice()
+    here = None if chosen is None else recorded_live(chosen[1], catalog.filesystem)
+    return here is not None or config.fallback_to_older
+
+
+def refused(refusal: str) -> str:
+    """What the check says of a job that no run can resume, for this reason."""
+    return in_one_line(redacted(f"Nothing resumes the job: {refusal}"))
+
+
+def reported(instance: dg.DagsterInstance, key: dg.AssetKey) -> dg.AssetCheckEvaluation | None:
+    """What Dagster has of the check as the last word, ``None`` if there is none, or the check is being run."""
+    check = dg.AssetCheckKey(key, CHECK)
+    for record in instance.event_log_storage.get_asset_check_execution_history(check, limit=1):
+        event = None if record.event is None else record.event.dagster_event
+        if event is not None and event.event_type is dg.DagsterEventType.ASSET_CHECK_EVALUATION:
+            return event.asset_check_evaluation_data
+    return None
 
 
 class HealthWatch:
@@ -100,15 +173,19 @@ class HealthWatch:
         self._said: tuple[bool, dg.AssetCheckSeverity] | None = None
 
     def began(self) -> None:
-        """The query has started: the next tick looks at the job."""
+        """The query has started, or a start has failed and the next one is due: the next tick looks at the job."""
         self._look_at = self._clock.monotonic()
 
     def tick(self) -> None:
-        """Look at the job from time to time, once its query has started."""
+        """Look at the job from time to time, once a start of its query has succeeded or failed."""
         if self._clock.monotonic() < self._look_at:
             return
         self._look_at = self._clock.monotonic() + _LOOK
-        found = self._evaluate()
+        try:
+            found = self._evaluate()
+        except StorageError as error:
+            _log.warning("How the job is doing cannot be found out now, and is looked at again: %s", error)
+            return
         if (said := (found.passed, found.severity)) != self._said:
             self._report(found)
             self._said = said
@@ -117,6 +194,8 @@ class HealthWatch:
 def _troubles(found: JobState, config: CheckpointConfig, most_restarts: int | None, now: float) -> list[str]:
     """What is wrong with a job that goes on by itself, a sentence each, with the next step."""
     told = []
+    if found.damage:
+        told.append(f"{found.state}, and its newest checkpoint cannot be restored: {_sentence(found.damage)}")
     bound = config.longest_without_checkpoint
     if bound is not None and found.due_seconds is not None and found.due_seconds > bound.total_seconds():
         failed = found.failed_checkpoints
@@ -160,4 +239,7 @@ def _metadata(found: JobState, clock: Clock) -> dict[str, Any]:
 
 
 def _way_on(found: JobState) -> str:
-    return ". Mend the cause, and launch the job with restore_from: latest." if found.has_failed else ""
+    if not found.has_failed:
+        return ""
+    damage = found.damage and f" But its newest checkpoint cannot be restored: {found.damage}"
+    return f". Mend the cause, and launch the job with restore_from: latest.{damage}"

@@ -13,7 +13,7 @@ from typing import Any
 
 import dagster as dg
 
-from dagster_ckpt.checkpoint import CheckpointCatalog, Choice, FailedCheckpoints, ProcessIdentity
+from dagster_ckpt.checkpoint import CheckpointCatalog, Choice, Claim, FailedCheckpoints, ProcessIdentity
 from dagster_ckpt.clock import Clock, SystemClock, seconds_of
 from dagster_ckpt.config import JobStatus
 from dagster_ckpt.errors import CheckpointError
@@ -43,6 +43,7 @@ from dagster_ckpt.spark import (
     EpochClaimed,
     Event,
     RequestTold,
+    Restarting,
     RunResult,
     SavepointCompleted,
     Started,
@@ -123,7 +124,11 @@ def execute(
         events.ended(error, context.run.run_id, is_resumed=series is not None)
         raise
     if result.status is JobStatus.CANCELED:
-        # Only an interrupt of this thread cancels a run, and whoever drives or attends raises the interrupt.
+        # An interrupt that cancels a query of this process is raised again, so this is a driver of its own that was
+        # canceled through the storage. Dagster would call the run failed that ends so without a termination request.
+        run = context.instance.get_run_by_id(context.run.run_id)
+        if run is not None and not run.is_finished and run.status is not dg.DagsterRunStatus.CANCELING:
+            context.instance.report_run_canceling(run, "dagster_ckpt: the job was canceled outside of Dagster")
         raise dg.DagsterExecutionInterruptedError
     return _materialized(result)
 
@@ -189,7 +194,7 @@ def _drive(
         )
 
     def on_event(event: Event) -> None:
-        if isinstance(event, Started):
+        if isinstance(event, Started | Restarting):
             health.began()
         try:
             _on_event(context, reporter, asset.savepoints_key, event)
@@ -199,12 +204,7 @@ def _drive(
             spark.make_class_archive()  # now that the job is under way
 
     try:
-        return supervise(
-            start,
-            on_event,
-            on_turn=on_turn,
-            is_cancellation=own_run.is_canceled,
-        )
+        return supervise(start, on_event, on_turn=on_turn, is_cancellation=own_run.is_canceled)
     finally:
         _last_report(context, reporter)
 
@@ -217,6 +217,11 @@ def _told(
     health: HealthWatch,
 ) -> Told:
     """Who is told of a driver that a run attends: Dagster, as of a query that the run drives itself."""
+
+    def claimed(claim: Claim) -> None:
+        if claim.epoch != claim.series:
+            health.began()  # a start has failed
+        events.happened(EpochClaimed(claim.epoch))
 
     def started(choice: Choice) -> None:
         health.began()
@@ -234,7 +239,7 @@ def _told(
     return Told(
         on_turn,
         own_run.is_canceled,
-        lambda claim: events.happened(EpochClaimed(claim.epoch)),
+        claimed,
         started,
         lambda trace: _log_event(context, start_observation(context.asset_key, trace)),
         failed,
@@ -383,11 +388,10 @@ def _on_event(
 
 
 def _materialized(result: RunResult) -> dg.MaterializeResult[None]:
-    newest = result.newest
+    if (newest := result.newest) is None:
+        return dg.MaterializeResult()
     return dg.MaterializeResult(
-        metadata={}
-        if newest is None
-        else {
+        metadata={
             "batch": newest.batch,
             "checkpoint": newest.reference,
             "lineage": newest.job_id,

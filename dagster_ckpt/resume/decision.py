@@ -47,6 +47,9 @@ __all__ = [
 STARTUP_LIMIT = 120.0
 #: Seconds after a run has failed to attend a driver, before the next one is launched.
 ATTEND_PAUSE = 60.0
+#: Runs that are launched to tell how a driver has ended, if those before have failed: the job is over, and each run
+#: that fails is one more alarm.
+MOST_TELLERS = 3
 _ACTIVE = frozenset({"NOT_STARTED", "MANAGED", "QUEUED", "STARTING", "STARTED", "CANCELING"})
 
 
@@ -174,7 +177,7 @@ class Resume:
 
 @dataclass(frozen=True, slots=True)
 class Attend:
-    """Launch a run that reports of the living driver of run ``driver``; the driver goes on without a restart."""
+    """Launch a run that reports of the driver of run ``driver``: the driver lives, or has ended and nobody has told."""
 
     driver: str
     run_key: str
@@ -226,6 +229,11 @@ def decide(facts: Facts) -> Action:
             return _attend(facts, claim, attendance)
         if facts.dead is not None and attendance.dead is None and last is not None and last.is_active:
             return Wait(f"the driver is dead, and run {last.run_id} is about to end")
+        if facts.dead is not None and facts.end is not None and over:
+            if attendance.has_told:  # Dagster hears from the run itself, which may have more to do
+                return Ended(f"it ended {facts.end.status}: {facts.end.reason}")
+            if (untold := _tell(facts, claim, facts.end, attendance)) is not None:
+                return untold
         if facts.dead is not None and attending is not None and attending.is_active:
             reason = f"the run counts as dead: {attendance.dead}"
             return MarkDead(attending.run_id, attending.status == "CANCELING", reason)
@@ -261,10 +269,8 @@ def _attend(facts: Facts, claim: Claim, attendance: Attendance) -> Action:
     launched = [run for run in facts.others if run.attends == claim.run_id and run not in own]
     if canceled := [run for run in launched if run.status == "CANCELED"]:
         return AskToCancel(claim.run_id, f"run {canceled[0].run_id} was canceled, and the driver lives")
-    if starting := [run for run in launched if run.is_active and _may_begin(run, facts)]:
-        return Wait(f"run {starting[0].run_id} is about to attend the driver of run {claim.run_id}")
-    if stuck := [run for run in launched if run.is_active and run.status != "QUEUED"]:
-        return MarkDead(stuck[0].run_id, False, f"it did not begin within {STARTUP_LIMIT:.0f} s")
+    if (coming := _coming(launched, facts, claim)) is not None:
+        return coming
     failed = launched[0] if launched else None
     # A run that ends in the future was launched before the clock was set back: then nobody waits.
     if failed is not None and 0 <= (since := facts.now - failed.since) < ATTEND_PAUSE:
@@ -272,9 +278,45 @@ def _attend(facts: Facts, claim: Claim, attendance: Attendance) -> Action:
             f"run {failed.run_id} failed to attend the driver of run {claim.run_id}, which goes on; the next run "
             f"attends it in {ATTEND_PAUSE - since:.0f} s"
         )
-    # Dagster never launches a run key twice: each run that attended, and each that failed to, makes another key.
-    key = f"{facts.job_name}:{claim.token[:12]}:attend:{attendance.run_id}:{failed.run_id if failed else 0}"
-    return Attend(claim.run_id, key, f"the driver of run {claim.run_id} is alive, and nobody attends it")
+    reason = f"the driver of run {claim.run_id} is alive, and nobody attends it"
+    return Attend(claim.run_id, _attend_key(facts, claim, attendance, failed), reason)
+
+
+def _tell(facts: Facts, claim: Claim, end: End, attendance: Attendance) -> Action | None:
+    """What is to be done about a driver that has finished unattended; ``None`` when Dagster needs no run to hear of it.
+
+    Of a job that has failed or was canceled, the run that is marked as dead tells enough. An instance that knows no run
+    of the driver waits for none.
+    """
+    own = [run for run in (facts.holder, facts.attending) if run is not None]
+    last = facts.attending
+    later = facts.others if last is None else facts.others[: facts.others.index(last)]  # the newest first
+    launched = [run for run in later if run.attends == claim.run_id]
+    heard = any(run.status in {"SUCCESS", "CANCELED", "CANCELING"} for run in (*own, *launched))
+    if end.status != JobStatus.FINISHED.value or not own or heard:
+        return None
+    if attendance.dead is None:
+        return Wait(f"run {attendance.run_id} may be about to tell how the driver of run {claim.run_id} has ended")
+    if active := [run for run in own if run.is_active]:
+        return MarkDead(active[0].run_id, False, f"the run counts as dead: {attendance.dead}")
+    if (coming := _coming(launched, facts, claim)) is not None or len(launched) >= MOST_TELLERS:
+        return coming
+    reason = f"the driver of run {claim.run_id} has ended {end.status}, and no run has told Dagster"
+    return Attend(claim.run_id, _attend_key(facts, claim, attendance, launched[0] if launched else None), reason)
+
+
+def _coming(launched: Sequence[RunFacts], facts: Facts, claim: Claim) -> Action | None:
+    """What is to be done about a run that was launched to attend a driver and has not begun; ``None`` for none."""
+    if starting := [run for run in launched if run.is_active and _may_begin(run, facts)]:
+        return Wait(f"run {starting[0].run_id} is about to attend the driver of run {claim.run_id}")
+    if stuck := [run for run in launched if run.is_active and run.status != "QUEUED"]:
+        return MarkDead(stuck[0].run_id, False, f"it did not begin within {STARTUP_LIMIT:.0f} s")
+    return None
+
+
+def _attend_key(facts: Facts, claim: Claim, attendance: Attendance, failed: RunFacts | None) -> str:
+    """Dagster never launches a run key twice: each run that attended, and each that failed to, makes another key."""
+    return f"{facts.job_name}:{claim.token[:12]}:attend:{attendance.run_id}:{failed.run_id if failed else 0}"
 
 
 def _may_begin(run: RunFacts, facts: Facts) -> bool:

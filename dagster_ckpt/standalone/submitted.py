@@ -44,9 +44,9 @@ def main(arguments: Sequence[str]) -> int:
     """
     # The JVM is above this process, and nothing can be done without the JVM.
     die_with_parent()
-    live_below_jvm()
     definitions, job_name, run_id = arguments
     try:
+        live_below_jvm()
         with _logging(), told_to_end(signal.SIGINT):
             submitted_drive(load_object(definitions, "the definitions"), definitions, job_name, run_id).run()
     except Exception as error:  # told in one line that the Dagster run can find in the log

@@ -57,6 +57,8 @@ class Played:
             self.on_resume()
         if not when:
             self.on_event(EpochClaimed(1))
+        if what.startswith("leave-"):
+            os._exit(int(what.removeprefix("leave-")))
         match what:
             case "finish":
                 return RunResult(JobStatus.FINISHED, None)
@@ -79,6 +81,11 @@ class Played:
                     signal.pause()  # and keeps open what this process has open
                 self.notes.with_name("forked").write_text(str(child))
                 os.kill(os.getpid(), signal.SIGKILL)
+            case "twin":
+                if (child := os.fork()) == 0:
+                    raise QueryFailed("The query failed, in a process that is not the driver.")
+                os.waitpid(child, 0)
+                os._exit(3)
             case "wait" | "hold":
                 self.note(f"waiting {os.getpid()}")
                 try:

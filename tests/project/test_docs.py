@@ -232,23 +232,36 @@ def from_kafka(block: Block, bench: Bench, data: Path) -> None:
 
 
 def into_kafka(block: Block, bench: Bench, data: Path) -> None:
-    """A rollback repeats what was written after the checkpoint."""
+    """A rollback repeats what was written after the checkpoint. The consumer that drops it reads two topics."""
     assert isinstance(bench, TopicBench)
     _, write, drop = _of_page(block.page)
-    bench.kafka.create("delays", 2)
-    delays = write.run(data, servers=bench.kafka.address)["delays"]
+    topics = ["delays", "more"] if block == drop else ["delays"]
+    for topic in topics:
+        bench.kafka.create(topic, 2)
+    delays = _to_topics(write, topics).run(data, servers=bench.kafka.address)["delays"]
     files = Bench(bench.spark, bench.root, query=lambda _, session: delays(None, session).trigger(availableNow=True))
     files.tick(2)
     if block == drop:
         files.tick(2)
         files.tick(1, restore_from="chk-1")
-    messages = list(bench.kafka.records("delays"))
-    bench.kafka.delete("delays")
+    messages = {topic: list(bench.kafka.records(topic)) for topic in topics}
     expected = replace(files, query=copied).expected()
-    assert (len(messages) > sum(expected.values())) == (block == drop), "records that come again"
     is_new = drop.run(data)["is_new"]
-    values = [json.loads(message.value() or b"") for message in messages if is_new(message)]
-    assert Counter((value["id"], value["v"]) for value in values) == expected
+    for topic in topics:
+        bench.kafka.delete(topic)
+        assert (len(messages[topic]) > sum(expected.values())) == (block == drop), "records that come again"
+        values = [json.loads(message.value() or b"") for message in messages[topic] if is_new(message)]
+        assert Counter((value["id"], value["v"]) for value in values) == expected, topic
+
+
+def _to_topics(write: Block, topics: list[str]) -> Block:
+    """The block with a function that writes each batch to several topics."""
+    if len(topics) == 1:
+        return write
+    one, last = "    numbered.write", '"topic", "delays")'
+    assert write.code.count(one) == write.code.count(last) == 1
+    code = write.code.replace(one, f"    for topic in {topics}: numbered.write").replace(last, '"topic", topic)')
+    return replace(write, code=code)
 
 
 def a_query_that_moves(block: Block, bench: Bench, data: Path) -> None:

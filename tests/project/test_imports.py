@@ -146,6 +146,7 @@ def test_a_package_hands_out_the_same_names_to_type_checkers_and_at_run_time(doo
             ],
         ),
         ("dagster_ckpt.testing.gcs_server", "dagster_ckpt.testing.gcs.server", ["GcsServer"]),
+        ("dagster_ckpt.filesystem", "dagster_ckpt.paths", ["local_path", "split_location"]),
     ],
 )
 def test_an_old_import_path_works_and_names_the_new_one(old: str, new: str, names: list[str]) -> None:

@@ -170,14 +170,22 @@ def resolve_checkpoint_pointer(
         path = local_path(checkpoint_pointer)
     except InvalidConfiguration as error:
         raise _nothing(checkpoint_pointer, "file", hint) from error
-    if not path.exists():
+    try:
+        is_there = path.exists()
+        file = path / METADATA_FILE_NAME if path.is_dir() else path
+        is_manifest = file.is_file()
+    except OSError as error:
+        raise CheckpointNotFound(
+            f"Cannot access checkpoint/savepoint path '{checkpoint_pointer}': {error.strerror}.",
+            hint=f"Let this user enter every directory above it. {hint}",
+        ) from error
+    if not is_there:
         try:
             refuse_former_meaning(checkpoint_pointer, path)
         except InvalidConfiguration as error:
             raise CheckpointNotFound(error.message, hint=error.hint) from None
         raise _nothing(checkpoint_pointer, "file", hint)
-    file = path / METADATA_FILE_NAME if path.is_dir() else path
-    if not file.is_file():
+    if not is_manifest:
         raise _no_manifest(checkpoint_pointer, hint)
     return CompletedCheckpointStorageLocation(open_filesystem(str(file.parent.absolute())), file.name)
 

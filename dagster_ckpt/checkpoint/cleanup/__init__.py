@@ -7,7 +7,11 @@ from dagster_ckpt.checkpoint.cleanup.dead_runs import end_dead_epoch, finish_del
 from dagster_ckpt.checkpoint.cleanup.job_sweep import sweep_job
 from dagster_ckpt.checkpoint.cleanup.live_locations import forget_live_locations
 from dagster_ckpt.checkpoint.cleanup.pinning import pin_checkpoint, unpin_checkpoint
-from dagster_ckpt.checkpoint.cleanup.savepoint_history import SavepointHistory, delete_surplus_savepoints
+from dagster_ckpt.checkpoint.cleanup.savepoint_history import (
+    SavepointHistory,
+    delete_surplus_savepoints,
+    kept_savepoint,
+)
 from dagster_ckpt.checkpoint.cleanup.start_sweep import sweep_start
 
 __all__ = [
@@ -20,6 +24,7 @@ __all__ = [
     "forget_live_locations",
     "is_broken",
     "is_unfinished",
+    "kept_savepoint",
     "pin_checkpoint",
     "sweep_job",
     "sweep_start",

@@ -1,20 +1,34 @@
-"""The history of a series of savepoints: those that are too many or too old are deleted when the next one is taken."""
+"""The history of a series of savepoints: those that are too many or too old are deleted when the next one is taken.
+
+A rollback may be going back to one of them at that moment. So a rollback and a history both pin a savepoint first,
+under one name: the storage lets one of them create the record. The rollback then looks whether the savepoint is still
+there, and only then stops the job.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 
 from dagster_ckpt.checkpoint.catalog import CheckpointCatalog, spot_check
-from dagster_ckpt.checkpoint.control import NamedSavepoint
+from dagster_ckpt.checkpoint.control import NamedSavepoint, Pin
+from dagster_ckpt.checkpoint.format import CheckpointMetadata
 from dagster_ckpt.checkpoint.taking import dispose_claimed
-from dagster_ckpt.clock import Clock, seconds_of
+from dagster_ckpt.clock import Clock, iso, seconds_of
 from dagster_ckpt.config import duration_of
-from dagster_ckpt.errors import CheckpointError, CheckpointNotFound, CorruptCheckpoint, InvalidConfiguration
+from dagster_ckpt.errors import (
+    CheckpointError,
+    CheckpointNotFound,
+    CorruptCheckpoint,
+    InvalidConfiguration,
+    PublishConflict,
+    RestoreRefused,
+)
 from dagster_ckpt.paths import is_same_place
 
-__all__ = ["SavepointHistory", "delete_surplus_savepoints"]
+__all__ = ["SavepointHistory", "delete_surplus_savepoints", "kept_savepoint"]
 
 #: Of each savepoint so much is read, to tell whether it is sound.
 _MOST_FILES, _MOST_BYTES = 100, 16 << 20
@@ -84,7 +98,8 @@ def delete_surplus_savepoints(
     """Delete the savepoints of a series that its history excludes. Call this after the next one of them was taken.
 
     Only savepoints with that series on record are looked at. Those that are damaged stay and do not count; those that
-    the job may still go back to by itself stay. What fails is reported, and tried again the next time.
+    the job may still go back to by itself stay, and so does one that a rollback goes back to now. What fails is
+    reported, and tried again the next time.
 
     Args:
         catalog: the job's checkpoints.
@@ -99,7 +114,7 @@ def delete_surplus_savepoints(
     """
     deleted: list[str] = []
     try:
-        for savepoint in _deleted(catalog, series, history, clock.time(), report, taken):
+        for savepoint in _deleted(catalog, series, history, clock, report, taken):
             report(f"Deleted savepoint {savepoint.name} of the series {series}: {savepoint.reference}")
             deleted.append(savepoint.reference)
     except (CheckpointError, OSError) as error:
@@ -107,15 +122,63 @@ def delete_surplus_savepoints(
     return deleted
 
 
+@contextmanager
+def kept_savepoint(
+    catalog: CheckpointCatalog, savepoint: CheckpointMetadata, reason: str, clock: Clock
+) -> Iterator[None]:
+    """Keep a savepoint while the block runs: no history of the job deletes the savepoint.
+
+    Args:
+        catalog: the job's checkpoints.
+        savepoint: the savepoint.
+        reason: who keeps the savepoint, for people.
+        clock: wall time.
+
+    Raises:
+        RestoreRefused: a history deletes the savepoint at this moment, or somebody else keeps the savepoint.
+        CheckpointNotFound: the savepoint was deleted meanwhile.
+        StorageError: the storage failed; the savepoint may be kept nevertheless.
+    """
+    with _pinned(catalog, savepoint, reason, clock):
+        catalog.resolve(savepoint.reference)
+        yield
+
+
+@contextmanager
+def _pinned(
+    catalog: CheckpointCatalog, savepoint: CheckpointMetadata | NamedSavepoint, reason: str, clock: Clock
+) -> Iterator[None]:
+    """Hold the one pin of a savepoint; raises RestoreRefused where somebody else holds that pin."""
+    pins, pin = catalog.records.pins, _pin_of(savepoint, reason, clock)
+    try:
+        pins.add(pin)
+    except PublishConflict:
+        why = pins.reasons().get(pin.checkpoint) or "whoever held it has just let go of it"
+        raise RestoreRefused(
+            f"{savepoint.reference} is held by another process: {why}.",
+            hint="Wait until that process has ended. If that process was killed, let go of the savepoint with "
+            f"`dagster-ckpt unpin {catalog.job_name} {pin.checkpoint} --path {catalog.filesystem.url}`.",
+        ) from None
+    try:
+        yield
+    finally:
+        pins.remove(pin)
+
+
+def _pin_of(savepoint: CheckpointMetadata | NamedSavepoint, reason: str, clock: Clock) -> Pin:
+    """The pin that only one process at a time can create; savepoints and checkpoints of a lineage share one counter."""
+    return Pin(f"{savepoint.job_id}/chk-{savepoint.checkpoint_id}", reason, iso(clock.time()), savepoint.job_id)
+
+
 def _deleted(
     catalog: CheckpointCatalog,
     series: str,
     history: SavepointHistory,
-    now: float,
+    clock: Clock,
     report: Callable[[str], object],
     taken: str,
 ) -> Iterator[NamedSavepoint]:
-    names = catalog.records.taken_savepoints
+    names, now = catalog.records.taken_savepoints, clock.time()
     of_series = [named for named in names.all_named() if named.series == series]
     sound: list[NamedSavepoint] = []
     gone: list[NamedSavepoint] = []
@@ -137,16 +200,42 @@ def _deleted(
         for named in gone
         if named.reference.rpartition("/")[0] == beside and now - seconds_of(named.named_at) > _COMPLETED
     ]
-    surplus = history.surplus(sound, now)
-    for named in (*left, *surplus):
-        if named in surplus and any(is_same_place(named.reference, place) for place in _needed(catalog)):
-            report(f"Savepoint {named.name} stays: the job may still go back to it by itself.")
-        elif not dispose_claimed(named.reference, like=catalog.filesystem):
-            report(f"Savepoint {named.name} could not be deleted, and will be tried again: {named.reference}")
-        else:
-            names.forget_name(named)
-            if named in surplus:
-                yield named
+    for named in left:
+        if _delete(catalog, named, report):
+            _let_go(catalog, _pin_of(named, _reason(named), clock))
+    for named in history.surplus(sound, now):
+        is_deleted = False
+        try:
+            with _pinned(catalog, named, _reason(named), clock):
+                # Under the pin: a rollback holds the pin until the job has recorded what the job goes on from.
+                if any(is_same_place(named.reference, place) for place in _needed(catalog)):
+                    report(f"Savepoint {named.name} stays: the job may still go back to it by itself.")
+                else:
+                    is_deleted = _delete(catalog, named, report)
+        except RestoreRefused as error:
+            report(f"Savepoint {named.name} stays: {error.message} {error.hint}")
+        if is_deleted:
+            yield named
+
+
+def _delete(catalog: CheckpointCatalog, named: NamedSavepoint, report: Callable[[str], object]) -> bool:
+    """Delete a savepoint, or what is left of it, and its name; ``False`` if that must be tried again."""
+    if not dispose_claimed(named.reference, like=catalog.filesystem):
+        report(f"Savepoint {named.name} could not be deleted, and will be tried again: {named.reference}")
+        return False
+    catalog.records.taken_savepoints.forget_name(named)
+    return True
+
+
+def _let_go(catalog: CheckpointCatalog, pin: Pin) -> None:
+    """Remove the pin of a history that was killed, but not the pin of a rollback to another copy of the same state."""
+    pins = catalog.records.pins
+    if pins.reasons().get(pin.checkpoint) == pin.reason:
+        pins.remove(pin)
+
+
+def _reason(named: NamedSavepoint) -> str:
+    return f"the history of the series {named.series} deletes {named.name}"
 
 
 def _check(catalog: CheckpointCatalog, named: NamedSavepoint) -> None:

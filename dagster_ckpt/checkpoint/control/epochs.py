@@ -180,18 +180,30 @@ class Epochs:
         return max(self.names(), default=0)
 
     def claim(
-        self, *, token: str, series: int | None, run_id: str, host: str, pid: int, now: str, after: int | None = None
+        self,
+        *,
+        token: str,
+        series: int | None,
+        run_id: str,
+        host: str,
+        pid: int,
+        now: str,
+        after: int | None = None,
+        is_start: bool = False,
     ) -> Claim:
         """Claim the next epoch; older writers are fenced from this moment.
 
         Args:
-            token: unique to this claim.
+            token: unique to this claim. A claim that is tried again with its token and ``after`` finds the epoch that
+                it has created, if only the reply was lost.
             series: the series that a restart belongs to, ``None`` to begin a new series.
             run_id: the run that claims.
             host: the host of the run.
             pid: the process of the run.
             now: ISO 8601 in UTC.
             after: claim exactly the epoch after ``after``, so that only the holder of ``after`` is fenced.
+            is_start: the claim begins a start also where it names ``after``. A claim that names ``after`` and begins no
+                start ends a dead job, and may use the reserve.
 
         Raises:
             Fenced: another run has claimed the epoch after ``after``.
@@ -201,7 +213,12 @@ class Epochs:
         tried = unlisted = 0
         while unlisted < _UNLISTED:
             if after is not None:
-                self.check(after)
+                try:
+                    self.check(after)
+                except Fenced:
+                    if (created := self._created(after + 1, token)) is None:
+                        raise
+                    return created
             epoch = (self.highest() if after is None else after) + 1
             unlisted = unlisted + 1 if epoch <= tried else 0
             tried = epoch
@@ -211,7 +228,7 @@ class Epochs:
             try:
                 path = self._path(epoch)
                 # A start would only fill the reserve's place with data; who ends a dead job is about to delete.
-                create = self._filesystem.create if after is None else self._reserve.create
+                create = self._filesystem.create if after is None or is_start else self._reserve.create
                 create(path, encode_record(claim, path))
             except PublishConflict:
                 continue  # another run was faster, and this run now tries a higher epoch
@@ -224,6 +241,14 @@ class Epochs:
             hint="Switch off what caches listings between this machine and the storage (a mount's attribute cache, a "
             "proxy), or use a storage whose listings are consistent; then launch the run again.",
         )
+
+    def _created(self, epoch: int, token: str) -> Claim | None:
+        """The claim of the highest epoch, if the claim has this token; else ``None``."""
+        with contextlib.suppress(CorruptRecord):  # then nobody knows whose claim it is
+            claim = self.read_claim(epoch)
+            if claim is not None and claim.token == token and self.highest() == epoch:
+                return claim
+        return None
 
     def check(self, epoch: int) -> None:
         """Make sure ``epoch`` is still the highest.

@@ -256,8 +256,11 @@ class HeartbeatFile:
             silent = unchanged_for((*self.key, "claim"), claim.epoch, clock, asked)
             if claim.host == this_host():
                 silent = max(silent, now - claimed_at)
+            timeout = _UNSAID.timeout
+            if heartbeat is not None and heartbeat.run_id == claim.run_id:  # it has started its query again
+                timeout = max(timeout, heartbeat.lease.timeout)
             # What an earlier epoch's late beat lies over is put right by the next beat.
-            if silent <= _UNSAID.timeout or (heartbeat is not None and same < heartbeat.lease.settled):
+            if silent <= timeout or (heartbeat is not None and same < heartbeat.lease.settled):
                 return None, claimed_at
             return f"no heartbeat since it took the job over {silent:.0f} s ago", claimed_at
         # While the run's own process lives, Dagster hears from it how the run ended; it may also have more steps.

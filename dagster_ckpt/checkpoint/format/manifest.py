@@ -11,7 +11,7 @@ import base64
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import PurePosixPath
 from typing import Any, NamedTuple
@@ -208,10 +208,6 @@ class CheckpointMetadata:
     def references(self) -> frozenset[str]:
         """The stored files that the checkpoint needs, relative to its directory."""
         return frozenset(file.reference for file in self.files if file.reference is not None)
-
-    def with_timing(self, step: str, milliseconds: float) -> CheckpointMetadata:
-        """A copy with the time that ``step`` took."""
-        return replace(self, timings_ms={**self.timings_ms, step: milliseconds})
 
     def encode(self) -> bytes:
         """The bytes of ``_metadata``.

@@ -141,13 +141,13 @@ def discard_within(seconds: float, store: CompletedCheckpointStore, reason: str)
         StorageError: the storage failed.
     """
     thread = OneThread("dagster-ckpt-discard-all")
-    discarding = thread.submit(store.discard_all, reason)
+    discarding: Future[Sequence[Discarded]] = thread.submit(store.discard_all, reason)
     thread.shutdown()
     try:
-        discarded: Sequence[Discarded] = discarding.result(timeout=seconds)
+        return discarding.result(timeout=seconds)
     except TimeoutError:
-        if discarding.done():
-            raise
+        if discarding.done():  # the deletion has ended since, or its own failure is a timeout
+            return discarding.result()
         _log.warning(
             "The checkpoints of %s are not all deleted after %g s, and the job ends without waiting for more. The "
             "resume sensor, the next start or `dagster-ckpt sweep %s --path %s` deletes the rest.",
@@ -157,4 +157,3 @@ def discard_within(seconds: float, store: CompletedCheckpointStore, reason: str)
             store.filesystem.url,
         )
         return ()
-    return discarded

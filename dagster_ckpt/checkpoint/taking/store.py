@@ -269,6 +269,8 @@ class CompletedCheckpointStore:
             discarded = self._kept.subsume(retention)
             while self._outdated:
                 self._issued.forget(self.epoch, self._outdated.pop())
+            # The reserve may have been given up for what others recorded, or the disk was too full to renew it then.
+            self._records.reserve.keep()
             return discarded
 
     def discard_all(self, reason: str) -> list[Discarded]:

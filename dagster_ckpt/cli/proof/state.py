@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dagster_ckpt.checkpoint import CheckpointCatalog, CheckpointMetadata
-from dagster_ckpt.cli.places import JSON, find_checkpoint, storage_at, storage_path
+from dagster_ckpt.cli.places import JSON, find_checkpoint, pairs, storage_at, storage_path
 from dagster_ckpt.cli.printing import say, say_json, say_table
-from dagster_ckpt.cli.running import pairs
 from dagster_ckpt.config import LATEST
 from dagster_ckpt.errors import InvalidConfiguration
 from dagster_ckpt.spark import read_state, start_session, state_operator

@@ -9,21 +9,20 @@ from typing import Any
 import click
 
 from dagster_ckpt.checkpoint import CheckpointCatalog
-from dagster_ckpt.cli.places import JSON, find_checkpoint, optional_storage_path, storage_at
+from dagster_ckpt.cli.places import JSON, optional_storage_path, storage_at
 from dagster_ckpt.cli.printing import say, say_json, warn
-from dagster_ckpt.cli.rollback.webserver import Webserver
+from dagster_ckpt.cli.rollback.webserver import RunState, Webserver
+from dagster_ckpt.cli.spark_files import exit_status, stored_verdict
 from dagster_ckpt.clock import SystemClock
 from dagster_ckpt.config import NONE, duration_of
-from dagster_ckpt.errors import CheckpointError
-from dagster_ckpt.orchestration import VERDICT_TAG, rollback_job
-from dagster_ckpt.spark import Finding, Preflight, Verdict, check_stored
+from dagster_ckpt.errors import CheckpointError, JobAlreadyRunning
+from dagster_ckpt.orchestration import JOB_TAG, ROLLBACK_TAG, VERDICT_TAG, rollback_job
+from dagster_ckpt.spark import Finding, Preflight, Verdict
 
 __all__ = ["restore"]
 
 #: Seconds between two looks at the run.
 _LOOK = 1.0
-#: The exit statuses 1 and 2 say that a command failed, and that it was called wrongly.
-_OTHER_STATUSES = 2
 
 
 @click.command()
@@ -57,8 +56,9 @@ def restore(
     The run of <job>_rollback is launched, as by the links in Dagster: it checks first, terminates the job's run, and
     has one launched that goes back. This command waits for its end.
 
-    Exits with 0 for a job that has gone back, 3 if rows would be lost or doubled, 4 if going back is impossible, 1 for
-    any other failure. With --dry-run and --check-only, 0 is RESTORABLE, 3 WITH_LOSS, 4 NOT_RESTORABLE.
+    Exits with 0 for a job that has gone back; 3 if the run has refused because rows would be lost or doubled, and 4 if
+    because going back is impossible, with the job as it was; 1 for any other failure, and the error says how the job is
+    now. With --dry-run and --check-only, 0 is RESTORABLE, 3 WITH_LOSS, 4 NOT_RESTORABLE.
     """
     patience = duration_of("--timeout", timeout, "15 min").total_seconds()
     config = {"to": to, "check_only": check_only, "allow_loss": allow_loss}
@@ -72,22 +72,41 @@ def restore(
     run_id = server.launch(server.find(rollback_job(job)), config)
     page = f"{server.url}/runs/{run_id}"
     warn(f"Run {run_id} of {rollback_job(job)} is launched: {page}")
-    status, verdict = _watch(server, run_id, patience)
+    run = _watch(server, run_id, patience)
+    told = run.tags.get(VERDICT_TAG)
     if as_json:
-        say_json({"job": job, "to": to, "run": run_id, "status": status, "verdict": verdict})
+        say_json({"job": job, "to": to, "run": run_id, "status": run.status, "verdict": told})
     else:
-        say(f"{status}{f', {verdict}' if verdict else ''}")
-    if status == "SUCCESS" and not check_only:
-        sys.exit(0)
-    # A verdict that would have allowed the rollback is not why it failed.
-    refused = verdict in {Verdict.NOT_RESTORABLE, *(() if allow_loss else (Verdict.WITH_LOSS,))}
-    if status == "SUCCESS" or refused:
-        sys.exit(_status(Verdict(verdict or Verdict.NOT_RESTORABLE)))
-    raise CheckpointError(f"Run {run_id} of {rollback_job(job)} is {status}.", hint=f"See {page}.")
+        say(f"{run.status}{f', {told}' if told else ''}")
+    if run.status == "SUCCESS":
+        sys.exit(exit_status(Verdict(told or Verdict.NOT_RESTORABLE)) if check_only else 0)
+    # With the verdict the run tells that it accepts the verdict. What fails from then on has another reason.
+    accepts = ROLLBACK_TAG in run.tags
+    refused = not accepts and told in {Verdict.NOT_RESTORABLE, *(() if allow_loss else (Verdict.WITH_LOSS,))}
+    if refused and told is not None and run.status == "FAILURE":
+        sys.exit(exit_status(Verdict(told)))
+    again = f"dagster-ckpt restore {job} {to} --dagster-url {server.url}"
+    raise CheckpointError(
+        f"Run {run_id} of {rollback_job(job)} is {run.status}. "
+        f"{_state_now(server, job) if accepts else f'Nothing is changed: job {job!r} is as it was.'}",
+        hint=f"See {page} for the reason, and then `{again}`.",
+    )
 
 
-def _watch(server: Webserver, run_id: str, patience: float) -> tuple[str, str | None]:
-    """How the run ended, and the verdict that it told.
+def _state_now(server: Webserver, job: str) -> str:
+    """How a job is that a rollback had begun to take back."""
+    try:
+        active = server.active(JOB_TAG, job)
+    except CheckpointError as error:
+        return f"Job {job!r} may have been stopped, and whether it runs now cannot be told: {error.message}"
+    if active is None:
+        return f"Job {job!r} may have been stopped: no run of it is active now."
+    run_id, status = active
+    return f"Run {run_id} of job {job!r} is {status} now."
+
+
+def _watch(server: Webserver, run_id: str, patience: float) -> RunState:
+    """How the run ended.
 
     Raises:
         CheckpointError: the run has not ended in time, or the webserver has gone away for good.
@@ -104,7 +123,7 @@ def _watch(server: Webserver, run_id: str, patience: float) -> tuple[str, str | 
             status = error.message  # the run goes on, and the webserver may come back
         else:
             if run.is_over:
-                return run.status, run.tags.get(VERDICT_TAG)
+                return run
             status = run.status
             if is_late:
                 raise CheckpointError(
@@ -119,15 +138,7 @@ def _watch(server: Webserver, run_id: str, patience: float) -> tuple[str, str | 
 
 def _dry_run(job: str, to: str, path: str, config: dict[str, Any], url: str | None, *, as_json: bool) -> None:
     catalog = CheckpointCatalog(storage_at(path), job)
-    if to == NONE:
-        verdict = Preflight("nothing", (Finding.fine("sink position", "not checked: the sink must be empty."),))
-    else:
-        try:
-            target, heartbeat = find_checkpoint(catalog, to), catalog.records.heartbeat.read()
-            alive = () if heartbeat is None else (heartbeat.run_id,)  # the rollback would terminate it
-            verdict = check_stored(catalog, target, asked=to, clock=SystemClock(), wait=time.sleep, terminates=alive)
-        except CheckpointError as error:
-            verdict = Preflight(to, (Finding.of_error("checkpoint", error),))
+    verdict = _nothing(catalog) if to == NONE else stored_verdict(catalog, to, terminates=True)
     if as_json:
         launch = {"job": rollback_job(job), "run_config": config, "url": url}
         say_json({"launch": launch, "preflight": verdict.to_json()})
@@ -137,8 +148,20 @@ def _dry_run(job: str, to: str, path: str, config: dict[str, Any], url: str | No
             say(f"  {key}: {value if isinstance(value, str) else str(value).lower()}")
         for line in verdict.lines():
             say(line)
-    sys.exit(_status(verdict.verdict))
+    sys.exit(exit_status(verdict.verdict))
 
 
-def _status(verdict: Verdict) -> int:
-    return verdict.severity and verdict.severity + _OTHER_STATUSES
+def _nothing(catalog: CheckpointCatalog) -> Preflight:
+    """The verdict on a start from nothing."""
+    check = "sink position"
+    heartbeat, dead = catalog.records.heartbeat.watched(SystemClock(), time.sleep)
+    if heartbeat is None or dead is not None:
+        finding = Finding.fine(check, "not checked: the sink must be empty.")
+    else:
+        error = JobAlreadyRunning(
+            f"Run {heartbeat.run_id} drives job {catalog.job_name!r}, and a start from nothing needs an empty sink: "
+            "the rollback would be refused, and the run would go on.",
+            hint=f"Terminate run {heartbeat.run_id}, empty the sink, and roll back again.",
+        )
+        finding = Finding.of_error(check, error)
+    return Preflight("nothing", (finding,))

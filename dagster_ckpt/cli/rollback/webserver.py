@@ -14,6 +14,7 @@ __all__ = ["RunState", "Webserver"]
 #: Seconds for an answer; a code location may have to be loaded first.
 _TIMEOUT = 60.0
 _OVER = {"SUCCESS", "FAILURE", "CANCELED"}
+_NOT_OVER = ["QUEUED", "NOT_STARTED", "MANAGED", "STARTING", "STARTED", "CANCELING"]
 _JOBS = """
 query { repositoriesOrError {
   __typename
@@ -33,6 +34,12 @@ _RUN = """
 query ($runId: ID!) { runOrError(runId: $runId) {
   __typename
   ... on Run { status tags { key value } }
+  ... on PythonError { message }
+} }"""
+_ACTIVE = """
+query ($filter: RunsFilter!) { runsOrError(filter: $filter, limit: 1) {
+  __typename
+  ... on Runs { results { runId status } }
   ... on PythonError { message }
 } }"""
 
@@ -104,6 +111,16 @@ class Webserver:
         """
         found = self._ask(_RUN, {"runId": run_id}, "runOrError", "Run")
         return RunState(found["status"], {tag["key"]: tag["value"] for tag in found["tags"]})
+
+    def active(self, tag: str, value: str) -> tuple[str, str] | None:
+        """The newest run with a tag that is not over: its id and its status, ``None`` if there is no such run.
+
+        Raises:
+            CheckpointError: the webserver could not be asked.
+        """
+        chosen = {"tags": [{"key": tag, "value": value}], "statuses": _NOT_OVER}
+        found = self._ask(_ACTIVE, {"filter": chosen}, "runsOrError", "Runs")["results"]
+        return (found[0]["runId"], found[0]["status"]) if found else None
 
     def _ask(self, query: str, variables: Mapping[str, Any], field: str, kind: str) -> dict[str, Any]:
         body: Any = {"query": query, "variables": dict(variables)}

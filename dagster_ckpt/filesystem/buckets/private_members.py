@@ -1,4 +1,4 @@
-"""Private members of gcsfs, s3fs and adlfs that this package calls.
+"""Private members of gcsfs, s3fs and adlfs that this package calls or overrides.
 
 A release without one of these members, or with another signature, is refused by name before any request is sent.
 """
@@ -18,13 +18,13 @@ __all__ = ["ADLFS", "GCSFS", "S3FS", "PrivateMembers"]
 
 @dataclass(frozen=True, slots=True)
 class PrivateMembers:
-    """The members of one library that are called here.
+    """The members of one library that are called or overridden here.
 
     Attributes:
         library: the name of its distribution.
         tested: the releases that the tests ran with, as pip writes them.
         signatures: the name of each member with the parameters that are used, in their order; no parameters for a
-            member that is not called. Other parameters need a default value.
+            member that is not called, or whose override only this package calls. Other parameters need a default value.
     """
 
     library: str
@@ -55,6 +55,8 @@ GCSFS = PrivateMembers(
         "gcsfs.core:GCSFileSystem._info": "self, path",
         "gcsfs.core:GCSFileSystem._location": "",
         "gcsfs.core:GCSFileSystem._ls": "self, path, detail",
+        "gcsfs.core:GCSFileSystem._pipe_file": "",
+        "gcsfs.core:GCSFileSystem._put_file": "",
         "gcsfs.core:GCSFileSystem._request.__wrapped__": "self, method, path, *args, headers, json, data, **kwargs",
         "gcsfs.core:GCSFileSystem._rm_file": "self, path",
         "gcsfs.core:GCSFileSystem.retries": "",
@@ -68,11 +70,14 @@ S3FS = PrivateMembers(
     "s3fs",
     ">=2025.3,<=2026.9.0",
     {
+        "s3fs.core:S3FileSystem._call_s3": "self, method, *akwarglist, **kwargs",
         "s3fs.core:S3FileSystem._cat_file": "self, path, start, end",
         "s3fs.core:S3FileSystem._get_s3_method_kwargs": "self, method, *akwarglist, **kwargs",
         "s3fs.core:S3FileSystem._info": "self, path",
+        "s3fs.core:S3FileSystem._ls": "",
         "s3fs.core:S3FileSystem._lsdir": "self, path",
         "s3fs.core:S3FileSystem._pipe_file": "self, path, data, mode",
+        "s3fs.core:S3FileSystem._put_file": "",
         "s3fs.core:S3FileSystem._rm_file": "self, path",
         "s3fs.core:S3FileSystem.get_s3": "self, bucket",
         "s3fs.core:S3FileSystem.retries": "",
@@ -87,7 +92,9 @@ ADLFS = PrivateMembers(
     {
         "adlfs:AzureBlobFileSystem._cat_file": "self, path, start, end",
         "adlfs:AzureBlobFileSystem._info": "self, path",
+        "adlfs:AzureBlobFileSystem._ls": "",
         "adlfs:AzureBlobFileSystem._pipe_file": "self, path, value, **kwargs",
+        "adlfs:AzureBlobFileSystem._put_file": "",
         "adlfs:AzureBlobFileSystem._rm_file": "self, path",
         "adlfs:AzureBlobFileSystem.split_path": "self, path",
     },

@@ -18,9 +18,6 @@ from dagster_ckpt.checkpoint import (
     Claim,
     End,
     Failure,
-    Heartbeat,
-    ProcessIdentity,
-    Submission,
 )
 from dagster_ckpt.clock import Clock
 from dagster_ckpt.config import JobStatus
@@ -29,12 +26,13 @@ from dagster_ckpt.errors import (
     DriverLost,
     Fenced,
     InvalidConfiguration,
-    JobAlreadyRunning,
     NotRestarted,
     SparkNotStarted,
     StorageError,
 )
 from dagster_ckpt.orchestration.attending.driver_report import DriverReport, Told
+from dagster_ckpt.orchestration.attending.own_sign import OwnSign
+from dagster_ckpt.orchestration.attending.own_submission import OwnSubmission
 from dagster_ckpt.orchestration.attending.submit_resource import CLUSTER, SparkSubmitResource
 from dagster_ckpt.orchestration.attending.submitted_process import SubmittedProcess, find_master
 from dagster_ckpt.orchestration.reporting import CheckpointReporter
@@ -86,9 +84,10 @@ class Attendant:
         self._process: SubmittedProcess | None = None
         self._deploy_mode = ""
         self._began = clock.monotonic()
-        self._sign: Heartbeat | None = None
+        self._sign = OwnSign(self._records, catalog.job_name, run_id, clock)
         self._claim: Claim | None = None
         self._report = DriverReport(catalog, driver, reporter, told, clock)
+        self._submission = OwnSubmission(self._records, catalog.job_name, driver, clock, self._pause)
         self._troubled = ""
         self._is_long = False
 
@@ -109,7 +108,7 @@ class Attendant:
 
         Raises:
             InvalidConfiguration: the resource cannot be used, or not with this storage.
-            JobAlreadyRunning: another run of the job is alive.
+            JobAlreadyRunning: another run of the job is alive, or waits for its driver.
             SparkNotStarted: the master is away, or ``spark-submit`` cannot be started.
         """
         job = self._catalog.job_name
@@ -127,23 +126,22 @@ class Attendant:
         find_master(spark.master)
         for process in self._records.heartbeat.free_job(self._clock, self._wait):
             _log.warning("Killed process %d, which a run declared dead had left behind", process.pid)
-        after = self._records.epochs.highest()
-        self._show_life()
-        self._records.submissions.replace(
-            Submission(self._driver, after, series, json.dumps(dict(op_config)), self._clock.time())
-        )
+        self._submission.make(series, json.dumps(dict(op_config)))
         try:
+            self._sign.show(self._epoch)
             self._process = SubmittedProcess(command, spark.environment(), f"{job}-{self._driver}.log")
         except CheckpointError:
-            self._records.submissions.withdraw(self._driver)
+            self._submission.withdraw()
             raise
         self._told.log(logging.INFO, f"The driver is submitted; {self._process.log} has its output.")
 
     def attend(self) -> RunResult:
         """Report until the job is over, or its driver is dead.
 
+        An interrupt of this thread that is no cancellation leaves a driver alive that has taken the job over.
+
         Returns:
-            how the job ended; an interrupt of this thread that is no cancellation leaves the driver alive.
+            how the job ended.
 
         Raises:
             NotRestarted: the job has failed for good.
@@ -153,6 +151,7 @@ class Attendant:
             Fenced: another driver has taken the job over.
             BaseException: the interrupt of this thread.
         """
+        is_interrupted = False
         try:
             while True:
                 self._turn()
@@ -163,16 +162,42 @@ class Attendant:
         except (SparkNotStarted, DriverLost, NotRestarted):
             self._report.last()
             raise
+        except Fenced:
+            if self._claim is None:
+                self._kill()  # the driver is not wanted, and may wait for room on the cluster for ever
+            raise
         except Exception:
             raise
         except BaseException:
             if self._is_canceled():
                 self._cancel()
             else:
-                self._told.log(logging.WARNING, "This run is interrupted; its driver goes on, and is attended again.")
+                is_interrupted = True
+                self._leave()
             raise
         finally:
-            self._show_life(stopped=True)
+            self._sign.stop(self._epoch, interrupted=is_interrupted)
+
+    @property
+    def _epoch(self) -> int:
+        return 1 if self._claim is None else self._claim.epoch
+
+    def _leave(self) -> None:
+        """Leave the driver to the next run that attends it. A driver that has not come is not wanted any more."""
+        is_withdrawn = False
+        with contextlib.suppress(CheckpointError, OSError):  # nobody knows whether the driver has come
+            is_withdrawn = self._claim is None and self._submission.withdraw()
+        if is_withdrawn:
+            self._kill()
+            said = "This run is interrupted; its driver has not taken the job over, and is not wanted any more."
+        else:
+            said = "This run is interrupted; its driver goes on, and is attended again."
+        self._told.log(logging.WARNING, said)
+
+    def _kill(self) -> None:
+        """End ``spark-submit``, and in client mode the driver; a driver on the cluster finds that it is not wanted."""
+        if self._process is not None:
+            self._process.kill()
 
     def _pause(self, seconds: float) -> None:
         until = self._clock.monotonic() + seconds
@@ -192,8 +217,8 @@ class Attendant:
         A storage that fails changes nothing for the driver, so the look is repeated.
         """
         try:
-            self._check_sole()
-            self._show_life()
+            self._sign.check_sole()
+            self._sign.show(self._epoch)
             ended = self._seen()
         except (StorageError, OSError) as error:
             if self._troubled != (said := str(error)):
@@ -237,11 +262,11 @@ class Attendant:
         epoch = self._records.epochs.highest()
         if self._claim is not None and self._claim.epoch == epoch:
             return self._claim
-        if (claim := self._own_claim(epoch)) is not None:
+        if (claim := self._submission.claim_of(epoch)) is not None:
             self._claim = claim
             self._report.claimed(claim)
-            if self._process is not None and self._deploy_mode == CLUSTER:
-                self._process.kill()  # it only waits, as a JVM beside the driver, which is on a Worker
+            if self._deploy_mode == CLUSTER:
+                self._kill()  # it only waits, as a JVM beside the driver, which is on a Worker
             return claim
         submission = self._records.submissions.of(self._driver)
         if self._claim is not None or submission is None or epoch > submission.after:
@@ -251,11 +276,6 @@ class Attendant:
                 hint="Leave the job to that run. This run changed nothing.",
             )
         return None
-
-    def _own_claim(self, epoch: int) -> Claim | None:
-        """The claim of an epoch, ``None`` if another run's driver made it."""
-        claim = self._records.epochs.read_claim(epoch) if epoch else None
-        return claim if claim is not None and claim.run_id == self._driver else None
 
     def _check_unclaimed(self) -> None:
         """Make sure that the driver may still come.
@@ -286,10 +306,7 @@ class Attendant:
         else:
             error = self._process.why(self._catalog.job_name, self._deploy_mode)
         submission = self._records.submissions.of(self._driver)
-        self._records.submissions.withdraw(self._driver)
-        # The driver claims, and then looks for its submission: one of the two sees what the other has done.
-        if submission is not None and self._own_claim(self._records.epochs.highest()) is not None:
-            self._records.submissions.replace(submission)
+        if not self._submission.withdraw():
             return
         if submission is not None and submission.series is not None:
             failure = Failure(self._driver, 1, self._clock.time(), None, error.message, kind=type(error).__name__)
@@ -337,8 +354,7 @@ class Attendant:
                 self._told.log(logging.WARNING, f"While the job was being canceled: {error.message}")
                 return
             if self._claim is None and is_asked:
-                if self._process is not None:
-                    self._process.kill()
+                self._kill()
                 return
             self._wait(_TURN)
         self._told.log(
@@ -353,38 +369,3 @@ class Attendant:
                 # A driver that appears from now on finds no submission, or the request.
                 self._records.submissions.withdraw(self._driver)
         self._records.savepoint_requests.ask_to_cancel(CancelRequest(self._driver, self._clock.time()))
-
-    def _check_sole(self) -> None:
-        """Make sure that no other run attends the driver.
-
-        Raises:
-            JobAlreadyRunning: another run has taken over, while this one gave no sign of life.
-        """
-        found = self._records.attendant.read() if self._sign is not None else None
-        if found is not None and found.run_id != self._run_id:
-            raise JobAlreadyRunning(
-                f"Run {found.run_id} attends the driver of job {self._catalog.job_name!r} now.",
-                hint="Leave the job to that run. Its driver has gone on all the time.",
-            )
-
-    def _show_life(self, *, stopped: bool = False) -> None:
-        """Leave a sign of life, if the last one is old enough."""
-        if stopped and self._sign is None:
-            return
-        sign = Heartbeat(
-            epoch=1 if self._claim is None else self._claim.epoch,
-            run_id=self._run_id,
-            processes=(ProcessIdentity.current(),),
-            sequence=0 if self._sign is None else self._sign.sequence + 1,
-            beat_at=self._clock.time(),
-            stopped=stopped,
-            uptime=self._clock.monotonic(),
-        )
-        try:
-            if stopped:
-                self._check_sole()
-            self._records.attendant.write(sign)
-        except (JobAlreadyRunning, StorageError, OSError):
-            if not stopped:
-                raise
-        self._sign = sign

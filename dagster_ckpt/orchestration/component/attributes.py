@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import dagster as dg
@@ -24,6 +24,8 @@ __all__ = [
     "restart_strategy",
     "spark_session",
     "storage",
+    "text",
+    "texts",
 ]
 
 _STRATEGIES: dict[str, Callable[..., RestartStrategy]] = {
@@ -164,9 +166,26 @@ def spark_session(context: dg.ResolutionContext, given: SparkAttributes | None) 
         return None
     values = _given(context, given)
     conf = values.pop("conf", None) or {}
-    # YAML and templates make numbers and booleans of what is text for Spark.
-    words = {key: str(value).lower() if isinstance(value, bool) else str(value) for key, value in conf.items()}
-    return SparkSessionResource(**values, conf=words)
+    return SparkSessionResource(**values, conf={key: _word(value) for key, value in conf.items()})
+
+
+def text(context: dg.ResolutionContext, given: str | float | bool | None) -> str | None:
+    """Text that may look like a number: where Dagster renders templates, it makes the number 1.1 of ``'1.10'``."""
+    if isinstance(given, str) and "{{" in given:
+        return _word(context.resolve_value(given, as_type=object))
+    return None if given is None else _word(given)
+
+
+def texts(
+    context: dg.ResolutionContext, given: Mapping[str, str | float | bool] | None
+) -> dict[str, str | None] | None:
+    """Texts by name; see :func:`text`."""
+    return None if given is None else {name: text(context, value) for name, value in given.items()}
+
+
+def _word(value: object) -> str:
+    """Text as it was before YAML and templates made a number or a boolean of it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _given(context: dg.ResolutionContext, model: dg.Model) -> dict[str, Any]:

@@ -18,6 +18,9 @@ from dagster_ckpt.orchestration.streaming_asset import checkpointed_streaming_as
 
 __all__ = ["CheckpointedStreamComponent"]
 
+_Text = str | int | float | bool | None
+_Texts = dict[str, str | int | float | bool] | None
+
 
 @dg.scaffold_with(CheckpointedStreamScaffolder)
 class CheckpointedStreamComponent(dg.Component, dg.Resolvable, dg.Model):
@@ -83,10 +86,21 @@ class CheckpointedStreamComponent(dg.Component, dg.Resolvable, dg.Model):
         default_factory=list, description="Schedules that take savepoints."
     )
     group_name: str | None = Field(default=None, description="As of any asset.")
+    kinds: list[str] | None = Field(default=None, description="As of any asset.")
     description: str | None = Field(default=None, description="As of any asset; by default that of the function.")
     owners: list[str] | None = Field(default=None, description="As of any asset.")
-    tags: dict[str, str] | None = Field(default=None, description="As of any asset.")
-    run_tags: dict[str, str] | None = Field(default=None, description="Of the runs of the job.")
+    tags: Annotated[Any, dg.Resolver(attributes.texts, model_field_type=_Texts)] = Field(
+        default=None, description="As of any asset."
+    )
+    metadata: dict[str, Any] | None = Field(default=None, description="As of any asset.")
+    code_version: Annotated[Any, dg.Resolver(attributes.text, model_field_type=_Text, inject_before_resolve=False)] = (
+        Field(default=None, description="As of any asset; quote it in YAML, such as '1.10'.")
+    )
+    pool: str | None = Field(default=None, description="As of any asset.")
+    op_tags: dict[str, Any] | None = Field(default=None, description="As of any asset.")
+    run_tags: Annotated[Any, dg.Resolver(attributes.texts, model_field_type=_Texts)] = Field(
+        default=None, description="Of the runs of the job."
+    )
 
     @classmethod
     def get_spec(cls) -> dg.ComponentTypeSpec:
@@ -116,9 +130,14 @@ class CheckpointedStreamComponent(dg.Component, dg.Resolvable, dg.Model):
             storage_key=storage_key,
             spark_key=spark_key,
             group_name=self.group_name,
+            kinds=None if self.kinds is None else set(self.kinds),
             description=self.description,
             owners=self.owners,
             tags=self.tags,
+            metadata=self.metadata,
+            code_version=self.code_version,
+            pool=self.pool,
+            op_tags=self.op_tags,
             run_tags=self.run_tags,
         )(self.function)
         own = {storage_key: self.storage, spark_key: self.spark}

@@ -18,7 +18,7 @@ EVENT = "dagster_ckpt/event"
 EVENT_ID = "event_id"
 #: Seconds after which the same thing is told as if it were new.
 CALM = 3600.0
-#: Beyond so many, each so-manieth is told, whatever was told before: nobody reads back further.
+#: When the 100th time is past and no earlier telling is known, every 100th is told: nobody reads back further.
 _MANY = 100
 
 

@@ -130,7 +130,7 @@ def _has_failed(end: End | None) -> bool:
 
 
 def _end_of(name: str) -> str:
-    """The id of the event that the failure of this name is, as the end of the job."""
+    """The event id of this failure when the failure ended the job."""
     return f"{name}-end"
 
 

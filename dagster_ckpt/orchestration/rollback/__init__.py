@@ -3,6 +3,5 @@
 from dagster_ckpt.orchestration.rollback.handover import pending, requested
 from dagster_ckpt.orchestration.rollback.launchpad import Launchpad
 from dagster_ckpt.orchestration.rollback.rollback_job import build_rollback_job
-from dagster_ckpt.orchestration.rollback.terminating import active_runs
 
-__all__ = ["Launchpad", "active_runs", "build_rollback_job", "pending", "requested"]
+__all__ = ["Launchpad", "build_rollback_job", "pending", "requested"]

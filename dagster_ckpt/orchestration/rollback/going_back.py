@@ -9,13 +9,21 @@ from contextlib import contextmanager
 
 import dagster as dg
 
-from dagster_ckpt.checkpoint import CheckpointCatalog, CheckpointMetadata, find_newest, pin_checkpoint
+from dagster_ckpt.checkpoint import CheckpointCatalog, CheckpointMetadata, find_newest, kept_savepoint, pin_checkpoint
 from dagster_ckpt.clock import SystemClock, iso
 from dagster_ckpt.config import LATEST, NONE
-from dagster_ckpt.errors import CheckpointError, CheckpointNotFound, JobAlreadyRunning, RestoreRefused
+from dagster_ckpt.errors import CheckpointError, CheckpointNotFound, JobAlreadyRunning, RestoreRefused, StorageError
 from dagster_ckpt.orchestration import names
 from dagster_ckpt.orchestration.rollback.deleting_end import DELETING_END, deleting_end
-from dagster_ckpt.orchestration.rollback.handover import ask, goes_back, has_chosen, last_config, settle, why_over
+from dagster_ckpt.orchestration.rollback.handover import (
+    ACCEPTED,
+    ask,
+    goes_back,
+    has_chosen,
+    last_config,
+    settle,
+    why_over,
+)
 from dagster_ckpt.orchestration.rollback.launchpad import Launchpad
 from dagster_ckpt.orchestration.rollback.terminating import active_runs, terminate, terminate_all
 from dagster_ckpt.orchestration.run_settings import JobSettings
@@ -69,6 +77,7 @@ class Rollback:
 
         Raises:
             RestoreWithLoss: rows would be lost or doubled, and that is not allowed; nothing is changed.
+            StorageError: the storage failed during the checks, and there is no verdict; nothing is changed.
             CheckpointError: going back is impossible, and nothing is changed; or a run of the job has not stopped, or
                 the run that was to go back has failed.
         """
@@ -76,6 +85,10 @@ class Rollback:
         verdict = self._verdict(to, target)
         error = verdict.refusal(self._settings.config.mode, None if allow_loss else ())
         refused = error is not None
+        self._instance.add_run_tags(
+            self._context.run_id,
+            {names.VERDICT_TAG: verdict.verdict.value, **({} if refused or check_only else ACCEPTED)},
+        )
         self._tell(
             verdict, to, target, link=verdict.verdict is Verdict.WITH_LOSS if refused else check_only, loss=refused
         )
@@ -132,6 +145,9 @@ class Rollback:
                 # A run that attends a driver ends the driver, whose heartbeat names the run that has submitted it.
                 terminates={id_ for run in runs for id_ in (run.run_id, names.attends(run.tags)) if id_},
             )
+            for item in found.findings:
+                if isinstance(item.error, StorageError):  # it says nothing of the checkpoint
+                    raise item.error
             subject, findings = found.subject, found.findings
             runs = active_runs(self._instance, job)  # the checks read every byte: a run may have begun meanwhile
         return Preflight(subject, (*findings, *deleting_end(self._catalog, self._settings.config, to, target, runs)))
@@ -140,7 +156,6 @@ class Rollback:
         """Tell the verdict, in the log and at the partition; with a link that goes on, over a loss if there is one."""
         for line in verdict.lines():
             self._say(line)
-        self._instance.add_run_tags(self._context.run_id, {names.VERDICT_TAG: verdict.verdict.value})
         ends = [item for item in verdict.findings if item.check == DELETING_END and item not in verdict.bad]
         why = " ".join(f"{item.check}: {item.reason}" for item in [*verdict.bad, *ends])
         told = in_one_line(redacted(f"{verdict.verdict} at {iso(self._clock.time())}{why and f': {why}'}"))
@@ -163,11 +178,19 @@ class Rollback:
 
     @contextmanager
     def _kept(self, target: CheckpointMetadata | None) -> Iterator[None]:
-        """Let neither a newer checkpoint nor the end of the job delete the checkpoint before a run restores it."""
-        if target is None or target.location is not None:
+        """Let nobody delete the target before a run restores it.
+
+        A checkpoint is deleted for a newer one or at the end of the job, and a savepoint by the history of its series.
+        """
+        reason = f"rollback {self._context.run_id}"
+        if target is None:
             yield
             return
-        pin = pin_checkpoint(self._catalog, target, f"rollback {self._context.run_id}", self._clock)
+        if target.location is not None:
+            with kept_savepoint(self._catalog, target, reason, self._clock):
+                yield
+            return
+        pin = pin_checkpoint(self._catalog, target, reason, self._clock)
         try:
             yield
         finally:

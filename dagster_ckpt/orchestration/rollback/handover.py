@@ -16,9 +16,11 @@ from dagster_ckpt.orchestration import names
 from dagster_ckpt.orchestration.run_settings import going_on, op_config
 from dagster_ckpt.shown_text import redacted
 
-__all__ = ["ask", "goes_back", "has_chosen", "last_config", "pending", "requested", "settle", "why_over"]
+__all__ = ["ACCEPTED", "ask", "goes_back", "has_chosen", "last_config", "pending", "requested", "settle", "why_over"]
 
 _ASKED, _SETTLED = "asked", "settled"
+#: The tags of a rollback that accepts its own verdict, and goes on to stop the job.
+ACCEPTED = {names.ROLLBACK_TAG: "accepted"}
 
 
 def ask(instance: dg.DagsterInstance, rollback: str, to: str) -> None:

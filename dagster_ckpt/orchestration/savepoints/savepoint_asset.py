@@ -9,8 +9,7 @@ from pydantic import Field
 
 from dagster_ckpt.clock import SystemClock
 from dagster_ckpt.errors import InvalidConfiguration
-from dagster_ckpt.orchestration import names
-from dagster_ckpt.orchestration.rollback import Launchpad, active_runs
+from dagster_ckpt.orchestration.rollback import Launchpad
 from dagster_ckpt.orchestration.storages import CheckpointStorage
 
 __all__ = ["SavepointConfig", "savepoints_asset"]
@@ -104,12 +103,7 @@ def savepoints_asset(
             report=context.log.info,
             label=label,
         )
-        if history is not None and active_runs(context.instance, job_name, tag=names.ROLLBACK_OF_TAG):
-            # No pin can keep the savepoint that the rollback has chosen.
-            context.log.info(
-                "A rollback is under way: the history is left as it is, and the next savepoint sees to it."
-            )
-        elif history is not None and label.series is not None:
+        if history is not None and label.series is not None:
             delete_surplus_savepoints(catalog, label.series, history, clock, context.log.info, taken=taken.pointer)
         pad = Launchpad.of_run(context.run, job_name)
         return dg.MaterializeResult(

@@ -24,11 +24,11 @@ from dagster_ckpt.checkpoint import (
 )
 from dagster_ckpt.clock import Clock, iso
 from dagster_ckpt.config import LATEST, CheckpointConfig
-from dagster_ckpt.errors import CorruptCheckpoint, Fenced
+from dagster_ckpt.errors import CheckpointError, CorruptCheckpoint, Fenced, StorageError
 from dagster_ckpt.orchestration import names
 from dagster_ckpt.orchestration.checkpointed_asset import CheckpointedStreamingAsset
 from dagster_ckpt.orchestration.events import JobEvents
-from dagster_ckpt.orchestration.health import evaluation
+from dagster_ckpt.orchestration.health import evaluation, goes_past_damage, refused, reported
 from dagster_ckpt.orchestration.reporting import CheckpointReporter
 from dagster_ckpt.orchestration.rollback import Launchpad
 from dagster_ckpt.orchestration.run_settings import RunSettings, going_on, op_config
@@ -48,7 +48,6 @@ from dagster_ckpt.resume import (
     poison_of,
     stored_facts,
 )
-from dagster_ckpt.spark import recorded_live
 
 __all__ = ["JobWatch"]
 
@@ -125,11 +124,7 @@ class JobWatch:
                 case Attend(driver, run_key, reason):
                     return self._attending(driver, run_key, reason)
                 case Resume(attempt, run_key, reason):
-                    if facts.end is None and facts.dead == INTERRUPTED:
-                        self._events.interrupted(claim.token, reason)
-                    else:
-                        self._events.look(goes_on=True)
-                    return self._request(facts, claim, attempt, run_key, reason)
+                    return self._resume(facts, claim, attempt, run_key, reason)
         return "more is to be done; the next tick goes on"
 
     def _facts(self) -> Facts:
@@ -169,6 +164,45 @@ class JobWatch:
             self._instance.report_run_canceled(run, f"dagster_ckpt: {reason}")
         else:
             self._instance.report_run_failed(run, f"dagster_ckpt: {reason}")
+
+    def _resume(self, facts: Facts, claim: Claim, attempt: int, run_key: str, reason: str) -> dg.RunRequest | str:
+        """The run that resumes the job, told of and with the check ``healthy``; or why there can be none."""
+        try:
+            request = self._request(facts, claim, attempt, run_key, reason)
+        except StorageError:
+            raise
+        except CheckpointError as error:
+            refusal = f"{error.message} {error.hint}".strip()
+            self._show_health(refusal)
+            return f"it cannot be resumed: {refusal}"
+        if facts.end is None and facts.dead == INTERRUPTED:
+            self._events.interrupted(claim.token, reason)
+        else:
+            self._events.look(goes_on=True)
+        self._show_health("")
+        return request
+
+    def _show_health(self, refusal: str) -> None:
+        """Report the check ``healthy`` if what it says has changed: a run reports it, too, but only once it has begun.
+
+        Args:
+            refusal: why the job cannot be resumed, the same at each tick; empty if the job is resumed.
+        """
+        try:
+            before = reported(self._instance, self._asset.key)
+            if before is not None and refusal and before.description == refused(refusal):
+                return
+            found = self._health(refusal)
+            if refusal or before is None or (found.passed, found.severity) != (before.passed, before.severity):
+                self._instance.report_runless_asset_event(found)
+        except Exception:  # the job is resumed all the same, and the next look reports
+            self._log.exception("How job %s is doing could not be reported", self._asset.name)
+
+    def _health(self, refusal: str | None = None) -> dg.AssetCheckEvaluation:
+        asset = self._asset
+        return evaluation(
+            asset.key, self._catalog, self._clock, asset.config, asset.most_restarts_per_hour, refusal=refusal
+        )
 
     def _request(self, facts: Facts, claim: Claim, attempt: int, run_key: str, reason: str) -> dg.RunRequest:
         parent = self._instance.get_run_by_id(claim.run_id)
@@ -223,9 +257,7 @@ class JobWatch:
             prefer_checkpoint = config.prefer_checkpoint_for_recovery
             return find_newest(self._catalog, prefer_checkpoint=prefer_checkpoint).metadata
         except CorruptCheckpoint as error:
-            chosen = self._catalog.choice()
-            here = None if chosen is None else recorded_live(chosen[1], self._catalog.filesystem)
-            if here is None and not config.fallback_to_older:
+            if not goes_past_damage(self._catalog, config):
                 raise
             self._log.warning("The newest checkpoint of %s is broken: %s", self._asset.name, error.message)
             return None
@@ -261,9 +293,7 @@ class JobWatch:
                 claim = finish_end(self._catalog, claim, end, self._clock)
             self._show_retained(claim, discarded)
             self._events.look(goes_on=False)
-            asset = self._asset
-            found = evaluation(asset.key, self._catalog, self._clock, asset.config, asset.most_restarts_per_hour)
-            self._instance.report_runless_asset_event(found)
+            self._instance.report_runless_asset_event(self._health())
             self.finished = claim.token
 
     def _show_retained(self, claim: Claim, discarded: Sequence[Discarded]) -> None:

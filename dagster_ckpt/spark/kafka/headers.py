@@ -20,8 +20,8 @@ def with_kafka_headers(rows: DataFrame, job: str, batch: int) -> DataFrame:
     """The records of a batch, with job, batch and ordinal in their headers.
 
     A batch that runs again gives each record the ordinal that the record had, on whichever machine the batch runs:
-    ordinals follow from the values alone. So job, batch and ordinal together name a record, and a consumer can drop a
-    record that comes again. The order of the records of a batch is not kept.
+    ordinals follow from the values alone. So job, batch and ordinal together name a record of a topic, and a consumer
+    can drop a record that comes again. The order of the records of a batch is not kept.
 
     .. code-block:: python
 

@@ -268,7 +268,8 @@ def _read(
         files=tuple(FileEntry(file.path, file.size, None) for file in snapshot.files),
         location=url,
     )
-    return PlainLocation(url, metadata, PlainQuery(batch, None if planned is None else offsets.timestamp_ms))
+    planned_ms = None if planned is None else offsets.timestamp_ms
+    return PlainLocation(url, metadata, PlainQuery(batch, planned_ms, snapshot.facts.query_id))
 
 
 def _pinned(location: CheckpointLocation, batch: int, url: str, pins: Path, clock: Clock) -> Snapshot:

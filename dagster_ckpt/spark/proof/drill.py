@@ -1,9 +1,9 @@
 """A restore drill: the newest checkpoint is restored aside, and the job's query computes one batch from it.
 
 Nothing of the job is touched. The batch goes nowhere, the live location is a copy, no epoch is claimed, and no record
-is written. Spark tells a source that a batch is done when Spark plans the next batch, and the drill ends before. Where
-Spark plans the drill's batch itself, Spark tells the sources of the batch before. So that is left to sources that do
-nothing then; the batch of all others is empty.
+is written. Spark acknowledges a batch to its source when Spark plans the next batch, and a drill ends before that. If
+Spark plans the drill's own batch, Spark acknowledges the previous batch. So Spark plans the drill's batch only for
+sources that ignore this; for all other sources the batch is empty.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ def drill_restore(
 
     prefer = job.config.prefer_checkpoint_for_recovery
     with copied(catalog, LATEST, place, check=check, prefer_checkpoint=prefer) as (restored, directory):
-        # What a sink might get twice depends on where the running job is; preflight tells that when the job is over.
+        # Which batches a sink gets twice depends on the running job; preflight checks that after the job is over.
         findings = [item for item in check_unpacked(catalog, restored, directory, LATEST) if item.check != AFTER_IT]
         _pass(job, restored, findings)
         known = catalog.records.plans(restored.job_id).after(restored)

@@ -63,9 +63,9 @@ def freshness_of(catalog: CheckpointCatalog, clock: Clock, allowed: timedelta | 
     if job.state in _OVER:
         reason = f"The job is not running ({job.state}), and nothing waits for a checkpoint."
     elif waiting:
-        reason = f"Batch {waiting[0].batch} waits for a checkpoint since {behind:.0f} s ({job.state})."
+        reason = f"Batch {waiting[0].batch} has waited for a checkpoint for {behind:.0f} s ({job.state})."
     elif job.state in _RUNS:
         reason = "No batch waits for a checkpoint: the stream is idle, or its newest batch has one."
     else:
-        reason = f"The job is {job.state} since {behind:.0f} s{job.reason and f': {job.reason}'}."
+        reason = f"The job has been {job.state} for {behind:.0f} s{job.reason and f': {job.reason}'}."
     return Freshness(is_fresh, reason, round(behind, 1), len(waiting), job)

@@ -16,7 +16,9 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from dagster_ckpt.errors import DriverLost, QueryNotBuilt
+import psutil
+
+from dagster_ckpt.errors import DriverLost, InvalidConfiguration, QueryNotBuilt
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -41,6 +43,8 @@ _TURN = 0.05
 _HELD = "belongs to a JVM of Spark that is gone"
 #: Where the client of a lost JVM keeps how that JVM ended.
 _ENDED = "_dagster_ckpt_ended"
+#: On the command line of every JVM that runs a Python program for Spark.
+_RUNNER = "org.apache.spark.deploy.PythonRunner"
 #: The JVM that has started this process, when it did that for nothing but a job's driver.
 _above: set[int] = set()
 
@@ -50,8 +54,23 @@ class _HeldObjectError(RuntimeError):
 
 
 def live_below_jvm() -> None:
-    """Count the JVM above this process, which ``spark-submit`` has started, as this process's own."""
-    _above.add(os.getppid())
+    """Count the JVM above this process, which ``spark-submit`` has started, as this process's own.
+
+    Raises:
+        InvalidConfiguration: another process is between the two. A pause or a kill would reach that process, and the
+            JVM would go on.
+    """
+    above = os.getppid()
+    with contextlib.suppress(psutil.Error):  # the JVM is gone, and this process goes next
+        parent = psutil.Process(above)
+        if _RUNNER not in parent.cmdline():
+            raise InvalidConfiguration(
+                f"Process {above} ({parent.name()}) is between Spark's JVM and this driver, so nothing could pause the "
+                "JVM when the lease is over.",
+                hint="If `python` of SparkSubmitResource is a script, let its last line be `exec /path/of/python "
+                '"$@"`; or set `python` to the path of a Python.',
+            )
+    _above.add(above)
 
 
 def own_jvm_pid(gateway: Any) -> int | None:
@@ -81,9 +100,11 @@ def loss_of(spark: SparkSession, *, after: Exception | None = None) -> str | Non
     try:
         if not spark._jsparkSession.sparkContext().isStopped():  # noqa: SLF001
             return None
-    except Exception:  # a JVM that ends now
+    except Exception as error:  # a JVM that ends now
         if process is None:
             return "it answers no more"
+        if is_gone(process, error):
+            return _ending(process)
     if process is not None:
         process.kill()
         process.wait()
@@ -94,7 +115,7 @@ def is_gone(process: subprocess.Popen[bytes], after: Exception | None) -> bool:
     """Whether a JVM has ended; waits a little if the error ``after`` says that the JVM is ending."""
     from py4j.protocol import Py4JNetworkError  # noqa: PLC0415 - PySpark is loaded where it runs
 
-    if isinstance(after, (Py4JNetworkError, OSError)):
+    if isinstance(after, (Py4JNetworkError, ConnectionError)):  # no other error of the storage or of the user
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(timeout=_TEAR_DOWN)
     return process.poll() is not None

@@ -81,7 +81,6 @@ class _State:
 
     request: RestoreRequest
     series: int | None
-    submission: Submission | None
     prepared: Prepared | None = None
     ignored: set[str] = field(default_factory=set)
 
@@ -135,7 +134,8 @@ class StreamingRun:
         self._is_interrupted = False
         self._catalog = CheckpointCatalog(job.filesystem, job.name)
         self._failures = FailedStarts(job, run_id, clock)
-        self._state = _State(request, series, submission)
+        self._submission = submission
+        self._state = _State(request, series)
         self._spark: SparkSession | None = None
         self._tracer = StartTracer(clock, earlier)
         #: Waits for the JVM that is started beside the claim.
@@ -183,10 +183,12 @@ class StreamingRun:
         try:
             while True:
                 result = self._start(claim, heart)
+                token = uuid.uuid4().hex
                 while result is None:
                     try:
                         self._tracer.begin("claim")
-                        claim = self._claim()
+                        # If another run has taken the job over while this one waited, the job is that run's.
+                        claim = self._claim(token, claim.epoch)
                         heart.hold(claim.epoch)
                         break
                     except Fenced:
@@ -212,7 +214,8 @@ class StreamingRun:
             self._catalog.resolve(self._state.request.restore_from)  # Spark's start takes long, a look does not
         for process in self._catalog.records.heartbeat.free_job(self._clock, self._cancel.wait):
             _log.warning("Killed process %d, which a run declared dead had left behind", process.pid)
-        return self._claim()
+        submission = self._submission
+        return self._claim(uuid.uuid4().hex, None if submission is None else submission.after, submission)
 
     def _note_before_claim(self, error: Exception) -> None:
         """Record for the sensor why this run, which should resume the job, could not take the job over.
@@ -224,16 +227,17 @@ class StreamingRun:
         if series is not None and not isinstance(error, (Fenced, ForeignCheckpoint, JobAlreadyRunning)):
             self._failures.record(series, error, None)
 
-    def _claim(self) -> Claim:
-        submission, self._state.submission = self._state.submission, None
+    def _claim(self, token: str, after: int | None, submission: Submission | None = None) -> Claim:
+        """Claim the epoch after ``after``, or the next one there is; a ``submission`` must still stand then."""
         claim = self._catalog.records.epochs.claim(
-            token=uuid.uuid4().hex,
+            token=token,
             series=self._state.series,
             run_id=self._run_id,
             host=this_host(),
             pid=ProcessIdentity.current().pid,
             now=iso(self._clock.time()),
-            after=None if submission is None else submission.after,
+            after=after,
+            is_start=True,
         )
         # The run withdraws its submission, and then looks for a claim: one of the two sees what the other has done.
         if submission is not None:
@@ -287,7 +291,6 @@ class StreamingRun:
         finally:
             watchdog.disarm()
             tracer.close()
-            self._tracer.close()
         if ended is None:
             return self._end(claim, JobStatus.CANCELED, "canceled")
         return self._end(claim, JobStatus.FINISHED, ended.reason, on_record=ended.on_record)
@@ -355,6 +358,8 @@ class StreamingRun:
         self._tracer = StartTracer(self._clock)
         self._tracer.begin("decided")
         error = as_loss(error, self._spark, self._job.name)
+        if isinstance(error, DriverLost):
+            self._spark = None  # the lost session must not explain the errors of the next start
         failures = self._failures.record(claim.series, error, self._state.prepared)
         found = Streak.of(failures)
         decision = restart_after(failures, self._job.restart, self._job.name)

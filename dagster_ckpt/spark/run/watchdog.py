@@ -5,8 +5,8 @@ time, because the storage hiccups or is away, the JVM is paused, and goes on as 
 run has taken the job over by then, the JVM is killed. So a storage that is away costs time, and no restart.
 
 A process that is stopped or hangs can pause nothing. So a watchdog in the JVM ends the JVM when this process has shown
-no sign of life until shortly before the lease is over. The watchdog counts ticks of a tenth of a second in the JVM, and
-compares no clocks: while the JVM is paused no ticks are counted.
+no sign of life until shortly before the lease is over. The watchdog looks at a clock in the JVM every tenth of a second
+and compares no two clocks. A long time between two looks was a pause of the JVM, and counts as one look.
 """
 
 from __future__ import annotations
@@ -45,10 +45,12 @@ _SOURCE = """
 package PACKAGE;
 
 public final class Watchdog extends Thread {
-    private static final int TICK = 100;
+    private static final long MILLISECOND = 1000000L;
+    private static final long TICK = 100L * MILLISECOND;
     private final double lease;
     private final String job;
-    private final java.util.concurrent.atomic.AtomicInteger left = new java.util.concurrent.atomic.AtomicInteger();
+    // Nanoseconds.
+    private final java.util.concurrent.atomic.AtomicLong left = new java.util.concurrent.atomic.AtomicLong();
     private volatile boolean armed = true;
 
     public Watchdog(double lease, String job) {
@@ -59,7 +61,13 @@ public final class Watchdog extends Thread {
     }
 
     public void renew(int milliseconds) {
-        left.set(milliseconds);
+        left.set(milliseconds * MILLISECOND);
+    }
+
+    // How much of the time since the last look counts. On a busy machine a thread sleeps too long, and that time has
+    // passed. A JVM that was paused must not lose what a short lease has left before its Python process can renew that.
+    public static long counted(long nanoseconds) {
+        return nanoseconds <= 3L * TICK ? nanoseconds : TICK;
     }
 
     public void disarm() {
@@ -68,13 +76,17 @@ public final class Watchdog extends Thread {
     }
 
     public void run() {
+        long before = System.nanoTime();
         while (armed) {
             try {
-                Thread.sleep((long) TICK);
+                Thread.sleep(TICK / MILLISECOND);
             } catch (InterruptedException e) {
                 continue;
             }
-            if (left.addAndGet(-TICK) <= 0 && armed) {
+            long now = System.nanoTime();
+            long passed = counted(now - before);
+            before = now;
+            if (left.addAndGet(-passed) <= 0 && armed) {
                 Thread last = new LastWords(job, lease);
                 last.start();
                 try {
@@ -244,8 +256,11 @@ def _start(spark: SparkSession, heart: Heart, job_name: str) -> Any:
 
 
 def _milliseconds(heart: Heart) -> int:
-    """For how long the JVM may go on without a sign of life: until it should have been paused, and a little longer."""
-    return round(1000 * (max(heart.left, 0.0) + heart.lease.grace))
+    """For how long the JVM may go on without a sign of life: until it should have been paused, and a little longer.
+
+    A run whose lease a newer run of this process keeps has no end of its own.
+    """
+    return round(1000 * (min(max(heart.left, 0.0), heart.lease.own) + heart.lease.grace))
 
 
 def _compile(jvm: Any) -> Any:

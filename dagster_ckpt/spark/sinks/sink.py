@@ -112,10 +112,12 @@ class PlainQuery:
         batch: the last batch that the query has committed.
         planned_ms: when the batch after that was planned, milliseconds since the epoch; ``None`` if it was not. The
             sink may hold this batch, or a part.
+        query_id: the id of the query, by which a sink may know what the query has written.
     """
 
     batch: int
     planned_ms: int | None
+    query_id: str = ""
 
     @property
     def newest(self) -> int:

@@ -58,7 +58,8 @@ def explained(method: Callable[Concatenate[_Of, _Given], _Found]) -> Callable[Co
         except Exception as error:
             raise CheckpointFailure(
                 f"The {table.format} table {table.path} could not be used: {_said(error)}",
-                hint="Nothing was changed by this. Make the table reachable; the job's restart strategy tries again.",
+                hint="Make the table reachable; the job's restart strategy tries again. If this was in the middle of a "
+                "commit, the table may have it: the next start looks, and takes back what no checkpoint covers.",
             ) from error
 
     return explaining

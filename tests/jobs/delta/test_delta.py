@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from dagster_ckpt.config.checkpoint_config import JobStatus
 from dagster_ckpt.errors import InvalidConfiguration, QueryFailed, SinkMismatch, SinkNotEmpty
+from dagster_ckpt.spark.events import Started
 from dagster_ckpt.spark.sinks.delta import DeltaSink
-from dagster_ckpt.spark.sinks.delta.table import DeltaTable
-from tests.jobs.harness import Bench, Query, Row
+from tests.jobs.harness import Bench, Query, Row, eventually
 from tests.jobs.tables.common import dying, into, run_without_checkpoint
-from tests.jobs.tables.delta import seen, sql, version
+from tests.jobs.tables.delta import seen, sql, version, without_old_log
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,7 +47,7 @@ def table(bench: Bench) -> Bench:
 
 def die_after_the_table_has_it(bench: Bench) -> None:
     """Land a file whose batch is in the table, while Spark's commit log does not have the batch."""
-    before = version(bench) if bench.sink.exists() else -1
+    before = version(bench) if bench.sink.exists() else 0  # that of the empty table
     bench.query = to_delta_and_dying
     bench.land(1)
     with pytest.raises(QueryFailed):
@@ -172,13 +173,6 @@ def vacuumed(bench: Bench) -> None:
     sql(bench, "VACUUM {table} RETAIN 0 HOURS")
 
 
-def without_old_log(bench: Bench) -> None:
-    """As Delta cleans its log up: what its own checkpoint covers goes."""
-    DeltaTable(bench.spark, str(bench.sink))._log.checkpoint()
-    for number in range(version(bench)):
-        (bench.sink / "_delta_log" / f"{number:020}.json").unlink()
-
-
 @pytest.mark.parametrize(("spoil", "said"), [(vacuumed, "VACUUM"), (without_old_log, "logRetentionDuration")])
 def test_a_version_that_is_gone_is_refused_by_name(table: Bench, spoil: Callable[[Bench], None], said: str) -> None:
     abandoned = table.checkpoints()[-1]
@@ -189,6 +183,36 @@ def test_a_version_that_is_gone_is_refused_by_name(table: Bench, spoil: Callable
     assert said in refusal.message + refusal.hint
     table.tick(1)
     assert seen(table) == table.expected()
+
+
+def test_a_job_that_wrote_nothing_goes_on_without_the_old_log(table: Bench) -> None:
+    """Each start claims the table once more, and so does the next one when that log is gone, too."""
+    others = Counter[Row]()
+    for _ in range(2):
+        others.update(appended(table))
+        without_old_log(table)
+        table.tick(0)
+    assert seen(table) == table.expected() + others
+    table.tick(1)
+    assert seen(table) == table.expected() + others
+
+    sql(table, "INSERT OVERWRITE {table} VALUES (1, 2)")
+    without_old_log(table)
+    assert "(WRITE)" in table.refused(SinkMismatch).message
+
+
+def test_a_start_that_had_no_batch_goes_on_without_the_old_log(bench: Bench) -> None:
+    bench.query = to_delta
+    bench.until_done = False
+    idle = bench.launch()
+    eventually("the query starts", lambda: bool(idle.of(Started)), unless=idle.check)
+    idle.run.cancel()
+    assert idle.result().status is JobStatus.CANCELED
+    bench.until_done = True
+    others = appended(bench)
+    without_old_log(bench)
+    bench.tick(1)
+    assert seen(bench) == bench.expected() + others
 
 
 def test_a_table_that_is_not_the_one_is_refused(table: Bench) -> None:

@@ -121,6 +121,55 @@ def test_a_compaction_is_undone_with_what_it_compacted(table: Bench) -> None:
     assert seen(table) == table.expected()
 
 
+def test_maintenance_beside_rows_that_others_append(table: Bench) -> None:
+    """Refused is only a compaction of files that the job wrote since its checkpoint, and the hint says how to go on."""
+    run_without_checkpoint(table, 1)
+    for key in (-1, -2):
+        sql(table, f"INSERT INTO {{table}} VALUES ({key}, 0)")
+    call(table, "rewrite_data_files", "where => 'id < 0', options => map('rewrite-all', 'true')")
+    call(table, "rewrite_manifests", "use_caching => false")
+    kept = snapshots(table)[-2:]
+    assert [_operation(table, snapshot) for snapshot in kept] == ["replace", "replace"]
+    shutil.rmtree(table.working)
+    assert "removed" in table.tick(1).started.sink
+    theirs = Counter([(-1, 0), (-2, 0)])
+    assert seen(table) == table.expected() + theirs
+    assert set(kept) <= set(snapshots(table))
+
+    run_without_checkpoint(table, 1)
+    sql(table, "INSERT INTO {table} VALUES (-3, 0)")
+    right = snapshots(table)[-1]
+    call(table, "rewrite_data_files", "options => map('rewrite-all', 'true')")
+    refusal = table.refused(SinkMismatch, restore_from=table.checkpoints()[-1].reference)
+    assert f"snapshot {snapshots(table)[-1]} (replace)" in refusal.message
+    assert f"set_current_snapshot to {right}" in refusal.hint
+    call(table, "set_current_snapshot", f"snapshot_id => {right}")
+    table.tick(1, restore_from=table.checkpoints()[-1].reference)
+    assert seen(table) == table.expected() + theirs + Counter([(-3, 0)])
+
+
+def _operation(bench: Bench, snapshot: int) -> str:
+    (found,) = (item for item in current(bench.sink).metadata.snapshots if item.snapshot_id == snapshot)
+    return str(found.summary.operation.value)
+
+
+def test_the_rollback_of_another_job_in_the_table(table: Bench, tmp_path: Path) -> None:
+    """Both jobs die with batches in the table, and each of them takes back its own."""
+    other = Bench(table.spark, tmp_path / "other", name="other")
+    other.query = lambda bench, session: into(IcebergSink(table_of(table, session)), bench, session)
+    other.tick(1)
+    run_without_checkpoint(table, 1)
+    run_without_checkpoint(other, 1)
+    shutil.rmtree(other.working)
+    assert "removed" in other.tick(1).started.sink
+    assert "delete" in [_operation(table, snapshot) for snapshot in snapshots(table)]
+    shutil.rmtree(table.working)
+    assert "removed" in table.tick(1).started.sink
+    assert seen(table) == table.expected() + other.expected()
+    other.tick(1)
+    assert seen(table) == table.expected() + other.expected()
+
+
 @pytest.mark.parametrize(
     "statement", ["UPDATE {table} SET v = -1 WHERE id > 10", "INSERT OVERWRITE {table} VALUES (1, 2)"]
 )
@@ -175,6 +224,29 @@ def test_a_job_that_writes_seldom(table: Bench) -> None:
         table.tick(1)
     assert seen(table) == table.expected()
     assert "does not have snapshot" in table.refused(SinkMismatch, restore_from="chk-1").message
+
+
+def test_a_start_from_nothing_that_dies_before_its_claim(table: Bench) -> None:
+    """In a table that was emptied after an earlier lineage, whose snapshots are not those of the new one."""
+    sql(table, "DELETE FROM {table}")
+
+    def dead_before_the_claim(bench: Bench, session: SparkSession) -> DataStreamWriter:
+        sink = IcebergSink(table_of(bench, session))
+
+        def die(*_: object) -> None:
+            raise ZeroDivisionError("dead before the claim")
+
+        setattr(sink, "adopt", die)  # noqa: B010
+        return into(sink, bench, session)
+
+    with pytest.raises(ZeroDivisionError):
+        table.launch(table.job(query=dead_before_the_claim), restore_from="none").result()
+    sql(table, "INSERT INTO {table} VALUES (-1, 0)")
+    theirs = Counter([(-1, 0)])
+    die_after_the_table_has_it(table)
+    assert seen(table) != table.expected() + theirs
+    table.tick(1)
+    assert seen(table) == table.expected() + theirs, "the new lineage has begun, and takes back what is its own"
 
 
 def test_a_table_that_is_not_the_one_is_refused(table: Bench) -> None:
@@ -253,6 +325,7 @@ def test_the_summary_tells_who_wrote_what(table: Bench) -> None:
     told = current(table.sink).current_snapshot().summary.additional_properties
     named = {name: value for name, value in told.items() if name.startswith("dagster_ckpt.")}
     assert len(named.pop("dagster_ckpt.start")) == 16
+    assert named.pop("dagster_ckpt.lineage") == table.checkpoints()[-1].job_id
     assert named == {"dagster_ckpt.job": "tiny", "dagster_ckpt.epoch": "2", "dagster_ckpt.batch": "1"}
 
 

@@ -84,6 +84,17 @@ def test_the_table_refuses_a_start_that_was_overtaken(bench: Bench, monkeypatch:
         new.write_batch(rows, 4)
 
 
+def test_a_start_from_nothing_claims_the_table_with_its_first_look(bench: Bench) -> None:
+    """So an older start of the lineage, which wakes up before its claim, writes nothing between the two."""
+    rows = bench.spark.range(3).selectExpr("cast(id AS int) AS id", "cast(10 * id AS int) AS v")
+    starts = Starts(bench.root, rows, lambda: IcebergSink(table_of(bench)))
+    new = IcebergSink(table_of(bench))
+    new.attach("orders", rows)
+    assert not new.rollback_to_nothing(0, 2)
+    with pytest.raises(SinkMismatch, match="claimed by epoch 2"):
+        starts.begun(1)
+
+
 def test_a_commit_whose_outcome_is_unknown_is_looked_for(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """The catalog has taken the commit, and its answer is lost."""
     rows = bench.spark.range(3).selectExpr("cast(id AS int) AS id", "cast(10 * id AS int) AS v")

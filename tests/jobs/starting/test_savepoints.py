@@ -9,6 +9,7 @@ from threading import Event
 import pytest
 
 from dagster_ckpt.checkpoint.control.taken_savepoints import Label
+from dagster_ckpt.checkpoint.taking.coordinator import CheckpointCoordinator
 from dagster_ckpt.checkpoint.taking.requests.ask_savepoint import ask_checkpoint, take_savepoint
 from dagster_ckpt.clock import SystemClock
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig, ExternalizedCheckpointCleanup, JobStatus
@@ -19,7 +20,23 @@ from tests.jobs.harness import Bench, eventually, tree
 from tests.jobs.savepoints import Take, started
 
 
-def test_the_job_is_restored_from_a_moved_savepoint_alone(bench: Bench, take: Take, tmp_path: Path) -> None:
+@pytest.fixture
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[CheckpointCoordinator]:
+    """Grows by one whenever a savepoint begins the pause between two checkpoints anew."""
+    found: list[CheckpointCoordinator] = []
+    begin = CheckpointCoordinator.savepoint_completed
+
+    def noted(coordinator: CheckpointCoordinator) -> None:
+        begin(coordinator)
+        found.append(coordinator)
+
+    monkeypatch.setattr(CheckpointCoordinator, "savepoint_completed", noted)
+    return found
+
+
+def test_the_job_is_restored_from_a_moved_savepoint_alone(
+    bench: Bench, take: Take, tmp_path: Path, pauses: list[CheckpointCoordinator]
+) -> None:
     deletes = CheckpointConfig(
         interval="50 ms", num_retained=1, cleanup=ExternalizedCheckpointCleanup.DELETE_ON_CANCELLATION
     )
@@ -27,6 +44,7 @@ def test_the_job_is_restored_from_a_moved_savepoint_alone(bench: Bench, take: Ta
     taken = take(bench)
     content = tree(Path(taken.pointer))
     assert taken.batch == launch.of(SavepointCompleted)[0].metadata.batch == 2
+    assert len(pauses) == 1, "min_pause counts from a savepoint, too"
     bench.land(2)
     bench.await_in_sink(launch)  # the query went on
     eventually("its last batch is captured", lambda: launch.completed[-1].batch == 4, unless=launch.check)

@@ -67,18 +67,27 @@ def run_without_checkpoint(bench: Bench, files: int) -> Launch:
 class Starts(Generic[_Sink]):
     """Starts of a job as its sink sees them; none of them knows of the others."""
 
-    def __init__(self, root: Path, rows: DataFrame, make: Callable[[], _Sink]) -> None:
+    def __init__(self, root: Path, rows: DataFrame, make: Callable[[], _Sink], job: str = "orders") -> None:
         self._root = root
         self._rows = rows
         self._make = make
+        self._job = job
 
     def begun(self, epoch: int, restored: Mapping[str, Json] | None = None) -> _Sink:
-        sink = self._make()
-        sink.attach("orders", self._rows)
+        sink = self.attached()
         if restored is not None:
             sink.rollback_to(restored, self._root, epoch)
-        sink.begin(SinkRun(self._directory(epoch), epoch, restored, lambda: None, lambda _: None))
+        self.begin(sink, epoch, restored)
         return sink
+
+    def attached(self) -> _Sink:
+        """The sink of a start that has not touched the table yet."""
+        sink = self._make()
+        sink.attach(self._job, self._rows)
+        return sink
+
+    def begin(self, sink: _Sink, epoch: int, restored: Mapping[str, Json] | None = None) -> None:
+        sink.begin(SinkRun(self._directory(epoch), epoch, restored, lambda: None, lambda _: None))
 
     def position(self, sink: _Sink, epoch: int, batch: int) -> Mapping[str, Json]:
         reader = sink.position_reader(self._directory(epoch), CheckpointLocation(self._root))

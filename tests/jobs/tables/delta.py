@@ -7,9 +7,10 @@ from typing import Any
 
 import deltalake
 
+from dagster_ckpt.spark.sinks.delta.table import DeltaTable
 from tests.jobs.harness import Bench, Row
 
-__all__ = ["seen", "sql", "version"]
+__all__ = ["seen", "sql", "version", "without_old_log"]
 
 
 def seen(bench: Bench) -> Counter[Row]:
@@ -28,3 +29,10 @@ def version(bench: Bench) -> int:
 def sql(bench: Bench, statement: str) -> list[Any]:
     """Run a statement on ``{table}``."""
     return bench.spark.sql(statement.format(table=f"delta.`{bench.sink}`")).collect()
+
+
+def without_old_log(bench: Bench) -> None:
+    """As Delta cleans its log up: what its own checkpoint covers goes."""
+    DeltaTable(bench.spark, str(bench.sink))._log.checkpoint()
+    for number in range(version(bench)):
+        (bench.sink / "_delta_log" / f"{number:020}.json").unlink(missing_ok=True)

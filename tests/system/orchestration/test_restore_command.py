@@ -122,6 +122,8 @@ def test_what_is_not_there_is_told(job: StoredJob, url: str) -> None:
     code, document, told = restore(job, "chk-99", "--dagster-url", url)
     assert (code, document["status"], document["verdict"]) == (1, "FAILURE", None)
     assert "/runs/" in told
+    assert "job 'orders' is as it was" in told
+    assert Webserver(url).active("dagster_ckpt/job", job.name) is None
     other = CliRunner().invoke(main, ["restore", "nosuchjob", "latest", "--dagster-url", url])
     assert other.exit_code == 1
     assert "No code location" in other.stderr

@@ -21,6 +21,7 @@ from tests.helpers.checkpoint.manifests import JOB_ID
 from tests.helpers.checkpoint.memory import MemoryFileSystem
 
 _NAMES = (f"job-{number}" for number in itertools.count())
+_RUNS = (f"run-{number}" for number in itertools.count())
 
 
 class Watched:
@@ -36,11 +37,26 @@ class Watched:
         self.sight: Sight | None = None
 
     def claim(self) -> None:
+        run = next(_RUNS)
         self.claims.append(
             self.records.epochs.claim(
-                token="t", series=None, run_id="r", host="elsewhere", pid=1, now=iso(self.clock.time())
+                token=f"token of {run}", series=None, run_id=run, host="elsewhere", pid=1, now=iso(self.clock.time())
             )
         )
+
+    def sweep(self) -> None:
+        """Delete all records, as ``dagster-ckpt sweep --older-than`` does: the next claim is of epoch 1 again."""
+        for directory in ("control/epochs", "control"):
+            for entry in self.storage.list(f"{self.name}/{directory}"):
+                self.storage.remove(f"{self.name}/{directory}/{entry.name}")
+        self.claims.clear()
+
+    def run_and_end(self, status: str) -> None:
+        """A whole run, which was told how it ended."""
+        self.claim()
+        self.choose()
+        self.end(status)
+        self.beat(stopped=True)
 
     def choose(self) -> None:
         choice = Choice(JOB_ID, None, 1, 0, "/live", "h", None, "of the test", complete=())
@@ -89,23 +105,76 @@ def test_a_run_that_lives_costs_one_read(job: Watched) -> None:
     assert 3 <= listed <= 6
 
 
-def test_a_job_that_is_over_costs_one_listing(job: Watched) -> None:
-    job.claim()
-    job.choose()
-    job.end("FINISHED")
-    job.beat(stopped=True)
+def over(job: Watched) -> None:
+    """The job is seen to be over."""
+    job.run_and_end("FINISHED")
     job.clock.advance(60)
     job.look()
     job.clock.advance(60)
     job.look()
     assert job.sight is not None
     assert job.sight.is_over
+
+
+def test_a_job_that_is_over_costs_one_listing(job: Watched) -> None:
+    """And now and then a read: nothing else shows whether the job was swept and has been over a second time."""
+    over(job)
+    read = 0
     for _ in range(30):
         job.clock.advance(1)
-        assert job.look() == ["list epochs"]
+        asked = job.look()
+        assert asked in (["list epochs"], ["list epochs", "read e-0000000001"])
+        read += len(asked) - 1
+    assert 3 <= read <= 6
     job.claim()
     job.look()
+    assert job.sight is not None
     assert not job.sight.is_over
+
+
+@pytest.mark.parametrize("looked", [True, False], ids=["looked at in between", "not looked at in between"])
+@pytest.mark.parametrize("chosen", [True, False], ids=["chosen", "not chosen"])
+def test_a_job_that_was_swept_and_launched_again_is_not_over(job: Watched, *, looked: bool, chosen: bool) -> None:
+    """Though the new claim has the number of the old one."""
+    over(job)
+    job.sweep()
+    if looked:
+        job.look()
+        assert job.sight is None
+    job.claim()
+    if chosen:
+        job.choose()
+    job.look()
+    assert job.sight is not None
+    assert job.sight.claim == job.claims[-1]
+    assert not job.sight.is_over
+
+
+def test_a_job_that_was_swept_and_failed_between_two_looks_is_seen_to_soon(job: Watched) -> None:
+    over(job)
+    job.sweep()
+    job.run_and_end(FAILING)
+    job.look()
+    job.clock.advance(ANEW)
+    job.look()
+    assert job.sight is not None
+    assert job.sight.claim == job.claims[-1]
+    assert job.sight.end is not None
+    assert not job.sight.end.is_final
+
+
+def test_a_run_that_lives_is_not_taken_for_the_run_before_a_sweep(job: Watched) -> None:
+    job.claim()
+    job.choose()
+    job.beat()
+    job.look()
+    job.sweep()
+    job.claim()
+    job.choose()
+    job.beat()
+    job.look()
+    assert job.sight is not None
+    assert job.sight.claim == job.claims[-1]
 
 
 def test_a_run_that_is_dead_is_seen_to_be_at_once_whatever_is_remembered(job: Watched) -> None:
@@ -123,7 +192,7 @@ def test_a_run_that_is_dead_is_seen_to_be_at_once_whatever_is_remembered(job: Wa
 
 
 def steps() -> st.SearchStrategy[list[str]]:
-    names = ["claim", "choose", "beat", "old beat", "stop", "fail", "finish", "1 s", "8 s", "40 s", "look"]
+    names = ["claim", "choose", "beat", "old beat", "stop", "fail", "finish", "1 s", "8 s", "40 s", "look", "sweep"]
     return st.lists(st.sampled_from(names), max_size=25)
 
 
@@ -133,12 +202,21 @@ def test_nobody_acts_on_what_is_remembered(taken: list[str]) -> None:
     job = Watched()
     job.claim()
     for step in taken:
+        if not job.claims:
+            job.claim()
         claimed = "choice" in job.records.epochs.names()[job.claims[-1].epoch]
         match step:
             case "claim":
                 job.claim()
             case "choose" if not claimed:
                 job.choose()
+            case "sweep":
+                job.end("CANCELED")
+                job.beat(stopped=True)
+                for _ in range(2):
+                    job.look()
+                    job.clock.advance(60)
+                job.sweep()
             case "beat":
                 job.beat()
             case "old beat":
@@ -149,10 +227,16 @@ def test_nobody_acts_on_what_is_remembered(taken: list[str]) -> None:
                 job.end(FAILING if step == "fail" else "FINISHED")
             case "look":
                 job.look()
-                if job.sight is not None and job.sight.dead is not None:
+                if (
+                    job.sight is not None
+                    and job.sight.dead is not None
+                    and not ("sweep" in taken and job.sight.is_over)
+                ):
                     assert seen(job, job.sight)
             case _ if step.endswith(" s"):
                 job.clock.advance(float(step.split()[0]))
+    if not job.claims:
+        job.claim()
     job.look()
     job.clock.advance(ANEW)
     job.look()

@@ -150,6 +150,18 @@ def test_options_of_the_storage_on_the_command_line(monkeypatch: pytest.MonkeyPa
     assert CliRunner().invoke(main, ["list", "--path", "gs://bucket/x", "--storage-option", "token"]).exit_code == 2
 
 
+@pytest.mark.parametrize("options", ["5", "null", "[1]", '[["token", "anon"]]', '"anon"', "token=anon"])
+def test_options_of_the_storage_that_are_no_object_are_told(
+    options: str, storage: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DAGSTER_CKPT_STORAGE_OPTIONS", options)
+    for path in (str(storage), "gs://bucket/x"):
+        done = CliRunner(catch_exceptions=False).invoke(main, ["list", "--path", path])
+        assert done.exit_code == 1
+        assert "DAGSTER_CKPT_STORAGE_OPTIONS is no JSON object" in done.stderr
+        assert "anon" not in done.stderr, "it may be a secret"
+
+
 def test_list_of_nothing(storage: Path) -> None:
     storage.mkdir()
     result = call(storage, "list")

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
+import uuid
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from click.testing import CliRunner
 
@@ -30,12 +33,21 @@ from tests.helpers.played_driver import PlayedOrder
         ("early lose", 1, 1),
         ("exit,interrupt,finish", 0, 3),
         ("early exit", 1, 1),
+        ("leave-0,leave-1,leave-2,leave-3,leave-5,leave-6,leave-7,leave-127,finish", 0, 9),
+        ("early leave-0", 1, 1),
+        ("early leave-3", 1, 1),
+        ("die,blind leave-4,fail", 5, 3),
+        ("twin,finish", 0, 2),
     ],
 )
 def test_a_driver_that_is_lost_is_followed_by_the_next(
     way: str, status: int, drivers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first word of a step: the driver ends before it has claimed the job, or even before it has seen the job."""
+    """The first word of a step: the driver ends before it has claimed the job, or even before it has seen the job.
+
+    ``leave-N``: what the driver has loaded ends the process with the status N, and the driver does not get to say how
+    the job is.
+    """
     monkeypatch.setattr(driver_process, "_TRIES", 3)
     monkeypatch.setattr(driver_process, "_PAUSE", 0.01)
     notes = tmp_path / "notes"
@@ -136,6 +148,46 @@ def test_what_cannot_be_imported_is_told_and_nothing_is_tried_again(
     told = capfd.readouterr().err
     assert "'no_such_module:turnover', what is to be run, cannot be imported" in told
     assert "Traceback" not in told
+
+
+@pytest.mark.parametrize(
+    ("module", "told"),
+    [
+        ("def turnover(:", "SyntaxError: "),
+        ("turnover = never_defined", "NameError: name 'never_defined' is not defined"),
+        ("1 / 0", "ZeroDivisionError: division by zero"),
+        ("raise SystemExit(0)", "SystemExit: 0"),
+    ],
+)
+@pytest.mark.parametrize("command", ["run", "drill"])
+def test_what_a_module_raises_is_told_without_a_traceback(
+    command: str,
+    module: str,
+    told: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    name = f"jobs_{uuid.uuid4().hex}"
+    (tmp_path / f"{name}.py").write_text(module)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    done = CliRunner(catch_exceptions=False).invoke(main, [command, f"{name}:turnover", "--path", str(tmp_path / "c")])
+    output = done.output + capfd.readouterr().err
+    assert done.exit_code == 1, output
+    assert told in output
+    assert "Traceback" not in output
+
+
+def test_run_and_drill_have_the_same_options_for_a_job() -> None:
+    def options(command: str) -> dict[str, Any]:
+        found = main.get_command(click.Context(main), command)
+        assert found is not None
+        return {option.name or "": option.to_info_dict() for option in found.params}
+
+    run, drill = options("run"), options("drill")
+    for name in ("target", "path", "resources", "name", "conf", "master", "op_config"):
+        assert run[name] == drill[name]
 
 
 def test_help_names_every_exit_status() -> None:

@@ -12,9 +12,11 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from dagster_ckpt.checkpoint.cleanup.savepoint_history import kept_savepoint
 from dagster_ckpt.checkpoint.control.savepoint_requests import Answer, SavepointRequest, TakenSavepoint
 from dagster_ckpt.checkpoint.control.taken_savepoints import RecordedSavepoint
-from dagster_ckpt.cli import main, status
+from dagster_ckpt.cli import changing, main, status
+from dagster_ckpt.clock import SystemClock
 from tests.helpers.orchestration.stored_job import StoredJob, run_id
 
 
@@ -136,6 +138,51 @@ def test_a_run_is_asked_to_end_the_job_and_no_other_run_is(job: StoredJob) -> No
     assert not requests.is_to_cancel(claim.run_id)
 
 
+def test_who_takes_over_from_the_run_that_was_asked_is_asked_too(job: StoredJob) -> None:
+    """Two drivers die before they look for a request, and the third one has the id of a run that was not known."""
+    claim = job.claim(run_id())
+    job.beat(claim, alive=True)
+    requests = job.catalog.records.savepoint_requests
+
+    def drive() -> None:
+        nonlocal claim
+        pause = threading.Event()
+        for last in (False, True):
+            while not requests.is_to_cancel(claim.run_id):
+                pause.wait(0.02)
+            if not last:
+                job.claim(run_id(), series=claim.series)
+            claim = job.claim(run_id(), series=claim.series)
+        while not requests.is_to_cancel(claim.run_id):
+            pause.wait(0.02)
+        job.end(claim, "CANCELED", "canceled")
+
+    driving = threading.Thread(target=drive, daemon=True)
+    driving.start()
+    code, document, told = call(job, "cancel", job.name, "--timeout", "1 min")
+    assert code == 0, told
+    driving.join()
+    assert document == {"job": job.name, "run": claim.run_id, "status": "CANCELED", "reason": "canceled"}
+    assert claim.run_id in told
+    assert not requests.is_to_cancel(claim.run_id)
+
+
+def test_a_job_that_is_run_again_after_its_end_is_left_alone(job: StoredJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    claim = job.claim(run_id())
+    job.beat(claim, alive=True)
+    again: list[str] = []
+
+    def sleep(_: float) -> None:
+        job.end(claim, "CANCELED", "canceled")
+        again.append(job.claim(run_id()).run_id)
+
+    monkeypatch.setattr(changing, "time", type("Time", (), {"sleep": sleep}))
+    code, document, told = call(job, "cancel", job.name)
+    assert code == 0, told
+    assert document == {"job": job.name, "run": claim.run_id, "status": "CANCELED", "reason": "canceled"}
+    assert len(again) == 1
+
+
 def test_a_run_that_does_not_answer_is_not_asked_any_more(job: StoredJob) -> None:
     claim = job.claim(run_id())
     job.beat(claim, alive=True)
@@ -190,6 +237,21 @@ def test_names_and_series_are_taken_listed_and_gone_back_to(job: StoredJob, tmp_
     refused = CliRunner().invoke(main, ["savepoint", job.name, *to, "--path", str(job.root), "--keep", "2"])
     assert refused.exit_code == 2
     assert "need --series" in refused.stderr
+
+
+def test_the_savepoint_that_a_rollback_goes_to_stays_in_the_history(job: StoredJob, tmp_path: Path) -> None:
+    nightly = ("--to", str(tmp_path / "savepoints"), "--series", "nightly", "--keep", "1")
+    _, first, _ = call(job, "savepoint", job.name, *nightly, "--name", "n-1")
+    job.die(run_id())
+    target = job.catalog.resolve(first["pointer"])
+    with kept_savepoint(job.catalog, target, "rollback of the test", SystemClock()):
+        code, taken, told = call(job, "savepoint", job.name, *nightly, "--name", "n-2")
+        assert (code, taken["deleted"]) == (0, [])
+        assert "Savepoint n-1 stays" in told
+        assert "rollback of the test" in told
+    job.die(run_id())
+    _, taken, _ = call(job, "savepoint", job.name, *nightly, "--name", "n-3")
+    assert len(taken["deleted"]) == 2
 
 
 def test_a_checkpoint_is_asked_for_and_the_request_is_listed(job: StoredJob) -> None:

@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
+import pty
+import struct
+import subprocess
+import sys
+import termios
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click import unstyle
 from click.testing import CliRunner
 
 from dagster_ckpt.checkpoint.control.epochs import Claim
 from dagster_ckpt.checkpoint.control.heartbeat import FailedCheckpoints, HeartbeatFile
-from dagster_ckpt.cli import main
+from dagster_ckpt.checkpoint.format.facts import Source, Topic
+from dagster_ckpt.checkpoint.format.snapshot import Snapshot
+from dagster_ckpt.cli import main, status
+from dagster_ckpt.testing import Fail, FaultInjectingFileSystem, Operation
 from tests.helpers.orchestration.stored_job import StoredJob, run_id
 
 
@@ -123,3 +135,126 @@ def test_what_goes_wrong_with_a_job_that_runs_is_told(tmp_path: Path) -> None:
     assert "3 checkpoints in a row failed" in shown
     assert "no space left on device" in shown
     assert "due for 15 min" in shown
+
+
+@pytest.mark.parametrize(
+    ("begin", "state", "exit_status"), [(_running, "RUNNING", 0), (_dead, "DEAD", 5), (_ended("FAILED"), "FAILED", 5)]
+)
+def test_a_damaged_newest_checkpoint_is_told_and_the_state_stays(
+    begin: Callable[[StoredJob], Claim], state: str, exit_status: int, tmp_path: Path
+) -> None:
+    job = StoredJob(tmp_path, "orders")
+    claim = begin(job)
+    metadata = tmp_path / "orders" / claim.run_id.replace("-", "") / "chk-1" / "_metadata"
+    metadata.write_bytes(metadata.read_bytes()[:-20])
+    code, (row,) = _status(job)
+    assert (code, row["state"], row["run"], row["checkpoint"]) == (exit_status, state, claim.run_id, None)
+    assert str(metadata) in row["checkpoint_damage"]
+    assert str(metadata) not in row["reason"]
+    shown = CliRunner().invoke(main, ["status", "--path", str(tmp_path)]).stdout
+    assert "damaged" in shown
+    assert f"the newest checkpoint cannot be restored: {metadata}" in shown
+
+
+def test_a_storage_that_fails_is_an_error_and_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = StoredJob(tmp_path, "orders")
+    _running(job)
+    storage = FaultInjectingFileSystem(
+        job.catalog.filesystem, lambda operation: Fail() if operation.path.endswith("/heartbeat") else None
+    )
+    monkeypatch.setattr(status, "storage_at", lambda _: storage)
+    code, told = _status(job)
+    assert code == 1
+    assert "orders/control/heartbeat) failed" in told
+
+
+def _of_kafka(job: StoredJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From now on the job's checkpoints tell of a topic with two partitions, and of a source that tells no lag."""
+    plain = job._snapshot
+    topic = Topic(id="t-1", latest={"0": 120, "1": 7})
+    kafka = Source(id="0", offset={"orders": {"0": 100, "1": 7}}, topics={"orders": topic})
+
+    def snapshot(batch: int) -> Snapshot:
+        made = plain(batch)
+        sources = [kafka, Source(id="1", offset=3)]
+        return replace(made, facts=made.facts.model_copy(update={"sources": sources}))
+
+    monkeypatch.setattr(job, "_snapshot", snapshot)
+
+
+def test_lag_and_health_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    failing, kafka, over = (StoredJob(tmp_path, name) for name in ("failing", "kafka", "over"))
+    _of_kafka(kafka, monkeypatch)
+    _running(failing)
+    records = HeartbeatFile(failing.catalog.filesystem, "failing")
+    beat = records.read()
+    assert beat is not None
+    records.write(replace(beat, failed_checkpoints=FailedCheckpoints(3, "no space left", beat.beat_at, 9)))
+    _running(kafka)
+    _ended("FAILED")(over)
+    _, rows = _status(over)
+    told = {row["job"]: (row["lag"], row["health"]) for row in rows}
+    assert told == {"failing": (None, "trouble"), "kafka": (20, "well"), "over": (None, "needs help")}
+
+
+@pytest.mark.parametrize("columns", [80, 120, 200])
+def test_the_table_is_readable(columns: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = StoredJob(tmp_path, "orders-per-minute")
+    _of_kafka(job, monkeypatch)
+    claim = _restarting(job)
+    reader, terminal = pty.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
+    program = [sys.executable, "-m", "dagster_ckpt.cli", "status", "--path", str(tmp_path)]
+    without = {name: value for name, value in os.environ.items() if name not in {"COLUMNS", "LINES"}}
+    with subprocess.Popen(program, stdin=terminal, stdout=terminal, env={**without, "TERM": "xterm"}):
+        os.close(terminal)
+        shown = b""
+        with suppress(OSError):  # Linux says so at the end of a terminal
+            while read := os.read(reader, 65536):
+                shown += read
+    os.close(reader)
+    lines = unstyle(shown.decode()).splitlines()
+    (row,) = (line for line in lines if line.startswith("│"))
+    for word in ("orders-per-minute", "RESTARTING", "chk-1", "20", "well", "1 (1)"):
+        assert word in row
+    assert (claim.run_id in row) == (columns == 200)
+    assert max(map(len, lines[:6])) <= columns
+
+
+def test_watching_goes_on_while_the_storage_is_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = StoredJob(tmp_path, "orders")
+    _running(job)
+    looks = 0
+
+    def sleep(_: float) -> None:
+        nonlocal looks
+        looks += 1
+        if looks == 4:
+            raise KeyboardInterrupt
+
+    def plan(operation: Operation) -> Fail | None:
+        """At first all is away, then the listing of the jobs, then what tells of the job."""
+        away = (True, operation.path == "", operation.path.endswith("/heartbeat"), False)[looks]
+        return Fail() if away else None
+
+    storage = FaultInjectingFileSystem(job.catalog.filesystem, plan)
+    monkeypatch.setattr(status, "storage_at", lambda _: storage)
+    monkeypatch.setattr(status, "time", type("Time", (), {"sleep": sleep}))
+    arguments = ["status", "--path", str(job.root), "--watch", "5 s"]
+    done = CliRunner(catch_exceptions=False).invoke(main, arguments)
+    assert (done.exit_code, looks) == (0, 4)
+    assert done.stderr.count("failed") == 3
+    assert done.stdout.count("RUNNING") == 1
+    looks = 0
+    once = CliRunner(catch_exceptions=False).invoke(main, arguments[:-2])
+    assert (once.exit_code, looks) == (1, 0)
+
+
+def test_watching_is_for_people(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def sleep(_: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(status, "time", type("Time", (), {"sleep": sleep}))
+    done = CliRunner().invoke(main, ["status", "--path", str(tmp_path), "--watch", "5 s", "--json"])
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert "--watch" in done.stderr

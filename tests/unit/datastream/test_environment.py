@@ -111,6 +111,46 @@ class TestConfigure:
         assert made.filesystem.url == str(tmp_path / "second")
         assert made.restart == ours.NoRestart()
 
+    @pytest.mark.parametrize(
+        "refused",
+        [
+            {"execution.checkpointing.max-concurrent-checkpoints": "0"},
+            {"state.backend.type": "no.such.Backend"},
+            {"parallelism.default": "0"},
+            {"pipeline.max-parallelism": "100000"},
+        ],
+        ids=lambda keys: list(keys)[-1],
+    )
+    def test_what_is_refused_changes_nothing(self, env: StreamExecutionEnvironment, refused: dict[str, str]) -> None:
+        env.set_parallelism(16).set_buffer_timeout(7).enable_checkpointing(1_000)
+        config, execution = env.get_checkpoint_config(), env.get_config()
+        env.add_query(turnover)
+
+        def state() -> tuple[object, ...]:
+            made = jobs(env)[0]
+            return (
+                (made.config, made.restart, made.partitions),
+                env.get_state_backend(),
+                env.get_restart_strategy(),
+                env.get_buffer_timeout(),
+                env.is_chaining_enabled(),
+                env.get_parallelism(),
+                env.get_max_parallelism(),
+                env.get_checkpoint_interval(),
+            )
+
+        before = state()
+        with pytest.raises(InvalidConfiguration):
+            env.configure(Configuration({**self.KEYS, **refused}))
+        assert state() == before
+        env.configure(Configuration({"pipeline.operator-chaining": "true"}))
+        assert state() == before, "a later configuration brings nothing of it either"
+        env.configure(Configuration(self.KEYS))
+        assert env.get_checkpoint_config() is config
+        assert env.get_config() is execution
+        assert config.get_checkpoint_interval() == 3000
+        assert execution.get_parallelism() == 8
+
     def test_what_has_no_effect_warns(self, env: StreamExecutionEnvironment) -> None:
         with pytest.warns(FlinkDifference, match="state.changelog.enabled = 'true' has no effect"):
             env.configure(Configuration({"state.changelog.enabled": "true"}))

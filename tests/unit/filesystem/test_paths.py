@@ -6,6 +6,8 @@ import contextlib
 import itertools
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import quote
@@ -19,10 +21,10 @@ from dagster_ckpt.checkpoint.taking.savepoint_files import _place_of
 from dagster_ckpt.cli.places import storage_at
 from dagster_ckpt.config.state_backend import EmbeddedRocksDBStateBackend
 from dagster_ckpt.datastream.storage_access import decode_path_from_reference, encode_path_as_reference
-from dagster_ckpt.errors import CheckpointNotFound, InvalidConfiguration
+from dagster_ckpt.errors import CheckpointError, CheckpointNotFound, InvalidConfiguration
 from dagster_ckpt.filesystem import FileSystem, PosixFileSystem, open_filesystem
 from dagster_ckpt.orchestration import FileSystemCheckpointStorage
-from dagster_ckpt.paths import local_path, split_location, unescaped
+from dagster_ckpt.paths import is_same_place, local_path, split_location, unescaped
 from dagster_ckpt.spark.preflight.source_files import local_file
 from dagster_ckpt.spark.sinks.spark_sink_log import FileSink
 
@@ -50,12 +52,13 @@ def laid_out(world: Path, steps: list[str]) -> str:
 
 
 def new_world(above: Path) -> Path:
-    """A directory to walk in, deep enough for ``..``, with a link to elsewhere."""
+    """A directory to walk in, deep enough for ``..``, with a link to elsewhere, and a link that leads nowhere."""
     root = above / f"world-{next(_numbers)}"
     start = root / "1" / "2" / "3" / "4" / "5"
     (root / "far" / "away").mkdir(parents=True)
     start.mkdir(parents=True)
     (start / "link").symlink_to(root / "far" / "away")
+    (start / "loop").symlink_to("loop")
     return start
 
 
@@ -186,6 +189,60 @@ def test_a_url_of_before_is_not_silently_another_directory(tmp_path: Path, monke
         open_filesystem("file://var/db")
     assert f"taken for '{tmp_path}/var/db'" in raised.value.hint
     assert open_filesystem(f"file://{tmp_path}/new%20one").url == f"{tmp_path}/new%20one", "nothing was there before"
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.lists(STEPS | st.just("loop"), max_size=4), st.lists(STEPS | st.just("loop"), max_size=4))
+@example(["loop"], ["a b"])
+@example(["a b"], ["loop", "x"])
+@example(["loop"], ["link", "..", "x"])
+def test_whether_two_paths_are_one_place_is_always_answered(
+    tmp_path_factory: pytest.TempPathFactory, steps: list[str], others: list[str]
+) -> None:
+    world = new_world(tmp_path_factory.getbasetemp())
+    try:
+        one, other = "/".join([str(world), *steps]), "/".join([str(world), *others])
+        answer = is_same_place(one, other)
+        assert answer == is_same_place(other, one)
+        with contextlib.suppress(OSError):  # nothing is there
+            assert answer == Path(one).samefile(other)
+    finally:
+        shutil.rmtree(world.parents[4])
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+@given(NAMES)
+@example(["a b"])
+@example(["~"])
+@example([".."])
+def test_in_a_directory_that_was_deleted_every_door_gives_a_domain_error(
+    tmp_path_factory: pytest.TempPathFactory, steps: list[str]
+) -> None:
+    above = tmp_path_factory.getbasetemp()
+    gone = above / f"gone-{next(_numbers)}"
+    gone.mkdir()
+    path = "/".join(steps)
+    with contextlib.chdir(gone):
+        gone.rmdir()
+        for spelling in (path, f"./{path}", f"{gone}/{path}", f"file:{path}", f"file://{path}"):
+            for opened in doors(spelling, PosixFileSystem(above)).values():
+                with contextlib.suppress(CheckpointError):
+                    opened()
+
+
+@pytest.mark.parametrize("port", ["9" * 5, "9" * 5000, "0" * 5000, "\u0661", "-1", "1_0", "x"])
+def test_a_port_that_cannot_be_is_refused(port: str) -> None:
+    with pytest.raises(InvalidConfiguration, match="no host or bucket is called so"):
+        split_location(f"s3://bucket:{port}/directory")
+
+
+def test_below_a_directory_that_may_not_be_entered_every_door_gives_a_domain_error(tmp_path: Path) -> None:
+    """Root may enter every directory, so another process tries."""
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0)
+    command = [sys.executable, "-m", "tests.unit.filesystem.unprivileged", str(closed)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_url_is_shown_without_secrets() -> None:

@@ -73,13 +73,40 @@ def test_the_yaml_sets_everything_that_python_sets(of_yaml: type[dg.Model], real
     assert set(of_yaml.model_fields) == real
 
 
-def test_what_the_decorator_takes_is_set_by_the_yaml_or_left_to_dagster() -> None:
+def test_what_the_decorator_takes_is_set_by_the_yaml_if_it_is_plain_data() -> None:
     decorator = set(inspect.signature(checkpointed_streaming_asset).parameters)
-    of_assets = {"kinds", "metadata", "code_version", "automation_condition", "freshness_policy", "pool", "op_tags"}
+    of_python = {"automation_condition", "freshness_policy", "hooks", "report_interval"}
     other_words = {"config": "checkpoint", "state_backend": "configuration"}
-    given = {other_words.get(name, name) for name in decorator - of_assets - {"hooks", "report_interval"}}
+    given = {other_words.get(name, name) for name in decorator - of_python}
     assert given <= set(CheckpointedStreamComponent.model_fields)
     assert load(job_name="sums", most_restarts_per_hour=None).job_name == "sums"
+
+
+def test_what_any_asset_has_arrives_at_the_asset() -> None:
+    definitions = defined(
+        kinds=["spark", "parquet"],
+        metadata={"runbook": "https://wiki/turnover", "rows_a_day": 4_000},
+        code_version="1.10",
+        pool="spark",
+        op_tags={"team": "sales", "dagster-k8s/config": {"container_config": {"resources": {"limits": {"cpu": "2"}}}}},
+        storage={"checkpoint_path": "/d"},
+        spark={},
+    )
+    dg.Definitions.validate_loadable(definitions)
+    node = definitions.resolve_asset_graph().get(dg.AssetKey(["turnover"]))
+    assert (node.kinds, node.code_version, node.pools) == ({"spark", "parquet"}, "1.10", {"spark"})
+    assert node.metadata["runbook"] == "https://wiki/turnover"
+    assert node.metadata["rows_a_day"] == 4_000
+    op = node.assets_def.op
+    assert op.tags["team"] == "sales"
+    assert '"cpu": ' in op.tags["dagster-k8s/config"]
+
+
+def test_text_that_looks_like_a_number_stays_text() -> None:
+    tags = {"year": "2026", "exact": "1.10", "rendered": "{{ 1 + 1 }}", "plain": 3, "beta": True}
+    component = load(tags=tags, run_tags={"dagster/priority": "3"}, code_version=7)
+    assert component.tags == {"year": "2026", "exact": "1.10", "rendered": "2", "plain": "3", "beta": "true"}
+    assert (component.run_tags, component.code_version) == ({"dagster/priority": "3"}, "7")
 
 
 def test_what_is_given_arrives() -> None:

@@ -1,20 +1,38 @@
-"""The check ``healthy``, and the sensor that tells of jobs that have ended FAILED."""
+"""The check ``healthy``."""
 
 from __future__ import annotations
 
+import threading
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import dagster as dg
 import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from dagster_ckpt import CheckpointConfig, JobFailed, SparkSessionResource, build_checkpoint_definitions, on_job_failed
+from dagster_ckpt import (
+    CheckpointConfig,
+    CheckpointedStreamingAsset,
+    RestartStrategies,
+    SparkSessionResource,
+    SparkSubmitResource,
+    build_checkpoint_definitions,
+    checkpointed_streaming_asset,
+)
+from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.catalog.newest import find_newest
 from dagster_ckpt.checkpoint.control.failures import Failure
 from dagster_ckpt.checkpoint.control.heartbeat import FailedCheckpoints, HeartbeatFile
+from dagster_ckpt.checkpoint.submissions import Submission
 from dagster_ckpt.clock import SystemClock
+from dagster_ckpt.errors import NotRestarted, SparkNotStarted
+from dagster_ckpt.orchestration import names
 from dagster_ckpt.orchestration.health import CHECK, HealthWatch, evaluation
+from dagster_ckpt.testing import Fail, FaultInjectingFileSystem
 from tests.helpers.checkpoint.driver import ManualClock
 from tests.helpers.orchestration.stored_job import StoredJob, make_asset, run_id
 
@@ -129,6 +147,76 @@ class TestAJobThatRuns:
             clock.advance(2)
         assert reported == [True, False, True]
 
+    def test_a_storage_that_fails_for_a_moment_is_looked_at_again(self, job: StoredJob) -> None:
+        job.beat(job.claim(run_id()), alive=True)
+        storage, reported, clock = FaultInjectingFileSystem(job.catalog.filesystem), list[bool](), ManualClock()
+        catalog = CheckpointCatalog(storage, job.name)
+        watch = HealthWatch(
+            lambda: evaluation(_KEY, catalog, SystemClock(), CheckpointConfig(), None),
+            lambda found: reported.append(found.passed),
+            clock,
+        )
+        watch.began()
+        storage.plan = lambda _: Fail()
+        watch.tick()
+        assert reported == []
+        storage.plan = lambda _: None
+        clock.advance(61)
+        watch.tick()
+        assert reported == [True]
+
+
+def _damage_newest(job: StoredJob) -> Path:
+    newest = find_newest(job.catalog).metadata
+    assert newest is not None
+    metadata = job.root / job.name / newest.reference / "_metadata"
+    metadata.write_bytes(metadata.read_bytes()[:-20])
+    return metadata
+
+
+class TestADamagedNewestCheckpoint:
+    """The check tells of the damage, and is red only where nobody goes on."""
+
+    @staticmethod
+    def _evaluate(job: StoredJob, *, fallback_to_older: bool = False) -> dg.AssetCheckEvaluation:
+        config = CheckpointConfig(fallback_to_older=fallback_to_older)
+        return evaluation(_KEY, job.catalog, SystemClock(), config, None)
+
+    def test_a_job_that_runs_is_yellow(self, job: StoredJob) -> None:
+        claim = job.claim(run_id())
+        store = job.choose(claim)
+        job.checkpoint(store, 3)
+        job.beat(claim, alive=True)
+        metadata = _damage_newest(job)
+        found = self._evaluate(job)
+        assert (found.passed, found.severity) == (False, dg.AssetCheckSeverity.WARN)
+        assert str(metadata) in str(found.description)
+        job.checkpoint(store, 4)
+        assert self._evaluate(job).passed, "a newer checkpoint takes its place"
+
+    def test_a_job_that_is_to_be_resumed_is_red_unless_a_run_may_go_past_it(self, job: StoredJob) -> None:
+        job.die(run_id())
+        metadata = _damage_newest(job)
+        found = self._evaluate(job)
+        assert (found.passed, found.severity) == (False, dg.AssetCheckSeverity.ERROR)
+        assert str(found.description).startswith("Nothing resumes the job: ")
+        assert str(metadata) in str(found.description)
+        yellow = (False, dg.AssetCheckSeverity.WARN)
+        past = self._evaluate(job, fallback_to_older=True)
+        assert (past.passed, past.severity) == yellow
+        (job.root.parent / "live").mkdir()
+        salvaged = self._evaluate(job)
+        assert (salvaged.passed, salvaged.severity) == yellow
+
+    def test_a_job_that_has_failed_stays_failed(self, job: StoredJob) -> None:
+        claim = job.die(run_id())
+        job.end(claim, "FAILED", "the third failure")
+        metadata = _damage_newest(job)
+        found = self._evaluate(job, fallback_to_older=True)
+        assert (found.passed, found.severity) == (False, dg.AssetCheckSeverity.ERROR)
+        assert "FAILED: the third failure" in str(found.description)
+        assert str(metadata) in str(found.description)
+
 
 def test_the_check_is_not_planned_with_the_run_of_the_stream(job: StoredJob) -> None:
     definitions = build_checkpoint_definitions([make_asset()], {"checkpoint_storage": job.storage, "spark": 1})
@@ -136,59 +224,89 @@ def test_the_check_is_not_planned_with_the_run_of_the_stream(job: StoredJob) -> 
     assert dg.AssetCheckKey(_KEY, CHECK) in definitions.resolve_asset_graph().asset_check_keys
 
 
-class _Alerts:
-    """An instance on which the sensor ticks."""
+class _NeverStarts(SparkSessionResource):
+    """Spark that cannot start: from the second start on it waits for what Dagster is told of the check."""
 
-    def __init__(self, jobs: list[StoredJob], instance: dg.DagsterInstance) -> None:
-        self.told: list[JobFailed] = []
-        self.is_down = False
-        self._cursor: str | None = None
-        self._instance = instance
-        self._sensor = on_job_failed([make_asset(job.name) for job in jobs], self._tell)
-        self._storage = jobs[0].storage
-
-    def _tell(self, failed: JobFailed) -> None:
-        if self.is_down:
-            raise ConnectionError("no route to the pager")
-        self.told.append(failed)
-
-    def tick(self) -> str:
-        context = dg.build_sensor_context(
-            instance=self._instance, cursor=self._cursor, resources={"checkpoint_storage": self._storage}
-        )
-        data = self._sensor.evaluate_tick(context)
-        self._cursor = data.cursor
-        return data.skip_message or ""
+    def session(self, job_name: str, required: Mapping[str, str] | None = None) -> SparkSession:
+        _starts.append(job_name)
+        if len(_starts) > 1:
+            assert _told.wait(60), "nobody reports the check"
+        raise SparkNotStarted("there is no Spark here")
 
 
-def test_each_end_is_told_once_and_no_run_that_is_resumed(job: StoredJob, tmp_path: Path) -> None:
-    other = StoredJob(tmp_path, "returns")
+_starts: list[str] = []
+_told = threading.Event()
+
+
+@pytest.fixture
+def strict() -> CheckpointedStreamingAsset:
+    """An asset whose job is not well after one restart."""
+
+    @checkpointed_streaming_asset(
+        name="orders", restart=RestartStrategies.fixed_delay_restart(1, "1 ms"), most_restarts_per_hour=0
+    )
+    def never_run(context: dg.AssetExecutionContext, spark: SparkSession) -> DataStreamWriter:
+        raise AssertionError("Spark never starts")
+
+    return never_run
+
+
+def _reports(
+    instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch, then: Callable[[], object]
+) -> list[dg.AssetCheckEvaluation]:
+    """What runs report of the check from now on; after each report ``then`` is called."""
+    found: list[dg.AssetCheckEvaluation] = []
+    report = instance.report_runless_asset_event
+
+    def reported(event: Any) -> None:
+        report(event)
+        if isinstance(event, dg.AssetCheckEvaluation):
+            found.append(event)
+            then()
+
+    monkeypatch.setattr(instance, "report_runless_asset_event", reported)
+    return found
+
+
+def _is_yellow(found: dg.AssetCheckEvaluation) -> bool:
+    told = "it failed 1 times in the last hour" in str(found.description)
+    return told and not found.passed and found.severity is dg.AssetCheckSeverity.WARN
+
+
+def test_a_run_whose_query_never_starts_reports_the_check(
+    job: StoredJob, strict: CheckpointedStreamingAsset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _starts.clear()
+    _told.clear()
     with dg.DagsterInstance.ephemeral() as instance:
-        alerts = _Alerts([job, other], instance)
-        dead = job.die(run_id())
-        alerts.tick()
-        job.fail(dead, 1)
-        job.end(dead, "FAILING", "tried again")
-        alerts.tick()
-        other.end(other.die(run_id()), "CANCELED")
-        alerts.tick()
-        assert alerts.told == []
+        found = _reports(instance, monkeypatch, _told.set)
+        with pytest.raises(SparkNotStarted):
+            dg.materialize(
+                [strict], resources={"checkpoint_storage": job.storage, "spark": _NeverStarts()}, instance=instance
+            )
+    assert _is_yellow(found[0])
 
-        again = job.die(run_id(), series=dead.series)
-        job.end(again, "FAILED", "all 3 restarts are used up")
-        alerts.is_down = True
-        assert "no route to the pager" in alerts.tick()
-        alerts.is_down = False
-        alerts.tick()
-        alerts.tick()
-        (first,) = alerts.told
-        assert (first.job_name, first.run_id) == ("orders", again.run_id)
-        assert first.reason == "all 3 restarts are used up"
-        assert str(first.checkpoint).endswith("/chk-2")
 
-        later = job.die(run_id())
-        alerts.tick()
-        job.end(later, "FAILED", "once more")
-        alerts.tick()
-        alerts.tick()
-        assert [failed.reason for failed in alerts.told] == [first.reason, "once more"]
+def test_a_run_that_attends_a_driver_whose_query_never_starts_reports_the_check(
+    job: StoredJob, strict: CheckpointedStreamingAsset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = job.claim(run_id())
+    job.catalog.records.submissions.replace(Submission(first.run_id, 0, None, "{}", 1.0))
+    job.fail(first, 1)
+    job.end(first, "FAILING")
+    second = job.claim(first.run_id, series=first.series)
+    job.beat(second, alive=True)
+
+    def end() -> None:
+        job.end(second, "FAILED")
+        job.beat(second, alive=False, stopped=True)
+
+    spark = SparkSubmitResource(definitions="some_project.definitions:defs")
+    tags = {names.ATTENDS_TAG: first.run_id, names.PARENT_RUN_TAG: first.run_id}
+    with dg.DagsterInstance.ephemeral() as instance:
+        found = _reports(instance, monkeypatch, end)
+        with pytest.raises(NotRestarted):
+            dg.materialize(
+                [strict], resources={"checkpoint_storage": job.storage, "spark": spark}, instance=instance, tags=tags
+            )
+    assert _is_yellow(found[0])

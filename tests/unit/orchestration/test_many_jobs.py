@@ -16,7 +16,7 @@ import pytest
 from dagster_ckpt import FileSystemCheckpointStorage, SparkSessionResource, build_checkpoint_definitions
 from dagster_ckpt.checkpoint.control.heartbeat import HeartbeatFile
 from dagster_ckpt.filesystem import PosixFileSystem
-from dagster_ckpt.orchestration.sensors import resume_sensor
+from dagster_ckpt.orchestration.sensors import resume_sensor, ticks
 from dagster_ckpt.testing import FaultInjectingFileSystem, Hang, Operation
 from tests.helpers.orchestration.stored_job import StoredJob, make_asset, run_id
 
@@ -156,7 +156,7 @@ def test_when_a_tick_has_no_time_left_the_next_one_goes_on_where_it_stopped(
 ) -> None:
     """However slow the jobs are: here a tick has time for seven, and then it is late."""
     passed = iter(range(10**6))
-    monkeypatch.setattr(resume_sensor, "time", SimpleNamespace(monotonic=lambda: float(next(passed))))
+    monkeypatch.setattr(ticks, "time", SimpleNamespace(monotonic=lambda: float(next(passed))))
     monkeypatch.setattr(resume_sensor, "_BUDGET", 7.0)
     seen: Counter[str] = Counter()
     for _ in range(COUNT):
@@ -173,7 +173,7 @@ def test_while_a_request_hangs_the_other_jobs_are_looked_after(jobs: Jobs, monke
     hung = Hang(lambda: answered.wait(300))
     jobs.storage.plan = lambda operation: hung if operation.path == "job_000/control/epochs" else None
     # However slow this machine is, the tick has three seconds left for each job.
-    monkeypatch.setattr(resume_sensor, "time", SimpleNamespace(monotonic=lambda: 0.0))
+    monkeypatch.setattr(ticks, "time", SimpleNamespace(monotonic=lambda: 0.0))
     monkeypatch.setattr(resume_sensor, "_BUDGET", 3.0)
     try:
         jobs.tick()

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import dagster as dg
 import pytest
 
+from dagster_ckpt import SparkSubmitResource
+from dagster_ckpt.checkpoint.submissions import Submission
+from dagster_ckpt.orchestration import names
 from dagster_ckpt.orchestration.streaming_run import OwnRun
 from tests.helpers.checkpoint.driver import ManualClock
-from tests.helpers.orchestration.stored_job import run_id
+from tests.helpers.orchestration.stored_job import StoredJob, make_asset, run_id
 
 Status = dg.DagsterRunStatus
 
@@ -49,3 +54,27 @@ def test_a_run_that_dagster_does_not_know_goes_on() -> None:
         clock.advance(10)
         own.look()
         assert not own.is_canceled()
+
+
+def test_a_job_that_is_canceled_outside_of_dagster_ends_its_run_as_canceled(tmp_path: Path) -> None:
+    """``dagster-ckpt cancel`` asks the driver, and Dagster hears of the end from the run that attends the driver."""
+    job = StoredJob(tmp_path / "storage")
+    claim = job.claim(run_id())
+    job.catalog.records.submissions.replace(Submission(claim.run_id, 0, None, "{}", 1.0))
+    job.checkpoint(job.choose(claim), 1)
+    job.end(claim, "CANCELED", "canceled")
+    job.beat(claim, alive=False, stopped=True)
+    spark = SparkSubmitResource(definitions="some_project.definitions:defs")
+    tags = {names.ATTENDS_TAG: claim.run_id, names.PARENT_RUN_TAG: claim.run_id}
+    with dg.DagsterInstance.ephemeral() as instance:
+        with pytest.raises(dg.DagsterExecutionInterruptedError):
+            dg.materialize(
+                [make_asset()],
+                resources={"checkpoint_storage": job.storage, "spark": spark},
+                instance=instance,
+                tags=tags,
+            )
+        (run,) = instance.get_runs()
+        assert run.status is Status.CANCELED
+        (told,) = instance.all_logs(run.run_id, of_type=dg.DagsterEventType.RUN_CANCELING)
+        assert "canceled outside of Dagster" in str(told.message)

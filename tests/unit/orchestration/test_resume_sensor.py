@@ -6,6 +6,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -21,18 +22,21 @@ from dagster_ckpt import (
     build_checkpoint_definitions,
 )
 from dagster_ckpt.checkpoint.catalog.newest import find_newest
+from dagster_ckpt.checkpoint.cleanup.job_sweep import sweep_job
 from dagster_ckpt.checkpoint.cleanup.pinning import pin_checkpoint
 from dagster_ckpt.checkpoint.control.epochs import Choice, Claim
 from dagster_ckpt.checkpoint.control.failures import Failure
 from dagster_ckpt.checkpoint.control.heartbeat import Heartbeat, HeartbeatFile
 from dagster_ckpt.checkpoint.lease import Lease
 from dagster_ckpt.checkpoint.processes import ProcessIdentity
+from dagster_ckpt.checkpoint.sight import ANEW
 from dagster_ckpt.checkpoint.submissions import Submission
 from dagster_ckpt.checkpoint.taking.store import CompletedCheckpointStore
 from dagster_ckpt.clock import SystemClock, seconds_of
 from dagster_ckpt.orchestration import names
 from dagster_ckpt.orchestration.sensors import job_watch
 from dagster_ckpt.resume.decision import Action, Facts, decide
+from tests.helpers.checkpoint.driver import ManualClock
 from tests.helpers.mounts import fill, mounted
 from tests.helpers.orchestration.stored_job import StoredJob, make_asset, run_id
 
@@ -401,6 +405,44 @@ def test_a_run_that_begins_while_another_is_being_ended_is_not_fenced(
     assert sensor.tick() == ([], f"orders: run {claims[0].run_id} is alive")
     assert job.catalog.records.epochs.highest() == claims[0].epoch == canceled.epoch + 1
     assert job.catalog.records.epochs.read_end(canceled.epoch) is None
+
+
+def swept(sensor: Sensor, job: StoredJob) -> None:
+    """The job was over, the sensor knows that, and then a sweep deleted all that was left of the job."""
+    job.end(job.claim(run_id()), "CANCELED")
+    for _ in range(2):
+        assert "it ended CANCELED" in sensor.tick()[1]
+    clock = ManualClock()
+    clock.now = time.time() + 86_400
+    sweep_job(job.catalog, clock, older_than=timedelta(hours=1))
+    assert not (job.root / job.name).exists()
+
+
+@pytest.mark.parametrize("ticked", [True, False], ids=["with a tick in between", "without a tick in between"])
+def test_a_job_that_was_swept_and_launched_again_is_resumed(sensor: Sensor, job: StoredJob, *, ticked: bool) -> None:
+    """Though the new claim has the number of the old one."""
+    swept(sensor, job)
+    if ticked:
+        assert "it has never run" in sensor.tick()[1]
+    second = job.die(run_id())
+    assert second.epoch == 1
+    assert sensor.request().tags[names.RESUMES_TAG] == second.run_id
+
+
+@pytest.mark.parametrize("ticked", [True, False], ids=["with a tick in between", "without a tick in between"])
+def test_a_job_that_was_swept_and_launched_again_and_failed_is_resumed(
+    sensor: Sensor, job: StoredJob, pass_time: Callable[[float], None], *, ticked: bool
+) -> None:
+    swept(sensor, job)
+    if ticked:
+        assert "it has never run" in sensor.tick()[1]
+    second = job.claim(run_id())
+    job.fail(second, 0)
+    job.end(second, "FAILING")
+    job.beat(second, alive=False)
+    if not ticked:
+        pass_time(ANEW)
+    assert sensor.request().tags[names.RESUMES_TAG] == second.run_id
 
 
 def test_a_run_that_was_interrupted_and_not_canceled_is_resumed(sensor: Sensor, job: StoredJob) -> None:

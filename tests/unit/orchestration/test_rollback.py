@@ -16,23 +16,39 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagster_ckpt import CheckpointConfig, SparkSessionResource, build_checkpoint_definitions
+from dagster_ckpt import (
+    CheckpointConfig,
+    FileSystemCheckpointStorage,
+    SparkSessionResource,
+    build_checkpoint_definitions,
+)
 from dagster_ckpt.checkpoint.catalog.newest import find_newest
 from dagster_ckpt.checkpoint.cleanup.dead_runs import finish_deletions
 from dagster_ckpt.checkpoint.cleanup.pinning import pin_checkpoint
+from dagster_ckpt.checkpoint.cleanup.savepoint_history import SavepointHistory, delete_surplus_savepoints
 from dagster_ckpt.checkpoint.control.epochs import End
+from dagster_ckpt.checkpoint.control.taken_savepoints import Label
 from dagster_ckpt.checkpoint.format.facts import Facts
 from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
 from dagster_ckpt.checkpoint.format.snapshot import PinnedFile, Snapshot
 from dagster_ckpt.checkpoint.taking.savepoint_files import claim_savepoint
 from dagster_ckpt.clock import SystemClock, iso
 from dagster_ckpt.config import ExternalizedCheckpointCleanup
-from dagster_ckpt.errors import CheckpointError, JobAlreadyRunning, RestoreRefused, RestoreWithLoss, SinkNotEmpty
-from dagster_ckpt.filesystem import open_filesystem
+from dagster_ckpt.errors import (
+    CheckpointError,
+    CheckpointNotFound,
+    JobAlreadyRunning,
+    RestoreRefused,
+    RestoreWithLoss,
+    SinkNotEmpty,
+    StorageError,
+)
+from dagster_ckpt.filesystem import FileSystem, open_filesystem
 from dagster_ckpt.orchestration import names
 from dagster_ckpt.orchestration.rollback import going_back
 from dagster_ckpt.orchestration.rollback.handover import ask, settle
 from dagster_ckpt.orchestration.rollback.launchpad import Launchpad
+from dagster_ckpt.testing import Fail, FaultInjectingFileSystem
 from tests.helpers.orchestration.stored_job import StoredJob, make_asset, run_id
 from tests.helpers.spark.stored_query import StoredQuery
 
@@ -124,6 +140,25 @@ class Operated:
         self.job.beat(self.claim, alive=False)
         return savepoint
 
+    def series(self) -> tuple[CheckpointMetadata, CheckpointMetadata]:
+        """Two savepoints of a series, of whose history one is too many."""
+        where = open_filesystem(str(self.root / "savepoints"))
+        old, new = (
+            self.store.write_savepoint(
+                self.store.begin(), self._snapshot(1, planned=False), where, label=Label(name, series="nightly")
+            )
+            for name in ("n-1", "n-2")
+        )
+        self.job.beat(self.claim, alive=False)
+        return old, new
+
+    def night(self) -> list[str]:
+        """Somebody has taken the newest of the series, and sees to the history; returns what is deleted."""
+        catalog, (*_, last) = self.job.catalog, self.job.catalog.records.taken_savepoints.all_named()
+        return delete_surplus_savepoints(
+            catalog, "nightly", SavepointHistory(keep=1), SystemClock(), print, taken=last.reference
+        )
+
     def died(self) -> None:
         """The job's run has failed, and the sensor waits before it resumes the job."""
         self.instance.create_run_for_job(
@@ -177,6 +212,11 @@ class Operated:
         job = self.definitions.resolve_job_def("orders_rollback")
         return job.execute_in_process({"to": to, **config}, instance=self.instance)
 
+    def tags_of_rollback(self, *tags: str) -> list[str | None]:
+        """What these tags of the newest rollback say."""
+        (run,) = self.instance.get_runs(dg.RunsFilter(job_name="orders_rollback"), limit=1)
+        return [run.tags.get(tag) for tag in tags]
+
     def stored(self) -> dict[str, bytes]:
         return {str(path): path.read_bytes() for path in self.job.root.rglob("*") if path.is_file()}
 
@@ -199,6 +239,7 @@ def test_where_rows_are_lost_nothing_is_changed_without_a_confirmation(operated:
     with pytest.raises(RestoreWithLoss, match=r"/in/3\.json"):
         operated.roll_back(operated.lossy.reference)
     assert operated.told()["verdict"].startswith("WITH_LOSS at ")
+    assert operated.tags_of_rollback(names.VERDICT_TAG, names.ROLLBACK_TAG) == ["WITH_LOSS", None]
     assert (operated.stored(), operated.terminated, operated.tick()) == (before, [], [])
 
     link = re.search(r"\[go back to \S+ nevertheless\]\((\S+)\)", operated.told()["go_on"])
@@ -206,6 +247,7 @@ def test_where_rows_are_lost_nothing_is_changed_without_a_confirmation(operated:
     confirmed = yaml.safe_load(unquote(link[1].partition("?config=")[2]))
     assert confirmed == {"to": operated.lossy.reference, "allow_loss": True}
     assert operated.roll_back(**confirmed).success
+    assert operated.tags_of_rollback(names.VERDICT_TAG, names.ROLLBACK_TAG) == ["WITH_LOSS", "settled"]
     assert operated.terminated == [run]
     (request,) = operated.launched
     assert request.run_config["ops"]["orders"]["config"]["allow_loss"] is True
@@ -218,10 +260,10 @@ def test_a_check_changes_nothing(operated: Operated, checkpoint: str, runs: bool
         operated.runs_now()
     target: CheckpointMetadata = getattr(operated, checkpoint)
     before = operated.stored()
-    result = operated.roll_back(names.partition_key(target), check_only=True)
+    operated.roll_back(names.partition_key(target), check_only=True)
     verdict = {"whole": "RESTORABLE", "lossy": "WITH_LOSS"}[checkpoint]
     assert operated.told()["verdict"].startswith(f"{verdict} at ")
-    assert result.dagster_run.tags[names.VERDICT_TAG] == verdict
+    assert operated.tags_of_rollback(names.VERDICT_TAG, names.ROLLBACK_TAG) == [verdict, None]
     assert ("nevertheless" in operated.told()["go_on"]) == (checkpoint == "lossy")
     assert (operated.stored(), operated.terminated, operated.launched) == (before, [], [])
     assert not operated.instance.fetch_materializations(dg.AssetKey("orders_checkpoints"), limit=1).records
@@ -360,11 +402,64 @@ def test_latest_is_refused_where_the_end_deletes_what_it_means_though_a_savepoin
     assert operated.roll_back(savepoint.reference).success
 
 
+def test_no_history_deletes_the_savepoint_that_a_rollback_goes_to(
+    operated: Operated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, _ = operated.series()
+    run = operated.runs_now()
+    deleted: list[str] = []
+    cancel, starts = operated._cancel, operated.starts
+
+    def cancels(canceled: str) -> bool:
+        deleted.extend(operated.night())
+        return cancel(canceled)
+
+    def before_it_starts(launched: dg.DagsterRun, to: str) -> None:
+        deleted.extend(operated.night())
+        starts(launched, to)
+        deleted.extend(operated.night())
+
+    monkeypatch.setattr(operated, "_cancel", cancels)
+    operated.on_launch = before_it_starts
+    assert operated.roll_back("savepoint:n-1").success
+    assert (operated.terminated, deleted) == ([run], [])
+    assert operated.night() == [], "the job may go back to it by itself"
+    assert Path(target.reference).is_dir()
+    assert not operated.job.catalog.records.pins.pinned()
+
+
+def test_a_target_that_a_history_has_deleted_meanwhile_is_missed_before_the_job_is_stopped(
+    operated: Operated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, _ = operated.series()
+    operated.runs_now()
+    monkeypatch.setattr(going_back.Rollback, "_refuse_beside_another", lambda _: operated.night())
+    with pytest.raises(CheckpointNotFound):
+        operated.roll_back(target.reference)
+    assert (operated.terminated, operated.launched) == ([], [])
+    assert not operated.job.catalog.records.pins.pinned()
+
+
 def test_a_start_from_nothing_asks_for_the_end_of_the_run(operated: Operated) -> None:
     operated.runs_now()
     with pytest.raises(JobAlreadyRunning, match="a start from nothing needs an empty sink"):
         operated.roll_back("none")
     assert operated.terminated == []
+
+
+def test_a_storage_that_fails_is_no_verdict(operated: Operated, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plans cannot be read, whose check makes a finding of the error."""
+    operated.runs_now()
+    storage = FileSystemCheckpointStorage.filesystem
+
+    def failing(resource: FileSystemCheckpointStorage) -> FileSystem:
+        return FaultInjectingFileSystem(storage(resource), lambda asked: Fail() if "/wal/" in asked.path else None)
+
+    monkeypatch.setattr(FileSystemCheckpointStorage, "filesystem", failing)
+    with pytest.raises(StorageError, match="control/wal"):
+        operated.roll_back(operated.whole.reference)
+    assert operated.tags_of_rollback(names.VERDICT_TAG, names.ROLLBACK_TAG) == [None, None]
+    assert (operated.terminated, operated.launched) == ([], [])
 
 
 def test_a_process_that_is_no_run_of_this_dagster_is_left_alone(operated: Operated) -> None:
@@ -501,7 +596,8 @@ def test_two_rollbacks_of_a_job_do_not_run_at_once(operated: Operated) -> None:
         status=dg.DagsterRunStatus.STARTED,
     )
     with pytest.raises(JobAlreadyRunning, match="is rolling job 'orders' back"):
-        operated.roll_back(operated.whole.reference)
+        operated.roll_back(operated.lossy.reference, allow_loss=True)
+    assert operated.tags_of_rollback(names.VERDICT_TAG, names.ROLLBACK_TAG) == ["WITH_LOSS", "accepted"]
     assert operated.instance.get_run_by_id(run) in operated.instance.get_runs(
         dg.RunsFilter(statuses=[dg.DagsterRunStatus.STARTED])
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from dagster_ckpt import (
 from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
 from dagster_ckpt.checkpoint.catalog.file_reader import verify_checkpoint
 from dagster_ckpt.checkpoint.catalog.newest import find_newest
+from dagster_ckpt.checkpoint.cleanup.savepoint_history import kept_savepoint
 from dagster_ckpt.checkpoint.control.savepoint_requests import Answer, SavepointRequests, TakenSavepoint
 from dagster_ckpt.clock import SystemClock
 from dagster_ckpt.errors import InvalidConfiguration
@@ -140,18 +142,15 @@ def test_a_schedule_takes_savepoints_of_a_series_and_keeps_its_history(
     )
     repository = definitions.get_repository_def()
     found = repository.get_schedule_def(schedule.name)
-    pointers = []
+    pointers: list[Path] = []
     with dg.DagsterInstance.ephemeral() as instance:
         for night in range(4):
             monkeypatch.setattr(Night, "number", night)
             job.die(run_id())
-            if night == 2:  # nobody knows which savepoint the rollback has chosen
-                rollback = instance.create_run_for_job(
-                    definitions.resolve_job_def(f"{job.name}_rollback"),
-                    run_config={"to": "savepoint:the one"},
-                    tags={names.ROLLBACK_OF_TAG: job.name},
-                    status=dg.DagsterRunStatus.STARTED,
-                )
+            rollback = ExitStack()
+            if night == 2:
+                oldest = job.catalog.resolve(str(pointers[0]))
+                rollback.enter_context(kept_savepoint(job.catalog, oldest, "rollback", SystemClock()))
             context = dg.build_schedule_context(instance, scheduled_execution_time=datetime(2026, 3, 1, 3, tzinfo=UTC))
             (request,) = found.evaluate_tick(context).run_requests or []
             launched = definitions.resolve_job_def(found.job_name)
@@ -162,9 +161,8 @@ def test_a_schedule_takes_savepoints_of_a_series_and_keeps_its_history(
             assert metadata["name"].startswith("nightly-20")
             assert metadata["note"] == "by schedule"
             pointers.append(Path(metadata["pointer"]))
-            if night == 2:
-                assert all(place.exists() for place in pointers)
-                instance.report_run_canceled(rollback)
+            assert pointers[0].exists() == (night < 3)
+            rollback.close()
     assert [place.exists() for place in pointers] == [False, False, True, True]
 
 

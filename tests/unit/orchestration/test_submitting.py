@@ -14,6 +14,7 @@ from typing import Any
 from unittest.mock import create_autospec
 
 import dagster as dg
+import psutil
 import pytest
 
 from dagster_ckpt import (
@@ -24,7 +25,7 @@ from dagster_ckpt import (
     SparkSubmitResource,
 )
 from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
-from dagster_ckpt.checkpoint.control.heartbeat import Completed, FailedCheckpoints, Heartbeat
+from dagster_ckpt.checkpoint.control.heartbeat import Completed, FailedCheckpoints, Heartbeat, HeartbeatFile
 from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
 from dagster_ckpt.checkpoint.processes import ProcessIdentity
 from dagster_ckpt.checkpoint.submissions import Submission, Submissions
@@ -38,6 +39,8 @@ from dagster_ckpt.errors import (
     SparkNotStarted,
 )
 from dagster_ckpt.orchestration import names
+from dagster_ckpt.orchestration.attending import own_submission
+from dagster_ckpt.orchestration.attending.attendant import Attendant
 from dagster_ckpt.orchestration.attending.driver_report import DriverReport, Told
 from dagster_ckpt.orchestration.reporting import CheckpointReporter
 from dagster_ckpt.standalone.submitted import submitted_drive
@@ -198,6 +201,177 @@ def test_a_living_driver_is_not_doubled(job: StoredJob, tmp_path: Path) -> None:
     assert not (tmp_path / "called").exists()
 
 
+def waits_for_its_driver(job: StoredJob, run: str, *, alive: bool = True) -> Submission:
+    """A run on this host has submitted a driver that has not come yet; returns the submission."""
+    submission = Submission(run, job.catalog.records.epochs.highest(), None, "{}", 1.0)
+    job.catalog.records.submissions.replace(submission)
+    process = ProcessIdentity.of(os.getppid())
+    process = process if alive else replace(process, created=0.0, ticks=1)
+    job.catalog.records.attendant.write(Heartbeat(1, run, (process,), 1, 0.0, uptime=time.monotonic()))
+    return submission
+
+
+def test_a_run_beside_a_run_that_waits_for_its_driver_is_refused(job: StoredJob, tmp_path: Path) -> None:
+    first = waits_for_its_driver(job, run_id())
+    error = materialize(job, submit(tmp_path, f"open({str(tmp_path / 'called')!r}, 'w')"))
+    assert isinstance(error, JobAlreadyRunning)
+    assert first.run_id in error.message
+    assert not (tmp_path / "called").exists()
+    assert job.catalog.records.submissions.of(first.run_id) == first, "its driver is still wanted"
+    sign = job.catalog.records.attendant.read()
+    assert sign is not None
+    assert (sign.run_id, sign.stopped) == (first.run_id, False)
+
+
+def test_a_run_that_the_sensor_has_launched_waits_until_the_run_before_it_has_gone(
+    job: StoredJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sensor has just marked that run as dead, which the process of that run finds out seconds later."""
+    claim = job.die(run_id())
+    first = waits_for_its_driver(job, run_id())
+    tags = {names.SERIES_TAG: str(claim.series), names.RESUMES_TAG: claim.run_id, names.PARENT_RUN_TAG: claim.run_id}
+    sign = job.catalog.records.attendant.read()
+    assert sign is not None
+    looks = iter(range(3))
+
+    def look(file: HeartbeatFile) -> Heartbeat | None:
+        found = read(file)
+        if found is not None and found.run_id == first.run_id and next(looks, None) is None:
+            file.write(replace(sign, stopped=True))
+        return found
+
+    read = HeartbeatFile.read
+    monkeypatch.setattr(HeartbeatFile, "read", look)
+    monkeypatch.setattr(own_submission, "_LOOK", 0.01)
+    error = materialize(job, submit(tmp_path), tags)
+    assert isinstance(error, SparkNotStarted), "the driver of this run was submitted"
+
+
+@pytest.mark.parametrize("why", ["its process is gone", "its driver had come and died"])
+def test_a_run_goes_on_where_nobody_waits_any_more(job: StoredJob, tmp_path: Path, why: str) -> None:
+    first = waits_for_its_driver(job, run_id(), alive=why != "its process is gone")
+    if why == "its driver had come and died":
+        job.beat(job.claim(first.run_id), alive=False)
+    assert isinstance(materialize(job, submit(tmp_path)), SparkNotStarted)
+    assert job.catalog.records.submissions.of(first.run_id) is None
+
+
+def test_a_driver_that_comes_beside_a_later_submission_is_left_to_its_run(job: StoredJob, tmp_path: Path) -> None:
+    """It has looked for its submission before the later run replaces that."""
+    first = waits_for_its_driver(job, run_id(), alive=False)
+
+    class Beside(Submissions):
+        def replace(self, submission: Submission) -> None:
+            if submission.run_id != first.run_id:
+                job.beat(job.claim(first.run_id), alive=True)
+            super().replace(submission)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("dagster_ckpt.checkpoint.control.job_records.Submissions", Beside)
+        error = materialize(job, submit(tmp_path, f"open({str(tmp_path / 'called')!r}, 'w')"))
+    assert isinstance(error, JobAlreadyRunning)
+    assert first.run_id in error.message
+    assert not (tmp_path / "called").exists()
+    assert job.catalog.records.submissions.of(first.run_id) == first, "so the sensor has the driver attended again"
+    sign = job.catalog.records.attendant.read()
+    assert sign is not None
+    assert sign.run_id == first.run_id
+
+
+def test_a_driver_that_comes_without_a_submission_leaves_none(job: StoredJob, tmp_path: Path) -> None:
+    """A run whose process is the driver takes the job over beside the submission."""
+    other = run_id()
+
+    class Beside(Submissions):
+        def replace(self, submission: Submission) -> None:
+            super().replace(submission)
+            job.beat(job.claim(other), alive=True)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("dagster_ckpt.checkpoint.control.job_records.Submissions", Beside)
+        error = materialize(job, submit(tmp_path))
+    assert isinstance(error, JobAlreadyRunning)
+    assert not (job.root / "orders/control/submission").exists()
+
+
+class Waiting:
+    """A run whose ``spark-submit`` waits for room on the cluster, until the test says what happens to the run."""
+
+    def __init__(self, job: StoredJob, tmp_path: Path, happens: Callable[[], object]) -> None:
+        self.run, self._happens, self._pid = run_id(), happens, tmp_path / "pid"
+        pid = f"open({str(self._pid)!r} + '.new', 'w').write(str(os.getpid()))"
+        move = f"os.rename({str(self._pid)!r} + '.new', {str(self._pid)!r})"
+        spark = submit(tmp_path, f"import signal\n{pid}\n{move}\nsignal.pause()")
+        told = Told(self._turn, lambda: False, *[lambda *_: None] * 5)
+        reporter = create_autospec(CheckpointReporter)
+        self.attendant = Attendant(job.catalog, self.run, self.run, reporter, told, SystemClock(), time.sleep)
+        self.attendant.submit(spark, None, None, {})
+
+    def __enter__(self) -> Attendant:
+        return self.attendant
+
+    def __exit__(self, *_: object) -> None:
+        assert self.attendant._process is not None
+        self.attendant._process.kill()
+
+    def _turn(self) -> None:
+        if self._pid.exists():
+            self._happens()
+
+    @property
+    def waits(self) -> bool:
+        """Whether ``spark-submit`` still does."""
+        return psutil.pid_exists(int(self._pid.read_text()))
+
+
+def interrupt() -> None:
+    raise dg.DagsterExecutionInterruptedError
+
+
+def test_a_driver_that_has_not_come_is_not_wanted_when_its_run_is_interrupted(job: StoredJob, tmp_path: Path) -> None:
+    """The sensor has given the run up, for example; nobody would end its ``spark-submit`` any more."""
+    waiting = Waiting(job, tmp_path, interrupt)
+    with waiting as attendant:
+        with pytest.raises(dg.DagsterExecutionInterruptedError):
+            attendant.attend()
+        assert not waiting.waits
+    assert job.catalog.records.submissions.standing() is None, "a driver that appears late ends"
+    sign = job.catalog.records.attendant.read()
+    assert sign is not None
+    assert (sign.stopped, sign.interrupted) == (True, True), "it has not told how the driver ends"
+
+
+def test_a_driver_that_comes_just_when_its_run_is_interrupted_goes_on(job: StoredJob, tmp_path: Path) -> None:
+    class Beside(Submissions):
+        def withdraw(self, run_id: str) -> None:
+            super().withdraw(run_id)
+            job.claim(run_id)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("dagster_ckpt.checkpoint.control.job_records.Submissions", Beside)
+        job = StoredJob(job.root)
+        waiting = Waiting(job, tmp_path, interrupt)
+        with waiting as attendant:
+            with pytest.raises(dg.DagsterExecutionInterruptedError):
+                attendant.attend()
+            assert waiting.waits, "in client mode it has the driver below it"
+    assert job.catalog.records.submissions.of(waiting.run) is not None, "so the driver is attended again"
+
+
+def test_a_driver_that_has_not_come_is_not_wanted_when_another_run_takes_the_job_over(
+    job: StoredJob, tmp_path: Path
+) -> None:
+    def taken_over() -> None:
+        if job.catalog.records.epochs.highest() == 0:
+            job.claim(run_id())
+
+    waiting = Waiting(job, tmp_path, taken_over)
+    with waiting as attendant:
+        with pytest.raises(Fenced, match="is not wanted any more"):
+            attendant.attend()
+        assert not waiting.waits
+
+
 def test_the_environment_of_a_driver_is_not_that_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")
     found = SparkSubmitResource(definitions=DEFINITIONS).environment()
@@ -331,7 +505,7 @@ def test_what_is_on_record_is_told_by_a_run_that_attends(
     assert "a row of poison" in error.message
     sign = job.catalog.records.attendant.read()
     assert sign is not None
-    assert sign.stopped
+    assert (sign.stopped, sign.interrupted) == (True, False)
 
 
 def test_a_run_that_attends_reads_each_checkpoint_once(job: StoredJob, monkeypatch: pytest.MonkeyPatch) -> None:

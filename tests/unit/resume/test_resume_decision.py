@@ -21,6 +21,7 @@ from dagster_ckpt.config.restart import (
 )
 from dagster_ckpt.resume.decision import (
     ATTEND_PAUSE,
+    MOST_TELLERS,
     STARTUP_LIMIT,
     Action,
     AskToCancel,
@@ -41,6 +42,7 @@ NOW = 10_000.0
 GONE = "its process 7 is gone"
 CLAIM = Claim(4, "token", 2, "holder", "host", 7, "2026-01-01T00:00:00.000+00:00")
 LEFT = "its process 8 is gone"
+UNTOLD = "the driver of run holder has ended FINISHED, and no run has told Dagster"
 #: Every status Dagster has (1.13).
 ACTIVE = ("NOT_STARTED", "MANAGED", "QUEUED", "STARTING", "STARTED", "CANCELING")
 OVER = ("SUCCESS", "FAILURE", "CANCELED")
@@ -86,6 +88,11 @@ def facts(
         starting_for=starting_for,
         attendance=attendance,
     )
+
+
+def teller(status: str, run_id: str, *, age: float = 10) -> RunFacts:
+    """A run that was launched to attend the driver of the holder."""
+    return replace(run(status, run_id, age=age), attends="holder")
 
 
 def not_built(reason: str, *, at: float, run_id: str = "holder", sequence: int = 1) -> Failure:
@@ -168,6 +175,103 @@ TABLE: list[tuple[str, Facts, Action]] = [
         "its driver died when the run that attended it was canceled",
         facts(holder=run(), others=[run("CANCELED", "second")], attendance=Attendance("second", LEFT)),
         EndJob(JobStatus.CANCELED, "run second was canceled"),
+    ),
+    (
+        "its driver has finished after its run had died",
+        facts(end="FINISHED", holder=run("STARTED"), attendance=Attendance("holder", LEFT)),
+        MarkDead("holder", False, f"the run counts as dead: {LEFT}"),
+    ),
+    (
+        "its driver has finished, and no run has told that",
+        facts(end="FINISHED", holder=run(), attendance=Attendance("holder", LEFT)),
+        Attend("holder", "orders:token:attend:holder:0", UNTOLD),
+    ),
+    (
+        "its driver has finished, and a run is about to tell that",
+        facts(end="FINISHED", holder=run(), others=[teller("QUEUED", "second")], attendance=Attendance("holder", LEFT)),
+        Wait("run second is about to attend the driver of run holder"),
+    ),
+    (
+        "its driver has finished, and the run that was to tell that did not begin",
+        facts(
+            end="FINISHED",
+            holder=run(),
+            others=[teller("STARTING", "second", age=STARTUP_LIMIT)],
+            attendance=Attendance("holder", LEFT),
+        ),
+        MarkDead("second", False, f"it did not begin within {STARTUP_LIMIT:.0f} s"),
+    ),
+    (
+        "its driver has finished, and the run that was to tell that failed before",
+        facts(
+            end="FINISHED", holder=run(), others=[teller("FAILURE", "second")], attendance=Attendance("holder", LEFT)
+        ),
+        Attend("holder", "orders:token:attend:holder:second", UNTOLD),
+    ),
+    (
+        "its driver has finished, and no run could tell that",
+        facts(
+            end="FINISHED",
+            holder=run(),
+            others=[teller("FAILURE", f"run {number}") for number in range(MOST_TELLERS)],
+            attendance=Attendance("holder", LEFT),
+        ),
+        Ended("it ended FINISHED: it said so"),
+    ),
+    (
+        "its driver has finished, and the runs that attended it died one after another",
+        facts(
+            end="FINISHED",
+            holder=run(),
+            others=[teller("FAILURE", f"run {number}") for number in (4, 3, 2, 1)],
+            attendance=Attendance("run 4", LEFT),
+        ),
+        Attend("holder", "orders:token:attend:run 4:0", UNTOLD),
+    ),
+    (
+        "its driver has finished, and the run that tells that is still at work downstream",
+        facts(end="FINISHED", holder=run("STARTED"), attendance=Attendance("holder", "it ended", has_told=True)),
+        Ended("it ended FINISHED: it said so"),
+    ),
+    (
+        "its driver has finished, and another run has told that",
+        facts(
+            end="FINISHED",
+            holder=run(),
+            others=[teller("STARTED", "second")],
+            attendance=Attendance("second", "it ended", has_told=True),
+        ),
+        Ended("it ended FINISHED: it said so"),
+    ),
+    (
+        "its driver has finished, and the last word of its run was lost",
+        facts(end="FINISHED", holder=run("SUCCESS"), attendance=Attendance("holder", LEFT)),
+        Ended("it ended FINISHED: it said so"),
+    ),
+    (
+        "its driver has finished, and the user has canceled its run",
+        facts(end="FINISHED", holder=run("CANCELED"), attendance=Attendance("holder", LEFT)),
+        Ended("it ended FINISHED: it said so"),
+    ),
+    (
+        "its driver has finished, and nobody knows yet whether its run on another host lives",
+        facts(end="FINISHED", holder=run(), attendance=Attendance("holder", None)),
+        Wait("run holder may be about to tell how the driver of run holder has ended"),
+    ),
+    (
+        "its driver has finished, on an instance that knows no run of it",
+        facts(end="FINISHED", attendance=Attendance("holder", LEFT)),
+        Ended("it ended FINISHED: it said so"),
+    ),
+    (
+        "its driver has failed for good after its run had died",
+        facts(end="FAILED", holder=run("STARTED"), attendance=Attendance("holder", LEFT)),
+        MarkDead("holder", False, GONE),
+    ),
+    (
+        "its driver has failed for good, and its run is marked as dead",
+        facts(end="FAILED", holder=run(), attendance=Attendance("holder", LEFT)),
+        Ended("it ended FAILED: it said so"),
     ),
     (
         "died unnoticed",
@@ -446,7 +550,12 @@ _facts = st.builds(
     starting_for=st.sampled_from([0.0, 1.0, 1e6]),
     attendance=st.one_of(
         st.none(),
-        st.builds(Attendance, st.sampled_from(["holder", "second", "elsewhere"]), st.sampled_from([None, LEFT])),
+        st.builds(
+            Attendance,
+            st.sampled_from(["holder", "second", "elsewhere"]),
+            st.sampled_from([None, LEFT]),
+            st.booleans(),
+        ),
     ),
 )
 
@@ -469,9 +578,12 @@ def test_nothing_is_resumed_that_lives_ended_or_may_not(given_facts: Facts) -> N
         attended = given_facts.attendance is None or given_facts.attendance.dead is None
         assert isinstance(action, Wait if attended else Wait | Attend | AskToCancel | MarkDead)
     else:
-        assert not isinstance(action, Attend | AskToCancel)
+        assert not isinstance(action, AskToCancel)
+        untold = given_facts.attendance is not None and not given_facts.attendance.has_told
+        has_finished = given_facts.end is not None and given_facts.end.status == "FINISHED"
+        assert not isinstance(action, Attend) or (untold and has_finished)
     if given_facts.end is not None and given_facts.end.is_final:
-        assert not isinstance(action, Attend | AskToCancel)
+        assert not isinstance(action, AskToCancel)
     if not isinstance(action, Resume):
         return
     assert given_facts.claim is not None
@@ -518,9 +630,13 @@ def test_doing_what_is_decided_comes_to_rest(given_facts: Facts) -> None:
             assert decide(given_facts) == Wait(f"run {one.run_id} is about to attend the driver of run holder")
             failed = [replace(one, status="FAILURE"), *given_facts.others[1:]]
             given_facts = replace(given_facts, others=failed)
-            assert isinstance(decide(given_facts), Wait), "not at each tick"
-            given_facts = replace(given_facts, now=given_facts.now + ATTEND_PAUSE)
+            if given_facts.dead is None:
+                assert isinstance(decide(given_facts), Wait), "not at each tick"
+                given_facts = replace(given_facts, now=given_facts.now + ATTEND_PAUSE)
             again = decide(given_facts)
+            if isinstance(again, Ended):
+                assert given_facts.dead is not None, "a driver that lives is attended in the end"
+                break
             assert isinstance(again, Attend)
             assert again.run_key not in keys, "Dagster launches a run key once"
             keys.add(again.run_key)

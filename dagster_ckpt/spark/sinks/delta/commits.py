@@ -2,25 +2,38 @@
 
 A rollback *inverts* commits: those of our application, and where needed those that changed no row (OPTIMIZE, for
 example). What other writers changed stays. So a rollback is refused where another writer has changed a file that must
-be taken back.
+be taken back. Another job of this library is such a writer, too: its rollback has taken back its own files only.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from dagster_ckpt.errors import SinkMismatch
 from dagster_ckpt.stored_json import believed
 
-__all__ = ["Commit", "Rollback", "mark_of", "marked_batch", "marked_epoch", "parse_commit", "plan_rollback"]
+__all__ = [
+    "Commit",
+    "Rollback",
+    "claim_of",
+    "held_of",
+    "mark_of",
+    "marked_batch",
+    "marked_epoch",
+    "parse_commit",
+    "plan_rollback",
+    "refuse_replaced",
+]
 
 #: A data file: its path in the table, and the deletion vector that hides rows of the file.
 FileKey: TypeAlias = "tuple[str, str]"
 
 _BATCHES = 2**32
+#: How the applications of the jobs of this library begin.
+_JOBS = "dagster_ckpt:"
 #: Operations of others that change rows one by one. Others that remove rows replace the table as a whole or in part.
 _EDITS = frozenset({"DELETE", "UPDATE", "MERGE"})
 #: What an ``add`` has in common with the ``remove`` of the same file.
@@ -50,6 +63,20 @@ def marked_epoch(mark: int) -> int:
     return mark // _BATCHES
 
 
+def claim_of(application: str) -> str:
+    """The application beside a job's whose version is the mark of the newest claim of the job."""
+    return application.replace(_JOBS, "dagster_ckpt.claim:", 1)
+
+
+def held_of(application: str) -> str:
+    """The application beside a job's whose version tells what the newest claim of the job has left in the table.
+
+    The version is the mark of the newest batch then; of a claim, if another release has taken the checkpoint; 0 when
+    the job had written nothing.
+    """
+    return application.replace(_JOBS, "dagster_ckpt.held:", 1)
+
+
 @dataclass(frozen=True, slots=True)
 class Commit:
     """One version of a table.
@@ -63,6 +90,7 @@ class Commit:
         changes_rows: whether the commit changed what readers see.
         removes_rows: whether the commit took rows away.
         restored: the version that the commit made the table equal to, ``None`` when it did not restore one.
+        transaction: Delta's id of the transaction that made the commit; empty when the commit does not tell.
     """
 
     version: int
@@ -73,11 +101,21 @@ class Commit:
     changes_rows: bool
     removes_rows: bool
     restored: int | None = None
+    transaction: str = ""
 
     @property
     def files(self) -> set[FileKey]:
         """The files that the commit added or removed."""
         return {*self.added, *self.removed}
+
+    @property
+    def of_job(self) -> bool:
+        """Whether a job of this library made the commit."""
+        return any(application.startswith(_JOBS) for application in self.marks)
+
+    def is_batch(self, application: str, mark: int) -> bool:
+        """Whether this is the batch with a mark, and no claim with that mark."""
+        return self.marks.get(application) == mark and claim_of(application) not in self.marks
 
     def __str__(self) -> str:
         return f"version {self.version} ({self.operation or 'an operation without a name'})"
@@ -104,14 +142,14 @@ def parse_commit(version: int, text: str) -> Commit:
     Raises:
         SinkMismatch: the text is not what Delta writes.
     """
-    operation, restored, marks = "", None, {}
+    operation, transaction, restored, marks = "", "", None, {}
     added: dict[FileKey, Mapping[str, Any]] = {}
     removed: dict[FileKey, Mapping[str, Any]] = {}
     with believed(f"Version {version} of the Delta table", "Restore the table from a backup.", SinkMismatch):
         for line in text.splitlines():
             for kind, action in json.loads(line).items():
                 if kind == "commitInfo":
-                    operation = str(action.get("operation", ""))
+                    operation, transaction = str(action.get("operation", "")), str(action.get("txnId", ""))
                     target = action.get("operationParameters", {}).get("version")
                     restored = int(target) if operation == "RESTORE" and target is not None else None
                 elif kind == "txn":
@@ -120,7 +158,7 @@ def parse_commit(version: int, text: str) -> Commit:
                     (added if kind == "add" else removed)[_key(action)] = action
         removes_rows = any(action["dataChange"] for action in removed.values())
         changes_rows = removes_rows or any(action["dataChange"] for action in added.values())
-    return Commit(version, operation, marks, added, removed, changes_rows, removes_rows, restored)
+    return Commit(version, operation, marks, added, removed, changes_rows, removes_rows, restored, transaction)
 
 
 def plan_rollback(commits: Sequence[Commit], application: str, now: int) -> Rollback:
@@ -134,50 +172,98 @@ def plan_rollback(commits: Sequence[Commit], application: str, now: int) -> Roll
     Raises:
         SinkMismatch: another writer has replaced rows, or changed a file that must be taken back.
     """
-    counting = _without_undone(commits, application)
+    after = commits[0].version - 1 if commits else 0
+    counting = _with_undone_compactions(_without_undone(commits, after))
     ours = {key for commit in counting if application in commit.marks for key in commit.files}
     # A compaction stays, too, unless it has put rows of ours into a file with others.
     others = [commit for commit in counting if application not in commit.marks]
     compacted = any(not commit.changes_rows and commit.files & ours for commit in others)
-    was: dict[FileKey, bool] = {}
-    last: dict[FileKey, tuple[bool, Mapping[str, Any]]] = {}
+    inverted: list[Commit] = []
     for commit in counting:
-        touched = [(key, action, False) for key, action in commit.removed.items()]
-        touched += [(key, action, True) for key, action in commit.added.items()]
-        if application not in commit.marks and (commit.changes_rows or not compacted):
-            _refuse(commit, any(key in was for key, _, _ in touched))
-            continue
-        for key, action, is_there in touched:
-            was.setdefault(key, not is_there)
-            last[key] = (is_there, action)
-    removed = [action for key, (is_there, action) in last.items() if is_there and not was[key]]
-    added = [action for key, (is_there, action) in last.items() if was[key] and not is_there]
+        if application in commit.marks or (compacted and not commit.changes_rows):
+            inverted.append(commit)
+        else:
+            _refuse(commit, any(commit.files & earlier.files for earlier in inverted))
+    gone, come = _net(inverted)
     return Rollback(
-        tuple(json.dumps({"remove": _removal(action, now)}) for action in removed),
-        tuple(json.dumps({"add": _addition(action)}) for action in added),
-        tuple(str(action["path"]) for action in added),
+        tuple(json.dumps({"remove": _removal(action, now)}) for action in come.values()),
+        tuple(json.dumps({"add": _addition(action)}) for action in gone.values()),
+        tuple(str(action["path"]) for action in gone.values()),
     )
 
 
-def _without_undone(commits: Sequence[Commit], application: str) -> list[Commit]:
-    """``commits`` without those that a RESTORE by hand has undone, and without that RESTORE."""
+def _net(commits: Sequence[Commit]) -> tuple[dict[FileKey, Mapping[str, Any]], dict[FileKey, Mapping[str, Any]]]:
+    """The files that are gone after ``commits``, and those that have come, each with its newest JSON."""
+    was: dict[FileKey, bool] = {}
+    last: dict[FileKey, tuple[bool, Mapping[str, Any]]] = {}
+    for commit in commits:
+        for files, is_there in ((commit.removed, False), (commit.added, True)):
+            for key, action in files.items():
+                was.setdefault(key, not is_there)
+                last[key] = (is_there, action)
+    gone = {key: action for key, (is_there, action) in last.items() if was[key] and not is_there}
+    come = {key: action for key, (is_there, action) in last.items() if is_there and not was[key]}
+    return gone, come
+
+
+def refuse_replaced(commits: Sequence[Commit], after: int, application: str) -> None:
+    """Make sure that the rows of a checkpoint are still there, where nothing of our application is to be taken back.
+
+    Args:
+        commits: the commits after the version of the checkpoint that the log still has, in order.
+        after: the version of the checkpoint.
+        application: our application.
+
+    Raises:
+        SinkMismatch: another writer has replaced rows.
+    """
+    for commit in _without_undone(commits, after):
+        if application not in commit.marks:
+            _refuse(commit, touches_ours=False)
+
+
+def _without_undone(commits: Sequence[Commit], after: int) -> list[Commit]:
+    """``commits`` without those that a RESTORE by hand to ``after`` or later has undone, and without that RESTORE.
+
+    The rollback of a job is called RESTORE, too. The rollback has undone commits of that job only.
+    """
     counting: list[Commit] = []
     for commit in commits:
-        restored = None if application in commit.marks else commit.restored
-        if restored is not None and restored >= commits[0].version - 1:
+        restored = None if commit.of_job else commit.restored
+        if restored is not None and restored >= after:
             counting = [earlier for earlier in counting if earlier.version <= restored]
         else:
             counting.append(commit)
     return counting
 
 
+def _with_undone_compactions(commits: Sequence[Commit]) -> list[Commit]:
+    """``commits``, where the rollback of a job and the compactions that the rollback has undone are one commit.
+
+    Such a rollback brings the files of every writer back that were compacted. Together with the compactions it has
+    changed the files of its own job only, so two jobs can roll back over one compaction.
+    """
+    found: list[Commit] = []
+    for each in commits:
+        commit = each
+        if commit.of_job:
+            for at in reversed(range(len(found))):
+                earlier = found[at]
+                if not earlier.changes_rows and earlier.added and earlier.added.keys() <= commit.removed.keys():
+                    gone, come = _net((earlier, commit))
+                    commit = replace(commit, removed=gone, added=come)
+                    del found[at]
+        found.append(commit)
+    return found
+
+
 def _refuse(commit: Commit, touches_ours: bool) -> None:
-    if commit.removes_rows and commit.operation not in _EDITS:
+    if commit.removes_rows and commit.operation not in _EDITS and not commit.of_job:
         raise SinkMismatch(
             f"Another writer replaced rows of the table after the checkpoint, in {commit}, so the table does not hold "
             "what the checkpoint covers.",
-            hint="Nothing was touched. Restore a checkpoint that was taken after that; or undo it by RESTORE TABLE ... "
-            f"TO VERSION AS OF {commit.version - 1} and launch again.",
+            hint="Nothing was touched. Restore a checkpoint that was taken after that; or undo it, and all that came "
+            f"after it, by RESTORE TABLE ... TO VERSION AS OF {commit.version - 1} and launch again.",
         )
     if touches_ours:
         raise SinkMismatch(

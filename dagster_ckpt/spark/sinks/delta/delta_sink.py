@@ -20,12 +20,12 @@ from dagster_ckpt.errors import InvalidConfiguration, SinkMismatch
 from dagster_ckpt.spark.sinks.delta.commits import Rollback, mark_of, marked_batch, marked_epoch
 from dagster_ckpt.spark.sinks.delta.table import DeltaTable
 from dagster_ckpt.spark.sinks.recorded_positions import RecordedPositions
-from dagster_ckpt.spark.sinks.sink import SinkRun, batch_of
+from dagster_ckpt.spark.sinks.sink import PlainQuery, SinkRun, TakenOver, batch_of
 from dagster_ckpt.spark.sinks.table_sink import Overtaken, TableSink
 from dagster_ckpt.stored_json import Json, believed, whole
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
 
 __all__ = ["DeltaSink"]
 
@@ -50,6 +50,8 @@ class DeltaSink(TableSink):
         path: the directory or URL of the table. The first start creates the table if there is none.
         partition_by: columns to partition a new table by.
         options: options for Spark's ``DataFrameWriter``, ``mergeSchema`` for example.
+        single_driver: on S3 with Delta's default log store, you make sure that two drivers never write to the table at
+            the same time, a run that was declared dead included. Without it such a table is refused.
 
     Raises:
         InvalidConfiguration: an option would take the place of the sink's own transactions.
@@ -59,7 +61,12 @@ class DeltaSink(TableSink):
     format = "Delta"
 
     def __init__(
-        self, path: Path | str, *, partition_by: Sequence[str] = (), options: Mapping[str, str] | None = None
+        self,
+        path: Path | str,
+        *,
+        partition_by: Sequence[str] = (),
+        options: Mapping[str, str] | None = None,
+        single_driver: bool = False,
     ) -> None:
         taken = sorted(name for name in options or {} if name.lower() in _OURS)
         if taken:
@@ -73,14 +80,17 @@ class DeltaSink(TableSink):
         super().__init__(str(path).rstrip("/"))
         self._partition_by = tuple(partition_by)
         self._options = dict(options or {})
+        self._single_driver = single_driver
         self._opened: DeltaTable | None = None
         #: The version of this start's newest commit, -1 before its first.
         self._version = -1
+        #: The mark of the job's newest batch in that version, 0 for none.
+        self._held = 0
         self._identifier: str | None = None
 
     def attach(self, job_name: str, rows: DataFrame) -> None:
         super().attach(job_name, rows)
-        self._opened, self._version, self._identifier = None, -1, None
+        self._opened, self._version, self._held, self._identifier = None, -1, 0, None
 
     # --- writing -----------------------------------------------------------------------------------------------------
 
@@ -96,7 +106,7 @@ class DeltaSink(TableSink):
             self._claim(run.epoch, -1)
         if run.restored is not None:
             batch = batch_of(run.restored)
-            RecordedPositions(run.directory).record(batch, self._position(batch, self._version))
+            RecordedPositions(run.directory).record(batch, self._position(batch, self._version, self._held))
 
     def write_batch(self, rows: DataFrame, batch: int) -> None:
         """Append one batch, in a commit that carries the mark of the batch.
@@ -110,29 +120,32 @@ class DeltaSink(TableSink):
         run.check_owner()
         mark = mark_of(run.epoch, batch)
         written_by = json.dumps({"job": self._job, "epoch": run.epoch, "batch": batch})
-        options = {"userMetadata": written_by, **self._options}
-        self._append(rows, mark, options)
-        self._version = self._version_of(mark, run)
-        RecordedPositions(run.directory).record(batch, self._position(batch, self._version))
-
-    def _append(self, rows: DataFrame, mark: int, options: Mapping[str, str]) -> None:
-        writer = rows.write.format("delta").mode("append").options(**options)
-        if self._partition_by:
-            writer = writer.partitionBy(*self._partition_by)
+        writer = self._writer(rows, {"userMetadata": written_by, **self._options})
         writer.option("txnAppId", self._application).option("txnVersion", mark).save(self._path)
+        self._version, self._held = self._version_of(mark, run), mark
+        RecordedPositions(run.directory).record(batch, self._position(batch, self._version, self._held))
+
+    def _writer(self, rows: DataFrame, options: Mapping[str, str]) -> DataFrameWriter:
+        writer = rows.write.format("delta").mode("append").options(**options)
+        return writer.partitionBy(*self._partition_by) if self._partition_by else writer
 
     def _version_of(self, mark: int, run: SinkRun) -> int:
-        """The version that has ``mark``; other writers may have committed before it."""
+        """The version that has ``mark``; other writers may have committed before it.
+
+        A claim before it is of a run that this run's storage does not know. Delta has skipped the batch then.
+        """
         version = self._version
         while (commit := self._table.commit_of(version := version + 1)) is not None:
-            if commit.marks.get(self._application) == mark:
+            if commit.is_batch(self._application, mark):
                 return version
+            if self._application in commit.marks:
+                break
         run.check_owner()
         raise self._not_ours(self._claimed, run.epoch)
 
     # --- the position, and going back to it --------------------------------------------------------------------------
 
-    def _position(self, batch: int, version: int) -> dict[str, Json]:
+    def _position(self, batch: int, version: int, held: int) -> dict[str, Json]:
         if self._identifier is None and version >= 0:  # asked once: each batch would wait for a listing
             self._identifier = self._table.identifier
         return {
@@ -140,6 +153,7 @@ class DeltaSink(TableSink):
             "path": self._path,
             "batch": batch,
             "version": version,
+            "mark": held,
             "table": self._identifier,
             "application": self._application,
         }
@@ -153,18 +167,20 @@ class DeltaSink(TableSink):
         """
         del files  # `_metadata` holds the whole position
         newest = self._table.version
-        self._table.rollback_plan(self._checked(position, newest), newest, self._application)
+        version, held = self._checked(position, newest)
+        self._table.rollback_plan(version, newest, self._application, held)
 
-    def _checked(self, position: Mapping[str, Json], newest: int) -> int:
-        """The version of a position, if this table has it."""
+    def _checked(self, position: Mapping[str, Json], newest: int) -> tuple[int, int | None]:
+        """The version of a position, if this table has it, and the mark; earlier releases have recorded no mark."""
         with believed("The recorded position of the sink", "Restore another checkpoint.", SinkMismatch):
             version = whole(position["version"], "a version", least=-1)
+            held = whole(position["mark"], "a mark", least=0) if "mark" in position else None
             table = position["table"]
         self._check_application(position)
         if newest < version or (version >= 0 and self._table.identifier != table):
             now = f"a table at version {newest} with the id {self._table.identifier}" if newest >= 0 else "no table"
             raise self._another_table(f"{table} at version {version}", now)
-        return version
+        return version, held
 
     def rollback_to(self, position: Mapping[str, Json], files: Path, epoch: int) -> str:
         """Take back all that the job wrote after the position, in one commit that also claims the table.
@@ -174,8 +190,7 @@ class DeltaSink(TableSink):
         """
         del files
         batch = batch_of(position)
-        version = self._checked(position, self._table.version)
-        return self._claim(epoch, batch, version)
+        return self._claim(epoch, batch, *self._checked(position, self._table.version))
 
     def rollback_to_nothing(self, began: float, epoch: int) -> str:
         """Take back all that the job wrote since a start of it last began with batch 0.
@@ -185,7 +200,7 @@ class DeltaSink(TableSink):
         """
         del began  # the marks tell
         newest = self._table.version
-        if self._table.mark(self._application) is None:
+        if self.newest_batch() is None:
             return ""
         for version in range(newest, -1, -1):
             (commit,) = self._table.commits(version - 1, version)
@@ -194,13 +209,13 @@ class DeltaSink(TableSink):
                 return self._claim(epoch, -1, version)
         return ""
 
-    def _claim(self, epoch: int, batch: int, after: int | None = None) -> str:
+    def _claim(self, epoch: int, batch: int, after: int | None = None, held: int | None = None) -> str:
         """Mark the table for a start that begins after ``batch``, and take back what came after a version, if any."""
         table, mark = self._table, mark_of(epoch, batch)
+        # What is not known to be the same as at an earlier mark gets a mark of its own.
+        holds = mark if held is None else held
         if table.version < 0:
-            self._create(mark)
-            self._version = 0
-            return ""
+            self._create()
         for name, harmless, why in _HARMFUL:
             if (setting := table.setting(name)) not in (None, harmless):
                 raise InvalidConfiguration(
@@ -209,28 +224,54 @@ class DeltaSink(TableSink):
                 )
 
         def plan(newest: int) -> Rollback:
-            return table.rollback_plan(newest if after is None else after, newest, self._application)
+            return table.rollback_plan(newest if after is None else after, newest, self._application, held)
 
         try:
-            version, done = table.commit(self._application, mark, after or 0, plan)
+            version, done = table.commit(self._application, mark, holds, after or 0, plan)
         except Overtaken as error:
             raise self._not_ours(error.epoch, epoch) from None
-        self._version = version
+        self._version, self._held = version, holds
         told = [f"{len(done.removed)} files of later batches removed"] if done.removed else []
         told += [f"{len(done.added)} files put back"] if done.added else []
         return f"{', '.join(told)}, by version {version}" if told else ""
 
-    def _create(self, mark: int) -> None:
+    def _create(self) -> None:
+        """Create the table, empty, unless another start is faster."""
         rows = self._attached
         nothing = rows.sparkSession.createDataFrame([], rows.schema).where("false")
-        self._append(nothing, mark, self._options)
-        if self._table.mark(self._application) != mark:
-            raise self._not_ours(self._claimed, marked_epoch(mark))
+        try:
+            self._writer(nothing, self._options).save(self._path)
+        except Exception:
+            if self._table.version < 0:
+                raise
+
+    def take_over(self, query: PlainQuery, files: Path) -> TakenOver | None:
+        """This table after the last batch of a query of plain Spark that wrote to it with ``format("delta")``.
+
+        Such a query leaves a mark, too: its id with its newest batch. Without this mark, or with one of an earlier
+        batch, it is not known what the table has of the query. With the mark of the batch in flight, that batch would
+        be written a second time. The answer is ``None`` then.
+
+        Raises:
+            SinkMismatch: the table has a batch that the query has not planned.
+        """
+        del files
+        version = self._table.version
+        newest = self._table.mark(query.query_id)
+        if newest is not None and newest > query.newest:
+            raise SinkMismatch(
+                f"The Delta table {self._path} has batch {newest} of the query, and the query has come to batch "
+                f"{query.newest}.",
+                hint="Nothing was touched. Name the checkpointLocation as the query has left it, and no older copy.",
+            )
+        if newest != query.batch:
+            return None
+        return TakenOver(self._position(query.batch, version, self._table.held(self._application)))
 
     def seed(self, batch: int, files: Path, session: SparkSession) -> dict[str, Json]:
         """The position before anything of the fork: the table as it is now."""
         del files, session
-        return self._position(batch, self._table.version)
+        return self._position(batch, self._table.version, self._table.held(self._application))
 
     def newest_batch(self) -> int | None:
         mark = self._table.mark(self._application)
@@ -243,7 +284,10 @@ class DeltaSink(TableSink):
     @property
     def _table(self) -> DeltaTable:
         if self._opened is None:
-            self._opened = DeltaTable(self._attached.sparkSession, self._path)
+            opened = DeltaTable(self._attached.sparkSession, self._path)
+            if not self._single_driver:
+                opened.check_log_store()
+            self._opened = opened
         return self._opened
 
     @property

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dagster_ckpt.errors import InvalidConfiguration, SinkMismatch
-from dagster_ckpt.spark.sinks.delta.commits import Commit, Rollback, marked_epoch, parse_commit, plan_rollback
+from dagster_ckpt.spark.sinks.delta.commits import (
+    Commit,
+    Rollback,
+    claim_of,
+    held_of,
+    marked_epoch,
+    parse_commit,
+    plan_rollback,
+    refuse_replaced,
+)
 from dagster_ckpt.spark.sinks.table_sink import Overtaken, explained
 
 if TYPE_CHECKING:
@@ -16,6 +25,8 @@ if TYPE_CHECKING:
 __all__ = ["DeltaTable"]
 
 _DELTA = "org.apache.spark.sql.delta"
+#: Its writers look whether a version is there and then write it, under a lock of the process. Delta's default on S3.
+_OF_ONE_DRIVER = "S3SingleDriverLogStore"
 #: How often a transaction is begun again because another writer was faster.
 _TRIES = 20
 
@@ -54,6 +65,37 @@ class DeltaTable:
         self._log: Any = self._delta.DeltaLog.forTable(java_session, where)
         self._conf: Any = self._log.newDeltaHadoopConf()
 
+    def check_log_store(self) -> None:
+        """Make sure that no driver can put its commit in the place of another driver's.
+
+        Raises:
+            InvalidConfiguration: Delta writes the log of the table with its log store for a single driver.
+        """
+        where = self._log.logPath()
+        if self.written_by_one_driver(where.toString()):
+            raise InvalidConfiguration(
+                f"Delta writes the log of {self.path} with its {_OF_ONE_DRIVER}, under which a commit of one driver "
+                "can take the place of another driver's: a run that was declared dead could undo what the run that "
+                "took over has written.",
+                hint=f"Start Spark with spark.delta.logStore.{where.toUri().getScheme()}.impl="
+                "io.delta.storage.S3DynamoDBLogStore and without spark.delta.logStore.class, as every writer of the "
+                "table must; or give the DeltaSink single_driver=True if you make sure that two drivers never write at "
+                "the same time. docs/how-to/sink-delta.md tells more.",
+            )
+
+    @explained
+    def written_by_one_driver(self, log: str) -> bool:
+        """Whether Delta writes a log there with a log store that knows the writers of its own process only."""
+        store = self._log.store()
+        if store.getClass().getSimpleName() == "DelegatingLogStore":
+            store = store.getDelegate(self._jvm.org.apache.hadoop.fs.Path(log))
+        if store.getClass().getSimpleName() == "LogStoreAdaptor":
+            store = store.logStoreImpl()
+        kind = store.getClass()
+        while kind is not None and kind.getSimpleName() != _OF_ONE_DRIVER:
+            kind = kind.getSuperclass()
+        return kind is not None
+
     @property
     @explained
     def version(self) -> int:
@@ -81,10 +123,16 @@ class DeltaTable:
     @explained
     def mark(self, application: str) -> int | None:
         """The newest mark of an application, ``None`` when it has written nothing."""
-        if self.version < 0:
-            return None
-        mark = self._snapshot().transactions().get(application)
-        return int(mark.get()) if mark.isDefined() else None
+        return self._marks(application)[0]
+
+    @explained
+    def held(self, application: str) -> int:
+        """The mark of the newest batch of an application that the table holds, 0 for none.
+
+        A claim is no batch: after a claim the table holds what it held at the checkpoint that the claim went back to.
+        """
+        mark, claimed, held = self._marks(application, claim_of(application), held_of(application))
+        return (held if mark == claimed else mark) or 0
 
     @explained
     def commit_of(self, version: int) -> Commit | None:
@@ -98,32 +146,50 @@ class DeltaTable:
             return None
         return parse_commit(version, str(text))
 
-    def commits(self, after: int, newest: int) -> list[Commit]:
+    def commits(self, after: int, newest: int, *, if_there: bool = False) -> list[Commit]:
         """What the versions from ``after + 1`` to ``newest`` changed.
+
+        Args:
+            after: the version before the first.
+            newest: the last version.
+            if_there: whether those will do that the log still has. Delta removes the oldest versions first.
 
         Raises:
             SinkMismatch: the log does not have all of them any more.
         """
-        found = []
-        for version in range(after + 1, newest + 1):
+        found: list[Commit] = []
+        for version in range(newest, after, -1):
             commit = self.commit_of(version)
-            if commit is None:
+            if commit is not None:
+                found.append(commit)
+            elif if_there:
+                break
+            else:
                 raise SinkMismatch(
                     f"The log of the Delta table {self.path} has no version {version} any more, so what was written "
                     f"after version {after} cannot be taken back.",
                     hint="Nothing was touched. Restore a newer checkpoint. The table property "
                     "delta.logRetentionDuration says how long versions are kept.",
                 )
-            found.append(commit)
-        return found
+        return found[::-1]
 
     @explained
-    def rollback_plan(self, after: int, newest: int, application: str) -> Rollback:
+    def rollback_plan(self, after: int, newest: int, application: str, held: int | None = None) -> Rollback:
         """What takes back all that our application wrote after version ``after``.
+
+        Args:
+            after: the version to go back to.
+            newest: the newest version.
+            application: our application.
+            held: what :meth:`held` was at the version to go back to, ``None`` if that is not known. If the table holds
+                that, nothing is to be taken back, and the log need not go back so far.
 
         Raises:
             SinkMismatch: that is not possible without a loss, or a file that must come back is gone.
         """
+        if held is not None and self.held(application) == held:
+            refuse_replaced(self.commits(after, newest, if_there=True), after, application)
+            return Rollback((), (), ())
         plan = plan_rollback(self.commits(after, newest), application, int(time.time() * 1000))
         gone = [path for path in plan.paths if not self._exists(path)]
         if gone:
@@ -136,14 +202,17 @@ class DeltaTable:
         return plan
 
     @explained
-    def commit(self, application: str, mark: int, target: int, plan: Callable[[int], Rollback]) -> tuple[int, Rollback]:
-        """Mark the table and change files in one commit, unless a newer mark is there.
+    def commit(
+        self, application: str, mark: int, held: int, target: int, plan: Callable[[int], Rollback]
+    ) -> tuple[int, Rollback]:
+        """Claim the table and change files in one commit, unless a newer mark is there.
 
         Delta refuses the commit if the mark of the application has changed since the transaction was begun.
 
         Args:
             application: our application.
             mark: the new mark.
+            held: what :meth:`held` is from this commit on.
             target: the version that the table goes back to, for the table's history.
             plan: given the newest version, tells the files that change.
 
@@ -151,18 +220,23 @@ class DeltaTable:
             The new version, and what was changed.
 
         Raises:
-            Overtaken: the table has this mark or a newer one.
+            Overtaken: the table has this mark of another start, or a newer one.
         """
+        marks = {application: mark, claim_of(application): mark, held_of(application): held}
+        # By Delta's id of the transaction, because a commit that fails may be in the table all the same.
+        tried: dict[str, Rollback] = {}
         for left in reversed(range(_TRIES)):
             transaction = self._log.startTransaction()
             newest = int(transaction.snapshot().version())
             seen = int(transaction.txnVersion(application))
+            if seen == mark and (made := self._made(tried, application, newest)) is not None:
+                return made.version, tried[made.transaction]
             if seen >= mark:
                 raise Overtaken(marked_epoch(seen))
             transaction.readWholeTable()
-            rollback = plan(newest)
-            stamp = self._delta.actions.SetTransaction(application, mark, self._none())
-            actions = [stamp, *map(self._action, (*rollback.removed, *rollback.added))]
+            tried[str(transaction.txnId())] = rollback = plan(newest)
+            stamps = [self._delta.actions.SetTransaction(name, value, self._none()) for name, value in marks.items()]
+            actions = [*stamps, *map(self._action, (*rollback.removed, *rollback.added))]
             operation = self._operation(target if rollback.removed or rollback.added else None)
             try:
                 return int(transaction.commit(self._seq(actions), operation)), rollback
@@ -171,9 +245,25 @@ class DeltaTable:
                     raise
         raise AssertionError("not reached")
 
+    def _made(self, tried: Collection[str], application: str, newest: int) -> Commit | None:
+        """The newest commit of our application, if one of these transactions has made it."""
+        for version in range(newest, -1, -1):
+            commit = self.commit_of(version)
+            if commit is None or application in commit.marks:
+                return commit if commit is not None and commit.transaction in tried else None
+        return None
+
     def _snapshot(self) -> Any:
         log = self._log
         return log.update(False, getattr(log, "update$default$2")(), getattr(log, "update$default$3")())
+
+    def _marks(self, *applications: str) -> list[int | None]:
+        """The newest marks of applications, all of one version."""
+        snapshot = self._snapshot()
+        if int(snapshot.version()) < 0:
+            return [None for _ in applications]
+        found = [snapshot.transactions().get(application) for application in applications]
+        return [int(mark.get()) if mark.isDefined() else None for mark in found]
 
     def _exists(self, path: str) -> bool:
         where = self._jvm.org.apache.hadoop.fs.Path(self._jvm.java.net.URI(path))

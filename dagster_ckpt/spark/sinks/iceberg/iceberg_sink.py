@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dagster_ckpt.errors import InvalidConfiguration, SinkMismatch
-from dagster_ckpt.spark.sinks.iceberg.lineage import History, Mark, Rollback, plan_rollback
+from dagster_ckpt.spark.sinks.iceberg.lineage import History, Mark, Rollback, plan_rollback, plan_rollback_to_nothing
 from dagster_ckpt.spark.sinks.iceberg.table import Change, IcebergTable
 from dagster_ckpt.spark.sinks.recorded_positions import RecordedPositions
 from dagster_ckpt.spark.sinks.sink import SinkRun, batch_of
@@ -76,12 +76,16 @@ class IcebergSink(TableSink):
         self._opened: IcebergTable | None = None
         #: Tells the snapshots of this start from those of others.
         self._token = ""
+        self._lineage = ""
         #: The newest snapshot of this start, ``None`` before its first.
         self._newest: int | None = None
 
     def attach(self, job_name: str, rows: DataFrame) -> None:
         super().attach(job_name, rows)
-        self._opened, self._newest, self._token = None, None, secrets.token_hex(8)
+        self._opened, self._newest, self._token, self._lineage = None, None, secrets.token_hex(8), ""
+
+    def adopt(self, job_id: str) -> None:
+        self._lineage = job_id
 
     # --- writing -----------------------------------------------------------------------------------------------------
 
@@ -111,7 +115,7 @@ class IcebergSink(TableSink):
         run = self.begun(self._run)
         run.check_owner()
         # Staging takes long, and a later start may attach this sink meanwhile, while a thread of this start lives on.
-        mark, last = Mark(self._token, run.epoch, batch), self._newest
+        mark, last = self._mark(run.epoch, batch), self._newest
         files = self._table.stage(rows, self._options)
 
         def plan(history: History) -> Change | int:
@@ -128,6 +132,9 @@ class IcebergSink(TableSink):
         except Overtaken as error:
             raise self._not_ours(error.epoch, run.epoch) from None
         self._record(run, batch)
+
+    def _mark(self, epoch: int, batch: int) -> Mark:
+        return Mark(self._token, epoch, batch, self._lineage)
 
     def _set_back(self) -> SinkMismatch:
         return SinkMismatch(
@@ -185,23 +192,13 @@ class IcebergSink(TableSink):
         return self._claim(epoch, batch_of(position), lambda history: plan_rollback(history, snapshot, self._job))
 
     def rollback_to_nothing(self, began: float, epoch: int) -> str:
-        """Take back all that the job wrote since a start of it last began with batch 0.
+        """Take back all that the lineage wrote, in one commit that also claims the table.
 
         Raises:
-            SinkMismatch: as :meth:`check`; nothing was touched.
+            SinkMismatch: as :meth:`rollback_to`; nothing was touched.
         """
         del began  # the marks tell
-        if self._table.history().newest_of(self._job)[1] is None:
-            return ""
-
-        def plan(history: History) -> Rollback:
-            for snapshot in history.back(history.head):
-                mark = snapshot.mark(self._job)
-                if mark is not None and mark.batch < 0:
-                    return plan_rollback(history, snapshot.identifier, self._job)
-            return plan_rollback(history, None, self._job)
-
-        return self._claim(epoch, -1, plan)
+        return self._claim(epoch, -1, lambda history: plan_rollback_to_nothing(history, self._job, self._lineage))
 
     def _claim(self, epoch: int, batch: int, undo: Callable[[History], Rollback] = lambda _: Rollback()) -> str:
         """Make a snapshot for a start that begins after ``batch``, and take back what ``undo`` says."""
@@ -209,7 +206,7 @@ class IcebergSink(TableSink):
         if not table.exists:
             table.create(self._attached, self._partition_by)
         table.check_format()
-        mark = Mark(self._token, epoch, batch)
+        mark = self._mark(epoch, batch)
         done = Rollback()
 
         def plan(history: History) -> Change | int:

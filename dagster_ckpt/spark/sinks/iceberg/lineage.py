@@ -1,15 +1,17 @@
 """What the snapshots of an Iceberg table did, and how a rollback takes a job's back: pure decisions.
 
 A rollback makes the snapshot of the checkpoint current again if the job alone has changed rows since. If others have
-appended rows since, the rollback deletes the files of the job's own snapshots instead. In every other case the rollback
-would lose what another writer did, and is refused.
+appended rows since, or another job has rolled back, the rollback deletes the files of the job's own snapshots instead.
+A compaction since does not matter then, unless the compaction has rewritten one of these files. In every other case the
+rollback would lose what another writer did, and is refused.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 from dagster_ckpt.errors import SinkMismatch
 from dagster_ckpt.stored_json import whole
@@ -19,17 +21,23 @@ __all__ = [
     "Mark",
     "Rollback",
     "Snapshot",
+    "files_to_delete",
     "name_of_newest",
     "newest_property",
     "plan_rollback",
+    "plan_rollback_to_nothing",
     "recorded_newest",
 ]
 
-_JOB, _START, _EPOCH, _BATCH = (f"dagster_ckpt.{name}" for name in ("job", "start", "epoch", "batch"))
+_JOB, _LINEAGE, _START, _EPOCH, _BATCH = (
+    f"dagster_ckpt.{name}" for name in ("job", "lineage", "start", "epoch", "batch")
+)
 _SNAPSHOT = "snapshot"
 #: Operations that change no row, such as a compaction.
 _UNCHANGING = frozenset({"replace"})
 _APPEND = "append"
+
+_File = TypeVar("_File")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,15 +48,18 @@ class Mark:
         start: a token of the start that wrote.
         epoch: the epoch of the start.
         batch: the batch; for a claim the batch before the start's first, -1 for none.
+        lineage: the lineage of the start; empty in a mark of a release that did not write the lineage.
     """
 
     start: str
     epoch: int
     batch: int
+    lineage: str = ""
 
     def summary(self, job: str) -> dict[str, str]:
         """The properties of the snapshot."""
-        return {_JOB: job, _START: self.start, _EPOCH: str(self.epoch), _BATCH: str(self.batch)}
+        lineage = {_LINEAGE: self.lineage} if self.lineage else {}
+        return {_JOB: job, **lineage, _START: self.start, _EPOCH: str(self.epoch), _BATCH: str(self.batch)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +83,15 @@ class Snapshot:
         if self.summary.get(_JOB) != job:
             return None
         try:
-            return Mark(self.summary[_START], int(self.summary[_EPOCH]), int(self.summary[_BATCH]))
+            start, epoch, batch = self.summary[_START], int(self.summary[_EPOCH]), int(self.summary[_BATCH])
+            return Mark(start, epoch, batch, self.summary.get(_LINEAGE, ""))
         except (KeyError, ValueError):
             return None
+
+    @property
+    def job(self) -> str | None:
+        """The job that made the snapshot; ``None`` for any other writer."""
+        return self.summary.get(_JOB)
 
     @property
     def changes_files(self) -> bool:
@@ -136,10 +153,12 @@ class Rollback:
     Attributes:
         to: the snapshot that becomes current, ``None`` where the current one stays.
         undone: the job's snapshots whose files are deleted, the oldest first.
+        kept: snapshots of others that may have removed such a file, the oldest first.
     """
 
     to: int | None = None
     undone: tuple[Snapshot, ...] = ()
+    kept: tuple[Snapshot, ...] = ()
 
 
 def newest_property(summary: Mapping[str, str], snapshot: int) -> tuple[str, str]:
@@ -147,7 +166,7 @@ def newest_property(summary: Mapping[str, str], snapshot: int) -> tuple[str, str
 
     ``expire_snapshots`` deletes the snapshots of a job that writes seldom. The property stays.
     """
-    mark = {name: summary[name] for name in (_JOB, _START, _EPOCH, _BATCH)}
+    mark = {name: summary[name] for name in (_JOB, _LINEAGE, _START, _EPOCH, _BATCH) if name in summary}
     return name_of_newest(summary[_JOB]), json.dumps({_SNAPSHOT: snapshot, **mark})
 
 
@@ -189,11 +208,71 @@ def plan_rollback(history: History, target: int | None, job: str) -> Rollback:
     others = _changes_of_others(since, job)
     if not others and target is not None and history.find(target) is not None:
         return Rollback(to=target)
-    between = [snapshot for snapshot in reversed(since) if snapshot.mark(job) is None]
-    for snapshot in between:
-        if snapshot.operation != _APPEND:
+    kept = [each for each in reversed(since) if each.mark(job) is None and each.operation != _APPEND]
+    for snapshot in kept:
+        # What another job deletes in its rollback are its own files.
+        if snapshot.operation not in _UNCHANGING and snapshot.job in {None, job}:
             raise _refused(snapshot)
-    return Rollback(undone=tuple(own))
+    return Rollback(undone=tuple(own), kept=tuple(kept))
+
+
+def plan_rollback_to_nothing(history: History, job: str, lineage: str) -> Rollback:
+    """How to take back what a lineage without a checkpoint wrote.
+
+    A start that dies before its claim leaves a table where the job's newest snapshot is one of an earlier lineage.
+
+    Args:
+        history: the table now.
+        job: the name of the job.
+        lineage: the lineage.
+
+    Raises:
+        SinkMismatch: as :func:`plan_rollback`.
+    """
+    _, newest = history.newest_of(job)
+    if newest is None or newest.lineage not in {"", lineage}:
+        return Rollback()
+    for snapshot in history.back(history.head):
+        mark = snapshot.mark(job)
+        if mark is not None and mark.batch < 0:
+            return plan_rollback(history, snapshot.identifier, job)
+    return plan_rollback(history, None, job)
+
+
+def files_to_delete(
+    rollback: Rollback, changed: Callable[[Snapshot], tuple[Mapping[str, _File], Collection[str]]]
+) -> list[_File]:
+    """The files that are there because of the snapshots that a rollback undoes.
+
+    Args:
+        rollback: the rollback.
+        changed: the files that a snapshot added, by their locations; and the locations of those that it removed.
+
+    Raises:
+        SinkMismatch: another writer has rewritten such a file, or a file would have to come back.
+    """
+    files: dict[str, _File] = {}
+    for snapshot in rollback.undone:
+        added, removed = changed(snapshot)
+        files.update(added)
+        for location in removed:
+            if files.pop(location, None) is None:
+                raise SinkMismatch(
+                    f"An earlier rollback has removed {location} in {snapshot}, and another writer has changed the "
+                    "table since, so the file cannot come back alone.",
+                    hint="Nothing was touched. Restore a checkpoint that was taken after that rollback.",
+                )
+    for snapshot in rollback.kept:
+        _, removed = changed(snapshot)
+        rewritten = sorted(files.keys() & set(removed))
+        if rewritten:
+            raise SinkMismatch(
+                f"Another writer rewrote files in {snapshot}, after the checkpoint, and among these files are "
+                f"{len(rewritten)} that the job wrote since the checkpoint, such as {rewritten[0]}. So what the job "
+                "wrote since cannot be taken back alone.",
+                hint=_after(snapshot),
+            )
+    return list(files.values())
 
 
 def _to_another_line(
@@ -217,12 +296,21 @@ def _changes_of_others(snapshots: list[Snapshot], job: str) -> list[Snapshot]:
 
 
 def _refused(snapshot: Snapshot) -> SinkMismatch:
-    back = "" if snapshot.parent is None else f"; or undo it by CALL ... set_current_snapshot to {snapshot.parent}"
     return SinkMismatch(
         f"Another writer changed the table after the checkpoint, in {snapshot}, so what the job wrote since cannot be "
         "taken back alone: the rollback would lose that change.",
-        hint=f"Nothing was touched. Restore a checkpoint that was taken after that snapshot{back} and launch again.",
+        hint=_after(snapshot),
     )
+
+
+def _after(snapshot: Snapshot) -> str:
+    """How to go on after a refusal because of a snapshot. To undo a snapshot of another job would stop that job."""
+    undo = (
+        ""
+        if snapshot.parent is None or snapshot.job is not None
+        else f"; or undo it, and all that came after it, by CALL ... set_current_snapshot to {snapshot.parent}"
+    )
+    return f"Nothing was touched. Restore a checkpoint that was taken after that snapshot{undo} and launch again."
 
 
 def _expired(identifier: int | None) -> SinkMismatch:

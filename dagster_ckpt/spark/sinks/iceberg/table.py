@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ from dagster_ckpt.spark.sinks.iceberg.lineage import (
     History,
     Rollback,
     Snapshot,
+    files_to_delete,
     name_of_newest,
     newest_property,
     recorded_newest,
@@ -208,15 +209,16 @@ class IcebergTable:
         """Make sure that what a rollback deletes can be deleted alone.
 
         Raises:
-            SinkMismatch: files would have to come back beside what another writer has appended since.
+            SinkMismatch: another writer has rewritten one of these files, or files would have to come back beside what
+                another writer has appended since.
         """
-        self._files_of(rollback.undone)
+        self._files_to_delete(rollback)
 
     def _change(self, transaction: Any, change: Change) -> None:
         rollback = change.rollback
         if rollback.to is not None:
             transaction.manageSnapshots().setCurrentSnapshot(rollback.to).commit()
-        undone = self._files_of(rollback.undone)
+        undone = self._files_to_delete(rollback)
         if undone:
             update = transaction.newDelete().validateFilesExist()
             for file in undone:
@@ -252,21 +254,15 @@ class IcebergTable:
             return False
         return True
 
-    def _files_of(self, snapshots: Sequence[Snapshot]) -> Sequence[Any]:
-        """The files that are there because of ``snapshots``, the oldest first."""
-        added: dict[str, Any] = {}
+    def _files_to_delete(self, rollback: Rollback) -> Sequence[Any]:
         metadata, files = self._metadata(), self._table().io()
-        for each in snapshots:
+
+        def changed(each: Snapshot) -> tuple[Mapping[str, Any], Collection[str]]:
             snapshot = metadata.snapshot(each.identifier)
-            added.update((str(file.location()), file) for file in snapshot.addedDataFiles(files))
-            for file in snapshot.removedDataFiles(files):
-                if added.pop(str(file.location()), None) is None:
-                    raise SinkMismatch(
-                        f"An earlier rollback has removed {file.location()} in {each}, and another writer has changed "
-                        "the table since, so the file cannot come back alone.",
-                        hint="Nothing was touched. Restore a checkpoint that was taken after that rollback.",
-                    )
-        return list(added.values())
+            added = {str(file.location()): file for file in snapshot.addedDataFiles(files)}
+            return added, [str(file.location()) for file in snapshot.removedDataFiles(files)]
+
+        return files_to_delete(rollback, changed)
 
     # --- Iceberg's objects -------------------------------------------------------------------------------------------
 

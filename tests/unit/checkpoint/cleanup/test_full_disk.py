@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 
@@ -15,8 +15,8 @@ from dagster_ckpt.checkpoint.control.deletion_log import DeletionLog
 from dagster_ckpt.checkpoint.taking.savepoint_files import dispose_savepoint
 from dagster_ckpt.errors import CorruptCheckpoint, StorageError
 from dagster_ckpt.filesystem import PosixFileSystem
-from dagster_ckpt.testing import Action, Crash, FaultInjectingFileSystem, Operation, ProcessDied
-from tests.helpers.checkpoint.driver import JOB, Ledger, ManualClock, Pins, Run, content, directories, shared
+from dagster_ckpt.testing import Action, Crash, Fail, FaultInjectingFileSystem, Operation, ProcessDied
+from tests.helpers.checkpoint.driver import JOB, Ledger, ManualClock, Pins, Run, content, directories, once, shared
 from tests.helpers.mounts import fill, mounted
 
 
@@ -74,6 +74,43 @@ def test_retention(disk: PosixFileSystem, run: Run) -> None:
         assert DeletionLog(disk, JOB).pending() == []
         ballast.unlink()
         goes_on(run, 10 * turn)
+
+
+def asked(run: Run, storage: FaultInjectingFileSystem) -> None:
+    """A user has a checkpoint deleted beside the running job."""
+    log, retained = DeletionLog(storage.inner, JOB), run.store.retained
+    log.ask(run.claim.epoch, run.store.job_id, [retained[0].checkpoint_id], [], "of the test")
+
+
+def refused(run: Run, storage: FaultInjectingFileSystem) -> None:
+    """The storage takes the record of a deletion, and refuses the deletion itself."""
+    storage.plan = once("remove", "_metadata", Fail())
+    with pytest.raises(StorageError):
+        run.subsume(1)
+
+
+def filled_again(run: Run, storage: FaultInjectingFileSystem) -> None:
+    """What a deletion frees is filled at once, by others."""
+    storage.plan = lambda operation: Fail() if operation.name == "replace" else None
+    run.subsume(1)
+    storage.plan = lambda _: None
+
+
+@pytest.mark.parametrize("lose", [asked, refused, filled_again])
+def test_a_reserve_that_was_given_up_is_renewed_as_soon_as_there_is_space(
+    disk: PosixFileSystem, ledger: Ledger, pins: Pins, lose: Callable[[Run, FaultInjectingFileSystem], None]
+) -> None:
+    storage = FaultInjectingFileSystem(disk)
+    run = Run(storage, ledger, pins).start()
+    run.catalog.records.reserve.keep()
+    for step in range(3):
+        run.checkpoint(large(step), step)
+    ballast = disk.local("ballast")
+    fill(ballast)
+    lose(run, storage)
+    assert not disk.local(f"{JOB}/control/reserve").exists()
+    ballast.unlink()
+    goes_on(run, 5)
 
 
 def test_the_end_of_a_job_that_discards_its_checkpoints(disk: PosixFileSystem, run: Run) -> None:

@@ -5,24 +5,33 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagster_ckpt.checkpoint.cleanup.savepoint_history import SavepointHistory, delete_surplus_savepoints
+from dagster_ckpt.checkpoint.cleanup.pinning import unpin_checkpoint
+from dagster_ckpt.checkpoint.cleanup.savepoint_history import (
+    SavepointHistory,
+    delete_surplus_savepoints,
+    kept_savepoint,
+)
 from dagster_ckpt.checkpoint.control.epochs import Choice
+from dagster_ckpt.checkpoint.control.pins import Pin
 from dagster_ckpt.checkpoint.control.taken_savepoints import Label, NamedSavepoint, RecordedSavepoints
 from dagster_ckpt.checkpoint.format.snapshot import Snapshot
 from dagster_ckpt.checkpoint.taking.requests.ask_savepoint import take_savepoint
 from dagster_ckpt.checkpoint.taking.store import CompletedCheckpointStore
 from dagster_ckpt.clock import Clock, SystemClock, iso
-from dagster_ckpt.errors import InvalidConfiguration, StorageError
+from dagster_ckpt.errors import CheckpointNotFound, InvalidConfiguration, RestoreRefused, StorageError
 from dagster_ckpt.filesystem import PosixFileSystem
 from tests.helpers.orchestration.stored_job import StoredJob, run_id
+from tests.helpers.stepping import at_every_line
 
 DAY = 86_400.0
 NOW = 1_000 * DAY
@@ -86,7 +95,9 @@ def data_of(savepoint: Path) -> list[Path]:
     return [path for path in savepoint.iterdir() if path.name != "_metadata"]
 
 
-class TestDeleting:
+class _Series:
+    """A series of savepoints, and its history."""
+
     @pytest.fixture
     def job(self, tmp_path: Path) -> StoredJob:
         return StoredJob(tmp_path / "storage")
@@ -135,6 +146,8 @@ class TestDeleting:
             job.catalog, "nightly", history, clock or SystemClock(), self.told.append, taken=last
         )
 
+
+class TestDeleting(_Series):
     def test_others_are_left_alone(self, job: StoredJob) -> None:
         mine = self.take(job, "mine", series=None)
         weekly = self.take(job, "w", series="weekly")
@@ -241,3 +254,108 @@ class TestDeleting:
         first = self.take(job, "n-1")
         again = self.take_again(job)
         assert again == first, "copies of one state would push the older states out of the history"
+
+
+class TestBesideARollback(_Series):
+    """From the moment at which a rollback keeps its target, no history deletes the target, whoever began first."""
+
+    def keep(self, job: StoredJob, target: str) -> ExitStack:
+        """What a rollback does before it terminates the job."""
+        kept = ExitStack()
+        kept.enter_context(kept_savepoint(job.catalog, job.catalog.resolve(target), "rollback x", SystemClock()))
+        return kept
+
+    @pytest.mark.parametrize(
+        ("module", "may_stay"), [("cleanup/savepoint_history.py", True), ("taking/savepoint_files.py", False)]
+    )
+    def test_a_rollback_that_begins_while_the_history_is_at_work(
+        self, module: str, may_stay: bool, tmp_path: Path
+    ) -> None:
+        went, stayed = 0, 0
+        for line in at_every_line(module):
+            job = StoredJob(tmp_path / str(line.index) / "storage")
+            target, _ = self.take(job, "n-1"), self.take(job, "n-2")
+            kept: list[ExitStack] = []
+
+            def begin(job: StoredJob = job, target: str = target, kept: list[ExitStack] = kept) -> None:
+                with suppress(CheckpointNotFound, RestoreRefused):
+                    kept.append(self.keep(job, target))
+
+            with line.then(begin):
+                self.delete(job)
+            for rollback in kept:
+                with rollback:
+                    assert job.catalog.resolve(target).location == target, line.index
+                    assert self.delete(job) == []
+            went, stayed = went + (not kept), stayed + bool(kept)
+            assert not job.catalog.records.pins.pinned()
+            self.delete(job)
+            assert not Path(target).exists()
+        assert went > 1
+        assert (stayed > 1) == may_stay
+
+    def test_a_history_that_begins_while_a_rollback_keeps_its_target(self, tmp_path: Path) -> None:
+        refused = 0
+        for line in at_every_line("cleanup/savepoint_history.py"):
+            job = StoredJob(tmp_path / str(line.index) / "storage")
+            target, _ = self.take(job, "n-1"), self.take(job, "n-2")
+            began = False
+            with (
+                suppress(CheckpointNotFound, RestoreRefused),
+                line.then(partial(self.delete, job)),
+                self.keep(job, target),
+            ):
+                assert job.catalog.resolve(target).location == target, line.index
+                began = True
+            refused += not began
+            assert not job.catalog.records.pins.pinned()
+        assert refused > 1
+
+    def test_what_the_job_has_gone_back_to_stays_when_the_rollback_lets_go(self, tmp_path: Path) -> None:
+        """The rollback lets go once the launched run has recorded its choice."""
+        for line in at_every_line("cleanup/savepoint_history.py"):
+            job = StoredJob(tmp_path / str(line.index) / "storage")
+            target, _ = self.take(job, "n-1"), self.take(job, "n-2")
+            rollback = self.keep(job, target)
+
+            def go_back(job: StoredJob = job, target: str = target, rollback: ExitStack = rollback) -> None:
+                job.choose(job.claim(run_id()), job.catalog.resolve(target))
+                rollback.close()
+
+            with line.then(go_back):
+                self.delete(job)
+            rollback.close()
+            assert Path(target).exists(), line.index
+        assert line.index > 1
+
+    def test_a_rollback_that_was_killed_keeps_its_target_until_somebody_lets_go(self, job: StoredJob) -> None:
+        target, _ = self.take(job, "n-1"), self.take(job, "n-2")
+        killed = self.keep(job, target)
+        assert self.delete(job) == []
+        (pinned,) = job.catalog.records.pins.pinned()
+        assert "rollback x" in self.told[0]
+        assert f"dagster-ckpt unpin orders {pinned}" in self.told[0]
+        with pytest.raises(RestoreRefused, match="rollback x") as refused:
+            self.keep(job, target)
+        assert f"dagster-ckpt unpin orders {pinned}" in str(refused.value)
+        unpin_checkpoint(job.catalog, pinned)
+        assert self.delete(job) == [target]
+        assert not job.catalog.records.pins.pinned()
+        killed.close()
+
+    @pytest.mark.parametrize("whose", ["history", "rollback"])
+    def test_a_deletion_that_was_killed_is_finished_and_holds_nothing_any_more(
+        self, whose: str, job: StoredJob
+    ) -> None:
+        """Nobody goes back to what has no manifest; but a rollback may be going to another copy of the same state."""
+        target, _ = self.take(job, "n-1"), self.take(job, "n-2")
+        savepoint = job.catalog.resolve(target)
+        reason = "the history of the series nightly deletes n-1" if whose == "history" else "rollback x"
+        pin = Pin(f"{savepoint.job_id}/chk-{savepoint.checkpoint_id}", reason, iso(NOW), savepoint.job_id)
+        job.catalog.records.pins.add(pin)
+        with pytest.raises(RestoreRefused, match=reason):
+            self.keep(job, target)
+        (Path(target) / "_metadata").unlink()
+        assert self.delete(job, clock=Tomorrow()) == []
+        assert len(job.catalog.records.taken_savepoints.all_named()) == 1
+        assert len(job.catalog.records.pins.pinned()) == (whose == "rollback")

@@ -61,6 +61,26 @@ def test_a_claim_with_a_lost_reply_fences_and_is_claimed_anew(memory: MemoryFile
     assert claim(memory).epoch == 2
 
 
+def test_a_claim_of_one_epoch_that_is_tried_again_finds_what_it_has_created(memory: MemoryFileSystem) -> None:
+    epochs, before = Epochs(memory, JOB), claim(memory)
+
+    def again(token: str, storage: FileSystem = memory) -> Claim:
+        return Epochs(storage, JOB).claim(
+            token=token, series=1, run_id="r", host="h", pid=1, now="2026", after=before.epoch, is_start=True
+        )
+
+    losing = FaultInjectingFileSystem(memory, lambda operation: FailAfter() if operation.name == "create" else None)
+    with pytest.raises(PublishUnknown):
+        again("mine", losing)
+    assert again("mine") == epochs.read_claim(2)
+    with pytest.raises(Fenced, match="has claimed epoch 2"):
+        again("another")
+    claim(memory)
+    with pytest.raises(Fenced, match="has claimed epoch 3"):
+        again("mine")
+    assert epochs.highest() == 3
+
+
 def test_a_listing_that_never_shows_what_is_there_ends_a_claim(memory: MemoryFileSystem) -> None:
     claim(memory)
     lying = FaultInjectingFileSystem(memory, lambda operation: Lie() if operation.name == "list" else None)

@@ -569,6 +569,31 @@ def test_a_claim_without_a_beat_is_dated_by_this_hosts_clock_only_if_it_is_of_th
     assert judged(file, claim, end, clock) == ("it ended", claimed)
 
 
+@pytest.mark.parametrize(
+    ("run", "lease", "seconds"),
+    [
+        ("run-a", Lease(2, 120), 120),
+        ("run-a", Lease(1, 5), LEASE),
+        ("run-b", Lease(2, 120), LEASE),
+        ("run-b", Lease(1, 5), LEASE),
+    ],
+    ids=["of the same run", "of the same run, for less", "of another run", "of another run, for less"],
+)
+def test_a_claim_without_a_beat_has_the_lease_that_its_run_has_announced_for_an_earlier_epoch(
+    memory: MemoryFileSystem, run: str, lease: Lease, seconds: float
+) -> None:
+    """A run that starts its query again, while its beats are refused; the lease of a run before says nothing."""
+    clock, file = ManualClock(), HeartbeatFile(memory, f"held-{run}-{lease}")
+    here = ProcessIdentity("elsewhere", 1, 0.0)
+    file.write(Heartbeat(1, "run-a", (here,), 5, clock.time(), lease=lease))
+    claim = Claim(2, "token", 1, run, "elsewhere", 1, iso(clock.time()))
+    assert judged(file, claim, None, clock)[0] is None
+    clock.advance(seconds - 1)
+    assert judged(file, claim, None, clock)[0] is None
+    clock.advance(2)
+    assert judged(file, claim, None, clock)[0] == f"no heartbeat since it took the job over {seconds + 1:.0f} s ago"
+
+
 def test_what_goes_wrong_with_checkpoints_is_told_until_one_completes(file: HeartbeatFile, clock: ManualClock) -> None:
     heart = Heart(file, clock, epoch=1, run_id="run-a")
 

@@ -453,7 +453,6 @@ def test_order_and_names() -> None:
     assert SMALL.reference == "0" * 31 + "1/chk-7"
     assert SMALL.size == 12
     assert SMALL.references == {"../shared/000003-x-1.sst"}
-    assert SMALL.with_timing("write", 2.0).timings_ms == {"pin": 3.5, "write": 2.0}
     assert replace(SMALL, epoch=2, checkpoint_id=12).key < SMALL.key
 
 

@@ -20,6 +20,7 @@ from dagster_ckpt.checkpoint.control.savepoint_requests import (
     TakenSavepoint,
 )
 from dagster_ckpt.checkpoint.control.taken_savepoints import NamedSavepoint, RecordedSavepoint, RecordedSavepoints
+from dagster_ckpt.checkpoint.format.layout import reserve_path
 from dagster_ckpt.checkpoint.processes import ProcessIdentity
 from dagster_ckpt.checkpoint.start_traces import MONOTONIC, StartTrace, Step
 from dagster_ckpt.checkpoint.submissions import Submission
@@ -47,7 +48,9 @@ class Story:
     newest: str
 
     def records(self) -> list[str]:
-        return sorted(name for name in self.storage.files if name.startswith(CONTROL) and "/wal/" not in name)
+        """The paths of the job's records, without batch plans, and without the reserve, which says nothing."""
+        records = (name for name in self.storage.files if name.startswith(CONTROL) and "/wal/" not in name)
+        return sorted(name for name in records if name != reserve_path(JOB))
 
 
 def told(pins: Pins) -> Story:

@@ -74,7 +74,7 @@ class Writer:
 
     @property
     def look(self) -> float:
-        return self.heart.lease.timeout / LOOKS
+        return min(self.heart.lease.timeout / LOOKS, self.heart.lease.interval / 2)
 
     def beat(self) -> None:
         """As the heart's own thread does, in virtual time."""
@@ -164,6 +164,15 @@ class World:
             self.time.sleep(pause)
 
 
+@pytest.mark.parametrize("lease", [*LEASES, Lease(2, 3600), Lease(1200, 3600)], ids=str)
+def test_nobody_waits_for_a_beat_that_hangs_longer_than_a_few_seconds(lease: Lease) -> None:
+    """Whoever starts, holds or stops a heart waits for a beat; and the next beat is tried then."""
+    assert lease.patience <= 5
+    assert lease.settled <= lease.interval + 5
+    assert lease.at_once * (lease.interval + lease.patience) >= lease.timeout, "there is a next beat all the time"
+    assert (Lease().patience, Lease().settled, Lease().at_once) == (5, 7, 6)
+
+
 @pytest.mark.parametrize("here", [False, True], ids=["of another host", "of this host"])
 @pytest.mark.parametrize("lease", LEASES, ids=str)
 def test_nobody_takes_over_before_the_run_has_paused(lease: Lease, *, here: bool) -> None:
@@ -183,7 +192,7 @@ def test_nobody_takes_over_before_the_run_has_paused(lease: Lease, *, here: bool
     assert overtaken, "no outage was long enough"
 
 
-@pytest.mark.parametrize("lease", LEASES, ids=str)
+@pytest.mark.parametrize("lease", [*LEASES, Lease(10, 600)], ids=str)
 def test_hiccups_of_half_a_lease_cost_nothing(lease: Lease) -> None:
     for seed in range(6):
         world, taken = World.of(seed), list[float]()

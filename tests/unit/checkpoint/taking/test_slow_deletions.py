@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -137,6 +138,26 @@ def test_a_job_that_is_canceled_waits_a_moment_at_most(
     hanging.answers.set()
     newest = again.checkpoint(state(3), 4)
     assert content(memory, newest) == state(3), "whatever the thread of the start before still deletes"
+
+
+def test_a_deletion_that_ends_as_the_wait_for_it_does_has_ended(
+    hanging: Hanging, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Late(Future[Any]):
+        """The deletion ends after the time is up, and before anybody asks again whether it has ended."""
+
+        def result(self, timeout: float | None = None) -> Any:
+            try:
+                return super().result(timeout)
+            except TimeoutError:
+                hanging.answers.set()
+                self.exception(_NEVER)
+                raise
+
+    hanging.take(1)
+    monkeypatch.setattr(discards, "Future", Late)
+    discarded = discard_within(0.01, hanging.job.run.store, "canceled")
+    assert [item.metadata.name for item in discarded] == ["chk-1"]
 
 
 def test_a_job_that_ends_waits_for_its_deletions(hanging: Hanging, memory: MemoryFileSystem) -> None:

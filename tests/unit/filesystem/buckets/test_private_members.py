@@ -1,4 +1,8 @@
+import ast
+import inspect
+import re
 import sys
+from types import ModuleType
 
 import adlfs
 import pytest
@@ -8,6 +12,15 @@ from s3fs import core
 
 from dagster_ckpt.errors import InvalidConfiguration
 from dagster_ckpt.filesystem import open_filesystem
+from dagster_ckpt.filesystem.buckets import (
+    azure,
+    azure_client,
+    bucket,
+    gcs,
+    gcs_client,
+    s3,
+    s3_client,
+)
 from dagster_ckpt.filesystem.buckets.private_members import ADLFS, GCSFS, S3FS, PrivateMembers
 
 LIBRARIES = [ADLFS, GCSFS, S3FS]
@@ -21,6 +34,28 @@ MEMBERS = [
 @pytest.mark.parametrize(("library", "name"), MEMBERS)
 def test_the_installed_release_has_what_is_called(library: PrivateMembers, name: str) -> None:
     PrivateMembers(library.library, library.tested, {name: library.signatures[name]}).check()
+
+
+@pytest.mark.parametrize(
+    ("library", "client", "storage"),
+    [
+        (ADLFS, azure_client.AzureClient, azure),
+        (GCSFS, gcs_client.GcsClient, gcs),
+        (S3FS, s3_client.S3Client, s3),
+    ],
+)
+def test_what_is_called_or_overridden_is_compared(library: PrivateMembers, client: type, storage: ModuleType) -> None:
+    sources = {inspect.getmodule(client): ["self", "super()"], storage: ["client"], bucket: ["client"]}
+    called = {
+        node.attr
+        for module, owners in sources.items()
+        for node in ast.walk(ast.parse(inspect.getsource(module)))  # type: ignore[arg-type]
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value) in owners
+    }
+    overridden = {name for name, member in vars(client).items() if inspect.isfunction(member)}
+    theirs = {name for base in client.__mro__[1:-1] for name in vars(base) if re.match("_[a-z]", name)}
+    listed = {name.removesuffix(".__wrapped__").rpartition(".")[2] for name in library.signatures}
+    assert (called | overridden) & theirs - listed == set()
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,9 @@
-"""Which files a rollback of a Delta table changes: a model of a table, written by a job and by others."""
+"""Which files a rollback of a Delta table changes: a model of a table, written by two jobs and by others."""
 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,21 +15,38 @@ from hypothesis import strategies as st
 from dagster_ckpt.errors import SinkMismatch
 from dagster_ckpt.spark.sinks.delta.commits import (
     Commit,
+    Rollback,
+    claim_of,
+    held_of,
     mark_of,
     marked_batch,
     marked_epoch,
     parse_commit,
     plan_rollback,
+    refuse_replaced,
 )
 
-APP = "dagster_ckpt:orders"
-OURS, OTHERS = "ours", "others"
+OURS, THEIRS, OTHERS = "ours", "theirs", "others"
+#: The two jobs, by whom a row is of.
+APPS = {OURS: "dagster_ckpt:orders", THEIRS: "dagster_ckpt:returns"}
+APP = APPS[OURS]
 Data = tuple[tuple[str, int], ...]
 
 
 def the_json(kind: str, path: str, *, changes: bool) -> str:
     shared = {"path": path, "dataChange": changes, "size": 1, "partitionValues": {}}
     return json.dumps({kind: {**shared, **({"deletionTimestamp": 7} if kind == "remove" else {"modificationTime": 7})}})
+
+
+def marked(who: str, version: int) -> str:
+    return json.dumps({"txn": {"appId": APPS[who], "version": version}})
+
+
+def rolled_back(version: int, plan: Rollback) -> str:
+    """What Delta's history calls the rollback of a job: see ``DeltaTable._operation``."""
+    if not plan.removed and not plan.added:
+        return json.dumps({"commitInfo": {"operation": "Manual Update", "operationParameters": {}}})
+    return json.dumps({"commitInfo": {"operation": "RESTORE", "operationParameters": {"version": version}}})
 
 
 @dataclass
@@ -41,6 +59,9 @@ class Table:
     now: dict[str, Data] = field(default_factory=dict)
     edited: list[frozenset[tuple[str, int]]] = field(default_factory=list)
     numbers: int = 0
+    compacted: bool = False
+    #: Who rolled back, to which version, and in which.
+    rollbacks: list[tuple[str, int, int]] = field(default_factory=list)
 
     def commit(
         self,
@@ -49,12 +70,12 @@ class Table:
         added: Sequence[Data] = (),
         *,
         changes: bool = True,
-        ours: bool = False,
+        who: str = OTHERS,
         gone: frozenset[tuple[str, int]] = frozenset(),
     ) -> None:
         lines = [json.dumps({"commitInfo": {"operation": operation}})]
-        if ours:
-            lines.append(json.dumps({"txn": {"appId": APP, "version": len(self.log)}}))
+        if who in APPS:
+            lines.append(marked(who, len(self.log)))
         for path in removed:
             lines.append(the_json("remove", path, changes=changes))
             del self.now[path]
@@ -72,11 +93,14 @@ class Table:
     def write(self, who: str) -> None:
         self.numbers += 2
         rows = ((who, self.numbers), (who, self.numbers + 1))
-        self.commit("WRITE", added=[rows], ours=who == OURS)
+        self.commit("WRITE", added=[rows], who=who)
 
     def optimize(self, choice: int) -> None:
+        """Put the rows of some files into one file, or into two."""
+        self.compacted = True
         chosen = [path for at, path in enumerate(self.now) if choice >> at & 1 == 0]
-        self.commit("OPTIMIZE", chosen, [tuple(row for path in chosen for row in self.now[path])], changes=False)
+        rows = tuple(row for path in chosen for row in self.now[path])
+        self.commit("OPTIMIZE", chosen, [rows] if choice % 3 else [rows[::2], rows[1::2]], changes=False)
 
     def edit(self, choice: int) -> None:
         """Delete the first row of a file."""
@@ -85,17 +109,18 @@ class Table:
             row, *others = self.now[path]
             self.commit("DELETE", [path], [tuple(others)], gone=frozenset({row}))
 
-    def roll_back(self, version: int) -> None:
-        """As the sink does it, checked against the rows that were there."""
+    def roll_back(self, who: str, version: int) -> None:
+        """As the sink of a job does it, checked against the rows that were there."""
         after = self.log[version + 1 :]
         edits = frozenset[tuple[str, int]]().union(*self.edited[version + 1 :])
+        self.rollbacks.append((who, version, len(self.log)))
         try:
-            plan = plan_rollback(after, APP, 9)
+            plan = plan_rollback(after, APPS[who], 9)
         except SinkMismatch:
-            assert edits, "refused only where somebody changed rows"
+            assert edits or self._a_job_goes_forward(), "refused only where somebody changed rows"
             return
         before = self.rows(self.now)
-        lines = [json.dumps({"txn": {"appId": APP, "version": len(self.log)}}), *plan.removed, *plan.added]
+        lines = [rolled_back(version, plan), marked(who, len(self.log)), *plan.removed, *plan.added]
         for line in plan.removed:
             del self.now[json.loads(line)["remove"]["path"]]
         for line in plan.added:
@@ -105,9 +130,18 @@ class Table:
         self._end(lines)
         now = self.rows(self.now)
         assert len(now) == len(set(now)), "no row twice"
-        ours = {row for row in self.rows(self.live[version]) if row[0] == OURS} - edits
-        assert {row for row in now if row[0] == OURS} == ours
-        assert {row for row in now if row[0] == OTHERS} == {row for row in before if row[0] == OTHERS}
+        own = {row for row in self.rows(self.live[version]) if row[0] == who} - edits
+        assert {row for row in now if row[0] == who} == own
+        assert {row for row in now if row[0] != who} == {row for row in before if row[0] != who}
+
+    def _a_job_goes_forward(self) -> bool:
+        """Whether two jobs rolled back over a compaction, one of them to what it had left behind."""
+        forward = any(
+            who == earlier and before < version < at
+            for who, version, _ in self.rollbacks
+            for earlier, before, at in self.rollbacks
+        )
+        return forward and self.compacted and len({who for who, _, _ in self.rollbacks}) == len(APPS)
 
     @staticmethod
     def rows(live: Mapping[str, Data]) -> list[tuple[str, int]]:
@@ -116,7 +150,7 @@ class Table:
 
 STEPS = st.lists(
     st.tuples(
-        st.sampled_from(["ours", "ours", "others", "optimize", "edit", "roll back"]),
+        st.sampled_from([OURS, OURS, THEIRS, OTHERS, "optimize", "edit", "roll back", "they roll back"]),
         st.integers(min_value=0, max_value=99),
     ),
     max_size=14,
@@ -125,18 +159,18 @@ STEPS = st.lists(
 
 @given(STEPS, st.integers(min_value=0, max_value=99))
 def test_a_rollback_takes_back_the_jobs_own_rows_and_no_others(steps: list[tuple[str, int]], last: int) -> None:
-    """Also several rollbacks, to before and to after one another, with compaction and edits between them."""
+    """Also several rollbacks of two jobs, to before and after one another, with compaction and edits between them."""
     table = Table()
     table.write(OURS)
     for step, choice in [*steps, ("roll back", last)]:
-        if step in (OURS, OTHERS):
+        if step in {OURS, THEIRS, OTHERS}:
             table.write(step)
         elif step == "optimize":
             table.optimize(choice)
         elif step == "edit":
             table.edit(choice)
         else:
-            table.roll_back(choice % len(table.log))
+            table.roll_back(OURS if step == "roll back" else THEIRS, choice % len(table.log))
 
 
 def written(*steps: str) -> list[Commit]:
@@ -168,6 +202,45 @@ def test_what_a_restore_by_hand_has_undone_does_not_count() -> None:
         plan_rollback([*log[1:2], replaced(2), replaced(3, restored=0)][2:], APP, 9)
 
 
+def test_replaced_rows_are_found_in_what_is_left_of_the_log() -> None:
+    """Where the job has nothing to take back. A RESTORE by hand undoes what replaced them, whatever is left of the log."""
+    left = [*written(OTHERS, OURS, THEIRS)[1:], replaced(3)]
+    with pytest.raises(SinkMismatch, match=r"version 3 \(WRITE\)"):
+        refuse_replaced(left, 0, APP)
+    refuse_replaced([*left, replaced(4, restored=0)], 0, APP)
+    with pytest.raises(SinkMismatch, match=r"version 4 \(RESTORE\)"):
+        refuse_replaced([replaced(4, restored=0)], 1, APP)
+    table = Table()
+    for writer in (OURS, THEIRS):
+        table.write(writer)
+    table.roll_back(OURS, 0)
+    table.roll_back(THEIRS, 0)
+    refuse_replaced(table.log, 0, APP)
+
+
+@pytest.mark.parametrize("checkpoint", [0, 1])
+def test_a_rollback_of_another_job_is_none_by_hand(checkpoint: int) -> None:
+    """Their checkpoint is of before ours, or of after."""
+    table = Table()
+    for writer in (OURS, OURS, THEIRS, OURS, THEIRS):
+        table.write(writer)
+    table.roll_back(THEIRS, 2 if checkpoint == 0 else 0)
+    removed = plan_rollback(table.log[checkpoint + 1 :], APP, 9).removed
+    written = ["part-1", "part-3"][checkpoint:]
+    assert [json.loads(line)["remove"]["path"] for line in removed] == written
+
+
+def test_two_jobs_roll_back_over_one_compaction() -> None:
+    """As after the end of a cluster: what the first rollback puts back is there for the second."""
+    table = Table()
+    for writer in (OURS, THEIRS, OURS, THEIRS):
+        table.write(writer)
+    table.optimize(0)
+    for who in (THEIRS, OURS):
+        table.roll_back(who, 1)
+    assert Counter(row[0] for row in table.rows(table.now)) == {OURS: 2, THEIRS: 2}
+
+
 def test_files_are_told_apart_by_their_deletion_vectors() -> None:
     """As a DELETE leaves them: the same path, with other rows hidden."""
     vector: dict[str, Any] = {"storageType": "u", "pathOrInlineDv": "ab", "offset": 1}
@@ -177,6 +250,24 @@ def test_files_are_told_apart_by_their_deletion_vectors() -> None:
     assert commit.removed.keys() == {("part-0", "")}
     assert commit.added.keys() == {("part-0", "uab@1")}
     assert commit.removes_rows
+
+
+def test_a_batch_is_told_from_a_claim_with_its_mark() -> None:
+    """The marks of a claim beside the job's make no other job of it."""
+    mark = json.dumps({"txn": {"appId": APP, "version": 7}})
+    beside = [json.dumps({"txn": {"appId": name, "version": 7}}) for name in (claim_of(APP), held_of(APP))]
+    batch, claim = parse_commit(3, mark), parse_commit(4, "\n".join([mark, *beside]))
+    assert batch.is_batch(APP, 7)
+    assert not batch.is_batch(APP, 8)
+    assert not claim.is_batch(APP, 7)
+    assert len(claim.marks) == 3
+    assert not any(name.startswith("dagster_ckpt:") for name in (claim_of(APP), held_of(APP)))
+
+
+def test_a_commit_tells_its_transaction_unless_commits_are_not_described() -> None:
+    told = json.dumps({"commitInfo": {"operation": "WRITE", "txnId": "0f5a"}})
+    assert parse_commit(3, told).transaction == "0f5a"
+    assert not parse_commit(3, json.dumps({"commitInfo": {"operation": "WRITE"}})).transaction
 
 
 def test_a_file_that_cannot_be_described_is_refused() -> None:

@@ -1,0 +1,160 @@
+"""What the ticks of the sensors have in common: looks at many jobs within bounded time, and a text of bounded length.
+
+Dagster ends a tick after 60 seconds and forgets what the tick has done. So a tick begins where the tick before it had
+to stop, looks at jobs side by side, and begins no other job when its time is over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, Generic, Self, TypeVar
+
+from dagster_ckpt.checkpoint import JobRecords, Sight, look
+from dagster_ckpt.clock import SystemClock
+from dagster_ckpt.filesystem import FileSystem
+from dagster_ckpt.orchestration.checkpointed_asset import CheckpointedStreamingAsset
+
+__all__ = ["Looks", "Sights", "in_short"]
+
+_Seen = TypeVar("_Seen")
+
+#: Jobs that are looked at side by side in a distant storage: at 30 ms a request, 1,000 looks take half a second.
+_AT_ONCE = 64
+#: Most jobs that a tick names for one reason, and most reasons.
+_MOST_TOLD = 20
+
+
+class Sights:
+    """What the looks of earlier ticks have shown, by storage and job."""
+
+    def __init__(self) -> None:
+        self._seen: dict[tuple[str, str], Sight] = {}
+
+    def look(self, storage: FileSystem, asset: CheckpointedStreamingAsset) -> Sight | None:
+        """Look at a job, and read only what may have changed; ``None`` for a job that has never run.
+
+        Raises:
+            CorruptCheckpoint: a record cannot be read.
+            StorageError: the storage failed.
+        """
+        key = (storage.url, asset.name)
+        sight = look(JobRecords(storage, asset.name), SystemClock(), self._seen.pop(key, None))
+        if sight is not None:
+            self._seen[key] = sight
+        return sight
+
+    def forget(self, storage: FileSystem, asset: CheckpointedStreamingAsset) -> None:
+        """A job has no records: the job was swept, and may begin with epoch 1 again."""
+        self._seen.pop((storage.url, asset.name), None)
+
+
+class Looks(Generic[_Seen]):
+    """The looks of one tick at the jobs, each storage listed once: a job without a directory has never run.
+
+    Jobs in a distant storage are looked at side by side, and in the order in which they are asked for. A look that has
+    not ended with the tick ends by itself; it changes nothing.
+
+    Args:
+        resources: of the tick.
+        assets: whose jobs are looked at.
+        first: the index of the asset to begin with: a slow storage cannot starve the last jobs.
+        seconds: after which :meth:`turns` ends.
+        sights: what earlier ticks have seen.
+        look: looks at a job, on any thread.
+
+    Attributes:
+        first: the index of the asset that the next tick begins with.
+    """
+
+    def __init__(
+        self,
+        resources: Any,
+        assets: Sequence[CheckpointedStreamingAsset],
+        first: int,
+        seconds: float,
+        sights: Sights,
+        look: Callable[[FileSystem, CheckpointedStreamingAsset], _Seen | None],
+    ) -> None:
+        self._deadline = time.monotonic() + seconds
+        self.first = first % max(len(assets), 1)
+        self._assets = [*assets[self.first :], *assets[: self.first]]
+        self._resources = resources
+        self._sights, self._look = sights, look
+        self._storages: dict[str, tuple[FileSystem, frozenset[str]] | Exception] = {}
+        self._pool = ThreadPoolExecutor(_AT_ONCE, "dagster-ckpt-look")
+        self._looks: dict[str, Future[_Seen | None]] = {}
+        for asset in self._assets:
+            with contextlib.suppress(Exception):  # raised again where the job is asked for
+                storage = self.storage_of(asset)
+                if storage.is_distant and self._is_there(asset):
+                    self._looks[asset.name] = self._pool.submit(look, storage, asset)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def turns(self) -> Iterator[CheckpointedStreamingAsset]:
+        """The assets one after the other, until all had their turn or the tick has no time left."""
+        for asset in self._assets:
+            if time.monotonic() > self._deadline:
+                return
+            self.first = (self.first + 1) % len(self._assets)
+            yield asset
+
+    def storage_of(self, asset: CheckpointedStreamingAsset) -> FileSystem:
+        """The storage of a job."""
+        return self._listed(asset.storage_key)[0]
+
+    def at(self, asset: CheckpointedStreamingAsset) -> _Seen | None:
+        """What a look at the job shows; ``None`` for a job that has never run.
+
+        Raises:
+            TimeoutError: the storage does not answer in time.
+        """
+        storage = self.storage_of(asset)
+        if not self._is_there(asset):
+            self._sights.forget(storage, asset)
+            return None
+        if asset.name not in self._looks:
+            return self._look(storage, asset)
+        return self._looks[asset.name].result(max(0.0, self._deadline - time.monotonic()))
+
+    def _is_there(self, asset: CheckpointedStreamingAsset) -> bool:
+        return asset.name in self._listed(asset.storage_key)[1]
+
+    def _listed(self, storage_key: str) -> tuple[FileSystem, frozenset[str]]:
+        """A storage, and the names in its root."""
+        if storage_key not in self._storages:
+            try:
+                storage: FileSystem = getattr(self._resources, storage_key).filesystem()
+                self._storages[storage_key] = storage, frozenset(entry.name for entry in storage.list(""))
+            except Exception as error:
+                self._storages[storage_key] = error
+        listed = self._storages[storage_key]
+        if isinstance(listed, Exception):
+            raise listed
+        return listed
+
+
+def in_short(said: Sequence[tuple[str, str]]) -> str:
+    """What a tick tells of jobs. Dagster stores the text of every tick, so its length is bounded.
+
+    Args:
+        said: pairs of a job and what is told of the job.
+    """
+    jobs: dict[str, list[str]] = {}
+    for name, outcome in said:
+        jobs.setdefault(outcome, []).append(name)
+    told = [f"{_some(names)}: {outcome}" for outcome, names in jobs.items()]
+    left = len(said) - sum(len(names) for names in list(jobs.values())[:_MOST_TOLD])
+    return "; ".join([*told[:_MOST_TOLD], *([f"and {left} more jobs"] if left else [])])
+
+
+def _some(names: Sequence[str]) -> str:
+    more = len(names) - _MOST_TOLD
+    return ", ".join(names[:_MOST_TOLD]) + (f" and {more} more" if more > 0 else "")

@@ -1,0 +1,209 @@
+"""Starts that claim one Delta table: of two jobs, of two storages, and starts whose commit has no answer."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from dagster_ckpt.errors import CheckpointFailure, SinkMismatch
+from dagster_ckpt.spark.sinks.delta import DeltaSink
+from tests.jobs.harness import Bench
+from tests.jobs.tables.common import Starts
+from tests.jobs.tables.delta import seen, sql, version, without_old_log
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from dagster_ckpt.stored_json import Json
+
+pytestmark = pytest.mark.releases
+
+
+@pytest.fixture
+def rows(bench: Bench) -> DataFrame:
+    return bench.spark.range(3).selectExpr("cast(id AS int) AS id", "cast(10 * id AS int) AS v")
+
+
+def starts_of(bench: Bench, rows: DataFrame, *, job: str = "orders", storage: str = "storage") -> Starts[DeltaSink]:
+    """Starts of a job with a storage."""
+    directory = bench.root / f"{storage} of {job}"
+    directory.mkdir(parents=True)
+    return Starts(directory, rows, lambda: DeltaSink(bench.sink), job)
+
+
+def written(bench: Bench) -> int:
+    return sum(seen(bench).values())
+
+
+@pytest.mark.parametrize("first", ["orders", "returns"])
+def test_each_of_two_jobs_takes_back_its_own_rows(bench: Bench, rows: DataFrame, first: str) -> None:
+    """After a compaction has put rows of both into one file, too. Which of them comes back first does not matter."""
+    jobs = {job: starts_of(bench, rows, job=job) for job in ("orders", "returns")}
+    sinks = {job: each.begun(1) for job, each in jobs.items()}
+    covered: dict[str, Mapping[str, Json]] = {}
+    for job, sink in sinks.items():
+        sink.write_batch(rows, 0)
+        covered[job] = jobs[job].position(sink, 1, 0)
+    for sink in sinks.values():
+        sink.write_batch(rows, 1)
+    sql(bench, "OPTIMIZE {table}")
+    assert written(bench) == 4 * 3
+    order = sorted(jobs, key=lambda job: job != first)
+    for job in order:
+        sinks[job] = jobs[job].begun(2, covered[job])
+        sinks[job].write_batch(rows.limit(1), 1)
+    assert written(bench) == 2 * 3 + 2 * 1
+    for job in order:
+        sinks[job] = jobs[job].begun(3, covered[job])
+    assert written(bench) == 2 * 3
+    assert seen(bench) == Counter({(n, 10 * n): 2 for n in range(3)})
+
+
+class _Log:
+    """Delta's log of a table. Its next commit is made, and fails after that."""
+
+    def __init__(self, log: Any, before: Callable[[], object], then: Callable[[], object]) -> None:
+        self._log = log
+        self._before = before
+        self._then = then
+        self.failed = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._log, name)
+
+    def startTransaction(self) -> Any:  # noqa: N802 - Delta's name
+        return self._log.startTransaction() if self.failed else _Transaction(self._log.startTransaction(), self)
+
+    def update(self, *given: Any) -> Any:
+        if self.failed:
+            self._then()
+        return self._log.update(*given)
+
+    def commit(self, transaction: Any, *given: Any) -> None:
+        self.failed = True
+        self._before()
+        transaction.commit(*given)
+        raise OSError("a hook failed after the commit")
+
+
+class _Transaction:
+    def __init__(self, transaction: Any, log: _Log) -> None:
+        self._transaction = transaction
+        self._log = log
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transaction, name)
+
+    def commit(self, *given: Any) -> None:
+        self._log.commit(self._transaction, *given)
+
+
+def losing_an_answer(
+    sink: DeltaSink, before: Callable[[], object] = lambda: None, then: Callable[[], object] = lambda: None
+) -> DeltaSink:
+    """A sink whose next claim is made and fails after that.
+
+    Args:
+        sink: the sink.
+        before: called before that commit.
+        then: called before each look at the table after that commit.
+    """
+    table = sink._table
+    table._log = _Log(table._log, before, then)
+    return sink
+
+
+def test_a_claim_whose_answer_is_lost_is_found(bench: Bench, rows: DataFrame) -> None:
+    starts = starts_of(bench, rows)
+    old = starts.begun(1)
+    old.write_batch(rows, 0)
+    covered = starts.position(old, 1, 0)
+    old.write_batch(rows, 1)
+
+    new = starts.attached()
+    told = losing_an_answer(new).rollback_to(covered, bench.root, 2)
+    assert "files of later batches removed" in told
+    assert f"by version {version(bench)}" in told
+    starts.begin(new, 2, covered)
+    new.write_batch(rows.limit(1), 1)
+    assert written(bench) == 3 + 1
+
+
+def test_a_claim_of_another_run_with_the_same_epoch_is_not_ones_own(bench: Bench, rows: DataFrame) -> None:
+    """Their storages do not know of one another; one claims while the other one is about to."""
+    starts = starts_of(bench, rows)
+    old = starts.begun(1)
+    old.write_batch(rows, 0)
+    covered = starts.position(old, 1, 0)
+    other = starts_of(bench, rows, storage="another storage")
+
+    late = losing_an_answer(starts.attached(), lambda: other.begun(2, covered))
+    with pytest.raises(SinkMismatch, match="claimed by epoch 2"):
+        late.rollback_to(covered, bench.root, 2)
+
+
+def test_a_claim_is_not_taken_for_a_batch(bench: Bench, rows: DataFrame) -> None:
+    """The claim of another run of that epoch has the number of the batch: Delta has skipped the batch."""
+    starts = starts_of(bench, rows)
+    old = starts.begun(1)
+    covered = []
+    for batch in (0, 1):
+        old.write_batch(rows, batch)
+        covered.append(starts.position(old, 1, batch))
+    one = starts.begun(2, covered[0])
+    starts_of(bench, rows, storage="another storage").begun(2, covered[1])
+    with pytest.raises(SinkMismatch, match="claimed by epoch 2"):
+        one.write_batch(rows, 1)
+
+
+def test_a_position_of_an_earlier_release_can_be_restored(bench: Bench, rows: DataFrame) -> None:
+    """It does not tell the newest mark."""
+    starts = starts_of(bench, rows)
+    sink = starts.begun(1)
+    sink.write_batch(rows, 0)
+    covered = dict(starts.position(sink, 1, 0))
+    del covered["mark"]
+    for epoch in (2, 3):
+        sink.write_batch(rows, 1)
+        sink = starts.begun(epoch, covered)
+        assert written(bench) == 3
+    again = starts.position(sink, 3, 0)
+    sink.write_batch(rows, 1)
+    starts.begun(4, again)
+    assert written(bench) == 3
+
+
+def test_what_an_earlier_rollback_took_back_stays_away_when_its_batch_has_left_the_log(
+    bench: Bench, rows: DataFrame
+) -> None:
+    starts = starts_of(bench, rows)
+    sink = starts.begun(1)
+    sink.write_batch(rows, 0)
+    covered = starts.position(sink, 1, 0)
+    sink.write_batch(rows, 1)
+    starts.begun(2, covered)
+    without_old_log(bench)
+    starts.begun(3, covered)
+    assert written(bench) == 3
+
+
+def test_what_is_said_of_a_commit_without_an_answer_is_true(bench: Bench, rows: DataFrame) -> None:
+    """The storage has taken the commit, and is away then."""
+    starts = starts_of(bench, rows)
+    old = starts.begun(1)
+    old.write_batch(rows, 0)
+    covered, before = starts.position(old, 1, 0), version(bench)
+
+    def away() -> None:
+        raise OSError("the storage is away")
+
+    with pytest.raises(CheckpointFailure) as failed:
+        losing_an_answer(starts.attached(), then=away).rollback_to(covered, bench.root, 2)
+    assert version(bench) == before + 1
+    assert "Nothing was changed" not in failed.value.hint
+    assert "the table may have it" in failed.value.hint
+    starts.begun(3, covered).write_batch(rows, 1)
+    assert written(bench) == 2 * 3

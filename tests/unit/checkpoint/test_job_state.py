@@ -1,0 +1,107 @@
+"""How a job is doing when its storage fails for a moment, or its newest checkpoint is damaged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.control.epochs import Claim
+from dagster_ckpt.checkpoint.job_state import job_state
+from dagster_ckpt.clock import SystemClock
+from dagster_ckpt.errors import StorageError
+from dagster_ckpt.testing import Fail, FaultInjectingFileSystem
+from tests.helpers.orchestration.stored_job import StoredJob, run_id
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> StoredJob:
+    return StoredJob(tmp_path / "storage")
+
+
+def _damage_newest(job: StoredJob) -> Path:
+    newest = job_state(job.catalog, SystemClock()).newest
+    assert newest is not None
+    metadata = job.root / job.name / newest.reference / "_metadata"
+    metadata.write_bytes(metadata.read_bytes()[:-20])
+    return metadata
+
+
+def _running(job: StoredJob) -> Claim:
+    claim = job.claim(run_id())
+    job.checkpoint(job.choose(claim), 3)
+    job.fail(claim, 1)
+    job.beat(claim, alive=True)
+    return claim
+
+
+def _dead(job: StoredJob) -> Claim:
+    claim = _running(job)
+    job.beat(claim, alive=False)
+    return claim
+
+
+def _interrupted(job: StoredJob) -> Claim:
+    claim = _running(job)
+    job.beat(claim, alive=False, stopped=True, interrupted=True)
+    return claim
+
+
+def _ended(status: str) -> Callable[[StoredJob], Claim]:
+    def end(job: StoredJob) -> Claim:
+        claim = _interrupted(job)
+        job.end(claim, status, f"why it is {status}")
+        return claim
+
+    return end
+
+
+@pytest.mark.parametrize(
+    ("begin", "state", "needs_help", "is_stuck"),
+    [
+        (_running, "RUNNING", False, False),
+        (_dead, "DEAD", False, True),
+        (_interrupted, "INTERRUPTED", False, True),
+        (_ended("FAILING"), "RESTARTING", False, True),
+        (_ended("FINISHED"), "FINISHED", False, False),
+        (_ended("CANCELED"), "CANCELED", False, False),
+        (_ended("FAILED"), "FAILED", True, False),
+    ],
+)
+def test_a_damaged_newest_checkpoint_hides_nothing_else(
+    job: StoredJob, begin: Callable[[StoredJob], Claim], state: str, needs_help: bool, is_stuck: bool
+) -> None:
+    claim = begin(job)
+    before = job_state(job.catalog, SystemClock())
+    assert (before.state, before.damage, before.is_stuck) == (state, "", False)
+    metadata = _damage_newest(job)
+    found = job_state(job.catalog, SystemClock())
+    assert (found.state, found.reason, found.failures) == (state, before.reason, before.failures)
+    assert (found.epoch, found.run_id, found.token) == (claim.epoch, claim.run_id, claim.token)
+    assert (found.needs_help, found.is_stuck, found.newest) == (needs_help, is_stuck, None)
+    assert found.has_failed is (state == "FAILED")
+    assert str(metadata) in found.damage
+    assert "checksum" in found.damage
+
+
+def test_a_damaged_record_makes_a_job_unreadable(job: StoredJob) -> None:
+    claim = _ended("FAILED")(job)
+    record = job.root / job.name / "control" / "epochs" / f"e-{claim.epoch:010}.end"
+    record.write_text("this is no record")
+    found = job_state(job.catalog, SystemClock())
+    assert (found.state, found.epoch, found.needs_help) == ("UNREADABLE", claim.epoch, True)
+    assert str(record) in found.reason
+
+
+@pytest.mark.parametrize("failing", ["control/epochs", "control/heartbeat", "_metadata"])
+def test_a_storage_that_fails_for_a_moment_is_no_damage(job: StoredJob, failing: str) -> None:
+    _running(job)
+    storage = FaultInjectingFileSystem(job.catalog.filesystem)
+    catalog = CheckpointCatalog(storage, job.name)
+    storage.plan = lambda operation: Fail() if operation.path.endswith(failing) else None
+    with pytest.raises(StorageError):
+        job_state(catalog, SystemClock())
+    storage.plan = lambda _: None
+    assert job_state(catalog, SystemClock()).state == "RUNNING"

@@ -1,0 +1,113 @@
+"""A submitted driver that finishes while nobody attends it: the asset is materialized all the same, once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import dagster as dg
+import pytest
+
+from dagster_ckpt import SparkSubmitResource, build_checkpoint_definitions
+from dagster_ckpt.checkpoint.control.epochs import Claim
+from dagster_ckpt.checkpoint.control.heartbeat import Heartbeat
+from dagster_ckpt.checkpoint.processes import ProcessIdentity
+from dagster_ckpt.checkpoint.submissions import Submission
+from dagster_ckpt.orchestration import names
+from tests.helpers.orchestration.stored_job import StoredJob, make_asset, run_id
+
+Status = dg.DagsterRunStatus
+
+
+class Place:
+    """A code location with the job, its sensor, and an instance that may have been away."""
+
+    def __init__(self, instance: dg.DagsterInstance, root: Path) -> None:
+        self.instance, self.job, self.asset = instance, StoredJob(root), make_asset()
+        spark = SparkSubmitResource(definitions="some_project.definitions:defs", spark_home="/nowhere")
+        self._resources = {"checkpoint_storage": self.job.storage, "spark": spark}
+        self._definitions = build_checkpoint_definitions([self.asset], self._resources)
+        self._cursor: str | None = None
+
+    def finished(self, *, interrupted: bool = False) -> Claim:
+        """The driver of a run has finished after the process of the run was killed, or interrupted."""
+        run = run_id()
+        self._add(run, Status.STARTED, {})
+        records = self.job.catalog.records
+        records.submissions.replace(Submission(run, 0, None, "{}", 1.0))
+        claim = self.job.claim(run)
+        self.job.checkpoint(self.job.choose(claim), 1)
+        gone = replace(ProcessIdentity.current(), created=0.0, ticks=1)
+        sign = Heartbeat(claim.epoch, run, (gone,), 1, time.time(), uptime=time.monotonic())
+        records.attendant.write(replace(sign, stopped=interrupted, interrupted=interrupted))
+        self.job.end(claim, "FINISHED")
+        self.job.beat(claim, alive=False, stopped=True)
+        return claim
+
+    def tick(self) -> tuple[list[dg.RunRequest], str]:
+        (sensor,) = self._definitions.get_repository_def().sensor_defs
+        context = dg.build_sensor_context(
+            instance=self.instance,
+            cursor=self._cursor,
+            resources={"checkpoint_storage": self._resources["checkpoint_storage"]},
+            definitions=self._definitions,
+        )
+        data = sensor.evaluate_tick(context)
+        self._cursor = data.cursor
+        return list(data.run_requests or ()), data.skip_message or ""
+
+    def launch(self, request: dg.RunRequest) -> bool:
+        """Do as Dagster does with a request; returns whether the run has succeeded."""
+        job = self._definitions.resolve_job_def(self.asset.job_name)
+        return job.execute_in_process(
+            run_config=request.run_config, instance=self.instance, tags=dict(request.tags), raise_on_error=False
+        ).success
+
+    def status(self, run: str) -> dg.DagsterRunStatus:
+        found = self.instance.get_run_by_id(run)
+        assert found is not None
+        return found.status
+
+    def materializations(self) -> int:
+        return len(self.instance.fetch_materializations(self.asset.key, limit=10).records)
+
+    def _add(self, run: str, status: dg.DagsterRunStatus, tags: dict[str, str]) -> None:
+        self.instance.create_run_for_job(
+            self._definitions.resolve_job_def(self.asset.job_name),
+            run_id=run,
+            status=status,
+            tags={names.JOB_TAG: self.asset.name, **tags},
+        )
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    with dg.DagsterInstance.ephemeral() as instance:
+        yield Place(instance, tmp_path / "storage")
+
+
+@pytest.mark.parametrize("interrupted", [False, True], ids=["killed", "interrupted"])
+def test_one_run_tells_how_it_has_ended(place: Place, *, interrupted: bool) -> None:
+    claim = place.finished(interrupted=interrupted)
+    (request,) = place.tick()[0]
+    assert [again.run_key for again in place.tick()[0]] == [request.run_key], "a doubled tick"
+    assert place.status(claim.run_id) is Status.FAILURE, "as of every run whose process has died"
+    assert request.tags[names.ATTENDS_TAG] == claim.run_id
+    assert names.RESUMES_TAG not in request.tags
+    assert place.launch(request)
+    assert place.materializations() == 1
+    for _ in range(2):
+        assert place.tick() == ([], "orders: it ended FINISHED: of the test")
+    assert place.job.failures.of(claim.series) == []
+
+
+def test_what_its_own_run_has_told_is_not_told_again(place: Place) -> None:
+    """The run may go on with assets downstream for hours after its process has left the last sign of life."""
+    claim = place.finished()
+    sign = place.job.catalog.records.attendant.read()
+    assert sign is not None
+    place.job.catalog.records.attendant.write(replace(sign, stopped=True, sequence=2))
+    assert place.tick() == ([], "orders: it ended FINISHED: of the test")
+    assert place.status(claim.run_id) is Status.STARTED

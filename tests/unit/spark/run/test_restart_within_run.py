@@ -1,0 +1,196 @@
+"""A restart within a run claims the epoch after the run's own, or ends: a run that was overtaken takes nothing back."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.control.epochs import Claim
+from dagster_ckpt.clock import SystemClock
+from dagster_ckpt.config.checkpoint_config import CheckpointConfig
+from dagster_ckpt.config.recovery import RestoreRequest
+from dagster_ckpt.config.restart import FixedDelayRestart
+from dagster_ckpt.errors import Fenced, JavaNotFound, SparkNotStarted, StorageError
+from dagster_ckpt.filesystem import FileSystem, PosixFileSystem
+from dagster_ckpt.spark.events import Event, Restarting
+from dagster_ckpt.spark.job import StreamingJob
+from dagster_ckpt.spark.run.job_run import StreamingRun
+from dagster_ckpt.testing import Action, Fail, FailAfter, FaultInjectingFileSystem, Operation
+from tests.helpers.checkpoint.driver import JOB
+from tests.helpers.mounts import fill, mounted
+
+
+def no_spark() -> object:
+    raise SparkNotStarted("there is no Spark here")
+
+
+@dataclass
+class Restarted:
+    """A run whose Spark never starts, so that it restarts until its strategy allows no more.
+
+    Attributes:
+        root: of the storage.
+        session: starts Spark.
+        meanwhile: called at each restart, while the run waits.
+        filesystem: as the run sees the storage.
+        restarts: how often the run may restart.
+        errors: why the run has restarted.
+    """
+
+    root: Path
+    session: Callable[[], object] = no_spark
+    meanwhile: Callable[[], object] = list
+    filesystem: FileSystem = field(init=False)
+    restarts: int = 2
+    errors: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.filesystem = PosixFileSystem(self.root / "storage")
+
+    @property
+    def catalog(self) -> CheckpointCatalog:
+        return CheckpointCatalog(PosixFileSystem(self.root / "storage"), JOB)
+
+    def claims(self) -> list[Claim | None]:
+        epochs = self.catalog.records.epochs
+        return [epochs.read_claim(epoch) for epoch in epochs.names()]
+
+    def run(self) -> None:
+        def emit(event: Event) -> None:
+            if isinstance(event, Restarting):
+                self.errors.append(event.error)
+                self.meanwhile()
+
+        job = StreamingJob(
+            name=JOB,
+            query=lambda _: pytest.fail("there is no session"),
+            session=self.session,  # type: ignore[arg-type]
+            config=CheckpointConfig(),
+            restart=FixedDelayRestart(self.restarts, timedelta(milliseconds=1)),
+            filesystem=self.filesystem,
+            working_directory=self.root / "live",
+            deployment="tests",
+            inline_threshold=1024,
+        )
+        StreamingRun(
+            job, run_id=uuid.uuid4().hex, request=RestoreRequest(), series=None, clock=SystemClock(), emit=emit
+        ).run()
+
+
+@pytest.fixture
+def restarted(tmp_path: Path) -> Restarted:
+    return Restarted(tmp_path)
+
+
+def overtake(job: Restarted) -> None:
+    job.catalog.records.epochs.claim(
+        token=uuid.uuid4().hex, series=1, run_id="overtaking", host="elsewhere", pid=1, now="2026"
+    )
+
+
+def test_each_restart_claims_the_next_epoch(restarted: Restarted) -> None:
+    with pytest.raises(SparkNotStarted):
+        restarted.run()
+    claims = [claim for claim in restarted.claims() if claim is not None]
+    assert [(claim.epoch, claim.series) for claim in claims] == [(1, 1), (2, 1), (3, 1)]
+    assert len({claim.run_id for claim in claims}) == 1
+
+
+def test_a_run_that_was_overtaken_while_it_waited_does_not_take_the_job_back(restarted: Restarted) -> None:
+    restarted.meanwhile = lambda: overtake(restarted)
+    with pytest.raises(Fenced, match="run overtaking on elsewhere has claimed epoch 2"):
+        restarted.run()
+    assert [claim.run_id for claim in restarted.claims() if claim is not None][1:] == ["overtaking"]
+    assert len(restarted.errors) == 1
+
+
+def test_nor_does_a_run_that_was_cut_off_from_its_storage_meanwhile(restarted: Restarted) -> None:
+    """Its first claims fail; when the link heals, another run holds the job."""
+    away = 3
+
+    def cut_off(operation: Operation) -> Action | None:
+        nonlocal away
+        if restarted.errors and operation.name == "list" and operation.path.endswith("/epochs"):
+            away -= 1
+            if away == 0:
+                overtake(restarted)
+            return Fail() if away >= 0 else None
+        return None
+
+    restarted.restarts = 9
+    restarted.filesystem = FaultInjectingFileSystem(restarted.filesystem, cut_off)
+    with pytest.raises(Fenced, match="run overtaking"):
+        restarted.run()
+    assert len(restarted.errors) > 1, "it has tried again while the storage was away"
+    assert len(restarted.claims()) == 2
+
+
+def test_a_claim_whose_reply_was_lost_is_the_runs_own(restarted: Restarted) -> None:
+    """Nobody has overtaken the run: the epoch that the storage shows next is the run's."""
+    lost = 1
+
+    def lose(operation: Operation) -> Action | None:
+        nonlocal lost
+        if restarted.errors and operation.name == "create" and "/epochs/e-" in operation.path and lost:
+            if operation.path.endswith((".end", ".choice")):
+                return None
+            lost -= 1
+            return FailAfter()
+        return None
+
+    restarted.filesystem = FaultInjectingFileSystem(restarted.filesystem, lose)
+    with pytest.raises(SparkNotStarted):
+        restarted.run()
+    assert not lost
+    assert [claim.epoch for claim in restarted.claims() if claim is not None] == [1, 2]
+    assert len(restarted.errors) == 2
+
+
+def test_a_restart_on_a_full_disk_leaves_the_reserve_to_ends(restarted: Restarted) -> None:
+    disk, found = restarted.root / "storage", list[int]()
+    disk.mkdir()
+
+    def fill_up() -> None:
+        fill(disk / "ballast")
+        found.append(restarted.filesystem.size(f"{JOB}/control/reserve"))
+
+    with mounted("-t", "tmpfs", "-o", "size=4m", "tmpfs", str(disk)):
+        restarted.meanwhile = fill_up
+        with pytest.raises(StorageError, match="No space left"):
+            restarted.run()
+        assert found == [1 << 20, 1 << 20], "the claim that failed in between has left the reserve"
+        end = restarted.catalog.records.epochs.read_end(1)
+        assert end is not None
+        assert end.status == "FAILED"
+
+
+class LostSession:
+    """As much of a session as a start first asks for: its JVM is lost just when it is asked for its version."""
+
+    def __init__(self) -> None:
+        self._jsparkSession = self._gateway_client = self
+
+    @property
+    def version(self) -> str:
+        self._dagster_ckpt_ended = "it was killed by SIGKILL"
+        raise ConnectionRefusedError("[Errno 111] Connection refused")
+
+
+def test_the_start_after_a_lost_jvm_fails_by_its_own_error(restarted: Restarted) -> None:
+    found = iter([LostSession()])
+
+    def session() -> object:
+        for lost in found:
+            return lost
+        raise JavaNotFound("there is no Java any more")
+
+    restarted.session = session
+    with pytest.raises(JavaNotFound, match="there is no Java any more"):
+        restarted.run()
+    assert restarted.errors == [f"The JVM of job '{JOB}' is gone: it was killed by SIGKILL."]
