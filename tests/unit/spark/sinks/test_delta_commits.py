@@ -203,7 +203,7 @@ def test_what_a_restore_by_hand_has_undone_does_not_count() -> None:
 
 
 def test_replaced_rows_are_found_in_what_is_left_of_the_log() -> None:
-    """Where the job has nothing to take back. A RESTORE by hand undoes what replaced them, whatever is left of the log."""
+    """Where the job has nothing to take back. A RESTORE by hand undoes what replaced them."""
     left = [*written(OTHERS, OURS, THEIRS)[1:], replaced(3)]
     with pytest.raises(SinkMismatch, match=r"version 3 \(WRITE\)"):
         refuse_replaced(left, 0, APP)
