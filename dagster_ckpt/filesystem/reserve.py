@@ -27,7 +27,7 @@ class Reserve:
         self._path = path
 
     def keep(self) -> None:
-        """Set the space aside, unless it is, or the storage is full, or the storage is a bucket, which never is."""
+        """Set the space aside. Does nothing if it is set aside already, if the storage is full, or for a bucket."""
         if self._filesystem.is_distant:
             return
         with contextlib.suppress(OSError):

@@ -78,7 +78,7 @@ class SavepointHistory:
             sound: the sound savepoints of a series, the one that was taken last at the end.
             now: seconds since 1970.
         """
-        # The last one stays, however old, and so does the newest state: of a job that does not run an older is copied.
+        # The last savepoint and the newest state stay: a savepoint of a stopped job copies an older checkpoint.
         newest = max(sound, key=lambda named: named.key, default=None)
         older = [named for named in sound[:-1] if named != newest]
         too_many = set() if self.keep is None else {named.name for named in sound[: max(len(sound) - self.keep, 0)]}

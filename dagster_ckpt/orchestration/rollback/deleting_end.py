@@ -1,4 +1,4 @@
-"""Whether the end of the job that a rollback brings about deletes what the job is to go back to."""
+"""Whether ending the job for a rollback would delete the checkpoint that the job is to go back to."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def deleting_end(
     target: CheckpointMetadata | None,
     runs: Sequence[dg.DagsterRun],
 ) -> list[Finding]:
-    """What the end of the job deletes: a finding if a rollback brings the end about, and the end deletes anything.
+    """A finding if the rollback ends the job and that end deletes something.
 
     A job without an active run is not over before its end is on record: the resume sensor resumes the job, and the
     rollback terminates the resumed run.

@@ -1,9 +1,9 @@
 """The class archive of Spark's driver: a JVM that maps it need not read, check and link thousands of classes again.
 
 It is what HotSpot calls a dynamic archive (class data sharing): one for each Java, Spark and class path, made once, by
-a process of its own beside a running job. The JVM goes on without an archive of another Java or class path, but dies of
-one that is cut off, and uses one with changed bytes. So an archive is used only if it is whole, by its checksum, and if
-nobody else can have written it.
+a process of its own beside a running job. A JVM ignores an archive of another Java or class path, crashes on an archive
+that is cut off, and uses an archive with changed bytes. So an archive is used only if its checksum shows that it is
+whole, and if nobody else can have written it.
 """
 
 from __future__ import annotations

@@ -137,7 +137,7 @@ def lay_out(chosen: Chosen, query: BuiltQuery, live: LiveLocation, directory: Pa
 
 
 def _with_another_sink(chosen: Chosen, restored: CheckpointMetadata, query: BuiltQuery, directory: Path) -> Chosen:
-    """The same, with the position of the query's sink if the job may move there; else unchanged: preflight refuses."""
+    """Add the position of the new sink if the job may move there. Otherwise preflight refuses what is chosen."""
     sink = query.sink
     if sink is not None and not (sink.seeds_alike and (_goes_on(chosen, restored, sink) or _is_empty(sink))):
         return chosen
