@@ -160,7 +160,7 @@ class PosixFileSystem(FileSystem):
     def list(self, path: str) -> Sequence[Entry]:
         try:
             with _storage_errors(f"list {self.local(path)}", reading=True), os.scandir(self.local(path)) as entries:
-                return [Entry(entry.name, entry.is_dir()) for entry in entries]
+                return [Entry(entry.name, _is_directory(entry)) for entry in entries]
         except FileNotFoundError:
             return []
 
@@ -270,6 +270,16 @@ def _copy(
         while target is not None and view:
             view = view[target.write(view) or 0 :]
     return Written(size, digest.hexdigest())
+
+
+def _is_directory(entry: os.DirEntry[str]) -> bool:
+    """Whether an entry is a directory, or a link to one; a link in a circle is none, as a link to nothing."""
+    try:
+        return entry.is_dir()
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            return False
+        raise
 
 
 def _write_durably(path: Path, data: bytes) -> None:
