@@ -510,7 +510,7 @@ def an_alert(block: Block, bench: Bench, data: Path) -> None:
     server.shutdown()
     server.server_close()
     (message,) = heard
-    assert message["text"].startswith("turnover ended FAILED: all restarts are used up (newest checkpoint: ")
+    assert message["text"].startswith("turnover is FAILED: all restarts are used up (newest checkpoint: ")
 
 
 def an_event(block: Block, bench: Bench, data: Path) -> None:
