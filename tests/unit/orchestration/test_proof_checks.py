@@ -126,7 +126,7 @@ def test_fresh_is_red_when_a_batch_waits_too_long(job: StoredJob) -> None:
     _plan(job, metadata.job_id, claim.epoch, 4, ago=181)
     red = _run_check(job, "fresh")
     assert not red.passed
-    assert "Batch 4 waits" in str(red.description)
+    assert "Batch 4 has waited" in str(red.description)
     assert red.metadata["allowed_seconds"].value == 180
 
 
