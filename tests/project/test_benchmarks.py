@@ -33,7 +33,8 @@ def _age(report: Any) -> None:
         }
     # The heartbeat of each, and the epochs where the look before is some seconds old.
     assert 4 <= figures["tick", "3 jobs that run, in a bucket"]["requests"] <= 7
-    assert figures["tick", "3 jobs that are over, in a bucket"]["requests"] == 4
+    # The listing, and now and then the claim of each.
+    assert 4 <= figures["tick", "3 jobs that are over, in a bucket"]["requests"] <= 7
 
 
 def _imports(report: Any) -> None:
