@@ -69,10 +69,10 @@ def claim_of(application: str) -> str:
 
 
 def held_of(application: str) -> str:
-    """The application beside a job's whose version tells what the newest claim of the job has left in the table.
+    """The application beside a job's whose version is the mark of the newest batch at the newest claim of the job.
 
-    The version is the mark of the newest batch then; of a claim, if another release has taken the checkpoint; 0 when
-    the job had written nothing.
+    The version is 0 if the job had written nothing. If the claim does not go back to a checkpoint, or to one of a
+    release that did not record the mark, the version is the mark of the claim.
     """
     return application.replace(_JOBS, "dagster_ckpt.held:", 1)
 
