@@ -253,7 +253,7 @@ class HeartbeatFile:
             if end is not None and end.is_final:
                 return "it ended", claimed_at  # by whoever ended it for a dead run
             # Claimed, and not one beat since: it has just begun, or it died at once.
-            silent = unchanged_for((*self.key, "claim"), claim.epoch, clock, asked)
+            silent = unchanged_for((*self.key, "claim"), claim.token, clock, asked)
             if claim.host == this_host():
                 silent = max(silent, now - claimed_at)
             timeout = _UNSAID.timeout
@@ -265,7 +265,7 @@ class HeartbeatFile:
             return f"no heartbeat since it took the job over {silent:.0f} s ago", claimed_at
         # While the run's own process lives, Dagster hears from it how the run ended; it may also have more steps.
         worker = heartbeat.worker or heartbeat.processes[0]
-        unchanged = unchanged_for(self.key, (heartbeat.epoch, heartbeat.sequence), clock, asked)
+        unchanged = unchanged_for(self.key, (heartbeat.run_id, heartbeat.epoch, heartbeat.sequence), clock, asked)
         # By this host's clock: a holder's that goes ahead would put its death, and so the restart, into the future.
         silent = heartbeat.silent_for(clock, unchanged, asked) or 0.0
         recent, last_sign = silent <= heartbeat.lease.timeout, now - silent

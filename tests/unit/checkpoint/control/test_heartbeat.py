@@ -594,6 +594,24 @@ def test_a_claim_without_a_beat_has_the_lease_that_its_run_has_announced_for_an_
     assert judged(file, claim, None, clock)[0] == f"no heartbeat since it took the job over {seconds + 1:.0f} s ago"
 
 
+@pytest.mark.parametrize("beats", [False, True], ids=["before its first beat", "with the same beat"])
+def test_the_silence_of_a_run_is_not_that_of_a_run_before_a_sweep(memory: MemoryFileSystem, beats: bool) -> None:
+    """A sweep deletes all records of a job that is over, and the epochs and the beats begin anew."""
+    clock, file = ManualClock(), HeartbeatFile(memory, f"swept-{beats}")
+    there = ProcessIdentity("elsewhere", 1, 0.0)
+
+    def seen(run: str) -> str | None:
+        claim = Claim(1, f"token of {run}", 1, run, "elsewhere", 1, iso(clock.time()))
+        if beats:
+            file.write(Heartbeat(1, run, (there,), 0, clock.time()))
+        return judged(file, claim, None, clock)[0]
+
+    assert seen("run-a") is None
+    memory.remove(f"swept-{beats}/control/heartbeat")
+    clock.advance(1000)
+    assert seen("run-b") is None
+
+
 def test_what_goes_wrong_with_checkpoints_is_told_until_one_completes(file: HeartbeatFile, clock: ManualClock) -> None:
     heart = Heart(file, clock, epoch=1, run_id="run-a")
 
