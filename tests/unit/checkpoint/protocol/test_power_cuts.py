@@ -69,6 +69,6 @@ def test_without_fsync_it_does_not(tmp_path: Path, pins: Pins, monkeypatch: pyte
 def test_without_fsync_of_directories_it_does_not(tmp_path: Path, pins: Pins, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever is synced next takes the journal with it: so this is about a checkpoint that nothing follows."""
     with monkeypatch.context() as patch:
-        patch.setattr(posix, "_sync_directory", no_sync_of_directories)
+        patch.setattr(posix, "make_durable", no_sync_of_directories)
         _, found = cut(tmp_path / "disk", pins, monkeypatch, "restored", flushes=False, step=25)
     assert found
