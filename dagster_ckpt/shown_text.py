@@ -11,7 +11,16 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 from urllib.parse import unquote
 
-__all__ = ["HIDDEN", "in_one_line", "printable", "redacted", "secrets_of", "shown_cause", "without_secrets"]
+__all__ = [
+    "HIDDEN",
+    "first_line",
+    "in_one_line",
+    "printable",
+    "redacted",
+    "secrets_of",
+    "shown_cause",
+    "without_secrets",
+]
 
 #: Replaces a secret.
 HIDDEN = "***"
@@ -97,6 +106,12 @@ def _is_secret(option: str, value: str) -> bool:
 def printable(text: str) -> str:
     """Text with control and other unprintable characters escaped; lines stay lines."""
     return "\n".join(in_one_line(line.removesuffix("\r")) for line in text.split("\n"))
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message; its type when the message is empty."""
+    text = str(error).strip() or type(error).__name__
+    return text.partition("\n")[0].rstrip()
 
 
 def in_one_line(text: str) -> str:

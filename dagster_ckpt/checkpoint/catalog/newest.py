@@ -25,6 +25,7 @@ from dagster_ckpt.errors import (
     CorruptRecord,
     StorageError,
 )
+from dagster_ckpt.shown_text import first_line
 
 __all__ = ["Newest", "fallback_of", "find_newest", "read_newest"]
 
@@ -127,7 +128,7 @@ def fallback_of(newest: Newest) -> str | None:
             newest = otherwise()
             otherwise = newest.otherwise
     except (CheckpointError, OSError) as error:
-        _log.warning("There is no checkpoint to fall back to if the savepoint is removed: %s", _first_line(error))
+        _log.warning("There is no checkpoint to fall back to if the savepoint is removed: %s", first_line(error))
         return None
     return NOTHING if newest.metadata is None else newest.metadata.reference
 
@@ -141,7 +142,7 @@ def _newest_of(catalog: CheckpointCatalog, newer: Sequence[RecordedSavepoint]) -
             _log.warning(
                 "Savepoint %s, which is newer than every checkpoint, is passed over: %s",
                 savepoint.reference,
-                _first_line(error),
+                first_line(error),
             )
             continue
         return Newest(
@@ -233,7 +234,7 @@ def _select(catalog: CheckpointCatalog) -> Newest:
         except (CheckpointError, OSError) as error:
             if fallback is None:
                 raise
-            told = _first_line(error)
+            told = first_line(error)
             _log.warning("Savepoint %s, which epoch %d began with, is passed over: %s", restored, epoch, told)
             return _without_savepoint(catalog, choice, fallback, passed)
         what = f", the fork of {metadata.restored_from}," if metadata.kind == FORK else ""
@@ -369,7 +370,3 @@ def _none_left(catalog: CheckpointCatalog, passed: list[str]) -> CorruptCheckpoi
     )
     error.checkpoint = passed[-1]
     return error
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0]

@@ -13,6 +13,7 @@ from dagster_ckpt.cli.places import JSON, find_checkpoint, pairs, storage_at, st
 from dagster_ckpt.cli.printing import say, say_json, say_table
 from dagster_ckpt.config import LATEST
 from dagster_ckpt.errors import InvalidConfiguration
+from dagster_ckpt.shown_text import first_line
 from dagster_ckpt.spark import read_state, start_session, state_operator
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ def _rows(
             for row in chosen.select(as_text).limit(limit).collect():
                 yield json.loads(row[0])
         except PySparkException as error:
-            said = str(error).strip().partition("\n")[0]
+            said = first_line(error)
             raise InvalidConfiguration(
                 f"Spark does not read the state of operator {operator} of {metadata.reference}: {said}",
                 hint=f"The columns are: {found.schema.simpleString()}.",

@@ -14,9 +14,9 @@ from fsspec.asyn import AsyncFileSystem
 from dagster_ckpt.errors import InvalidConfiguration, StorageError, StorageUnusable
 from dagster_ckpt.filesystem.buckets.azure_client import client_of, error_code, status_of, stored_of
 from dagster_ckpt.filesystem.buckets.bucket import PASSING, SET_THE_CLOCK
-from dagster_ckpt.filesystem.buckets.versioned_bucket import Found, Reason, VersionedBucket, check_options, first_line
+from dagster_ckpt.filesystem.buckets.versioned_bucket import Found, Reason, VersionedBucket, check_options
 from dagster_ckpt.filesystem.server_side import Copy, Stored
-from dagster_ckpt.shown_text import redacted
+from dagster_ckpt.shown_text import first_line, redacted
 
 __all__ = ["AzureBlobFileSystem", "is_entrusted"]
 

@@ -13,8 +13,9 @@ import requests.exceptions
 from dagster_ckpt.errors import InvalidConfiguration, StorageUnusable
 from dagster_ckpt.filesystem.buckets.bucket import SET_THE_CLOCK
 from dagster_ckpt.filesystem.buckets.gcs_client import client_of, is_forbidden, is_refusal, of_credentials, status_of
-from dagster_ckpt.filesystem.buckets.versioned_bucket import Reason, VersionedBucket, check_options, first_line
+from dagster_ckpt.filesystem.buckets.versioned_bucket import Reason, VersionedBucket, check_options
 from dagster_ckpt.filesystem.server_side import Copy, Stored
+from dagster_ckpt.shown_text import first_line
 
 __all__ = ["GcsFileSystem"]
 

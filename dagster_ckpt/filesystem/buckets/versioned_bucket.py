@@ -17,8 +17,9 @@ from dagster_ckpt.errors import InvalidConfiguration, StorageError
 from dagster_ckpt.filesystem.buckets.bucket import ObjectFileSystem
 from dagster_ckpt.filesystem.server_side import Copy, ServerSide, Stored
 from dagster_ckpt.filesystem.values import Part
+from dagster_ckpt.shown_text import first_line
 
-__all__ = ["Found", "Reason", "VersionedBucket", "VersionedClient", "byte_range", "check_options", "first_line"]
+__all__ = ["Found", "Reason", "VersionedBucket", "VersionedClient", "byte_range", "check_options"]
 
 _Result = TypeVar("_Result")
 
@@ -245,12 +246,6 @@ def check_options(scheme: str, options: Mapping[str, Any], known: frozenset[str]
 def byte_range(part: Part | None) -> dict[str, str]:
     """The header that asks for a part of an object; none for the whole."""
     return {} if part is None else {"Range": f"bytes={part.offset}-{part.offset + part.size - 1}"}
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of an error's message; its type when the message is empty."""
-    text = str(error).strip() or type(error).__name__
-    return text.partition("\n")[0].rstrip()
 
 
 def _turn(item: Found) -> tuple[bool, int]:

@@ -12,6 +12,7 @@ from dagster_ckpt.checkpoint import CheckpointCatalog, CheckpointMetadata, FileE
 from dagster_ckpt.config import LATEST
 from dagster_ckpt.errors import InvalidConfiguration
 from dagster_ckpt.paths import hadoop_path
+from dagster_ckpt.shown_text import first_line
 from dagster_ckpt.spark.live import LOCATION
 from dagster_ckpt.spark.preflight import version_finding
 from dagster_ckpt.spark.proof.scratch_copy import copied, scratch_place
@@ -149,7 +150,7 @@ def _read(
 
             if not isinstance(error, PySparkException):
                 raise
-            said = str(error).strip().partition("\n")[0]
+            said = first_line(error)
             raise InvalidConfiguration(
                 f"Spark's {reader} reader does not read {metadata.reference} of job {job!r}: {said}",
                 hint="Check store and options. An operator of transformWithState needs the option stateVarName or "

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, LiteralString, TypeAlias
 
 from dagster_ckpt.errors import CheckpointError, CheckpointFailure, InvalidConfiguration
+from dagster_ckpt.shown_text import first_line
 
 if TYPE_CHECKING:
     from psycopg import Connection, Error, sql
@@ -103,7 +104,7 @@ class Database:
     def _failure(self, error: Error) -> CheckpointError:
         from psycopg import errors  # noqa: PLC0415 - an extra
 
-        said = (str(error).strip() or type(error).__name__).partition("\n")[0]
+        said = first_line(error)
         if isinstance(error, errors.InsufficientPrivilege):
             return InvalidConfiguration(f"PostgreSQL refuses the sink {self.table}: {said}.", hint=_grants(self.table))
         return CheckpointFailure(
