@@ -5,12 +5,13 @@ Reading needs no epoch and changes nothing, so the CLI, the sensor and the UI ca
 
 from __future__ import annotations
 
+import gc
 import logging
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache, partial
-from hashlib import sha256
 
 from dagster_ckpt.checkpoint.catalog.pointers import SAVEPOINT_POINTER, resolve_checkpoint_pointer
 from dagster_ckpt.checkpoint.catalog.voiding import Voiding
@@ -35,6 +36,7 @@ from dagster_ckpt.errors import (
 )
 from dagster_ckpt.filesystem import FileSystem, open_filesystem
 from dagster_ckpt.paths import is_same_place
+from dagster_ckpt.stored_json import is_sealed
 
 __all__ = ["CheckpointCatalog", "references", "shared_in_use", "unreadable_id"]
 
@@ -42,6 +44,8 @@ _log = logging.getLogger(__name__)
 
 #: Shown instead of a pointer for a checkpoint in a driver's memory.
 NOT_ADDRESSABLE = "<checkpoint-not-externally-addressable>"
+#: Bytes at the end of a manifest that hold its checksum.
+_SEAL = 68
 _SHORT = re.compile(r"(?:([0-9a-f]{32})/)?(chk-[1-9][0-9]*)/?")
 _INSIDE = re.compile(r"([^/]+)/([0-9a-f]{32})/chk-([1-9][0-9]*)")
 
@@ -62,7 +66,7 @@ class CheckpointCatalog:
         self.job_name = validate_job_name(job_name)
         self.records = JobRecords(filesystem, job_name)
         self._voiding = Voiding(self.records)
-        #: What manifests say, by the SHA-256 of all their bytes, until they are read again.
+        #: What manifests say, by the end of each, which is a checksum of all before it, until they are read again.
         self._decoded: dict[bytes, CheckpointMetadata] = {}
 
     def job_ids(self) -> list[str]:
@@ -189,19 +193,21 @@ class CheckpointCatalog:
         lines: dict[bytes, FileEntry] = {}
 
         def decode(data: bytes, where: str) -> CheckpointMetadata:
-            digest = sha256(data).digest()
-            metadata = before.get(digest) or CheckpointMetadata.decode(data, where, lines)
+            metadata = before.get(data[-_SEAL:])
+            if metadata is None or not is_sealed(data):
+                metadata = CheckpointMetadata.decode(data, where, lines)
             if read_again:
-                self._decoded[digest] = metadata
+                self._decoded[data[-_SEAL:]] = metadata
             return metadata
 
-        for number, data in contents.items():
-            try:
-                found.append(self._believed(job_id, number, data, names, decode=decode))
-            except CheckpointNotFound:
-                continue
-            except CorruptCheckpoint as error:
-                broken.append(error)
+        with _no_collection():
+            for number, data in contents.items():
+                try:
+                    found.append(self._believed(job_id, number, data, names, decode=decode))
+                except CheckpointNotFound:
+                    continue
+                except CorruptCheckpoint as error:
+                    broken.append(error)
         return sorted(found, key=lambda metadata: metadata.key), broken
 
     def completed_ids(self, job_id: str) -> tuple[int, ...]:
@@ -353,6 +359,18 @@ class CheckpointCatalog:
     @property
     def _see_list(self) -> str:
         return f"See the completed checkpoints with `dagster-ckpt list {self.job_name} --path {self.filesystem.url}`."
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Hold the garbage collector back: 10,000 manifests are millions of objects, and it would look at all in vain."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def _foreign(where: str, owner: str, job_name: str) -> ForeignCheckpoint:

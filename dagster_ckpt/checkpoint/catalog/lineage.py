@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import lru_cache
+from operator import attrgetter
 from typing import Protocol, TypeVar
 
 from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog, references
@@ -79,9 +81,14 @@ def line_of_descent(start: _D, completed: Sequence[_D], savepoints: Sequence[Rec
     on. A file sink still holds the data of these checkpoints only: a rollback has removed the data after them. If a
     start restored a savepoint of the lineage, the line continues behind it when ``savepoints`` contains it.
     """
+    return sorted(_line(start, completed, savepoints).values(), key=lambda metadata: metadata.key)
+
+
+def _line(start: _D, completed: Sequence[_D], savepoints: Sequence[RecordedSavepoint]) -> dict[str, _D]:
+    """The line of descent by references, in no particular order."""
     by_reference: dict[str, _D | RecordedSavepoint] = {item.reference: item for item in savepoints}
     by_start: dict[tuple[int, str | None], list[_D]] = {}
-    for item in sorted(completed, key=lambda item: item.checkpoint_id):
+    for item in sorted(completed, key=attrgetter("checkpoint_id")):
         by_reference[item.reference] = item
         by_start.setdefault((item.epoch, item.restored_from), []).append(item)
     line: dict[str, _D] = {}
@@ -97,7 +104,7 @@ def line_of_descent(start: _D, completed: Sequence[_D], savepoints: Sequence[Rec
                 break
             line[other.reference] = other
         current = by_reference.get(current.restored_from or "")
-    return sorted(line.values(), key=lambda metadata: metadata.key)
+    return line
 
 
 def for_retention(
@@ -110,16 +117,16 @@ def for_retention(
         savepoints: the lineage's recorded savepoints. A descendant of a savepoint descends from the checkpoints before
             the savepoint.
     """
-    line = {id(item) for item in line_of_descent(completed[-1], completed, savepoints)} if completed else set()
+    line = _line(completed[-1], completed, savepoints) if completed else {}
     return [
-        Retained(
-            item.reference,
-            item.key,
-            written_at=datetime.fromisoformat(item.written_at).timestamp(),
-            abandoned=id(item) not in line,
-        )
-        for item in completed
+        Retained(item.reference, item.key, _seconds(item.written_at), item.reference not in line) for item in completed
     ]
+
+
+@lru_cache(maxsize=1 << 15)
+def _seconds(moment: str) -> float:
+    """The seconds since the epoch; remembered, because retention asks for the same checkpoints each time."""
+    return datetime.fromisoformat(moment).timestamp()
 
 
 def line_before(catalog: CheckpointCatalog, checkpoint: CheckpointMetadata | str) -> list[str]:

@@ -11,7 +11,7 @@ import base64
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import PurePosixPath
 from typing import Any, NamedTuple
@@ -157,6 +157,7 @@ class CheckpointMetadata:
             ``_metadata`` does not say it, because ``_metadata`` can be moved.
         given_name: the name that a user gave the savepoint, ``None`` for none.
         note: what a user wrote about the savepoint, in one line.
+        reference: ``{job id}/chk-N``, unique within the job; outside the job's storage, the directory.
     """
 
     job_name: str
@@ -178,6 +179,11 @@ class CheckpointMetadata:
     location: str | None = None
     given_name: str | None = None
     note: str = ""
+    #: Made once: retention asks for it again and again.
+    reference: str = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "reference", self.location or f"{self.job_id}/chk-{self.checkpoint_id}")
 
     @property
     def key(self) -> tuple[int, int]:
@@ -188,11 +194,6 @@ class CheckpointMetadata:
     def name(self) -> str:
         """``chk-N``, or the name of a savepoint's directory."""
         return f"chk-{self.checkpoint_id}" if self.location is None else PurePosixPath(self.location).name
-
-    @property
-    def reference(self) -> str:
-        """``{job id}/chk-N``, unique within the job; outside the job's storage, the directory."""
-        return self.location or f"{self.job_id}/chk-{self.checkpoint_id}"
 
     @property
     def size(self) -> int:

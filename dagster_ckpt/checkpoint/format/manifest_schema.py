@@ -6,6 +6,7 @@ Anyone who can write to a storage can write a manifest with a right digest. A ma
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from datetime import datetime
 from typing import Annotated, Any, Literal
@@ -51,16 +52,17 @@ def check_paths(paths: Iterable[str]) -> None:
     Raises:
         ValueError: a name occurs twice, or names both a file and a directory.
     """
-    files: set[str] = set()
+    listed = list(paths)
+    files = set(listed)
+    if len(files) < len(listed):
+        twice = next(path for path, count in Counter(listed).items() if count > 1)
+        raise ValueError(f"{shown(twice)} is there twice")
     directories: set[str] = set()
-    for path in paths:
-        if path in files:
-            raise ValueError(f"{shown(path)} is there twice")
-        files.add(path)
-        above = path.rpartition("/")[0]
-        while above and above not in directories:
-            directories.add(above)
-            above = above.rpartition("/")[0]
+    for above in {path.rpartition("/")[0] for path in listed}:
+        directory = above
+        while directory and directory not in directories:
+            directories.add(directory)
+            directory = directory.rpartition("/")[0]
     if not files.isdisjoint(directories):
         raise ValueError(f"{shown(min(files & directories))} is a file and a directory")
 

@@ -179,8 +179,9 @@ class RetainedCheckpoints:
 
     def _all_owned(self) -> list[CheckpointMetadata]:
         """The completed checkpoints and the claimed savepoint, in order."""
-        claimed = [] if self._claimed is None else [self._claimed]
-        return sorted([*claimed, *self.checkpoints], key=lambda metadata: metadata.key)
+        if self._claimed is None:
+            return self.checkpoints
+        return sorted([self._claimed, *self.checkpoints], key=lambda metadata: metadata.key)
 
     def _give_up_claimed(self, reason: str) -> list[Discarded]:
         """Delete the claimed savepoint; if the storage refuses, the next deletion tries again."""
