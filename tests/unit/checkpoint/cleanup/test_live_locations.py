@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from dagster_ckpt.checkpoint.cleanup.live_locations import epoch_of_start, stored_before
-from tests.helpers.checkpoint.memory import MemoryFileSystem
+from dagster_ckpt.checkpoint.cleanup.live_locations import epoch_of_start, remove_live_directories, stored_before
+from dagster_ckpt.config.checkpoint_config import JobStatus
+from tests.helpers.checkpoint.driver import JOB, Ledger, Pins, Run
+from tests.helpers.checkpoint.memory import CopyingMemory, MemoryFileSystem
 
 
 @pytest.mark.parametrize(
@@ -30,3 +34,20 @@ def test_those_of_earlier_starts_are_found_and_nothing_else(memory: MemoryFileSy
     memory.create("job/taskowned/000001-11111111", b"a file")
     found = stored_before(memory, "job", 3)
     assert found == ["job/taskowned/000001-00000000", "job/taskowned/000002-00000000"]
+
+
+@pytest.mark.parametrize(("status", "stays"), [(None, True), (JobStatus.FAILED, True), (JobStatus.FINISHED, False)])
+def test_the_newest_start_keeps_its_live_location_until_its_job_is_over(
+    tmp_path: Path, status: JobStatus | None, stays: bool
+) -> None:
+    """The next start salvages from it."""
+    bucket = CopyingMemory()
+    ledger, pins = Ledger(), Pins(tmp_path)
+    starts = [Run(bucket, ledger, pins) for _ in range(2)]
+    for number, run in enumerate(starts, start=1):
+        run.start()
+        bucket.create(f"{JOB}/taskowned/{number:06}-00000000/offsets/0", b"v1")
+    if status is not None:
+        starts[-1].finish(status.value)
+    remove_live_directories(starts[-1].catalog, 2)
+    assert stored_before(bucket, JOB, 3) == ([f"{JOB}/taskowned/000002-00000000"] if stays else [])

@@ -249,3 +249,23 @@ def test_the_mark_of_a_start_is_the_same_in_every_release() -> None:
     """And greater than any block size that Hadoop has by itself."""
     assert mark_of("token") == 258_916_392_301
     assert mark_of("token") > 32 << 20
+
+
+def test_a_pinned_entry_that_no_look_has_seen_is_examined(log: Log) -> None:
+    own = log.own()
+    log.add(0, OURS)
+    own.look(0)
+    log.add(1, OTHER)
+    with pytest.raises(NotOwn, match="of batch 1"):
+        log.prove(own, 1)
+
+
+def test_a_compaction_without_any_file_is_own_if_the_query_ran_its_batch(log: Log) -> None:
+    own = log.own()
+    log.ran = dict.fromkeys(range(5), True)
+    for batch in range(5):
+        log.add(batch, OURS, 0)
+        own.look(batch)
+    own.look(4)
+    log.prove(own, 4)
+    assert 4 in log.asked
