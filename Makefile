@@ -34,9 +34,10 @@ test-integration: $(STAMP) ## the slow tests and those that need a daemon, a clu
 	@tools/require-npm
 	@tools/require-go
 	@tools/require-postgres
-	@echo "Building fake-gcs-server and versitygw; the first time takes a few minutes."
+	@echo "Building fake-gcs-server, versitygw and a class archive; the first time takes a few minutes."
 	@$(BIN)/python -m tests.servers.fake_gcs_server
 	@$(BIN)/python -m tests.servers.versitygw
+	@$(BIN)/python -m tests.helpers.local_spark
 	$(BIN)/python -m pytest -m "(slow or integration) and not exhaustive and not upgrade" $(SIDE_BY_SIDE)
 
 # An environment of its own for each, with everything but PySpark from $(VENV).

@@ -1,4 +1,8 @@
-"""One local Spark, small and quiet, and what makes every JVM of the tests start soon."""
+"""One local Spark, small and quiet, and what makes every JVM of the tests start soon.
+
+``python -m tests.helpers.local_spark`` makes a class archive in ``build/``, for every later test with this Spark: a JVM
+that begins from the archive has its first batch in half of the time.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import os
 import sys
 from collections.abc import Mapping
 from contextlib import nullcontext
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +22,10 @@ if TYPE_CHECKING:
 #: and collector. For each file it writes, Hadoop's local file system starts ``chmod`` and ``readlink``, hundreds a
 #: second here, and by default Java starts a helper that starts the command.
 #: What this compiler makes needs more of a stack; Spark runs regular expressions over whole plans, which recurse.
-_SUBMIT_OPTS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xss4m -Djdk.lang.Process.launchMechanism=VFORK"
+JVM_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xss4m -Djdk.lang.Process.launchMechanism=VFORK"
+#: The directory of class archives, and the file with the options of a JVM that uses the one for this Spark.
+_ARCHIVES = Path(__file__).resolve().parents[2] / "build" / "tests"
+_ARCHIVE_OPTIONS = _ARCHIVES / f"spark-{version('pyspark')}.options"
 
 
 #: Delta in Maven's repository, by the release of Spark that it is for. There is none for newer releases yet.
@@ -65,7 +73,8 @@ def _conf(packages: str) -> Mapping[str, str]:
 
 def set_up_jvms() -> None:
     """Have every Spark that this process or one of its children starts run in such a JVM."""
-    os.environ.setdefault("SPARK_SUBMIT_OPTS", _SUBMIT_OPTS)
+    from_archive = _ARCHIVE_OPTIONS.read_text(encoding="utf-8") if _ARCHIVE_OPTIONS.exists() else ""
+    os.environ.setdefault("SPARK_SUBMIT_OPTS", f"{from_archive} {JVM_OPTIONS}".strip())
     # A class archive would be made in the background of any test, and its JVM be one that the test does not know.
     os.environ.setdefault("DAGSTER_CKPT_CACHE", "")
 
@@ -109,3 +118,17 @@ def small_spark(home: Path, cores: int, packages: str = "") -> SparkSession:
         session = builder.getOrCreate()
     session.sparkContext.setLogLevel("OFF")
     return session
+
+
+def _make_class_archive() -> None:
+    from dagster_ckpt.spark.query.class_archive import archive_for, make_class_archive  # noqa: PLC0415 - as above
+
+    os.environ.update(DAGSTER_CKPT_CACHE=str(_ARCHIVES), SPARK_SUBMIT_OPTS=JVM_OPTIONS)
+    make_class_archive({}, wait=True)
+    archive = archive_for({})
+    assert archive is not None
+    _ARCHIVE_OPTIONS.write_text(archive.options, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    _make_class_archive()

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -15,6 +16,7 @@ import pytest
 from dagster_ckpt.orchestration.resources import SparkSessionResource
 from dagster_ckpt.spark.query import class_archive
 from dagster_ckpt.spark.query.class_archive import CACHE_VARIABLE, OPTIONS_VARIABLE, archive_for
+from tests.helpers.local_spark import JVM_OPTIONS
 from tests.jobs.harness import eventually
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -23,6 +25,7 @@ _FROM_ARCHIVE = "source: shared objects file (top)"
 #: A tick of a job whose storage answers only once the JVM is there.
 _JOB = """
 import json, sys
+from collections.abc import Iterator
 from pathlib import Path
 from pyspark import SparkContext
 from dagster_ckpt.filesystem import PosixFileSystem
@@ -46,6 +49,13 @@ bench.tick(1, job)
 (trace,) = bench.catalog.records.starts.newest(5)
 print("told", json.dumps({step.name: [step.began, step.began + step.seconds] for step in trace.steps}))
 """
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_archive_of_the_tests() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(OPTIONS_VARIABLE, JVM_OPTIONS)
+        yield
 
 
 @pytest.fixture(scope="module")
