@@ -138,6 +138,8 @@ def _newest_of(catalog: CheckpointCatalog, newer: Sequence[RecordedSavepoint]) -
     for position, savepoint in enumerate(newer, start=1):
         try:
             metadata = _read_savepoint(catalog, savepoint)
+        except StorageError:
+            raise  # a storage that is down proves nothing about the savepoint
         except (CheckpointError, OSError) as error:
             _log.warning(
                 "Savepoint %s, which is newer than every checkpoint, is passed over: %s",
@@ -231,6 +233,8 @@ def _select(catalog: CheckpointCatalog) -> Newest:
     if restored not in quarantined:
         try:
             metadata = catalog.resolve(restored)
+        except StorageError:
+            raise  # as above: whether the savepoint is still there is not known
         except (CheckpointError, OSError) as error:
             if fallback is None:
                 raise

@@ -68,8 +68,9 @@ def check_stored(
         small = tuple(file for file in restored.files if not file.path.startswith(_STATE))
         try:
             materialize_checkpoint(catalog, replace(restored, files=small), directory)
-        except CheckpointError:
-            findings.append(Finding.fine("all else", "not checked: it is told by files that are broken."))
+        except CheckpointError as error:
+            told = Finding.fine("all else", "not checked: it is told by files that are broken.")
+            findings.append(told if files.error is not None else Finding.of_error("all else", error))
         else:
             findings += check_unpacked(catalog, restored, directory, asked)
     heartbeat, dead = catalog.records.heartbeat.watched(clock, wait)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 from click.testing import CliRunner, Result
 
+import dagster_ckpt.cli.spark_files  # noqa: F401 - commands are loaded when they are called
 from dagster_ckpt.checkpoint.control.heartbeat import Heartbeat, HeartbeatFile
 from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata, FileEntry
 from dagster_ckpt.checkpoint.processes import ProcessIdentity
@@ -28,6 +30,7 @@ from dagster_ckpt.errors import (
     RestoreWithLoss,
 )
 from dagster_ckpt.spark.events import Replaying, Started
+from dagster_ckpt.testing import Fail, FaultInjectingFileSystem, Operation
 from tests.jobs.harness import NEVER, NEW_PER_FILE, ROWS_PER_FILE, Bench, Row, deduplicated, eventually
 
 if TYPE_CHECKING:
@@ -118,6 +121,24 @@ def test_a_batch_in_flight_whose_input_is_gone(bench: Bench) -> None:
     assert bench.seen_by_spark() == bench.in_raw_directory() == bench.expected() - only_in(2, bench)
     (note,) = accepted(on.completed[-1])
     assert f"by run {launch.run_id}" in str(note)
+
+
+def test_a_storage_that_fails_after_every_file_was_verified_is_no_verdict(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The small files are unpacked after that, and tell of the log, the sink and the input."""
+    bench.tick(2, bench.job(inline_threshold=0))
+    asked: list[str] = []
+
+    def plan(operation: Operation) -> Fail | None:
+        asked.append(operation.name)
+        return Fail() if operation.name == "fetch" else None
+
+    storage = FaultInjectingFileSystem(bench.filesystem, plan)
+    monkeypatch.setattr(sys.modules["dagster_ckpt.cli.spark_files"], "storage_at", lambda _: storage)
+    told = preflight(bench)
+    assert (told.exit_code, told.stdout) == (1, "")
+    assert "checksum" in asked[: asked.index("fetch")]
 
 
 # --- checkpoints that cannot be restored -----------------------------------------------------------------------------

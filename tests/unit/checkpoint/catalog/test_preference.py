@@ -234,6 +234,26 @@ class TestPassingOver:
         assert newest(memory).metadata == checkpoint
         assert str(manifest) in caplog.text
 
+    def test_a_storage_that_is_down_proves_nothing(
+        self, run: Run, memory: MemoryFileSystem, target: PosixFileSystem, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The savepoint is the newest, of the run before; then it is what the newest epoch began with."""
+        run.checkpoint(state(1), 1)
+        taken = save(run, target, 2)
+        resolve = CheckpointCatalog.resolve
+
+        def down(catalog: CheckpointCatalog, pointer: str) -> CheckpointMetadata:
+            if pointer == taken.reference:
+                raise StorageError("The storage of the savepoint does not answer.")
+            return resolve(catalog, pointer)
+
+        for _ in ("newest", "began with"):
+            with monkeypatch.context() as patch:
+                patch.setattr(CheckpointCatalog, "resolve", down)
+                with pytest.raises(StorageError, match="does not answer"):
+                    newest(memory)
+            assert again(run, memory).store.restored_from == taken.reference
+
     def test_another_that_lies_in_its_place(
         self, run: Run, memory: MemoryFileSystem, target: PosixFileSystem, caplog: pytest.LogCaptureFixture
     ) -> None:
