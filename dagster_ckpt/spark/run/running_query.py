@@ -48,7 +48,7 @@ from dagster_ckpt.spark.query import (
     with_options,
 )
 from dagster_ckpt.spark.run.chosen import Prepared
-from dagster_ckpt.spark.sinks import PositionReader, SinkRun, SinkStart
+from dagster_ckpt.spark.sinks import PositionReader, SinkRun, SinkStart, refusal_of_batch
 from dagster_ckpt.spark.start_tracer import StartTracer
 
 if TYPE_CHECKING:
@@ -126,6 +126,7 @@ class RunningQuery:
             ToleranceExceeded: too many checkpoint attempts failed in a row.
             SavepointFailed: the job should stop with a savepoint, which could not be taken.
             Fenced: a newer run has taken the job over.
+            CheckpointError: what the sink refused a batch with, where no restart can help.
         """
         prepared = self._prepared
         writer = prepared.writer.option("checkpointLocation", prepared.live.spark_url)
@@ -322,6 +323,8 @@ class RunningQuery:
     def _raise_failure(self, query: StreamingQuery) -> None:
         error = self._in_jvm(query.exception)
         if error is not None:
+            if (refusal := refusal_of_batch(self._prepared.writer)) is not None:
+                raise refusal
             raise failure_of(error, self._job.name, self._prepared.restored) from error
 
 

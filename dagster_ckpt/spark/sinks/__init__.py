@@ -13,6 +13,7 @@ from dagster_ckpt.spark.sinks.sink import (
     SinkStart,
     TakenOver,
     attached_sink,
+    refusal_of_batch,
     sink_to,
 )
 from dagster_ckpt.spark.sinks.spark_file_sink import SparkFileSink
@@ -37,5 +38,6 @@ __all__ = [
     "attached_sink",
     "position_reader",
     "recorded_sink",
+    "refusal_of_batch",
     "sink_to",
 ]

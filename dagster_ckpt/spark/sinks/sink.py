@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from dagster_ckpt.checkpoint import CheckpointMetadata
-from dagster_ckpt.errors import InvalidConfiguration, RestoreRefused, SinkMismatch
+from dagster_ckpt.errors import CheckpointError, InvalidConfiguration, RestoreRefused, SinkMismatch
 from dagster_ckpt.spark.files import CheckpointLocation
 from dagster_ckpt.stored_json import Json, believed, whole
 
@@ -28,6 +28,7 @@ __all__ = [
     "TakenOver",
     "attached_sink",
     "batch_of",
+    "refusal_of_batch",
     "sink_to",
 ]
 
@@ -35,6 +36,7 @@ __all__ = [
 Pin: TypeAlias = Callable[[Path, str], Path]
 
 _ATTRIBUTE = "dagster_ckpt_sink"
+_REFUSALS = "dagster_ckpt_refusals"
 
 
 def batch_of(position: Mapping[str, Json]) -> int:
@@ -324,7 +326,18 @@ def sink_to(rows: DataFrame | DataStreamWriter, sink: Sink) -> DataStreamWriter:
                 f"A {type(sink).__name__} is given the rows, not a writer.",
                 hint="Call sink_to(rows, sink) with a streaming DataFrame, and set its trigger on the result.",
             )
-        writer = rows.writeStream.foreachBatch(sink.write_batch)
+        refusals: list[CheckpointError] = []
+
+        def write_batch(batch: DataFrame, number: int) -> None:
+            try:
+                sink.write_batch(batch, number)
+            except CheckpointError as error:
+                if not error.recoverable:
+                    refusals.append(error)  # Spark hands on its text alone
+                raise
+
+        writer = rows.writeStream.foreachBatch(write_batch)
+        setattr(writer, _REFUSALS, refusals)
     elif hasattr(rows, "writeStream"):
         raise InvalidConfiguration(
             f"A {type(sink).__name__} does not write rows itself.",
@@ -340,3 +353,9 @@ def attached_sink(writer: DataStreamWriter) -> Sink | None:
     """The sink that :func:`sink_to` attached to a writer."""
     sink: Sink | None = getattr(writer, _ATTRIBUTE, None)
     return sink
+
+
+def refusal_of_batch(writer: DataStreamWriter) -> CheckpointError | None:
+    """The error by which a batch of :func:`sink_to` has ended the query, if no restart can help."""
+    refusals: list[CheckpointError] = getattr(writer, _REFUSALS, [])
+    return refusals[0] if refusals else None

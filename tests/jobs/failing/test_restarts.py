@@ -13,8 +13,10 @@ import pytest
 
 from dagster_ckpt.config.checkpoint_config import JobStatus
 from dagster_ckpt.config.restart import FixedDelayRestart
-from dagster_ckpt.errors import QueryFailed
+from dagster_ckpt.errors import CheckpointError, Fenced, QueryFailed, SinkMismatch, StorageError
 from dagster_ckpt.spark.events import Restarting, Started
+from dagster_ckpt.spark.sinks.sink import sink_to
+from dagster_ckpt.spark.sinks.user_sinks import ForeachBatchSink
 from tests.jobs.harness import OFTEN, Bench, eventually
 
 if TYPE_CHECKING:
@@ -114,6 +116,35 @@ def test_two_failures_and_two_restarts(bench: Bench) -> None:
     ends = [bench.catalog.records.epochs.read_end(epoch) for epoch in (1, 2, 3)]
     assert [end.status for end in ends if end] == ["FAILING", "FAILING", "FINISHED"]
     assert {claim.series for epoch in (1, 2, 3) if (claim := bench.catalog.records.epochs.read_claim(epoch))} == {1}
+
+
+@pytest.mark.parametrize(("error", "status"), [(SinkMismatch, "FAILED"), (Fenced, None), (StorageError, "FAILING")])
+def test_what_a_batch_was_refused_with(bench: Bench, error: type[CheckpointError], status: str | None) -> None:
+    """What no restart can mend ends the job as itself; a fenced run does not even record an end."""
+    bench.land(2)
+    refusals = [error("The table is another one.", hint="Put it back.")]
+
+    def write(rows: DataFrame, _number: int) -> None:
+        rows.write.format("noop").mode("overwrite").save()
+        if refusals:
+            raise refusals.pop()
+
+    def query(bench: Bench, session: SparkSession) -> DataStreamWriter:
+        sink = ForeachBatchSink("table", write)
+        return sink_to(bench.read(session), sink).trigger(availableNow=True)
+
+    launch = bench.launch(bench.job(query=query, restart=FixedDelayRestart(3, _AT_ONCE)))
+    if status == "FAILING":
+        assert launch.result().status is JobStatus.FINISHED
+        assert len(launch.restarts) == 1
+    else:
+        with pytest.raises(error, match="another one") as raised:
+            launch.result()
+        assert raised.value.hint == "Put it back."
+        assert not launch.restarts
+    end = bench.catalog.records.epochs.read_end(1)
+    assert (None if end is None else end.status) == status
+    assert bench.catalog.records.epochs.highest() == (2 if status == "FAILING" else 1)
 
 
 def test_attempts_are_used_up(bench: Bench) -> None:
