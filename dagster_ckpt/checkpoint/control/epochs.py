@@ -99,6 +99,8 @@ class Choice:
             not list the ids; then every checkpoint of an older epoch above ``last_id`` is void.
         marks: whether the query marks its output in the sink, so that its output differs from what others write.
         spark_version: of the Spark that runs the query; ``None`` in a record of a release that did not tell it.
+        sink_position: set where ``restored`` is of another sink, and what ``sink`` holds is its position: the position
+            before the job's first batch there, as JSON.
     """
 
     job_id: JobId
@@ -118,6 +120,7 @@ class Choice:
     complete: tuple[CheckpointId, ...] | None = None
     marks: bool = False
     spark_version: Line | None = None
+    sink_position: Text | None = None
 
 
 @dataclass(frozen=True, slots=True)

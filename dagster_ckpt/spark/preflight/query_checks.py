@@ -119,12 +119,12 @@ def query_sink_finding(restored: CheckpointMetadata, plan: WriterPlan, sink: Sin
         at = "the same place" if restored.sink is None else restored.sink.get("path")
         before = "another kind of sink" if restored.sink is None else f"the {restored.sink.get('kind')} sink {at}"
         now = plan.format if sink is None else f"the {sink.kind} sink {sink.path}"
-        if sink is not None and not sink.seeds_alike:
-            why = ". A job that has checkpoints cannot move there, because a restart could write rows twice."
-            move = "give the job a new name, and launch that once with fork_from and the path of this checkpoint"
-        else:
-            why = ", which is not known to be empty."
-            move = "go on in a sink that is empty (one of your own tells so by its newest_batch) with allow_loss: true"
+        present = sink.first_data() if sink is not None and sink.tells_data else None
+        why = f", which has {present}." if present else ", which is not known to be empty."
+        move = (
+            "go on in a sink that is empty (one of your own tells so by its newest_batch), or in a table without rows "
+            "of this job, with allow_loss: true; or restore a checkpoint that was taken with the sink of now"
+        )
         error = SinkMismatch(
             f"{restored.name} was taken with {before}, and the query now writes to {now}{why}",
             hint=f"Write to {at} again; or {move}.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -28,6 +29,7 @@ from dagster_ckpt.spark.preflight import Passed, is_sink_of
 from dagster_ckpt.spark.run.built_query import BuiltQuery
 from dagster_ckpt.spark.run.fork import ForkPoint, lay_out_fork
 from dagster_ckpt.spark.sinks import Sink, recorded_sink
+from dagster_ckpt.stored_json import Json, believed, parsed
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -50,6 +52,7 @@ class Chosen:
         claimed: the savepoint that the lineage owns and may delete.
         elsewhere: where the rows up to the checkpoint are, if the query now writes to another sink.
         removes: files in the sink that this start removes and that may not be the query's.
+        sink_position: as of :class:`~dagster_ckpt.checkpoint.Choice`.
     """
 
     previous: Choice | None
@@ -59,6 +62,7 @@ class Chosen:
     claimed: CheckpointMetadata | None
     elsewhere: str = ""
     removes: Sequence[str] = ()
+    sink_position: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,23 +143,36 @@ def lay_out(chosen: Chosen, query: BuiltQuery, live: LiveLocation, directory: Pa
 def _with_another_sink(chosen: Chosen, restored: CheckpointMetadata, query: BuiltQuery, directory: Path) -> Chosen:
     """Add the position of the new sink if the job may move there. Otherwise preflight refuses what is chosen."""
     sink = query.sink
-    if sink is not None and not (sink.seeds_alike and (_goes_on(chosen, restored, sink) or _is_empty(sink))):
+    before = None if sink is None else _goes_on(chosen, restored, sink)
+    if sink is not None and before is None and not _is_empty(sink):
         return chosen
     shutil.rmtree(directory / _SINK, ignore_errors=True)  # the position of the sink before
-    position = None if sink is None else sink.seed(restored.batch, directory / _SINK, query.session)
+    position = None
+    if before is not None and before.sink_position is not None:
+        position = _recorded(before.sink_position)
+    elif sink is not None:
+        position = sink.seed(restored.batch, directory / _SINK, query.session)
+    recorded = None if sink is None or sink.seeds_alike else json.dumps(position)
     target = replace(chosen.target, metadata=replace(restored, sink=position))
-    return replace(chosen, target=target, elsewhere=_told(restored))
+    return replace(chosen, target=target, elsewhere=_told(restored), sink_position=recorded)
 
 
-def _goes_on(chosen: Chosen, restored: CheckpointMetadata, sink: Sink) -> bool:
-    """Whether the start before has begun with the same checkpoint and this sink, which was empty then."""
+def _goes_on(chosen: Chosen, restored: CheckpointMetadata, sink: Sink) -> Choice | None:
+    """The choice of the start before, if it has begun with the same checkpoint and this sink, which was empty then."""
     before = chosen.previous
-    return (
+    same = (
         before is not None
         and (before.job_id, before.restored, before.sink_kind) == (chosen.job_id, restored.reference, sink.kind)
         and before.sink is not None
         and is_same_place(before.sink, sink.path)
+        and (sink.seeds_alike or before.sink_position is not None)
     )
+    return before if same else None
+
+
+def _recorded(position: str) -> dict[str, Json]:
+    with believed("The position of the sink in the choice of the start before", "Restore a checkpoint by its name."):
+        return dict(parsed(position).items())
 
 
 def _is_empty(sink: Sink) -> bool:
@@ -168,8 +185,9 @@ def _told(restored: CheckpointMetadata) -> str:
         return "the sink before, which checkpoints do not cover"
     told = f"the {restored.sink.get('kind')} sink {restored.sink.get('path')}"
     try:
-        sink = recorded_sink(restored.sink)
-        newest = None if sink is None else sink.newest_batch()
+        if (sink := recorded_sink(restored.sink)) is None:
+            return f"{told}; if it has batches after {restored.batch}, these are written a second time"
+        newest = sink.newest_batch()
     except (CheckpointError, OSError):
         return f"{told}, which cannot be read"
     if newest is None or newest <= restored.batch:

@@ -257,6 +257,7 @@ class Start:
             complete=complete,
             marks=sink is not None and bool(sink.writer_options(self._claim.token)),
             spark_version=self._spark.version,
+            sink_position=chosen.sink_position,
         )
         if claimed is not None and claimed is restored:
             claim_savepoint(claimed, job_id, like=self._job.filesystem)

@@ -150,9 +150,9 @@ class Sink(ABC):
         can_roll_back: whether the sink can go back to a position. If not, a restore must replay every batch that the
             sink may have seen, with the same boundaries.
         tells_data: whether :meth:`first_data` knows that the sink is empty.
-        seeds_alike: whether :meth:`seed` tells the same position whatever the sink holds. A job that has checkpoints
-            moves only to such a sink, because each restart before the first checkpoint there asks for the position
-            anew. A fork asks once, and its first checkpoint keeps the answer.
+        seeds_alike: whether :meth:`seed` tells the same position whatever the sink holds. When a job moves there, each
+            restart before the first checkpoint there asks for the position anew. Of another sink the choice of the
+            start keeps the position. A fork asks once, and its first checkpoint keeps the answer.
     """
 
     kind: str

@@ -17,6 +17,7 @@ from dagster_ckpt.spark.sinks.delta import DeltaSink
 from tests.jobs.harness import Bench, Query, Row, eventually
 from tests.jobs.tables.common import dying, into, run_without_checkpoint
 from tests.jobs.tables.delta import seen, sql, version, without_old_log
+from tests.jobs.tables.moving import move_there_and_back
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -269,3 +270,7 @@ def test_the_history_tells_who_wrote_what(table: Bench) -> None:
 def test_an_option_of_the_sinks_own_is_refused() -> None:
     with pytest.raises(InvalidConfiguration, match="txnVersion"):
         DeltaSink("/data/delays", options={"txnVersion": "7"})
+
+
+def test_a_stopped_job_moves_here_and_back(bench: Bench) -> None:
+    move_there_and_back(bench, lambda bench, _: DeltaSink(bench.sink), lambda: seen(bench))

@@ -14,6 +14,7 @@ from dagster_ckpt.spark.sinks.iceberg import IcebergSink
 from tests.jobs.harness import Bench, Query
 from tests.jobs.tables.common import dying, into, run_without_checkpoint
 from tests.jobs.tables.iceberg import call, current, lake, seen, snapshots, sql, table_of
+from tests.jobs.tables.moving import move_there_and_back
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -337,3 +338,7 @@ def test_an_option_that_would_have_no_effect_is_refused() -> None:
 def test_a_table_in_no_catalog_of_iceberg_is_refused(bench: Bench) -> None:
     bench.query = lambda bench, session: into(IcebergSink("delays"), bench, session)
     assert "catalog spark_catalog, which is none of Iceberg" in bench.refused(InvalidConfiguration).message
+
+
+def test_a_stopped_job_moves_here_and_back(bench: Bench) -> None:
+    move_there_and_back(bench, lambda bench, session: IcebergSink(table_of(bench, session)), lambda: seen(bench))

@@ -17,6 +17,7 @@ from dagster_ckpt.spark.sinks.postgres import PostgresSink
 from dagster_ckpt.spark.sinks.sink import sink_to
 from tests.jobs.harness import OFTEN, Bench, Launch, Query, Row, eventually, remove_tree
 from tests.jobs.savepoints import Take
+from tests.jobs.tables.moving import move_there_and_back
 from tests.servers.postgres import PostgresServer, rows
 
 if TYPE_CHECKING:
@@ -201,3 +202,7 @@ def test_a_table_that_is_not_there_is_refused_before_anything_runs(bench: Bench,
     bench.query = into(reach, "nowhere")
     bench.land(1)
     assert "bigint" in bench.refused(InvalidConfiguration).hint
+
+
+def test_a_stopped_job_moves_here_and_back(bench: Bench, reach: str) -> None:
+    move_there_and_back(bench, lambda *_: PostgresSink(reach, "delays"), lambda: found(reach))

@@ -212,7 +212,8 @@ class IcebergTable:
             SinkMismatch: another writer has rewritten one of these files, or files would have to come back beside what
                 another writer has appended since.
         """
-        self._files_to_delete(rollback)
+        if rollback.undone:  # else the table may not be there yet
+            self._files_to_delete(rollback)
 
     def _change(self, transaction: Any, change: Change) -> None:
         rollback = change.rollback

@@ -49,21 +49,21 @@ def test_a_kind_that_is_not_known_is_passed_over_by_name(kind: str | None, tmp_p
     assert recorded_sinks.recorded_sink({"kind": kind, "path": "out"}) is None
 
 
-def test_a_job_moves_only_to_sinks_whose_first_position_does_not_depend_on_what_they_hold(tmp_path: Path) -> None:
-    """A restart before the first checkpoint there seeds again, and must take back what was written since."""
+def test_sinks_whose_first_position_does_not_depend_on_what_they_hold(tmp_path: Path) -> None:
+    """A restart before a moved job's first checkpoint there seeds again, and must take back what was written since."""
     out, newest = tmp_path / "out", [3]
     user: dict[str, Any] = {"rollback_to": print, "position": lambda batch: newest[-1] + batch}
-    movable: list[Sink] = [
+    alike: list[Sink] = [
         SparkFileSink(out),
         TransactionalFileSink(out),
         CustomSink("own", newest_batch=newest.pop, **user),
         ForeachBatchSink("own", print, newest_batch=newest.pop, **user),
     ]
-    assert {type(sink) for sink in movable} == {kind for kind in recorded_sinks._SINKS.values() if kind.seeds_alike}
+    assert {type(sink) for sink in alike} == {kind for kind in recorded_sinks._SINKS.values() if kind.seeds_alike}
     session = cast("SparkSession", Conf())
-    before = [sink.seed(5, tmp_path / f"before {number}", session) for number, sink in enumerate(movable)]
+    before = [sink.seed(5, tmp_path / f"before {number}", session) for number, sink in enumerate(alike)]
     for file in ("part-0.parquet", "_spark_metadata/6", "_transactions/line/1", "_transactions/pending/start/6.json"):
         (out / file).parent.mkdir(parents=True, exist_ok=True)
         (out / file).write_text("v1\n")
     newest.append(6)
-    assert [sink.seed(5, tmp_path / f"after {number}", session) for number, sink in enumerate(movable)] == before
+    assert [sink.seed(5, tmp_path / f"after {number}", session) for number, sink in enumerate(alike)] == before
