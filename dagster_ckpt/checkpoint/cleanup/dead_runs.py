@@ -11,8 +11,8 @@ from dagster_ckpt.checkpoint.catalog import CheckpointCatalog, shared_in_use
 from dagster_ckpt.checkpoint.control import ROUNDS, Claim, End
 from dagster_ckpt.checkpoint.format import checkpoint_id, shared_directory, written_by
 from dagster_ckpt.checkpoint.processes import ProcessIdentity, this_host
-from dagster_ckpt.checkpoint.taking import CompletedCheckpointStore, Discarded, claimed_savepoint, dispose_claimed
-from dagster_ckpt.clock import Clock, iso
+from dagster_ckpt.checkpoint.taking import CompletedCheckpointStore, Discarded, claimed_savepoint, give_up_claimed
+from dagster_ckpt.clock import Clock, SystemClock, iso
 from dagster_ckpt.config import CheckpointConfig, JobStatus
 from dagster_ckpt.errors import CorruptRecord
 
@@ -64,7 +64,7 @@ def finish_giving_up(catalog: CheckpointCatalog, epoch: int, in_use: Callable[[s
         return
     # Either the run died after its end was recorded and before the deletion was, or a checkpoint was unpinned since.
     if (claimed := claimed_savepoint(catalog, chosen[1])) is not None:
-        dispose_claimed(claimed.reference, like=catalog.filesystem)
+        give_up_claimed(catalog, claimed, SystemClock())
     job_id = chosen[1].job_id
     log = catalog.records.deletions
     for _ in range(ROUNDS):

@@ -126,7 +126,7 @@ def delete_surplus_savepoints(
 def kept_savepoint(
     catalog: CheckpointCatalog, savepoint: CheckpointMetadata, reason: str, clock: Clock
 ) -> Iterator[None]:
-    """Keep a savepoint while the block runs: no history of the job deletes the savepoint.
+    """Keep a savepoint while the block runs: neither a history nor the job that has claimed it deletes the savepoint.
 
     Args:
         catalog: the job's checkpoints.
@@ -135,7 +135,7 @@ def kept_savepoint(
         clock: wall time.
 
     Raises:
-        RestoreRefused: a history deletes the savepoint at this moment, or somebody else keeps the savepoint.
+        RestoreRefused: the savepoint is being deleted at this moment, or somebody else keeps the savepoint.
         CheckpointNotFound: the savepoint was deleted meanwhile.
         StorageError: the storage failed; the savepoint may be kept nevertheless.
     """
@@ -166,8 +166,7 @@ def _pinned(
 
 
 def _pin_of(savepoint: CheckpointMetadata | NamedSavepoint, reason: str, clock: Clock) -> Pin:
-    """The pin that only one process at a time can create; savepoints and checkpoints of a lineage share one counter."""
-    return Pin(f"{savepoint.job_id}/chk-{savepoint.checkpoint_id}", reason, iso(clock.time()), savepoint.job_id)
+    return Pin.alone(savepoint.job_id, savepoint.checkpoint_id, reason, iso(clock.time()))
 
 
 def _deleted(

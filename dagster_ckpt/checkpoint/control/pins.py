@@ -34,6 +34,14 @@ class Pin:
     pinned_at: Line
     token: Token
 
+    @classmethod
+    def alone(cls, job_id: str, checkpoint_id: int, reason: str, pinned_at: str) -> Pin:
+        """The one pin of a savepoint: only one process at a time can create its record.
+
+        Savepoints and checkpoints of a lineage share one counter.
+        """
+        return cls(f"{job_id}/chk-{checkpoint_id}", reason, pinned_at, job_id)
+
 
 class Pins:
     """The pins of one job name.

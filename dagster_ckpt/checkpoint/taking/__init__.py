@@ -17,6 +17,7 @@ from dagster_ckpt.checkpoint.taking.savepoint_files import (
     claimed_savepoint,
     dispose_claimed,
     dispose_savepoint,
+    give_up_claimed,
 )
 from dagster_ckpt.checkpoint.taking.shared_files import DEFAULT_INLINE_THRESHOLD, MAX_INLINE_BYTES
 from dagster_ckpt.checkpoint.taking.store import CompletedCheckpointStore
@@ -39,5 +40,6 @@ __all__ = [
     "discard_within",
     "dispose_claimed",
     "dispose_savepoint",
+    "give_up_claimed",
     "take_savepoint",
 ]

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from dagster_ckpt.checkpoint.catalog import CheckpointCatalog, for_retention, references
 from dagster_ckpt.checkpoint.control import ROUNDS
 from dagster_ckpt.checkpoint.format import CheckpointMetadata
-from dagster_ckpt.checkpoint.taking.savepoint_files import dispose_claimed
+from dagster_ckpt.checkpoint.taking.savepoint_files import give_up_claimed
 from dagster_ckpt.checkpoint.taking.shared_files import SharedFiles
 from dagster_ckpt.clock import Clock
 from dagster_ckpt.config import AnyOf, KeepPinned, RetentionPolicy, decide
@@ -189,7 +189,7 @@ class RetainedCheckpoints:
         if claimed is None or claimed.location is None:
             return []
         self._records.epochs.check(self._epoch)
-        if not dispose_claimed(claimed.location, like=self._catalog.filesystem):
+        if not give_up_claimed(self._catalog, claimed, self._clock):
             return []
         self._claimed = None
         return [Discarded(claimed, reason)]

@@ -24,7 +24,7 @@ from dagster_ckpt.checkpoint.catalog import (
     new_savepoint_directory,
     savepoint_token,
 )
-from dagster_ckpt.checkpoint.control import NO_LABEL, Choice, Label
+from dagster_ckpt.checkpoint.control import NO_LABEL, Choice, Label, Pin
 from dagster_ckpt.checkpoint.format import (
     METADATA_FILE_NAME,
     SAVEPOINT,
@@ -49,7 +49,9 @@ from dagster_ckpt.errors import (
     CheckpointNotFound,
     CorruptCheckpoint,
     InvalidConfiguration,
+    PublishConflict,
     PublishUnknown,
+    StorageError,
 )
 from dagster_ckpt.filesystem import FileSystem, Stopped, is_full, open_filesystem, unheard
 
@@ -59,6 +61,7 @@ __all__ = [
     "copy_to_savepoint",
     "dispose_claimed",
     "dispose_savepoint",
+    "give_up_claimed",
     "write_savepoint",
 ]
 
@@ -66,6 +69,7 @@ _log = logging.getLogger(__name__)
 _NAME = re.compile(rf"{SAVEPOINT_DIR_PREFIX}[0-9a-f]{{6}}-[0-9a-f]{{12}}")
 _DISPOSING = "_disposing"
 _CLAIMED = "_claimed"
+_GIVEN_UP = "the job deletes this savepoint, which it has claimed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,6 +287,9 @@ def claimed_savepoint(catalog: CheckpointCatalog, choice: Choice) -> CheckpointM
         )
     except CheckpointNotFound:
         dispose_claimed(location, like=catalog.filesystem)
+        for checkpoint, reason in catalog.records.pins.reasons().items():
+            if reason == _GIVEN_UP:  # a run was killed between the deletion and the removal of its pin
+                catalog.records.pins.clear(checkpoint)
     except CorruptCheckpoint as error:
         _log.warning("The claimed savepoint %s cannot be read and is left alone: %s", location, error.message)
     return None
@@ -298,6 +305,32 @@ def dispose_claimed(location: str, *, like: FileSystem) -> bool:
         _log.warning("The savepoint %s could not be deleted and will be tried again: %s", location, error)
         return False
     return True
+
+
+def give_up_claimed(catalog: CheckpointCatalog, claimed: CheckpointMetadata, clock: Clock) -> bool:
+    """Delete a savepoint that the caller's lineage has claimed; ``False`` when that must be tried again.
+
+    A rollback that goes back to the savepoint holds its pin until the job has chosen: then the savepoint stays.
+    """
+    pins = catalog.records.pins
+    pin = Pin.alone(claimed.job_id, claimed.checkpoint_id, _GIVEN_UP, iso(clock.time()))
+    try:
+        try:
+            pins.add(pin)
+        except StorageError as error:
+            full = is_full(error)  # the deletion makes room
+            if not full and not isinstance(error, PublishConflict):
+                raise
+            holder = pins.reasons().get(pin.checkpoint)
+            # A run that was killed while it deleted the savepoint has left the pin.
+            if holder != _GIVEN_UP and not (full and holder is None):
+                return False
+        is_deleted = dispose_claimed(claimed.reference, like=catalog.filesystem)
+        pins.remove(pin)
+    except (CheckpointError, OSError) as error:
+        _log.warning("The savepoint %s could not be deleted and will be tried again: %s", claimed.reference, error)
+        return False
+    return is_deleted
 
 
 def _place_of(location: str, like: FileSystem) -> tuple[FileSystem, str]:

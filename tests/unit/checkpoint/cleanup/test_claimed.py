@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +12,7 @@ import pytest
 from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
 from dagster_ckpt.checkpoint.catalog.file_reader import verify_checkpoint
 from dagster_ckpt.checkpoint.cleanup.dead_runs import finish_giving_up
+from dagster_ckpt.checkpoint.cleanup.savepoint_history import kept_savepoint
 from dagster_ckpt.checkpoint.control.epochs import Choice, End, Epochs
 from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
 from dagster_ckpt.checkpoint.taking import savepoint_files as savepoints
@@ -18,11 +21,13 @@ from dagster_ckpt.checkpoint.taking.savepoint_files import (
     claimed_savepoint,
     dispose_claimed,
     dispose_savepoint,
+    give_up_claimed,
 )
+from dagster_ckpt.clock import SystemClock
 from dagster_ckpt.config.retention import KeepNewest
-from dagster_ckpt.errors import Fenced
+from dagster_ckpt.errors import Fenced, StorageError
 from dagster_ckpt.filesystem import FileSystem, PosixFileSystem
-from dagster_ckpt.testing import Crash, CrashAfter, FaultInjectingFileSystem, ProcessDied, at_operation
+from dagster_ckpt.testing import Crash, CrashAfter, Fail, FaultInjectingFileSystem, ProcessDied, at_operation
 from tests.helpers.checkpoint.driver import JOB, Ledger, Pins, Run, state
 from tests.helpers.checkpoint.memory import MemoryFileSystem
 
@@ -80,6 +85,65 @@ def test_what_the_storage_refuses_to_delete_is_tried_again(
     (discarded,) = run.store.subsume(KeepNewest(1))
     assert discarded.metadata == savepoint
     assert not Path(savepoint.reference).exists()
+
+
+def test_one_that_a_rollback_goes_back_to_stays_meanwhile(run: Run, directory: PosixFileSystem) -> None:
+    savepoint = run.store._kept._claimed = saved(run, directory, 1)
+    run.checkpoint(state(2), 2)
+    with kept_savepoint(run.catalog, savepoint, "rollback x", SystemClock()):
+        assert run.store.subsume(KeepNewest(1)) == []
+        assert savepoint not in [item.metadata for item in run.store.discard_all("canceled")]
+        assert is_there(savepoint)
+    (discarded,) = run.store.discard_all("canceled")
+    assert discarded.metadata == savepoint
+    assert not is_there(savepoint)
+    assert run.catalog.records.pins.pinned() == frozenset()
+
+
+def test_the_start_after_a_discarded_lineage_leaves_it_to_the_rollback(
+    run: Run, memory: MemoryFileSystem, directory: PosixFileSystem
+) -> None:
+    catalog, savepoint = CheckpointCatalog(memory, JOB), saved(run, directory, 1)
+    claim_savepoint(savepoint, LINEAGE, like=memory)
+    epochs = Epochs(memory, JOB)
+    epochs.claim(token="t", series=None, run_id="r", host="h", pid=1, now="now")
+    epochs.record_choice(2, replace(claims(savepoint.reference), complete=()))
+    epochs.record_end(2, End("CANCELED", "of the test", discarded=True, ended_at="2026-11-23T10:00:00+00:00"))
+    with kept_savepoint(catalog, savepoint, "rollback x", SystemClock()):
+        finish_giving_up(catalog, 3, lambda _: frozenset())
+        assert is_there(savepoint)
+    finish_giving_up(catalog, 3, lambda _: frozenset())
+    assert not is_there(savepoint)
+
+
+def test_a_full_storage_takes_no_pin_and_the_savepoint_is_deleted(
+    run: Run, memory: MemoryFileSystem, directory: PosixFileSystem
+) -> None:
+    savepoint = saved(run, directory, 1)
+    refusal = StorageError("It is full.")
+    refusal.__cause__ = OSError(errno.ENOSPC, "No space left on device")
+    storage = FaultInjectingFileSystem(memory, lambda asked: Fail(refusal) if asked.name == "create" else None)
+    with kept_savepoint(CheckpointCatalog(memory, JOB), savepoint, "rollback x", SystemClock()):
+        assert not give_up_claimed(CheckpointCatalog(storage, JOB), savepoint, SystemClock())
+    assert give_up_claimed(CheckpointCatalog(storage, JOB), savepoint, SystemClock())
+    assert not is_there(savepoint)
+
+
+@pytest.mark.parametrize("action", [Crash(), CrashAfter()])
+def test_a_run_that_is_killed_while_it_gives_it_up_leaves_no_pin(
+    run: Run, memory: MemoryFileSystem, directory: PosixFileSystem, action: Crash | CrashAfter
+) -> None:
+    for number in range(20):
+        savepoint = saved(run, directory, 1)
+        claim_savepoint(savepoint, LINEAGE, like=memory)
+        disturbed = CheckpointCatalog(FaultInjectingFileSystem(memory, at_operation(number, action)), JOB)
+        with suppress(ProcessDied):
+            give_up_claimed(disturbed, savepoint, SystemClock())
+        catalog = CheckpointCatalog(memory, JOB)
+        if (found := claimed_savepoint(catalog, claims(savepoint.reference))) is not None:
+            assert give_up_claimed(catalog, found, SystemClock())
+        assert not is_there(savepoint)
+        assert catalog.records.pins.pinned() == frozenset(), number
 
 
 def claims(reference: str | None) -> Choice:
