@@ -13,7 +13,7 @@ from dagster_ckpt.errors import InvalidConfiguration, QueryFailed, SinkMismatch,
 from dagster_ckpt.spark.sinks.iceberg import IcebergSink
 from tests.jobs.harness import Bench, Query
 from tests.jobs.tables.common import dying, into, run_without_checkpoint
-from tests.jobs.tables.iceberg import call, current, lake, seen, snapshots, sql, table_of
+from tests.jobs.tables.iceberg import call, current, lake, opened, seen, snapshots, sql, table_of
 from tests.jobs.tables.moving import move_there_and_back
 
 if TYPE_CHECKING:
@@ -149,6 +149,11 @@ def test_maintenance_beside_rows_that_others_append(table: Bench) -> None:
     assert seen(table) == table.expected() + theirs + Counter([(-3, 0)])
 
 
+def expire(table: Bench) -> None:
+    """Remove every snapshot but the current one, as far as Iceberg lets it."""
+    call(table, "expire_snapshots", "older_than => TIMESTAMP '2099-01-01 00:00:00', retain_last => 1")
+
+
 def _operation(bench: Bench, snapshot: int) -> str:
     (found,) = (item for item in current(bench.sink).metadata.snapshots if item.snapshot_id == snapshot)
     return str(found.summary.operation.value)
@@ -206,7 +211,7 @@ def test_a_snapshot_that_has_expired(table: Bench) -> None:
     call(table, "expire_snapshots", f"snapshot_ids => array({', '.join(map(str, oldest))})")
     assert "removed" in table.tick(1, restore_from="chk-1").started.sink, "the checkpoint's own snapshot has expired"
     assert seen(table) == table.expected()
-    call(table, "expire_snapshots", "older_than => TIMESTAMP '2099-01-01 00:00:00', retain_last => 1")
+    expire(table)
     table.tick(1)
     assert seen(table) == table.expected()
     assert "does not have snapshot" in table.refused(SinkMismatch, restore_from="chk-1").message
@@ -216,15 +221,34 @@ def test_a_job_that_writes_seldom(table: Bench) -> None:
     """Others compact the table and expire its snapshots, the job's own among them."""
     sql(table, "INSERT INTO {table} VALUES (-1, 0)")
     call(table, "rewrite_data_files", "options => map('rewrite-all', 'true')")
-    call(table, "expire_snapshots", "older_than => TIMESTAMP '2099-01-01 00:00:00', retain_last => 1")
+    expire(table)
     assert len(snapshots(table)) == 2, "the current snapshot, and the name of one that has expired"
     assert "batch 1 of job 'tiny'" in table.refused(SinkNotEmpty, restore_from="none").message
     sql(table, "DELETE FROM {table} WHERE id = -1")
     for _ in range(2):
-        call(table, "expire_snapshots", "older_than => TIMESTAMP '2099-01-01 00:00:00', retain_last => 1")
+        expire(table)
         table.tick(1)
     assert seen(table) == table.expected()
     assert "does not have snapshot" in table.refused(SinkMismatch, restore_from="chk-1").message
+
+
+def test_the_newest_snapshot_is_kept_by_a_tag(table: Bench) -> None:
+    """While those that others made after it have expired; unlike a table that somebody has set back."""
+    newest = snapshots(table)[-1]
+    opened(table).manageSnapshots().createTag("kept", newest).commit()
+    for key in (-1, -2):
+        sql(table, f"INSERT INTO {{table}} VALUES ({key}, 0)")
+    expire(table)
+    assert newest not in snapshots(table)
+    table.tick(1)
+    theirs = Counter([(-1, 0), (-2, 0)])
+    assert seen(table) == table.expected() + theirs
+
+    earlier = snapshots(table)[-3]
+    call(table, "set_current_snapshot", f"snapshot_id => {earlier}")
+    sql(table, "INSERT INTO {table} VALUES (-3, 0)")
+    call(table, "expire_snapshots", f"snapshot_ids => array({earlier})")
+    assert "does not have snapshot" in table.refused(SinkMismatch).message
 
 
 def test_a_start_from_nothing_that_dies_before_its_claim(table: Bench) -> None:

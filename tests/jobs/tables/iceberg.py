@@ -14,7 +14,7 @@ from tests.jobs.harness import Bench, Row
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["call", "configure", "current", "lake", "seen", "snapshots", "sql", "table_of"]
+__all__ = ["call", "configure", "current", "lake", "opened", "seen", "snapshots", "sql", "table_of"]
 
 _CATALOG = "catalog.db"
 
@@ -52,6 +52,14 @@ def current(warehouse: Path) -> Any:
         metadata = warehouse / "db" / "out" / "metadata"
         where = str(metadata / f"v{(metadata / 'version-hint.text').read_text()}.metadata.json")
     return StaticTable.from_metadata(where)
+
+
+def opened(bench: Bench) -> Any:
+    """The job's table for calls of Iceberg's that have no statement in plain Spark."""
+    jvm: Any = bench.spark._jvm
+    table = jvm.org.apache.iceberg.spark.Spark3Util.loadIcebergTable(bench.spark._jsparkSession, table_of(bench))
+    table.refresh()
+    return table
 
 
 def seen(bench: Bench) -> Counter[Row]:

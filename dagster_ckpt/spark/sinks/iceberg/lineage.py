@@ -9,7 +9,7 @@ rollback would lose what another writer did, and is refused.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -71,12 +71,14 @@ class Snapshot:
         parent: the id of the snapshot before, ``None`` for the first one.
         operation: what Iceberg calls the operation: ``append``, ``replace``, ``overwrite`` or ``delete``.
         summary: the other properties.
+        sequence: rises by one with each snapshot of the table; in a table of format 1 the time, in milliseconds.
     """
 
     identifier: int
     parent: int | None
     operation: str
     summary: Mapping[str, str]
+    sequence: int = 0
 
     def mark(self, job: str) -> Mark | None:
         """The mark of a job; ``None`` when another writer made the snapshot."""
@@ -109,6 +111,7 @@ class History:
         head: the current snapshot, ``None`` for a table without one.
         find: the snapshot with an id, ``None`` when it has expired.
         recorded: what :func:`newest_property` has recorded of a job; it outlives the snapshot.
+        sequences: of all snapshots that the table has, on whatever line.
     """
 
     def __init__(
@@ -116,10 +119,12 @@ class History:
         head: int | None,
         find: Callable[[int], Snapshot | None],
         recorded: Callable[[str], Snapshot | None] = lambda _: None,
+        sequences: Callable[[], Iterable[int]] = lambda: (),
     ) -> None:
         self.head = head
         self.find = find
         self._recorded = recorded
+        self._sequences = sequences
 
     def back(self, start: int | None, until: int | None = None) -> Iterator[Snapshot]:
         """The snapshots from ``start`` back to ``until`` (not included), to the first, or to one that has expired."""
@@ -131,19 +136,30 @@ class History:
     def newest_of(self, job: str) -> tuple[int | None, Mark | None]:
         """The newest snapshot of a job that the current one comes from, with its mark.
 
-        Of an expired snapshot the table's property knows the mark. Both are ``None`` when the job has no snapshot. A
-        snapshot without a mark has expired on a line that is not the job's newest: somebody has set the table back.
+        Where the line of the current one ends at an expired snapshot, the table's property knows both. Both are
+        ``None`` when the job has no snapshot. A snapshot without a mark has expired on a line that is not the job's
+        newest: somebody has set the table back.
         """
-        at = self.head
-        for snapshot in self.back(at):
+        oldest = None
+        for snapshot in self.back(self.head):
             if (mark := snapshot.mark(job)) is not None:
                 return snapshot.identifier, mark
-            at = snapshot.parent
-        recorded = None if at is None else self._recorded(job)
-        if recorded is None:
+            oldest = snapshot
+        recorded = None if oldest is None or oldest.parent is None else self._recorded(job)
+        if oldest is None or recorded is None:
             return None, None
-        is_left = self.find(recorded.identifier) is not None
-        return (at, None) if is_left else (recorded.identifier, recorded.mark(job))
+        kept = self.find(recorded.identifier)
+        if kept is None or self._has_lost_one_between(kept, oldest):
+            return recorded.identifier, recorded.mark(job)
+        return oldest.parent, None
+
+    def _has_lost_one_between(self, earlier: Snapshot, later: Snapshot) -> bool:
+        """Whether a snapshot that was made between two others has expired: the later may come from the earlier by it.
+
+        A branch or a tag may keep a snapshot while those that were made after it expire.
+        """
+        between = sum(earlier.sequence < sequence < later.sequence for sequence in self._sequences())
+        return between < later.sequence - earlier.sequence - 1
 
 
 @dataclass(frozen=True, slots=True)

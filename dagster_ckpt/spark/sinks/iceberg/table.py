@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -291,14 +291,18 @@ class IcebergTable:
             with believed(what, "Set the property again, from a backup of the table's metadata.", SinkMismatch):
                 return recorded_newest(str(value))
 
-        return History(None if current is None else int(current.snapshotId()), find, recorded)
+        def sequences() -> Iterator[int]:
+            return (int(each.sequenceNumber() or each.timestampMillis()) for each in metadata.snapshots())
+
+        return History(None if current is None else int(current.snapshotId()), find, recorded, sequences)
 
     def _snapshot(self, text: str) -> Snapshot:
         with believed(f"A snapshot of the Iceberg table {self.path}", "Restore the table from a backup.", SinkMismatch):
             stored = json.loads(text)
             summary = dict(stored["summary"])
             operation = str(summary.pop("operation"))
-            return Snapshot(int(stored["snapshot-id"]), stored.get("parent-snapshot-id"), operation, summary)
+            sequence = int(stored.get("sequence-number") or stored["timestamp-ms"])
+            return Snapshot(int(stored["snapshot-id"]), stored.get("parent-snapshot-id"), operation, summary, sequence)
 
     @property
     def _java_session(self) -> Any:

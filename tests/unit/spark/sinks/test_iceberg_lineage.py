@@ -38,6 +38,8 @@ class Table:
     numbers: int = 0
     properties: dict[str, str] = field(default_factory=dict)
     lineage: str = ""
+    made: int = 0
+    kept: set[int | None] = field(default_factory=set)
 
     @property
     def history(self) -> History:
@@ -45,7 +47,8 @@ class Table:
             value = self.properties.get(name_of_newest(job))
             return None if value is None else recorded_newest(value)
 
-        return History(self.head, self.snapshots.get, recorded)
+        sequences = [snapshot.sequence for snapshot in self.snapshots.values()]
+        return History(self.head, self.snapshots.get, recorded, lambda: sequences)
 
     @property
     def now(self) -> Mapping[int, Rows]:
@@ -68,7 +71,8 @@ class Table:
         summary = {f"{what}-data-files": str(count) for what, count in changed.items() if count}
         mark = Mark("token", 1, batch, self.lineage).summary(job) if job else {}
         self.head = self.number()
-        self.snapshots[self.head] = Snapshot(self.head, parent, operation, {**summary, **mark})
+        self.made += 1
+        self.snapshots[self.head] = Snapshot(self.head, parent, operation, {**summary, **mark}, self.made)
         self.files[self.head] = files
         if job:
             self.properties.update([newest_property(mark, self.head)])
@@ -101,7 +105,7 @@ class Table:
         self.commit("overwrite", files)
 
     def expire(self, count: int) -> None:
-        for identifier in sorted(self.snapshots.keys() - {self.head})[:count]:
+        for identifier in sorted(self.snapshots.keys() - {self.head, *self.kept})[:count]:
             del self.snapshots[identifier]
 
     def back(self, target: int | None, job: str = OURS) -> Rollback:
@@ -120,6 +124,7 @@ class Table:
 STEPS = st.one_of(
     st.tuples(st.sampled_from(["batch", "batch", "append", "compact", "tidy", "edit"]), st.sampled_from(JOBS)),
     st.tuples(st.just("expire"), st.integers(1, 3)),
+    st.tuples(st.just("tag"), st.sampled_from(JOBS)),
     *[st.tuples(st.sampled_from(JOBS), st.integers(0, 4))] * 2,
 )
 
@@ -153,6 +158,8 @@ def test_a_rollback_takes_back_the_jobs_rows_alone_or_is_refused(steps: list[tup
         elif name == "expire":
             disturbed = True
             table.expire(int(detail))
+        elif name == "tag":
+            table.kept.add(positions[job][-1])
         else:
             # Of a job's own name, the checkpoint before its newest.
             number = -2 if isinstance(detail, str) else detail
@@ -219,6 +226,25 @@ def test_a_job_that_writes_seldom_goes_on_after_its_snapshots_have_expired() -> 
     rows = table.rows(OURS, newest)
     assert table.back(newest) == Rollback(), "nothing of the job came after it"
     assert table.rows(OURS, table.head) == rows
+
+
+def test_a_table_that_was_set_back_is_told_from_one_whose_newest_snapshot_is_kept() -> None:
+    """By whether a snapshot that was made after the kept one has expired."""
+    table = Table()
+    table.append(OTHERS)
+    right = table.head
+    table.append(OURS)
+    ours = table.head
+    table.append(OTHERS)
+    table.head = right
+    table.append(OTHERS)
+    table.expire(1)
+    assert table.history.newest_of(OURS) == (right, None), "set back, and what it was set back to has expired"
+    table.head = ours
+    for _ in range(2):
+        table.append(OTHERS)
+    del table.snapshots[table.snapshots[table.head or 0].parent or 0]
+    assert table.history.newest_of(OURS) == (ours, Mark("token", 1, 0))
 
 
 def test_a_line_that_was_left_is_gone_back_to_only_if_nobody_else_wrote_since() -> None:
