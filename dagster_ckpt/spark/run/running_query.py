@@ -133,8 +133,17 @@ class RunningQuery:
         archiver = self._archiver()
         if prepared.sink is not None:
             restored = None if prepared.restored is None else prepared.restored.sink
-            owner = prepared.store.check_owner
-            prepared.sink.begin(SinkRun(prepared.directory, prepared.store.epoch, restored, owner, archiver.archive))
+            store = prepared.store
+            prepared.sink.begin(
+                SinkRun(
+                    prepared.directory,
+                    store.epoch,
+                    restored,
+                    store.check_owner,
+                    archiver.archive,
+                    lambda: store.retained,
+                )
+            )
             writer = with_options(writer, prepared.sink.writer_options(prepared.token))
         try:
             if not self._replay(writer, cancel):

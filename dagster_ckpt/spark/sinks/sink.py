@@ -97,6 +97,7 @@ class SinkRun:
         check_owner: raises :class:`~dagster_ckpt.errors.Fenced` when a newer start has taken the job over.
         restored: the position that the sink was rolled back to, ``None`` for a start from nothing.
         archive: makes the boundaries of a batch under way durable before it returns, so that the batch can be replayed.
+        retained: the checkpoints that the lineage retains now, the newest last.
     """
 
     directory: Path
@@ -104,6 +105,7 @@ class SinkRun:
     restored: Mapping[str, Json] | None
     check_owner: Callable[[], None]
     archive: Callable[[int], None]
+    retained: Callable[[], Sequence[CheckpointMetadata]] = lambda: ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.errors import InvalidConfiguration, QueryFailed, SinkMismatch, SinkNotEmpty
 from dagster_ckpt.spark.sinks.iceberg import IcebergSink
 from tests.jobs.harness import Bench, Query
@@ -19,6 +20,8 @@ from tests.jobs.tables.moving import move_there_and_back
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+    from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
 
 pytestmark = pytest.mark.releases
 
@@ -215,6 +218,65 @@ def test_a_snapshot_that_has_expired(table: Bench) -> None:
     table.tick(1)
     assert seen(table) == table.expected()
     assert "does not have snapshot" in table.refused(SinkMismatch, restore_from="chk-1").message
+
+
+def test_retained_checkpoints_keep_their_snapshots(bench: Bench) -> None:
+    """Those of others too, against every way to expire them; those of a checkpoint that retention has dropped go."""
+    bench.query = to_iceberg
+    few = bench.job(config=CheckpointConfig(interval="1 h", min_pause="1 h", num_retained=3))
+    for number in range(3):
+        bench.tick(1, few)
+        sql(bench, f"INSERT INTO {{table}} VALUES ({-number}, -1)")
+    theirs = Counter({(-number, -1): 1 for number in range(3)})
+    sql(bench, "ALTER TABLE {table} SET TBLPROPERTIES ('history.expire.max-ref-age-ms' = '1')")
+    run_without_checkpoint(bench, 2)
+    oldest = bench.checkpoints()[0]
+    expire(bench)
+    assert snapshots(bench)[1] == position(oldest), "after the name of one that has expired"
+    shutil.rmtree(bench.working)
+    bench.files_per_trigger = 5
+    assert "removed" in bench.tick(1, few).started.sink
+    assert seen(bench) == bench.expected() + theirs
+    expire(bench)
+    assert "removed" in bench.tick(1, few, restore_from=bench.checkpoints()[0].reference).started.sink
+    assert seen(bench) == bench.expected() + theirs
+
+    for _ in range(3):
+        before = bench.checkpoints()[0]
+        bench.tick(1, few)
+    assert before not in bench.checkpoints()
+    expire(bench)
+    assert snapshots(bench)[1] == position(before) != position(oldest), "until the next batch"
+    assert [tuple(row) for row in sql(bench, "SELECT name, type FROM {table}.refs WHERE name != 'main'")] == [
+        ("dagster_ckpt_tiny", "BRANCH")
+    ]
+
+
+def position(metadata: CheckpointMetadata) -> Any:
+    assert metadata.sink is not None
+    return metadata.sink["snapshot"]
+
+
+def test_the_branch_that_keeps_snapshots_is_switched_off(table: Bench) -> None:
+    assert "dagster_ckpt_tiny" in current(table.sink).refs()
+    table.query = lambda bench, session: into(
+        IcebergSink(table_of(bench, session), keep_snapshots=False), bench, session
+    )
+    for _ in range(2):
+        table.tick(1)
+        assert "dagster_ckpt_tiny" not in current(table.sink).refs()
+    expire(table)
+    assert "does not have snapshot" in table.refused(SinkMismatch, restore_from="chk-1").message
+
+
+def test_a_batch_does_not_need_the_branch(table: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    """Here a tag has its name; a catalog may have no branches at all."""
+    branches = opened(table).manageSnapshots()
+    branches.removeBranch("dagster_ckpt_tiny").createTag("dagster_ckpt_tiny", snapshots(table)[-1]).commit()
+    table.tick(1)
+    assert seen(table) == table.expected()
+    (warning,) = (record.message for record in caplog.records if "branch dagster_ckpt_tiny" in record.message)
+    assert "keep_snapshots=False" in warning
 
 
 def test_a_job_that_writes_seldom(table: Bench) -> None:

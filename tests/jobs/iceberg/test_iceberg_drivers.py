@@ -62,6 +62,7 @@ def test_the_table_refuses_a_start_that_was_overtaken(bench: Bench, monkeypatch:
     zombie.join()
     assert isinstance(errors[0], SinkMismatch)
     assert "claimed by epoch 2" in errors[0].message
+    assert current(bench.sink).refs()["dagster_ckpt_orders"].snapshot_id == newest[-1]
 
     for overtaken in (
         lambda: old.write_batch(rows, 2),

@@ -8,14 +8,16 @@ commits, even if that start was in the middle of its commit.
 
 from __future__ import annotations
 
+import logging
 import secrets
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dagster_ckpt.errors import InvalidConfiguration, SinkMismatch
+from dagster_ckpt.errors import CheckpointFailure, InvalidConfiguration, SinkMismatch
 from dagster_ckpt.spark.sinks.iceberg.lineage import History, Mark, Rollback, plan_rollback, plan_rollback_to_nothing
-from dagster_ckpt.spark.sinks.iceberg.table import Change, IcebergTable
+from dagster_ckpt.spark.sinks.iceberg.table import Branch, Change, IcebergTable
 from dagster_ckpt.spark.sinks.recorded_positions import RecordedPositions
 from dagster_ckpt.spark.sinks.sink import SinkRun, batch_of
 from dagster_ckpt.spark.sinks.table_sink import Overtaken, TableSink
@@ -26,10 +28,17 @@ if TYPE_CHECKING:
 
 __all__ = ["IcebergSink"]
 
+_log = logging.getLogger(__name__)
+
 #: Options of Spark's writer that the sink decides itself, or that staged files do not have.
 _NOT_TAKEN = frozenset({"branch", "isolation-level", "merge-schema", "mergeschema", "overwrite-mode"})
 _PROPERTY = "snapshot-property."
 _RECORDED = "The recorded position of the sink", "Restore another checkpoint.", SinkMismatch
+
+
+def _snapshot_of(position: Mapping[str, Json] | None) -> int | None:
+    snapshot = None if position is None else position.get("snapshot")
+    return snapshot if isinstance(snapshot, int) else None
 
 
 class IcebergSink(TableSink):
@@ -45,6 +54,7 @@ class IcebergSink(TableSink):
         table: the name of the table, with that of its catalog. The first start creates the table if there is none.
         partition_by: columns to partition a new table by. Create the table yourself for other transforms.
         options: options for Spark's ``DataFrameWriter``, ``target-file-size-bytes`` for example.
+        keep_snapshots: keep the snapshots since the oldest retained checkpoint from expiring, by a branch of the table.
 
     Raises:
         InvalidConfiguration: the sink does not take an option.
@@ -54,7 +64,12 @@ class IcebergSink(TableSink):
     format = "Iceberg"
 
     def __init__(
-        self, table: str, *, partition_by: Sequence[str] = (), options: Mapping[str, str] | None = None
+        self,
+        table: str,
+        *,
+        partition_by: Sequence[str] = (),
+        options: Mapping[str, str] | None = None,
+        keep_snapshots: bool = True,
     ) -> None:
         taken = sorted(name for name in options or {} if name.lower() in _NOT_TAKEN)
         if taken:
@@ -73,12 +88,15 @@ class IcebergSink(TableSink):
             name.removeprefix(_PROPERTY): value for name, value in given.items() if name.startswith(_PROPERTY)
         }
         self._options = {name: value for name, value in given.items() if not name.startswith(_PROPERTY)}
+        self._keep_snapshots = keep_snapshots
         self._opened: IcebergTable | None = None
         #: Tells the snapshots of this start from those of others.
         self._token = ""
         self._lineage = ""
         #: The newest snapshot of this start, ``None`` before its first.
         self._newest: int | None = None
+        #: Snapshots that a restart before the first checkpoint goes back to, the oldest first.
+        self._begins: Sequence[int] = ()
 
     def attach(self, job_name: str, rows: DataFrame) -> None:
         super().attach(job_name, rows)
@@ -100,6 +118,7 @@ class IcebergSink(TableSink):
             self._claim(run.epoch, -1)
         if run.restored is not None:
             self._record(run, batch_of(run.restored))
+        self._begins = [each for each in (_snapshot_of(run.restored), self._newest) if each is not None]
         self._run = run
 
     def write_batch(self, rows: DataFrame, batch: int) -> None:
@@ -118,20 +137,41 @@ class IcebergSink(TableSink):
         mark, last = self._mark(run.epoch, batch), self._newest
         files = self._table.stage(rows, self._options)
 
-        def plan(history: History) -> Change | int:
+        def plan(branch: Branch | None, history: History) -> Change | int:
             newest, found = history.newest_of(self._job)
             if newest is not None and found == mark:
                 return newest
             if newest != last:
                 run.check_owner()
                 raise self._set_back() if found is None or found.epoch <= run.epoch else Overtaken(found.epoch)
-            return Change({**self._properties, **mark.summary(self._job)}, files)
+            return Change({**self._properties, **mark.summary(self._job)}, files, branch=branch)
 
+        branch = self._branch(run)
         try:
-            self._newest = self._table.commit(plan)
+            try:
+                self._newest = self._table.commit(partial(plan, branch))
+            except CheckpointFailure as error:
+                self._newest = self._table.commit(partial(plan, None))
+                _log.warning(
+                    "Batch %d is in the Iceberg table %s, but not in its branch %s: %s. Until a batch moves the "
+                    "branch, snapshots that retained checkpoints need may expire. Leave the name to the job; if the "
+                    "catalog has no branches, write by IcebergSink(..., keep_snapshots=False).",
+                    batch,
+                    self._path,
+                    branch.name,
+                    error.message,
+                )
         except Overtaken as error:
             raise self._not_ours(error.epoch, run.epoch) from None
         self._record(run, batch)
+
+    def _branch(self, run: SinkRun) -> Branch:
+        """The branch that has what retained checkpoints need; it moves with each batch, in the same commit."""
+        name = f"dagster_ckpt_{self._job}"
+        if not self._keep_snapshots:
+            return Branch(name, ())
+        retained = (_snapshot_of(checkpoint.sink) for checkpoint in run.retained())
+        return Branch(name, [*(each for each in retained if each is not None), *self._begins])
 
     def _mark(self, epoch: int, batch: int) -> Mark:
         return Mark(self._token, epoch, batch, self._lineage)

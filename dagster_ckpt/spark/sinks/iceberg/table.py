@@ -30,7 +30,7 @@ from dagster_ckpt.stored_json import believed
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["Change", "IcebergTable"]
+__all__ = ["Branch", "Change", "IcebergTable"]
 
 _STAGED_TABLES = "org.apache.iceberg.spark.SparkTableCache"
 _CATALOGS = "org.apache.iceberg.spark.BaseCatalog"
@@ -41,10 +41,26 @@ _NEWEST_WITH_SPARK_40 = 2
 #: How often a commit is begun again because another writer was faster, and the seconds before it is.
 _TRIES = 20
 _PAUSE = 0.1
+#: The age in milliseconds at which a branch expires, whatever the table says.
+_FOR_GOOD = 2**63 - 1
 #: The catalog has refused the commit, or it is unknown whether the catalog has taken the commit: the table tells.
 _BEGUN_AGAIN = frozenset(
     f"org.apache.iceberg.exceptions.{name}Exception" for name in ("CommitFailed", "CommitStateUnknown")
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """A branch at the new snapshot, which keeps snapshots from expiring.
+
+    Attributes:
+        name: the name of the branch.
+        since: the first of these snapshots that the new one comes from is the oldest that is kept. Without any the
+            branch is removed.
+    """
+
+    name: str
+    since: Sequence[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +71,13 @@ class Change:
         summary: properties of the new snapshot, the mark of a job among them.
         files: Iceberg's data files to add.
         rollback: what is taken back before.
+        branch: what the same commit does to a branch, ``None`` for nothing.
     """
 
     summary: Mapping[str, str]
     files: Sequence[Any] = ()
     rollback: Rollback = field(default_factory=Rollback)
+    branch: Branch | None = None
 
 
 class IcebergTable:
@@ -80,6 +98,7 @@ class IcebergTable:
         self._session = session
         jvm: Any = session._jvm  # noqa: SLF001 - Iceberg has no Python interface to its commits
         self._iceberg = jvm.org.apache.iceberg
+        self._streams = jvm.java.util.stream.StreamSupport
         try:
             loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
             staged: Any = loader.loadClass(_STAGED_TABLES)
@@ -233,6 +252,22 @@ class IcebergTable:
         update.commit()
         made = int(transaction.currentMetadata().currentSnapshot().snapshotId())
         transaction.updateProperties().set(*newest_property(change.summary, made)).commit()
+        if change.branch is not None:
+            self._move(transaction, change.branch, made)
+
+    def _move(self, transaction: Any, branch: Branch, made: int) -> None:
+        table, lines = transaction.table(), self._iceberg.util.SnapshotUtil
+        there, update = table.refs().containsKey(branch.name), transaction.manageSnapshots()
+        oldest = next((each for each in branch.since if each == made or lines.isAncestorOf(table, made, each)), None)
+        if oldest is None:
+            if there:
+                update.removeBranch(branch.name).commit()
+            return
+        # Without the older end.
+        line = lines.ancestorsBetween(table, made, oldest).spliterator()
+        count = 1 + int(self._streams.stream(line, False).count())
+        (update.replaceBranch if there else update.createBranch)(branch.name, made)
+        update.setMinSnapshotsToKeep(branch.name, count).setMaxRefAgeMs(branch.name, _FOR_GOOD).commit()
 
     def _of_all_columns(self, rows: DataFrame) -> DataFrame:
         """``rows`` with a null for each column that only the table has."""
