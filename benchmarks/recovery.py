@@ -8,6 +8,8 @@ Ways to fail:
   checkpointLocation is deleted, so the sensor launches a new run, which restores a retained checkpoint.
   ``--pairs`` does this without and with a class archive, in turns (A B B A ...), each in a Dagster of its own.
 * ``jvm``: a driver whose JVM gets SIGKILL in mid-batch; the same process starts another JVM.
+* ``standby``: a driver gets SIGKILL in mid-batch, and another driver begins at that moment on the same host, without
+  and with a standby JVM in turns. Only with ``--standby PAIRS``.
 * ``elsewhere``: a driver and its JVM get SIGKILL in mid-batch. At that moment another driver begins, under another host
   name (a UTS namespace of its own) and in another working directory. It waits for the lease of the dead run, 5 s.
 * ``in-run``: a ``StreamingRun`` whose query throws in a task; it restarts in the same process and Spark application.
@@ -29,6 +31,7 @@ import signal
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -78,6 +81,7 @@ from dagster_ckpt.spark import (  # noqa: E402
 )
 from dagster_ckpt.spark.files.checkpoint_location import CheckpointLocation  # noqa: E402
 from dagster_ckpt.spark.sinks.spark_sink_log import FileSink  # noqa: E402
+from dagster_ckpt.spark.standby.place import directory as standbys  # noqa: E402
 from dagster_ckpt.testing.dagster_dev import DagsterDev, wait_for  # noqa: E402
 
 JOB = "flight_delays"
@@ -292,13 +296,15 @@ class Driven:
         directory: emptied before each case.
         lease: seconds.
         elsewhere: kill the whole driver, and begin another as if on another host; else kill its JVM only.
+        standby: kill the whole driver, and begin another on this host, with a standby or without one.
     """
 
     FILES = 200
     ROWS = 1000
 
-    def __init__(self, directory: Path, lease: float, *, elsewhere: bool) -> None:
+    def __init__(self, directory: Path, lease: float, *, elsewhere: bool, standby: bool | None = None) -> None:
         self._directory = directory
+        self._standby = standby
         self._lease = lease
         self._elsewhere = elsewhere
         self._catalog = CheckpointCatalog(open_filesystem(str(directory / "checkpoints")), recovery_driver.NAME)
@@ -324,8 +330,15 @@ class Driven:
         heartbeat = self._catalog.records.heartbeat.read()
         if heartbeat is None:
             raise RuntimeError("The driver has no heartbeat")
+        if self._standby:
+            wait_for(lambda: list(standbys().glob("*.sock")), "a standby", seconds=300)
+            live = wait_for(partial(self._mid_batch, drivers[0], 0), "a batch in flight", seconds=60, poll=0.02)
         load, killed = round(os.getloadavg()[0], 2), time.time()
-        if self._elsewhere:
+        if self._standby is not None:
+            drivers[0].kill()
+            drivers[0].wait()
+            drivers.append(self._start("here"))
+        elif self._elsewhere:
             _kill_family(drivers[0])
             drivers.append(self._start("elsewhere", *_ELSEWHERE))
         else:
@@ -343,7 +356,7 @@ class Driven:
             raise RuntimeError("The next start has no claim")
         claimed = datetime.fromisoformat(claim.claimed_at).timestamp()
         failures = records.failures.of(claim.series)
-        noticed = claimed if self._elsewhere else failures[-1].at
+        noticed = claimed if self._elsewhere or self._standby is not None else failures[-1].at
         ready = claimed + trace.by_name.get("session", 0.0) + trace.by_name.get("watchdog", 0.0)
         recorded = (self._directory / "checkpoints" / recovery_driver.NAME / CONTROL_DIR / "epochs").joinpath(
             f"e-{epoch:010}.choice"
@@ -368,6 +381,7 @@ class Driven:
         script = Path(recovery_driver.__file__)
         with (self._directory / f"{live}.log").open("wb") as log:
             command = [*within, sys.executable, str(script), str(self._directory), live, str(self._lease)]
+            command += ["standby"] if self._standby else []
             # Nobody resolves the other host's name.
             environment = {**os.environ, "SPARK_LOCAL_IP": "127.0.0.1"}
             return psutil.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
@@ -572,15 +586,32 @@ def in_pairs(directory: Path, pairs: int, checkpoints: int) -> dict[str, list[Ca
     return found
 
 
-def paired(results: Mapping[str, Sequence[Case]]) -> dict[str, float]:
-    """Of the pairs: the median ratio, with to without a class archive, of processor time and of each stage."""
-    pairs = list(zip(results["archive"], results["no archive"], strict=True))
+def with_standby(place: Path, pairs: int, checkpoints: int) -> dict[str, list[Case]]:
+    """Kills of a driver without a standby and with one, in turns; both without a class archive."""
+    os.environ["DAGSTER_CKPT_CACHE"] = ""
+    place.mkdir()
+    os.environ["TMPDIR"] = tempfile.tempdir = str(place)  # where standbys listen
+    found: dict[str, list[Case]] = {"no standby": [], "standby": []}
+    for pair in range(pairs):
+        for kind in ("no standby", "standby") if pair % 2 == 0 else ("standby", "no standby"):
+            driven = Driven(
+                place / f"{pair}-{kind.replace(' ', '-')}", 30.0, elsewhere=False, standby=kind == "standby"
+            )
+            found[kind] += driven.run(1, checkpoints)
+            for left in standbys().glob("*.sock"):
+                left.unlink()
+    return found
+
+
+def paired(results: Mapping[str, Sequence[Case]], kind: str) -> dict[str, float]:
+    """Of the pairs: the median ratio, with to without something, of processor time and of each stage."""
+    pairs = list(zip(results[kind], results[f"no {kind}"], strict=True))
     spent = [(with_one.cpu, without.cpu) for with_one, without in pairs]
     ratios = {"cpu": [one / other for one, other in spent if one and other]}
     ratios["total"] = [one.total / other.total for one, other in pairs]
     for stage in STAGES:
-        ratios[stage] = [one.stages[stage] / other.stages[stage] for one, other in pairs]
-    return {name: round(statistics.median(values), 3) for name, values in ratios.items()}
+        ratios[stage] = [one.stages[stage] / other.stages[stage] for one, other in pairs if other.stages[stage]]
+    return {name: round(statistics.median(values), 3) for name, values in ratios.items() if values}
 
 
 def _first_commit(live: CheckpointLocation, restored: int) -> tuple[int, float]:
@@ -631,6 +662,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", type=int, default=5, help="kills of the run process; 0 to leave them out")
     parser.add_argument("--pairs", type=int, default=0, help="kills without and with a class archive, in turns")
+    parser.add_argument("--standby", type=int, default=0, help="kills without and with a standby JVM, in turns")
     parser.add_argument("--jvm", type=int, default=5, help="kills of a driver's JVM; 0 to leave them out")
     parser.add_argument("--elsewhere", type=int, default=5, help="takeovers from another host; 0 to leave them out")
     parser.add_argument("--checkpoints", type=int, default=3, help="completed checkpoints before a kill")
@@ -655,7 +687,12 @@ def main() -> int:
     if options.pairs:
         print("New run, without and with a class archive in turns", flush=True)
         results |= in_pairs(directory / "pairs", options.pairs, options.checkpoints)
-        ratios = paired(results)
+        ratios = paired(results, "archive")
+        print(f"median ratio of the pairs: {ratios}", flush=True)
+    if options.standby:
+        print("SIGKILL to a driver in mid-batch, without and with a standby in turns", flush=True)
+        results |= with_standby(directory / "standby", options.standby, options.checkpoints)
+        ratios = paired(results, "standby")
         print(f"median ratio of the pairs: {ratios}", flush=True)
     if options.jvm:
         print("Restart inside the run: SIGKILL to the JVM in mid-batch, live location deleted", flush=True)

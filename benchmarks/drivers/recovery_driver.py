@@ -1,9 +1,9 @@
 """A driver of a small stream with state, in a process of its own, for ``recovery.py``.
 
-    python benchmarks/drivers/recovery_driver.py ROOT LIVE LEASE
+    python benchmarks/drivers/recovery_driver.py ROOT LIVE LEASE [standby]
 
 ROOT has the input (``in``), the output and the storage; LIVE is the name of the working directory of this host; LEASE
-is in seconds, with a heartbeat each fifth of it.
+is in seconds, with a heartbeat each fifth of it. With ``standby`` it goes on in a standby's JVM, and keeps another one.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.config.recovery import RestoreRequest
 from dagster_ckpt.config.restart import RestartStrategies
 from dagster_ckpt.filesystem import open_filesystem
-from dagster_ckpt.spark import StreamingJob, StreamingRun, start_jvm, start_session, supervise
+from dagster_ckpt.orchestration import SparkSessionResource
+from dagster_ckpt.spark import CheckpointCompleted, StreamingJob, StreamingRun, supervise
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -40,8 +41,9 @@ CONF = {
 }
 
 
-def main(root: Path, live: str, lease: timedelta) -> None:
+def main(root: Path, live: str, lease: timedelta, *, standby: bool) -> None:
     """Drive the stream until this process is killed."""
+    spark = SparkSessionResource(master="local[2]", conf=CONF, standby=int(standby))
 
     def query(session: SparkSession) -> DataStreamWriter:
         rows = session.readStream.schema("id LONG").option("maxFilesPerTrigger", 1).parquet(str(root / "in"))
@@ -50,12 +52,11 @@ def main(root: Path, live: str, lease: timedelta) -> None:
         writer = slow.where("slept IS NOT NULL OR id >= 0").dropDuplicates(["id"]).writeStream.format("parquet")
         return writer.option("path", str(root / "out"))
 
-    start = (NAME, "local[2]", CONF)
     job = StreamingJob(
         name=NAME,
         query=query,
-        session=partial(start_session, *start, class_archive=True),
-        start_jvm=partial(start_jvm, *start, class_archive=True),
+        session=partial(spark.session, NAME),
+        start_jvm=partial(spark.start_jvm, NAME),
         config=CheckpointConfig(interval="1 s", heartbeat_interval=lease / 5, heartbeat_timeout=lease),
         restart=RestartStrategies.fixed_delay_restart(3, 0),
         filesystem=open_filesystem(str(root / "checkpoints")),
@@ -66,10 +67,10 @@ def main(root: Path, live: str, lease: timedelta) -> None:
     run_id, asked = str(uuid.uuid4()), RestoreRequest()
     supervise(
         lambda emit: StreamingRun(job, run_id=run_id, request=asked, series=None, clock=SystemClock(), emit=emit),
-        lambda event: print(type(event).__name__, flush=True),
+        lambda event: spark.help_next_start() if isinstance(event, CheckpointCompleted) else None,
     )
     os._exit(0)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2], timedelta(seconds=float(sys.argv[3])))
+    main(Path(sys.argv[1]), sys.argv[2], timedelta(seconds=float(sys.argv[3])), standby=sys.argv[4:] == ["standby"])

@@ -88,7 +88,7 @@ from dagster_ckpt.checkpoint.format import (
 )
 from dagster_ckpt.checkpoint.job_state import JobState, job_state
 from dagster_ckpt.checkpoint.lease import Lease
-from dagster_ckpt.checkpoint.processes import SUBMITTED, ProcessIdentity, mark_children, this_host
+from dagster_ckpt.checkpoint.processes import DRIVER_VARIABLE, SUBMITTED, ProcessIdentity, mark_children, this_host
 from dagster_ckpt.checkpoint.sight import Sight, look
 from dagster_ckpt.checkpoint.start_traces import MONOTONIC, WALL, StartTrace, StartTraces, Step
 from dagster_ckpt.checkpoint.submissions import Submission
@@ -115,6 +115,7 @@ from dagster_ckpt.checkpoint.taking import (
 __all__ = [
     "DEFAULT_INLINE_THRESHOLD",
     "DIED",
+    "DRIVER_VARIABLE",
     "FAILING",
     "FORK",
     "INTERRUPTED",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import dagster as dg
@@ -36,6 +37,13 @@ class SparkSessionResource(dg.ConfigurableResource["SparkSessionResource"]):
         description="Keep the classes of Spark in an archive (190 MB in the user's cache) that the next JVM starts "
         "from. It is made once, in a process of the lowest priority, after the first checkpoint of a run.",
     )
+    standby: int = Field(
+        default=0,
+        ge=0,
+        le=1,
+        description="1: beside a running job another JVM of Spark waits, started and warm, with the memory of a second "
+        "driver. The next run of the job on this host goes on in it.",
+    )
 
     @property
     def starts_early(self) -> bool:
@@ -54,19 +62,61 @@ class SparkSessionResource(dg.ConfigurableResource["SparkSessionResource"]):
         """
         from dagster_ckpt.spark import start_session  # noqa: PLC0415 - py4j, only for runs
 
+        if self.standby and not self.starts_early:
+            with contextlib.suppress(Exception):  # the session starts what is missing, and tells why
+                self.start_jvm(job_name, required)
         conf = {**self.conf, **(required or {})}
         return start_session(self.app_name or job_name, self.master, conf, class_archive=self.class_archive)
 
-    def start_jvm(self, job_name: str, required: Mapping[str, str] | None = None) -> None:
+    def start_jvm(self, job_name: str, required: Mapping[str, str] | None = None) -> bool:
         """Start the JVM that :meth:`session` with the same arguments will use; on any thread.
+
+        Returns:
+            whether it is the JVM of a standby.
 
         Raises:
             JavaNotFound: no usable Java.
         """
-        from dagster_ckpt.spark import start_jvm  # noqa: PLC0415 - as above
+        from dagster_ckpt.spark import adopt_standby, start_jvm  # noqa: PLC0415 - as above
 
-        conf = {**self.conf, **(required or {})}
-        start_jvm(self.app_name or job_name, self.master, conf, class_archive=self.class_archive)
+        given = self.app_name or job_name, self.master, {**self.conf, **(required or {})}
+        if self.standby and adopt_standby(*given, class_archive=self.class_archive):
+            return True
+        start_jvm(*given, class_archive=self.class_archive)
+        return False
+
+    def help_next_start(self) -> None:
+        """Have the class archive and a standby made in the background, where they are wanted; returns at once."""
+        self.make_class_archive()
+        if self.standby:
+            from dagster_ckpt.spark import keep_standby  # noqa: PLC0415 - as above
+
+            keep_standby()
+
+    @contextlib.contextmanager
+    def standby_ends_with_job(self, is_canceled: Callable[[], bool]) -> Iterator[Callable[[], bool]]:
+        """End the standby when the run has ended well, or is canceled: no run goes on from there.
+
+        Args:
+            is_canceled: whether an interrupt of the run means that the job is canceled.
+
+        Returns:
+            the function to ask instead of ``is_canceled``.
+        """
+
+        def end() -> None:
+            if self.standby:
+                from dagster_ckpt.spark import end_standby  # noqa: PLC0415 - as above
+
+                end_standby()
+
+        def asked() -> bool:
+            if canceled := is_canceled():
+                end()
+            return canceled
+
+        yield asked
+        end()
 
     def make_class_archive(self, *, wait: bool = False) -> None:
         """Have the class archive made in the background, unless it is there or switched off.

@@ -201,10 +201,11 @@ def _drive(
         finally:  # one report that fails costs no other
             events.happened(event)
         if isinstance(event, CheckpointCompleted):
-            spark.make_class_archive()  # now that the job is under way
+            spark.help_next_start()  # now that the job is under way
 
     try:
-        return supervise(start, on_event, on_turn=on_turn, is_cancellation=own_run.is_canceled)
+        with spark.standby_ends_with_job(own_run.is_canceled) as is_canceled:
+            return supervise(start, on_event, on_turn=on_turn, is_cancellation=is_canceled)
     finally:
         _last_report(context, reporter)
 
@@ -302,8 +303,7 @@ class OwnRun:
         if now - self._looked_at < _LOOK:
             return
         self._looked_at = now
-        status = self._status()
-        if status in {dg.DagsterRunStatus.CANCELED, dg.DagsterRunStatus.FAILURE}:
+        if (status := self._status()) in {dg.DagsterRunStatus.CANCELED, dg.DagsterRunStatus.FAILURE}:
             _log.warning("Dagster has this run down as %s already, so it stops", status.value)
             raise dg.DagsterExecutionInterruptedError
 

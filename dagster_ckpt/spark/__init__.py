@@ -63,6 +63,7 @@ if TYPE_CHECKING:
         TransactionalFileSink,
         sink_to,
     )
+    from dagster_ckpt.spark.standby import adopt_standby, end_standby, keep_standby
     from dagster_ckpt.spark.verdict import Finding, Preflight, Verdict
 else:  # hidden from type checkers, which would take every name for one that is there
     __getattr__, __dir__ = lazy_names(__name__)
@@ -100,15 +101,18 @@ __all__ = [
     "StreamingRun",
     "TransactionalFileSink",
     "Verdict",
+    "adopt_standby",
     "batch_in_flight",
     "check_stored",
     "describe",
     "die_with_parent",
     "drill_restore",
+    "end_standby",
     "export_checkpoint",
     "fingerprint",
     "freshness_of",
     "has_watermark",
+    "keep_standby",
     "live_below_jvm",
     "local_file",
     "make_class_archive",

@@ -92,7 +92,7 @@ class StreamingJob:
     live_location: LiveLocationPlace = LiveLocationPlace.LOCAL
     shares_disk: bool = True
     private_from: Path | None = None
-    start_jvm: Callable[[], None] | None = None
+    start_jvm: Callable[[], object] | None = None
 
     @classmethod
     def stored_in(
@@ -108,7 +108,7 @@ class StreamingJob:
         state_backend: StateBackend | None,
         partitions: int | None = None,
         poison_batch_attempts: int | None,
-        start_jvm: Callable[[], None] | None = None,
+        start_jvm: Callable[[], object] | None = None,
     ) -> StreamingJob:
         """A job whose checkpoints are kept in ``storage``; the other arguments are attributes of the job.
 

@@ -74,13 +74,13 @@ class StartTracer:
             self._add(name, began, self._now() - began, MONOTONIC)
 
     @contextmanager
-    def beside(self, name: str) -> Iterator[None]:
-        """A step beside the others, on any thread."""
-        began = self._now()
+    def beside(self, name: str) -> Iterator[Callable[[str], None]]:
+        """A step beside the others, on any thread; what is yielded gives it another name."""
+        began, names = self._now(), [name]
         try:
-            yield
+            yield names.append
         finally:
-            self._add(name, began, self._now() - began, MONOTONIC)
+            self._add(names[-1], began, self._now() - began, MONOTONIC)
 
     def hold(self, claim: Claim, traces: StartTraces, tell: Callable[[StartTrace], None]) -> None:
         """The start is that of an epoch; without one, nothing is recorded.

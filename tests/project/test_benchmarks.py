@@ -84,7 +84,7 @@ def _postgres_sink(report: Any) -> None:
 
 
 def _recovery(report: Any) -> None:
-    for kind in ("new run", "jvm", "elsewhere", "in run"):
+    for kind in ("new run", "jvm", "elsewhere", "in run", "no standby", "standby"):
         (case,) = report["cases"][kind]
         assert case["first_batch"] == case["restored_batch"] + 1
         assert case["stages"]["restore"] > 0
@@ -97,6 +97,10 @@ def _recovery(report: Any) -> None:
         resumed["trace"]
     )
     assert resumed["cpu"] > 0
+    (adopted,), (started,) = report["cases"]["standby"], report["cases"]["no standby"]
+    assert "standby" in adopted["trace"]
+    assert "JVM" in started["trace"]
+    assert report["ratios"]["total"] > 0
 
 
 def _restore(report: Any) -> None:
@@ -156,7 +160,11 @@ _TABLE: dict[str, tuple[str, bool, Callable[[Any], None]]] = {
         _overhead,
     ),
     "postgres_sink": ("--rows 10 --batches 2 --pairs 2", True, _postgres_sink),
-    "recovery": ("--cases 1 --jvm 1 --elsewhere 1 --checkpoints 1 --restarts 1 --every 6 --keys 1000", True, _recovery),
+    "recovery": (
+        "--cases 1 --jvm 1 --elsewhere 1 --standby 1 --checkpoints 1 --restarts 1 --every 6 --keys 1000",
+        True,
+        _recovery,
+    ),
     "restore": ("--keys 1000 --batches 3 --rounds 1", False, _restore),
     "stream_in_bucket": (
         "--keys 100 --rows 10 --fill 2 --warm-up 1 --batches 2 --rounds 2 --latencies 0 --partitions 1",

@@ -404,6 +404,15 @@ def an_archive_that_is_there(block: Block, bench: Bench, data: Path) -> None:
         assert archive.is_whole()
 
 
+def a_standby(block: Block, bench: Bench, data: Path) -> None:
+    """A process that has a JVM, as that of the tests has, adopts none: tests/jobs/starting/test_standby.py does."""
+    assert bench.spark is not None
+    spark = block.run(data)["spark"]
+    assert spark.standby == 1
+    assert dagster_ckpt.SparkSessionResource().standby == 0
+    assert not spark.start_jvm("job")
+
+
 def a_start_as_it_was(block: Block, bench: Bench, data: Path) -> None:
     """No JVM beside the claim, and no archive; by default there is one. The asset's observation tells the steps."""
     cache = data / "cache"
@@ -668,6 +677,7 @@ _RUNNERS: dict[str, list[tuple[str, Runner]]] = {
     "docs/how-to/sink-transactional-files.md": [("Write transactional files", transactional_files)],
     "docs/how-to/start-time.md": [
         ("The class archive", an_archive_that_is_there),
+        ("The standby", a_standby),
         ("Switch them off", a_start_as_it_was),
     ],
     "docs/how-to/state-backend.md": [("Choose a state backend", a_state_backend)],

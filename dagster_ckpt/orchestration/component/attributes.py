@@ -98,6 +98,7 @@ class SparkAttributes(dg.Model):
     app_name: str | None = None
     early_jvm: bool | None = None
     class_archive: bool | None = None
+    standby: int | None = None
 
 
 class SavepointScheduleAttributes(dg.Model):

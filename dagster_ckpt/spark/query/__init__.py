@@ -1,6 +1,11 @@
 """Sessions, queries and their plans."""
 
-from dagster_ckpt.spark.query.class_archive import make_class_archive
+from dagster_ckpt.spark.query.class_archive import (
+    java_and_spark,
+    make_class_archive,
+    run_small_query,
+    with_archive,
+)
 from dagster_ckpt.spark.query.early_jvm import start_beside
 from dagster_ckpt.spark.query.errors import another_query, failed_in_batch, failure_of, not_built
 from dagster_ckpt.spark.query.executions import has_run
@@ -28,6 +33,7 @@ from dagster_ckpt.spark.query.session import (
     check_characters,
     check_state_format,
     driver_jvm_pid,
+    jvm_conf,
     make_active,
     start_jvm,
     start_session,
@@ -63,7 +69,9 @@ __all__ = [
     "has_watermark",
     "ignored_partitions",
     "ignored_settings",
+    "java_and_spark",
     "java_field",
+    "jvm_conf",
     "keeps_its_input",
     "known_providers",
     "let_go_of_lost_jvm",
@@ -78,6 +86,7 @@ __all__ = [
     "plan_of",
     "recorded_kind",
     "refuse_lost",
+    "run_small_query",
     "sources_of",
     "start_beside",
     "start_jvm",
@@ -86,5 +95,6 @@ __all__ = [
     "stop_query",
     "streaming_session",
     "try_query",
+    "with_archive",
     "with_options",
 ]

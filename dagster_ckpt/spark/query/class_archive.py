@@ -26,11 +26,20 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from dagster_ckpt.errors import SparkNotStarted
 from dagster_ckpt.filesystem import make_working_directory
 
-__all__ = ["CACHE_VARIABLE", "ClassArchive", "archive_for", "make_class_archive", "with_archive"]
+__all__ = [
+    "CACHE_VARIABLE",
+    "ClassArchive",
+    "archive_for",
+    "java_and_spark",
+    "make_class_archive",
+    "run_small_query",
+    "with_archive",
+]
 
 _log = logging.getLogger(__name__)
 
@@ -48,6 +57,8 @@ _PATH_VARIABLES = ("SPARK_CLASSPATH", "SPARK_DIST_CLASSPATH", "SPARK_CONF_DIR", 
 _NOT_AGAIN = 86_400.0
 #: Seconds after which an unused archive is deleted.
 _UNUSED = 30 * 86_400.0
+#: The input of the small query.
+_ROWS = '{"id":1,"ts":"2024-01-01T00:00:00Z"}\n{"id":2,"ts":"2024-01-01T00:10:00Z"}\n'
 _CHUNK = 4 * 1024 * 1024
 #: Archives that are kept: each image or environment that is built has one of its own.
 _KEPT = 3
@@ -141,22 +152,32 @@ def archive_for(conf: Mapping[str, str]) -> ClassArchive | None:
         StorageUnusable: the directory of archives is not this user's own.
         OSError: Java, Spark or the directory of archives cannot be read.
     """
-    directory = _directory()
-    home = os.environ.get("JAVA_HOME")
-    java = shutil.which(f"{home}/bin/java" if home else "java")
-    spark = _spark_home()
+    directory, key = _directory(), java_and_spark(conf)
     decided = any(word in conf.get(key, "") for key in _USERS_OPTIONS for word in _DECIDED)
     decided = decided or any(word in os.environ.get(OPTIONS_VARIABLE, "") for word in _DECIDED)
-    if directory is None or java is None or spark is None or decided or os.name != "posix":
+    if directory is None or key is None or decided or os.name != "posix":
         return None
-    binary = Path(java).resolve()
-    jars = sorted((jar.name, jar.stat().st_size, jar.stat().st_mtime_ns) for jar in (spark / "jars").iterdir())
-    others = [conf.get(EXTRA_CLASS_PATH), *map(os.environ.get, _PATH_VARIABLES)]
-    key = [str(binary), binary.stat().st_size, binary.stat().st_mtime_ns, str(spark), jars, others]
     directory /= "class_archives"
     make_working_directory(directory, directory.parent)
     name = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:32]
     return ClassArchive(directory / f"{name}.jsa")
+
+
+def java_and_spark(conf: Mapping[str, str]) -> list[object] | None:
+    """What tells one Java, Spark and class path from another; ``None`` if there is no Java or no Spark.
+
+    Raises:
+        OSError: Java or Spark cannot be read.
+    """
+    home = os.environ.get("JAVA_HOME")
+    java = shutil.which(f"{home}/bin/java" if home else "java")
+    spark = _spark_home()
+    if java is None or spark is None:
+        return None
+    binary = Path(java).resolve()
+    jars = sorted((jar.name, jar.stat().st_size, jar.stat().st_mtime_ns) for jar in (spark / "jars").iterdir())
+    others = [conf.get(EXTRA_CLASS_PATH), *map(os.environ.get, _PATH_VARIABLES)]
+    return [str(binary), binary.stat().st_size, binary.stat().st_mtime_ns, str(spark), jars, others]
 
 
 @contextmanager
@@ -320,3 +341,23 @@ def _is_private(path: Path) -> bool:
     found = path.lstat()
     is_link, others = stat.S_ISLNK(found.st_mode), stat.S_IWGRP | stat.S_IWOTH
     return not is_link and found.st_uid == os.geteuid() and not found.st_mode & others
+
+
+def run_small_query(spark: Any, scratch: Path) -> None:
+    """A streaming query with state and a file sink, in two runs: the second loads the state of the first.
+
+    Args:
+        spark: the session.
+        scratch: an empty directory.
+    """
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415
+
+    source = scratch / "in"
+    source.mkdir()
+    for number in range(2):
+        (source / f"{number}.json").write_text(_ROWS, encoding="ascii")
+        rows = spark.readStream.schema("id int, ts timestamp").json(str(source)).withWatermark("ts", "1 minute")
+        counts = rows.groupBy(F.window("ts", "1 minute"), "id").count()
+        writer = counts.writeStream.format("parquet").option("path", str(scratch / "out"))
+        query = writer.option("checkpointLocation", str(scratch / "live")).trigger(availableNow=True).start()
+        query.awaitTermination()

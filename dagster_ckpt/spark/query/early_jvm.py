@@ -14,14 +14,16 @@ __all__ = ["start_beside"]
 _log = logging.getLogger(__name__)
 
 
-def start_beside(start: Callable[[], None] | None, measured: AbstractContextManager[None]) -> Callable[[], None]:
+def start_beside(
+    start: Callable[[], object] | None, measured: AbstractContextManager[Callable[[str], object]]
+) -> Callable[[], None]:
     """Begin to start a JVM on a thread of its own.
 
     A run that is refused leaves an idle JVM, which has done nothing and ends with this process.
 
     Args:
-        start: starts the JVM; ``None`` to leave that to the session.
-        measured: measures the start, on that thread.
+        start: starts the JVM, and tells whether it is that of a standby; ``None`` to leave the start to the session.
+        measured: measures the start, on that thread, and can give it another name.
 
     Returns:
         a function that waits until the JVM is there. It raises nothing: a JVM that did not start is started by the
@@ -33,8 +35,9 @@ def start_beside(start: Callable[[], None] | None, measured: AbstractContextMana
 
     def run() -> None:
         try:
-            with measured:
-                start()
+            with measured as rename:
+                if start():
+                    rename("standby")
         except Exception as error:
             _log.warning("The JVM did not start beside the claim, and is started again: %s", error)
 

@@ -37,6 +37,7 @@ __all__ = [
     "check_state_format",
     "driver_jvm_pid",
     "find_java",
+    "jvm_conf",
     "make_active",
     "start_jvm",
     "start_session",
@@ -125,10 +126,19 @@ def start_jvm(app_name: str, master: str, conf: Mapping[str, str], *, class_arch
     let_go_of_lost_jvm()
     if _has_jvm():
         return
-    _find_programs(conf)
-    given = {"spark.app.name": app_name, "spark.master": master, **_QUIET, **conf}  # as in the session's builder
+    given = jvm_conf(app_name, master, conf)
     with with_archive(conf, wanted=class_archive):
         SparkContext._ensure_initialized(conf=SparkConf().setAll(list(given.items())))  # noqa: SLF001
+
+
+def jvm_conf(app_name: str, master: str, conf: Mapping[str, str]) -> dict[str, str]:
+    """The conf of a JVM that is started next, after the programs that it needs are found.
+
+    Raises:
+        JavaNotFound: there is no usable Java.
+    """
+    _find_programs(conf)
+    return {"spark.app.name": app_name, "spark.master": master, **_QUIET, **conf}  # as in the session's builder
 
 
 def start_session(app_name: str, master: str, conf: Mapping[str, str], *, class_archive: bool = False) -> SparkSession:

@@ -16,11 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from dagster_ckpt.config import PROVIDER_CONF, ROCKSDB_PROVIDER
-from dagster_ckpt.spark.query.class_archive import EXTRA_CLASS_PATH, OPTIONS_VARIABLE, ClassArchive
+from dagster_ckpt.spark.query.class_archive import EXTRA_CLASS_PATH, OPTIONS_VARIABLE, ClassArchive, run_small_query
 
 #: Seconds that the JVM may take to write the archive.
 _WRITING = 600
-_ROWS = '{"id":1,"ts":"2024-01-01T00:00:00Z"}\n{"id":2,"ts":"2024-01-01T00:10:00Z"}\n'
 
 
 def main() -> int:
@@ -86,26 +85,11 @@ def _train(made: Path, class_path: str) -> None:
     spark = builder.getOrCreate()
     gateway: Any = spark.sparkContext._gateway  # noqa: SLF001 - PySpark names it nowhere else
     process = gateway.proc
-    _run_query(spark, made.parent)
+    run_small_query(spark, made.parent)
     spark.stop()
     process.stdin.close()
     if process.wait(_WRITING) or not made.exists():
         raise RuntimeError("The JVM has not written the archive; its output above tells why.")
-
-
-def _run_query(spark: Any, scratch: Path) -> None:
-    """A streaming query with state and a file sink, in two runs: the second loads the state of the first."""
-    from pyspark.sql import functions as F  # noqa: N812, PLC0415
-
-    source = scratch / "in"
-    source.mkdir()
-    for number in range(2):
-        (source / f"{number}.json").write_text(_ROWS, encoding="ascii")
-        rows = spark.readStream.schema("id int, ts timestamp").json(str(source)).withWatermark("ts", "1 minute")
-        counts = rows.groupBy(F.window("ts", "1 minute"), "id").count()
-        writer = counts.writeStream.format("parquet").option("path", str(scratch / "out"))
-        query = writer.option("checkpointLocation", str(scratch / "live")).trigger(availableNow=True).start()
-        query.awaitTermination()
 
 
 if __name__ == "__main__":

@@ -83,6 +83,6 @@ def test_a_process_without_more_threads_leaves_the_jvm_to_the_session(
     monkeypatch.setenv(DRIVER_VARIABLE, "")
     started: list[str] = []
     with no_more_threads():
-        start_beside(lambda: started.append("JVM"), contextlib.nullcontext())()
+        start_beside(lambda: started.append("JVM"), contextlib.nullcontext(started.append))()
     assert not started
     assert "can't start new thread" in caplog.text

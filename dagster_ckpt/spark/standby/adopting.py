@@ -1,0 +1,132 @@
+"""One standby for the JVM of this process: adopted at a start, and kept for the next run while the job runs.
+
+No error leaves this module: a standby saves time, and is needed by nobody.
+"""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+
+from dagster_ckpt.filesystem import default_root, make_working_directory
+from dagster_ckpt.spark.query import jvm_conf, let_go_of_lost_jvm
+from dagster_ckpt.spark.standby.adopted_jvm import adopt
+from dagster_ckpt.spark.standby.handover import UNADOPTED
+from dagster_ckpt.spark.standby.place import Standby, directory
+
+__all__ = ["adopt_standby", "end_standby", "keep_standby"]
+
+_log = logging.getLogger(__name__)
+
+
+class _Kept:
+    """The standby that this process keeps.
+
+    Attributes:
+        wanted: what this process has last asked for, and so what its next run will ask for.
+        keeper: the process of the standby.
+        next_at: monotonic seconds before which no other is started, if one ends unadopted.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.wanted: Standby | None = None
+        self.keeper: subprocess.Popen[bytes] | None = None
+        self.thread: threading.Thread | None = None
+        self.next_at = 0.0
+
+
+_kept = _Kept()
+
+
+def adopt_standby(app_name: str, master: str, conf: Mapping[str, str], *, class_archive: bool) -> bool:
+    """Make a standby's JVM this process's own, if there is one of this configuration; on any thread.
+
+    The arguments are those of :func:`~dagster_ckpt.spark.query.start_session`.
+
+    Returns:
+        whether this process has the JVM now. If not, the log says why.
+    """
+    if sys.platform != "linux":
+        _log.warning("There is no standby: only Linux has what hands a JVM over. Set standby to 0.")
+        return False
+    try:
+        from pyspark import SparkContext  # noqa: PLC0415 - half a second that only a driver has to pay
+
+        let_go_of_lost_jvm()
+        if SparkContext._gateway is not None:  # noqa: SLF001 - PySpark has no public way
+            return False
+        wanted = _kept.wanted = Standby.of(jvm_conf(app_name, master, conf), class_archive=class_archive)
+        gateway = adopt(wanted.name)
+        if gateway is None:
+            _log.info("Spark starts a JVM: no standby of this configuration waits in %s.", directory())
+            return False
+        SparkContext._ensure_initialized(gateway=gateway)  # noqa: SLF001
+    except Exception as error:
+        _log.warning("Spark starts a JVM, because the standby cannot be adopted: %s", error)
+        return False
+    _kept.next_at = 0.0
+    _log.info("Spark goes on in the JVM of a standby: process %d.", gateway.proc.pid)
+    return True
+
+
+def keep_standby() -> None:
+    """Have a standby for the next run, started in the background unless there is one; returns at once.
+
+    One that ends unadopted is not started again for some minutes.
+    """
+    with _kept.lock:
+        alive = _kept.thread is not None and _kept.thread.is_alive()
+        if _kept.wanted is None or alive or time.monotonic() < _kept.next_at:
+            return
+        _kept.next_at = time.monotonic() + UNADOPTED
+        # The directory may hang, and this is the thread on which a job is driven.
+        _kept.thread = threading.Thread(target=_keep, args=(_kept.wanted,), name="dagster-ckpt-standby", daemon=True)
+        try:
+            _kept.thread.start()
+        except RuntimeError as error:
+            _kept.thread = None
+            _log.warning("No standby is kept: %s", error)
+
+
+def end_standby() -> None:
+    """End the standby of this process: the job is over, and no run goes on from it."""
+    with _kept.lock:
+        _kept.wanted = None
+        if _kept.keeper is not None:
+            _kept.keeper.kill()  # its JVM ends with it
+
+
+def _keep(wanted: Standby) -> None:
+    try:
+        make_working_directory(directory(), default_root())
+        log = directory() / f"{wanted.name}.log"
+        with log.open("wb") as said:
+            keeper = subprocess.Popen(  # noqa: S603 - this Python, with a module of this package
+                [sys.executable, "-m", "dagster_ckpt.spark.standby.keeper", wanted.name],
+                stdin=subprocess.PIPE,  # it ends when this process is gone
+                stdout=said,
+                stderr=said,
+                env=dict(wanted.environment),
+                start_new_session=True,  # what ends this process's group must not end the standby
+            )
+        with _kept.lock:
+            _kept.keeper = keeper
+            if _kept.wanted is None:
+                keeper.kill()
+        with keeper:
+            if keeper.stdin is not None:
+                keeper.stdin.write(wanted.asked)
+                keeper.stdin.flush()
+            returned = keeper.wait()
+        with _kept.lock:
+            _kept.keeper = None
+    except Exception as error:
+        _log.warning("No standby is kept: %s", error)
+        return
+    if returned > 0:
+        _log.warning("The standby has ended with %d; %s says why.", returned, log)

@@ -1,0 +1,162 @@
+"""The program that keeps a standby: it starts a JVM of Spark, warms the JVM up, and hands it over to one run.
+
+    python -m dagster_ckpt.spark.standby.keeper NAME < {"conf": ..., "class_archive": ...}
+
+The JVM ends when nobody holds the other end of its standard input. This program holds that end, and gives it to the
+first process of the same user that connects to its socket. So a JVM has one owner at any moment, and ends with it.
+Standard input is a pipe from the driver that wants the standby: the pipe ends when the driver is gone.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import socket
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from dagster_ckpt.checkpoint import mark_children
+from dagster_ckpt.spark.query import run_small_query, with_archive
+from dagster_ckpt.spark.standby.handover import CREDENTIALS, PATIENCE, TAKEN, UNADOPTED, pump
+from dagster_ckpt.spark.standby.place import directory
+
+_LOOK = 1.0
+_FIRST_TO_GO = "1000"
+#: The warm-up needs no cluster, no port that a job may want, and none of the user's listeners and plugins.
+_WARM_UP = {
+    "spark.app.name": "dagster-ckpt standby",
+    "spark.master": "local[2]",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.sql.catalogImplementation": "in-memory",
+    "spark.sql.shuffle.partitions": "2",
+}
+
+
+class _Driver:
+    """Whether the driver that wanted the standby is there."""
+
+    def __init__(self) -> None:
+        self.is_warm = False
+        self.gone_at: float | None = None
+        threading.Thread(target=self._watch, daemon=True).start()
+
+    def _watch(self) -> None:
+        os.read(0, 1)  # nobody writes more: this is the end of the pipe
+        if not self.is_warm:
+            os._exit(1)  # the run that resumes the job needs the processor now
+        self.gone_at = time.monotonic()
+
+
+def main() -> int:
+    """Keep the standby until it is adopted, its JVM ends, or nobody wants it any more."""
+    name = sys.argv[1]
+    asked = json.loads(sys.stdin.buffer.readline())
+    with (directory() / f"{name}.lock").open("wb") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return 0  # another driver has one like it
+        driver = _Driver()
+        if (score := Path("/proc/self/oom_score_adj")).exists():
+            score.write_text(_FIRST_TO_GO, encoding="ascii")
+        mark_children()
+        output, said = os.pipe()
+        enough, stop = os.pipe()
+        pumping = threading.Thread(target=pump, args=(output, enough), daemon=True)
+        pumping.start()
+        gateway = _start(asked["conf"], said, archive=asked["class_archive"])
+        os.close(said)
+        _warm_up(gateway, directory() / f"{name}.warm")
+        driver.is_warm = True
+        with _listen(name) as listener:
+            connection = _await(listener, gateway.proc, driver)
+        (directory() / f"{name}.sock").unlink(missing_ok=True)  # no other run may wait for this JVM
+        if connection is None:
+            return 0
+        os.write(stop, b".")
+        pumping.join()
+        with connection:
+            return _hand_over(connection, gateway, output)
+
+
+def _start(conf: dict[str, str], said: int, *, archive: bool) -> Any:
+    from pyspark import SparkConf, SparkContext  # noqa: PLC0415 - only where a standby is kept
+    from pyspark.java_gateway import launch_gateway  # noqa: PLC0415
+
+    with with_archive(conf, wanted=archive):
+        given = SparkConf().setAll(list(conf.items()))
+        gateway = launch_gateway(given, {"stdout": said, "stderr": said})  # type: ignore[no-untyped-call]
+    SparkContext._ensure_initialized(gateway=gateway)  # noqa: SLF001 - PySpark has no public way
+    return gateway
+
+
+def _warm_up(gateway: Any, scratch: Path) -> None:
+    """Run a small stream in a Spark of its own, and leave nothing of that Spark but loaded and compiled classes."""
+    from pyspark import SparkConf, SparkContext  # noqa: PLC0415 - as above
+    from pyspark.sql import SparkSession  # noqa: PLC0415
+
+    jvm = gateway.jvm
+    conf = SparkConf(loadDefaults=False, _jvm=jvm).setAll(list(_WARM_UP.items()))
+    spark = SparkSession(SparkContext(conf=conf, gateway=gateway))
+    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir(mode=0o700)
+    try:
+        run_small_query(spark, scratch)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    with contextlib.suppress(Exception):  # what is still loaded is dropped when Spark is started again
+        jvm.org.apache.spark.sql.execution.streaming.state.StateStore.stop()
+    spark.stop()
+    jvm.org.apache.hadoop.fs.FileSystem.closeAll()  # they know the conf of the warm-up
+    jvm.System.gc()
+
+
+def _listen(name: str) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    place = os.open(directory(), os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        (directory() / f"{name}.sock").unlink(missing_ok=True)  # of a keeper that was killed: this one has the lock
+        os.umask(0o177)
+        listener.bind(f"/proc/self/fd/{place}/{name}.sock")  # the address of a socket has 107 bytes at most
+        listener.listen()
+    finally:
+        os.close(place)
+    listener.settimeout(_LOOK)
+    return listener
+
+
+def _await(listener: socket.socket, jvm: Any, driver: _Driver) -> socket.socket | None:
+    while jvm.poll() is None:
+        with contextlib.suppress(TimeoutError):
+            connection, _ = listener.accept()
+            told = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
+            if CREDENTIALS.unpack(told)[1] == os.geteuid():
+                return connection
+            connection.close()
+        if driver.gone_at is not None and time.monotonic() - driver.gone_at > UNADOPTED:
+            return None
+    return None
+
+
+def _hand_over(connection: socket.socket, gateway: Any, output: int) -> int:
+    """Give the JVM away, and stay its parent until the run has seen that it is what it should be."""
+    parameters, jvm = gateway.gateway_parameters, gateway.proc
+    told = {"pid": jvm.pid, "port": parameters.port, "secret": parameters.auth_token}
+    held = array.array("i", [jvm.stdin.fileno(), output])
+    connection.settimeout(3 * PATIENCE)
+    connection.sendmsg([json.dumps(told).encode()], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, held)])
+    return 0 if connection.recv(len(TAKEN)) == TAKEN else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

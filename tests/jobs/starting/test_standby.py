@@ -1,0 +1,229 @@
+"""A run that is killed, and the next one in the JVM of a standby, as Dagster drives both; records are looked at."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+
+from dagster_ckpt.checkpoint import StartTrace
+from dagster_ckpt.spark.query.class_archive import CACHE_VARIABLE
+from tests.jobs.harness import Bench, deduplicated, eventually
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux hands a JVM over")
+
+ROOT = Path(__file__).resolve().parents[3]
+_CONF = {
+    "spark.ui.enabled": "false",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+}
+#: A run of the job, to the end of its input only if it is the last one.
+_RUN = f"""
+import logging, sys
+from pathlib import Path
+import dagster as dg
+from dagster_ckpt import FileSystemCheckpointStorage, SparkSessionResource, build_checkpoint_definitions
+from dagster_ckpt import CheckpointConfig, checkpointed_streaming_asset
+from tests.jobs.harness import Bench
+
+logging.basicConfig(level=logging.INFO)
+root, last = Path(sys.argv[1]), sys.argv[2] == "last"
+bench = Bench(None, root, until_done=last)
+
+@checkpointed_streaming_asset(config=CheckpointConfig(interval="1 s"))
+def tiny(context, session):
+    return bench.query(bench, session)
+
+resources = {{
+    "checkpoint_storage": FileSystemCheckpointStorage(
+        checkpoint_path=str(bench.storage), working_directory=str(bench.working)),
+    "spark": SparkSessionResource(master="local[2]", conf={_CONF!r}, standby=1),
+}}
+with dg.DagsterInstance.ephemeral() as instance:
+    defs = build_checkpoint_definitions([tiny], resources=resources)
+    defs.get_job_def("tiny_job").execute_in_process(instance=instance)
+"""
+#: A process that asks for a JVM, when it is told to, and keeps it.
+_ASKS = f"""
+import logging, sys
+logging.basicConfig(level=logging.INFO)
+from dagster_ckpt.orchestration.resources import SparkSessionResource
+spark = SparkSessionResource(master="local[2]", conf={_CONF!r}, standby=1)
+print("ready", flush=True)
+sys.stdin.readline()
+print(spark.start_jvm("tiny"), flush=True)
+if sys.argv[1] == "keeps":
+    spark.help_next_start()
+sys.stdin.readline()
+"""
+
+
+@dataclass
+class Host:
+    """The user's directories on this host, and what runs there."""
+
+    root: Path
+
+    @property
+    def environment(self) -> dict[str, str]:
+        here = {"TMPDIR": str(self.root), CACHE_VARIABLE: ""}
+        return {**{key: value for key, value in os.environ.items() if not key.startswith("PYSPARK")}, **here}
+
+    @contextmanager
+    def process(self, script: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+        """A process that is killed at the end at the latest; its errors are in ``errors``."""
+        with (
+            (self.root / "errors").open("ab") as errors,
+            subprocess.Popen(
+                [sys.executable, "-c", script, *arguments],
+                cwd=ROOT,
+                env=self.environment,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                start_new_session=True,
+            ) as process,
+        ):
+            try:
+                yield process
+            finally:
+                process.kill()
+
+    @property
+    def errors(self) -> str:
+        return (self.root / "errors").read_text(encoding="utf-8", errors="replace")
+
+    def standby(self) -> Path | None:
+        return next(iter(self.root.glob("dagster_ckpt-*/standby/*.sock")), None)
+
+    def processes(self) -> list[psutil.Process]:
+        """Keepers and JVMs that began here, and all others with this directory in their environment."""
+        found = []
+        for process in psutil.process_iter():
+            with suppress(psutil.Error):
+                if process.status() != psutil.STATUS_ZOMBIE and process.environ().get("TMPDIR") == str(self.root):
+                    found.append(process)
+        return found
+
+    def keeper(self) -> psutil.Process:
+        (found,) = (each for each in self.processes() if "dagster_ckpt.spark.standby.keeper" in each.cmdline())
+        return found
+
+    @contextmanager
+    def kept(self) -> Iterator[psutil.Process]:
+        """A standby that a living process wants; its JVM."""
+        with self.process(_ASKS, "keeps") as wants:
+            assert _asked(wants) == "False"
+            eventually("there is a standby", lambda: self.standby() is not None)
+            (jvm,) = self.keeper().children()
+            yield jvm
+
+    def killed(self, bench: Bench) -> None:
+        """Run the job until it has a checkpoint and a standby, and kill the run."""
+        bench.land(2)
+        with self.process(_RUN, str(bench.root), "endless") as run:
+
+            def still() -> None:
+                assert run.poll() is None, self.errors[-4000:]
+
+            eventually("there is a standby", lambda: self.standby() is not None, unless=still)
+            bench.land(3)  # some of it after the last checkpoint
+            run.send_signal(signal.SIGKILL)
+
+    def finished(self, bench: Bench) -> StartTrace:
+        """Run the job to its end, and return how its last start went."""
+        with self.process(_RUN, str(bench.root), "last") as run:
+            run.communicate(timeout=240)
+        assert run.returncode == 0, self.errors[-4000:]
+        bench.landed = 5
+        assert bench.in_raw_directory() == bench.in_sink_log() == bench.expected()
+        (trace,) = bench.catalog.records.starts.newest(1)
+        return trace
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Iterator[Host]:
+    """A host on which nothing is left at the end."""
+    host = Host(tmp_path)
+    try:
+        yield host
+    finally:
+        for process in host.processes():
+            with suppress(psutil.Error):
+                process.kill()
+
+
+@pytest.fixture
+def stream(host: Host) -> Bench:
+    return Bench(None, host.root / "job", query=deduplicated)  # type: ignore[arg-type]
+
+
+def _asked(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    assert process.stdin is not None
+    assert process.stdout.readline() == "ready\n"
+    process.stdin.write("\n")
+    process.stdin.flush()
+    return process.stdout.readline().strip()
+
+
+def _is_gone(process: psutil.Process) -> bool:
+    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+
+
+def test_a_killed_run_goes_on_in_the_jvm_of_its_standby_and_loses_nothing(host: Host, stream: Bench) -> None:
+    host.killed(stream)
+    (jvm,) = host.keeper().children()
+    trace = host.finished(stream)
+    assert "standby" in trace.by_name
+    assert "JVM" not in trace.by_name
+    assert f"Spark goes on in the JVM of a standby: process {jvm.pid}" in host.errors
+    eventually("nothing is left of a job that is over", lambda: host.processes() == [])
+
+
+def test_a_run_whose_standby_was_killed_starts_a_jvm(host: Host, stream: Bench) -> None:
+    host.killed(stream)
+    keeper = host.keeper()
+    (jvm,) = keeper.children()
+    keeper.kill()
+    eventually("the JVM ends with its keeper", lambda: _is_gone(jvm))
+    trace = host.finished(stream)
+    assert "standby" not in trace.by_name
+    assert "JVM" in trace.by_name
+    eventually("nothing is left of a job that is over", lambda: host.processes() == [])
+
+
+def test_of_two_runs_one_has_the_standby_and_its_end_is_the_end_of_the_jvm(host: Host) -> None:
+    with host.kept() as jvm, host.process(_ASKS, "") as one, host.process(_ASKS, "") as other:
+        for process in (one, other):
+            assert process.stdout is not None
+            assert process.stdin is not None
+            assert process.stdout.readline() == "ready\n"
+        for process in (one, other):
+            assert process.stdin is not None
+            process.stdin.write("\n")
+            process.stdin.flush()
+        said = [process.stdout.readline().strip() for process in (one, other) if process.stdout is not None]
+        assert sorted(said) == ["False", "True"]
+        assert not _is_gone(jvm)
+        (one, other)[said.index("True")].kill()
+        eventually("the JVM ends with the run that has it", lambda: _is_gone(jvm))
+
+
+def test_a_jvm_that_hangs_is_ended_and_another_one_is_started(host: Host) -> None:
+    with host.kept() as jvm, host.process(_ASKS, "") as run:
+        jvm.suspend()
+        assert _asked(run) == "False"
+        eventually("the JVM is killed", lambda: _is_gone(jvm))
+    assert "has not answered for 10 s" in host.errors

@@ -1,0 +1,234 @@
+"""Which standby a run takes, without a JVM: keepers that do not tell the truth, and keepers that say nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from dagster_ckpt.filesystem import default_root, make_working_directory
+from dagster_ckpt.orchestration.resources import SparkSessionResource
+from dagster_ckpt.spark.standby import adopted_jvm, adopting, place
+from dagster_ckpt.spark.standby.adopted_jvm import AdoptedJvm, RefusedError, adopt
+from dagster_ckpt.spark.standby.place import Standby
+from tests.jobs.harness import eventually
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux hands a JVM over")
+
+ROOT = Path(__file__).resolve().parents[4]
+#: A keeper whose "JVM" listens, never answers, and ends with its standard input.
+_KEEPER = """
+import array, json, os, socket, subprocess, sys, time
+from dagster_ckpt.spark.standby.keeper import _listen
+lie = sys.argv[1]
+jvm = "import socket, sys; s = socket.create_server(('', 0)); print(s.getsockname()[1], flush=True); sys.stdin.read()"
+child = subprocess.Popen([sys.executable, "-c", jvm], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+port = int(child.stdout.readline())
+listener = _listen("it")
+listener.settimeout(None)
+print(child.pid, flush=True)
+connection, _ = listener.accept()
+if lie == "silence":
+    time.sleep(600)
+told = {"pid": os.getppid() if lie == "pid" else child.pid, "port": port + (lie == "port"), "secret": "s"}
+ends = os.pipe()
+held = array.array("i", [ends[1] if lie == "lifeline" else child.stdin.fileno(), ends[0]])
+connection.sendmsg([json.dumps(told).encode()], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, held)])
+connection.recv(5)
+"""
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The user's directory, where standbys listen; its path is longer than the address of a socket."""
+    root = tmp_path / ("long" * 30)
+    root.mkdir()
+    monkeypatch.setenv("TMPDIR", str(root))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    monkeypatch.setattr(adopted_jvm, "PATIENCE", 1.0)
+    make_working_directory(place.directory(), default_root())
+    return place.directory()
+
+
+@contextmanager
+def _keeper(lie: str) -> Iterator[tuple[psutil.Process, psutil.Process]]:
+    """A keeper, and its JVM, both gone at the end."""
+    with subprocess.Popen([sys.executable, "-c", _KEEPER, lie], cwd=ROOT, stdout=subprocess.PIPE, text=True) as keeper:
+        assert keeper.stdout is not None
+        jvm = psutil.Process(int(keeper.stdout.readline()))
+        try:
+            yield psutil.Process(keeper.pid), jvm
+        finally:
+            keeper.kill()
+            keeper.wait()
+            eventually("the JVM ends with its keeper", lambda: _is_gone(jvm))
+
+
+def _is_gone(process: psutil.Process) -> bool:
+    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+
+
+@pytest.mark.parametrize(
+    ("lie", "why"),
+    [
+        ("pid", "is no JVM of its keeper"),
+        ("lifeline", "would outlive this process"),
+        ("port", "does not listen on port"),
+        ("", "has not answered"),
+    ],
+)
+def test_a_jvm_that_is_not_what_its_keeper_says_is_refused(lie: str, why: str) -> None:
+    with _keeper(lie) as (keeper, jvm):
+        with pytest.raises(RefusedError, match=why):
+            adopt("it")
+        eventually("its keeper gives up", lambda: _is_gone(keeper))
+        eventually("and the JVM ends", lambda: _is_gone(jvm))
+    assert "PYSPARK_GATEWAY_PORT" not in os.environ
+
+
+def test_a_keeper_that_hangs_is_killed_and_its_jvm_ends() -> None:
+    with _keeper("silence") as (keeper, jvm):
+        with pytest.raises(TimeoutError, match=str(keeper.pid)):
+            adopt("it")
+        eventually("the keeper is killed", lambda: _is_gone(keeper))
+        eventually("its JVM ends", lambda: _is_gone(jvm))
+
+
+def test_a_killed_keeper_leaves_a_socket_and_no_standby(home: Path) -> None:
+    with _keeper(""):
+        pass
+    assert (home / "it.sock").is_socket()
+    assert adopt("it") is None
+
+
+def test_no_standby_is_taken_from_a_directory_that_others_can_enter(home: Path) -> None:
+    with _keeper(""):
+        home.chmod(0o711)
+        with pytest.raises(RefusedError, match="others can enter"):
+            adopt("it")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")
+def test_no_standby_is_taken_from_a_directory_of_another_user(home: Path) -> None:
+    with _keeper(""):
+        os.chown(home, 65534, 65534)
+        with pytest.raises(RefusedError, match="others can enter"):
+            adopt("it")
+
+
+def test_each_thing_that_a_jvm_depends_on_makes_another_standby(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jar = tmp_path / "user.jar"
+    jar.write_bytes(b"1")
+    conf = {"spark.driver.memory": "1g", "spark.jars": str(jar)}
+
+    def name(**changes: str) -> str:
+        place._environment.cache_clear()
+        return Standby.of({**conf, **changes}, class_archive=True).name
+
+    first = name()
+    assert name() == first
+    monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")
+    monkeypatch.setenv("DAGSTER_CKPT_DRIVER", "another driver")
+    assert name() == first, "as the next run's would be"
+    found = {first, name(**{"spark.driver.memory": "2g"})}
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "rotated")
+    found.add(name())
+    jar.write_bytes(b"22")
+    found.add(name())
+    monkeypatch.chdir(tmp_path)
+    found.add(name())
+    assert len(found) == 5
+    assert "rotated" not in "".join(found)
+    place._environment.cache_clear()
+
+
+def test_what_is_wrong_with_a_standby_is_a_warning_and_no_more(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(_: str) -> None:
+        raise RefusedError("process 1 is no JVM of its keeper")
+
+    monkeypatch.setattr(adopting, "adopt", refuse)
+    monkeypatch.setattr("pyspark.SparkContext._gateway", None)
+    monkeypatch.setattr(adopting, "_kept", adopting._Kept())
+    assert not adopting.adopt_standby("job", "local[1]", {}, class_archive=False)
+    assert "Spark starts a JVM, because the standby cannot be adopted: process 1 is no JVM" in caplog.text
+
+
+def test_a_run_without_a_jvm_of_its_own_keeps_no_standby(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adopting, "_kept", kept := adopting._Kept())
+    spark = SparkSessionResource(standby=1, class_archive=False)
+    with spark.standby_ends_with_job(lambda: False):
+        spark.help_next_start()
+    assert kept.thread is None
+
+
+def test_the_log_says_when_there_is_none(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr("pyspark.SparkContext._gateway", None)
+    monkeypatch.setattr(adopting, "_kept", adopting._Kept())
+    with caplog.at_level(logging.INFO):
+        assert not adopting.adopt_standby("job", "local[1]", {}, class_archive=False)
+    assert "no standby of this configuration waits" in caplog.text
+
+
+def test_a_jvm_of_another_parent_is_held_like_ones_own() -> None:
+    read, write = os.pipe()
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=read) as process:
+        os.close(read)
+        jvm = AdoptedJvm(process.pid, write)
+        assert jvm.poll() is None
+        with pytest.raises(subprocess.TimeoutExpired):
+            jvm.wait(0.01)
+        jvm.kill()
+        jvm.wait()
+        assert jvm.poll() is not None
+        jvm.kill()
+        assert process.wait() == -signal.SIGKILL
+        jvm.stdin.close()
+
+
+_WAITS = """
+import subprocess, sys
+from dagster_ckpt.spark.standby import keeper
+keeper.UNADOPTED = keeper._LOOK = 0.01
+driver = keeper._Driver()
+driver.is_warm = sys.argv[1] == "warm"
+print("waits", flush=True)
+with subprocess.Popen(["sleep", "600"], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as jvm:
+    try:
+        print(keeper._await(keeper._listen("it"), jvm, driver), flush=True)
+    finally:
+        jvm.kill()
+"""
+
+
+@pytest.mark.parametrize(("when", "said", "ended"), [("warm", "None\n", 0), ("cold", "", 1)])
+def test_a_standby_goes_when_its_driver_is_gone_for_long_and_at_once_while_it_is_not_warm(
+    when: str, said: str, ended: int
+) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", _WAITS, when], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as keeper:
+        assert keeper.stdin is not None
+        assert keeper.stdout is not None
+        assert keeper.stdout.readline() == "waits\n"
+        below = psutil.Process(keeper.pid)
+        eventually("its JVM runs", lambda: bool(below.children()))
+        (jvm,) = below.children()
+        assert keeper.poll() is None, "its driver is there"
+        keeper.stdin.close()
+        assert keeper.stdout.read() == said
+        assert keeper.wait() == ended
+        with contextlib.suppress(psutil.NoSuchProcess):
+            jvm.kill()
