@@ -20,6 +20,7 @@ from dagster_ckpt.config import (
     LONGEST_HEARTBEAT_TIMEOUT,
     CheckpointConfig,
 )
+from dagster_ckpt.filesystem import FileSystem
 
 __all__ = ["Lease"]
 
@@ -29,6 +30,8 @@ _AT_ONCE = 6
 _PATIENCE = 5.0
 #: The parts of the timeout after which the writer pauses its query, and after which a JVM whose Python hangs ends.
 _OWN, _LAST = 0.8, 0.9
+#: Seconds between two looks at a bucket, at most: so long waits whoever asks a run for something.
+_LONGEST_LOOK = 60.0
 
 _Bounded = Annotated[float, Field(gt=0, le=LONGEST_HEARTBEAT_TIMEOUT, allow_inf_nan=False)]
 
@@ -79,3 +82,12 @@ class Lease:
     def grace(self) -> float:
         """For so long after that, the writer's JVM waits to be paused, before the JVM ends itself."""
         return (_LAST - _OWN) * self.timeout
+
+    def look(self, quick: float, storage: FileSystem) -> float:
+        """Seconds between two looks at the job's storage: a look at a bucket is paid for, so it follows the lease.
+
+        Args:
+            quick: the seconds where a look costs nothing, and the least seconds anywhere.
+            storage: of the job.
+        """
+        return max(quick, min(self.interval, _LONGEST_LOOK)) if storage.is_distant else quick

@@ -6,6 +6,9 @@ that lives, or the listing of the epochs. After a sweep has deleted all records 
 so a claim of the same epoch may be another claim. A heartbeat names the run of the claim, a record that is no longer
 listed tells of a sweep, and the claim of a job that is over is read again now and then. A look is enough to see that
 nothing is to be done; whoever is to act reads everything anew.
+
+A bucket is asked no more often than the run beats: in between, a look only checks whether the run's process, if it is
+of this host, lives.
 """
 
 from __future__ import annotations
@@ -15,14 +18,17 @@ from zlib import crc32
 
 from dagster_ckpt.checkpoint.attendance import Attendance, attendance_of
 from dagster_ckpt.checkpoint.control import Choice, Claim, End, Heartbeat, JobRecords
+from dagster_ckpt.checkpoint.lease import Lease
 from dagster_ckpt.clock import Clock
 
 __all__ = ["Sight", "look"]
 
-#: Seconds after which the epochs are listed also for a job whose run beats: a newer run may have died before its first
-#: beat, while the older run still beats. After so many seconds the claim of a job that is over is read again, too. Each
-#: job has its own share of this time, so that not all jobs are asked for at once.
-ANEW = 10.0
+#: After two timeouts of the lease, and at least so many seconds, the epochs are listed also for a job whose run beats:
+#: a newer run may have died before its first beat, while the older run still beats. After this time the claim of a job
+#: that is over is read again, too. Each job has its own share of this time, so that not all jobs are asked for at once.
+_ANEW = 10.0
+#: Seconds between two ticks of a sensor: a run that beats as often is looked at by each tick.
+_TICK = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +40,8 @@ class Sight:
         choice: of this epoch, ``None`` before it has chosen.
         end: of this epoch, ``None`` while it is open.
         dead: why the run that made the claim is dead, ``None`` while it may live.
+        heartbeat: that the look has read, ``None`` for none.
+        asked: on the monotonic clock, when the heartbeat was asked for.
         attendance: who attends the driver of a run that lives; ``None`` for a driver that is the run's own process.
         anew_at: on the monotonic clock; from then on the epochs are listed again, whatever the heartbeat says, and the
             claim of a job that is over is read again.
@@ -44,6 +52,8 @@ class Sight:
     end: End | None
     dead: str | None
     anew_at: float
+    heartbeat: Heartbeat | None
+    asked: float
     attendance: Attendance | None = None
 
     @property
@@ -75,15 +85,16 @@ def look(records: JobRecords, clock: Clock, before: Sight | None) -> Sight | Non
         CorruptCheckpoint: a record cannot be read.
         StorageError: the storage failed.
     """
+    if before is not None and _rests(before, records, clock):
+        return before
     if before is not None and before.dead is None and before.choice is not None and clock.monotonic() < before.anew_at:
         asked = clock.monotonic()
         heartbeat = records.heartbeat.read()
         if heartbeat is not None and _is_of(heartbeat, before.claim) and not heartbeat.stopped:
             dead, _ = records.heartbeat.judge(heartbeat, before.claim, before.end, clock, asked)
-            if dead is None and before.attendance is None:
-                return before
             if dead is None:
-                return replace(before, attendance=attendance_of(records, before.claim, clock))
+                attendance = before.attendance and attendance_of(records, before.claim, clock)
+                return replace(before, heartbeat=heartbeat, asked=asked, attendance=attendance)
     names = records.epochs.names()
     if not names:
         return None
@@ -93,7 +104,7 @@ def look(records: JobRecords, clock: Clock, before: Sight | None) -> Sight | Non
         if clock.monotonic() < known.anew_at:
             return known
         if records.epochs.read_claim(epoch) == known.claim:
-            return replace(known, anew_at=_anew_at(known.claim, clock))
+            return replace(known, anew_at=_anew_at(known.claim, clock, known.heartbeat))
         known = None
     asked = clock.monotonic()
     heartbeat = records.heartbeat.read()
@@ -111,7 +122,7 @@ def look(records: JobRecords, clock: Clock, before: Sight | None) -> Sight | Non
     # A driver is submitted before its claim, so what was no such driver at an earlier look never becomes one.
     submitted = dead is None and (known is None or known.dead is not None or known.attendance is not None)
     attendance = attendance_of(records, claim, clock) if submitted else None
-    return Sight(claim, choice, end, dead, _anew_at(claim, clock), attendance)
+    return Sight(claim, choice, end, dead, _anew_at(claim, clock, heartbeat), heartbeat, asked, attendance)
 
 
 def _is_of(heartbeat: Heartbeat, claim: Claim) -> bool:
@@ -119,6 +130,22 @@ def _is_of(heartbeat: Heartbeat, claim: Claim) -> bool:
     return (heartbeat.epoch, heartbeat.run_id) == (claim.epoch, claim.run_id)
 
 
-def _anew_at(claim: Claim, clock: Clock) -> float:
+def _rests(before: Sight, records: JobRecords, clock: Clock) -> bool:
+    """Whether the storage need not be asked yet: the run was seen to live within the time between two beats."""
+    heartbeat = before.heartbeat
+    if heartbeat is None or heartbeat.stopped or before.dead is not None or before.choice is None:
+        return False
+    if not _is_of(heartbeat, before.claim) or clock.monotonic() - before.asked >= _rest(heartbeat, records):
+        return False
+    return records.heartbeat.judge(heartbeat, before.claim, before.end, clock, before.asked)[0] is None
+
+
+def _rest(heartbeat: Heartbeat, records: JobRecords) -> float:
+    rest = heartbeat.lease.look(0.0, records.filesystem)
+    return rest if rest > _TICK else 0.0
+
+
+def _anew_at(claim: Claim, clock: Clock, heartbeat: Heartbeat | None) -> float:
     share = crc32(claim.token.encode()) / 2**32
-    return clock.monotonic() + ANEW * (1 + share) / 2
+    lease = Lease() if heartbeat is None else heartbeat.lease
+    return clock.monotonic() + max(_ANEW, 2 * lease.timeout) * (1 + share) / 2

@@ -15,7 +15,9 @@ from dagster_ckpt.checkpoint import CheckpointCatalog, JobState, job_state
 from dagster_ckpt.clock import Clock, SystemClock, iso
 from dagster_ckpt.config import CheckpointConfig
 from dagster_ckpt.errors import CorruptCheckpoint, StorageError
+from dagster_ckpt.filesystem import FileSystem
 from dagster_ckpt.shown_text import in_one_line, redacted
+from dagster_ckpt.spark import CheckpointCompleted, CheckpointDue, Event, Restarting, Started
 
 __all__ = ["CHECK", "HealthWatch", "evaluation", "goes_past_damage", "healthy_check", "refused", "reported", "stuck_by"]
 
@@ -23,8 +25,9 @@ _log = logging.getLogger(__name__)
 
 #: The name of the check.
 CHECK = "healthy"
-#: Seconds between two looks of a run at its own job.
-_LOOK = 60.0
+#: Seconds between two looks of a run at its own job; in a bucket, where a look costs some listings, the second figure
+#: holds while the job is healthy and nothing happens.
+_LOOK, _QUIET = 60.0, 1800.0
 _HOUR = 3600.0
 
 
@@ -169,12 +172,26 @@ class HealthWatch:
         self._evaluate = evaluate
         self._report = report
         self._clock = clock
+        self._quiet = _LOOK
+        self._is_due = False
         self._look_at = math.inf
         self._said: tuple[bool, dg.AssetCheckSeverity] | None = None
 
     def began(self) -> None:
         """The query has started, or a start has failed and the next one is due: the next tick looks at the job."""
         self._look_at = self._clock.monotonic()
+
+    def hears_all(self, storage: FileSystem) -> None:
+        """Each event of the job calls :meth:`happened`: in a bucket, look seldom while nothing happens."""
+        self._quiet = _QUIET if storage.is_distant else _LOOK
+
+    def happened(self, event: Event) -> None:
+        """Something happened to the job: look at it soon."""
+        self._is_due = isinstance(event, CheckpointDue) or (self._is_due and not isinstance(event, CheckpointCompleted))
+        if isinstance(event, Started | Restarting):
+            self.began()
+        elif self._look_at < math.inf:
+            self._look_at = min(self._look_at, self._clock.monotonic() + _LOOK)
 
     def tick(self) -> None:
         """Look at the job from time to time, once a start of its query has succeeded or failed."""
@@ -186,6 +203,8 @@ class HealthWatch:
         except StorageError as error:
             _log.warning("How the job is doing cannot be found out now, and is looked at again: %s", error)
             return
+        if found.passed and not self._is_due:
+            self._look_at += self._quiet - _LOOK
         if (said := (found.passed, found.severity)) != self._said:
             self._report(found)
             self._said = said

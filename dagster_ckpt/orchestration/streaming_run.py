@@ -43,7 +43,6 @@ from dagster_ckpt.spark import (
     EpochClaimed,
     Event,
     RequestTold,
-    Restarting,
     RunResult,
     SavepointCompleted,
     Started,
@@ -180,6 +179,7 @@ def _drive(
         return attended(context, asset, spark, catalog, reporter, told, given, series)
     job = streaming_job(asset, run, context, given, catalog.filesystem)
     earlier = _earlier(context, clock)
+    health.hears_all(catalog.filesystem)
 
     def start(emit: Callable[[Event], None]) -> StreamingRun:
         return StreamingRun(
@@ -194,8 +194,7 @@ def _drive(
         )
 
     def on_event(event: Event) -> None:
-        if isinstance(event, Started | Restarting):
-            health.began()
+        health.happened(event)
         try:
             _on_event(context, reporter, asset.savepoints_key, event)
         finally:  # one report that fails costs no other

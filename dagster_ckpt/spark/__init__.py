@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     )
     from dagster_ckpt.spark.events import (
         CheckpointCompleted,
+        CheckpointDue,
         CheckpointFailed,
         CheckpointQuarantined,
         CheckpointReplaced,
@@ -71,6 +72,7 @@ else:  # hidden from type checkers, which would take every name for one that is 
 __all__ = [
     "BatchInFlight",
     "CheckpointCompleted",
+    "CheckpointDue",
     "CheckpointFailed",
     "CheckpointQuarantined",
     "CheckpointReplaced",

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
-from dagster_ckpt.checkpoint import CheckpointCatalog, End, Submission, find_newest
+from dagster_ckpt.checkpoint import CheckpointCatalog, End, Lease, Submission, find_newest
 from dagster_ckpt.clock import Clock, SystemClock
 from dagster_ckpt.config import (
     LATEST,
@@ -48,7 +48,7 @@ __all__ = ["Drive", "run"]
 
 _log = logging.getLogger(__name__)
 
-#: Seconds between two looks for a request to cancel the run.
+#: Seconds between two looks for a request to cancel the run, where a look costs nothing.
 _LOOK = 2.0
 
 
@@ -213,7 +213,7 @@ class Drive:
                     raise NotRestarted(f"Job {job.name!r} has failed: {series.reason}.", hint="Run it again.")
                 return RunResult(JobStatus(series.status), find_newest(catalog).metadata)
             self.on_resume()
-            asked = _Cancellation(catalog, self.run_id, clock)
+            asked = _Cancellation(catalog, self.run_id, clock, Lease.of(settings.config))
 
             def start(emit: Callable[[Event], None]) -> StreamingRun:
                 asked.run = StreamingRun(
@@ -247,18 +247,20 @@ class _Cancellation:
         catalog: of the job.
         run_id: of the run.
         clock: monotonic time.
+        lease: of the run; looks at a bucket follow it.
     """
 
-    def __init__(self, catalog: CheckpointCatalog, run_id: str, clock: Clock) -> None:
+    def __init__(self, catalog: CheckpointCatalog, run_id: str, clock: Clock, lease: Lease) -> None:
         self.run: StreamingRun | None = None
         self._requests = catalog.records.savepoint_requests
         self._run_id = run_id
         self._clock = clock
+        self._every = lease.look(_LOOK, catalog.filesystem)
         self._looked_at = clock.monotonic()
 
     def look(self) -> None:
         """Look for a request from time to time."""
-        if self._clock.monotonic() - self._looked_at < _LOOK:
+        if self._clock.monotonic() - self._looked_at < self._every:
             return
         self._looked_at = self._clock.monotonic()
         with contextlib.suppress(OSError, CheckpointError):  # who asks sees that nothing happens, and asks again

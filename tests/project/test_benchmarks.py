@@ -32,9 +32,9 @@ def _age(report: Any) -> None:
             "subsume",
         }
     # The heartbeat of each, and the epochs where the look before is some seconds old.
-    assert 4 <= figures["tick", "3 jobs that run, in a bucket"]["requests"] <= 7
-    # The listing, and now and then the claim of each.
-    assert 4 <= figures["tick", "3 jobs that are over, in a bucket"]["requests"] <= 7
+    assert 3 <= figures["tick", "3 jobs that run, in a bucket"]["requests"] <= 6
+    # A listing, and now and then the claim of each.
+    assert 3 <= figures["tick", "3 jobs that are over, in a bucket"]["requests"] <= 6
 
 
 def _imports(report: Any) -> None:

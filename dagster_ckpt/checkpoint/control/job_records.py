@@ -43,6 +43,7 @@ class JobRecords:
         job_name: the job's stable name.
 
     Attributes:
+        filesystem: the job's storage.
         epochs: which start may write, what each start began with, and how each start ended.
         heartbeat: the sign of life of the run that holds the job.
         failures: why starts failed.
@@ -58,7 +59,7 @@ class JobRecords:
     """
 
     def __init__(self, filesystem: FileSystem, job_name: str) -> None:
-        self._filesystem = filesystem
+        self.filesystem = filesystem
         self._job_name = validate_job_name(job_name)
         self.epochs = Epochs(filesystem, job_name)
         self.heartbeat = HeartbeatFile(filesystem, job_name)
@@ -75,11 +76,11 @@ class JobRecords:
 
     def issued(self, job_id: str) -> IssuedIds:
         """The ids issued in a lineage."""
-        return IssuedIds(self._filesystem, self._job_name, job_id)
+        return IssuedIds(self.filesystem, self._job_name, job_id)
 
     def plans(self, job_id: str) -> PlanArchive:
         """The batch plans of a lineage."""
-        return PlanArchive(self._filesystem, self._job_name, job_id)
+        return PlanArchive(self.filesystem, self._job_name, job_id)
 
     def claim_ownership(self, deployment: str) -> None:
         """Make ``deployment`` the owner of the job's directory, unless it is already.
@@ -91,12 +92,12 @@ class JobRecords:
         """
         path = f"{self._job_name}/{CONTROL_DIR}/owner"
         try:
-            self._filesystem.create(path, encode_record(_Owner(deployment), path))
+            self.filesystem.create(path, encode_record(_Owner(deployment), path))
         except PublishConflict:
-            owner = read_record(self._filesystem, path, _Owner)
+            owner = read_record(self.filesystem, path, _Owner)
             if owner is not None and owner.deployment != deployment:
                 raise ForeignCheckpoint(
-                    f"{self._filesystem.url}/{self._job_name} belongs to deployment {owner.deployment!r}, and this is "
+                    f"{self.filesystem.url}/{self._job_name} belongs to deployment {owner.deployment!r}, and this is "
                     f"{deployment!r}.",
                     hint="Give this deployment another checkpoint_path or job name; if this deployment is to take the "
                     f"job over, set deployment={owner.deployment!r} on its checkpoint storage.",

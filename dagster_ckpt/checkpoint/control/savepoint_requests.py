@@ -8,6 +8,9 @@ driver writes when it takes a request up, is for people only.
 A request for a checkpoint, or with a name or a note, has a record version of its own: an older release, which would
 take a nameless savepoint instead, answers that it cannot read the request.
 
+In a bucket a listing costs as much as a dozen reads. So whoever asks there rings afterwards: ``control/requests/bell``
+is replaced, and the driver lists the requests only when the bell has changed.
+
 ``control/requests/cancel`` asks one run, which it names, to end the job. The end of the job is the answer, so a request
 that is left behind is without effect.
 """
@@ -224,6 +227,13 @@ class CancelRequest:
     asked_at: Seconds
 
 
+@dataclass(frozen=True, slots=True)
+class _Bell:
+    """Somebody has asked for something; no two requests have the same token."""
+
+    token: Token
+
+
 class SavepointRequests:
     """The requests to one job name.
 
@@ -236,12 +246,22 @@ class SavepointRequests:
         self._filesystem = filesystem
         self._directory = f"{job_name}/{CONTROL_DIR}/requests"
         self._cancel = f"{self._directory}/cancel"
+        self._bell = f"{self._directory}/bell"
         self._epochs = Epochs(filesystem, job_name)
 
     def ask(self, request: SavepointRequest) -> None:
         """Record a request."""
         path = self._path(request.token)
         self._filesystem.create(path, encode_record(request, path))
+        if self._filesystem.is_distant:
+            self._filesystem.replace(self._bell, encode_record(_Bell(request.token), self._bell))
+
+    def bell(self) -> bytes | None:
+        """What changes with each request; ``None`` where a listing costs nothing, and nobody rings.
+
+        Read it before the requests: a request that the listing lacks rings later.
+        """
+        return (self._filesystem.read_if_there(self._bell) or b"") if self._filesystem.is_distant else None
 
     def open(self, now: float | None = None) -> Sequence[SavepointRequest]:
         """The requests without an answer, the oldest first.

@@ -34,7 +34,7 @@ _RECORDS = {
         r"failures/s-\d{10}": r".+-\d{6}",
         "pins": rf"p-{_CHECKPOINT}-[0-9a-f]{{32}}",
         "quarantine": f"q-{_CHECKPOINT}",
-        "requests": r"cancel|r-[0-9a-f]{32}(\.(answer|begun))?",
+        "requests": r"bell|cancel|r-[0-9a-f]{32}(\.(answer|begun))?",
         "savepoints": r"s-\d{10}-\d{10}|n-\d{6}-[A-Za-z0-9][A-Za-z0-9._-]{0,99}",
         "starts": _EPOCH,
         "wal": "",

@@ -18,6 +18,7 @@ from dagster_ckpt.checkpoint import (
     Claim,
     End,
     Failure,
+    Lease,
 )
 from dagster_ckpt.clock import Clock
 from dagster_ckpt.config import JobStatus
@@ -43,7 +44,8 @@ __all__ = ["Attendant"]
 
 _log = logging.getLogger(__name__)
 
-#: Seconds between two looks at the job's records, and between two signs of life.
+#: Seconds between two looks at the job's records, and between two signs of life, where a look costs nothing. Looks at a
+#: bucket follow the driver's lease.
 _LOOK = 2.0
 #: Seconds for which this thread sleeps at a time.
 _TURN = 0.2
@@ -86,6 +88,8 @@ class Attendant:
         self._began = clock.monotonic()
         self._sign = OwnSign(self._records, catalog.job_name, run_id, clock)
         self._claim: Claim | None = None
+        #: The driver's, once it has beaten.
+        self._lease = Lease()
         self._report = DriverReport(catalog, driver, reporter, told, clock)
         self._submission = OwnSubmission(self._records, catalog.job_name, driver, clock, self._pause)
         self._troubled = ""
@@ -128,7 +132,7 @@ class Attendant:
             _log.warning("Killed process %d, which a run declared dead had left behind", process.pid)
         self._submission.make(series, json.dumps(dict(op_config)))
         try:
-            self._sign.show(self._epoch)
+            self._sign.show(self._epoch, self._lease)
             self._process = SubmittedProcess(command, spark.environment(), f"{job}-{self._driver}.log")
         except CheckpointError:
             self._submission.withdraw()
@@ -158,7 +162,7 @@ class Attendant:
                 ended = self._look()
                 if ended is not None:
                     return self._result(ended)
-                self._pause(_LOOK)
+                self._pause(self._lease.look(_LOOK, self._catalog.filesystem))
         except (SparkNotStarted, DriverLost, NotRestarted):
             self._report.last()
             raise
@@ -218,7 +222,7 @@ class Attendant:
         """
         try:
             self._sign.check_sole()
-            self._sign.show(self._epoch)
+            self._sign.show(self._epoch, self._lease)
             ended = self._seen()
         except (StorageError, OSError) as error:
             if self._troubled != (said := str(error)):
@@ -240,6 +244,8 @@ class Attendant:
         except Exception as error:  # the job survives a failed report, and the next look reports
             self._told.log(logging.WARNING, f"The job could not be reported now: {redacted(str(error))}")
         own = heartbeat is not None and heartbeat.epoch == claim.epoch
+        if heartbeat is not None and own:
+            self._lease = heartbeat.lease
         if end is not None and end.is_final and own and heartbeat is not None and heartbeat.stopped:
             return end
         dead, _ = self._records.heartbeat.judged(claim, end, self._clock)

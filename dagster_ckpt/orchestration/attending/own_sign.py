@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dagster_ckpt.checkpoint import Heartbeat, JobRecords, ProcessIdentity
+from dagster_ckpt.checkpoint import Heartbeat, JobRecords, Lease, ProcessIdentity
 from dagster_ckpt.clock import Clock
 from dagster_ckpt.errors import JobAlreadyRunning, StorageError
 
@@ -22,6 +22,7 @@ class OwnSign:
     def __init__(self, records: JobRecords, job_name: str, run_id: str, clock: Clock) -> None:
         self._records, self._job_name, self._run_id, self._clock = records, job_name, run_id, clock
         self._last: Heartbeat | None = None
+        self._lease = Lease()
 
     def check_sole(self) -> None:
         """Make sure that no other run attends the driver.
@@ -37,15 +38,17 @@ class OwnSign:
                 hint="Leave the job to that run. Its driver has gone on all the time.",
             )
 
-    def show(self, epoch: int) -> None:
+    def show(self, epoch: int, lease: Lease) -> None:
         """Leave a sign of life.
 
         Args:
             epoch: of the driver, 1 before its first claim.
+            lease: of the driver: signs come as often as the looks at it.
 
         Raises:
             StorageError: the storage failed.
         """
+        self._lease = lease
         self._write(epoch)
 
     def stop(self, epoch: int, *, interrupted: bool) -> None:
@@ -73,6 +76,7 @@ class OwnSign:
             stopped=stopped,
             uptime=self._clock.monotonic(),
             interrupted=interrupted,
+            lease=self._lease,
         )
         self._records.attendant.write(sign)
         self._last = sign

@@ -20,6 +20,7 @@ from dagster_ckpt.orchestration.checkpointed_asset import CheckpointedStreamingA
 __all__ = ["Looks", "Sights", "in_short"]
 
 _Seen = TypeVar("_Seen")
+_Found = TypeVar("_Found")
 
 #: Jobs that are looked at side by side in a distant storage: at 30 ms a request, 1,000 looks take half a second.
 _AT_ONCE = 64
@@ -46,13 +47,20 @@ class Sights:
             self._seen[key] = sight
         return sight
 
+    def knows(self, storage: FileSystem, asset: CheckpointedStreamingAsset) -> bool:
+        """Whether the last look has seen that the job was started."""
+        return (storage.url, asset.name) in self._seen
+
     def forget(self, storage: FileSystem, asset: CheckpointedStreamingAsset) -> None:
         """A job has no records: the job was swept, and may begin with epoch 1 again."""
         self._seen.pop((storage.url, asset.name), None)
 
 
 class Looks(Generic[_Seen]):
-    """The looks of one tick at the jobs, each storage listed once: a job without a directory has never run.
+    """The looks of one tick at the jobs.
+
+    A storage is listed at most once, and only for jobs that no earlier tick has seen: a job without a directory has
+    never run.
 
     Jobs in a distant storage are looked at side by side, and in the order in which they are asked for. A look that has
     not ended with the tick ends by itself; it changes nothing.
@@ -83,7 +91,8 @@ class Looks(Generic[_Seen]):
         self._assets = [*assets[self.first :], *assets[: self.first]]
         self._resources = resources
         self._sights, self._look = sights, look
-        self._storages: dict[str, tuple[FileSystem, frozenset[str]] | Exception] = {}
+        self._storages: dict[str, FileSystem | Exception] = {}
+        self._names: dict[str, frozenset[str] | Exception] = {}
         self._pool = ThreadPoolExecutor(_AT_ONCE, "dagster-ckpt-look")
         self._looks: dict[str, Future[_Seen | None]] = {}
         for asset in self._assets:
@@ -108,7 +117,9 @@ class Looks(Generic[_Seen]):
 
     def storage_of(self, asset: CheckpointedStreamingAsset) -> FileSystem:
         """The storage of a job."""
-        return self._listed(asset.storage_key)[0]
+        return _once(
+            self._storages, asset.storage_key, lambda: getattr(self._resources, asset.storage_key).filesystem()
+        )
 
     def at(self, asset: CheckpointedStreamingAsset) -> _Seen | None:
         """What a look at the job shows; ``None`` for a job that has never run.
@@ -116,29 +127,32 @@ class Looks(Generic[_Seen]):
         Raises:
             TimeoutError: the storage does not answer in time.
         """
+        if asset.name in self._looks:
+            return self._looks[asset.name].result(max(0.0, self._deadline - time.monotonic()))
         storage = self.storage_of(asset)
         if not self._is_there(asset):
             self._sights.forget(storage, asset)
             return None
-        if asset.name not in self._looks:
-            return self._look(storage, asset)
-        return self._looks[asset.name].result(max(0.0, self._deadline - time.monotonic()))
+        return self._look(storage, asset)
 
     def _is_there(self, asset: CheckpointedStreamingAsset) -> bool:
-        return asset.name in self._listed(asset.storage_key)[1]
+        storage = self.storage_of(asset)
+        return self._sights.knows(storage, asset) or asset.name in _once(
+            self._names, asset.storage_key, lambda: frozenset(entry.name for entry in storage.list(""))
+        )
 
-    def _listed(self, storage_key: str) -> tuple[FileSystem, frozenset[str]]:
-        """A storage, and the names in its root."""
-        if storage_key not in self._storages:
-            try:
-                storage: FileSystem = getattr(self._resources, storage_key).filesystem()
-                self._storages[storage_key] = storage, frozenset(entry.name for entry in storage.list(""))
-            except Exception as error:
-                self._storages[storage_key] = error
-        listed = self._storages[storage_key]
-        if isinstance(listed, Exception):
-            raise listed
-        return listed
+
+def _once(found: dict[str, _Found | Exception], key: str, find: Callable[[], _Found]) -> _Found:
+    """What ``find`` has found for ``key``, or raised, at its only call."""
+    if key not in found:
+        try:
+            found[key] = find()
+        except Exception as error:
+            found[key] = error
+    result = found[key]
+    if isinstance(result, Exception):
+        raise result
+    return result
 
 
 def in_short(said: Sequence[tuple[str, str]]) -> str:

@@ -18,6 +18,7 @@ from dagster_ckpt.checkpoint import (
     CheckpointsAtOnce,
     CompletedCheckpointStore,
     Discarded,
+    Lease,
     OneThread,
     SavepointServer,
 )
@@ -308,6 +309,7 @@ class RunningQuery:
             timeout=self._job.config.timeout.total_seconds(),
             completed=completed,
             checkpoints=at_once,
+            lease=Lease.of(self._job.config),
             told=lambda request, state, reason: self._emit(RequestTold(request, state, reason)),
         )
 

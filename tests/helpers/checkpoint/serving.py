@@ -13,6 +13,7 @@ from dagster_ckpt.checkpoint.control.savepoint_requests import (
     TakenSavepoint,
 )
 from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
+from dagster_ckpt.checkpoint.lease import Lease
 from dagster_ckpt.checkpoint.taking.requests.checkpoints_at_once import CheckpointsAtOnce
 from dagster_ckpt.checkpoint.taking.requests.savepoint_server import SavepointServer
 from dagster_ckpt.filesystem import FileSystem, PosixFileSystem
@@ -29,6 +30,7 @@ class Served:
     directory: Path
     default: str | None
     timeout: float = 600.0
+    lease: Lease = Lease()  # noqa: RUF009 - it is frozen
     completed: list[CheckpointMetadata] = field(default_factory=list)
     told: list[tuple[str, RequestState, str]] = field(default_factory=list)
     server: SavepointServer = field(init=False)
@@ -50,6 +52,7 @@ class Served:
             timeout=self.timeout,
             completed=self.completed.append,
             checkpoints=self.at_once,
+            lease=self.lease,
             told=lambda request, state, reason: self.told.append((request.token, state, reason)),
         )
 
@@ -68,7 +71,7 @@ class Served:
         until = self.job.clock.now + seconds
         while self.job.clock.now < until:
             wait = self.server.tick()
-            assert 0 < wait <= 1
+            assert 0 < wait <= self.lease.look(1, self.job.disk)
             self.job.clock.advance(wait + 1e-9)
 
     def holds(self, token: str) -> int:

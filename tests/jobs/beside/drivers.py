@@ -27,6 +27,7 @@ from dagster_ckpt.checkpoint import (
     End,
     Facts,
     Heart,
+    Lease,
     OneThread,
     PinnedFile,
     Progress,
@@ -215,6 +216,7 @@ class JobDriver:
                 timeout=60,
                 completed=lambda _: self._place.count("savepoints of running jobs"),
                 checkpoints=CheckpointsAtOnce(coordinator, stream, None),
+                lease=Lease(),
             )
             while time.monotonic() < until:
                 time.sleep(min(coordinator.tick(), server.tick()))

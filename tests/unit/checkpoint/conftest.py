@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from dagster_ckpt.checkpoint.lease import Lease
 from dagster_ckpt.testing import FaultInjectingFileSystem
 from tests.helpers.checkpoint.coordinating import Job
 from tests.helpers.checkpoint.driver import Ledger, ManualClock, Pins, Run
@@ -32,9 +33,10 @@ def clock() -> ManualClock:
 
 @pytest.fixture
 def make(memory: MemoryFileSystem, pins: Pins, tmp_path: Path) -> Callable[..., Served]:
-    def served(*, default: bool = True, timeout: float = 600.0, **options: Any) -> Served:
-        directory = tmp_path / "savepoints"
-        return Served(Job(memory, pins, **options), directory, str(directory) if default else None, timeout)
+    def served(*, default: bool = True, timeout: float = 600.0, lease: Lease | None = None, **options: Any) -> Served:
+        directory, job = tmp_path / "savepoints", Job(memory, pins, **options)
+        memory.is_distant = job.disk.is_distant = lease is not None
+        return Served(job, directory, str(directory) if default else None, timeout, lease or Lease())
 
     return served
 

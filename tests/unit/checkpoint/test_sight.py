@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -12,8 +14,9 @@ from hypothesis import strategies as st
 from dagster_ckpt.checkpoint.control.epochs import FAILING, Choice, Claim, End
 from dagster_ckpt.checkpoint.control.heartbeat import Heartbeat
 from dagster_ckpt.checkpoint.control.job_records import JobRecords
+from dagster_ckpt.checkpoint.lease import Lease
 from dagster_ckpt.checkpoint.processes import ProcessIdentity
-from dagster_ckpt.checkpoint.sight import ANEW, Sight, look
+from dagster_ckpt.checkpoint.sight import Sight, look
 from dagster_ckpt.clock import iso
 from dagster_ckpt.testing import FaultInjectingFileSystem
 from tests.helpers.checkpoint.driver import ManualClock
@@ -33,6 +36,7 @@ class Watched:
         self.records = JobRecords(self.storage, self.name)
         self.clock = ManualClock()
         self.sequence = 0
+        self.lease = Lease()
         self.claims: list[Claim] = []
         self.sight: Sight | None = None
 
@@ -62,11 +66,11 @@ class Watched:
         choice = Choice(JOB_ID, None, 1, 0, "/live", "h", None, "of the test", complete=())
         self.records.epochs.record_choice(self.claims[-1].epoch, choice)
 
-    def beat(self, *, of: int = -1, stopped: bool = False) -> None:
+    def beat(self, *, of: int = -1, stopped: bool = False, process: ProcessIdentity | None = None) -> None:
         self.sequence += 1
-        claim, process = self.claims[of], ProcessIdentity("elsewhere/1", 1, 1.0)
+        claim, process = self.claims[of], process or ProcessIdentity("elsewhere/1", 1, 1.0)
         self.records.heartbeat.write(
-            Heartbeat(claim.epoch, claim.run_id, (process,), self.sequence, 0.0, stopped=stopped)
+            Heartbeat(claim.epoch, claim.run_id, (process,), self.sequence, 0.0, stopped=stopped, lease=self.lease)
         )
 
     def end(self, status: str) -> None:
@@ -96,13 +100,59 @@ def test_a_run_that_lives_costs_one_read(job: Watched) -> None:
     job.beat()
     assert len(job.look()) == 5, "the first look also asks whether a driver was submitted"
     listed = 0
-    for _ in range(30):
+    for _ in range(180):
         job.clock.advance(1)
         job.beat()
         asked = job.look()
         assert asked in (["read heartbeat"], ["list epochs", "read heartbeat"])
         listed += len(asked) - 1
     assert 3 <= listed <= 6
+
+
+@pytest.fixture
+def quiet(job: Watched) -> Watched:
+    """A run with a lease for quiet jobs, in a bucket."""
+    job.storage.is_distant, job.lease = True, Lease(60, 300)
+    job.claim()
+    job.choose()
+    job.beat()
+    job.look()
+    return job
+
+
+def test_a_bucket_is_asked_once_for_each_beat(quiet: Watched) -> None:
+    asked = []
+    for second in range(5, 3605, 5):
+        quiet.clock.advance(5)
+        if second % 60 == 0:
+            quiet.beat()
+        asked += quiet.look()
+    assert asked.count("read heartbeat") == pytest.approx(60, abs=1)
+    assert 6 <= asked.count("list epochs") <= 12
+    assert set(asked) == {"read heartbeat", "list epochs"}
+
+
+def test_a_run_that_is_silent_is_dead_a_beat_after_its_lease_at_the_latest(quiet: Watched) -> None:
+    seconds = 0
+    while quiet.sight is not None and quiet.sight.dead is None:
+        quiet.clock.advance(5)
+        seconds += 5
+        quiet.look()
+    assert 300 < seconds <= 365
+
+
+def test_a_process_of_this_host_that_is_gone_is_seen_without_a_request(quiet: Watched) -> None:
+    gone = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    quiet.beat(process=ProcessIdentity.of(gone.pid))
+    quiet.clock.advance(61)
+    quiet.look()
+    quiet.clock.advance(5)
+    assert quiet.look() == []
+    gone.communicate()
+    quiet.clock.advance(5)
+    assert "read heartbeat" in quiet.look()
+    assert quiet.sight is not None
+    assert quiet.sight.dead == f"its process {gone.pid} is gone"
 
 
 def over(job: Watched) -> None:
@@ -120,7 +170,7 @@ def test_a_job_that_is_over_costs_one_listing(job: Watched) -> None:
     """And now and then a read: nothing else shows whether the job was swept and has been over a second time."""
     over(job)
     read = 0
-    for _ in range(30):
+    for _ in range(180):
         job.clock.advance(1)
         asked = job.look()
         assert asked in (["list epochs"], ["list epochs", "read e-0000000001"])
@@ -155,7 +205,7 @@ def test_a_job_that_was_swept_and_failed_between_two_looks_is_seen_to_soon(job: 
     job.sweep()
     job.run_and_end(FAILING)
     job.look()
-    job.clock.advance(ANEW)
+    job.clock.advance(2 * Lease().timeout)
     job.look()
     assert job.sight is not None
     assert job.sight.claim == job.claims[-1]
@@ -238,7 +288,7 @@ def test_nobody_acts_on_what_is_remembered(taken: list[str]) -> None:
     if not job.claims:
         job.claim()
     job.look()
-    job.clock.advance(ANEW)
+    job.clock.advance(2 * Lease().timeout)
     job.look()
     assert job.sight is not None
     assert seen(job, job.sight)
@@ -250,4 +300,4 @@ def seen(job: Watched, sight: Sight) -> bool:
     assert fresh is not None
     if sight.is_over:
         return (fresh.claim, fresh.end) == (sight.claim, sight.end)
-    return replace(fresh, anew_at=0) == replace(sight, anew_at=0)
+    return replace(fresh, anew_at=0, asked=0) == replace(sight, anew_at=0, asked=0)

@@ -312,4 +312,4 @@ class TestManyJobs:
         before = len(alerts.storage.operations)
         alerts.tick()
         asked = (f"{item.name} {item.path.rpartition('/')[2]}".strip() for item in alerts.storage.operations[before:])
-        assert Counter(asked) == {"list": 1, "list epochs": 16, "read heartbeat": 8}
+        assert Counter(asked) == {"list epochs": 16, "read heartbeat": 8}

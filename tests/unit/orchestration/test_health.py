@@ -32,6 +32,7 @@ from dagster_ckpt.clock import SystemClock
 from dagster_ckpt.errors import NotRestarted, SparkNotStarted
 from dagster_ckpt.orchestration import names
 from dagster_ckpt.orchestration.health import CHECK, HealthWatch, evaluation
+from dagster_ckpt.spark import CheckpointCompleted, CheckpointDue, CheckpointFailed
 from dagster_ckpt.testing import Fail, FaultInjectingFileSystem
 from tests.helpers.checkpoint.driver import ManualClock
 from tests.helpers.orchestration.stored_job import StoredJob, make_asset, run_id
@@ -146,6 +147,36 @@ class TestAJobThatRuns:
             watch.tick()
             clock.advance(2)
         assert reported == [True, False, True]
+
+    @pytest.mark.parametrize("distant", [False, True], ids=["a directory", "a bucket"])
+    def test_while_nothing_happens_a_bucket_is_looked_at_twice_an_hour(self, job: StoredJob, *, distant: bool) -> None:
+        storage, clock, looks = FaultInjectingFileSystem(job.catalog.filesystem), ManualClock(), list[float]()
+        storage.is_distant = distant
+
+        def evaluate() -> dg.AssetCheckEvaluation:
+            looks.append(clock.now)
+            return dg.AssetCheckEvaluation(asset_key=_KEY, check_name=CHECK, passed=True, metadata={})
+
+        def looks_within(seconds: int) -> int:
+            before = len(looks)
+            for _ in range(seconds // 10):
+                clock.advance(10)
+                watch.tick()
+            return len(looks) - before
+
+        watch = HealthWatch(evaluate, lambda _: None, clock)
+        watch.hears_all(storage)
+        watch.happened(CheckpointFailed(1, "", 1))
+        assert looks_within(3600) == 0, "the query has not started"
+        watch.began()
+        assert looks_within(3600) == (2 if distant else 60)
+        watch.happened(CheckpointDue())
+        assert looks_within(600) >= 9, "a checkpoint that is due may be late"
+        watch.happened(CheckpointFailed(1, "", 1))
+        assert looks_within(600) >= 9
+        watch.happened(CheckpointCompleted(job.checkpoint(job.choose(job.claim(run_id())), 1), ()))
+        assert looks_within(60) == 1, "soon after the checkpoint"
+        assert looks_within(3600) == (2 if distant else 60)
 
     def test_a_storage_that_fails_for_a_moment_is_looked_at_again(self, job: StoredJob) -> None:
         job.beat(job.claim(run_id()), alive=True)

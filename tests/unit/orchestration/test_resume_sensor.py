@@ -29,7 +29,6 @@ from dagster_ckpt.checkpoint.control.failures import Failure
 from dagster_ckpt.checkpoint.control.heartbeat import Heartbeat, HeartbeatFile
 from dagster_ckpt.checkpoint.lease import Lease
 from dagster_ckpt.checkpoint.processes import ProcessIdentity
-from dagster_ckpt.checkpoint.sight import ANEW
 from dagster_ckpt.checkpoint.submissions import Submission
 from dagster_ckpt.checkpoint.taking.store import CompletedCheckpointStore
 from dagster_ckpt.clock import SystemClock, seconds_of
@@ -441,7 +440,7 @@ def test_a_job_that_was_swept_and_launched_again_and_failed_is_resumed(
     job.end(second, "FAILING")
     job.beat(second, alive=False)
     if not ticked:
-        pass_time(ANEW)
+        pass_time(2 * Lease().timeout)
     assert sensor.request().tags[names.RESUMES_TAG] == second.run_id
 
 

@@ -15,9 +15,11 @@ from dataclasses import dataclass
 from dagster_ckpt.checkpoint.catalog import check_label, gone_with_name, savepoint_storage
 from dagster_ckpt.checkpoint.control import Answer, RequestState, SavepointRequest, SavepointRequests, TakenSavepoint
 from dagster_ckpt.checkpoint.format import LONGEST_REASON, CheckpointMetadata, CheckpointSource, Snapshot
+from dagster_ckpt.checkpoint.lease import Lease
 from dagster_ckpt.checkpoint.taking.attempts import RETRIES, RETRY_AFTER, outcome_of_abandoned, until_whole
 from dagster_ckpt.checkpoint.taking.progress import PendingCheckpoint
 from dagster_ckpt.checkpoint.taking.requests.checkpoints_at_once import CheckpointsAtOnce
+from dagster_ckpt.checkpoint.taking.requests.request_watch import LOOK, RequestWatch
 from dagster_ckpt.checkpoint.taking.store import CompletedCheckpointStore
 from dagster_ckpt.clock import Clock, milliseconds
 from dagster_ckpt.errors import CaptureIncomplete, CheckpointError, CheckpointExpired, MustStop, SavepointFailed
@@ -26,9 +28,6 @@ from dagster_ckpt.filesystem import FileSystem
 __all__ = ["SavepointServer"]
 
 _log = logging.getLogger(__name__)
-
-#: Seconds between two looks for requests.
-_LOOK = 1.0
 _POLL = 0.01
 
 
@@ -68,6 +67,7 @@ class SavepointServer:
         timeout: seconds after which an incomplete savepoint fails.
         completed: called with each savepoint, on the thread that ticks.
         checkpoints: has checkpoints taken that are asked for.
+        lease: of the run; looks at a bucket follow it.
         told: called on the same thread with each request that is taken up, or has failed, and the reason.
     """
 
@@ -83,6 +83,7 @@ class SavepointServer:
         timeout: float,
         completed: Callable[[CheckpointMetadata], None],
         checkpoints: CheckpointsAtOnce,
+        lease: Lease,
         told: Callable[[SavepointRequest, RequestState, str], object] = lambda *_: None,
     ) -> None:
         self._requests = requests
@@ -95,7 +96,7 @@ class SavepointServer:
         self._completed = completed
         self._checkpoints = checkpoints
         self._told = told
-        self._look_at = clock.monotonic()
+        self._watch = RequestWatch(requests, clock, lease.look(LOOK, store.filesystem))
         self._current: _Taking | None = None
         self._stop: SavepointRequest | None = None
         self._owed: dict[str, tuple[SavepointRequest, Answer]] = {}
@@ -113,12 +114,11 @@ class SavepointServer:
             Fenced: a newer run has taken the job over.
         """
         now = self._clock.monotonic()
-        if self._current is None and now >= self._look_at:
-            self._look_at = now + _LOOK
+        if self._current is None and self._watch.left <= 0:
             self._look()
         self._answer_checkpoints(over=False)
         if self._current is None:
-            return max(self._look_at - now, _POLL)
+            return max(self._watch.left, _POLL)
         self._advance(self._current, now)
         return _POLL
 
@@ -185,7 +185,7 @@ class SavepointServer:
     def _look(self) -> None:
         try:
             self._pay()
-            for request in self._requests.open(self._clock.time()):
+            for request in self._watch.look():
                 if request.checkpoint:
                     self._ask_checkpoint(request)
                 elif request.token not in self._owed and self._accept(request):

@@ -25,6 +25,7 @@ from dagster_ckpt.checkpoint.control.savepoint_requests import (
     SavepointRequests,
     TakenSavepoint,
     _Begun,
+    _Bell,
 )
 from dagster_ckpt.checkpoint.control.taken_savepoints import NamedSavepoint, RecordedSavepoint
 from dagster_ckpt.checkpoint.format.records import encode_record, read_record
@@ -82,6 +83,7 @@ RECORDS: list[Any] = [
     CancelRequest("run-1", 1.0),
     Submission("run-1", 2, 1, '{"restore_from": "latest"}', 1.0),
     _Begun(3, 1.0),
+    _Bell(LINEAGE),
     NamedSavepoint("before-upgrade", "/savepoints/savepoint-012345-0123456789ab", "a note", None, LINEAGE, 3, 8, "now"),
 ]
 IDS = [type(record).__name__ for record in RECORDS]

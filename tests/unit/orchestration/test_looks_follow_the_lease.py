@@ -1,0 +1,101 @@
+"""What looks at a bucket by the clock: as often as the run beats, and at least once a minute."""
+
+from __future__ import annotations
+
+from unittest.mock import create_autospec
+
+import pytest
+
+from dagster_ckpt.checkpoint import CancelRequest
+from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.control.epochs import Choice, Claim
+from dagster_ckpt.checkpoint.control.heartbeat import Heartbeat
+from dagster_ckpt.checkpoint.lease import Lease
+from dagster_ckpt.checkpoint.processes import ProcessIdentity
+from dagster_ckpt.clock import iso
+from dagster_ckpt.orchestration.attending.attendant import Attendant
+from dagster_ckpt.orchestration.attending.driver_report import Told
+from dagster_ckpt.orchestration.reporting import CheckpointReporter
+from dagster_ckpt.spark.run.job_run import StreamingRun
+from dagster_ckpt.standalone.job_drive import _Cancellation
+from dagster_ckpt.testing import FaultInjectingFileSystem
+from tests.helpers.checkpoint.driver import ManualClock
+from tests.helpers.checkpoint.memory import MemoryFileSystem
+from tests.helpers.orchestration.stored_job import run_id
+
+DRIVER = run_id()
+
+
+@pytest.mark.parametrize(
+    ("lease", "seconds"),
+    [(Lease(0.5, 3), 2), (Lease(), 2), (Lease(10, 50), 10), (Lease(60, 300), 60), (Lease(1200, 3600), 60)],
+)
+@pytest.mark.parametrize("distant", [False, True], ids=["a directory", "a bucket"])
+def test_how_often(lease: Lease, seconds: float, *, distant: bool) -> None:
+    storage = MemoryFileSystem()
+    storage.is_distant = distant
+    assert lease.look(2.0, storage) == (seconds if distant else 2)
+
+
+class Bucket:
+    """A bucket with the records of a job, and a clock."""
+
+    def __init__(self) -> None:
+        self.storage, self.clock = FaultInjectingFileSystem(MemoryFileSystem()), ManualClock()
+        self.storage.is_distant = True
+        self.catalog = CheckpointCatalog(self.storage, "orders")
+
+    def asked(self, what: str) -> int:
+        """How often the storage was asked for this."""
+        said = [f"{item.name} {item.path.rpartition('/')[2]}" for item in self.storage.operations]
+        return said.count(what)
+
+
+def test_a_driver_that_is_to_be_canceled_sees_that_within_one_look() -> None:
+    bucket = Bucket()
+    cancellation = _Cancellation(bucket.catalog, DRIVER, bucket.clock, Lease(60, 300))
+    run = cancellation.run = create_autospec(StreamingRun)
+
+    def pass_time(seconds: int) -> None:
+        for _ in range(seconds):
+            bucket.clock.advance(1)
+            cancellation.look()
+
+    pass_time(600)
+    assert bucket.asked("read cancel") == 10
+    bucket.catalog.records.savepoint_requests.ask_to_cancel(CancelRequest(DRIVER, 1.0))
+    pass_time(60)
+    run.cancel.assert_called_once_with()
+
+
+def beat(bucket: Bucket, claim: Claim, sequence: int) -> None:
+    process = ProcessIdentity("elsewhere/1", 1, 1.0)
+    bucket.catalog.records.heartbeat.write(
+        Heartbeat(claim.epoch, claim.run_id, (process,), sequence, 0.0, lease=Lease(60, 300))
+    )
+
+
+def test_a_run_that_attends_a_driver_looks_and_gives_signs_as_often_as_the_driver_beats() -> None:
+    bucket = Bucket()
+    epochs = bucket.catalog.records.epochs
+    claim = epochs.claim(token="t", series=None, run_id=DRIVER, host="elsewhere", pid=1, now=iso(bucket.clock.time()))
+    epochs.record_choice(claim.epoch, Choice("a" * 32, None, 1, 0, "/live", "h", None, "of the test", complete=()))
+    beat(bucket, claim, 1)
+    began = bucket.clock.now
+
+    def wait(seconds: float) -> None:
+        bucket.clock.advance(seconds)
+        beat(bucket, claim, int(bucket.clock.now // 60))
+
+    def turn() -> None:
+        if bucket.clock.now - began > 3600:
+            raise KeyboardInterrupt
+
+    told = Told(turn, lambda: False, *[lambda *_: None] * 5)
+    attendant = Attendant(bucket.catalog, DRIVER, DRIVER, create_autospec(CheckpointReporter), told, bucket.clock, wait)
+    with pytest.raises(KeyboardInterrupt):
+        attendant.attend()
+    assert bucket.asked("replace attendant") == pytest.approx(61, abs=3)
+    sign = bucket.catalog.records.attendant.read()
+    assert sign is not None
+    assert sign.lease == Lease(60, 300), "whoever waits for the next sign waits as long"
