@@ -103,6 +103,14 @@ def _recovery(report: Any) -> None:
     assert report["ratios"]["total"] > 0
 
 
+def _request_cost(report: Any) -> None:
+    (case,) = report
+    assert case["job"]["counted"]["insert heartbeat"] > 0
+    assert case["job"]["reads"] > 0
+    assert case["sensor"]["counted"]["read heartbeat"] > 0
+    assert case["job"]["usd"] > case["sensor"]["usd"] > 0
+
+
 def _restore(report: Any) -> None:
     assert all(figure >= 0 for figure in report["steps_ms"].values())
     assert report["steps_ms"]["read, verify and write every file"] > 0
@@ -164,6 +172,11 @@ _TABLE: dict[str, tuple[str, bool, Callable[[Any], None]]] = {
         "--cases 1 --jvm 1 --elsewhere 1 --standby 1 --checkpoints 1 --restarts 1 --every 6 --keys 1000",
         True,
         _recovery,
+    ),
+    "request_cost": (
+        "--seconds 10 --settle 1 --tick 1 --storages gs --leases default --ways dagster",
+        False,
+        _request_cost,
     ),
     "restore": ("--keys 1000 --batches 3 --rounds 1", False, _restore),
     "stream_in_bucket": (
