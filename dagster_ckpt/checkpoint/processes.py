@@ -5,7 +5,8 @@ process. A process is killed only when the process itself proves that it drives 
 set and that no other process can hold:
 
 * A driver holds an open file in memory whose name is made of the storage and the job (:func:`mark_driver`).
-* A JVM has in its environment the mark of the driver that started it (:data:`DRIVER_VARIABLE`).
+* A JVM has in its environment the mark of the driver that started it (:data:`DRIVER_VARIABLE`). A JVM that a driver has
+  adopted reads from a pipe whose other end the driver holds.
 * A JVM of ``spark-submit`` is the parent of the driver that it has started (:data:`SUBMITTED`). When that driver is
   gone, the JVM can do nothing for any job.
 
@@ -212,7 +213,9 @@ def is_proven(process: ProcessIdentity, driver: ProcessIdentity, job: tuple[str,
         return False
     if started_by == driver.mark:
         return True  # any other mark may be inherited from a process above the driver
-    return _parent_of(process.pid) == driver.pid if driver_lives else _is_input_closed(process.pid)
+    if driver_lives:
+        return _parent_of(process.pid) == driver.pid or _holds_input_of(driver.pid, process.pid)
+    return _is_input_closed(process.pid)
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,7 +276,20 @@ def _name_of(job: tuple[str, str]) -> str:
 
 
 def _is_marked(pid: int, job: tuple[str, str]) -> bool:
-    wanted = f"/memfd:{_name_of(job)} (deleted)"
+    return _has_open(pid, f"/memfd:{_name_of(job)} (deleted)")
+
+
+def _holds_input_of(driver: int, pid: int) -> bool:
+    """Whether a driver holds the other end of a process's standard input."""
+    try:
+        read = str(Path(f"/proc/{pid}/fd/0").readlink())
+    except OSError:
+        return False
+    return read.startswith("pipe:") and _has_open(driver, read)
+
+
+def _has_open(pid: int, wanted: str) -> bool:
+    """Whether a process has a file open, by the name in ``/proc``."""
     try:
         files = list(Path(f"/proc/{pid}/fd").iterdir())
     except OSError:

@@ -33,6 +33,7 @@ def running(
     program: Sequence[str] = (sys.executable, "-c", _WAIT),
     started_by: str | None = None,
     user: int | None = None,
+    holds: Sequence[int] = (),
 ) -> Iterator[subprocess.Popen[str]]:
     """A process that does nothing, once it has begun to do nothing; nothing of it is left afterwards."""
     environment = {name: value for name, value in os.environ.items() if name != DRIVER_VARIABLE}
@@ -45,6 +46,7 @@ def running(
         text=True,
         env=environment,
         user=user,
+        pass_fds=holds,
         cwd="/" if user is not None else None,
     ) as process:
         assert process.stdout is not None
@@ -55,9 +57,9 @@ def running(
             process.kill()
 
 
-def driving(job: Sequence[str]) -> AbstractContextManager[subprocess.Popen[str]]:
-    """The driver of a job."""
-    return running(*job, program=(sys.executable, "-c", _DRIVE + _WAIT))
+def driving(job: Sequence[str], *holds: int) -> AbstractContextManager[subprocess.Popen[str]]:
+    """The driver of a job, with files that it holds open."""
+    return running(*job, program=(sys.executable, "-c", _DRIVE + _WAIT), holds=holds)
 
 
 def jvm(started_by: str | None = None) -> AbstractContextManager[subprocess.Popen[str]]:

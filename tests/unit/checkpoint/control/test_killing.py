@@ -247,6 +247,17 @@ class TestProven:
                 assert free(file, clock) == [first, second]
                 assert (driver.wait(), its_jvm.wait()) == (-signal.SIGKILL, -signal.SIGKILL)
 
+    def test_a_driver_and_the_jvm_that_it_has_adopted_hang(self, file: HeartbeatFile, clock: ManualClock) -> None:
+        with jvm("its keeper") as its_jvm:
+            assert its_jvm.stdin is not None
+            with driving(file.key, its_jvm.stdin.fileno()) as driver:
+                first, second = ProcessIdentity.of(driver.pid), ProcessIdentity.of(its_jvm.pid)
+                for process in (driver, its_jvm):
+                    process.send_signal(signal.SIGSTOP)
+                file.write(beat(clock, first, second))
+                assert free(file, clock) == [first, second]
+                assert (driver.wait(), its_jvm.wait()) == (-signal.SIGKILL, -signal.SIGKILL)
+
     def test_a_jvm_whose_driver_is_gone(self, file: HeartbeatFile, clock: ManualClock, gone: ProcessIdentity) -> None:
         with jvm(gone.mark) as left:
             identity = ProcessIdentity.of(left.pid)
