@@ -35,7 +35,8 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 #: USD for a million writes or listings, and for a million reads; deletions are free. List prices, noted on 2026-11-24,
-#: of Standard in one region (Google), S3 Standard in us-east-1 (Amazon), hot LRS with hierarchical namespace (Azure).
+#: of Standard in one region (Google) and S3 Standard in us-east-1 (Amazon). For hot LRS with hierarchical namespace
+#: (Azure) no price list could be read: compare the figures with your own.
 PRICES = {"gs": (5.0, 0.4), "s3": (5.0, 0.4), "abfs": (6.5, 0.52)}
 #: The servers' words for reads, and for what is free. All others are writes or listings.
 READS, FREE = frozenset({"read", "stat"}), frozenset({"delete", "cancel", "abort"})
