@@ -26,7 +26,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any, cast
 from unittest import mock
 
@@ -62,7 +62,7 @@ class Options:
     seed: int
 
 
-def start_spark(name: str) -> SparkSession:
+def start_spark(name: str, conf: Mapping[str, str] = MappingProxyType({})) -> SparkSession:
     """The session of all queries."""
     spark = start_session(
         name,
@@ -73,6 +73,7 @@ def start_spark(name: str) -> SparkSession:
             "spark.ui.enabled": "false",
             "spark.ui.showConsoleProgress": "false",
             "spark.sql.streaming.numRecentProgressUpdates": "1000",
+            **conf,
         },
     )
     spark.sparkContext.setLogLevel("ERROR")

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
+from tests.helpers.local_spark import delta_conf, iceberg_conf
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -138,6 +140,15 @@ def _stream_in_bucket(report: Any) -> None:
     assert figures["B"]["requests_per_checkpoint"] > 0
 
 
+def _tables(report: Any) -> None:
+    _postgres_sink(report)
+    figures = report["summary"]
+    assert report["format"] == ("delta" if delta_conf() else "iceberg")
+    assert figures["latency_B_to_A"] == pytest.approx(1 / figures["ratio_B_to_A"])
+    low, high = figures["latency_95"]
+    assert 0 < low <= figures["latency_B_to_A"] <= high
+
+
 def _transactional_sink(report: Any) -> None:
     assert [case["files"] for case in report["commit_alone"]] == [1, 10, 100, 1000]
     assert all(case["moved_ms"] > 0 and case["renamed_ms"] > 0 for case in report["commit_alone"])
@@ -184,12 +195,22 @@ _TABLE: dict[str, tuple[str, bool, Callable[[Any], None]]] = {
         True,
         _stream_in_bucket,
     ),
+    "tables": ("--rows 10 --batches 2 --pairs 2", True, _tables),
     "transactional_sink": ("--rows 10 --batches 2 --pairs 2 --repeats 1 --commits 10", True, _transactional_sink),
 }
 
 
+_NAMES = sorted({script.stem for script in (_ROOT / "benchmarks").glob("*.py")} | set(_TABLE))
+_MARKS = {
+    "tables": (
+        pytest.mark.releases,
+        pytest.mark.skipif(not (delta_conf() or iceberg_conf()), reason="no format of tables is for this Spark"),
+    )
+}
+
+
 @pytest.mark.integration
-@pytest.mark.parametrize("name", sorted({script.stem for script in (_ROOT / "benchmarks").glob("*.py")} | set(_TABLE)))
+@pytest.mark.parametrize("name", [pytest.param(name, marks=_MARKS.get(name, ())) for name in _NAMES])
 def test_a_benchmark_reports_its_figures(name: str, tmp_path: Path) -> None:
     assert name in _TABLE, (
         f"Nothing here runs benchmarks/{name}.py: add its smallest size and a check of its report to _TABLE, "

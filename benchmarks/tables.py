@@ -1,0 +1,131 @@
+"""What a sink of a table costs: the format's own writer against it, in pairs A B B A ...
+
+    .venv-spark-4.2/bin/python benchmarks/tables.py --output delta.json
+    .venv-spark-4.1/bin/python benchmarks/tables.py --output iceberg.json
+
+The same stateless query over the same Parquet files, one file to a batch, in one session, into a new table each time.
+A is ``format("delta")`` or ``format("iceberg")``, whichever is for the Spark that runs this. B is a ``DeltaSink`` or an
+``IcebergSink``, whose claim comes before the query. Nothing else of the library runs: what checkpoints cost is measured
+by ``overhead.py``. Time is the sum of the batches' ``triggerExecution`` in Spark's own progress reports, for both.
+Iceberg's catalog is a database of SQLite. The environments are those of ``tools/test_spark.py``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import shutil
+import statistics
+import sys
+import uuid
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import psutil
+from pyspark.sql import SparkSession
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from benchmarks.postgres_sink import Options, summarize  # noqa: E402
+from benchmarks.transactional_sink import land, start_spark  # noqa: E402
+from dagster_ckpt.spark import DeltaSink, IcebergSink, sink_to  # noqa: E402
+from dagster_ckpt.spark.sinks.sink import SinkRun  # noqa: E402
+from tests.helpers.local_spark import delta_conf, iceberg_conf  # noqa: E402
+from tests.jobs.tables.iceberg import lake  # noqa: E402
+from tests.servers.ivy import alone  # noqa: E402
+
+PLAIN, OURS = "A", "B"
+
+
+def run_query(kind: str, spark: SparkSession, of: str, directory: Path, options: Options) -> dict[str, Any]:
+    """One query from nothing to its end, into a new table."""
+    name = f"t{uuid.uuid4().hex}"
+    live, path = directory / "run", str(directory / "tables" / name)
+    table = f"{lake(spark, directory / 'lake')}.db.{name}" if of == "iceberg" else f"delta.`{path}`"
+    source = spark.readStream.schema("k LONG, v DOUBLE").option("maxFilesPerTrigger", 1)
+    stream = source.parquet(str(directory / "input"))
+    if kind == OURS:
+        sink = IcebergSink(table) if of == "iceberg" else DeltaSink(path)
+        sink.attach(name, stream)
+        sink.adopt(uuid.uuid4().hex)
+        sink.begin(SinkRun(live / f"000001-{uuid.uuid4().hex[:8]}", 1, None, lambda: None, lambda _: None))
+        writer = sink_to(stream, sink)
+    else:
+        writer = stream.writeStream.format(of)
+        writer = writer if of == "iceberg" else writer.option("path", path)
+    writer = writer.option("checkpointLocation", str(live / "checkpoint")).trigger(availableNow=True)
+    query = writer.toTable(table) if (kind, of) == (PLAIN, "iceberg") else writer.start()
+    query.awaitTermination()
+    reports = [report for report in query.recentProgress if report["numInputRows"]]
+    written = spark.table(table).count()
+    if written != options.rows * options.batches or len(reports) != options.batches:
+        raise RuntimeError(f"{kind}: {written} rows and {len(reports)} batches are not what was to be written")
+    shutil.rmtree(live)
+    # The first batch of a query pays for its planning, and in A for the creation of the table.
+    milliseconds = [report["durationMs"]["triggerExecution"] for report in reports[1:]]
+    return {
+        "kind": kind,
+        "batch_ms_median": statistics.median(milliseconds),
+        "rows_per_second": options.rows * (options.batches - 1) / sum(milliseconds) * 1000,
+        "load": os.getloadavg()[0],
+    }
+
+
+def main() -> int:
+    """Parse the arguments and run."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, default=20_000, help="rows of a batch")
+    parser.add_argument("--batches", type=int, default=10, help="batches of a query")
+    parser.add_argument("--pairs", type=int, default=10, help="pairs of a query of each kind")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--directory", type=Path, default=ROOT / "artifacts" / "tables", help="emptied first")
+    parser.add_argument("--output", type=Path, help="JSON with every query; default: in the directory")
+    arguments = vars(parser.parse_args())
+    directory: Path = arguments.pop("directory").absolute()
+    output: Path = (arguments.pop("output") or directory / "tables.json").absolute()
+    options = Options(**arguments)
+    conf = {**delta_conf(), **iceberg_conf()}
+    if not conf:
+        parser.error("Neither Delta nor Iceberg is for this Spark. Run it in an environment of tools/test_spark.py.")
+    of = "delta" if delta_conf() else "iceberg"
+    shutil.rmtree(directory, ignore_errors=True)
+    land(directory / "input", options.rows, options.batches, options.seed)
+    runs: list[dict[str, Any]] = []
+    with alone():
+        spark = start_spark("tables", conf)
+    try:
+        for kind in (PLAIN, OURS):  # warms the JVM up
+            run_query(kind, spark, of, directory, options)
+        for pair in range(options.pairs):
+            for kind in (PLAIN, OURS) if pair % 2 == 0 else (OURS, PLAIN):
+                runs.append(run_query(kind, spark, of, directory, options))
+                print(f"{len(runs):>4} {kind} {runs[-1]['batch_ms_median']:>8,.0f} ms a batch", flush=True)
+    finally:
+        spark.stop()
+    summary = summarize(runs, options)
+    report: dict[str, Any] = {
+        "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": {"cpus": psutil.cpu_count(), "system": platform.platform(), "python": platform.python_version()},
+        "format": of,
+        "parameters": arguments,
+        "runs": runs,
+        "summary": {
+            **summary,
+            "latency_B_to_A": 1 / summary["ratio_B_to_A"],
+            "latency_95": [1 / ratio for ratio in reversed(summary["ratio_95"])],
+        },
+    }
+    for name, value in report["summary"].items():
+        print(f"{name.replace('_', ' '):<24} {value}")
+    output.parent.mkdir(parents=True, exist_ok=True)
+    output.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    print(f"\nreport: {output}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
