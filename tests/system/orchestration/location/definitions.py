@@ -105,6 +105,7 @@ rolled_back = _pipeline("rolled_back", num_retained=10)
 clicked = _pipeline("clicked", num_retained=10)
 materialized = _pipeline("materialized")
 saved = _pipeline("saved")
+warm = _pipeline("warm", spark_key="warm_spark")
 configured = _pipeline("configured", restart=RestartStrategies.no_restart())
 submitted = _pipeline(
     "submitted", cleanup=ExternalizedCheckpointCleanup.DELETE_ON_CANCELLATION, spark_key="spark_submit"
@@ -140,6 +141,7 @@ defs = dg.Definitions.merge(
             clicked,
             materialized,
             saved,
+            warm,
             configured,
             submitted,
         ],
@@ -149,6 +151,7 @@ defs = dg.Definitions.merge(
                 working_directory=str(_shared.working_directory),
             ),
             "spark": SparkSessionResource(master="local[1]", conf=_CONF),
+            "warm_spark": SparkSessionResource(master="local[1]", conf=_CONF, standby=1),
             "spark_submit": SparkSubmitResource(
                 definitions="tests.system.orchestration.location.definitions:defs", master="local[1]", conf=_CONF
             ),
