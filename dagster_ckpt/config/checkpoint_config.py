@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 from enum import StrEnum
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -38,6 +38,9 @@ INTERVALS_PER_TIMEOUT = 3
 _SHORTEST_HEARTBEAT_TIMEOUT, LONGEST_HEARTBEAT_TIMEOUT = 3.0, 3600.0
 #: The number of tolerable failures that means "any number" in Flink.
 UNLIMITED = 2_147_483_647
+
+#: A duration as a user gives it; at run time milliseconds are taken, too.
+_Time: TypeAlias = timedelta | str
 
 
 class CheckpointingMode(StrEnum):
@@ -175,18 +178,44 @@ class CheckpointConfig(BaseModel):
         "The query pauses before that, until a heartbeat is taken. Flink's default is 50 s.",
     )
 
-    def __init__(self, **data: Any) -> None:
-        try:
-            super().__init__(**data)
-        except ValidationError as error:
-            problems = "; ".join(
-                f"{'.'.join(map(str, problem['loc'])) or 'CheckpointConfig'}: {problem['msg']}"
-                for problem in error.errors()
-            )
-            raise InvalidConfiguration(
-                f"The checkpoint configuration cannot be used: {problems}.",
-                hint="Durations are written like '10 s' or '10 min'; see CheckpointConfig for each option.",
-            ) from error
+    if TYPE_CHECKING:  # a type checker finds a misspelt option, and a number without a unit
+
+        def __init__(
+            self,
+            *,
+            interval: _Time | None = ...,
+            mode: CheckpointingMode | str = ...,
+            timeout: _Time = ...,
+            min_pause: _Time = ...,
+            max_concurrent_checkpoints: int = ...,
+            tolerable_failed_checkpoints: int | None = ...,
+            unaligned: bool = ...,
+            aligned_checkpoint_timeout: _Time = ...,
+            cleanup: ExternalizedCheckpointCleanup | str = ...,
+            retain_on_success: bool = ...,
+            prefer_checkpoint_for_recovery: bool = ...,
+            num_retained: int = ...,
+            retain_for: _Time | None = ...,
+            retain_every: int | None = ...,
+            fallback_to_older: bool = ...,
+            heartbeat_interval: _Time = ...,
+            heartbeat_timeout: _Time = ...,
+        ) -> None: ...
+
+    else:
+
+        def __init__(self, **data: Any) -> None:
+            try:
+                super().__init__(**data)
+            except ValidationError as error:
+                problems = "; ".join(
+                    f"{'.'.join(map(str, problem['loc'])) or 'CheckpointConfig'}: {problem['msg']}"
+                    for problem in error.errors()
+                )
+                raise InvalidConfiguration(
+                    f"The checkpoint configuration cannot be used: {problems}.",
+                    hint="Durations are written like '10 s' or '10 min'; see CheckpointConfig for each option.",
+                ) from error
 
     @model_validator(mode="after")
     def _check_combination(self) -> CheckpointConfig:

@@ -241,7 +241,7 @@ class CheckpointConfig:
         """Where the checkpoints go, ``None`` if unset."""
         return self._storage
 
-    def _set(self, name: str, value: object) -> CheckpointConfig:
+    def _set(self, name: str, value: Any) -> CheckpointConfig:
         # Check the value among defaults, so that only the value itself can be wrong.
         self._values[name] = getattr(config.CheckpointConfig(**{name: value}), name)
         self._chosen.add(name)

@@ -49,7 +49,7 @@ def main(address: str, topic: str, sink: str, root: Path, words: Collection[str]
         name="driven",
         query=query,
         session=lambda: small_spark(root / "spark", cores=1, packages=CONNECTOR),
-        config=CheckpointConfig(interval="300 ms", min_pause=0, num_retained=50),
+        config=CheckpointConfig(interval="300 ms", min_pause="0 s", num_retained=50),
         restart=FixedDelayRestart(3, timedelta(seconds=1)),
         filesystem=PosixFileSystem(root / "storage"),
         working_directory=root / "live",

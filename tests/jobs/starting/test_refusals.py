@@ -141,8 +141,8 @@ def test_the_directory_of_another_deployment(ticked: Bench) -> None:
 # --- configuration ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("interval", ["9 ms", 9, "0 s", "-1 s"])
-def test_an_interval_under_10_ms(interval: str | int) -> None:
+@pytest.mark.parametrize("interval", ["9 ms", "0 s", "-1 s"])
+def test_an_interval_under_10_ms(interval: str) -> None:
     with pytest.raises(InvalidConfiguration, match="interval") as refused:
         CheckpointConfig(interval=interval)
     assert "10 s" in refused.value.hint

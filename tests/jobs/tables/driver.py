@@ -67,7 +67,7 @@ def main(kind: str, root: Path, words: Collection[str]) -> None:
         query=query,
         session=lambda: small_spark(root / "spark" / told.get("live", "here"), cores=1),
         config=CheckpointConfig(
-            interval="300 ms", min_pause=0, num_retained=50, heartbeat_interval=lease / 5, heartbeat_timeout=lease
+            interval="300 ms", min_pause="0 s", num_retained=50, heartbeat_interval=lease / 5, heartbeat_timeout=lease
         ),
         restart=FixedDelayRestart(3, timedelta(seconds=1)),
         filesystem=PosixFileSystem(root / "storage"),

@@ -116,7 +116,7 @@ def main(sink: str, root: Path, words: Collection[str]) -> None:
         session=lambda: start_session(JOB, "local[1]", _CONF),
         config=CheckpointConfig(
             interval=interval,
-            min_pause=told.get("interval", 0),
+            min_pause=told.get("interval", "0 s"),
             num_retained=50,
             heartbeat_interval=lease / 5,
             heartbeat_timeout=lease,

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import ast
+import inspect
 from datetime import timedelta
 from typing import Any
 
 import pytest
 
 from dagster_ckpt.checkpoint.lease import Lease
+from dagster_ckpt.config import checkpoint_config
 from dagster_ckpt.config.checkpoint_config import (
     SUBSUMED,
     CheckpointConfig,
@@ -30,10 +33,22 @@ def test_defaults_are_safe() -> None:
 
 
 def test_durations_in_every_spelling() -> None:
-    config = CheckpointConfig(interval="10 s", timeout=5000, min_pause=timedelta(seconds=1))
+    config = CheckpointConfig(interval="10 s", timeout="5000 ms", min_pause=timedelta(seconds=1))
     assert (config.interval, config.timeout) == (timedelta(seconds=10), timedelta(seconds=5))
     assert config.model_dump(mode="json")["interval"] == "10 s"
     assert CheckpointConfig(**config.model_dump(mode="json")) == config
+
+
+def test_a_number_is_milliseconds_at_run_time_and_no_duration_to_a_type_checker() -> None:
+    assert CheckpointConfig(timeout=5000).timeout == timedelta(seconds=5)  # type: ignore[arg-type]
+    with pytest.raises(InvalidConfiguration, match="intervall"):
+        CheckpointConfig(intervall="10 s")  # type: ignore[call-arg]
+
+
+def test_a_type_checker_knows_every_option() -> None:
+    tree = ast.parse(inspect.getsource(checkpoint_config))
+    declared = next(node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name == "__init__")
+    assert [argument.arg for argument in declared.args.kwonlyargs] == list(CheckpointConfig.model_fields)
 
 
 @pytest.mark.parametrize(
@@ -59,14 +74,14 @@ def test_durations_in_every_spelling() -> None:
         ("heartbeat_timeout", "61 min"),
     ],
 )
-def test_what_cannot_be_used_is_refused_by_name(option: str, value: object) -> None:
+def test_what_cannot_be_used_is_refused_by_name(option: str, value: Any) -> None:
     with pytest.raises(InvalidConfiguration, match=option) as raised:
         CheckpointConfig(**{option: value})
     assert "'10 s'" in raised.value.hint
 
 
 def test_ten_milliseconds_is_the_shortest_interval() -> None:
-    assert CheckpointConfig(interval=10).interval == timedelta(milliseconds=10)
+    assert CheckpointConfig(interval="10 ms").interval == timedelta(milliseconds=10)
     with pytest.raises(InvalidConfiguration, match="larger than or equal to 10 ms"):
         CheckpointConfig(interval="9.9 ms")
 
@@ -92,8 +107,8 @@ def test_a_config_is_a_value() -> None:
 
 
 def test_the_interval_is_never_shorter_than_the_pause() -> None:
-    for options in ({"interval": 10, "min_pause": 50}, {"interval": 50, "min_pause": 10}):
-        assert CheckpointConfig(**options).effective_interval == timedelta(milliseconds=50)
+    for interval, pause in (("10 ms", "50 ms"), ("50 ms", "10 ms")):
+        assert CheckpointConfig(interval=interval, min_pause=pause).effective_interval == timedelta(milliseconds=50)
 
 
 def test_a_pause_is_cut_to_365_days_and_raises_the_interval_no_further() -> None:
@@ -120,7 +135,7 @@ def test_a_pause_is_cut_to_365_days_and_raises_the_interval_no_further() -> None
 def test_unaligned_is_effective_under_exactly_once_only(
     mode: CheckpointingMode, unaligned: bool, timeout: int, waits: timedelta | None
 ) -> None:
-    config = CheckpointConfig(mode=mode, unaligned=unaligned, aligned_checkpoint_timeout=timeout)
+    config = CheckpointConfig(mode=mode, unaligned=unaligned, aligned_checkpoint_timeout=f"{timeout} ms")
     assert config.unaligned is unaligned, "it is not refused, and can be read again"
     assert config.effective_unaligned is (unaligned and mode == "EXACTLY_ONCE")
     assert config.longest_alignment == waits
