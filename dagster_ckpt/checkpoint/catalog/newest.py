@@ -133,14 +133,17 @@ def fallback_of(newest: Newest) -> str | None:
     return NOTHING if newest.metadata is None else newest.metadata.reference
 
 
-def _newest_of(catalog: CheckpointCatalog, newer: Sequence[RecordedSavepoint]) -> Newest:
-    """The first of ``newer`` that can be read, else the newest checkpoint."""
+def _newest_of(catalog: CheckpointCatalog, newer: Sequence[RecordedSavepoint], *, certain: bool = True) -> Newest:
+    """The first of ``newer`` that can be read, else the newest checkpoint.
+
+    A fallback need not be the newest: for it, a savepoint whose storage does not answer is passed over, too.
+    """
     for position, savepoint in enumerate(newer, start=1):
         try:
             metadata = _read_savepoint(catalog, savepoint)
-        except StorageError:
-            raise  # a storage that is down proves nothing about the savepoint
         except (CheckpointError, OSError) as error:
+            if certain and isinstance(error, StorageError):
+                raise  # a storage that is down proves nothing about the savepoint
             _log.warning(
                 "Savepoint %s, which is newer than every checkpoint, is passed over: %s",
                 savepoint.reference,
@@ -152,7 +155,7 @@ def _newest_of(catalog: CheckpointCatalog, newer: Sequence[RecordedSavepoint]) -
             savepoint.job_id,
             f"{metadata.name} is newer than every complete checkpoint (epoch {savepoint.epoch}), and no checkpoint is "
             "preferred",
-            lambda: _newest_of(catalog, newer[position:]),  # noqa: B023 - this iteration returns
+            lambda: _newest_of(catalog, newer[position:], certain=False),  # noqa: B023 - this iteration returns
         )
     return _newest_checkpoint(catalog)
 

@@ -64,7 +64,7 @@ def finish_giving_up(catalog: CheckpointCatalog, epoch: int, in_use: Callable[[s
         return
     # Either the run died after its end was recorded and before the deletion was, or a checkpoint was unpinned since.
     if (claimed := claimed_savepoint(catalog, chosen[1])) is not None:
-        give_up_claimed(catalog, claimed, SystemClock())
+        give_up_claimed(catalog, claimed, epoch, SystemClock())
     job_id = chosen[1].job_id
     log = catalog.records.deletions
     for _ in range(ROUNDS):

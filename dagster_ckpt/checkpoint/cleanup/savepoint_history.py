@@ -229,7 +229,8 @@ def _delete(catalog: CheckpointCatalog, named: NamedSavepoint, report: Callable[
 def _let_go(catalog: CheckpointCatalog, pin: Pin) -> None:
     """Remove the pin of a history that was killed, but not the pin of a rollback to another copy of the same state."""
     pins = catalog.records.pins
-    if pins.reasons().get(pin.checkpoint) == pin.reason:
+    held = pins.held(pin)
+    if held is not None and held.reason == pin.reason:
         pins.remove(pin)
 
 

@@ -7,6 +7,7 @@ which checkpoints are pinned, so one listing is enough to know. A checkpoint may
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from dagster_ckpt.checkpoint.format import CONTROL_DIR, CheckpointName, Line, Text, Token, encode_record, read_record
@@ -80,6 +81,15 @@ class Pins:
     def reasons(self) -> dict[str, str]:
         """Why each checkpoint is pinned, by ``{job id}/chk-N``, the oldest reason first; reads every record."""
         found: dict[str, list[Pin]] = {}
+        for pin in self.all():
+            found.setdefault(pin.checkpoint, []).append(pin)
+        return {
+            checkpoint: "; ".join(pin.reason for pin in sorted(pins, key=lambda pin: pin.pinned_at) if pin.reason)
+            for checkpoint, pins in found.items()
+        }
+
+    def all(self) -> Iterator[Pin]:
+        """Every pin; reads every record."""
         for name, checkpoint in self._names().items():
             path = f"{self._directory}/{name}"
             try:
@@ -87,11 +97,11 @@ class Pins:
             except CorruptRecord:  # the name of the record is enough to pin
                 pin = Pin(checkpoint, "the record of this pin cannot be read", "", name[-32:])
             if pin is not None:
-                found.setdefault(checkpoint, []).append(pin)
-        return {
-            checkpoint: "; ".join(pin.reason for pin in sorted(pins, key=lambda pin: pin.pinned_at) if pin.reason)
-            for checkpoint, pins in found.items()
-        }
+                yield pin
+
+    def held(self, pin: Pin) -> Pin | None:
+        """The pin that is there under the name of ``pin``; the same checkpoint may have pins of users, too."""
+        return next((each for each in self.all() if _name(each) == _name(pin)), None)
 
     def _names(self) -> dict[str, str]:
         names = [entry.name for entry in self._filesystem.list(self._directory)]

@@ -189,7 +189,7 @@ class RetainedCheckpoints:
         if claimed is None or claimed.location is None:
             return []
         self._records.epochs.check(self._epoch)
-        if not give_up_claimed(self._catalog, claimed, self._clock):
+        if not give_up_claimed(self._catalog, claimed, self._epoch, self._clock):
             return []
         self._claimed = None
         return [Discarded(claimed, reason)]

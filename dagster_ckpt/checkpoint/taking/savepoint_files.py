@@ -48,6 +48,7 @@ from dagster_ckpt.errors import (
     CheckpointFailure,
     CheckpointNotFound,
     CorruptCheckpoint,
+    Fenced,
     InvalidConfiguration,
     PublishConflict,
     PublishUnknown,
@@ -287,9 +288,9 @@ def claimed_savepoint(catalog: CheckpointCatalog, choice: Choice) -> CheckpointM
         )
     except CheckpointNotFound:
         dispose_claimed(location, like=catalog.filesystem)
-        for checkpoint, reason in catalog.records.pins.reasons().items():
-            if reason == _GIVEN_UP:  # a run was killed between the deletion and the removal of its pin
-                catalog.records.pins.clear(checkpoint)
+        for pin in catalog.records.pins.all():
+            if pin.reason == _GIVEN_UP:  # a run was killed between the deletion and the removal of its pin
+                catalog.records.pins.remove(pin)
     except CorruptCheckpoint as error:
         _log.warning("The claimed savepoint %s cannot be read and is left alone: %s", location, error.message)
     return None
@@ -307,7 +308,7 @@ def dispose_claimed(location: str, *, like: FileSystem) -> bool:
     return True
 
 
-def give_up_claimed(catalog: CheckpointCatalog, claimed: CheckpointMetadata, clock: Clock) -> bool:
+def give_up_claimed(catalog: CheckpointCatalog, claimed: CheckpointMetadata, epoch: int, clock: Clock) -> bool:
     """Delete a savepoint that the caller's lineage has claimed; ``False`` when that must be tried again.
 
     A rollback that goes back to the savepoint holds its pin until the job has chosen: then the savepoint stays.
@@ -321,12 +322,17 @@ def give_up_claimed(catalog: CheckpointCatalog, claimed: CheckpointMetadata, clo
             full = is_full(error)  # the deletion makes room
             if not full and not isinstance(error, PublishConflict):
                 raise
-            holder = pins.reasons().get(pin.checkpoint)
+            holder = pins.held(pin)
             # A run that was killed while it deleted the savepoint has left the pin.
-            if holder != _GIVEN_UP and not (full and holder is None):
+            if not full if holder is None else holder.reason != _GIVEN_UP:
                 return False
+        # Under the pin: a rollback lets go of the pin only when its run has taken the job over.
+        catalog.records.epochs.check(epoch)
         is_deleted = dispose_claimed(claimed.reference, like=catalog.filesystem)
         pins.remove(pin)
+    except Fenced:
+        pins.remove(pin)
+        raise
     except (CheckpointError, OSError) as error:
         _log.warning("The savepoint %s could not be deleted and will be tried again: %s", claimed.reference, error)
         return False

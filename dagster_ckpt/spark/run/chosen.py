@@ -143,8 +143,9 @@ def lay_out(chosen: Chosen, query: BuiltQuery, live: LiveLocation, directory: Pa
 def _with_another_sink(chosen: Chosen, restored: CheckpointMetadata, query: BuiltQuery, directory: Path) -> Chosen:
     """Add the position of the new sink if the job may move there. Otherwise preflight refuses what is chosen."""
     sink = query.sink
-    before = None if sink is None else _goes_on(chosen, restored, sink)
-    if sink is not None and before is None and not _is_empty(sink):
+    is_new = sink is not None and _is_empty(sink)  # also a table that was dropped and created again since
+    before = None if sink is None or is_new else _goes_on(chosen, restored, sink)
+    if sink is not None and before is None and not is_new:
         return chosen
     shutil.rmtree(directory / _SINK, ignore_errors=True)  # the position of the sink before
     position = None

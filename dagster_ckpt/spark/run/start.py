@@ -259,7 +259,7 @@ class Start:
             spark_version=self._spark.version,
             sink_position=chosen.sink_position,
         )
-        if claimed is not None and claimed is restored:
+        if claimed is not None and restored is not None and claimed.reference == restored.reference:
             claim_savepoint(claimed, job_id, like=self._job.filesystem)
         self._is_recorded = True  # or it may be recorded, when the storage fails
         self._catalog.records.epochs.record_choice(self._claim.epoch, choice)

@@ -15,7 +15,7 @@ from dagster_ckpt.spark.sinks.iceberg import IcebergSink
 from tests.jobs.harness import Bench, Query
 from tests.jobs.tables.common import dying, into, run_without_checkpoint
 from tests.jobs.tables.iceberg import call, current, lake, opened, seen, snapshots, sql, table_of
-from tests.jobs.tables.moving import move_there_and_back
+from tests.jobs.tables.moving import move_there_and_back, to_files
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -428,3 +428,23 @@ def test_a_table_in_no_catalog_of_iceberg_is_refused(bench: Bench) -> None:
 
 def test_a_stopped_job_moves_here_and_back(bench: Bench) -> None:
     move_there_and_back(bench, lambda bench, session: IcebergSink(table_of(bench, session)), lambda: seen(bench))
+
+
+@pytest.mark.parametrize("then", ["expired", "made again"])
+def test_a_first_batch_that_died_in_a_new_table_is_taken_back(bench: Bench, then: str) -> None:
+    """Until the first checkpoint in the table, each restart goes back to the table before its first snapshot."""
+    bench.query = to_files("before")
+    bench.tick(2)
+    left = bench.expected()
+    bench.query = to_iceberg_and_dying
+    bench.land(1)
+    with pytest.raises(QueryFailed, match="dead after the commit of batch 2"):
+        bench.launch(allow_loss=True).result()
+    if then == "expired":
+        expire(bench)
+    else:
+        sql(bench, "DROP TABLE {table}")
+        sql(bench, "CREATE TABLE {table} (id bigint, v bigint) USING iceberg")
+    bench.query = to_iceberg
+    bench.launch(allow_loss=then != "expired").result()
+    assert seen(bench) == bench.expected() - left

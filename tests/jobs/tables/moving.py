@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-__all__ = ["move_there_and_back"]
+__all__ = ["move_there_and_back", "to_files"]
 
 
 def to_files(name: str) -> Query:

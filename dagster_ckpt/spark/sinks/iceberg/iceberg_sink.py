@@ -36,8 +36,8 @@ _PROPERTY = "snapshot-property."
 _RECORDED = "The recorded position of the sink", "Restore another checkpoint.", SinkMismatch
 
 
-def _snapshot_of(position: Mapping[str, Json] | None) -> int | None:
-    snapshot = None if position is None else position.get("snapshot")
+def _snapshot_of(position: Mapping[str, Json]) -> int | None:
+    snapshot = position.get("snapshot")
     return snapshot if isinstance(snapshot, int) else None
 
 
@@ -95,8 +95,8 @@ class IcebergSink(TableSink):
         self._lineage = ""
         #: The newest snapshot of this start, ``None`` before its first.
         self._newest: int | None = None
-        #: Snapshots that a restart before the first checkpoint goes back to, the oldest first.
-        self._begins: Sequence[int] = ()
+        #: What a restart before the first checkpoint goes back to, as in a branch.
+        self._begins: Sequence[int | None] = ()
 
     def attach(self, job_name: str, rows: DataFrame) -> None:
         super().attach(job_name, rows)
@@ -118,7 +118,7 @@ class IcebergSink(TableSink):
             self._claim(run.epoch, -1)
         if run.restored is not None:
             self._record(run, batch_of(run.restored))
-        self._begins = [each for each in (_snapshot_of(run.restored), self._newest) if each is not None]
+        self._begins = [self._newest] if run.restored is None else [_snapshot_of(run.restored), self._newest]
         self._run = run
 
     def write_batch(self, rows: DataFrame, batch: int) -> None:
@@ -170,8 +170,9 @@ class IcebergSink(TableSink):
         name = f"dagster_ckpt_{self._job}"
         if not self._keep_snapshots:
             return Branch(name, ())
-        retained = (_snapshot_of(checkpoint.sink) for checkpoint in run.retained())
-        return Branch(name, [*(each for each in retained if each is not None), *self._begins])
+        positions = (checkpoint.sink for checkpoint in run.retained())
+        own = (each for each in positions if each and (each.get("kind"), each.get("path")) == (self.kind, self._path))
+        return Branch(name, [*map(_snapshot_of, own), *self._begins])
 
     def _mark(self, epoch: int, batch: int) -> Mark:
         return Mark(self._token, epoch, batch, self._lineage)

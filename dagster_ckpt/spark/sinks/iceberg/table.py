@@ -55,12 +55,12 @@ class Branch:
 
     Attributes:
         name: the name of the branch.
-        since: the first of these snapshots that the new one comes from is the oldest that is kept. Without any the
-            branch is removed.
+        since: the first of these snapshots that the new one comes from is the oldest that is kept; ``None`` stands for
+            the table before its first, which needs all. Without any the branch is removed.
     """
 
     name: str
-    since: Sequence[int]
+    since: Sequence[int | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,14 +258,16 @@ class IcebergTable:
     def _move(self, transaction: Any, branch: Branch, made: int) -> None:
         table, lines = transaction.table(), self._iceberg.util.SnapshotUtil
         there, update = table.refs().containsKey(branch.name), transaction.manageSnapshots()
-        oldest = next((each for each in branch.since if each == made or lines.isAncestorOf(table, made, each)), None)
-        if oldest is None:
+        for oldest in branch.since:
+            if oldest is None or oldest == made or lines.isAncestorOf(table, made, oldest):
+                break
+        else:
             if there:
                 update.removeBranch(branch.name).commit()
             return
         # Without the older end.
         line = lines.ancestorsBetween(table, made, oldest).spliterator()
-        count = 1 + int(self._streams.stream(line, False).count())
+        count = (oldest is not None) + int(self._streams.stream(line, False).count())
         (update.replaceBranch if there else update.createBranch)(branch.name, made)
         update.setMinSnapshotsToKeep(branch.name, count).setMaxRefAgeMs(branch.name, _FOR_GOOD).commit()
 

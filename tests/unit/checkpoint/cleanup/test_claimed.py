@@ -12,13 +12,16 @@ import pytest
 from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
 from dagster_ckpt.checkpoint.catalog.file_reader import verify_checkpoint
 from dagster_ckpt.checkpoint.cleanup.dead_runs import finish_giving_up
+from dagster_ckpt.checkpoint.cleanup.pinning import pin_checkpoint
 from dagster_ckpt.checkpoint.cleanup.savepoint_history import kept_savepoint
+from dagster_ckpt.checkpoint.control import pins as pin_records
 from dagster_ckpt.checkpoint.control.epochs import Choice, End, Epochs
 from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
 from dagster_ckpt.checkpoint.taking import savepoint_files as savepoints
 from dagster_ckpt.checkpoint.taking.savepoint_files import (
     claim_savepoint,
     claimed_savepoint,
+    copy_to_savepoint,
     dispose_claimed,
     dispose_savepoint,
     give_up_claimed,
@@ -124,8 +127,8 @@ def test_a_full_storage_takes_no_pin_and_the_savepoint_is_deleted(
     refusal.__cause__ = OSError(errno.ENOSPC, "No space left on device")
     storage = FaultInjectingFileSystem(memory, lambda asked: Fail(refusal) if asked.name == "create" else None)
     with kept_savepoint(CheckpointCatalog(memory, JOB), savepoint, "rollback x", SystemClock()):
-        assert not give_up_claimed(CheckpointCatalog(storage, JOB), savepoint, SystemClock())
-    assert give_up_claimed(CheckpointCatalog(storage, JOB), savepoint, SystemClock())
+        assert not give_up_claimed(CheckpointCatalog(storage, JOB), savepoint, 1, SystemClock())
+    assert give_up_claimed(CheckpointCatalog(storage, JOB), savepoint, 1, SystemClock())
     assert not is_there(savepoint)
 
 
@@ -138,12 +141,57 @@ def test_a_run_that_is_killed_while_it_gives_it_up_leaves_no_pin(
         claim_savepoint(savepoint, LINEAGE, like=memory)
         disturbed = CheckpointCatalog(FaultInjectingFileSystem(memory, at_operation(number, action)), JOB)
         with suppress(ProcessDied):
-            give_up_claimed(disturbed, savepoint, SystemClock())
+            give_up_claimed(disturbed, savepoint, 1, SystemClock())
         catalog = CheckpointCatalog(memory, JOB)
         if (found := claimed_savepoint(catalog, claims(savepoint.reference))) is not None:
-            assert give_up_claimed(catalog, found, SystemClock())
+            assert give_up_claimed(catalog, found, 1, SystemClock())
         assert not is_there(savepoint)
         assert catalog.records.pins.pinned() == frozenset(), number
+
+
+@pytest.mark.parametrize("reason", ["", "for the audit"])
+def test_a_pin_that_a_user_has_set_on_the_same_state_stays(
+    run: Run, memory: MemoryFileSystem, directory: PosixFileSystem, reason: str
+) -> None:
+    """A savepoint that was copied from a checkpoint has the checkpoint's id."""
+    catalog = CheckpointCatalog(memory, JOB)
+    checkpoint = run.checkpoint(state(1), 1)
+    pin_checkpoint(catalog, checkpoint, reason, SystemClock())
+    for number in range(20):
+        savepoint = copy_to_savepoint(catalog, checkpoint, directory, SystemClock())
+        claim_savepoint(savepoint, LINEAGE, like=memory)
+        disturbed = CheckpointCatalog(FaultInjectingFileSystem(memory, at_operation(number, Crash())), JOB)
+        with suppress(ProcessDied):
+            give_up_claimed(disturbed, savepoint, 1, SystemClock())
+        if (found := claimed_savepoint(catalog, claims(savepoint.reference))) is not None:
+            assert give_up_claimed(catalog, found, 1, SystemClock())
+        assert not is_there(savepoint)
+        assert [pin.reason for pin in catalog.records.pins.all()] == [reason], number
+
+
+def test_a_writer_that_is_fenced_between_its_look_and_its_pin_deletes_no_savepoint(
+    run: Run,
+    memory: MemoryFileSystem,
+    ledger: Ledger,
+    pins: Pins,
+    directory: PosixFileSystem,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    savepoint = run.store._kept._claimed = saved(run, directory, 1)
+    run.checkpoint(state(2), 2)
+    add = pin_records.Pins.add
+
+    def late(self: pin_records.Pins, pin: pin_records.Pin) -> None:
+        monkeypatch.setattr(pin_records.Pins, "add", add)
+        with kept_savepoint(run.catalog, savepoint, "rollback x", SystemClock()):
+            Run(memory, ledger, pins).start()
+        add(self, pin)
+
+    monkeypatch.setattr(pin_records.Pins, "add", late)
+    with pytest.raises(Fenced):
+        run.store.subsume(KeepNewest(1))
+    assert is_there(savepoint)
+    assert run.catalog.records.pins.pinned() == frozenset()
 
 
 def claims(reference: str | None) -> Choice:
