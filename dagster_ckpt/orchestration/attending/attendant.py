@@ -162,7 +162,7 @@ class Attendant:
                 ended = self._look()
                 if ended is not None:
                     return self._result(ended)
-                self._pause(self._lease.look(_LOOK, self._catalog.filesystem))
+                self._pause(self._sign.lease.look(_LOOK, self._catalog.filesystem))
         except (SparkNotStarted, DriverLost, NotRestarted):
             self._report.last()
             raise

@@ -24,6 +24,11 @@ class OwnSign:
         self._last: Heartbeat | None = None
         self._lease = Lease()
 
+    @property
+    def lease(self) -> Lease:
+        """That the last sign has announced: whoever waits for the next sign waits as long."""
+        return Lease() if self._last is None else self._last.lease
+
     def check_sole(self) -> None:
         """Make sure that no other run attends the driver.
 

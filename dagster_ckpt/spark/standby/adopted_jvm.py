@@ -45,6 +45,7 @@ class AdoptedJvm:
     def __init__(self, pid: int, lifeline: int) -> None:
         self.pid = pid
         self.stdin = os.fdopen(lifeline, "wb", buffering=0)
+        os.register_at_fork(after_in_child=self.stdin.close)  # a child that outlives this process must not keep the JVM
         self._handle = os.pidfd_open(pid)
 
     def poll(self) -> int | None:

@@ -6,6 +6,7 @@ No error leaves this module: a standby saves time, and is needed by nobody.
 from __future__ import annotations
 
 import logging
+import os
 import subprocess
 import sys
 import threading
@@ -58,7 +59,8 @@ def adopt_standby(app_name: str, master: str, conf: Mapping[str, str], *, class_
         from pyspark import SparkContext  # noqa: PLC0415 - half a second that only a driver has to pay
 
         let_go_of_lost_jvm()
-        if SparkContext._gateway is not None:  # noqa: SLF001 - PySpark has no public way
+        # Below spark-submit there is a JVM already, with settings of its command line.
+        if SparkContext._gateway is not None or "PYSPARK_GATEWAY_PORT" in os.environ:  # noqa: SLF001 - no public way
             return False
         wanted = _kept.wanted = Standby.of(jvm_conf(app_name, master, conf), class_archive=class_archive)
         gateway = adopt(wanted.name)

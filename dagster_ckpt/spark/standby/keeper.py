@@ -38,6 +38,8 @@ _WARM_UP = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.catalogImplementation": "in-memory",
+    # A JVM takes one for good, with the conf of the Spark that sets it.
+    "spark.sql.defaultUrlStreamHandlerFactory.enabled": "false",
     "spark.sql.shuffle.partitions": "2",
 }
 

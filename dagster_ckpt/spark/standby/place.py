@@ -57,9 +57,12 @@ class Standby:
         """
         environment = _environment()
         named = [*map(conf.get, _FILES), *map(environment.get, _DIRECTORIES)]
+        program = java_and_spark(conf)
+        if program is not None and not environment.get("SPARK_CONF_DIR"):
+            named.append(f"{program[3]}/conf")
         where = [this_host(), os.geteuid(), str(Path.cwd()), __version__, class_archive]
         of_user = [sorted(conf.items()), sorted(environment.items()), [_files(name) for name in named if name]]
-        key = json.dumps([where, of_user, java_and_spark(conf)])
+        key = json.dumps([where, of_user, program])
         return cls(hashlib.sha256(key.encode()).hexdigest()[:32], conf, environment, class_archive)
 
     @property

@@ -82,10 +82,15 @@ def test_a_run_that_attends_a_driver_looks_and_gives_signs_as_often_as_the_drive
     epochs.record_choice(claim.epoch, Choice("a" * 32, None, 1, 0, "/live", "h", None, "of the test", complete=()))
     beat(bucket, claim, 1)
     began = bucket.clock.now
+    given: dict[int, float] = {}
+    parts: list[float] = []
 
     def wait(seconds: float) -> None:
         bucket.clock.advance(seconds)
         beat(bucket, claim, int(bucket.clock.now // 60))
+        if (sign := bucket.catalog.records.attendant.read()) is not None:
+            age = bucket.clock.now - given.setdefault(sign.sequence, bucket.clock.now)
+            parts.append(age / sign.lease.timeout)
 
     def turn() -> None:
         if bucket.clock.now - began > 3600:
@@ -99,3 +104,4 @@ def test_a_run_that_attends_a_driver_looks_and_gives_signs_as_often_as_the_drive
     sign = bucket.catalog.records.attendant.read()
     assert sign is not None
     assert sign.lease == Lease(60, 300), "whoever waits for the next sign waits as long"
+    assert max(parts) < 0.5, "no sign is older than the lease that it announces, the first one neither"

@@ -38,14 +38,20 @@ class RequestWatch:
         """Seconds until the next look; 0 or less: it is due."""
         return self._look_at - self._clock.monotonic()
 
+    def is_due(self) -> bool:
+        """Whether to look now; if so, the next look is due in a while, even if this one fails before :meth:`look`."""
+        if self.left > 0:
+            return False
+        self._look_at = self._clock.monotonic() + LOOK
+        return True
+
     def look(self) -> Sequence[SavepointRequest]:
         """The open requests, the oldest first; empty without a listing if nobody has rung since the last one.
 
         Raises:
-            OSError: the storage failed; the next look asks again.
+            OSError: the storage failed; the next look, soon, asks again.
         """
         now = self._clock.monotonic()
-        self._look_at = now + LOOK
         bell = self._requests.bell()
         found: Sequence[SavepointRequest] = ()
         if bell is None or bell != self._heard or now >= self._list_at:

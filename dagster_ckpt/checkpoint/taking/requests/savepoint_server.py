@@ -114,7 +114,7 @@ class SavepointServer:
             Fenced: a newer run has taken the job over.
         """
         now = self._clock.monotonic()
-        if self._current is None and self._watch.left <= 0:
+        if self._current is None and self._watch.is_due():
             self._look()
         self._answer_checkpoints(over=False)
         if self._current is None:

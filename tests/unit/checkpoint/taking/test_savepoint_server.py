@@ -229,6 +229,8 @@ class TestFailing:
         served.job.disk.plan = lambda operation: Fail() if operation.path.endswith(".answer") else None
         served.pass_time(5)
         assert served.requests.answer_to(token) is None
+        tries = [operation for operation in served.job.disk.operations if operation.path.endswith(".answer")]
+        assert 2 <= len(tries) < 20, "and the storage is not asked all the time"
         served.job.refuse()
         served.pass_time(1.1)
         assert served.holds(token) == 1
