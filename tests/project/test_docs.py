@@ -44,10 +44,10 @@ from dagster_ckpt.orchestration.events import JobEvents
 from dagster_ckpt.orchestration.savepoints import savepoint_asset
 from dagster_ckpt.orchestration.storages import FileSystemCheckpointStorage
 from dagster_ckpt.spark.events import CheckpointFailed, CheckpointReplaced, Started
-from dagster_ckpt.spark.query.class_archive import CACHE_VARIABLE, archive_for
+from dagster_ckpt.spark.query.class_archive import CACHE_VARIABLE, OPTIONS_VARIABLE, archive_for
 from dagster_ckpt.standalone.submitted import submitted_drive
 from dagster_ckpt.testing.filesystem_contract import FileSystemContract
-from tests.helpers.local_spark import delta_conf, iceberg_conf
+from tests.helpers.local_spark import JVM_OPTIONS, delta_conf, iceberg_conf
 from tests.helpers.orchestration.stored_job import StoredJob, make_asset, run_id
 from tests.jobs.harness import Bench, Row, copied, deduplicated, eventually
 from tests.jobs.kafka.topics import TopicBench
@@ -395,6 +395,7 @@ def an_archive_that_is_there(block: Block, bench: Bench, data: Path) -> None:
     del bench
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(CACHE_VARIABLE, str(data / "cache"))
+        patch.setenv(OPTIONS_VARIABLE, JVM_OPTIONS)  # without the archive of the tests
         archive = archive_for({})
         assert archive is not None
         archive.path.write_bytes(b"classes")
