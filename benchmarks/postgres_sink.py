@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 import psutil
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -73,13 +74,23 @@ def run_query(kind: str, spark: SparkSession, reach: str, directory: Path, optio
         writer = sink_to(stream, sink)
     query = writer.option("checkpointLocation", str(live / "checkpoint")).trigger(availableNow=True).start()
     query.awaitTermination()
-    reports = [report for report in query.recentProgress if report["numInputRows"]]
     ((written,),) = rows(reach, f"SELECT count(*) FROM {name}")  # noqa: S608 - a name of ours
-    if written != options.rows * options.batches or len(reports) != options.batches:
-        raise RuntimeError(f"{kind}: {written} rows and {len(reports)} batches are not what was to be written")
+    figures = figures_of(kind, query, written, options)
     rows(reach, f"DROP TABLE {name}")
     shutil.rmtree(live)
-    # The first batch of a query pays for its planning.
+    return figures
+
+
+def figures_of(kind: str, query: StreamingQuery, written: int, options: Options) -> dict[str, Any]:
+    """What a query of a kind cost, by Spark's own progress reports.
+
+    Raises:
+        RuntimeError: the query did not write what it was to write.
+    """
+    reports = [report for report in query.recentProgress if report["numInputRows"]]
+    if written != options.rows * options.batches or len(reports) != options.batches:
+        raise RuntimeError(f"{kind}: {written} rows and {len(reports)} batches are not what was to be written")
+    # The first batch of a query pays for its planning, and where the query makes its table, for that.
     milliseconds = [report["durationMs"]["triggerExecution"] for report in reports[1:]]
     return {
         "kind": kind,

@@ -14,10 +14,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import platform
 import shutil
-import statistics
 import sys
 import uuid
 from datetime import UTC, datetime
@@ -30,15 +28,13 @@ from pyspark.sql import SparkSession
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.postgres_sink import Options, summarize  # noqa: E402
+from benchmarks.postgres_sink import OURS, PLAIN, Options, figures_of, summarize  # noqa: E402
 from benchmarks.transactional_sink import land, start_spark  # noqa: E402
 from dagster_ckpt.spark import DeltaSink, IcebergSink, sink_to  # noqa: E402
 from dagster_ckpt.spark.sinks.sink import SinkRun  # noqa: E402
 from tests.helpers.local_spark import delta_conf, iceberg_conf  # noqa: E402
 from tests.jobs.tables.iceberg import lake  # noqa: E402
 from tests.servers.ivy import alone  # noqa: E402
-
-PLAIN, OURS = "A", "B"
 
 
 def run_query(kind: str, spark: SparkSession, of: str, directory: Path, options: Options) -> dict[str, Any]:
@@ -60,19 +56,9 @@ def run_query(kind: str, spark: SparkSession, of: str, directory: Path, options:
     writer = writer.option("checkpointLocation", str(live / "checkpoint")).trigger(availableNow=True)
     query = writer.toTable(table) if (kind, of) == (PLAIN, "iceberg") else writer.start()
     query.awaitTermination()
-    reports = [report for report in query.recentProgress if report["numInputRows"]]
-    written = spark.table(table).count()
-    if written != options.rows * options.batches or len(reports) != options.batches:
-        raise RuntimeError(f"{kind}: {written} rows and {len(reports)} batches are not what was to be written")
+    figures = figures_of(kind, query, spark.table(table).count(), options)
     shutil.rmtree(live)
-    # The first batch of a query pays for its planning, and in A for the creation of the table.
-    milliseconds = [report["durationMs"]["triggerExecution"] for report in reports[1:]]
-    return {
-        "kind": kind,
-        "batch_ms_median": statistics.median(milliseconds),
-        "rows_per_second": options.rows * (options.batches - 1) / sum(milliseconds) * 1000,
-        "load": os.getloadavg()[0],
-    }
+    return figures
 
 
 def main() -> int:
