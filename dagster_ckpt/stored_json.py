@@ -22,6 +22,7 @@ from dagster_ckpt.filesystem import inside
 
 __all__ = [
     "LONGEST_TEXT",
+    "SEAL_LENGTH",
     "SIGNED_64",
     "Json",
     "believed",
@@ -47,6 +48,8 @@ _DEEPEST: Final = 100
 _LONGEST_SHOWN: Final = 160
 _DIGEST = b',\n "digest": "sha256:'
 _END = b'"\n}\n'
+#: Bytes at the end of a sealed document that hold the checksum of all bytes before.
+SEAL_LENGTH = 2 * hashlib.sha256().digest_size + len(_END)
 _SHA256 = re.compile(r"[0-9a-f]{64}").fullmatch
 
 

@@ -36,7 +36,7 @@ from dagster_ckpt.errors import (
 )
 from dagster_ckpt.filesystem import FileSystem, open_filesystem
 from dagster_ckpt.paths import is_same_place
-from dagster_ckpt.stored_json import is_sealed
+from dagster_ckpt.stored_json import SEAL_LENGTH, is_sealed
 
 __all__ = ["CheckpointCatalog", "references", "shared_in_use", "unreadable_id"]
 
@@ -44,8 +44,6 @@ _log = logging.getLogger(__name__)
 
 #: Shown instead of a pointer for a checkpoint in a driver's memory.
 NOT_ADDRESSABLE = "<checkpoint-not-externally-addressable>"
-#: Bytes at the end of a manifest that hold its checksum.
-_SEAL = 68
 _SHORT = re.compile(r"(?:([0-9a-f]{32})/)?(chk-[1-9][0-9]*)/?")
 _INSIDE = re.compile(r"([^/]+)/([0-9a-f]{32})/chk-([1-9][0-9]*)")
 
@@ -193,11 +191,11 @@ class CheckpointCatalog:
         lines: dict[bytes, FileEntry] = {}
 
         def decode(data: bytes, where: str) -> CheckpointMetadata:
-            metadata = before.get(data[-_SEAL:])
+            metadata = before.get(data[-SEAL_LENGTH:])
             if metadata is None or not is_sealed(data):
                 metadata = CheckpointMetadata.decode(data, where, lines)
             if read_again:
-                self._decoded[data[-_SEAL:]] = metadata
+                self._decoded[data[-SEAL_LENGTH:]] = metadata
             return metadata
 
         with _no_collection():

@@ -22,7 +22,6 @@ class OwnSign:
     def __init__(self, records: JobRecords, job_name: str, run_id: str, clock: Clock) -> None:
         self._records, self._job_name, self._run_id, self._clock = records, job_name, run_id, clock
         self._last: Heartbeat | None = None
-        self._lease = Lease()
 
     @property
     def lease(self) -> Lease:
@@ -53,8 +52,7 @@ class OwnSign:
         Raises:
             StorageError: the storage failed.
         """
-        self._lease = lease
-        self._write(epoch)
+        self._write(epoch, lease)
 
     def stop(self, epoch: int, *, interrupted: bool) -> None:
         """Leave the last sign of life, if there was one and no other run attends the driver by now.
@@ -67,11 +65,11 @@ class OwnSign:
             return
         try:
             self.check_sole()
-            self._write(epoch, stopped=True, interrupted=interrupted)
+            self._write(epoch, self.lease, stopped=True, interrupted=interrupted)
         except (JobAlreadyRunning, StorageError, OSError):
             return
 
-    def _write(self, epoch: int, *, stopped: bool = False, interrupted: bool = False) -> None:
+    def _write(self, epoch: int, lease: Lease, *, stopped: bool = False, interrupted: bool = False) -> None:
         sign = Heartbeat(
             epoch=epoch,
             run_id=self._run_id,
@@ -81,7 +79,7 @@ class OwnSign:
             stopped=stopped,
             uptime=self._clock.monotonic(),
             interrupted=interrupted,
-            lease=self._lease,
+            lease=lease,
         )
         self._records.attendant.write(sign)
         self._last = sign

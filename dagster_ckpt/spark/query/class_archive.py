@@ -152,14 +152,16 @@ def archive_for(conf: Mapping[str, str]) -> ClassArchive | None:
         StorageUnusable: the directory of archives is not this user's own.
         OSError: Java, Spark or the directory of archives cannot be read.
     """
-    directory, key = _directory(), java_and_spark(conf)
+    directory = _directory()
     decided = any(word in conf.get(key, "") for key in _USERS_OPTIONS for word in _DECIDED)
     decided = decided or any(word in os.environ.get(OPTIONS_VARIABLE, "") for word in _DECIDED)
-    if directory is None or key is None or decided or os.name != "posix":
+    if directory is None or decided or os.name != "posix":
+        return None
+    if (found := java_and_spark(conf)) is None:
         return None
     directory /= "class_archives"
     make_working_directory(directory, directory.parent)
-    name = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:32]
+    name = hashlib.sha256(json.dumps(found).encode()).hexdigest()[:32]
     return ClassArchive(directory / f"{name}.jsa")
 
 

@@ -74,7 +74,7 @@ class AdoptedJvm:
 
 
 def adopt(name: str) -> Any | None:
-    """Adopt the standby of a name; ``None`` if there is none, or if another run was faster.
+    """Adopt the standby with this name; ``None`` if no such standby waits, or if another run has adopted the standby.
 
     Returns:
         PySpark's gateway to the JVM.
