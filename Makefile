@@ -26,6 +26,7 @@ SIDE_BY_SIDE := --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 test: $(STAMP) ## the fast tests, side by side
 	@tools/require-java
 	@tools/require-postgres
+	@$(BIN)/python -m tests.helpers.local_spark
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE)
 
 test-integration: $(STAMP) ## the slow tests and those that need a daemon, a cluster or a browser

@@ -31,6 +31,7 @@ def main() -> int:
     failed = False
     for release, python in zip(releases, pythons, strict=True):
         print(f"Spark {release}", flush=True)
+        subprocess.run([python, "-m", "tests.helpers.local_spark"], cwd=ROOT, check=True)  # noqa: S603
         failed |= _pytest(python, chosen, *_SIDE_BY_SIDE)
     os.environ["OLDER_SPARKS"] = os.pathsep.join(pythons)
     print(f"Spark {', '.join(releases)} and then the one installed here", flush=True)
