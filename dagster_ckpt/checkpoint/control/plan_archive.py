@@ -27,10 +27,11 @@ import re
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count, takewhile
 from typing import Any
 
 from dagster_ckpt.checkpoint.control.epochs import Epochs
-from dagster_ckpt.checkpoint.format import CONTROL_DIR, CheckpointMetadata, is_record, is_there_sealed
+from dagster_ckpt.checkpoint.format import CONTROL_DIR, RESCALE, CheckpointMetadata, is_record, is_there_sealed
 from dagster_ckpt.errors import CorruptRecord
 from dagster_ckpt.filesystem import FileSystem, inside
 from dagster_ckpt.stored_json import believed, check_tree, parsed, shown, whole
@@ -112,7 +113,7 @@ class PlanArchive:
         Raises:
             CorruptRecord: a file of the archive is not what was written.
         """
-        origin = self._origin(metadata.epoch)
+        origin = self._begun_with(metadata) if metadata.kind == RESCALE else self._origin(metadata.epoch)
         for epoch in reversed(self.epochs()):
             on_line = (at == origin and metadata.batch <= until for at, until, _ in self._line(epoch, metadata.batch))
             if origin is not None and any(on_line):
@@ -182,7 +183,7 @@ class PlanArchive:
         for at, until, _ in () if epoch is None else self._line(epoch, batch):
             plans = self._of(at, batch)
             found |= {number: plan for number, plan in plans.items() if number <= until and number not in found}
-        return list(_without_gap(found, batch))
+        return [found[number] for number in takewhile(found.__contains__, count(batch + 1))]
 
     def _line(self, epoch: int, batch: int) -> Iterator[tuple[int, float, _Begin]]:
         """The epochs of the line that leads to ``epoch``, newest first, back to the epoch that ran ``batch``.
@@ -205,6 +206,12 @@ class PlanArchive:
         """
         began = (known for known in reversed(self.epochs()) if known <= epoch and self._begin(known) is not None)
         return next(began, None)
+
+    def _begun_with(self, rescaled: CheckpointMetadata) -> int | None:
+        """The epoch whose line begins with a rescaled checkpoint: its own, unless that died before it began."""
+        begun = ((epoch, self._begin(epoch)) for epoch in self.epochs() if epoch >= rescaled.epoch)
+        first = (rescaled.batch, None)
+        return next((epoch for epoch, it in begun if it is not None and (it.after, it.previous) == first), None)
 
     def _of(self, epoch: int, after: int) -> dict[int, PlannedBatch]:
         begin = self._begin(epoch)
@@ -390,10 +397,3 @@ def _batches_of(path: str) -> range:
     if not 0 <= last - first < _MOST_BATCHES:
         raise ValueError(f"its name says that it has plans of batches {first} to {last}")
     return range(first, last + 1)
-
-
-def _without_gap(plans: Mapping[int, PlannedBatch], after: int) -> Iterable[PlannedBatch]:
-    batch = after + 1
-    while batch in plans:
-        yield plans[batch]
-        batch += 1

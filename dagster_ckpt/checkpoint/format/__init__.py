@@ -26,7 +26,7 @@ from dagster_ckpt.checkpoint.format.layout import (
     shared_directory,
     validate_job_name,
 )
-from dagster_ckpt.checkpoint.format.manifest import FORK, SAVEPOINT, CheckpointMetadata, FileEntry
+from dagster_ckpt.checkpoint.format.manifest import FORK, RESCALE, SAVEPOINT, CheckpointMetadata, FileEntry
 from dagster_ckpt.checkpoint.format.records import (
     LONGEST_REASON,
     Batch,
@@ -66,6 +66,7 @@ __all__ = [
     "LONGEST_REASON",
     "METADATA_FILE_NAME",
     "NEXT_BATCH",
+    "RESCALE",
     "SAVEPOINT",
     "SAVEPOINT_DIR_PREFIX",
     "Batch",

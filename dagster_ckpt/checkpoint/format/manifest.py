@@ -22,12 +22,14 @@ from dagster_ckpt.errors import CheckpointFailure, CorruptMetadata, UnknownMetad
 from dagster_ckpt.filesystem import Stored
 from dagster_ckpt.stored_json import Json, hex_digits, is_sealed, parsed, seal, text, whole
 
-__all__ = ["FORK", "SAVEPOINT", "CheckpointMetadata", "FileEntry"]
+__all__ = ["FORK", "RESCALE", "SAVEPOINT", "CheckpointMetadata", "FileEntry"]
 
 #: The kind of a savepoint: self-contained, in a directory that the user owns.
 SAVEPOINT = "savepoint"
 #: The kind of a forked job's first checkpoint: a copy of another job's checkpoint or savepoint.
 FORK = "fork"
+#: The kind of a copy of a checkpoint with another number of state partitions.
+RESCALE = "rescale"
 FORMAT = "dagster_ckpt"
 VERSION = 1
 #: The version of a manifest that has files copied by the storage.

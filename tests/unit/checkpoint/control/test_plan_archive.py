@@ -327,3 +327,28 @@ def test_a_name_that_stands_for_a_million_million_batches_is_refused(storage: Me
         with pytest.raises(CorruptRecord, match=f"{name}.* plans of batches"):
             archive.batches()
         del storage.files[f"{archive.of_epoch(1)}/{name}"]
+
+
+@pytest.mark.parametrize("own_began", [True, False], ids=["the start that made it", "the start after that"])
+def test_a_repartition_begins_a_line(own_began: bool) -> None:
+    """Its batch has the number of another one, on the line of the checkpoint that was repartitioned."""
+    machine = Archive()
+    archive, plan = machine.archive, machine.plan
+    machine.writer(1).begin(-1, None, [])
+    old = [plan(batch) for batch in range(4)]
+    writer = machine.writer(1)
+    writer.append(old)
+    before, rescaled = metadata(1, 0), replace(metadata(2, 1, 2), kind="rescale")
+    assert (archive.line_through(rescaled), archive.after(rescaled)) == (None, [])
+
+    began = 2 if own_began else 3
+    machine.writer(began).begin(1, archive.line_through(rescaled), [])
+    new = [plan(batch) for batch in (2, 3)]
+    machine.writer(began).append(new)
+    assert (archive.line_through(rescaled), archive.after(rescaled)) == (began, new)
+    assert (archive.line_through(before), archive.after(before)) == (1, old[1:])
+
+    machine.writer(4).begin(0, archive.line_through(before), [])  # a rollback to before it
+    machine.writer(4).append([plan(1), plan(2)])
+    assert archive.line_through(rescaled) == began
+    assert [found.batch for found in archive.after(before)] == [1, 2]
