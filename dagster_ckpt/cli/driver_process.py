@@ -90,7 +90,8 @@ class Order:
 
     def continued(self) -> Order:
         """The order for the drivers after one that has begun: they go on from the newest checkpoint."""
-        asked = {"restore_from": LATEST, "claim_mode": None, "replay_to": None, "allow_loss": False, "fork_from": None}
+        once = dict.fromkeys(("claim_mode", "replay_to", "fork_from", "state_partitions"))
+        asked = {"restore_from": LATEST, "allow_loss": False, **once}
         return replace(self, arguments={**self.arguments, **asked})
 
 

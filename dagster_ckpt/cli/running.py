@@ -36,6 +36,7 @@ __all__ = ["run"]
 @click.option("--replay-to", help="Up to which batch those after the checkpoint run again as they were.")
 @click.option("--allow-loss", is_flag=True, help="Restore although rows would be lost or doubled.")
 @click.option("--fork-from", help="A checkpoint or savepoint of any job, to begin with a copy of it.")
+@click.option("--state-partitions", type=int, help="The number of partitions of the state in the restored copy.")
 @click.pass_context
 def run(
     context: click.Context,
@@ -49,6 +50,7 @@ def run(
     replay_to: str | None,
     allow_loss: bool,
     fork_from: str | None,
+    state_partitions: int | None,
     **given: Any,
 ) -> None:
     """Run the job of an asset or of a function, and resume it until it ends: without Dagster's instance.
@@ -75,5 +77,6 @@ def run(
         "replay_to": replay_to,
         "allow_loss": allow_loss,
         "fork_from": fork_from,
+        "state_partitions": state_partitions,
     }
     sys.exit(keep_running(Order(target, arguments, resources)))

@@ -26,15 +26,18 @@ _OTHER_STATUSES = 2
 @click.command()
 @click.argument("job")
 @click.argument("checkpoint", default=LATEST)
+@click.option(
+    "--state-partitions", type=click.IntRange(1), help="Check a restore with this number of state partitions."
+)
 @storage_path
 @JSON
-def preflight(job: str, checkpoint: str, path: str, as_json: bool) -> None:
+def preflight(job: str, checkpoint: str, state_partitions: int | None, path: str, as_json: bool) -> None:
     """Tell whether CHECKPOINT of JOB can be restored, as far as that is known without its query. Changes nothing.
 
     Checked are its files, its logs, the input that would be read again, the sink, Spark's version, and who else runs.
     Exits with 0 for RESTORABLE, 3 for WITH_LOSS, 4 for NOT_RESTORABLE.
     """
-    found = stored_verdict(CheckpointCatalog(storage_at(path), job), checkpoint)
+    found = stored_verdict(CheckpointCatalog(storage_at(path), job), checkpoint, state_partitions=state_partitions)
     if as_json:
         say_json(found.to_json())
     else:
@@ -43,13 +46,16 @@ def preflight(job: str, checkpoint: str, path: str, as_json: bool) -> None:
     sys.exit(exit_status(found.verdict))
 
 
-def stored_verdict(catalog: CheckpointCatalog, checkpoint: str, *, terminates: bool = False) -> Preflight:
+def stored_verdict(
+    catalog: CheckpointCatalog, checkpoint: str, *, terminates: bool = False, state_partitions: int | None = None
+) -> Preflight:
     """The verdict on a restore of a stored checkpoint.
 
     Args:
         catalog: the job's checkpoints.
         checkpoint: as the user named it; one that does not exist, or is broken, is a verdict, too.
         terminates: whether the run that drives the job would be terminated before the restore.
+        state_partitions: the number that the state would get in the restored copy.
 
     Raises:
         StorageError: the storage failed, which says nothing of the checkpoint.
@@ -63,6 +69,7 @@ def stored_verdict(catalog: CheckpointCatalog, checkpoint: str, *, terminates: b
             clock=SystemClock(),
             wait=time.sleep,
             terminates=() if heartbeat is None else (heartbeat.run_id,),
+            state_partitions=state_partitions,
         )
     except StorageError:
         raise

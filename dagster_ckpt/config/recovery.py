@@ -38,6 +38,8 @@ class RestoreRequest:
         allow_loss: continue although rows would be lost or doubled; the next checkpoints record what was accepted.
         fork_from: the path of a checkpoint or savepoint of any job, or of a checkpointLocation of plain Spark, to begin
             a job that has no checkpoint yet; ``None`` to continue the job. What is there stays untouched.
+        state_partitions: the number of partitions that the query's state gets in the restored copy; ``None`` for the
+            checkpoint's number. The batches after the checkpoint then get new boundaries.
     """
 
     restore_from: str = LATEST
@@ -45,14 +47,18 @@ class RestoreRequest:
     replay_to: str | int | None = None
     allow_loss: bool = False
     fork_from: str | None = None
+    state_partitions: int | None = None
 
     def __post_init__(self) -> None:
         """Check the values without the storage.
 
         Raises:
             InvalidConfiguration: ``replay_to`` is neither a batch nor one of the words, or ``fork_from`` is combined
-                with an option for a job that continues.
+                with an option for a job that continues; or ``state_partitions`` is below 1, or is combined with what
+                leaves no checkpoint to repartition.
         """
+        if self.state_partitions is not None:
+            self._check_partitions(self.state_partitions)
         if self.fork_from is not None:
             others = {"claim_mode": self.claim_mode, "replay_to": self.replay_to}
             given = ["restore_from"] if self.restore_from != LATEST else []
@@ -70,6 +76,23 @@ class RestoreRequest:
                     f"replay_to is {text!r}.", hint="Set it to 'latest', 'none' or the number of a batch."
                 )
             object.__setattr__(self, "replay_to", int(text))
+
+    def _check_partitions(self, number: int) -> None:
+        if number < 1:
+            raise InvalidConfiguration(f"state_partitions is {number}.", hint="Set it to 1 or more, or leave it out.")
+        given = {"fork_from": self.fork_from, "claim_mode": self.claim_mode}
+        others = [f"{name}: {value}" for name, value in given.items() if value is not None]
+        others += ["restore_from: none"] if self.restore_from == NONE else []
+        others += [f"replay_to: {self.replay_to}"] if self.replay_to not in {None, NONE} else []
+        if others:
+            raise InvalidConfiguration(
+                f"The run has state_partitions: {number} and {', '.join(others)}.",
+                hint="Launch first without state_partitions. When the job has a checkpoint, launch again with "
+                "state_partitions alone, or with a restore_from beside it that names a checkpoint. A query that starts "
+                "from nothing has as many partitions as spark.sql.shuffle.partitions of its session says.",
+            )
+        # The repartition takes the number of the next batch, so that no later batch can keep its number.
+        object.__setattr__(self, "replay_to", NONE)
 
     @property
     def is_plain(self) -> bool:

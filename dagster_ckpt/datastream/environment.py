@@ -299,6 +299,7 @@ class StreamExecutionEnvironment:
         replay_to: str | int | None = None,
         allow_loss: bool = False,
         fork_from: str | None = None,
+        state_partitions: int | None = None,
     ) -> JobExecutionResult:
         """Run the queries until they end, each as its own job that continues from its newest checkpoint.
 
@@ -314,6 +315,7 @@ class StreamExecutionEnvironment:
             allow_loss: restore although rows would be lost or doubled.
             fork_from: a checkpoint or savepoint of any job, for a single query that has no checkpoint of its own and
                 begins with a copy.
+            state_partitions: the number of partitions that the state of a single query gets in the restored copy.
 
         Raises:
             InvalidConfiguration: there is no query, or a setting cannot be used.
@@ -328,6 +330,7 @@ class StreamExecutionEnvironment:
                 replay_to,
                 allow_loss=allow_loss,
                 fork_from=fork_from,
+                state_partitions=state_partitions,
             ),
         )
 

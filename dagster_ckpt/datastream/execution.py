@@ -58,7 +58,7 @@ def run_jobs(jobs: Sequence[StreamingJob], request: RestoreRequest) -> JobExecut
         request: what they begin with; only a single job can begin with a checkpoint that is named.
 
     Raises:
-        InvalidConfiguration: a checkpoint is named for several jobs.
+        InvalidConfiguration: a checkpoint or a number of state partitions is named for several jobs.
         CheckpointError: the first job's failure; its notes tell the failures of other jobs.
     """
     named = request.fork_from or request.restore_from
@@ -66,6 +66,12 @@ def run_jobs(jobs: Sequence[StreamingJob], request: RestoreRequest) -> JobExecut
         raise InvalidConfiguration(
             f"{named} is a checkpoint of one job, and there are {len(jobs)}: {', '.join(job.name for job in jobs)}.",
             hint="Execute the query to be restored in an environment of its own.",
+        )
+    if request.state_partitions is not None and len(jobs) > 1:
+        raise InvalidConfiguration(
+            f"state_partitions is for the state of one query, and there are {len(jobs)}: "
+            f"{', '.join(job.name for job in jobs)}.",
+            hint="Execute the query whose state is to be repartitioned in an environment of its own.",
         )
     job_ids: dict[str, str] = {}
     starts = [_start(job, request) for job in jobs]

@@ -24,7 +24,7 @@ from dagster_ckpt.errors import InvalidConfiguration
 
 __all__ = ["JobSettings", "RunSettings", "asked_once", "going_on", "op_config"]
 
-_ONLY_ONCE = frozenset({"claim_mode", "replay_to", "allow_loss", "fork_from"})
+_ONLY_ONCE = frozenset({"claim_mode", "replay_to", "allow_loss", "fork_from", "state_partitions"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +107,7 @@ class JobSettings:
                 op_config.get("replay_to"),
                 allow_loss=bool(op_config.get("allow_loss", False)),
                 fork_from=op_config.get("fork_from"),
+                state_partitions=op_config.get("state_partitions"),
             ),
             tuple(warnings),
             self.poison_batch_attempts,

@@ -72,6 +72,11 @@ class StreamingRunConfig(dg.Config):
         "with a copy of it, into an empty sink; the other job is not touched and may be running. With restore_from: "
         "latest only.",
     )
+    state_partitions: int | None = Field(
+        default=None,
+        description="The number of partitions that the query's state gets, in the restored copy: Spark 4.2 and later "
+        "repartition it before the query starts. The checkpoint itself stays as it is. For this start only.",
+    )
     fallback_to_older: bool | None = Field(
         default=None,
         description="Whether this run, and those that resume it, may go on from an older checkpoint when the newest is "

@@ -62,6 +62,7 @@ class Release:
         row_checksums: whether the rows in state files may have checksums.
         named_sources: whether sources may have names of the user's, which the logs then have.
         real_time: whether Python has the real-time trigger.
+        repartitions_state: whether Spark repartitions the state of a stopped query.
         rocksdb_options: the options of RocksDB that no older release has.
         offset_confs: the settings in entries of ``offsets/`` that no older release writes there.
     """
@@ -74,6 +75,7 @@ class Release:
     row_checksums: bool = True
     named_sources: bool = True
     real_time: bool = True
+    repartitions_state: bool = True
     rocksdb_options: Collection[str] = ()
     offset_confs: Collection[str] = ()
 
@@ -123,6 +125,7 @@ _4_1 = Release(
     row_checksums=False,
     named_sources=False,
     real_time=False,
+    repartitions_state=False,
     rocksdb_options=("memoryUpdateIntervalMs", "verifyNonEmptyFilesInZip"),
 )
 _4_2 = Release(

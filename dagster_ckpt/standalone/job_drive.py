@@ -68,6 +68,7 @@ def run(
     replay_to: str | int | None = None,
     allow_loss: bool = False,
     fork_from: str | None = None,
+    state_partitions: int | None = None,
     op_config: Mapping[str, Any] | None = None,
 ) -> RunResult:
     """Run a job in this process until it ends: under checkpoints, and restarted by its own strategy.
@@ -97,6 +98,7 @@ def run(
         replay_to: up to which batch those after the checkpoint are run again as they were.
         allow_loss: restore although rows would be lost or doubled.
         fork_from: a checkpoint or savepoint of any job, to begin with a copy of it.
+        state_partitions: the number of partitions that the query's state gets in the restored copy.
         op_config: the fields of the function's own configuration.
 
     Returns:
@@ -122,6 +124,7 @@ def run(
         replay_to=replay_to,
         allow_loss=allow_loss,
         fork_from=fork_from,
+        state_partitions=state_partitions,
         op_config=op_config,
     ).run()
 

@@ -39,6 +39,7 @@ from dagster_ckpt.spark.preflight.query_checks import (
 from dagster_ckpt.spark.preflight.source_files import CHECK as SOURCE_FILES
 from dagster_ckpt.spark.preflight.source_files import SourceFiles, source_finding
 from dagster_ckpt.spark.query import WriterPlan
+from dagster_ckpt.spark.rescale import Rescale, rescale_finding
 from dagster_ckpt.spark.sinks import Sink
 from dagster_ckpt.spark.verdict import Finding, Preflight
 
@@ -74,6 +75,7 @@ class ProposedStart:
         spark_version: the version of the running Spark.
         elsewhere: where the rows up to the checkpoint are, if not in this sink.
         removes: files in the sink that the start removes and that may not be the query's.
+        on_disk: whether the live location is on a disk.
     """
 
     job: StreamingJob
@@ -93,6 +95,7 @@ class ProposedStart:
     spark_version: str
     elsewhere: str = ""
     removes: Sequence[str] = ()
+    on_disk: bool = True
 
     @property
     def location(self) -> Path:
@@ -177,6 +180,7 @@ def _checked(start: ProposedStart, restored: CheckpointMetadata | None, plans: S
             version_finding(None, start.spark_version, start.ran_last),
             *kafka_sink_findings(start.plan),
             others,
+            *_rescaled(start, None, ()),
         ]
     again = [plan.batch for plan in start.replay]
     if not again and not start.gives_up_in_flight:
@@ -187,7 +191,7 @@ def _checked(start: ProposedStart, restored: CheckpointMetadata | None, plans: S
         log_finding(restored, start.location, start.spark_version, start.replay),
         version_finding(restored.facts.spark_version, start.spark_version, start.ran_last),
         state_finding(job.state_backend, restored),
-        partitions_finding(job.partitions, restored),
+        *(_rescaled(start, restored, known) or [partitions_finding(job.partitions, restored)]),
         sources_finding(job.name, restored, start.writer),
         operators_finding(job.name, restored, start.writer),
         query_sink_finding(restored, start.plan, start.sink, start.directory),
@@ -199,6 +203,18 @@ def _checked(start: ProposedStart, restored: CheckpointMetadata | None, plans: S
         *([elsewhere_finding(restored, start.plan, start.sink, start.elsewhere)] if start.elsewhere else []),
         *([removed_finding(start.removes)] if start.removes else []),
     ]
+
+
+def _rescaled(start: ProposedStart, restored: CheckpointMetadata | None, known: Sequence[int]) -> list[Finding]:
+    """Whether the state can have the number of partitions that was asked for; empty if none was asked for."""
+    number = start.request.state_partitions
+    if number is None:
+        return []
+    later = [*known, *(() if restored is None else in_flight_batch(start.location, restored.batch))]
+    asked = Rescale(
+        number, start.spark_version, start.job.partitions, start.on_disk, start.location, start.sink, sorted(later)
+    )
+    return [rescale_finding(asked, restored)]
 
 
 def _read_again(start: ProposedStart, restored: CheckpointMetadata) -> Sequence[PlannedBatch]:

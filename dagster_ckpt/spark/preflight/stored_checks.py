@@ -30,6 +30,7 @@ from dagster_ckpt.spark.preflight.checkpoint_checks import (
     with_in_flight,
 )
 from dagster_ckpt.spark.preflight.source_files import source_finding
+from dagster_ckpt.spark.rescale import RESCALE_CHECK, Rescale, rescale_finding
 from dagster_ckpt.spark.sinks import recorded_sink
 from dagster_ckpt.spark.verdict import Finding, Preflight
 
@@ -46,6 +47,7 @@ def check_stored(
     clock: Clock,
     wait: Callable[[float], object],
     terminates: Collection[str] = (),
+    state_partitions: int | None = None,
 ) -> Preflight:
     """Check a stored checkpoint as far as possible without its query and without Spark. Changes nothing.
 
@@ -56,6 +58,8 @@ def check_stored(
         clock: wall and monotonic time.
         wait: sleeps for this many seconds, while the check watches whether a run on another host is alive.
         terminates: the ids of runs that would be terminated before the restore.
+        state_partitions: the number that the state would get in the restored copy, ``None`` to keep that of the
+            checkpoint. The batches after the checkpoint then get new boundaries.
     """
     try:
         verify_checkpoint(catalog, restored)
@@ -72,10 +76,24 @@ def check_stored(
             told = Finding.fine("all else", "not checked: it is told by files that are broken.")
             findings.append(told if files.error is not None else Finding.of_error("all else", error))
         else:
-            findings += check_unpacked(catalog, restored, directory, asked)
+            replayed = asked if state_partitions is None else restored.reference
+            findings += check_unpacked(catalog, restored, directory, replayed)
+            if state_partitions is not None:
+                findings.append(_rescaled(catalog, restored, directory / "checkpoint", state_partitions))
     heartbeat, dead = catalog.records.heartbeat.watched(clock, wait)
     findings.append(others_finding(catalog.job_name, heartbeat, dead, terminates=terminates))
     return Preflight(restored.reference, tuple(findings))
+
+
+def _rescaled(catalog: CheckpointCatalog, restored: CheckpointMetadata, location: Path, number: int) -> Finding:
+    """Whether the state can have another number of partitions, as far as a checkpoint tells."""
+    try:
+        known = [plan.batch for plan in catalog.records.plans(restored.job_id).after(restored)]
+        sink = None if restored.sink is None else recorded_sink(restored.sink)
+    except CheckpointError as error:
+        return Finding.of_error(RESCALE_CHECK, error)
+    later = [*known, *in_flight_batch(location, restored.batch)]
+    return rescale_finding(Rescale(number, _spark_here(), sink=sink, later=later), restored)
 
 
 def check_unpacked(

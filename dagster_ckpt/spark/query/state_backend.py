@@ -78,7 +78,7 @@ def check_partitions(partitions: int | None, restored: CheckpointMetadata) -> in
         raise QueryMismatch(
             f"{restored.name} has {fixed} partitions, and the job is to have {partitions}. Spark fixes the number when "
             "a query first starts.",
-            hint=f"Keep {fixed}, or start from nothing into an empty sink with restore_from: none.",
+            hint=f"Keep {fixed}, or launch once with state_partitions: {partitions}.",
         )
     return fixed
 
@@ -90,8 +90,8 @@ def ignored_partitions(session: SparkSession, restored: CheckpointMetadata | Non
     if fixed is None or fixed == configured:
         return []
     return [
-        f"{PARTITIONS_CONF}={configured}: it stays {fixed}, as it was when the query first started. To change "
-        "it, start from nothing into an empty sink with restore_from: none."
+        f"{PARTITIONS_CONF}={configured}: it stays {fixed}, as it is in the checkpoint. To change it, launch once with "
+        f"state_partitions: {configured}."
     ]
 
 

@@ -134,6 +134,9 @@ class RunningQuery:
         archiver = self._archiver()
         if prepared.sink is not None:
             restored = None if prepared.restored is None else prepared.restored.sink
+            if prepared.restored is not None and restored is not None:
+                # After a repartition of the state the position is that of an earlier batch: nothing was written since.
+                restored = {**restored, "batch": prepared.restored.batch}
             store = prepared.store
             prepared.sink.begin(
                 SinkRun(

@@ -38,10 +38,11 @@ from dagster_ckpt.spark.events import CheckpointsUnreadable, Event, Started
 from dagster_ckpt.spark.files import prepare_new_location
 from dagster_ckpt.spark.job import StreamingJob
 from dagster_ckpt.spark.kafka import KafkaInputs
-from dagster_ckpt.spark.live import LOCATION, choose_live
+from dagster_ckpt.spark.live import LOCATION, LocalLive, choose_live
 from dagster_ckpt.spark.plain import PlainLocation, plain_location
 from dagster_ckpt.spark.preflight import ProposedStart, pass_preflight
 from dagster_ckpt.spark.query import known_providers
+from dagster_ckpt.spark.rescale import is_rescaled, rescale, with_partitions
 from dagster_ckpt.spark.run.built_query import BuiltQuery, Queries
 from dagster_ckpt.spark.run.chosen import Checked, Chosen, Prepared, lay_out
 from dagster_ckpt.spark.run.fallback import cost_of
@@ -127,7 +128,7 @@ class Start:
     def _prepared(self, request: RestoreRequest, cancel: Flag, prepare_from: float) -> Prepared:
         chosen = self._choose(request)
         self._tracer.begin("build the query")
-        query = self._queries.build(chosen.target.metadata)
+        query = self._queries.build(with_partitions(chosen.target.metadata, request.state_partitions))
         chosen = lay_out(chosen, query, self._live, self._directory, self._job.name)
         self._tracer.begin("preflight")
         inputs = KafkaInputs(query.writer, self._clock)
@@ -137,6 +138,10 @@ class Start:
         if request.restore_from != LATEST or chosen.fork is not None:
             self._tracer.begin("trial")
             self._try(target.metadata, query.sink, cancel)
+        if request.state_partitions is not None and target.metadata is not None:
+            self._tracer.begin("rescale")
+            checked = self._rescale(target.metadata, request.state_partitions, chosen.job_id, checked, query)
+            target = checked.target
         self._tracer.begin("record")
         self._live.lay_out(self._directory)
         choice = self._record_choice(chosen, checked, query.sink)
@@ -222,10 +227,11 @@ class Start:
                 spark_version=self._spark.version,
                 elsewhere=chosen.elsewhere,
                 removes=chosen.removes,
+                on_disk=isinstance(self._live, LocalLive),
             ),
             self._clock.time(),
         )
-        restored, asked = target.metadata, request.restore_from != LATEST
+        restored, asked = target.metadata, request.restore_from != LATEST or bool(target.passed_over)
         if asked and restored is not None and sink is not None and not sink.can_roll_back and not request.allow_loss:
             refuse_abandoned(self._catalog, restored, sink)
         if restored is not None and chosen.fork is not None:
@@ -234,6 +240,19 @@ class Start:
             prepare_new_location(self._directory / LOCATION)
         fell_back = cost_of(self._catalog, target, passed.replay, sink) if target.passed_over else None
         return Checked(target, passed, line, began, fell_back)
+
+    def _rescale(
+        self, restored: CheckpointMetadata, partitions: int, job_id: str, checked: Checked, query: BuiltQuery
+    ) -> Checked:
+        """Repartition the unpacked state. The lineage goes on from the checkpoint of that, on a line of its own."""
+        if is_rescaled(restored, partitions):
+            return checked
+        store = self._store(job_id, self._catalog.next_id(job_id, restored), restored.reference)
+        notes = checked.passed.accepted_loss
+        made = rescale(query.session, self._live, self._directory, restored, partitions, store, self._clock, notes)
+        reason = f"{checked.target.reason}; {made.name} is {restored.name} with {partitions} state partitions"
+        target = replace(checked.target, metadata=made, job_id=job_id, reason=reason)
+        return replace(checked, target=target, line=None)
 
     def _record_choice(self, chosen: Chosen, checked: Checked, sink: Sink | None) -> Choice:
         """Put the choice on record: later starts resume from it."""

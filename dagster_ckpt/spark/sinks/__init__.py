@@ -6,6 +6,7 @@ from dagster_ckpt.spark.sinks.postgres import PostgresSink
 from dagster_ckpt.spark.sinks.recorded_sinks import position_reader, recorded_sink
 from dagster_ckpt.spark.sinks.sink import (
     BatchSink,
+    Pin,
     PlainQuery,
     PositionReader,
     Sink,
@@ -26,6 +27,7 @@ __all__ = [
     "DeltaSink",
     "ForeachBatchSink",
     "IcebergSink",
+    "Pin",
     "PlainQuery",
     "PositionReader",
     "PostgresSink",

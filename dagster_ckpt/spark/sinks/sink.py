@@ -152,6 +152,8 @@ class Sink(ABC):
         can_roll_back: whether the sink can go back to a position. If not, a restore must replay every batch that the
             sink may have seen, with the same boundaries.
         tells_data: whether :meth:`first_data` knows that the sink is empty.
+        can_skip_a_batch: whether the batch after the next one may follow a position: a repartition of the state takes
+            the number of a batch, and writes nothing.
         seeds_alike: whether :meth:`seed` tells the same position whatever the sink holds. When a job moves there, each
             restart before the first checkpoint there asks for the position anew. Of another sink the choice of the
             start keeps the position. A fork asks once, and its first checkpoint keeps the answer.
@@ -160,6 +162,7 @@ class Sink(ABC):
     kind: str
     can_roll_back: bool = True
     tells_data: bool = True
+    can_skip_a_batch: bool = False
     seeds_alike: bool = False
 
     @classmethod

@@ -79,6 +79,7 @@ class TransactionalFileSink(BatchSink):
     """
 
     kind = "transactional"
+    can_skip_a_batch = True
     seeds_alike = True
 
     def __init__(

@@ -37,6 +37,7 @@ class _UserSink(Sink):
     """A sink that is rolled back by a callable of the user."""
 
     kind = "custom"
+    can_skip_a_batch = True
     seeds_alike = True
 
     def __init__(

@@ -65,6 +65,7 @@ def test_the_table_is_what_this_spark_says(spark: SparkSession) -> None:
     }
     assert {key: _is_known(spark, key) for key in has} == has
     assert ("realTime" in signature(DataStreamWriter.trigger).parameters) == release.real_time
+    assert hasattr(type(spark), "_streamingCheckpointManager") == release.repartitions_state
     assert set(release.formats.commit_log) <= set(EVERY_FORMAT.commit_log)
 
 

@@ -113,6 +113,7 @@ def test_a_schedule_launches_the_checkpointed_job_with_its_tag(location: ModuleT
         "replay_to": None,
         "allow_loss": False,
         "fork_from": None,
+        "state_partitions": None,
         "fallback_to_older": None,
     }
     # The sensor finds runs by this tag, and the instance limits them by it.
