@@ -491,6 +491,24 @@ def without_dagster(block: Block, bench: Bench, data: Path) -> None:
             assert list((data / "checkpoints" / "turnover").glob("*/chk-1/_metadata"))
 
 
+def another_number_of_partitions(block: Block, bench: Bench, data: Path) -> None:
+    """After a run without the number: the state gets the new one, and the sink has each order once."""
+    land_orders(data)
+    one, last = 'TransactionalFileSink("/data/customers"))', ", state_partitions=7"
+    assert block.code.count(one) == block.code.count(last) == 1
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("dagster_ckpt.spark.start_session", lambda *_, **__: bench.spark)  # there can be one in a process
+        code = block.code.replace(one, f"{one}.trigger(availableNow=True)")
+        storage = replace(block, code=code.replace(last, "")).run(data)["storage"]
+        (data / "orders" / "1.json").rename(data / "orders" / "2.json")  # seen before, under another name
+        replace(block, code=code).run(data)
+    completed, broken = storage.catalog("customers").completed(storage.catalog("customers").job_ids()[0])
+    assert not broken
+    assert [(item.kind, item.facts.partitions) for item in completed[-2:]] == [("rescale", 7), ("checkpoint", 7)]
+    rows = ds.dataset(sorted((data / "customers").glob("*.parquet"))).to_table().to_pylist()
+    assert sorted(row["cents"] for row in rows) == [100, 250, 400]
+
+
 def keys_of_a_program(block: Block, bench: Bench, data: Path) -> None:
     """On an environment of its own, in the place of the one in the block before it."""
     del bench
@@ -669,6 +687,7 @@ _RUNNERS: dict[str, list[tuple[str, Runner]]] = {
         ("Write in PyFlink's spelling", in_pyflinks_spelling),
         ("Write in PyFlink's spelling", keys_of_a_program),
     ],
+    "docs/how-to/rescale.md": [("Give the state another number of partitions", another_number_of_partitions)],
     "docs/how-to/savepoint.md": [("By a schedule", a_schedule)],
     "docs/how-to/sink-custom.md": [("Write with a writer of another kind", a_data_source)],
     _DELTA: [("Write a Delta table", delta_table)],
