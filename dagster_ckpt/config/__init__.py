@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from dagster_ckpt.config.option_types import Place
     from dagster_ckpt.config.options import CONFIGURATION_OPTIONS
     from dagster_ckpt.config.quantities import duration_of, format_duration, format_size, parse_duration
-    from dagster_ckpt.config.recovery import LATEST, NONE, RecoveryClaimMode, RestoreRequest
+    from dagster_ckpt.config.recovery import LATEST, NONE, RecoveryClaimMode, RestoreRequest, UpgradeMode
     from dagster_ckpt.config.restart import (
         POISON_BATCH_ATTEMPTS,
         ExponentialDelayRestart,
@@ -100,6 +100,7 @@ __all__ = [
     "RetentionPolicy",
     "StateBackend",
     "StateLayout",
+    "UpgradeMode",
     "check_poison_batch_attempts",
     "configured_backend",
     "decide",

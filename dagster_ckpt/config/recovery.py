@@ -7,7 +7,7 @@ from enum import StrEnum
 
 from dagster_ckpt.errors import InvalidConfiguration
 
-__all__ = ["LATEST", "NONE", "RecoveryClaimMode", "RestoreRequest"]
+__all__ = ["LATEST", "NONE", "RecoveryClaimMode", "RestoreRequest", "UpgradeMode"]
 
 LATEST = "latest"
 NONE = "none"
@@ -22,6 +22,18 @@ class RecoveryClaimMode(StrEnum):
 
     CLAIM = "CLAIM"
     NO_CLAIM = "NO_CLAIM"
+
+
+class UpgradeMode(StrEnum):
+    """What a job goes on from when its code has changed, in the words of Flink's Kubernetes operator.
+
+    ``last-state``: from its newest checkpoint. ``savepoint``: from the savepoint that the version before was stopped
+    with, and from nothing else. ``stateless``: from nothing.
+    """
+
+    SAVEPOINT = "savepoint"
+    LAST_STATE = "last-state"
+    STATELESS = "stateless"
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,7 @@ next; ``str(error)`` has both. The docstrings are the reference of errors in the
     │   ├── SinkNotEmpty                       start from nothing, but the sink has data
     │   ├── SinkMismatch                       the sink does not hold what the checkpoint says it holds
     │   └── StateBackendMismatch               the state backend cannot read the checkpoint's state
+    ├── UpgradeFailed                          a new version of the code completed no checkpoint in time
     ├── QueryFailed                            the streaming query ended with an error
     │   ├── QueryNotBuilt                      the job's function failed, or Spark could not plan the query
     │   └── PoisonBatch                        the same batch failed with the same error each time it was tried
@@ -74,6 +75,7 @@ from dagster_ckpt.errors.runs import (
     StateBackendMismatch,
     ToleranceExceeded,
     TopicRecreated,
+    UpgradeFailed,
 )
 from dagster_ckpt.errors.storage import (
     CheckpointFileChanged,
@@ -131,6 +133,7 @@ __all__ = [
     "TopicRecreated",
     "UnknownMetadataVersion",
     "UnsupportedSpark",
+    "UpgradeFailed",
     "WorkingDirectoryFailed",
 ]
 

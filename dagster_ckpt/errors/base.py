@@ -32,6 +32,11 @@ class CheckpointError(Exception):
     def __str__(self) -> str:
         return f"{self.message}\n{self.hint}" if self.hint else self.message
 
+    @property
+    def in_one_line(self) -> str:
+        """Message and hint in one line."""
+        return f"{self.message} {self.hint}"
+
 
 class InvalidConfiguration(CheckpointError, ValueError):
     """A value the user chose cannot be used.

@@ -28,6 +28,7 @@ __all__ = [
     "StateBackendMismatch",
     "ToleranceExceeded",
     "TopicRecreated",
+    "UpgradeFailed",
 ]
 
 
@@ -208,6 +209,18 @@ class StateBackendMismatch(RestoreRefused):
     """
 
 
+class UpgradeFailed(CheckpointError):
+    """A new version of the code has completed no checkpoint in time, and the job returns to the version before.
+
+    What the version before goes on from is kept. The sink is rolled back to it at the next start.
+
+    Way on:
+        See the message for the cause. Put the code of the version before back, or name it in ``previous``.
+    """
+
+    recoverable = False
+
+
 class QueryFailed(CheckpointError):
     """The streaming query ended with an error; Spark's own error is in ``__cause__``.
 
@@ -244,11 +257,6 @@ class PoisonBatch(QueryFailed):
     """
 
     recoverable = False
-
-    @property
-    def in_one_line(self) -> str:
-        """Message and hint in one line."""
-        return f"{self.message} {self.hint}"
 
 
 class SparkNotStarted(CheckpointError):

@@ -11,6 +11,7 @@ import dagster as dg
 from dagster_ckpt.config import CheckpointConfig, RestartStrategy, StateBackend
 from dagster_ckpt.orchestration.query_parameters import QueryParameters
 from dagster_ckpt.orchestration.run_settings import JobSettings
+from dagster_ckpt.spark import Versions
 
 if TYPE_CHECKING:
     from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
@@ -40,6 +41,7 @@ class CheckpointedStreamingAsset(dg.AssetsDefinition):
         parameters: the resources and the run configuration that ``function`` takes.
         settings: when checkpoints are taken and kept and what happens after a failure, unless a run says otherwise.
         state_backend: keeps the query's state; ``None`` for Spark's configuration.
+        versions: of the query's code, and what happens when it changes.
         storage_key: resource key of the checkpoint storage.
         spark_key: resource key of Spark.
         checkpoints: the checkpoints asset.
@@ -61,6 +63,7 @@ class CheckpointedStreamingAsset(dg.AssetsDefinition):
     parameters: QueryParameters
     settings: JobSettings
     state_backend: StateBackend | None
+    versions: Versions
     storage_key: str
     spark_key: str
     checkpoints: dg.AssetSpec

@@ -4,6 +4,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
@@ -18,6 +19,7 @@ from dagster_ckpt.config import (
     RestartStrategies,
     RestartStrategy,
     StateBackend,
+    UpgradeMode,
     configured_backend,
 )
 from dagster_ckpt.orchestration import names
@@ -33,6 +35,7 @@ from dagster_ckpt.orchestration.query_parameters import QueryParameters
 from dagster_ckpt.orchestration.rollback import build_rollback_job
 from dagster_ckpt.orchestration.run_settings import JobSettings
 from dagster_ckpt.orchestration.savepoints import build_checkpoint_job, savepoints_asset
+from dagster_ckpt.orchestration.upgrades import versions_of
 
 if TYPE_CHECKING:
     from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
@@ -120,6 +123,9 @@ def checkpointed_streaming_asset(
     tags: Mapping[str, str] | None = None,
     metadata: Mapping[str, Any] | None = None,
     code_version: str | None = None,
+    upgrade_mode: UpgradeMode | str = UpgradeMode.LAST_STATE,
+    upgrade_timeout: str | timedelta | None = None,
+    previous: Mapping[str, QueryFunction] | None = None,
     automation_condition: dg.AutomationCondition[Any] | None = None,
     freshness_policy: Any = None,
     pool: str | None = None,
@@ -166,7 +172,13 @@ def checkpointed_streaming_asset(
         owners: as of any asset.
         tags: as of any asset.
         metadata: as of any asset.
-        code_version: as of any asset.
+        code_version: as of any asset. Checkpoints go with it, so that a change is noticed at the next start.
+        upgrade_mode: what a new ``code_version`` goes on from: ``last-state``, the newest checkpoint; ``savepoint``,
+            only the savepoint that the version before was stopped with; ``stateless``, nothing.
+        upgrade_timeout: a new ``code_version`` that has worked, or failed, for so long without a checkpoint is taken
+            back, and the job returns to the version before; longer than the interval of checkpoints. ``None``: never.
+        previous: the functions of earlier versions by their ``code_version``, to return to one at once. Without them
+            the job returns when the code of the version before is deployed again.
         automation_condition: as of any asset.
         freshness_policy: as of any asset.
         pool: as of any asset.
@@ -184,6 +196,7 @@ def checkpointed_streaming_asset(
         configuration,
         poison_batch_attempts,
     )
+    versions = versions_of(settings.config, code_version, upgrade_mode, upgrade_timeout, previous or {})
 
     def decorate(function: QueryFunction) -> CheckpointedStreamingAsset:
         parameters = QueryParameters.of(function, set(StreamingRunConfig.model_fields))
@@ -240,6 +253,7 @@ def checkpointed_streaming_asset(
             parameters=parameters,
             settings=settings,
             state_backend=state_backend or configured_backend(settings.configuration),
+            versions=versions,
             storage_key=storage_key,
             spark_key=spark_key,
             checkpoints=dg.AssetSpec(

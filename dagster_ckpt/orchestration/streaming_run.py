@@ -95,6 +95,7 @@ def streaming_job(
         restart=run.restart,
         state_backend=asset.state_backend,
         poison_batch_attempts=run.poison_batch_attempts,
+        versions=asset.versions.bound(context, **arguments),
     )
 
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
         StartTraced,
         describe,
     )
-    from dagster_ckpt.spark.job import JobStorage, RunResult, StreamingJob
+    from dagster_ckpt.spark.job import JobStorage, RunResult, StreamingJob, Versions
     from dagster_ckpt.spark.kafka import with_kafka_headers
     from dagster_ckpt.spark.live import recorded_live
     from dagster_ckpt.spark.plain import export_checkpoint
@@ -103,6 +103,7 @@ __all__ = [
     "StreamingRun",
     "TransactionalFileSink",
     "Verdict",
+    "Versions",
     "adopt_standby",
     "batch_in_flight",
     "check_stored",

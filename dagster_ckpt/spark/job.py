@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from dagster_ckpt.checkpoint import CheckpointMetadata
 from dagster_ckpt.config import (
@@ -15,6 +16,7 @@ from dagster_ckpt.config import (
     LiveLocationPlace,
     RestartStrategy,
     StateBackend,
+    UpgradeMode,
 )
 from dagster_ckpt.filesystem import FileSystem
 
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-__all__ = ["JobStorage", "RunResult", "StreamingJob"]
+__all__ = ["JobStorage", "RunResult", "StreamingJob", "Versions"]
 
 
 class JobStorage(Protocol):
@@ -43,6 +45,28 @@ class JobStorage(Protocol):
     @property
     def working_directory(self) -> str | None: ...
     def live_directory(self, job_name: str) -> Path: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Versions:
+    """The version of a query's code, and what happens when it changes.
+
+    Attributes:
+        current: of the query; ``None`` where nobody tells it. Then a change is not noticed.
+        mode: what a new version goes on from.
+        timeout: seconds for which a new version may work, or fail, without a checkpoint; ``None`` for any time.
+        previous: makes the query of earlier versions, by version.
+    """
+
+    current: str | None = None
+    mode: UpgradeMode = UpgradeMode.LAST_STATE
+    timeout: float | None = None
+    previous: Mapping[str, Callable[..., DataStreamWriter]] = field(default_factory=dict)
+
+    def bound(self, *arguments: Any, **named: Any) -> Versions:
+        """The same, with functions that take what is left beside these arguments: the session."""
+        bound = {version: partial(make, *arguments, **named) for version, make in self.previous.items()}
+        return replace(self, previous=bound)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +97,7 @@ class StreamingJob:
             the user of the job only; ``None`` for ``working_directory`` itself.
         start_jvm: starts the JVM that ``session`` will use, on a thread of its own beside the claim; ``None`` to leave
             that to ``session``.
+        versions: of the query's code.
     """
 
     name: str
@@ -93,6 +118,7 @@ class StreamingJob:
     shares_disk: bool = True
     private_from: Path | None = None
     start_jvm: Callable[[], object] | None = None
+    versions: Versions = Versions()
 
     @classmethod
     def stored_in(
@@ -109,6 +135,7 @@ class StreamingJob:
         partitions: int | None = None,
         poison_batch_attempts: int | None,
         start_jvm: Callable[[], object] | None = None,
+        versions: Versions = Versions(),
     ) -> StreamingJob:
         """A job whose checkpoints are kept in ``storage``; the other arguments are attributes of the job.
 
@@ -137,6 +164,7 @@ class StreamingJob:
             shares_disk=storage.working_directory is not None,
             private_from=storage.private_from,
             start_jvm=start_jvm,
+            versions=versions,
         )
 
 

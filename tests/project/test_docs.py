@@ -22,6 +22,7 @@ from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from textwrap import dedent
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import click
@@ -580,6 +581,19 @@ def a_schedule(block: Block, bench: Bench, data: Path) -> None:
     assert (config["series"], config["keep"], config["max_age"]) == ("nightly", 14, "30 d")
 
 
+def an_upgrade(block: Block, bench: Bench, data: Path) -> None:
+    """With an earlier function of the reader's."""
+    del bench, data
+    earlier = ModuleType("shop.earlier")
+    vars(earlier)["turnover_1"] = lambda context, spark: None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "shop", ModuleType("shop"))
+        patch.setitem(sys.modules, "shop.earlier", earlier)
+        asset = block.run(Path("/data"))["turnover"]
+    assert (asset.versions.current, asset.versions.mode, asset.versions.timeout) == ("2", "savepoint", 600)
+    assert list(asset.versions.previous) == ["1"]
+
+
 def a_component(block: Block, bench: Bench, data: Path) -> None:
     """The job that the YAML of the page makes of the function: it writes the closed hour and leaves a checkpoint."""
     land_orders(data)
@@ -702,6 +716,7 @@ _RUNNERS: dict[str, list[tuple[str, Runner]]] = {
     ],
     "docs/how-to/state-backend.md": [("Choose a state backend", a_state_backend)],
     "docs/how-to/driver-of-its-own.md": [("Run the driver outside of the Dagster run", a_submitted_driver)],
+    "docs/how-to/upgrade.md": [("When the code changes", an_upgrade)],
     "docs/how-to/without-dagster.md": [
         ("Run without Dagster", without_dagster),
         ("From Python", without_dagster),

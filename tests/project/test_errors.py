@@ -78,6 +78,7 @@ _BEYOND_A_RESTART = {
     "Fenced": "nothing: a newer run goes on",
     "SinkOverlap": "the other query to end",
     "TopicRecreated": "a decision",
+    "UpgradeFailed": "the code of the version before, or another new one",
     "JobAlreadyRunning": "the other run to end",
     "RestoreRefused": "a decision",
     "CheckpointsLost": "a decision",

@@ -17,6 +17,7 @@ from dagster_ckpt.checkpoint.catalog.pointers import (
 )
 from dagster_ckpt.checkpoint.catalog.savepoint_names import check_label, give_name, gone_with_name
 from dagster_ckpt.checkpoint.catalog.spot_check import SpotCheck, spot_check
+from dagster_ckpt.checkpoint.catalog.upgrades import pending_upgrade
 
 __all__ = [
     "SAVEPOINT_POINTER",
@@ -36,6 +37,7 @@ __all__ = [
     "materialize_checkpoint",
     "new_savepoint_directory",
     "older_than",
+    "pending_upgrade",
     "read_newest",
     "reclaimable_bytes",
     "references",

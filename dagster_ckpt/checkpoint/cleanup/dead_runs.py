@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from dagster_ckpt.checkpoint.catalog import CheckpointCatalog, shared_in_use
+from dagster_ckpt.checkpoint.catalog import CheckpointCatalog, pending_upgrade, shared_in_use
 from dagster_ckpt.checkpoint.control import ROUNDS, Claim, End
 from dagster_ckpt.checkpoint.format import checkpoint_id, shared_directory, written_by
 from dagster_ckpt.checkpoint.processes import ProcessIdentity, this_host
@@ -144,10 +144,14 @@ def end_dead_epoch(
     """
     epochs = catalog.records.epochs
     chosen = catalog.choice()
-    discards = config.discards(status) and chosen is not None
+    upgrade = None if chosen is None or status is not JobStatus.FAILED else pending_upgrade(catalog, chosen[1])
+    back: tuple[str | None, str | None] = (None, None)
+    if chosen is not None and upgrade is not None and upgrade.returns:
+        back = chosen[1].code.version, upgrade.before
+    discards = config.discards(status) and chosen is not None and back == (None, None)
     claim = _claim_after(catalog, dead, clock)
     finish_deletions(catalog, claim.epoch)
-    epochs.record_end(claim.epoch, End(status.value, reason, discards, iso(clock.time())))
+    epochs.record_end(claim.epoch, End(status.value, reason, discards, iso(clock.time()), *back))
     if not discards or chosen is None:
         return ()
     job_id = chosen[1].job_id

@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 from dagster_ckpt.checkpoint.control.deletion_log import ROUNDS
-from dagster_ckpt.checkpoint.control.epochs import FAILING, NOTHING, Choice, Claim, End, Settled
+from dagster_ckpt.checkpoint.control.epochs import (
+    FAILING,
+    NOTHING,
+    Choice,
+    Claim,
+    CodeVersion,
+    End,
+    Settled,
+    Upgrade,
+)
 from dagster_ckpt.checkpoint.control.failures import DIED, Failure, Streak, in_order, restart_after, so_far, symptom
 from dagster_ckpt.checkpoint.control.heart import Heart
 from dagster_ckpt.checkpoint.control.heartbeat import (
@@ -46,6 +55,7 @@ __all__ = [
     "CancelRequest",
     "Choice",
     "Claim",
+    "CodeVersion",
     "Completed",
     "End",
     "FailedCheckpoints",
@@ -67,6 +77,7 @@ __all__ = [
     "Settled",
     "Streak",
     "TakenSavepoint",
+    "Upgrade",
     "in_order",
     "name_taken",
     "restart_after",

@@ -32,7 +32,7 @@ from dagster_ckpt.checkpoint.format import (
 from dagster_ckpt.errors import CheckpointError, CorruptRecord, Fenced, MustStop, PublishConflict, StorageUnusable
 from dagster_ckpt.filesystem import FileSystem, Reserve
 
-__all__ = ["FAILING", "NOTHING", "Choice", "Claim", "End", "Epochs", "Settled"]
+__all__ = ["FAILING", "NOTHING", "Choice", "Claim", "CodeVersion", "End", "Epochs", "Settled", "Upgrade"]
 
 #: The end of an epoch whose job is to be restarted; every other end is one of Flink's job statuses.
 FAILING = "FAILING"
@@ -74,6 +74,40 @@ class Claim:
 
 
 @dataclass(frozen=True, slots=True)
+class Upgrade:
+    """A change of the code whose new version has no checkpoint yet.
+
+    Attributes:
+        before: the version that took the checkpoints until then.
+        checkpoint: what ``before`` goes on from, as ``restored`` of a choice; ``None`` for nothing.
+        epoch: the first epoch of the new version.
+        began_at: when that epoch chose, ISO 8601 in UTC.
+        returns: whether the job returns to ``before`` by itself if the new version fails.
+    """
+
+    before: Line
+    checkpoint: Line | None
+    epoch: Epoch
+    began_at: Line
+    returns: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CodeVersion:
+    """The code of the query that an epoch ran.
+
+    Attributes:
+        version: the ``code_version`` of the asset; ``None`` where nobody told it.
+        upgrade: the change that ``version`` still has to prove by a checkpoint.
+        taken_back: the version that failed, in whose place ``version`` was taken from ``previous``.
+    """
+
+    version: Line | None = None
+    upgrade: Upgrade | None = None
+    taken_back: Line | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Choice:
     """What an epoch began with.
 
@@ -101,6 +135,7 @@ class Choice:
         spark_version: of the Spark that runs the query; ``None`` in a record of a release that did not tell it.
         sink_position: set where ``restored`` is of another sink, and what ``sink`` holds is its position: the position
             before the job's first batch there, as JSON.
+        code: the version of the query.
     """
 
     job_id: JobId
@@ -121,6 +156,7 @@ class Choice:
     marks: bool = False
     spark_version: Line | None = None
     sink_position: Text | None = None
+    code: CodeVersion = CodeVersion()
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,12 +169,17 @@ class End:
         reason: for people.
         discarded: whether the cleanup policy discarded the job's checkpoints at this end.
         ended_at: ISO 8601 in UTC.
+        taken_back: the version of the code that has failed before its first checkpoint, if the job is to return to the
+            version before.
+        returns_to: the version before.
     """
 
     status: Line
     reason: Text
     discarded: bool
     ended_at: Line
+    taken_back: Line | None = None
+    returns_to: Line | None = None
 
     @property
     def is_final(self) -> bool:

@@ -4,7 +4,7 @@
 # the type of the YAML; what the resolver makes is `Any` here, because Dagster would look for the YAML's fields in it.
 
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import dagster as dg
 from pydantic import ConfigDict, Field
@@ -96,6 +96,12 @@ class CheckpointedStreamComponent(dg.Component, dg.Resolvable, dg.Model):
     code_version: Annotated[Any, dg.Resolver(attributes.text, model_field_type=_Text, inject_before_resolve=False)] = (
         Field(default=None, description="As of any asset; quote it in YAML, such as '1.10'.")
     )
+    upgrade_mode: Literal["savepoint", "last-state", "stateless"] = Field(
+        default="last-state", description="What a new code_version goes on from."
+    )
+    upgrade_timeout: str | None = Field(
+        default=None, description="How long a new code_version may go without a checkpoint; null for any time."
+    )
     pool: str | None = Field(default=None, description="As of any asset.")
     op_tags: dict[str, Any] | None = Field(default=None, description="As of any asset.")
     run_tags: Annotated[Any, dg.Resolver(attributes.texts, model_field_type=_Texts)] = Field(
@@ -136,6 +142,8 @@ class CheckpointedStreamComponent(dg.Component, dg.Resolvable, dg.Model):
             tags=self.tags,
             metadata=self.metadata,
             code_version=self.code_version,
+            upgrade_mode=self.upgrade_mode,
+            upgrade_timeout=self.upgrade_timeout,
             pool=self.pool,
             op_tags=self.op_tags,
             run_tags=self.run_tags,

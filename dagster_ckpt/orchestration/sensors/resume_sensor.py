@@ -20,6 +20,7 @@ from dagster_ckpt.clock import SystemClock
 from dagster_ckpt.orchestration.checkpointed_asset import CheckpointedStreamingAsset
 from dagster_ckpt.orchestration.rollback import pending, requested
 from dagster_ckpt.orchestration.sensors.ticks import Looks, Sights, in_short
+from dagster_ckpt.orchestration.upgrades import is_to_return
 from dagster_ckpt.resume import nothing_to_do
 
 __all__ = ["build_resume_sensor"]
@@ -68,7 +69,9 @@ def build_resume_sensor(
                         requests.append(requested(context.instance, catalog, rollback, job, op))
                         continue
                     sight = looks.at(asset)
-                    if (why := nothing_to_do(sight, cursor.finished.get(asset.name))) is not None:
+                    returns = sight is not None and is_to_return(asset.versions, sight.end)
+                    finished = None if returns else cursor.finished.get(asset.name)
+                    if (why := nothing_to_do(sight, finished)) is not None:
                         quiet.append((asset.name, why))
                         continue
                     watch = JobWatch(

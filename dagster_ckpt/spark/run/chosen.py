@@ -120,6 +120,11 @@ class Prepared:
     token: str
     inputs: KafkaInputs
 
+    @property
+    def after(self) -> int:
+        """The batch that the query goes on after, -1 for a start from nothing."""
+        return -1 if self.restored is None else self.restored.batch
+
 
 def lay_out(chosen: Chosen, query: BuiltQuery, live: LiveLocation, directory: Path, job_name: str) -> Chosen:
     """Make the directory of the start, lay out a fork in it, and the position of a sink that is new to the job.

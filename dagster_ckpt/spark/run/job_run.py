@@ -32,6 +32,7 @@ from dagster_ckpt.checkpoint import (
 from dagster_ckpt.clock import Clock, iso
 from dagster_ckpt.config import LATEST, NONE, JobStatus, RestoreRequest
 from dagster_ckpt.errors import (
+    CheckpointError,
     CorruptCheckpoint,
     DriverLost,
     Fenced,
@@ -65,6 +66,7 @@ from dagster_ckpt.spark.run.failed_starts import FailedStarts, in_one_line
 from dagster_ckpt.spark.run.start import Start
 from dagster_ckpt.spark.run.watchdog import Watchdog
 from dagster_ckpt.spark.start_tracer import Earlier, StartTracer
+from dagster_ckpt.spark.upgrading import Upgrading
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -134,6 +136,7 @@ class StreamingRun:
         self._is_interrupted = False
         self._catalog = CheckpointCatalog(job.filesystem, job.name)
         self._failures = FailedStarts(job, run_id, clock)
+        self._upgrading = Upgrading(job, self._catalog, clock)
         self._submission = submission
         self._state = _State(request, series)
         self._spark: SparkSession | None = None
@@ -266,12 +269,14 @@ class StreamingRun:
                 watchdog.arm(spark, pid)
                 heart.on_beat = watchdog.renew
                 heart.add_process(pid)
-            start = Start(self._job, claim, spark, self._clock, partial(self._tell, heart), tracer)
-            prepared = self._state.prepared = start.prepare(self._state.request, self._cancel)
+            begun, tell = self._upgrading.begin(self._state.request, claim), partial(self._tell, heart)
+            start = Start(begun.job, claim, spark, self._clock, tell, tracer, begun.code, begun.why)
+            prepared = self._state.prepared = start.prepare(begun.request, self._cancel)
             # The choice is now on record: later starts resume from it.
             self._state.request = RestoreRequest()
             self._tell_ignored(prepared.ignored)
-            ended = start.run(prepared, self._cancel)
+            run = partial(start.run, prepared)
+            ended = self._upgrading.in_time(run, self._cancel, prepared.live, prepared.after)
         except Fenced:
             raise
         except Exception as error:
@@ -297,6 +302,7 @@ class StreamingRun:
 
     def _tell(self, heart: Heart, event: Event) -> None:
         if isinstance(event, CheckpointCompleted):
+            self._upgrading.completed()
             heart.completed(event.metadata.reference, event.metadata.epoch, is_durable=self._job.filesystem.is_durable)
         elif isinstance(event, CheckpointDue):
             heart.checkpoint_due()
@@ -333,25 +339,23 @@ class StreamingRun:
         if status is JobStatus.CANCELED and self._is_interrupted:
             _log.warning("The run is interrupted, and nobody has canceled job %r: it is to be resumed", self._job.name)
             return RunResult(status, None)
-        discards = prepared is not None and not refused and self._job.config.discards(status)
+        keeps = prepared is None or refused or self._upgrading.back[0] is not None
+        discards = not keeps and self._job.config.discards(status)
         self._catalog.records.epochs.check(claim.epoch)
-        self._catalog.records.epochs.record_end(
-            claim.epoch, End(status.value, reason, discards, iso(self._clock.time()))
-        )
+        end = End(status.value, reason, discards, iso(self._clock.time()), *self._upgrading.back)
+        self._catalog.records.epochs.record_end(claim.epoch, end)
         on_record()
         if prepared is None:
             return RunResult(status, None)
-        newest = prepared.store.retained[-1] if prepared.store.retained else None
         if discards:
             why = f"{status.value}: {reason}, and the cleanup policy deletes"
             discarded = discard_within(self._job.config.timeout.total_seconds(), prepared.store, why)
             self._emit(CheckpointsDiscarded(discarded, prepared.store.retained))
-            newest = None
         if discards or status is JobStatus.FINISHED:
             # After a cancellation the live location stays, so that the next start can salvage from it.
             shutil.rmtree(prepared.directory, ignore_errors=True)
             prepared.live.remove()
-        return RunResult(status, newest)
+        return RunResult(status, None if discards else next(reversed(prepared.store.retained), None))
 
     def _fail(self, claim: Claim, error: Exception) -> RunResult | None:
         """Record a failure, and wait for a restart within this run; raise if there is none."""
@@ -363,13 +367,15 @@ class StreamingRun:
         failures = self._failures.record(claim.series, error, self._state.prepared)
         found = Streak.of(failures)
         decision = restart_after(failures, self._job.restart, self._job.name)
-        now = self._clock.time()
         reason = in_one_line(error)
-        if found is not None and found.ends_loop(self._job.poison_batch_attempts):
-            poison = self._failures.poison(found, self._state.prepared)
+        is_poison = found is not None and found.ends_loop(self._job.poison_batch_attempts)
+        final: CheckpointError | None = self._upgrading.given_up(error, retried=decision.allowed and not is_poison)
+        if final is None and found is not None and is_poison:
+            final = self._failures.poison(found, self._state.prepared)
+        if final is not None:
             with contextlib.suppress(OSError):
-                self._end(claim, JobStatus.FAILED, poison.in_one_line)
-            raise poison from error
+                self._end(claim, JobStatus.FAILED, final.in_one_line)
+            raise final from error
         if not decision.allowed:
             if isinstance(error, QueryNotBuilt):
                 error.hint = f"Mend the job's function, and launch again. It is not tried again: {decision.reason}"
@@ -377,14 +383,14 @@ class StreamingRun:
                 refused = isinstance(error, (RestoreRefused, MustStop, CorruptCheckpoint))
                 self._end(claim, JobStatus.FAILED, f"{reason} ({decision.reason})", refused=refused)
             raise error
-        failing = End(FAILING, reason, discarded=False, ended_at=iso(now))
+        failing = End(FAILING, reason, discarded=False, ended_at=iso(self._clock.time()))
         if isinstance(error, DriverLost):
             if error.needs_process:
                 with contextlib.suppress(OSError):
                     self._catalog.records.epochs.record_end(claim.epoch, failing)
                 raise error
             self._jvm = start_beside(self._job.start_jvm, self._tracer.beside("JVM"))
-        delay = self._job.restart.seconds_left(decision, now)
+        delay = self._job.restart.seconds_left(decision, self._clock.time())
         self._emit(Restarting(reason, f"{decision.reason}{so_far(found, self._job.poison_batch_attempts)}", delay))
         if self._cancel.wait(delay) and not self._is_interrupted:
             return self._end(claim, JobStatus.CANCELED, "canceled while it waited for its restart")

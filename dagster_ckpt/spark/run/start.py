@@ -21,6 +21,7 @@ from dagster_ckpt.checkpoint import (
     CheckpointMetadata,
     Choice,
     Claim,
+    CodeVersion,
     CompletedCheckpointStore,
     Newest,
     PlanArchiveWriter,
@@ -51,6 +52,7 @@ from dagster_ckpt.spark.run.running_query import Ended, RunningQuery
 from dagster_ckpt.spark.run.starting_point import Choosing, claimed_by, sink_began
 from dagster_ckpt.spark.sinks import Sink
 from dagster_ckpt.spark.start_tracer import StartTracer
+from dagster_ckpt.spark.upgrading import starting_from
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -70,6 +72,8 @@ class Start:
         clock: wall and monotonic time.
         emit: called with each event, on the calling thread.
         tracer: measures the steps.
+        code: the version of the query.
+        why: of a changed version, for people.
     """
 
     def __init__(
@@ -80,7 +84,11 @@ class Start:
         clock: Clock,
         emit: Callable[[Event], None],
         tracer: StartTracer,
+        code: CodeVersion,
+        why: str,
     ) -> None:
+        self._code = code
+        self._why = why
         self._job = job
         self._claim = claim
         self._spark = spark
@@ -190,6 +198,8 @@ class Start:
             target = self._choosing().target(request, recorded)
         else:
             target = Newest(fork.metadata, None, f"a fork of {fork}")
+        if self._why:
+            target = replace(target, reason=f"{self._why}: {target.reason}")
         claimed = claimed_by(self._catalog, target, previous, asked=request.restore_from != LATEST)
         return Chosen(previous, fork, target, target.job_id or self._claim.run_id.replace("-", ""), claimed)
 
@@ -277,6 +287,7 @@ class Start:
             marks=sink is not None and bool(sink.writer_options(self._claim.token)),
             spark_version=self._spark.version,
             sink_position=chosen.sink_position,
+            code=starting_from(self._code, restored.reference if restored else None),
         )
         if claimed is not None and restored is not None and claimed.reference == restored.reference:
             claim_savepoint(claimed, job_id, like=self._job.filesystem)

@@ -1,0 +1,84 @@
+"""The versions of a job's code under Dagster: what the asset says of them, and the run that returns to one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
+
+import dagster as dg
+
+from dagster_ckpt.checkpoint import Claim, End
+from dagster_ckpt.config import LATEST, CheckpointConfig, UpgradeMode, duration_of, format_duration
+from dagster_ckpt.errors import InvalidConfiguration
+from dagster_ckpt.orchestration import names
+from dagster_ckpt.orchestration.checkpointed_asset import CheckpointedStreamingAsset, QueryFunction
+from dagster_ckpt.orchestration.run_settings import going_on, op_config
+from dagster_ckpt.spark import Versions
+
+__all__ = ["is_to_return", "returning", "versions_of"]
+
+
+def versions_of(
+    config: CheckpointConfig,
+    current: str | None,
+    mode: UpgradeMode | str,
+    timeout: str | timedelta | None,
+    previous: Mapping[str, QueryFunction],
+) -> Versions:
+    """The versions that an asset is defined with; the arguments are those of the decorator.
+
+    Raises:
+        InvalidConfiguration: a value cannot be used, or has no effect without another one.
+    """
+    if mode not in list(UpgradeMode):
+        known = ", ".join(UpgradeMode)
+        raise InvalidConfiguration(f"upgrade_mode is {mode!r}.", hint=f"Set upgrade_mode to one of {known}.")
+    needs = {
+        "upgrade_mode": (mode != UpgradeMode.LAST_STATE, "code_version", current),
+        "upgrade_timeout": (timeout is not None, "code_version", current),
+        "previous": (bool(previous), "upgrade_timeout", timeout),
+    }
+    for option, (is_given, needed, value) in needs.items():
+        if is_given and value is None:
+            raise InvalidConfiguration(
+                f"{option} has no effect without {needed}.",
+                hint=f"Give the asset a {needed}, or leave {option} out.",
+            )
+    limit = None if timeout is None else duration_of("upgrade_timeout", timeout, "10 min")
+    if limit is not None and (config.interval is None or limit <= config.interval):
+        taken = "no periodic checkpoints" if config.interval is None else f"one in {format_duration(config.interval)}"
+        raise InvalidConfiguration(
+            f"upgrade_timeout is {format_duration(limit)}, and the job takes {taken}: every new version would fail.",
+            hint="Make upgrade_timeout a few times as long as the interval of the checkpoints.",
+        )
+    return Versions(current, UpgradeMode(mode), None if limit is None else limit.total_seconds(), previous)
+
+
+def is_to_return(versions: Versions, end: End | None) -> bool:
+    """Whether a job that has ended so returns to the version before, whose code is here."""
+    if end is None or end.returns_to is None:
+        return False
+    is_named = versions.current == end.taken_back and end.returns_to in versions.previous
+    return versions.current == end.returns_to or is_named
+
+
+def returning(asset: CheckpointedStreamingAsset, claim: Claim, failed: dg.DagsterRun | None) -> dg.RunRequest:
+    """The run that returns; it begins a series of its own, and Dagster launches it once.
+
+    Args:
+        asset: of the job.
+        claim: of the run that has failed.
+        failed: that run, ``None`` where Dagster does not know it.
+    """
+    given = {} if failed is None else going_on(op_config(failed, asset.op_name))
+    config: dict[str, Any] = {"ops": {asset.op_name: {"config": {"restore_from": LATEST, **given}}}}
+    if failed is not None and "resources" in failed.run_config:
+        config["resources"] = failed.run_config["resources"]
+    tags = {
+        **({} if failed is None else names.of_user(failed.tags)),
+        names.JOB_TAG: asset.name,
+        names.MAX_RETRIES_TAG: "0",
+    }
+    key = f"{asset.name}:{claim.token[:12]}:return"
+    return dg.RunRequest(run_key=key, job_name=asset.job_name, run_config=config, tags=tags)

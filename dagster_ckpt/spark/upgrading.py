@@ -1,0 +1,272 @@
+"""What a run does when the code of its job has changed: what the new version goes on from, and when it is taken back.
+
+A run that takes a new version back ends as failed, and records to which version the job returns. Everything else
+follows from the records at the next start, whoever makes it: the version before goes on from what it had, and the
+version that was taken back is not run again by itself.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import TypeVar
+
+from dagster_ckpt.checkpoint import (
+    CheckpointCatalog,
+    Choice,
+    Claim,
+    CodeVersion,
+    Upgrade,
+    find_newest,
+    pending_upgrade,
+)
+from dagster_ckpt.clock import Clock, iso, seconds_of
+from dagster_ckpt.config import LATEST, NONE, JobStatus, RestoreRequest, UpgradeMode, format_duration
+from dagster_ckpt.errors import CheckpointError, RestoreRefused, UpgradeFailed
+from dagster_ckpt.spark.job import StreamingJob
+from dagster_ckpt.spark.live import LiveLocation
+
+__all__ = ["Begun", "Upgrading", "starting_from"]
+
+_log = logging.getLogger(__name__)
+_T = TypeVar("_T")
+
+#: Looks at whether a new version has something to do, for each time that it may take.
+_LOOKS = 20
+_MOST_OFTEN = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """What a start does.
+
+    Attributes:
+        job: the job, with the function of the version that runs.
+        request: what it begins with.
+        code: for the record.
+        why: for people; empty where the code is that of the checkpoint.
+    """
+
+    job: StreamingJob
+    request: RestoreRequest
+    code: CodeVersion
+    why: str = ""
+
+
+def starting_from(code: CodeVersion, restored: str | None) -> CodeVersion:
+    """The same, with what the start restores as what the version before goes on from, unless that is known."""
+    if code.upgrade is None or code.upgrade.checkpoint is not None:
+        return code
+    return replace(code, upgrade=replace(code.upgrade, checkpoint=restored))
+
+
+class Upgrading:
+    """The upgrade that one run is part of, if any.
+
+    Args:
+        job: the job.
+        catalog: of the job.
+        clock: wall and monotonic time.
+
+    Attributes:
+        back: the version that has failed and the one to return to, for the end of the job; twice ``None`` for no
+            return.
+    """
+
+    def __init__(self, job: StreamingJob, catalog: CheckpointCatalog, clock: Clock) -> None:
+        self.back: tuple[str | None, str | None] = (None, None)
+        self._job = job
+        self._versions = job.versions
+        self._catalog = catalog
+        self._clock = clock
+        self._upgrade: Upgrade | None = None
+        self._flag: _Late | None = None
+
+    def begin(self, request: RestoreRequest, claim: Claim) -> Begun:
+        """What the start under ``claim`` does; a request that names something is left as it is.
+
+        Raises:
+            RestoreRefused: the version before was not stopped with a savepoint.
+            UpgradeFailed: the new version has been failing for too long.
+            CheckpointError: the records, or the newest checkpoint, cannot be read.
+        """
+        self._upgrade = self._flag = None
+        current = self._versions.current
+        plain = Begun(self._job, request, CodeVersion(current))
+        goes_on = request.restore_from == LATEST and request.fork_from is None
+        chosen = self._catalog.choice() if current is not None and goes_on else None
+        if current is None or chosen is None or (version := chosen[1].code.version) is None:
+            return plain
+        epoch, choice = chosen
+        pending = pending_upgrade(self._catalog, choice)
+        before = version if pending is None else pending.before
+        back = request if pending is None else replace(request, restore_from=pending.checkpoint or LATEST)
+        if current == before:
+            why = "" if pending is None else f"version {before} goes on after version {version}"
+            return replace(plain, request=back, why=why)
+        taken_back = current in {choice.code.taken_back, self._given_up(epoch, claim.epoch)}
+        if taken_back and (make := self._versions.previous.get(before)) is not None:
+            job = replace(self._job, query=make, versions=replace(self._versions, current=before))
+            why = f"version {before} runs in place of version {current}, which was taken back"
+            return Begun(job, back, CodeVersion(before, None, current), why)
+        if pending is not None and current == version and not taken_back:
+            self._upgrade = pending
+            self._refuse_failing(claim, pending)
+            return replace(plain, code=CodeVersion(current, pending))
+        return self._changed(plain, back, claim, before, pending, (epoch, choice))
+
+    def in_time(
+        self, run: Callable[[threading.Event], _T], cancel: threading.Event, live: LiveLocation, restored: int
+    ) -> _T:
+        """Run a query that has to complete a checkpoint in time if its version is new.
+
+        Args:
+            run: takes the flag that ends the query.
+            cancel: set when the run should stop.
+            live: of the query.
+            restored: the batch that the query goes on after.
+
+        Raises:
+            UpgradeFailed: it has worked for too long without a checkpoint.
+        """
+        timeout = self._versions.timeout
+        if self._upgrade is None or timeout is None:
+            return run(cancel)
+        self._flag = _Late(cancel, timeout, self._clock, lambda: live.location().newest() > restored)
+        result = run(self._flag)
+        if self._flag.is_late and not cancel.is_set():
+            raise self._failed(f"has completed no checkpoint in {_told(timeout)} of work")
+        return result
+
+    def completed(self) -> None:
+        """A checkpoint is complete, so the new version has proven itself."""
+        self._upgrade = None
+        if self._flag is not None:
+            self._flag.lift()
+
+    def given_up(self, error: Exception, *, retried: bool) -> UpgradeFailed | None:
+        """Why the new version is taken back after ``error``, ``None`` if it is not."""
+        upgrade = self._upgrade
+        if upgrade is None or not upgrade.returns or retried:
+            return None
+        self.back = self._versions.current, upgrade.before
+        text = str(error).partition("\n")[0]
+        if isinstance(error, UpgradeFailed):
+            return UpgradeFailed(error.message, hint=error.hint)
+        return self._failed(f"has failed before its first checkpoint: {text}")
+
+    def _changed(
+        self,
+        plain: Begun,
+        back: RestoreRequest,
+        claim: Claim,
+        before: str,
+        pending: Upgrade | None,
+        chosen: tuple[int, Choice],
+    ) -> Begun:
+        """The first start of a new version."""
+        mode, returns = self._versions.mode, self._versions.timeout is not None
+        if pending is None and mode is UpgradeMode.LAST_STATE and not returns:
+            return plain
+        request, checkpoint = back, None if pending is None else pending.checkpoint
+        if mode is UpgradeMode.STATELESS:
+            newest = None if checkpoint is not None else find_newest(self._catalog).metadata
+            checkpoint = checkpoint if newest is None else newest.reference
+            request = replace(back, restore_from=NONE)
+        elif mode is UpgradeMode.SAVEPOINT:
+            request = replace(back, restore_from=self._savepoint(before, checkpoint, chosen))
+        self._upgrade = Upgrade(before, checkpoint, claim.epoch, iso(self._clock.time()), returns)
+        self._refuse_failing(claim, self._upgrade)
+        why = f"version {self._versions.current} begins after version {before} ({mode})"
+        return replace(plain, request=request, code=replace(plain.code, upgrade=self._upgrade), why=why)
+
+    def _savepoint(self, before: str, checkpoint: str | None, chosen: tuple[int, Choice]) -> str:
+        """The savepoint that the version before was stopped with."""
+        epoch, choice = chosen
+        if checkpoint is not None:
+            if self._catalog.resolve(checkpoint).location is not None:
+                return checkpoint
+        elif (end := self._catalog.records.epochs.read_end(epoch)) is not None and end.status == JobStatus.FINISHED:
+            last = self._catalog.last_completed(choice.job_id)
+            for savepoint in self._catalog.records.taken_savepoints.taken_in(epoch):
+                if savepoint.job_id == choice.job_id and savepoint.checkpoint_id > last:
+                    return savepoint.reference
+        name, url, new = self._catalog.job_name, self._catalog.filesystem.url, self._versions.current
+        raise RestoreRefused(
+            f"Job {name!r} changes from version {before} to {new} under upgrade_mode savepoint, and version {before} "
+            "was not stopped with a savepoint.",
+            hint=f"Launch version {before} again, stop it with `dagster-ckpt stop {name} --path {url}`, and launch "
+            f"version {new}. To go on without a savepoint, launch with restore_from: a checkpoint that `dagster-ckpt "
+            f"list {name} --path {url}` shows.",
+        )
+
+    def _given_up(self, first: int, claimed: int) -> str | None:
+        """The version that the last end since the epoch ``first`` has taken back."""
+        for epoch in range(claimed - 1, first - 1, -1):
+            if (end := self._catalog.records.epochs.read_end(epoch)) is not None and end.taken_back is not None:
+                return end.taken_back
+        return None
+
+    def _refuse_failing(self, claim: Claim, upgrade: Upgrade) -> None:
+        """Raise if the new version has been failing for too long: all failures of its run are failures of it."""
+        timeout, began = self._versions.timeout, seconds_of(upgrade.began_at)
+        failures = self._catalog.records.failures.of(claim.series)
+        failed = [item.at for item in failures if item.at >= began or item.run_id == claim.run_id]
+        if timeout is not None and failed and self._clock.time() - min(failed) > timeout:
+            raise self._failed(f"has failed {len(failed)} times in more than {_told(timeout)}, without a checkpoint")
+
+    def _failed(self, what: str) -> UpgradeFailed:
+        before, new = "" if self._upgrade is None else self._upgrade.before, self._versions.current
+        way = (
+            f"The resume sensor goes on with version {before} of previous. To try {new} again, name a checkpoint in "
+            "restore_from, or give the code another code_version."
+            if before in self._versions.previous
+            else f"Put the code of version {before} back: the resume sensor then goes on with it. To try {new} again, "
+            "launch it by hand."
+        )
+        return UpgradeFailed(
+            f"Version {new} of job {self._job.name!r} {what}. The job returns to version {before}.", hint=way
+        )
+
+
+def _told(seconds: float) -> str:
+    return format_duration(timedelta(seconds=seconds))
+
+
+class _Late(threading.Event):
+    """Set when ``cancel`` is, or once a query has had work for so many seconds; asked by one thread."""
+
+    def __init__(self, cancel: threading.Event, seconds: float, clock: Clock, works: Callable[[], bool]) -> None:
+        super().__init__()
+        self.is_late = False
+        self._cancel = cancel
+        self._seconds = seconds
+        self._clock = clock
+        self._works: Callable[[], bool] | None = works
+        self._since = self._looked = clock.monotonic()
+
+    def lift(self) -> None:
+        """Be no more than ``cancel``."""
+        self._works = None
+
+    def is_set(self) -> bool:
+        now = self._clock.monotonic()
+        if (
+            not self.is_late
+            and self._works is not None
+            and now - self._looked >= max(self._seconds / _LOOKS, _MOST_OFTEN)
+        ):
+            self._looked = now
+            try:
+                if not self._works():
+                    self._since = now
+            except (OSError, ValueError, CheckpointError) as error:  # the time of a storage that is away counts
+                _log.info("Whether the new version has something to do is not known: %s", error)
+            self.is_late = now - self._since >= self._seconds
+        return self._cancel.is_set() or self.is_late
+
+    def wait(self, timeout: float | None = None) -> bool:
+        return self._cancel.wait(timeout) or self.is_set()

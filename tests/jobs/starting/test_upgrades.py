@@ -1,0 +1,218 @@
+"""A job whose code has changed: what each mode goes on from, and how the version before comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from dagster_ckpt.checkpoint.control.epochs import CodeVersion
+from dagster_ckpt.config.checkpoint_config import CheckpointConfig, ExternalizedCheckpointCleanup
+from dagster_ckpt.config.recovery import UpgradeMode
+from dagster_ckpt.config.restart import RestartStrategies, RestartStrategy
+from dagster_ckpt.errors import RestoreRefused, SinkNotEmpty, UpgradeFailed
+from dagster_ckpt.spark.events import Started
+from dagster_ckpt.spark.job import StreamingJob, Versions
+from tests.jobs.harness import NEVER, Bench, Query, deduplicated, eventually
+from tests.jobs.savepoints import Take
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+#: Takes no checkpoint while the query runs, and deletes all when the job has failed.
+_DELETES = CheckpointConfig(
+    interval="1 h", min_pause="1 h", cleanup=ExternalizedCheckpointCleanup.NO_EXTERNALIZED_CHECKPOINTS
+)
+
+
+def _doubled(bench: Bench, session: SparkSession) -> DataStreamWriter:
+    """The state of the version before, and other rows."""
+    return bench.write(bench.read(session).dropDuplicates(["id"]).selectExpr("id", "v * 2 AS v"))
+
+
+def _failing(bench: Bench, session: SparkSession) -> DataStreamWriter:
+    rows = bench.read(session).dropDuplicates(["id"])
+    return bench.write(rows.selectExpr("id", "CAST(raise_error('version 2 is broken') AS INT) AS v"))
+
+
+def _another_state(bench: Bench, session: SparkSession) -> DataStreamWriter:
+    return bench.write(bench.read(session).dropDuplicates(["id", "k"]).select("id", "v"))
+
+
+def _elsewhere(bench: Bench, session: SparkSession) -> DataStreamWriter:
+    return _doubled(bench, session).option("path", str(bench.root / "elsewhere"))
+
+
+def _version(
+    bench: Bench,
+    current: str,
+    query: Query = deduplicated,
+    *,
+    config: CheckpointConfig = NEVER,
+    restart: RestartStrategy | None = None,
+    previous: Mapping[str, Query] | None = None,
+    **options: Any,
+) -> StreamingJob:
+    functions: dict[str, Callable[..., DataStreamWriter]] = {
+        version: lambda session, make=make: make(bench, session) for version, make in (previous or {}).items()
+    }
+    job = bench.job(config=config, query=query, restart=restart)
+    return replace(job, versions=Versions(current, previous=functions, **options))
+
+
+def _code(bench: Bench) -> CodeVersion:
+    chosen = bench.catalog.choice()
+    assert chosen is not None
+    return chosen[1].code
+
+
+def _taken_back(bench: Bench, job: StreamingJob) -> UpgradeFailed:
+    """The error of a new version whose rows, if any, are in the sink."""
+    with pytest.raises(UpgradeFailed) as caught:
+        bench.launch(job).result()
+    end = bench.catalog.records.epochs.read_end(bench.catalog.records.epochs.highest())
+    assert end is not None
+    assert (end.status, end.taken_back, end.returns_to, end.discarded) == ("FAILED", "2", "1", False)
+    return caught.value
+
+
+@pytest.fixture
+def upgradable(bench: Bench) -> Bench:
+    """A job whose version 1 has read two files, and left a checkpoint; a third file waits."""
+    bench.tick(2, _version(bench, "1"))
+    bench.land(1)
+    return bench
+
+
+def test_last_state_goes_on_from_the_newest_checkpoint(upgradable: Bench) -> None:
+    before = upgradable.checkpoints()[-1].reference
+    second = _version(upgradable, "2", timeout=60.0)
+    launch = upgradable.tick(0, second)
+    assert launch.started.restored is not None
+    assert launch.started.restored.reference == before
+    assert launch.started.reason.startswith("version 2 begins after version 1 (last-state): ")
+    upgrade = _code(upgradable).upgrade
+    assert upgrade is not None
+    assert (upgrade.before, upgrade.checkpoint, upgrade.returns) == ("1", before, True)
+    upgradable.tick(1, second)
+    assert _code(upgradable) == CodeVersion("2"), "its checkpoint has proven version 2"
+    upgradable.assert_exact()
+
+
+def test_a_version_that_nobody_told_changes_nothing(bench: Bench) -> None:
+    bench.tick(1)
+    bench.tick(1, _version(bench, "1", mode=UpgradeMode.SAVEPOINT))
+    bench.tick(1, _version(bench, "1", mode=UpgradeMode.SAVEPOINT))
+    assert _code(bench) == CodeVersion("1")
+    bench.assert_exact()
+
+
+def test_savepoint_goes_on_from_the_savepoint_of_the_stop_alone(upgradable: Bench, take: Take) -> None:
+    second = _version(upgradable, "2", mode=UpgradeMode.SAVEPOINT)
+    error = upgradable.refused(RestoreRefused, second)
+    assert "version 1 was not stopped with a savepoint" in error.message
+    assert "dagster-ckpt stop tiny --path" in error.hint
+
+    upgradable.until_done = False
+    launch = upgradable.launch(_version(upgradable, "1", config=NEVER.model_copy(update={"retain_on_success": False})))
+    eventually("the query starts", lambda: bool(launch.of(Started)), unless=launch.check)
+    taken = take(upgradable, stop=True)
+    launch.result()
+    upgradable.until_done = True
+    assert not upgradable.checkpoints(), "the policy has deleted them"
+    launch = upgradable.tick(1, second)
+    assert launch.started.restored is not None
+    assert launch.started.restored.reference == taken.pointer
+    upgradable.assert_exact()
+
+
+def test_stateless_begins_from_nothing_in_a_sink_without_data(upgradable: Bench) -> None:
+    upgradable.refused(SinkNotEmpty, _version(upgradable, "2", mode=UpgradeMode.STATELESS))
+    launch = upgradable.tick(0, _version(upgradable, "2", _elsewhere, mode=UpgradeMode.STATELESS))
+    assert launch.started.restored is None
+    upgrade = _code(upgradable).upgrade
+    assert upgrade is not None
+    rows = upgradable.spark.read.parquet(str(upgradable.root / "elsewhere")).collect()
+    assert sorted((row["id"], row["v"]) for row in rows) == sorted((id_, 2 * v) for id_, v in upgradable.expected())
+
+
+def test_rows_of_a_version_without_a_checkpoint_are_taken_back(upgradable: Bench) -> None:
+    """Version 2 commits, under a policy that deletes at the end. Version 1 goes on as if nothing had been."""
+    before = upgradable.checkpoints()[-1].reference
+    upgradable.until_done = False
+    error = _taken_back(upgradable, _version(upgradable, "2", _doubled, config=_DELETES, timeout=6.0))
+    assert "Version 2 of job 'tiny' has completed no checkpoint in 6 s of work" in error.message
+    assert upgradable.in_sink_log().keys() - upgradable.expected().keys(), "it has written"
+    upgradable.until_done = True
+    launch = upgradable.tick(1, _version(upgradable, "1"))
+    assert launch.started.restored is not None
+    assert launch.started.restored.reference == before
+    assert _code(upgradable) == CodeVersion("1")
+    upgradable.assert_exact()
+
+
+def test_the_version_before_goes_on_in_its_own_sink_after_a_stateless_one(upgradable: Bench) -> None:
+    """Though the newest choice of the job is of a lineage that began from nothing."""
+    before = upgradable.checkpoints()[-1].reference
+    upgradable.until_done = False
+    second = _version(upgradable, "2", _elsewhere, mode=UpgradeMode.STATELESS, config=_DELETES, timeout=0.5)
+    _taken_back(upgradable, second)
+    assert not upgradable.checkpoints()
+    upgradable.until_done = True
+    launch = upgradable.tick(1, _version(upgradable, "1"))
+    assert launch.started.restored is not None
+    assert launch.started.restored.reference == before
+    upgradable.assert_exact()
+
+
+@pytest.mark.parametrize("query", [_failing, _another_state])
+def test_a_version_that_is_not_restarted_is_taken_back(upgradable: Bench, query: Query) -> None:
+    error = _taken_back(upgradable, _version(upgradable, "2", query, config=_DELETES, timeout=60.0))
+    assert "has failed before its first checkpoint" in error.message
+    assert "Put the code of version 1 back" in error.hint
+    upgradable.tick(1, _version(upgradable, "1"))
+    upgradable.assert_exact()
+
+
+@pytest.mark.parametrize("failing", [1, 0], ids=["in its first batch", "before it begins"])
+def test_a_version_that_fails_for_too_long_is_taken_back(upgradable: Bench, failing: int) -> None:
+    builds = iter(range(1000))
+
+    def broken(bench: Bench, session: SparkSession) -> DataStreamWriter:
+        if next(builds) < failing:
+            return _failing(bench, session)
+        raise ConnectionRefusedError("Connection refused")
+
+    always = RestartStrategies.fixed_delay_restart(1000, "200 ms")
+    _taken_back(upgradable, _version(upgradable, "2", broken, restart=always, timeout=3.0))
+    assert next(builds) >= 2, "it was tried again"
+    upgradable.tick(1, _version(upgradable, "1"))
+    upgradable.assert_exact()
+
+
+def test_the_version_before_runs_in_place_of_the_one_that_was_taken_back(upgradable: Bench) -> None:
+    second = _version(upgradable, "2", _failing, timeout=60.0, previous={"1": deduplicated})
+    error = _taken_back(upgradable, second)
+    assert "goes on with version 1 of previous" in error.hint
+    for _ in range(2):  # version 2 is tried no more
+        upgradable.tick(1, second)
+        assert _code(upgradable) == CodeVersion("1", None, "2")
+        upgradable.assert_exact()
+    third = _version(upgradable, "3", timeout=60.0, previous={"1": deduplicated})
+    upgradable.tick(1, third)
+    upgrade = _code(upgradable).upgrade
+    assert upgrade is not None
+    assert upgrade.before == "1"
+    upgradable.assert_exact()
+
+
+def test_whoever_names_a_checkpoint_gets_it_with_the_code_that_is_there(upgradable: Bench) -> None:
+    second = _version(upgradable, "2", _failing, timeout=60.0, previous={"1": deduplicated})
+    _taken_back(upgradable, second)
+    mended = _version(upgradable, "2", timeout=60.0, previous={"1": deduplicated})
+    upgradable.tick(1, mended, restore_from=upgradable.checkpoints()[-1].reference)
+    assert _code(upgradable) == CodeVersion("2")
+    upgradable.assert_exact()
