@@ -136,6 +136,7 @@ class Choice:
         sink_position: set where ``restored`` is of another sink, and what ``sink`` holds is its position: the position
             before the job's first batch there, as JSON.
         code: the version of the query.
+        elsewhere: set where ``restored`` is of another sink: for people, what the job has left there.
     """
 
     job_id: JobId
@@ -157,6 +158,7 @@ class Choice:
     spark_version: Line | None = None
     sink_position: Text | None = None
     code: CodeVersion = CodeVersion()
+    elsewhere: Text = ""
 
 
 @dataclass(frozen=True, slots=True)

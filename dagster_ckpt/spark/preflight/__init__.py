@@ -1,8 +1,8 @@
 """The checks before a query starts."""
 
+from dagster_ckpt.spark.preflight.another_sink import SinkName, goes_on, is_empty, left_elsewhere
 from dagster_ckpt.spark.preflight.checkpoint_checks import AFTER_IT, version_finding
 from dagster_ckpt.spark.preflight.kafka_topics import kafka_findings
-from dagster_ckpt.spark.preflight.query_checks import is_sink_of
 from dagster_ckpt.spark.preflight.source_files import local_file, rows_of
 from dagster_ckpt.spark.preflight.start_checks import Passed, ProposedStart, pass_preflight
 from dagster_ckpt.spark.preflight.stored_checks import check_exported, check_stored, check_unpacked
@@ -11,11 +11,14 @@ __all__ = [
     "AFTER_IT",
     "Passed",
     "ProposedStart",
+    "SinkName",
     "check_exported",
     "check_stored",
     "check_unpacked",
-    "is_sink_of",
+    "goes_on",
+    "is_empty",
     "kafka_findings",
+    "left_elsewhere",
     "local_file",
     "pass_preflight",
     "rows_of",

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from dagster_ckpt.checkpoint import CheckpointCatalog, CheckpointMetadata, Newest, job_names
 from dagster_ckpt.config import LATEST, StateBackend
-from dagster_ckpt.errors import CheckpointError, SinkMismatch, SinkNotEmpty
-from dagster_ckpt.paths import is_same_place
+from dagster_ckpt.errors import CheckpointError, SinkNotEmpty
+from dagster_ckpt.spark.preflight.another_sink import SinkName, another_sink
 from dagster_ckpt.spark.preflight.checkpoint_checks import sink_finding
 from dagster_ckpt.spark.query import (
     StatefulKind,
@@ -29,9 +29,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 __all__ = [
-    "elsewhere_finding",
     "empty_sink_finding",
-    "is_sink_of",
     "operators_finding",
     "partitions_finding",
     "query_sink_finding",
@@ -115,51 +113,13 @@ def query_sink_finding(restored: CheckpointMetadata, plan: WriterPlan, sink: Sin
         directory: where the checkpoint was unpacked.
     """
     check = "sink position"
-    if not is_sink_of(restored, sink):
-        at = "the same place" if restored.sink is None else restored.sink.get("path")
-        before = "another kind of sink" if restored.sink is None else f"the {restored.sink.get('kind')} sink {at}"
-        now = plan.format if sink is None else f"the {sink.kind} sink {sink.path}"
+    if not SinkName.of(sink).is_same(SinkName.of_position(restored.sink)):
+        now = plan.format if sink is None else str(SinkName.of(sink))
         present = sink.first_data() if sink is not None and sink.tells_data else None
-        why = f", which has {present}." if present else ", which is not known to be empty."
-        move = (
-            "go on in a sink that is empty (one of your own tells so by its newest_batch), or in a table without rows "
-            "of this job, with allow_loss: true; or restore a checkpoint that was taken with the sink of now"
-        )
-        error = SinkMismatch(
-            f"{restored.name} was taken with {before}, and the query now writes to {now}{why}",
-            hint=f"Write to {at} again; or {move}.",
-        )
-        return Finding.of_error(check, error)
+        return Finding.of_error(check, another_sink(restored, now, present))
     if sink is None:
         return Finding.fine(check, f"checkpoints do not cover a {plan.format} sink.")
     return sink_finding(restored, sink, directory / "sink")
-
-
-def is_sink_of(restored: CheckpointMetadata, sink: Sink | None) -> bool:
-    """Whether a query writes to the sink that the checkpoint has the position of."""
-    if restored.sink is None or sink is None:
-        return restored.sink is None and sink is None
-    same = str(restored.sink.get("kind")) == sink.kind
-    return same and is_same_place(str(restored.sink.get("path")), sink.path)
-
-
-def elsewhere_finding(restored: CheckpointMetadata, plan: WriterPlan, sink: Sink | None, elsewhere: str) -> Finding:
-    """That the rows up to the checkpoint are not in the query's sink.
-
-    Args:
-        restored: the checkpoint.
-        plan: the plan of the query's writer.
-        sink: the query's sink, ``None`` if checkpoints do not cover it.
-        elsewhere: where these rows are.
-    """
-    now = f"a {plan.format} sink" if sink is None else f"the {sink.kind} sink {sink.path}"
-    return Finding(
-        "another sink",
-        Verdict.WITH_LOSS,
-        f"the query now writes to {now}, which gets the rows of batches after {restored.batch} only; those before stay "
-        f"in {elsewhere}.",
-        "Write to the sink before again.",
-    )
 
 
 def removed_finding(removes: Sequence[str]) -> Finding:

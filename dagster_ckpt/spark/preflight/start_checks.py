@@ -15,6 +15,7 @@ from dagster_ckpt.errors import CheckpointError
 from dagster_ckpt.spark.batches import forget_plan
 from dagster_ckpt.spark.job import StreamingJob
 from dagster_ckpt.spark.kafka import KafkaInputs
+from dagster_ckpt.spark.preflight.another_sink import SinkName, elsewhere_finding
 from dagster_ckpt.spark.preflight.checkpoint_checks import (
     files_finding,
     in_flight,
@@ -27,7 +28,6 @@ from dagster_ckpt.spark.preflight.checkpoint_checks import (
 )
 from dagster_ckpt.spark.preflight.kafka_topics import kafka_findings, kafka_sink_findings
 from dagster_ckpt.spark.preflight.query_checks import (
-    elsewhere_finding,
     empty_sink_finding,
     operators_finding,
     partitions_finding,
@@ -186,6 +186,7 @@ def _checked(start: ProposedStart, restored: CheckpointMetadata | None, plans: S
     if not again and not start.gives_up_in_flight:
         again = in_flight_batch(start.location, restored.batch)
     known = [plan.batch for plan in plans]
+    now = f"a {start.plan.format} sink" if start.sink is None else str(SinkName.of(start.sink))
     return [
         files_finding(restored),
         log_finding(restored, start.location, start.spark_version, start.replay),
@@ -200,7 +201,7 @@ def _checked(start: ProposedStart, restored: CheckpointMetadata | None, plans: S
         *kafka_findings(restored.facts, start.inputs, plans),
         *kafka_sink_findings(start.plan),
         others,
-        *([elsewhere_finding(restored, start.plan, start.sink, start.elsewhere)] if start.elsewhere else []),
+        *([elsewhere_finding(restored, now, start.elsewhere)] if start.elsewhere else []),
         *([removed_finding(start.removes)] if start.removes else []),
     ]
 

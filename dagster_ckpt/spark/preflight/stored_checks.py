@@ -19,6 +19,7 @@ from dagster_ckpt.checkpoint import (
 from dagster_ckpt.clock import Clock
 from dagster_ckpt.config import LATEST, CheckpointingMode
 from dagster_ckpt.errors import CheckpointError, JobAlreadyRunning
+from dagster_ckpt.spark.preflight.another_sink import SinkName, moved_finding, moved_since
 from dagster_ckpt.spark.preflight.checkpoint_checks import (
     files_finding,
     in_flight_batch,
@@ -117,14 +118,17 @@ def check_unpacked(
         findings.append(Finding.of_error("archive", error))
     replayed = asked == LATEST and known
     plans = known if replayed else with_in_flight(known, location, restored.batch)
-    sink = None if restored.sink is None else recorded_sink(restored.sink)
+    moved = moved_since(catalog, restored)
+    name = SinkName.of_position(restored.sink) if moved is None else SinkName.of_choice(moved)
+    sink = name.recorded()
     again = [plan.batch for plan in known] if replayed else in_flight_batch(location, restored.batch)
-    if restored.sink is not None and sink is None:
-        kind = restored.sink.get("kind")
-        findings.append(Finding.fine("sink position", f"not checked: only the query knows its {kind} sink."))
+    if moved is not None:
+        findings.append(moved_finding(moved, restored, asked))
+    elif sink is not None:
+        findings.append(sink_finding(restored, sink, directory / "sink"))
+    if name.kind is not None and sink is None:
+        findings.append(Finding.fine("sink position", f"not checked: only the query knows its {name.kind} sink."))
     else:
-        if sink is not None:
-            findings.append(sink_finding(restored, sink, directory / "sink"))
         kept = None if restored.mode == CheckpointingMode.EXACTLY_ONCE else "query's"
         findings.append(replay_finding(restored, sink, kept, again, [plan.batch for plan in plans]))
     return [*findings, source_finding(plans, restored.facts)]

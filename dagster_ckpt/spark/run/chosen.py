@@ -18,17 +18,15 @@ from dagster_ckpt.checkpoint import (
     PlanArchiveWriter,
     PlannedBatch,
 )
-from dagster_ckpt.errors import CheckpointError
 from dagster_ckpt.filesystem import share_start
-from dagster_ckpt.paths import is_same_place
 from dagster_ckpt.spark.events import Started
 from dagster_ckpt.spark.kafka import KafkaInputs
 from dagster_ckpt.spark.live import LiveLocation
 from dagster_ckpt.spark.plain import PlainLocation
-from dagster_ckpt.spark.preflight import Passed, is_sink_of
+from dagster_ckpt.spark.preflight import Passed, SinkName, goes_on, is_empty, left_elsewhere
 from dagster_ckpt.spark.run.built_query import BuiltQuery
 from dagster_ckpt.spark.run.fork import ForkPoint, lay_out_fork
-from dagster_ckpt.spark.sinks import Sink, recorded_sink
+from dagster_ckpt.spark.sinks import Sink
 from dagster_ckpt.stored_json import Json, believed, parsed
 
 if TYPE_CHECKING:
@@ -139,7 +137,7 @@ def lay_out(chosen: Chosen, query: BuiltQuery, live: LiveLocation, directory: Pa
         chosen = replace(chosen, target=target, elsewhere=begins.elsewhere, removes=begins.removes)
     elif chosen.target.metadata is None:
         directory.mkdir(mode=0o700, parents=True)
-    elif not is_sink_of(chosen.target.metadata, query.sink):
+    elif not SinkName.of(query.sink).is_same(SinkName.of_position(chosen.target.metadata.sink)):
         chosen = _with_another_sink(chosen, chosen.target.metadata, query, directory)
     share_start(directory)
     return chosen
@@ -147,55 +145,26 @@ def lay_out(chosen: Chosen, query: BuiltQuery, live: LiveLocation, directory: Pa
 
 def _with_another_sink(chosen: Chosen, restored: CheckpointMetadata, query: BuiltQuery, directory: Path) -> Chosen:
     """Add the position of the new sink if the job may move there. Otherwise preflight refuses what is chosen."""
-    sink = query.sink
-    is_new = sink is not None and _is_empty(sink)  # also a table that was dropped and created again since
-    before = None if sink is None or is_new else _goes_on(chosen, restored, sink)
-    if sink is not None and before is None and not is_new:
+    sink, now, before = query.sink, SinkName.of(query.sink), chosen.previous
+    is_new = sink is None or is_empty(sink)  # also a table that was dropped and created again since
+    is_begun = before is not None and not is_new and goes_on(before, chosen.job_id, restored, now)
+    kept = before.sink_position if before is not None and is_begun else None
+    if sink is not None and not is_new and not (is_begun and (sink.seeds_alike or kept is not None)):
         return chosen
     shutil.rmtree(directory / _SINK, ignore_errors=True)  # the position of the sink before
     position = None
-    if before is not None and before.sink_position is not None:
-        position = _recorded(before.sink_position)
+    if kept is not None:
+        position = _recorded(kept)
     elif sink is not None:
         position = sink.seed(restored.batch, directory / _SINK, query.session)
-    recorded = None if sink is None or sink.seeds_alike else json.dumps(position)
-    target = replace(chosen.target, metadata=replace(restored, sink=position))
-    return replace(chosen, target=target, elsewhere=_told(restored), sink_position=recorded)
-
-
-def _goes_on(chosen: Chosen, restored: CheckpointMetadata, sink: Sink) -> Choice | None:
-    """The choice of the start before, if it has begun with the same checkpoint and this sink, which was empty then."""
-    before = chosen.previous
-    same = (
-        before is not None
-        and (before.job_id, before.restored, before.sink_kind) == (chosen.job_id, restored.reference, sink.kind)
-        and before.sink is not None
-        and is_same_place(before.sink, sink.path)
-        and (sink.seeds_alike or before.sink_position is not None)
+    return replace(
+        chosen,
+        target=replace(chosen.target, metadata=replace(restored, sink=position)),
+        elsewhere=left_elsewhere(before, chosen.job_id, restored, now),
+        sink_position=None if sink is None or sink.seeds_alike else json.dumps(position),
     )
-    return before if same else None
 
 
 def _recorded(position: str) -> dict[str, Json]:
     with believed("The position of the sink in the choice of the start before", "Restore a checkpoint by its name."):
         return dict(parsed(position).items())
-
-
-def _is_empty(sink: Sink) -> bool:
-    return sink.tells_data and sink.first_data() is None
-
-
-def _told(restored: CheckpointMetadata) -> str:
-    """The sink of a checkpoint, for people, and which batches it has that the checkpoint does not cover."""
-    if restored.sink is None:
-        return "the sink before, which checkpoints do not cover"
-    told = f"the {restored.sink.get('kind')} sink {restored.sink.get('path')}"
-    try:
-        if (sink := recorded_sink(restored.sink)) is None:
-            return f"{told}; if it has batches after {restored.batch}, these are written a second time"
-        newest = sink.newest_batch()
-    except (CheckpointError, OSError):
-        return f"{told}, which cannot be read"
-    if newest is None or newest <= restored.batch:
-        return told
-    return f"{told}, which has batches up to {newest}: the later ones are written a second time"

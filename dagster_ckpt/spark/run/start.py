@@ -33,7 +33,7 @@ from dagster_ckpt.checkpoint import (
 )
 from dagster_ckpt.clock import Clock
 from dagster_ckpt.config import LATEST, RestoreRequest
-from dagster_ckpt.errors import CorruptRecord, StorageError
+from dagster_ckpt.errors import StorageError
 from dagster_ckpt.spark.batches import plans_after, plans_to_replay, refuse_abandoned
 from dagster_ckpt.spark.events import CheckpointsUnreadable, Event, Started
 from dagster_ckpt.spark.files import prepare_new_location
@@ -49,7 +49,7 @@ from dagster_ckpt.spark.run.chosen import Checked, Chosen, Prepared, lay_out
 from dagster_ckpt.spark.run.fallback import cost_of
 from dagster_ckpt.spark.run.fork import fork_point, publish_fork
 from dagster_ckpt.spark.run.running_query import Ended, RunningQuery
-from dagster_ckpt.spark.run.starting_point import Choosing, claimed_by, sink_began
+from dagster_ckpt.spark.run.starting_point import Choosing, claimed_by, previous_choice, sink_began
 from dagster_ckpt.spark.sinks import Sink
 from dagster_ckpt.spark.start_tracer import StartTracer
 from dagster_ckpt.spark.upgrading import starting_from
@@ -159,7 +159,8 @@ class Start:
         rolled_back = self._roll_back(target.metadata, checked.began, query.sink)
         self._tracer.begin("storage")
         store = self._open_store(choice, target.metadata, chosen.claimed)
-        archive = self._archive(choice.job_id)
+        epoch, check = self._claim.epoch, self._catalog.records.epochs.check
+        archive = PlanArchiveWriter(self._job.filesystem, self._job.name, choice.job_id, epoch, lambda: check(epoch))
         archive.begin(-1 if target.metadata is None else target.metadata.batch, checked.line, passed.replay)
         return Prepared(
             choice=choice,
@@ -190,7 +191,7 @@ class Start:
 
     def _choose(self, request: RestoreRequest) -> Chosen:
         """Choose what to resume from; a checkpoint of the job itself is unpacked by then."""
-        recorded = self._previous(request)
+        recorded = previous_choice(self._catalog, request)
         previous = None if recorded is None else recorded[1]
         pointer = request.fork_from
         fork = None if pointer is None else fork_point(self._catalog, pointer, partial(self._plain, pointer))
@@ -288,6 +289,7 @@ class Start:
             spark_version=self._spark.version,
             sink_position=chosen.sink_position,
             code=starting_from(self._code, restored.reference if restored else None),
+            elsewhere=chosen.elsewhere,
         )
         if claimed is not None and restored is not None and claimed.reference == restored.reference:
             claim_savepoint(claimed, job_id, like=self._job.filesystem)
@@ -316,16 +318,6 @@ class Start:
         if store.broken:
             self._emit(CheckpointsUnreadable(store.broken, f"{self._job.filesystem.url}/{self._job.name}"))
         return store
-
-    def _previous(self, request: RestoreRequest) -> tuple[int, Choice] | None:
-        """The newest choice before this start's; a damaged choice does not matter if the request names a checkpoint."""
-        try:
-            return self._catalog.choice()
-        except CorruptRecord as error:
-            if request.restore_from == LATEST:
-                raise
-            _log.warning("What the start before chose is not known: %s", error.message)
-            return None
 
     def _sweep(self, store: CompletedCheckpointStore) -> None:
         try:
@@ -364,12 +356,6 @@ class Start:
         first_id = self._catalog.next_id(laid_out.job_id, laid_out)
         store = self._store(laid_out.job_id, first_id, laid_out.restored_from)
         return publish_fork(laid_out, self._directory, store)
-
-    def _archive(self, job_id: str) -> PlanArchiveWriter:
-        epoch = self._claim.epoch
-        return PlanArchiveWriter(
-            self._job.filesystem, self._job.name, job_id, epoch, lambda: self._catalog.records.epochs.check(epoch)
-        )
 
     def _try(self, restored: CheckpointMetadata | None, sink: Sink | None, cancel: Flag) -> None:
         """Before batches are removed from the sink, check on a copy that the query can resume from the checkpoint.

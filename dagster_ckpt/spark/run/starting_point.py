@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from dagster_ckpt.checkpoint import (
 )
 from dagster_ckpt.clock import Clock, seconds_of
 from dagster_ckpt.config import LATEST, NONE, RecoveryClaimMode, RestoreRequest
-from dagster_ckpt.errors import CheckpointsLost
+from dagster_ckpt.errors import CheckpointsLost, CorruptRecord
 from dagster_ckpt.paths import is_same_place
 from dagster_ckpt.spark.events import Event
 from dagster_ckpt.spark.job import StreamingJob
@@ -30,7 +31,9 @@ from dagster_ckpt.spark.run.salvage import Salvaging
 from dagster_ckpt.spark.sinks import Sink
 from dagster_ckpt.spark.start_tracer import StartTracer
 
-__all__ = ["Choosing", "claimed_by", "sink_began"]
+__all__ = ["Choosing", "claimed_by", "previous_choice", "sink_began"]
+
+_log = logging.getLogger(__name__)
 
 
 class Choosing:
@@ -149,6 +152,17 @@ class Choosing:
                 hint="To begin again, empty the sink and launch with restore_from: none. To keep checkpoints from now "
                 "on, give the storage a checkpoint_path, or use FileSystemCheckpointStorage.",
             )
+
+
+def previous_choice(catalog: CheckpointCatalog, request: RestoreRequest) -> tuple[int, Choice] | None:
+    """The choice of the start before; a damaged choice does not matter if the request names a checkpoint."""
+    try:
+        return catalog.choice()
+    except CorruptRecord as error:
+        if request.restore_from == LATEST:
+            raise
+        _log.warning("What the start before chose is not known: %s", error.message)
+        return None
 
 
 def claimed_by(

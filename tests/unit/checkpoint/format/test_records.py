@@ -56,6 +56,7 @@ RECORDS: list[Any] = [
         accepted_loss=("one row",),
         complete=(5, 7),
         sink_position='{"kind": "delta"}',
+        elsewhere="the file sink /before",
     ),
     End("FINISHED", "the query ended", discarded=False, ended_at="2026-11-23T10:00:00.000+00:00"),
     Settled({LINEAGE: [1, 2]}),
