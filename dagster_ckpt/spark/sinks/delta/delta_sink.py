@@ -278,8 +278,8 @@ class DeltaSink(TableSink):
         return None if mark is None or marked_batch(mark) < 0 else marked_batch(mark)
 
     def first_data(self) -> str | None:
-        batch = self.newest_batch()
-        return f"batch {batch} of job {self._job!r}" if batch is not None and self._table.has_data else None
+        batch = marked_batch(self._table.held(self._application))  # a claim that has held no batch is no data
+        return f"batch {batch} of job {self._job!r}" if batch >= 0 and self._table.has_data else None
 
     @property
     def _table(self) -> DeltaTable:

@@ -258,7 +258,7 @@ class IcebergSink(TableSink):
             if found is not None and found.epoch >= epoch:
                 raise Overtaken(found.epoch)
             done = undo(history)
-            return Change(mark.summary(self._job), rollback=done)
+            return Change(mark.summary(self._job, is_first=newest is None), rollback=done)
 
         try:
             self._newest = table.commit(plan)
@@ -279,7 +279,8 @@ class IcebergSink(TableSink):
 
     def first_data(self) -> str | None:
         batch = self.newest_batch()
-        return f"batch {batch} of job {self._job!r}" if batch is not None and self._table.has_data else None
+        is_there = batch is not None and self._table.has_data and self._table.history().may_hold_rows_of(self._job)
+        return f"batch {batch} of job {self._job!r}" if is_there else None
 
     @property
     def _table(self) -> IcebergTable:

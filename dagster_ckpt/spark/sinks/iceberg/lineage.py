@@ -32,6 +32,7 @@ __all__ = [
 _JOB, _LINEAGE, _START, _EPOCH, _BATCH = (
     f"dagster_ckpt.{name}" for name in ("job", "lineage", "start", "epoch", "batch")
 )
+_FIRST = "dagster_ckpt.first"
 _SNAPSHOT = "snapshot"
 #: Operations that change no row, such as a compaction.
 _UNCHANGING = frozenset({"replace"})
@@ -56,9 +57,10 @@ class Mark:
     batch: int
     lineage: str = ""
 
-    def summary(self, job: str) -> dict[str, str]:
-        """The properties of the snapshot."""
+    def summary(self, job: str, *, is_first: bool = False) -> dict[str, str]:
+        """The properties of the snapshot, which may be the first of the job in the table."""
         lineage = {_LINEAGE: self.lineage} if self.lineage else {}
+        lineage |= {_FIRST: "true"} if is_first else {}
         return {_JOB: job, **lineage, _START: self.start, _EPOCH: str(self.epoch), _BATCH: str(self.batch)}
 
 
@@ -89,6 +91,11 @@ class Snapshot:
             return Mark(start, epoch, batch, self.summary.get(_LINEAGE, ""))
         except (KeyError, ValueError):
             return None
+
+    @property
+    def is_first_claim(self) -> bool:
+        """Whether the table had no snapshot of the job before."""
+        return _FIRST in self.summary
 
     @property
     def job(self) -> str | None:
@@ -152,6 +159,13 @@ class History:
         if kept is None or self._has_lost_one_between(kept, oldest):
             return recorded.identifier, recorded.mark(job)
         return oldest.parent, None
+
+    def may_hold_rows_of(self, job: str) -> bool:
+        """Whether a job may have rows in the table: not if all that the job did since its first claim is to claim."""
+        for snapshot in self.back(self.head):
+            if snapshot.mark(job) is not None and (snapshot.changes_files or snapshot.is_first_claim):
+                return snapshot.changes_files
+        return self.newest_of(job)[0] is not None
 
     def _has_lost_one_between(self, earlier: Snapshot, later: Snapshot) -> bool:
         """Whether a snapshot that was made between two others has expired: the later may come from the earlier by it.
