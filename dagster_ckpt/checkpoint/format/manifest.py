@@ -36,7 +36,9 @@ VERSION = 1
 VERSION_WITH_COPIES = 2
 #: The version of the manifest of a savepoint that a user gave a name or a note.
 VERSION_WITH_NAME = 3
-_VERSIONS = (VERSION, VERSION_WITH_COPIES, VERSION_WITH_NAME)
+#: The version of the manifest of a checkpoint with another number of state partitions.
+VERSION_OF_RESCALE = 4
+_VERSIONS = (VERSION, VERSION_WITH_COPIES, VERSION_WITH_NAME, VERSION_OF_RESCALE)
 #: Most bytes of a manifest, and most files of a checkpoint. A manifest that refers to 10^6 files takes 230 MiB.
 LONGEST = 1 << 30
 MOST_FILES = 4_000_000
@@ -219,10 +221,10 @@ class CheckpointMetadata:
             CheckpointFailure: :meth:`decode` would refuse these bytes.
         """
         named = {key: value for key, value in (("name", self.given_name), ("note", self.note)) if value}
-        copies = any(file.stored is not None for file in self.files)
+        copied = VERSION_WITH_COPIES if any(file.stored is not None for file in self.files) else VERSION
         document = {
             "format": FORMAT,
-            "version": VERSION_WITH_NAME if named else VERSION_WITH_COPIES if copies else VERSION,
+            "version": VERSION_OF_RESCALE if self.kind == RESCALE else VERSION_WITH_NAME if named else copied,
             "job": {"name": self.job_name, "id": self.job_id},
             "checkpoint": {
                 "id": self.checkpoint_id,
@@ -383,7 +385,7 @@ def _check_length(data: bytes) -> None:
 def _check_version(version: object, where: str) -> None:
     if version not in _VERSIONS:
         raise UnknownMetadataVersion(
-            f"{where} has metadata version {version!r}; this release reads version {VERSION_WITH_NAME}.",
+            f"{where} has metadata version {version!r}; this release reads version {_VERSIONS[-1]}.",
             hint="Restore it with the release that wrote it, or install a newer release of dagster-ckpt.",
         )
 

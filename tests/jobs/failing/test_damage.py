@@ -51,7 +51,7 @@ def _flip_in_the_digest(path: Path) -> None:
 
 def _next_version(path: Path) -> None:
     document = json.loads(path.read_bytes())
-    document["version"] = 4
+    document["version"] = 5
     path.write_text(json.dumps(document), encoding="utf-8")
 
 
@@ -86,7 +86,7 @@ def test_a_damaged_choice_refuses_latest_and_lets_a_checkpoint_be_named(ticked: 
         (_empty, CorruptMetadata, "truncated or was changed", "dagster-ckpt list"),
         (_flip_in_the_middle, CorruptMetadata, "truncated or was changed", "dagster-ckpt list"),
         (_flip_in_the_digest, CorruptMetadata, "truncated or was changed", "dagster-ckpt list"),
-        (_next_version, UnknownMetadataVersion, "version 4; this release reads version 3", "newer release"),
+        (_next_version, UnknownMetadataVersion, "version 5; this release reads version 4", "newer release"),
     ],
 )
 def test_damaged_metadata(

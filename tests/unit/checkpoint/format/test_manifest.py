@@ -64,7 +64,7 @@ def manifests(draw: st.DrawFn) -> CheckpointMetadata:
         epoch=draw(st.integers(1, 2**31)),
         batch=draw(st.integers(0, 2**60)),
         mode=draw(st.sampled_from(["EXACTLY_ONCE", "AT_LEAST_ONCE"])),
-        kind=draw(st.sampled_from(["checkpoint", "salvage", "fork"])),
+        kind=draw(st.sampled_from(["checkpoint", "salvage", "fork", "rescale"])),
         restored_from=draw(st.none() | text),
         writer=draw(facts),
         triggered_at=draw(moments),
@@ -196,7 +196,8 @@ def test_however_it_is_indented_it_is_read() -> None:
 def test_only_what_an_older_release_does_not_know_makes_a_newer_version(metadata: CheckpointMetadata) -> None:
     version = json.loads(metadata.encode())["version"]
     copies = any(file.stored is not None for file in metadata.files)
-    assert version == (3 if metadata.given_name or metadata.note else 2 if copies else 1)
+    named = metadata.given_name or metadata.note
+    assert version == (4 if metadata.kind == "rescale" else 3 if named else 2 if copies else 1)
 
 
 def test_a_manifest_without_a_name_has_the_bytes_of_the_release_before_names() -> None:
@@ -216,7 +217,7 @@ def test_a_copy_lies_whole_under_a_name_of_its_own(wrong: dict[str, Any]) -> Non
         FileEntry.from_json({name: value for name, value in {**entry, **wrong}.items() if value is not None})
 
 
-@pytest.mark.parametrize("version", [0, 4, 99, "1", None])
+@pytest.mark.parametrize("version", [0, 5, 99, "1", None])
 @pytest.mark.parametrize("same_digest", [True, False])
 def test_an_unknown_version_is_refused_by_name(version: object, same_digest: bool) -> None:
     data = signed(document(version=version)) if same_digest else json.dumps(document(version=version)).encode()
