@@ -8,6 +8,7 @@ from dataclasses import is_dataclass
 from pathlib import Path
 
 import dagster_ckpt
+from dagster_ckpt.checkpoint.control.epochs import CodeVersion, Upgrade
 from dagster_ckpt.checkpoint.control.failures import Streak
 from dagster_ckpt.checkpoint.control.heartbeat import Completed, FailedCheckpoints
 from dagster_ckpt.checkpoint.control.quarantine import FellBack
@@ -19,7 +20,9 @@ from dagster_ckpt.checkpoint.taking.savepoint_files import _Claimed, _Disposal
 #: Records beside a savepoint, not among the records of a job.
 IN_A_SAVEPOINT = frozenset({_Claimed, _Disposal})
 #: Part of a record, or never written.
-_OTHERS = frozenset({Streak, Completed, FailedCheckpoints, FellBack, Step, TakenSavepoint, Asked, Label})
+_OTHERS = frozenset(
+    {Streak, Completed, FailedCheckpoints, FellBack, Step, TakenSavepoint, Asked, Label, CodeVersion, Upgrade}
+)
 
 
 def record_types() -> frozenset[type]:

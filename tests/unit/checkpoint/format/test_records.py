@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dagster_ckpt.checkpoint.control.deletion_log import Deletion
-from dagster_ckpt.checkpoint.control.epochs import Choice, Claim, End, Settled
+from dagster_ckpt.checkpoint.control.epochs import Choice, Claim, CodeVersion, End, Settled, Upgrade
 from dagster_ckpt.checkpoint.control.failures import Failure
 from dagster_ckpt.checkpoint.control.heartbeat import FailedCheckpoints, Heartbeat
 from dagster_ckpt.checkpoint.control.job_records import _Owner
@@ -57,8 +57,9 @@ RECORDS: list[Any] = [
         complete=(5, 7),
         sink_position='{"kind": "delta"}',
         elsewhere="the file sink /before",
+        code=CodeVersion("2", Upgrade("1", f"{LINEAGE}/chk-7", 3, "2026-11-23T10:00:00.000+00:00", returns=True)),
     ),
-    End("FINISHED", "the query ended", discarded=False, ended_at="2026-11-23T10:00:00.000+00:00"),
+    End("FAILED", "version 2 failed", False, "2026-11-23T10:00:00.000+00:00", taken_back="2", returns_to="1"),
     Settled({LINEAGE: [1, 2]}),
     Failure("run-1", 1, 1.5, 4, "it broke", kind="QueryFailed", plan="0a"),
     Pin(f"{LINEAGE}/chk-7", "audit", "2026-11-23T10:00:00.000+00:00", LINEAGE),
