@@ -14,4 +14,6 @@ def pending_upgrade(catalog: CheckpointCatalog, choice: Choice) -> Upgrade | Non
     if upgrade is None:
         return None
     completed, _ = catalog.completed(choice.job_id)
-    return None if any(item.epoch >= upgrade.epoch for item in completed) else upgrade
+    # What the first start has salvaged of the version before is of its epoch, and no proof of the new version.
+    proven = any(item.epoch >= upgrade.epoch and item.reference != upgrade.checkpoint for item in completed)
+    return None if proven else upgrade

@@ -193,6 +193,15 @@ def test_a_version_that_fails_for_too_long_is_taken_back(upgradable: Bench, fail
     upgradable.assert_exact()
 
 
+def test_what_is_salvaged_of_the_version_before_proves_nothing(upgradable: Bench) -> None:
+    upgradable.run_and_cancel(1, _version(upgradable, "1"))
+    upgradable.land(1)
+    once = RestartStrategies.fixed_delay_restart(1, "1 ms")
+    _taken_back(upgradable, _version(upgradable, "2", _failing, restart=once, timeout=60.0))
+    upgradable.tick(0, _version(upgradable, "1"))
+    upgradable.assert_exact()
+
+
 def test_the_version_before_runs_in_place_of_the_one_that_was_taken_back(upgradable: Bench) -> None:
     second = _version(upgradable, "2", _failing, timeout=60.0, previous={"1": deduplicated})
     error = _taken_back(upgradable, second)
