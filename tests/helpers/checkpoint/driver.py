@@ -16,7 +16,7 @@ from dagster_ckpt.checkpoint.cleanup.dead_runs import finish_deletions
 from dagster_ckpt.checkpoint.cleanup.pinning import pin_checkpoint, unpin_checkpoint
 from dagster_ckpt.checkpoint.cleanup.start_sweep import sweep_start
 from dagster_ckpt.checkpoint.control.deletion_log import DeletionLog
-from dagster_ckpt.checkpoint.control.epochs import Choice, Claim, End, Epochs
+from dagster_ckpt.checkpoint.control.epochs import Choice, Claim, CodeVersion, End, Epochs, Upgrade
 from dagster_ckpt.checkpoint.format.facts import Facts
 from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
 from dagster_ckpt.checkpoint.format.snapshot import PinnedFile, Snapshot
@@ -243,9 +243,9 @@ class Run:
         first_id = self.catalog.next_id(job_id, metadata)
         complete = self.catalog.completed_at_choice(self.claim.epoch, job_id, metadata)
         last_id = max(complete, default=0)
-        return Choice(
-            job_id, restored, first_id, last_id, "/live", "h", None, reason, fallback=fallback, complete=complete
-        )
+        code = CodeVersion("2", Upgrade("1", restored, self.claim.epoch, iso(0), returns=True))
+        options = {"fallback": fallback, "complete": complete, "code": code}
+        return Choice(job_id, restored, first_id, last_id, "/live", "h", None, reason, **options)  # type: ignore[arg-type]
 
     def record(self, choice: Choice) -> None:
         epoch = self.claim.epoch
