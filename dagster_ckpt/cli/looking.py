@@ -27,9 +27,13 @@ from dagster_ckpt.errors import (
     CheckpointError,
     CheckpointNotFound,
     CorruptCheckpoint,
+    StorageError,
 )
 
 __all__ = ["describe", "diff", "list_checkpoints", "retention", "verify"]
+
+#: The exit status of `verify` when the storage failed, which says nothing of a checkpoint.
+_STORAGE_FAILED = 8
 
 
 @click.command("list")
@@ -156,8 +160,8 @@ def verify(job: str, checkpoint: str | None, path: str, as_json: bool) -> None:
     """Read every byte of CHECKPOINT of JOB, or of all its checkpoints, and compare sizes and checksums.
 
     Of files that a store copied without telling a checksum it is asked whether anybody wrote to them since. Exits with
-    1 if anything is missing or changed. A checkpoint that a running job deletes meanwhile is named, and is not an error
-    as long as another one was verified.
+    1 if anything is missing or changed, else with 8 if the storage failed. A checkpoint that a running job deletes
+    meanwhile is named, and is not an error as long as another one was verified.
     """
     catalog = CheckpointCatalog(storage_at(path), job)
     found: list[CheckpointMetadata] = []
@@ -174,6 +178,7 @@ def verify(job: str, checkpoint: str | None, path: str, as_json: bool) -> None:
     if not as_json:
         for error in errors:
             say(error.message, color="red")
+    has_failed = False
     rows: list[dict[str, Any]] = [
         {"checkpoint": error.checkpoint, "verified": False, "reason": error.message} for error in errors
     ]
@@ -185,6 +190,9 @@ def verify(job: str, checkpoint: str | None, path: str, as_json: bool) -> None:
             if checkpoint is not None:
                 raise
             row |= {"verified": None, "reason": error.message}
+        except StorageError as error:
+            row |= {"verified": None, "reason": f"{error.message}\n{error.hint}"}
+            has_failed = True
         except CheckpointError as error:
             row |= {"verified": False, "reason": f"{error.message}\n{error.hint}"}
         else:
@@ -197,6 +205,8 @@ def verify(job: str, checkpoint: str | None, path: str, as_json: bool) -> None:
         say_json(rows)
     if any(row["verified"] is False for row in rows):
         sys.exit(1)
+    if has_failed:
+        sys.exit(_STORAGE_FAILED)
     if not any(row["verified"] for row in rows):
         raise CheckpointNotFound(
             f"Every checkpoint of job {job!r} was deleted before all of its files were read.",

@@ -32,10 +32,11 @@ from dagster_ckpt.checkpoint.control.savepoint_requests import (
     TakenSavepoint,
 )
 from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
-from dagster_ckpt.cli import main, places
+from dagster_ckpt.cli import looking, main, places
 from dagster_ckpt.clock import SystemClock
 from dagster_ckpt.errors import CheckpointNotFound
 from dagster_ckpt.filesystem import PosixFileSystem
+from dagster_ckpt.testing import Fail, FaultInjectingFileSystem, Operation
 from tests.helpers.checkpoint.driver import JOB, Ledger, Pins, Run, state
 
 
@@ -203,6 +204,28 @@ def test_verify(storage: Path, taken: list[CheckpointMetadata]) -> None:
     assert result.stdout.count("was changed") == len(users)
     assert result.stdout.count("verified") == len(taken) - len(users)
     assert call(storage, "verify", JOB, users[0].name).exit_code == 1
+
+
+def test_verify_where_the_storage_fails(
+    storage: Path, taken: list[CheckpointMetadata], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A storage that does not answer says nothing of the checkpoint; the others are verified."""
+    is_failing = iter((True,))
+
+    def plan(operation: Operation) -> Fail | None:
+        return Fail() if operation.name == "checksum" and next(is_failing, False) else None
+
+    failing = FaultInjectingFileSystem(PosixFileSystem(storage), plan)
+    monkeypatch.setattr(looking, "storage_at", lambda _: failing)
+    result = call(storage, "verify", JOB, "--json")
+    assert result.exit_code == 8
+    rows = json.loads(result.stdout)
+    assert [row["verified"] for row in rows].count(None) == 1
+    assert [row["verified"] for row in rows].count(True) == len(taken) - 1
+    manifest = storage / JOB / taken[3].reference / "_metadata"
+    manifest.write_bytes(manifest.read_bytes()[:-9])
+    is_failing = iter((True,))
+    assert call(storage, "verify", JOB).exit_code == 1, "damage counts more"
 
 
 def test_verify_tells_a_broken_manifest(storage: Path, taken: list[CheckpointMetadata]) -> None:
