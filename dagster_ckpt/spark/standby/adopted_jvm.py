@@ -12,6 +12,8 @@ import socket
 import stat
 import subprocess
 import threading
+import weakref
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,19 @@ __all__ = ["AdoptedJvm", "RefusedError", "adopt"]
 _LONGEST = 4096
 #: What is handed over beside the message: the JVM's standard input, and its output.
 _HANDED = 2
+
+
+#: The other ends of the standard inputs of the JVMs that this process has adopted.
+_lifelines: weakref.WeakSet[FileIO] = weakref.WeakSet()
+
+
+def _let_go() -> None:
+    """Let no child that outlives this process keep a JVM."""
+    for lifeline in _lifelines:
+        lifeline.close()
+
+
+os.register_at_fork(after_in_child=_let_go)
 
 
 class RefusedError(Exception):
@@ -44,9 +59,11 @@ class AdoptedJvm:
 
     def __init__(self, pid: int, lifeline: int) -> None:
         self.pid = pid
-        self.stdin = os.fdopen(lifeline, "wb", buffering=0)
-        os.register_at_fork(after_in_child=self.stdin.close)  # a child that outlives this process must not keep the JVM
+        self.stdin = FileIO(lifeline, "wb")
+        _lifelines.add(self.stdin)
         self._handle = os.pidfd_open(pid)
+        for let_go in (weakref.finalize(self, self.stdin.close), weakref.finalize(self, os.close, self._handle)):
+            let_go.atexit = False  # what still uses the JVM then comes first
 
     def poll(self) -> int | None:
         """``None`` while the JVM runs."""
@@ -127,10 +144,17 @@ def _take(connection: socket.socket) -> Any | None:
                 os.close(file)
         raise
     os.set_blocking(files[1], True)
-    threading.Thread(target=pump, args=(files[1],), name="dagster-ckpt-jvm-output", daemon=True).start()
+    threading.Thread(target=_pump, args=(files[1],), name="dagster-ckpt-jvm-output", daemon=True).start()
     with contextlib.suppress(OSError):  # the keeper does not wait for long
         connection.sendall(TAKEN)
     return gateway
+
+
+def _pump(output: int) -> None:
+    try:
+        pump(output)
+    finally:
+        os.close(output)
 
 
 def _checked(message: bytes, files: list[int], keeper: int) -> Any:
@@ -183,7 +207,7 @@ def _gateway_in_time(jvm: AdoptedJvm, port: int, secret: str) -> Any:
     thread.join(PATIENCE)
     if thread.is_alive():
         jvm.kill()
-        thread.join()
+        thread.join(PATIENCE)
         raise RefusedError(f"its JVM, process {jvm.pid}, has not answered for {PATIENCE:.0f} s")
     if isinstance(found[0], Exception):
         raise RefusedError(f"its JVM, process {jvm.pid}, refuses the connection: {found[0]}")

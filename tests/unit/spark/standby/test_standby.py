@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import os
 import signal
@@ -196,6 +197,29 @@ def test_a_jvm_of_another_parent_is_held_like_ones_own() -> None:
         jvm.kill()
         assert process.wait() == -signal.SIGKILL
         jvm.stdin.close()
+
+
+def test_a_jvm_that_is_let_go_ends_and_leaves_no_open_file() -> None:
+    before = _open_files()
+    read, write = os.pipe()
+    said, output = os.pipe()
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=read, stdout=output, stderr=output) as process:
+        os.close(read)
+        os.close(output)
+        jvm = AdoptedJvm(process.pid, write)
+        assert jvm.poll() is None
+        del jvm
+        gc.collect()
+        try:
+            process.wait(60)
+        finally:
+            process.kill()
+    adopted_jvm._pump(said)
+    assert _open_files() == before
+
+
+def _open_files() -> set[str]:
+    return {file.name for file in Path("/proc/self/fd").iterdir() if file.exists() or file.is_symlink()}
 
 
 _WAITS = """
