@@ -15,6 +15,7 @@ from dagster_ckpt.checkpoint.cleanup.dead_runs import given_up_numbers
 from dagster_ckpt.checkpoint.cleanup.start_sweep import is_manifest, left_in, written_before
 from dagster_ckpt.checkpoint.format import (
     FORK,
+    RESCALE,
     checkpoint_directory,
     checkpoint_id,
     foreign,
@@ -94,17 +95,16 @@ def _recorded(catalog: CheckpointCatalog, epoch: int) -> Iterator[Condemned]:
 
 
 def _never_begun(catalog: CheckpointCatalog) -> Iterator[Condemned]:
-    """Forks whose start died before it recorded its choice. Each is only a copy of another job's checkpoint."""
+    """Lineages whose start died before it recorded its choice. Each has only a copy of another lineage's checkpoint."""
     names = catalog.records.epochs.names()
     begun = {choice.job_id for choice in catalog.choices().values()}
     for job_id in catalog.job_ids():
         if job_id not in begun:
             for metadata in catalog.completed(job_id)[0]:
                 # Without the claim's record, the record of a choice may have been deleted too.
-                if metadata.kind == FORK and "claim" in names.get(metadata.epoch, ()):
-                    yield Condemned(
-                        job_id, metadata.checkpoint_id, "the start that forked it died before it went on from it", False
-                    )
+                if metadata.kind in {FORK, RESCALE} and "claim" in names.get(metadata.epoch, ()):
+                    reason = "the start that copied it died before it went on from it"
+                    yield Condemned(job_id, metadata.checkpoint_id, reason, False)
 
 
 def orphans_of(

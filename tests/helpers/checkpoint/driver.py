@@ -243,7 +243,7 @@ class Run:
         first_id = self.catalog.next_id(job_id, metadata)
         complete = self.catalog.completed_at_choice(self.claim.epoch, job_id, metadata)
         last_id = max(complete, default=0)
-        code = CodeVersion("2", Upgrade("1", restored, self.claim.epoch, iso(0), returns=True))
+        code = CodeVersion("2", Upgrade("1", restored, self.claim.epoch, iso(0), returns=False))
         options = {"fallback": fallback, "complete": complete, "code": code}
         return Choice(job_id, restored, first_id, last_id, "/live", "h", None, reason, **options)  # type: ignore[arg-type]
 

@@ -23,7 +23,7 @@ from dagster_ckpt.checkpoint.control.epochs import End, Epochs, Settled
 from dagster_ckpt.checkpoint.control.heartbeat import Heartbeat, HeartbeatFile
 from dagster_ckpt.checkpoint.control.pins import Pins as PinRecords
 from dagster_ckpt.checkpoint.control.quarantine import Quarantined
-from dagster_ckpt.checkpoint.format.manifest import FORK
+from dagster_ckpt.checkpoint.format.manifest import FORK, RESCALE
 from dagster_ckpt.checkpoint.processes import ProcessIdentity
 from dagster_ckpt.clock import iso
 from dagster_ckpt.errors import CheckpointError, CheckpointNotFound, Fenced, InvalidConfiguration, JobAlreadyRunning
@@ -178,9 +178,12 @@ class TestWhatGoes:
         assert CheckpointCatalog(memory, JOB).job_ids() == []
         assert stored(memory) == set()
 
-    def test_a_fork_that_its_job_never_began_with(self, memory: MemoryFileSystem, ledger: Ledger, pins: Pins) -> None:
+    @pytest.mark.parametrize("kind", [FORK, RESCALE])
+    def test_a_copy_that_its_job_never_began_with(
+        self, memory: MemoryFileSystem, ledger: Ledger, pins: Pins, kind: str
+    ) -> None:
         run = Run(memory, ledger, pins).start()
-        run.store.write(run.begin(), pins.snapshot(1, state(1)), kind=FORK)
+        run.store.write(run.begin(), pins.snapshot(1, state(1)), kind=kind)
         run.finish()
         ledger.meant[f"{1:032x}/chk-1"] = [state(1)]
         assert sweep(memory).orphans == (), "its start recorded its choice"
