@@ -100,7 +100,7 @@ class CheckpointCoordinator:
         self._pause = config.effective_min_pause.total_seconds()
         self._next = math.inf if interval is None else clock.monotonic() + rng.uniform(self._pause, self._interval)
         self._at_once = False
-        self._last_completion: float | None = None
+        self._last_completion = -math.inf
         self._attempts: list[Attempt] = []
         self._last_succeeded = 0
         self._captured: int | None = None
@@ -108,7 +108,7 @@ class CheckpointCoordinator:
         self._incomplete: tuple[float, int] | None = None
         self._incomplete_in_a_row = 0
         self._consecutive_failures = 0
-        self._was_due = False
+        self._was_due = self._is_held_up = False
 
     @property
     def captured(self) -> int | None:
@@ -119,7 +119,7 @@ class CheckpointCoordinator:
         """Whether since the last call a checkpoint became due that is not complete; an idle stream owes none."""
         before = self._was_due
         waits = self._waiting is not None or self._incomplete is not None or self._consecutive_failures > 0
-        self._was_due = waits or bool(self._attempts)
+        self._was_due = waits or self._is_held_up or bool(self._attempts)
         return self._was_due and not before
 
     def already_have(self, batch: int) -> None:
@@ -147,16 +147,16 @@ class CheckpointCoordinator:
         self._collect()
         self._expire()
         now = self._clock.monotonic()
-        wake = self._next
-        if self._last_completion is not None:
-            wake = max(wake, self._last_completion + self._pause)
+        wake = max(self._next, self._last_completion + self._pause)
         if now < wake and not self._at_once:
             return min(wake - now, _LONGEST)
-        most = self._config.max_concurrent_checkpoints
-        if len(self._attempts) >= most or self._discards.are_behind(most):
+        if len(self._attempts) >= (most := self._config.max_concurrent_checkpoints):
             return _IDLE_POLL
         try:
             batch = self._batch_to_take(now)
+            self._is_held_up = batch is not None and self._discards.are_behind(most)
+            if self._is_held_up:
+                return _IDLE_POLL
             if batch is not None:
                 # Look again, so that the newest committed batch is captured.
                 self._source.look_again()

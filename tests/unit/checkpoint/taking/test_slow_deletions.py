@@ -91,14 +91,16 @@ def test_a_completed_checkpoint_is_reported_before_anything_is_deleted(hanging: 
 def test_checkpoints_go_on_until_more_deletions_wait_than_are_allowed(
     memory: MemoryFileSystem, pins: Pins, most: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As in Flink; and the job is not failing meanwhile."""
+    """As in Flink; no checkpoint fails meanwhile, and one is due as soon as there is something to take."""
     hanging = Hanging(memory, pins, most=most)
     try:
         for number in range(1, most + 3):
             hanging.take(number)
-        hanging.job.stream.committed = most + 3
-        for _ in range(1000):
-            hanging.job.clock.advance(hanging.job.coordinator.tick())
+        for committed in (most + 2, most + 3):
+            hanging.job.stream.committed = committed
+            for _ in range(1000):
+                hanging.job.clock.advance(hanging.job.coordinator.tick())
+            assert hanging.job.coordinator.became_due() == (committed == most + 3)
         assert len(hanging.job.stream.pinned) == most + 2
         assert hanging.job.listener.failures == []
         assert caplog.text.count(f"while more than {most} deletions of old ones wait") == 1
