@@ -211,7 +211,7 @@ def serving(latency: float) -> Iterator[str]:
         assert process.stdout is not None
         yield process.stdout.readline().strip()
     finally:
-        process.terminate()
+        process.kill()  # a caller may have its children ignore SIGTERM
         process.wait()
 
 

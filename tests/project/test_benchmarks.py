@@ -126,6 +126,15 @@ def _restore(report: Any) -> None:
         assert run["rows"] > report["keys"]
 
 
+def _scale(report: Any) -> None:
+    constants, large = report["constants"], report["large_job"]
+    assert all(figure > 0 for part in report.values() for figure in part.values())
+    # As large as a manifest of that many lines is: the model multiplies what was measured.
+    assert large["MiB of a manifest"] == pytest.approx(1000 * constants["line_bytes"] / (1 << 20))
+    assert large["TB stored, without packs and manifests"] == pytest.approx(1000 * (1 + 10 * 0.01) * (1 << 26) / 1e12)
+    assert report["many_jobs"]["requests of one look at all"] >= 100
+
+
 def _stream_in_bucket(report: Any) -> None:
     (figures,) = report["summary"]
     low, high = figures["ratio_95"]
@@ -190,6 +199,11 @@ _TABLE: dict[str, tuple[str, bool, Callable[[Any], None]]] = {
         _request_cost,
     ),
     "restore": ("--keys 1000 --batches 3 --rounds 1", False, _restore),
+    "scale": (
+        f"--files 1000 --retained 30 --jobs 3 --latency 0.001 --many-jobs 100 --many-retained 10 --state {1000 << 26}",
+        False,
+        _scale,
+    ),
     "stream_in_bucket": (
         "--keys 100 --rows 10 --fill 2 --warm-up 1 --batches 2 --rounds 2 --latencies 0 --partitions 1",
         True,
