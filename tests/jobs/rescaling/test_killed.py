@@ -82,7 +82,7 @@ def _last(log: Path) -> int:
     return max((int(file.name) for file in log.glob("*") if file.name.isdigit()), default=-1)
 
 
-@pytest.mark.parametrize("query", ["window aggregation", JOIN])
+@pytest.mark.parametrize("query", ["window aggregation", pytest.param(JOIN, marks=pytest.mark.exhaustive)])
 def test_a_killed_driver_goes_on_exactly(query: str, tmp_path: Path) -> None:
     whole = _Job(query, tmp_path / "whole")
     whole.land(12)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from dataclasses import dataclass, field
 from functools import partial
@@ -75,6 +76,10 @@ class Job:
         return self.target.rows()
 
 
+#: What of all ways to break off is tried each time.
+_TRIED = ((".choice", None, TRANSACTIONAL), ("/begin", 7, REPLACING))
+
+
 @pytest.fixture
 def four(spark: SparkSession) -> Iterator[SparkSession]:
     """The session, with four partitions for the queries that start from nothing."""
@@ -100,10 +105,10 @@ def _of(number: int) -> tuple[set[int], set[str]]:
     ("query", "backend", "sink"),
     [
         ("window aggregation", _DEFAULT, TRANSACTIONAL),
-        ("window aggregation", "RocksDB", FOREACH_BATCH),
-        ("dropDuplicates", "RocksDB", TRANSACTIONAL),
+        pytest.param("window aggregation", "RocksDB", FOREACH_BATCH, marks=pytest.mark.exhaustive),
+        pytest.param("dropDuplicates", "RocksDB", TRANSACTIONAL, marks=pytest.mark.exhaustive),
         (JOIN, _DEFAULT, TRANSACTIONAL),
-        ("transformWithStateInPandas", _DEFAULT, TRANSACTIONAL),
+        pytest.param("transformWithStateInPandas", _DEFAULT, TRANSACTIONAL, marks=pytest.mark.exhaustive),
         ("dropDuplicates", _DEFAULT, REPLACING),
     ],
 )
@@ -153,9 +158,13 @@ class _Fails(PosixFileSystem):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ends", [".choice", "/begin"])
-@pytest.mark.parametrize("again", [None, 7])
-@pytest.mark.parametrize("sink", [TRANSACTIONAL, REPLACING])
+@pytest.mark.parametrize(
+    ("ends", "again", "sink"),
+    [
+        pytest.param(*how, marks=() if how in _TRIED else pytest.mark.exhaustive)
+        for how in itertools.product([".choice", "/begin"], [None, 7], [TRANSACTIONAL, REPLACING])
+    ],
+)
 def test_it_breaks_off_before_the_query_starts(
     ends: str, again: int | None, sink: str, four: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -288,8 +297,7 @@ def test_what_is_impossible_is_refused_by_name(four: SparkSession, tmp_path: Pat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [1, 4])
-@pytest.mark.parametrize("what", ["count", "limit"])
+@pytest.mark.parametrize(("number", "what"), [(1, "count"), (4, "limit")])
 def test_state_in_one_partition_is_refused(number: int, what: str, spark: SparkSession, tmp_path: Path) -> None:
     """Spark would look for it in the first partition, and may have moved it elsewhere."""
 
