@@ -18,14 +18,15 @@ import tempfile
 import time
 import tracemalloc
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from dagster_ckpt.checkpoint.format import CheckpointMetadata, Facts, FileEntry  # noqa: E402 - below the path
+from dagster_ckpt.checkpoint.format import CheckpointMetadata, FileEntry  # noqa: E402 - below the path
 from dagster_ckpt.checkpoint.format.manifest import LONGEST, MOST_FILES  # noqa: E402
+from tests.helpers.checkpoint.manifests import MANIFEST  # noqa: E402
 
 #: Files of each checkpoint that ``age.py`` writes.
 AGE_FILES = 12
@@ -164,7 +165,7 @@ def _of_lines(files: int) -> dict[str, float]:
         )
         for number in range(files)
     )
-    empty, full = len(_manifest(()).encode()), _manifest(entries).encode()
+    empty, full = len(MANIFEST.encode()), replace(MANIFEST, files=entries).encode()
     known: dict[bytes, FileEntry] = {}
     tracemalloc.start()
     kept = CheckpointMetadata.decode(full, "here", known)
@@ -178,27 +179,6 @@ def _of_lines(files: int) -> dict[str, float]:
         "known_line_cpu": again / files,
         "line_memory": memory / files,
     }
-
-
-def _manifest(files: tuple[FileEntry, ...]) -> CheckpointMetadata:
-    return CheckpointMetadata(
-        job_name="large",
-        job_id="a" * 32,
-        checkpoint_id=1,
-        epoch=1,
-        batch=1,
-        mode="EXACTLY_ONCE",
-        kind="checkpoint",
-        restored_from=None,
-        writer={"run_id": "r", "host": "h", "pid": 1},
-        triggered_at="2026-11-01T00:00:00+00:00",
-        written_at="2026-11-01T00:00:01+00:00",
-        timings_ms={"pin": 0.5},
-        new_bytes=0,
-        facts=Facts(query_id="q"),
-        sink=None,
-        files=files,
-    )
 
 
 def _cpu(run: Callable[[], object]) -> float:

@@ -14,6 +14,7 @@ from urllib.parse import unquote
 __all__ = [
     "HIDDEN",
     "first_line",
+    "first_line_of_java",
     "in_one_line",
     "printable",
     "redacted",
@@ -112,6 +113,12 @@ def first_line(error: BaseException) -> str:
     """The first line of an error's message; its type when the message is empty."""
     text = str(error).strip() or type(error).__name__
     return text.partition("\n")[0].rstrip()
+
+
+def first_line_of_java(error: BaseException) -> str:
+    """The first line of what Java says, where a call of Java raised the error; else the first line of the error."""
+    java = getattr(error, "java_exception", None)
+    return first_line(error) if java is None else str(java.toString()).strip().partition("\n")[0].rstrip()
 
 
 def in_one_line(text: str) -> str:

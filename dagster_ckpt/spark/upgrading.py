@@ -26,6 +26,7 @@ from dagster_ckpt.checkpoint import (
 from dagster_ckpt.clock import Clock, iso, seconds_of
 from dagster_ckpt.config import LATEST, NONE, JobStatus, RestoreRequest, UpgradeMode, format_duration
 from dagster_ckpt.errors import CheckpointError, RestoreRefused, UpgradeFailed
+from dagster_ckpt.shown_text import first_line
 from dagster_ckpt.spark.job import StreamingJob
 from dagster_ckpt.spark.live import LiveLocation
 
@@ -153,10 +154,9 @@ class Upgrading:
         if upgrade is None or not upgrade.returns or retried:
             return None
         self.back = self._versions.current, upgrade.before
-        text = str(error).partition("\n")[0]
         if isinstance(error, UpgradeFailed):
             return UpgradeFailed(error.message, hint=error.hint)
-        return self._failed(f"has failed before its first checkpoint: {text}")
+        return self._failed(f"has failed before its first checkpoint: {first_line(error)}")
 
     def _changed(
         self,

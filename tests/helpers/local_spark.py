@@ -71,6 +71,17 @@ def _conf(packages: str) -> Mapping[str, str]:
     return {**conf, "spark.jars.packages": ",".join(every)} if every else conf
 
 
+#: The conf of a driver that is a process of its own.
+SMALL_DRIVER: Mapping[str, str] = {
+    "spark.driver.memory": "512m",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.sql.session.timeZone": "UTC",
+}
+
+
 def set_up_jvms() -> None:
     """Have every Spark that this process or one of its children starts run in such a JVM."""
     from_archive = _ARCHIVE_OPTIONS.read_text(encoding="utf-8") if _ARCHIVE_OPTIONS.exists() else ""

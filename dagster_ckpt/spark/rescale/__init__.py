@@ -1,6 +1,6 @@
 """Another number of partitions for the state of a restored query."""
 
-from dagster_ckpt.spark.rescale.checks import RESCALE_CHECK, Rescale, rescale_finding
-from dagster_ckpt.spark.rescale.repartition import is_rescaled, rescale, with_partitions
+from dagster_ckpt.spark.rescale.checks import RESCALE_CHECK, Rescale, is_rescaled, rescale_finding
+from dagster_ckpt.spark.rescale.repartition import rescale, with_partitions
 
 __all__ = ["RESCALE_CHECK", "Rescale", "is_rescaled", "rescale", "rescale_finding", "with_partitions"]

@@ -16,7 +16,7 @@ from dagster_ckpt.spark.releases import release_of
 from dagster_ckpt.spark.sinks import Sink
 from dagster_ckpt.spark.verdict import Finding
 
-__all__ = ["RESCALE_CHECK", "Rescale", "rescale_finding"]
+__all__ = ["RESCALE_CHECK", "Rescale", "is_rescaled", "rescale_finding"]
 
 RESCALE_CHECK = "state partitions"
 #: The schema of a key without a column, as Spark writes it at the beginning of a state schema.
@@ -59,7 +59,7 @@ def rescale_finding(asked: Rescale, restored: CheckpointMetadata | None) -> Find
             f"{_WITHOUT} A query that starts from nothing has as many partitions as {PARTITIONS_CONF} of its session.",
         )
     else:
-        if restored.kind == RESCALE and _fixed(restored) == asked.number:
+        if is_rescaled(restored, asked.number):
             return Finding.fine(RESCALE_CHECK, f"{asked.number}: a start before this one has repartitioned the state.")
         refusal = _of_state(asked, restored) or _of_start(asked, restored)
     if refusal is not None:
@@ -72,6 +72,11 @@ def rescale_finding(asked: Rescale, restored: CheckpointMetadata | None) -> Find
         )
     was = None if restored is None else _fixed(restored)
     return Finding.fine(RESCALE_CHECK, f"{was} in the checkpoint, and {asked.number} in the copy that is restored.")
+
+
+def is_rescaled(restored: CheckpointMetadata, partitions: int) -> bool:
+    """Whether a start that was asked for this number has repartitioned the state already, and died before it began."""
+    return restored.kind == RESCALE and _fixed(restored) == partitions
 
 
 def _of_state(asked: Rescale, restored: CheckpointMetadata) -> tuple[str, str] | None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from dagster_ckpt.checkpoint import RESCALE, CheckpointMetadata, CompletedCheckpointStore
 from dagster_ckpt.clock import Clock
 from dagster_ckpt.errors import CheckpointFailure, RestoreRefused
+from dagster_ckpt.shown_text import first_line_of_java
 from dagster_ckpt.spark.capture import StreamingSource
 from dagster_ckpt.spark.files import PARTITIONS_CONF
 from dagster_ckpt.spark.kafka import with_earlier_topics
@@ -25,15 +26,10 @@ from dagster_ckpt.stored_json import Json
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["is_rescaled", "rescale", "with_partitions"]
+__all__ = ["rescale", "with_partitions"]
 
 #: How the conditions of Spark's errors begin that no second try mends.
 _FOR_GOOD = ("STATE_REPARTITION_", "STATE_REWRITER_")
-
-
-def is_rescaled(restored: CheckpointMetadata, partitions: int) -> bool:
-    """Whether a start that was asked for this number has repartitioned the state already, and died before it began."""
-    return restored.kind == RESCALE and restored.facts.sql_confs.get(PARTITIONS_CONF) == str(partitions)
 
 
 def with_partitions(restored: CheckpointMetadata | None, partitions: int | None) -> CheckpointMetadata | None:
@@ -75,8 +71,7 @@ def rescale(
     try:
         session._streamingCheckpointManager.repartition(live.spark_url, partitions)  # noqa: SLF001 - as Spark names it
     except Exception as error:
-        java = getattr(error, "java_exception", None)
-        said = str(error if java is None else java.toString()).strip().partition("\n")[0]
+        said = first_line_of_java(error)
         if any(condition in said for condition in _FOR_GOOD):
             raise RestoreRefused(
                 f"Spark cannot give the state of {restored.name} {partitions} partitions: {said}",

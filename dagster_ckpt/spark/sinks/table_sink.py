@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, Protocol, TypeVar
 
 from dagster_ckpt.errors import CheckpointError, CheckpointFailure, RestoreRefused, SinkMismatch
+from dagster_ckpt.shown_text import first_line_of_java
 from dagster_ckpt.spark.files import CheckpointLocation
 from dagster_ckpt.spark.sinks.recorded_positions import RecordedPositions
 from dagster_ckpt.spark.sinks.sink import BatchSink, PositionReader, SinkRun, SinkStart
@@ -57,19 +58,12 @@ def explained(method: Callable[Concatenate[_Of, _Given], _Found]) -> Callable[Co
             raise
         except Exception as error:
             raise CheckpointFailure(
-                f"The {table.format} table {table.path} could not be used: {_said(error)}",
+                f"The {table.format} table {table.path} could not be used: {first_line_of_java(error)}",
                 hint="Make the table reachable; the job's restart strategy tries again. If this was in the middle of a "
                 "commit, the table may have it: the next start looks, and takes back what no checkpoint covers.",
             ) from error
 
     return explaining
-
-
-def _said(error: Exception) -> str:
-    """The first line of what Java or Python says."""
-    java = getattr(error, "java_exception", None)
-    lines = str(error if java is None else java.toString()).splitlines()
-    return lines[0] if lines else type(error).__name__
 
 
 class TableSink(BatchSink):

@@ -11,7 +11,7 @@ import pytest
 from dagster_ckpt.errors import CheckpointFailure, SinkMismatch
 from dagster_ckpt.spark.sinks.delta import DeltaSink
 from tests.jobs.harness import Bench
-from tests.jobs.tables.common import Starts
+from tests.jobs.tables.common import Starts, a_claim_is_no_data
 from tests.jobs.tables.delta import seen, sql, version, without_old_log
 
 if TYPE_CHECKING:
@@ -63,18 +63,8 @@ def test_each_of_two_jobs_takes_back_its_own_rows(bench: Bench, rows: DataFrame,
 
 
 def test_a_claim_is_no_data(bench: Bench, rows: DataFrame) -> None:
-    """A move into a table with rows of others fails before its first batch, and is tried again."""
     rows.write.format("delta").save(str(bench.sink))
-    starts = starts_of(bench, rows)
-    for epoch in (1, 2):
-        first = starts.attached()
-        assert first.first_data() is None
-        starts.begun(epoch, first.seed(7, bench.root, bench.spark))
-    sink = starts.begun(3, starts.attached().seed(7, bench.root, bench.spark))
-    sink.write_batch(rows, 8)
-    assert starts.attached().first_data() == "batch 8 of job 'orders'"
-    starts.begun(4, starts.position(sink, 3, 8))
-    assert starts.attached().first_data() == "batch 8 of job 'orders'"
+    a_claim_is_no_data(bench, rows, starts_of(bench, rows))
 
 
 class _Log:

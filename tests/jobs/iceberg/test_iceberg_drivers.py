@@ -12,7 +12,7 @@ from dagster_ckpt.spark.sinks.iceberg import IcebergSink
 from dagster_ckpt.spark.sinks.iceberg.table import IcebergTable
 from tests.helpers.driving import driving
 from tests.jobs.harness import Bench, eventually
-from tests.jobs.tables.common import Starts
+from tests.jobs.tables.common import Starts, a_claim_is_no_data
 from tests.jobs.tables.dying_drivers import a_zombie_wakes_in_its_commit, drivers_are_killed_at_random_moments
 from tests.jobs.tables.holding import waiting
 from tests.jobs.tables.iceberg import current, seen, snapshots, sql, table_of
@@ -139,16 +139,6 @@ def test_the_table_is_exact_after_kills_at_random_moments(bench: Bench) -> None:
 
 
 def test_a_claim_is_no_data(bench: Bench) -> None:
-    """A move into a table with rows of others fails before its first batch, and is tried again."""
     rows = bench.spark.range(3).selectExpr("cast(id AS int) AS id", "cast(10 * id AS int) AS v")
     rows.writeTo(table_of(bench)).using("iceberg").create()
-    starts = Starts(bench.root, rows, lambda: IcebergSink(table_of(bench)))
-    for epoch in (1, 2):
-        first = starts.attached()
-        assert first.first_data() is None
-        starts.begun(epoch, first.seed(7, bench.root, bench.spark))
-    sink = starts.begun(3, starts.attached().seed(7, bench.root, bench.spark))
-    sink.write_batch(rows, 8)
-    assert starts.attached().first_data() == "batch 8 of job 'orders'"
-    starts.begun(4, starts.position(sink, 3, 8))
-    assert starts.attached().first_data() == "batch 8 of job 'orders'"
+    a_claim_is_no_data(bench, rows, Starts(bench.root, rows, lambda: IcebergSink(table_of(bench))))

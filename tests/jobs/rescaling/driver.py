@@ -18,6 +18,7 @@ from dagster_ckpt.filesystem import PosixFileSystem
 from dagster_ckpt.spark.job import StreamingJob
 from dagster_ckpt.spark.query.session import start_session
 from dagster_ckpt.spark.run.supervisor import die_with_parent
+from tests.helpers.local_spark import SMALL_DRIVER
 from tests.helpers.telling import drive
 from tests.jobs.matrix.streams import NO_DATA, QUERIES, SCHEMA, TRANSACTIONAL, Target
 
@@ -27,12 +28,7 @@ if TYPE_CHECKING:
 
 JOB = "rescaled"
 _CONF = {
-    "spark.driver.memory": "512m",
-    "spark.driver.host": "127.0.0.1",
-    "spark.driver.bindAddress": "127.0.0.1",
-    "spark.ui.enabled": "false",
-    "spark.ui.showConsoleProgress": "false",
-    "spark.sql.session.timeZone": "UTC",
+    **SMALL_DRIVER,
     "spark.sql.shuffle.partitions": "4",
     NO_DATA[0]: NO_DATA[1],
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from dagster_ckpt.config.checkpoint_config import JobStatus
 from dagster_ckpt.spark.events import Started
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from dagster_ckpt.stored_json import Json
 
-__all__ = ["Starts", "committed", "dying", "into", "run_without_checkpoint", "unique"]
+__all__ = ["Starts", "a_claim_is_no_data", "committed", "dying", "into", "run_without_checkpoint", "unique"]
 
 _Sink = TypeVar("_Sink", bound=BatchSink)
 
@@ -95,3 +95,16 @@ class Starts(Generic[_Sink]):
 
     def _directory(self, epoch: int) -> Path:
         return self._root / str(epoch)
+
+
+def a_claim_is_no_data(bench: Bench, rows: DataFrame, starts: Starts[Any]) -> None:
+    """A move into a table with rows of others fails before its first batch, and is tried again."""
+    for epoch in (1, 2):
+        first = starts.attached()
+        assert first.first_data() is None
+        starts.begun(epoch, first.seed(7, bench.root, bench.spark))
+    sink = starts.begun(3, starts.attached().seed(7, bench.root, bench.spark))
+    sink.write_batch(rows, 8)
+    assert starts.attached().first_data() == "batch 8 of job 'orders'"
+    starts.begun(4, starts.position(sink, 3, 8))
+    assert starts.attached().first_data() == "batch 8 of job 'orders'"

@@ -34,6 +34,7 @@ from dagster_ckpt.spark.job import StreamingJob
 from dagster_ckpt.spark.query.session import start_session
 from dagster_ckpt.spark.run.supervisor import die_with_parent
 from dagster_ckpt.spark.sinks.postgres import PostgresSink
+from tests.helpers.local_spark import SMALL_DRIVER
 from tests.helpers.telling import drive
 from tests.helpers.unwatched import unwatched
 from tests.jobs.matrix.streams import SCHEMA, Target
@@ -44,12 +45,7 @@ if TYPE_CHECKING:
 
 JOB = "zombie"
 _CONF = {
-    "spark.driver.memory": "512m",
-    "spark.driver.host": "127.0.0.1",
-    "spark.driver.bindAddress": "127.0.0.1",
-    "spark.ui.enabled": "false",
-    "spark.ui.showConsoleProgress": "false",
-    "spark.sql.session.timeZone": "UTC",
+    **SMALL_DRIVER,
     "spark.sql.shuffle.partitions": "1",
 }
 

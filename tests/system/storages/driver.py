@@ -12,17 +12,13 @@ from dagster_ckpt.config.restart import FixedDelayRestart
 from dagster_ckpt.spark.job import StreamingJob
 from dagster_ckpt.spark.query.session import start_session
 from dagster_ckpt.spark.run.supervisor import die_with_parent
+from tests.helpers.local_spark import SMALL_DRIVER
 from tests.helpers.telling import drive
 from tests.system.cluster.layout import FILES_PER_TRIGGER, JOB, Shared
 from tests.system.storages.kinds import BACKENDS, storage
 
 _CONF = {
-    "spark.driver.memory": "512m",
-    "spark.driver.host": "127.0.0.1",
-    "spark.driver.bindAddress": "127.0.0.1",
-    "spark.ui.enabled": "false",
-    "spark.ui.showConsoleProgress": "false",
-    "spark.sql.session.timeZone": "UTC",
+    **SMALL_DRIVER,
     "spark.sql.shuffle.partitions": "2",
 }
 
