@@ -8,21 +8,19 @@ any of its content is used.
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Final, NoReturn, TypeAlias
+from typing import Any, Final, TypeAlias
 
-from pydantic_core import to_json
+from pydantic_core import from_json, to_json
 
 from dagster_ckpt.errors import CheckpointError, CorruptCheckpoint
 from dagster_ckpt.filesystem import inside
 
 __all__ = [
     "LONGEST_TEXT",
-    "SEAL_LENGTH",
     "SIGNED_64",
     "Json",
     "believed",
@@ -48,29 +46,16 @@ _DEEPEST: Final = 100
 _LONGEST_SHOWN: Final = 160
 _DIGEST = b',\n "digest": "sha256:'
 _END = b'"\n}\n'
-#: Bytes at the end of a sealed document that hold the checksum of all bytes before.
-SEAL_LENGTH = 2 * hashlib.sha256().digest_size + len(_END)
 _SHA256 = re.compile(r"[0-9a-f]{64}").fullmatch
 
 
-def _no_number(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is no number")
-
-
-#: Accepts standard JSON only: no NaN, no Infinity.
-_DECODER = json.JSONDecoder(parse_constant=_no_number)
-
-
 def parsed(content: str | bytes) -> Any:
-    """The JSON value in ``content``. :func:`check_tree` tells whether the value can be stored again.
+    """The JSON value in ``content``, without NaN. :func:`check_tree` tells whether the value can be stored again.
 
     Raises:
         ValueError: ``content`` is not a JSON value, or is nested too deep.
     """
-    try:
-        return _DECODER.decode(content if isinstance(content, str) else content.decode())
-    except RecursionError:
-        raise ValueError("it is nested too deep") from None
+    return from_json(content, allow_inf_nan=False)
 
 
 def whole(value: object, what: str, least: int = 0) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from typing import NamedTuple
 
 __all__ = ["Entry", "Part", "Stopped", "Written", "unheard"]
 
@@ -12,9 +13,8 @@ class Stopped(Exception):
     """A transfer was asked to stop and did."""
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """One name in a directory listing."""
+class Entry(NamedTuple):
+    """One name in a directory listing. A tuple, because a directory can have 10^5 names."""
 
     name: str
     is_directory: bool

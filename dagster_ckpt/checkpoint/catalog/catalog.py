@@ -8,10 +8,11 @@ from __future__ import annotations
 import gc
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
+from operator import attrgetter
 
 from dagster_ckpt.checkpoint.catalog.pointers import SAVEPOINT_POINTER, resolve_checkpoint_pointer
 from dagster_ckpt.checkpoint.catalog.voiding import Voiding
@@ -36,7 +37,6 @@ from dagster_ckpt.errors import (
 )
 from dagster_ckpt.filesystem import FileSystem, open_filesystem
 from dagster_ckpt.paths import is_same_place
-from dagster_ckpt.stored_json import SEAL_LENGTH, is_sealed
 
 __all__ = ["CheckpointCatalog", "references", "shared_in_use", "unreadable_id"]
 
@@ -64,8 +64,8 @@ class CheckpointCatalog:
         self.job_name = validate_job_name(job_name)
         self.records = JobRecords(filesystem, job_name)
         self._voiding = Voiding(self.records)
-        #: What manifests say, by the end of each, which is a checksum of all before it, until they are read again.
-        self._decoded: dict[bytes, CheckpointMetadata] = {}
+        #: What manifests say, by lineage and id, for the next call of :meth:`completed` alone.
+        self._known: dict[str, dict[int, CheckpointMetadata]] = {}
 
     def job_ids(self) -> list[str]:
         """The lineages that have a directory, in no particular order."""
@@ -124,30 +124,28 @@ class CheckpointCatalog:
             ForeignCheckpoint: its ``_metadata`` belongs to another job.
         """
         data = self.filesystem.read_if_there(self._manifest(job_id, number))
-        return self._believed(job_id, number, data, self.records.epochs.names, named=named)
+        metadata = self._decoded(job_id, number, data)
+        try:
+            self._check_standing(metadata, self.records.epochs.names())
+        except CorruptRecord as error:
+            if not named:
+                raise
+            _log.warning("Nobody can tell whether %s is void: %s", self.pointer(metadata), error.message)
+        return metadata
 
     def _manifest(self, job_id: str, number: int) -> str:
         return f"{checkpoint_directory(self.job_name, job_id, number)}/{METADATA_FILE_NAME}"
 
-    def _believed(
-        self,
-        job_id: str,
-        number: int,
-        data: bytes | None,
-        epochs: Callable[[], dict[int, set[str]]],
-        *,
-        decode: Callable[[bytes, str], CheckpointMetadata] = CheckpointMetadata.decode,
-        named: bool = False,
+    def _decoded(
+        self, job_id: str, number: int, data: bytes | None, lines: dict[bytes, FileEntry] | None = None
     ) -> CheckpointMetadata:
-        """The manifest in ``data``, if it can be trusted; raises as :meth:`load`."""
+        """The manifest in ``data``; ``lines`` as for :meth:`CheckpointMetadata.decode`, errors as for :meth:`load`."""
         where = f"{self.filesystem.url}/{self._manifest(job_id, number)}"
         if data is None:
-            raise CheckpointNotFound(
-                f"Cannot find meta data file '_metadata' in directory '{where.rpartition('/')[0]}'.",
-                hint=self._see_list,
-            )
+            missing = f"Cannot find meta data file '_metadata' in directory '{where.rpartition('/')[0]}'."
+            raise CheckpointNotFound(missing, hint=self._see_list)
         try:
-            metadata = decode(data, where)
+            metadata = CheckpointMetadata.decode(data, where, lines)
             if metadata.job_name != self.job_name:
                 raise _foreign(where, metadata.job_name, self.job_name)
             if (metadata.job_id, metadata.checkpoint_id) != (job_id, number) or metadata.kind == SAVEPOINT:
@@ -158,60 +156,65 @@ class CheckpointCatalog:
         except CorruptCheckpoint as error:
             error.checkpoint = f"{job_id}/chk-{number}"
             raise
+        return metadata
+
+    def _check_standing(self, metadata: CheckpointMetadata, names: dict[int, set[str]]) -> None:
+        """Check, by the listing ``names`` of the epochs, that a checkpoint is not void.
+
+        Raises:
+            CheckpointNotFound: the checkpoint is void.
+            CorruptRecord: damaged records do not tell.
+        """
         try:
-            epoch = self._voiding.voided_by(metadata, epochs())
+            epoch = self._voiding.voided_by(metadata, names)
         except CorruptRecord as error:
-            if named:
-                _log.warning("Nobody can tell whether %s is void: %s", where, error.message)
-                return metadata
-            error.checkpoint = f"{job_id}/chk-{number}"
+            error.checkpoint = metadata.reference
             raise
         if epoch is not None:
             when = f"epoch {epoch} had taken the job over" if epoch > metadata.epoch else "the job was over and swept"
-            raise CheckpointNotFound(
-                f"{where} is void: epoch {metadata.epoch} published it after {when}.",
-                hint=self._see_list,
-            )
-        return metadata
+            where = f"{self.filesystem.url}/{self._manifest(metadata.job_id, metadata.checkpoint_id)}"
+            void = f"{where} is void: epoch {metadata.epoch} published it after {when}."
+            raise CheckpointNotFound(void, hint=self._see_list)
 
     def completed(
-        self, job_id: str, *, read_again: bool = False
+        self, job_id: str, *, once_more: bool = False
     ) -> tuple[list[CheckpointMetadata], list[CorruptCheckpoint]]:
         """The completed checkpoints of one lineage by (epoch, id), and the errors of the unreadable ones.
 
         Args:
             job_id: the lineage.
-            read_again: the caller will ask again soon: manifests whose bytes are the same then are not parsed again.
+            once_more: the caller will ask again at once, and what was read now is not read again then.
         """
         found: list[CheckpointMetadata] = []
         broken: list[CorruptCheckpoint] = []
-        contents = self.filesystem.read_listed(partial(self.numbers, job_id), partial(self._manifest, job_id))
-        names = cache(self.records.epochs.names)  # listed once, after the manifests, so that every takeover is seen
-        before, self._decoded = self._decoded, {}
+        known, self._known = self._known.get(job_id, {}), {}
+        listed: list[int] = []
+
+        def unread() -> list[int]:
+            listed[:] = self.numbers(job_id)
+            return [number for number in listed if number not in known]
+
+        contents = self.filesystem.read_listed(unread, partial(self._manifest, job_id))
+        names = self.records.epochs.names() if listed else {}  # after the manifests: every takeover is seen
         lines: dict[bytes, FileEntry] = {}
-
-        def decode(data: bytes, where: str) -> CheckpointMetadata:
-            metadata = before.get(data[-SEAL_LENGTH:])
-            if metadata is None or not is_sealed(data):
-                metadata = CheckpointMetadata.decode(data, where, lines)
-            if read_again:
-                self._decoded[data[-SEAL_LENGTH:]] = metadata
-            return metadata
-
         with _no_collection():
-            for number, data in contents.items():
+            for number in listed:
                 try:
-                    found.append(self._believed(job_id, number, data, names, decode=decode))
+                    metadata = known.get(number) or self._decoded(job_id, number, contents[number], lines)
+                    self._check_standing(metadata, names)
                 except CheckpointNotFound:
                     continue
                 except CorruptCheckpoint as error:
                     broken.append(error)
-        return sorted(found, key=lambda metadata: metadata.key), broken
+                else:
+                    found.append(metadata)
+        if once_more:
+            self._known = {job_id: {metadata.checkpoint_id: metadata for metadata in found}}
+        return sorted(found, key=attrgetter("key")), broken
 
     def completed_ids(self, job_id: str) -> tuple[int, ...]:
-        """The ids of a lineage's checkpoints that are complete now, ascending, unreadable ones included."""
-        completed, broken = self.completed(job_id, read_again=True)
-        # Broken checkpoints are published too: unreadable ones, and those that damaged records do not decide about.
+        """The ids of a lineage's checkpoints that are complete now, ascending; unreadable and undecided ones, too."""
+        completed, broken = self.completed(job_id, once_more=True)
         unreadable = set(map(unreadable_id, broken)) - {0}
         return tuple(sorted({item.checkpoint_id for item in completed} | unreadable))
 
@@ -367,6 +370,9 @@ def _no_collection() -> Iterator[None]:
     try:
         yield
     finally:
+        if not gc.get_freeze_count():
+            gc.freeze()  # the two together make all objects old ones, which the collector seldom looks at
+            gc.unfreeze()
         if was_on:
             gc.enable()
 

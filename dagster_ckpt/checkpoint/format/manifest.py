@@ -54,6 +54,9 @@ _ORDINARY = re.compile(
 ).fullmatch
 #: Most bytes of an ordinary line, so that no name in the line can be too long.
 _ORDINARY_LENGTH = 2048
+#: What stands between the lines of two files, and the bytes of lines that are looked at together.
+_NEXT = b",\n"
+_BLOCK = 1 << 16
 #: Most lines that are remembered from one manifest to the next: 30 MiB.
 _MOST_KNOWN = 100_000
 _GO_ON = "List what can be restored with `dagster-ckpt list --path ...`, and name another checkpoint in restore_from."
@@ -257,7 +260,8 @@ class CheckpointMetadata:
             files = ",\n  ".join(json.dumps(file.to_json(), ensure_ascii=False) for file in self.files)
             head = json.dumps(document, indent=1, ensure_ascii=False).removesuffix("\n}")
             data = seal(head.encode() + _FILES + f"\n  {files}\n ]".encode())
-            _check_length(data)
+            if len(data) > LONGEST:
+                raise ValueError(f"it has {len(data)} bytes, more than {LONGEST}")
         except (TypeError, ValueError) as error:
             raise CheckpointFailure(
                 f"The _metadata of {self.name} of job {self.job_name!r} cannot be written, because nobody could read "
@@ -294,7 +298,8 @@ class CheckpointMetadata:
             UnknownMetadataVersion: a newer release wrote the manifest.
         """
         try:
-            _check_length(data)
+            if len(data) > LONGEST:
+                raise ValueError(f"it has {len(data)} bytes, more than {LONGEST}")
             if not is_sealed(data):
                 _raise_for_version(data, where)
                 raise CorruptMetadata(
@@ -358,28 +363,22 @@ def _entries(data: bytes, at: int, known: dict[bytes, FileEntry]) -> Iterator[Fi
         raise ValueError("its list of files is truncated")
     at, end = at + 1, end - len("\n ]")
     while at < end:
-        begin, at = at, data.index(b"\n", at) + 1
-        line = data[begin : at - 1].removesuffix(b",")
-        entry = known.get(line)
-        if entry is None:
-            entry = _entry(line)
-            if len(known) < _MOST_KNOWN:
-                known[line] = entry
-        yield entry
+        stop = data.find(_NEXT, min(at + _BLOCK, end), end)
+        lines = data[at : end if stop < 0 else stop].split(_NEXT)
+        at += sum(map(len, lines)) + len(_NEXT) * len(lines)
+        yield from [known.get(line) or _entry(line, known) for line in lines]
 
 
-def _entry(line: bytes) -> FileEntry:
-    ordinary = _ORDINARY(line) if len(line) < _ORDINARY_LENGTH else None
-    if ordinary is None:
-        return FileEntry.from_json(parsed(line))
-    path, size, sha256, reference, offset = ordinary.groups()
-    begins = None if offset is None else int(offset)
-    return FileEntry(path.decode(), int(size), sha256.decode(), None, reference.decode(), begins)
-
-
-def _check_length(data: bytes) -> None:
-    if len(data) > LONGEST:
-        raise ValueError(f"it has {len(data)} bytes, more than {LONGEST}")
+def _entry(line: bytes, known: dict[bytes, FileEntry]) -> FileEntry:
+    if len(line) < _ORDINARY_LENGTH and (ordinary := _ORDINARY(line)) is not None:
+        path, size, sha256, reference, offset = ordinary.groups()
+        begins = None if offset is None else int(offset)
+        entry = FileEntry(path.decode(), int(size), sha256.decode(), None, reference.decode(), begins)
+    else:
+        entry = FileEntry.from_json(parsed(line))
+    if len(known) < _MOST_KNOWN:
+        known[line] = entry
+    return entry
 
 
 def _check_version(version: object, where: str) -> None:

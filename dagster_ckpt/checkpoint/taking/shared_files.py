@@ -86,9 +86,7 @@ class SharedFiles:
         """
         with self._lock:
             before, self._retained = self._retained, {id(metadata): metadata for metadata in checkpoints}
-            for key, metadata in self._retained.items():
-                if key not in before:
-                    self._use(metadata)
+            self._use(metadata for key, metadata in self._retained.items() if key not in before)
             for key, metadata in before.items():
                 if key not in self._retained:
                     self._forget(metadata)
@@ -98,16 +96,16 @@ class SharedFiles:
                 if entry.reference is None or _name_of(entry.reference) in self._names
             }
 
-    def _use(self, metadata: CheckpointMetadata) -> None:
-        for file in metadata.files:
+    def _use(self, checkpoints: Iterable[CheckpointMetadata]) -> None:
+        more = Counter(file for metadata in checkpoints for file in metadata.files)
+        for file, count in more.items():
             if file.reference is None:
                 continue
-            self._uses[file] += 1
-            if self._uses[file] > 1:
-                continue
-            self._names[_name_of(file.reference)] += 1
-            if (content := _content_of(file)) is not None:
-                self._by_content.setdefault((file.path, file.size), {})[content] = file
+            if file not in self._uses:
+                self._names[_name_of(file.reference)] += 1
+                if (content := _content_of(file)) is not None:
+                    self._by_content.setdefault((file.path, file.size), {})[content] = file
+            self._uses[file] += count
 
     def _forget(self, metadata: CheckpointMetadata) -> None:
         for file in metadata.files:

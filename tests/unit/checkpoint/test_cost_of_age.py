@@ -18,7 +18,6 @@ from dagster_ckpt.checkpoint.catalog.voiding import _AtChoice
 from dagster_ckpt.checkpoint.control.epochs import Choice
 from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata, FileEntry
 from dagster_ckpt.checkpoint.taking.shared_files import SharedFiles
-from dagster_ckpt.errors import CorruptMetadata
 from dagster_ckpt.testing import FaultInjectingFileSystem
 from tests.helpers.checkpoint.driver import JOB
 from tests.helpers.checkpoint.manifests import JOB_ID, MANIFEST
@@ -222,25 +221,25 @@ def parsed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
-def test_a_start_parses_each_manifest_once_and_what_has_changed_meanwhile_anew(
+def test_a_start_reads_each_manifest_once_and_what_is_new_meanwhile(
     storage: FaultInjectingFileSystem, parsed: list[str]
 ) -> None:
     fill(storage, 30, 1)
     catalog = CheckpointCatalog(storage, JOB)
     assert len(catalog.completed_ids(JOB_ID)) == 30
     assert len(parsed) == 30
-    path = f"{JOB}/{JOB_ID}/chk-{{}}/_metadata"
-    other = replace(MANIFEST, job_name=JOB, checkpoint_id=7, batch=77)
-    storage.replace(path.format(7), other.encode())
-    storage.replace(path.format(8), storage.read(path.format(8))[:-9] + b"damaged!\n")
-    storage.replace(path.format(9), storage.read(path.format(10)))
-    storage.remove(path.format(11))
+    path = f"{JOB}/{JOB_ID}/chk-{{}}"
+    new = replace(MANIFEST, job_name=JOB, checkpoint_id=31, batch=77)
+    storage.create(f"{path.format(31)}/_metadata", new.encode())
+    storage.create(f"{path.format(32)}/_metadata", b"damaged!")
+    storage.remove(f"{path.format(11)}/_metadata")
+    storage.remove_directory(path.format(11))
     completed, broken = catalog.completed(JOB_ID)
-    assert parsed[30:] == ["chk-7", "chk-8"]
-    assert {error.checkpoint for error in broken} == {f"{JOB_ID}/chk-8", f"{JOB_ID}/chk-9"}
-    assert all(isinstance(error, CorruptMetadata) for error in broken)
-    assert [item.checkpoint_id for item in completed] == [n for n in range(1, 31) if n not in {8, 9, 11}]
-    assert completed[6] == other
+    assert parsed[30:] == ["chk-31", "chk-32"]
+    assert [error.checkpoint for error in broken] == [f"{JOB_ID}/chk-32"]
+    assert [item.checkpoint_id for item in completed] == [n for n in range(1, 32) if n != 11]
+    assert completed[-1] == new
     parsed.clear()
-    catalog.completed(JOB_ID)
-    assert len(parsed) == 29, "nothing is remembered for longer than the start needs it"
+    storage.replace(f"{path.format(7)}/_metadata", storage.read(f"{path.format(8)}/_metadata"))
+    assert [error.checkpoint for error in catalog.completed(JOB_ID)[1]] == [f"{JOB_ID}/chk-{n}" for n in (7, 32)]
+    assert len(parsed) == 31, "nothing is remembered for longer than the start needs it"

@@ -160,19 +160,6 @@ class TestNewest:
             Run(memory, ledger, pins).start()
         assert newest(memory) == "chk-3"
 
-    def test_what_was_damaged_between_two_looks_is_found(
-        self, memory: MemoryFileSystem, ledger: Ledger, pins: Pins
-    ) -> None:
-        """Even if the checksum that it ends with is still there, by which it was remembered."""
-        run = Run(memory, ledger, pins).start()
-        taken = take(run, 3)
-        assert run.catalog.completed_ids(run.store.job_id) == (1, 2, 3)
-        path = metadata_path(taken[1])
-        memory.files[path] = memory.files[path].replace(b'"batch": ', b'"batch": 9', 1)
-        completed, broken = run.catalog.completed(run.store.job_id)
-        assert [metadata.name for metadata in completed] == ["chk-1", "chk-3"]
-        assert [error.checkpoint for error in broken] == [taken[1].reference]
-
     def test_a_choice_that_is_gone_is_an_error(self, memory: MemoryFileSystem, ledger: Ledger, pins: Pins) -> None:
         """Nobody gave it up: neither an older one nor a start from nothing is taken silently."""
         taken = take(Run(memory, ledger, pins).start(), 3)
