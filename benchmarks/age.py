@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -241,7 +241,7 @@ def _ticks(
 
     from dagster_ckpt import SparkSessionResource, build_checkpoint_definitions, checkpointed_streaming_asset  # noqa: PLC0415
 
-    def never_run(context: dg.AssetExecutionContext, spark: object) -> None:
+    def never_run(context: dg.AssetExecutionContext, spark: object) -> NoReturn:
         raise AssertionError((context, spark))
 
     names = [f"job_{number:06}" for number in range(options.jobs)]

@@ -52,7 +52,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks" / "drivers")]
 
-import recovery_driver  # noqa: E402
+import recovery_driver  # type: ignore[import-not-found]  # noqa: E402 - as its own process finds it
 
 from assets.flights import land  # noqa: E402
 from assets.settings import CHECKPOINT_PATH_VARIABLE, DATA_VARIABLE, DataPaths  # noqa: E402

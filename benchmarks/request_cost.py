@@ -227,10 +227,10 @@ def _doors(storage: str, npm: Path, home: Path) -> Iterator[tuple[Door, Door]]:
             from dagster_ckpt.testing.gcs.api import GcsApi  # noqa: PLC0415 - of the child alone
             from dagster_ckpt.testing.gcs.server import GcsServer  # noqa: PLC0415
 
-            servers = [stack.enter_context(GcsServer()) for _ in range(2)]
-            servers[0].create_bucket(BUCKET)
-            servers[1]._api = GcsApi(servers[0]._buckets, servers[1]._asked)  # noqa: SLF001 - one bucket, two logs
-            yield _pair(f"gs://{BUCKET}/base", servers, lambda at: {"endpoint_url": at.url, "token": "anon"})
+            first, second = (stack.enter_context(GcsServer()) for _ in range(2))
+            first.create_bucket(BUCKET)
+            second._api = GcsApi(first._buckets, second._asked)  # noqa: SLF001 - one bucket, two logs
+            yield _pair(f"gs://{BUCKET}/base", (first, second), lambda at: {"endpoint_url": at.url, "token": "anon"})
         elif storage == "s3":
             from tests.servers.s3 import S3Server, connection  # noqa: PLC0415 - of the child alone
 
@@ -249,7 +249,10 @@ def _doors(storage: str, npm: Path, home: Path) -> Iterator[tuple[Door, Door]]:
 
 
 def _pair(path: str, servers: Sequence[Any], options: Callable[[Any], dict[str, Any]]) -> tuple[Door, Door]:
-    first, second = (Door(path, options(server), lambda log=server.log: log) for server in servers)
+    def door(server: Any) -> Door:
+        return Door(path, options(server), lambda: server.log)
+
+    first, second = map(door, servers)
     return first, second
 
 

@@ -34,8 +34,6 @@ from typing import Any
 
 import numpy as np
 import psutil
-from object_store import BUCKET, asked, serving, storage_at
-from overhead import PATIENCE, Cpu, Feed, Input, Turns, query_over, student_t
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
@@ -43,6 +41,8 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from benchmarks.object_store import BUCKET, asked, serving, storage_at  # noqa: E402
+from benchmarks.overhead import PATIENCE, Cpu, Feed, Input, Turns, query_over, student_t  # noqa: E402
 from dagster_ckpt.checkpoint.taking.shared_files import DEFAULT_INLINE_THRESHOLD  # noqa: E402
 from dagster_ckpt.clock import SystemClock  # noqa: E402
 from dagster_ckpt.config import (  # noqa: E402

@@ -104,8 +104,11 @@ def _run(results: Path, part: int, parts: int, chosen: Chosen) -> int:
                 todo = [case for case in wanted if _key({"system": system, **asdict(case)}) not in done]
                 if number % parts == part and todo:
                     directory = Path(home) / f"{number}-{system}"
-                    kept = {"postgres": chosen.postgres} if system == OURS else {}
-                    stopped = (Base if system == OURS else PlainBase)(spark, directory, *base, **kept)
+                    stopped: Base | PlainBase
+                    if system == OURS:
+                        stopped = Base(spark, directory, *base, postgres=chosen.postgres)
+                    else:
+                        stopped = PlainBase(spark, directory, *base)
                     bad += _of_base(stopped, system, todo, failure_free, results, spark.version)
         spark.stop()
     return 1 if bad else 0
