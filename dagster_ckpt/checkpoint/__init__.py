@@ -24,6 +24,7 @@ from dagster_ckpt.checkpoint.catalog import (
     resolve_checkpoint_pointer,
     savepoint_storage,
     spot_check,
+    taken_back_since,
     verify_checkpoint,
 )
 from dagster_ckpt.checkpoint.cleanup import (
@@ -227,6 +228,7 @@ __all__ = [
     "sweep_start",
     "symptom",
     "take_savepoint",
+    "taken_back_since",
     "this_host",
     "unchanged_for",
     "unpin_checkpoint",

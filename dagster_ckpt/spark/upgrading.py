@@ -22,6 +22,7 @@ from dagster_ckpt.checkpoint import (
     Upgrade,
     find_newest,
     pending_upgrade,
+    taken_back_since,
 )
 from dagster_ckpt.clock import Clock, iso, seconds_of
 from dagster_ckpt.config import LATEST, NONE, JobStatus, RestoreRequest, UpgradeMode, format_duration
@@ -58,10 +59,13 @@ class Begun:
 
 
 def starting_from(code: CodeVersion, restored: str | None) -> CodeVersion:
-    """The same, with what the start restores as what the version before goes on from, unless that is known."""
+    """The same, with what the start restores as what the version before goes on from, unless that is known.
+
+    Where the version before has left nothing, there is nothing to return to.
+    """
     if code.upgrade is None or code.upgrade.checkpoint is not None:
         return code
-    return replace(code, upgrade=replace(code.upgrade, checkpoint=restored))
+    return replace(code, upgrade=None if restored is None else replace(code.upgrade, checkpoint=restored))
 
 
 class Upgrading:
@@ -102,13 +106,14 @@ class Upgrading:
         if current is None or chosen is None or (version := chosen[1].code.version) is None:
             return plain
         epoch, choice = chosen
-        pending = pending_upgrade(self._catalog, choice)
+        pending = pending_upgrade(self._catalog, epoch, choice)
         before = version if pending is None else pending.before
         back = request if pending is None else replace(request, restore_from=pending.checkpoint or LATEST)
         if current == before:
             why = "" if pending is None else f"version {before} goes on after version {version}"
             return replace(plain, request=back, why=why)
-        taken_back = current in {choice.code.taken_back, self._given_up(epoch, claim.epoch)}
+        end = taken_back_since(self._catalog, epoch)
+        taken_back = current in {choice.code.taken_back, None if end is None else end.taken_back}
         if taken_back and (make := self._versions.previous.get(before)) is not None:
             job = replace(self._job, query=make, versions=replace(self._versions, current=before))
             why = f"version {before} runs in place of version {current}, which was taken back"
@@ -120,20 +125,26 @@ class Upgrading:
         return self._changed(plain, back, claim, before, pending, (epoch, choice))
 
     def in_time(
-        self, run: Callable[[threading.Event], _T], cancel: threading.Event, live: LiveLocation, restored: int
+        self,
+        run: Callable[[threading.Event], _T],
+        cancel: threading.Event,
+        code: CodeVersion,
+        live: LiveLocation,
+        restored: int,
     ) -> _T:
         """Run a query that has to complete a checkpoint in time if its version is new.
 
         Args:
             run: takes the flag that ends the query.
             cancel: set when the run should stop.
+            code: as it was recorded.
             live: of the query.
             restored: the batch that the query goes on after.
 
         Raises:
             UpgradeFailed: it has worked for too long without a checkpoint.
         """
-        timeout = self._versions.timeout
+        timeout, self._upgrade = self._versions.timeout, code.upgrade
         if self._upgrade is None or timeout is None:
             return run(cancel)
         self._flag = _Late(cancel, timeout, self._clock, lambda: live.location().newest() > restored)
@@ -202,13 +213,6 @@ class Upgrading:
             f"version {new}. To go on without a savepoint, launch with restore_from: a checkpoint that `dagster-ckpt "
             f"list {name} --path {url}` shows.",
         )
-
-    def _given_up(self, first: int, claimed: int) -> str | None:
-        """The version that the last end since the epoch ``first`` has taken back."""
-        for epoch in range(claimed - 1, first - 1, -1):
-            if (end := self._catalog.records.epochs.read_end(epoch)) is not None and end.taken_back is not None:
-                return end.taken_back
-        return None
 
     def _refuse_failing(self, claim: Claim, upgrade: Upgrade) -> None:
         """Raise if the new version has been failing for too long: all failures of its run are failures of it."""

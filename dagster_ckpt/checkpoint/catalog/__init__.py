@@ -17,7 +17,7 @@ from dagster_ckpt.checkpoint.catalog.pointers import (
 )
 from dagster_ckpt.checkpoint.catalog.savepoint_names import check_label, give_name, gone_with_name
 from dagster_ckpt.checkpoint.catalog.spot_check import SpotCheck, spot_check
-from dagster_ckpt.checkpoint.catalog.upgrades import pending_upgrade
+from dagster_ckpt.checkpoint.catalog.upgrades import pending_upgrade, taken_back_since
 
 __all__ = [
     "SAVEPOINT_POINTER",
@@ -46,6 +46,7 @@ __all__ = [
     "savepoint_token",
     "shared_in_use",
     "spot_check",
+    "taken_back_since",
     "unreadable_id",
     "verify_checkpoint",
 ]

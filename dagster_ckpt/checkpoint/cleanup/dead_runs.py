@@ -144,11 +144,12 @@ def end_dead_epoch(
     """
     epochs = catalog.records.epochs
     chosen = catalog.choice()
-    upgrade = None if chosen is None or status is not JobStatus.FAILED else pending_upgrade(catalog, chosen[1])
+    upgrade = None if chosen is None or status is not JobStatus.FAILED else pending_upgrade(catalog, *chosen)
     back: tuple[str | None, str | None] = (None, None)
-    if chosen is not None and upgrade is not None and upgrade.returns:
+    returns = upgrade is not None and upgrade.returns
+    if chosen is not None and upgrade is not None and returns and _is_restarted(catalog, chosen[0], dead):
         back = chosen[1].code.version, upgrade.before
-    discards = config.discards(status) and chosen is not None and back == (None, None)
+    discards = config.discards(status) and chosen is not None and not returns
     claim = _claim_after(catalog, dead, clock)
     finish_deletions(catalog, claim.epoch)
     epochs.record_end(claim.epoch, End(status.value, reason, discards, iso(clock.time()), *back))
@@ -166,6 +167,12 @@ def end_dead_epoch(
         claimed=claimed_savepoint(catalog, chosen[1]),
     )
     return store.discard_all(f"{status.value}: {reason}, and the cleanup policy deletes")
+
+
+def _is_restarted(catalog: CheckpointCatalog, chooser: int, dead: Claim) -> bool:
+    """Whether a dead run only restarts what the epoch ``chooser`` began, and so runs the same code."""
+    claim = catalog.records.epochs.read_claim(chooser)
+    return claim is not None and claim.series == dead.series
 
 
 def _claim_after(catalog: CheckpointCatalog, dead: Claim, clock: Clock) -> Claim:

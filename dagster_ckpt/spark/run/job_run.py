@@ -276,7 +276,7 @@ class StreamingRun:
             self._state.request = RestoreRequest()
             self._tell_ignored(prepared.ignored)
             run = partial(start.run, prepared)
-            ended = self._upgrading.in_time(run, self._cancel, prepared.live, prepared.after)
+            ended = self._upgrading.in_time(run, self._cancel, prepared.choice.code, prepared.live, prepared.after)
         except Fenced:
             raise
         except Exception as error:

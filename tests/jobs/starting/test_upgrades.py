@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,7 @@ from dagster_ckpt.checkpoint.control.epochs import CodeVersion
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig, ExternalizedCheckpointCleanup
 from dagster_ckpt.config.recovery import UpgradeMode
 from dagster_ckpt.config.restart import RestartStrategies, RestartStrategy
-from dagster_ckpt.errors import RestoreRefused, SinkNotEmpty, UpgradeFailed
+from dagster_ckpt.errors import QueryFailed, RestoreRefused, SinkNotEmpty, UpgradeFailed
 from dagster_ckpt.spark.events import Started
 from dagster_ckpt.spark.job import StreamingJob, Versions
 from tests.jobs.harness import NEVER, Bench, Query, deduplicated, eventually
@@ -40,6 +41,13 @@ def _failing(bench: Bench, session: SparkSession) -> DataStreamWriter:
 
 def _another_state(bench: Bench, session: SparkSession) -> DataStreamWriter:
     return bench.write(bench.read(session).dropDuplicates(["id", "k"]).select("id", "v"))
+
+
+def _failing_later(bench: Bench, session: SparkSession) -> DataStreamWriter:
+    """A batch with other rows, and then a failure."""
+    rows = bench.read(session).dropDuplicates(["id"])
+    value = "IF(id < 18, v * 2, CAST(raise_error('version 2 is broken') AS INT)) AS v"
+    return bench.write(rows.selectExpr("id", value))
 
 
 def _elsewhere(bench: Bench, session: SparkSession) -> DataStreamWriter:
@@ -123,10 +131,14 @@ def test_savepoint_goes_on_from_the_savepoint_of_the_stop_alone(upgradable: Benc
     launch.result()
     upgradable.until_done = True
     assert not upgradable.checkpoints(), "the policy has deleted them"
-    launch = upgradable.tick(1, second)
+    launch = upgradable.tick(1, replace(second, config=NEVER.model_copy(update={"retain_on_success": False})))
     assert launch.started.restored is not None
     assert launch.started.restored.reference == taken.pointer
     upgradable.assert_exact()
+
+    # The policy has deleted its checkpoint, too. The savepoint of version 1 is none of version 2.
+    refused = upgradable.refused(RestoreRefused, _version(upgradable, "3", mode=UpgradeMode.SAVEPOINT))
+    assert "version 2 was not stopped with a savepoint" in refused.message
 
 
 def test_stateless_begins_from_nothing_in_a_sink_without_data(upgradable: Bench) -> None:
@@ -200,6 +212,31 @@ def test_what_is_salvaged_of_the_version_before_proves_nothing(upgradable: Bench
     _taken_back(upgradable, _version(upgradable, "2", _failing, restart=once, timeout=60.0))
     upgradable.tick(0, _version(upgradable, "1"))
     upgradable.assert_exact()
+
+
+def test_what_a_restart_salvages_of_a_new_version_proves_nothing(upgradable: Bench) -> None:
+    """Or the run that returns would go on with the new version, which is not taken back once more."""
+    before = upgradable.checkpoints()[-1].reference
+    upgradable.land(1)
+    once = RestartStrategies.fixed_delay_restart(1, "1 ms")
+    second = _version(upgradable, "2", _failing_later, restart=once, timeout=600.0, previous={"1": deduplicated})
+    _taken_back(upgradable, second)
+    assert upgradable.checkpoints()[-1].kind == "salvage"
+    launch = upgradable.tick(0, second)
+    assert launch.started.restored is not None
+    assert launch.started.restored.reference == before
+    assert _code(upgradable) == CodeVersion("1", None, "2")
+    upgradable.assert_exact()
+
+
+def test_where_the_version_before_has_left_nothing_there_is_nothing_to_return_to(bench: Bench) -> None:
+    bench.run_and_cancel(1, _version(bench, "1"))
+    shutil.rmtree(bench.live())
+    with pytest.raises(QueryFailed, match="version 2 is broken"):
+        bench.launch(_version(bench, "2", _failing, timeout=60.0)).result()
+    assert _code(bench) == CodeVersion("2")
+    bench.tick(1, _version(bench, "3", timeout=60.0))
+    bench.assert_exact()
 
 
 def test_the_version_before_runs_in_place_of_the_one_that_was_taken_back(upgradable: Bench) -> None:
