@@ -8,15 +8,16 @@ from typing import Any
 
 import dagster as dg
 
-from dagster_ckpt.checkpoint import Claim, End
+from dagster_ckpt.checkpoint import DIED, Claim, End, Failure, restart_after
 from dagster_ckpt.config import LATEST, CheckpointConfig, UpgradeMode, duration_of, format_duration
 from dagster_ckpt.errors import InvalidConfiguration
 from dagster_ckpt.orchestration import names
 from dagster_ckpt.orchestration.checkpointed_asset import CheckpointedStreamingAsset, QueryFunction
 from dagster_ckpt.orchestration.run_settings import going_on, op_config
+from dagster_ckpt.resume import Facts
 from dagster_ckpt.spark import Versions
 
-__all__ = ["is_to_return", "returning", "versions_of"]
+__all__ = ["is_to_return", "returning", "try_to_return", "versions_of"]
 
 
 def versions_of(
@@ -63,13 +64,32 @@ def is_to_return(versions: Versions, end: End | None) -> bool:
     return versions.current == end.returns_to or is_named
 
 
-def returning(asset: CheckpointedStreamingAsset, claim: Claim, failed: dg.DagsterRun | None) -> dg.RunRequest:
-    """The run that returns; it begins a series of its own, and Dagster launches it once.
+def try_to_return(facts: Facts, claim: Claim) -> int | None:
+    """Which try to return is due now, from 1; ``None`` while none is.
+
+    A run that has failed before it took the job over is followed by another one, as the restart strategy says.
+    """
+    tried = [run for run in facts.others if run.parent == claim.run_id and not run.is_resume and run.attends is None]
+    if any(run.is_active for run in facts.others) or any(run.status != "FAILURE" for run in tried):
+        return None
+    if tried:
+        failures = [Failure(run.run_id, DIED, run.since, None, "it has not taken the job over") for run in tried]
+        decision = restart_after(failures, facts.restart, facts.job_name)
+        if not decision.allowed or facts.restart.seconds_left(decision, facts.now) > 0:
+            return None
+    return 1 + len(tried)
+
+
+def returning(
+    asset: CheckpointedStreamingAsset, claim: Claim, failed: dg.DagsterRun | None, attempt: int
+) -> dg.RunRequest:
+    """The run that returns; it begins a series of its own, and Dagster launches each try once.
 
     Args:
         asset: of the job.
         claim: of the run that has failed.
         failed: that run, ``None`` where Dagster does not know it.
+        attempt: of the tries to return.
     """
     given = {} if failed is None else going_on(op_config(failed, asset.op_name))
     config: dict[str, Any] = {"ops": {asset.op_name: {"config": {"restore_from": LATEST, **given}}}}
@@ -79,6 +99,8 @@ def returning(asset: CheckpointedStreamingAsset, claim: Claim, failed: dg.Dagste
         **({} if failed is None else names.of_user(failed.tags)),
         names.JOB_TAG: asset.name,
         names.MAX_RETRIES_TAG: "0",
+        names.PARENT_RUN_TAG: claim.run_id,
+        names.ROOT_RUN_TAG: claim.run_id if failed is None else failed.tags.get(names.ROOT_RUN_TAG, claim.run_id),
     }
-    key = f"{asset.name}:{claim.token[:12]}:return"
+    key = f"{asset.name}:{claim.token[:12]}:return:{attempt}"
     return dg.RunRequest(run_key=key, job_name=asset.job_name, run_config=config, tags=tags)

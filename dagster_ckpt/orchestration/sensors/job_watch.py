@@ -32,7 +32,7 @@ from dagster_ckpt.orchestration.health import evaluation, goes_past_damage, refu
 from dagster_ckpt.orchestration.reporting import CheckpointReporter
 from dagster_ckpt.orchestration.rollback import Launchpad
 from dagster_ckpt.orchestration.run_settings import RunSettings, going_on, op_config
-from dagster_ckpt.orchestration.upgrades import is_to_return, returning
+from dagster_ckpt.orchestration.upgrades import is_to_return, returning, try_to_return
 from dagster_ckpt.resume import (
     AskToCancel,
     Attend,
@@ -103,8 +103,9 @@ class JobWatch:
                     return f"{reason}{self._fell_back(claim)}"
                 case Ended(reason):
                     self._finish(claim, facts.end, discarded)
-                    if is_to_return(self._asset.versions, facts.end) and not any(run.is_active for run in facts.others):
-                        return returning(self._asset, claim, self._instance.get_run_by_id(claim.run_id))
+                    returns = is_to_return(self._asset.versions, facts.end)
+                    if returns and (attempt := try_to_return(facts, claim)) is not None:
+                        return returning(self._asset, claim, self._instance.get_run_by_id(claim.run_id), attempt)
                     return f"{reason}{self._fell_back(claim)}"
                 case MarkDead(run_id, canceled, reason):
                     self._log.warning("Run %s of job %s is over: %s", run_id, self._asset.name, reason)

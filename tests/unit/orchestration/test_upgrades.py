@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
+import dagster as dg
 import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
@@ -14,6 +16,8 @@ from dagster_ckpt.checkpoint.control.epochs import End
 from dagster_ckpt.errors import InvalidConfiguration
 from dagster_ckpt.orchestration.upgrades import is_to_return
 from dagster_ckpt.spark.job import Versions
+from tests.helpers.orchestration.stored_job import QUICK, StoredJob, run_id
+from tests.unit.orchestration.test_resume_sensor import Sensor
 
 
 def sums(context: Any, spark: SparkSession) -> DataStreamWriter:
@@ -67,3 +71,29 @@ def _failed(taken_back: str | None, returns_to: str | None) -> End:
 )
 def test_a_job_returns_where_the_code_is(versions: Versions, end: End | None, returns: bool) -> None:
     assert is_to_return(versions, end) is returns
+
+
+@pytest.mark.parametrize(("status", "tries"), [(dg.DagsterRunStatus.FAILURE, 4), (dg.DagsterRunStatus.CANCELED, 1)])
+def test_a_run_that_does_not_get_to_the_job_is_followed_by_another(
+    status: dg.DagsterRunStatus, tries: int, tmp_path: Path
+) -> None:
+    """As often as the restart strategy says, unless a user has canceled it."""
+    job = StoredJob(tmp_path / "storage")
+    asset = checkpointed_streaming_asset(name="orders", code_version="1", restart=QUICK)(sums)
+    with dg.DagsterInstance.ephemeral() as instance:
+        sensor = Sensor(instance, job, [asset])
+        failed = sensor.add_run(run_id(), dg.DagsterRunStatus.FAILURE)
+        claim = job.die(failed)
+        job.catalog.records.epochs.record_end(claim.epoch, _failed("2", "1"))
+        keys = set()
+        for _ in range(tries):
+            again, request = sensor.request(), sensor.request()
+            assert again.run_key == request.run_key
+            keys.add(request.run_key)
+            sensor.launch(request, dg.DagsterRunStatus.STARTED)
+            assert sensor.tick()[0] == [], "it may still take the job over"
+            (launched,) = instance.get_runs(limit=1)
+            sensor.instance.delete_run(launched.run_id)
+            sensor.launch(request, status)
+        assert len(keys) == tries
+        assert [sensor.tick()[0] for _ in range(2)] == [[], []]
