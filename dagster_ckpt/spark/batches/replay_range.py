@@ -9,6 +9,7 @@ from typing import TypeAlias
 from dagster_ckpt.checkpoint import CheckpointCatalog, CheckpointMetadata, Newest, PlannedBatch
 from dagster_ckpt.config import RestoreRequest
 from dagster_ckpt.errors import CorruptCheckpoint, SinkMismatch
+from dagster_ckpt.paths import is_same_place
 from dagster_ckpt.spark.sinks import Sink
 
 __all__ = ["KnownPlans", "plans_after", "plans_to_replay", "refuse_abandoned"]
@@ -59,12 +60,21 @@ def refuse_abandoned(catalog: CheckpointCatalog, restored: CheckpointMetadata, s
     Raises:
         SinkMismatch: the checkpoint is not on the newest line.
     """
-    previous = catalog.choice()
     plans = catalog.records.plans(restored.job_id)
-    here = previous is None or previous[1].job_id == restored.job_id
-    if not here or plans.line_through(restored) != plans.newest():
+    if _wrote_last(catalog, sink) not in {None, restored.job_id} or plans.line_through(restored) != plans.newest():
         raise SinkMismatch(
             f"Sink {sink.path} cannot be rolled back, and the batches that were written to it last do not come of "
             f"{restored.name}, which a rollback has abandoned: going on from there would not replace all of them.",
             hint="Nothing was touched. Go on with restore_from: latest, or give the sink a rollback_to.",
         )
+
+
+def _wrote_last(catalog: CheckpointCatalog, sink: Sink) -> str | None:
+    """The lineage that has begun to write to the sink last, ``None`` if none is known."""
+    epochs = catalog.records.epochs
+    for epoch in sorted((epoch for epoch, kinds in epochs.names().items() if "choice" in kinds), reverse=True):
+        choice = epochs.read_choice(epoch)
+        is_known = choice is not None and choice.sink_kind in {None, sink.kind}  # no kind is of the first releases
+        if choice is not None and is_known and is_same_place(str(choice.sink), sink.path):
+            return choice.job_id
+    return None

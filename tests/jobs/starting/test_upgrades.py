@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from pyspark.sql import functions
 
 from dagster_ckpt.checkpoint.control.epochs import CodeVersion
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig, ExternalizedCheckpointCleanup
@@ -16,7 +17,10 @@ from dagster_ckpt.config.restart import RestartStrategies, RestartStrategy
 from dagster_ckpt.errors import QueryFailed, RestoreRefused, SinkNotEmpty, UpgradeFailed
 from dagster_ckpt.spark.events import Started
 from dagster_ckpt.spark.job import StreamingJob, Versions
-from tests.jobs.harness import NEVER, Bench, Query, deduplicated, eventually
+from dagster_ckpt.spark.sinks.sink import sink_to
+from dagster_ckpt.spark.sinks.user_sinks import ForeachBatchSink
+from tests.jobs.harness import NEVER, ROWS_PER_FILE, Bench, Query, deduplicated, eventually
+from tests.jobs.matrix.streams import REPLACING, Target
 from tests.jobs.savepoints import Take
 
 if TYPE_CHECKING:
@@ -178,6 +182,23 @@ def test_the_version_before_goes_on_in_its_own_sink_after_a_stateless_one(upgrad
     assert launch.started.restored is not None
     assert launch.started.restored.reference == before
     upgradable.assert_exact()
+
+
+def test_a_sink_that_cannot_go_back_is_that_of_the_version_before_after_a_stateless_one_elsewhere(bench: Bench) -> None:
+    own, other = (Target(REPLACING, bench.root / name) for name in ("own", "other"))
+
+    def first(bench: Bench, session: SparkSession) -> DataStreamWriter:
+        return own.writer(bench.read(session).selectExpr("id", "v", "0 AS at")).trigger(availableNow=True)
+
+    def second(bench: Bench, session: SparkSession) -> DataStreamWriter:
+        rows = bench.read(session).select(functions.raise_error(functions.lit("version 2 is broken")))
+        return sink_to(rows, ForeachBatchSink("other", other.replace)).trigger(availableNow=True)
+
+    bench.tick(2, _version(bench, "1", first))
+    bench.land(1)
+    _taken_back(bench, _version(bench, "2", second, mode=UpgradeMode.STATELESS, timeout=60.0))
+    bench.tick(1, _version(bench, "1", first))
+    assert sum(own.rows().values()) == 4 * ROWS_PER_FILE
 
 
 @pytest.mark.parametrize("query", [_failing, _another_state])
