@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dagster_ckpt.checkpoint import RESCALE, CheckpointMetadata
-from dagster_ckpt.config import ROCKSDB_PROVIDER
+from dagster_ckpt.config import ROCKSDB_PROVIDER, RestoreRequest
 from dagster_ckpt.errors import RestoreRefused
 from dagster_ckpt.spark.files import PARTITIONS_CONF
 from dagster_ckpt.spark.query import StatefulKind, recorded_kind
@@ -16,7 +16,7 @@ from dagster_ckpt.spark.releases import release_of
 from dagster_ckpt.spark.sinks import Sink
 from dagster_ckpt.spark.verdict import Finding
 
-__all__ = ["RESCALE_CHECK", "Rescale", "is_rescaled", "rescale_finding"]
+__all__ = ["RESCALE_CHECK", "Rescale", "rescale_finding", "still_asked"]
 
 RESCALE_CHECK = "state partitions"
 #: The schema of a key without a column, as Spark writes it at the beginning of a state schema.
@@ -59,7 +59,7 @@ def rescale_finding(asked: Rescale, restored: CheckpointMetadata | None) -> Find
             f"{_WITHOUT} A query that starts from nothing has as many partitions as {PARTITIONS_CONF} of its session.",
         )
     else:
-        if is_rescaled(restored, asked.number):
+        if _is_rescaled(restored, asked.number):
             return Finding.fine(RESCALE_CHECK, f"{asked.number}: a start before this one has repartitioned the state.")
         refusal = _of_state(asked, restored) or _of_start(asked, restored)
     if refusal is not None:
@@ -74,8 +74,18 @@ def rescale_finding(asked: Rescale, restored: CheckpointMetadata | None) -> Find
     return Finding.fine(RESCALE_CHECK, f"{was} in the checkpoint, and {asked.number} in the copy that is restored.")
 
 
-def is_rescaled(restored: CheckpointMetadata, partitions: int) -> bool:
-    """Whether a start that was asked for this number has repartitioned the state already, and died before it began."""
+def still_asked(request: RestoreRequest, restored: CheckpointMetadata | None) -> RestoreRequest:
+    """The request without the number of partitions if a start before this one has repartitioned the state already.
+
+    That start may have run batches, which keep their numbers and boundaries.
+    """
+    number = request.state_partitions
+    if restored is None or number is None or not _is_rescaled(restored, number):
+        return request
+    return replace(request, state_partitions=None, replay_to=None)
+
+
+def _is_rescaled(restored: CheckpointMetadata, partitions: int) -> bool:
     return restored.kind == RESCALE and _fixed(restored) == partitions
 
 

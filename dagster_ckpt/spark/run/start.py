@@ -43,7 +43,7 @@ from dagster_ckpt.spark.live import LOCATION, LocalLive, choose_live
 from dagster_ckpt.spark.plain import PlainLocation, plain_location
 from dagster_ckpt.spark.preflight import ProposedStart, pass_preflight
 from dagster_ckpt.spark.query import known_providers
-from dagster_ckpt.spark.rescale import is_rescaled, rescale, with_partitions
+from dagster_ckpt.spark.rescale import rescale, still_asked, with_partitions
 from dagster_ckpt.spark.run.built_query import BuiltQuery, Queries
 from dagster_ckpt.spark.run.chosen import Checked, Chosen, Prepared, lay_out
 from dagster_ckpt.spark.run.fallback import cost_of
@@ -135,6 +135,7 @@ class Start:
 
     def _prepared(self, request: RestoreRequest, cancel: Flag, prepare_from: float) -> Prepared:
         chosen = self._choose(request)
+        request = still_asked(request, chosen.target.metadata)
         self._tracer.begin("build the query")
         query = self._queries.build(with_partitions(chosen.target.metadata, request.state_partitions))
         chosen = lay_out(chosen, query, self._live, self._directory, self._job.name)
@@ -256,13 +257,11 @@ class Start:
         self, restored: CheckpointMetadata, partitions: int, job_id: str, checked: Checked, query: BuiltQuery
     ) -> Checked:
         """Repartition the unpacked state. The lineage goes on from the checkpoint of that, on a line of its own."""
-        if is_rescaled(restored, partitions):
-            return checked
         store = self._store(job_id, self._catalog.next_id(job_id, restored), restored.reference)
         notes = checked.passed.accepted_loss
         made = rescale(query.session, self._live, self._directory, restored, partitions, store, self._clock, notes)
         reason = f"{checked.target.reason}; {made.name} is {restored.name} with {partitions} state partitions"
-        target = replace(checked.target, metadata=made, job_id=job_id, reason=reason)
+        target = replace(checked.target, metadata=made, job_id=job_id, reason=reason, otherwise=None)
         return replace(checked, target=target, line=None)
 
     def _record_choice(self, chosen: Chosen, checked: Checked, sink: Sink | None) -> Choice:

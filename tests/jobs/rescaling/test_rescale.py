@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import shutil
 from collections import Counter
 from dataclasses import dataclass, field
 from functools import partial
@@ -15,7 +16,7 @@ from click.testing import CliRunner
 from dagster_ckpt.checkpoint.catalog.newest import find_newest
 from dagster_ckpt.cli import main
 from dagster_ckpt.config import STATE_FORMAT_CONF
-from dagster_ckpt.errors import InvalidConfiguration, RestoreRefused, SinkMismatch, StorageError
+from dagster_ckpt.errors import CheckpointError, InvalidConfiguration, RestoreRefused, SinkMismatch, StorageError
 from dagster_ckpt.filesystem import PosixFileSystem
 from dagster_ckpt.spark.releases import release_of
 from dagster_ckpt.spark.sinks.sink import sink_to
@@ -188,6 +189,26 @@ def test_it_breaks_off_before_the_query_starts(
     assert [plan.batch for plan in plans.after(rescaled)] == [3, 4]
     job.bench.tick(2)
     assert _partitions(job.newest()) == _of(7)
+    assert job.rows() == whole.rows()
+
+
+@pytest.mark.slow
+def test_the_same_number_again_keeps_the_batches_after_the_repartition(
+    four: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of a driver that is always started with the same words. Its sink only replaces what has the same number."""
+    whole = Job(four, tmp_path / "whole", sink=REPLACING)
+    whole.bench.tick(6)
+    job = Job(four, tmp_path / "job", sink=REPLACING)
+    job.bench.tick(2)
+    job.bench.land(3)
+    monkeypatch.setattr(_Fails, "ends", "chk-3/_metadata")  # the second is of the repartition
+    with pytest.raises(CheckpointError, match="full"):
+        job.bench.launch(job.bench.job(filesystem=_Fails(job.bench.storage)), state_partitions=7).result()
+    assert len(list(job.target.path.glob("*.json"))) == 5
+    shutil.rmtree(job.bench.live())
+    job.bench.files_per_trigger = 4
+    job.bench.tick(1, state_partitions=7)
     assert job.rows() == whole.rows()
 
 
