@@ -16,7 +16,7 @@ from typing import TypeVar
 from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
 from dagster_ckpt.checkpoint.catalog.lineage import line_before
 from dagster_ckpt.checkpoint.control import NOTHING, Choice, Completed, RecordedSavepoint
-from dagster_ckpt.checkpoint.format import FORK, SAVEPOINT, CheckpointMetadata, checkpoint_id
+from dagster_ckpt.checkpoint.format import FORK, RESCALE, SAVEPOINT, CheckpointMetadata, checkpoint_id
 from dagster_ckpt.errors import (
     CheckpointError,
     CheckpointFileMissing,
@@ -333,6 +333,7 @@ def _own(
         quarantined: the checkpoints to pass over.
     """
     best: CheckpointMetadata | None = None
+    copies: list[CheckpointMetadata] = []
     passed: list[str] = []
     issuing: frozenset[int] | None = None
     for number in reversed(catalog.numbers(choice.job_id)):
@@ -350,6 +351,9 @@ def _own(
             if best is None:
                 raise
             continue  # a newer checkpoint is good, so this one would not be restored
+        if metadata.kind == RESCALE:  # its start has recorded no choice; that may have been a rollback
+            copies.append(metadata)
+            continue
         if metadata.epoch >= epoch and (best is None or metadata.key > best.key):
             best = metadata
         if epoch <= metadata.epoch < highest and issuing is None:
@@ -358,6 +362,9 @@ def _own(
             highest = max((later for later in issuing if later >= metadata.epoch), default=highest)
         if metadata.epoch >= highest:
             break  # no later epoch has a checkpoint, and within an epoch ids rise
+    for copy in reversed(copies):
+        if copy.restored_from == (choice.restored if best is None else best.reference):
+            best = copy
     return best, passed
 
 
