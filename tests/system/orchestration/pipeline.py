@@ -25,7 +25,7 @@ class Pipeline:
     long as the number in ``poison`` is positive, a landed poison row fails its batch and lowers it; while ``deadly``
     exists, it kills the process that drives Spark instead. A query
     started while ``until_caught_up`` exists ends when all is read. A run started while ``unhurried`` exists takes
-    no checkpoint within the hour.
+    no checkpoint within the hour. The code is of the version in ``version``.
     """
 
     root: Path
@@ -70,6 +70,10 @@ class Pipeline:
     @property
     def unhurried(self) -> Path:
         return self.root / self.name / "unhurried"
+
+    @property
+    def version(self) -> Path:
+        return self.root / self.name / "version"
 
     def hold_from(self, file: int) -> None:
         """Hold the batch of that file (counted from 0, landed or not) and, so, all after it."""

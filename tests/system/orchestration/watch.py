@@ -33,6 +33,10 @@ query($sensor: SensorSelector!) {
     ... on Sensor { sensorState { ticks(limit: 20) { status skipReason error { message } } } }
   }
 }"""
+_RELOAD = """
+mutation($location: String!) {
+  reloadRepositoryLocation(repositoryLocationName: $location) { __typename }
+}"""
 WORKSPACE = Path(__file__).with_name("location") / "workspace.yaml"
 #: Far more than any step takes on an idle machine.
 PATIENCE = 180.0
@@ -70,6 +74,12 @@ class JobWatch:
         given = {"restore_from": restore_from, "configuration": configuration}
         config = {name: value for name, value in given.items() if value is not None}
         return self.dev.launch(f"{self.name}_job", config={"ops": {self.name: {"config": config}}} if config else {})
+
+    def reload(self) -> None:
+        """Let Dagster load the code anew, as after a deployment."""
+        location = self.dev._repository["repositoryLocationName"]
+        answer = self.dev.graphql(_RELOAD, {"location": location})["reloadRepositoryLocation"]
+        assert answer["__typename"] == "WorkspaceLocationEntry", answer
 
     def materialize(self) -> str:
         """Materialize the asset as a click in the asset graph does: no job's tags, the multiprocess executor."""

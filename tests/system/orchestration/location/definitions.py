@@ -89,6 +89,31 @@ def _pipeline(
     return unique_rows
 
 
+def _upgraded() -> CheckpointedStreamingAsset:
+    """Version 2 gives each row the wrong letter. Version 1 is that of the other pipelines."""
+    pipeline = Pipeline.from_environment("upgraded")
+    one = _pipeline("upgraded").function
+    version = pipeline.version.read_text() if pipeline.version.exists() else "1"
+
+    def two(context: dg.AssetExecutionContext, spark: SparkSession) -> DataStreamWriter:
+        del context
+        rows = spark.readStream.schema("k string, id long").option("maxFilesPerTrigger", 1).json(str(pipeline.landing))
+        unique = rows.select(functions.lit("wrong").alias("k"), "id").dropDuplicates(["id"])
+        return unique.writeStream.format("parquet").option("path", str(pipeline.output))
+
+    return checkpointed_streaming_asset(
+        name="upgraded",
+        config=CheckpointConfig(
+            interval="200 ms", min_pause="0 s", cleanup=ExternalizedCheckpointCleanup.NO_EXTERNALIZED_CHECKPOINTS
+        ),
+        restart=RestartStrategies.no_restart(),
+        report_interval=0.0,
+        code_version=version,
+        upgrade_timeout="15 s",
+        previous={"1": one},
+    )(one if version == "1" else two)
+
+
 killed = _pipeline("killed")
 lost_jvm = _pipeline("lost_jvm")
 host_crash = _pipeline("host_crash")
@@ -107,6 +132,7 @@ materialized = _pipeline("materialized")
 saved = _pipeline("saved")
 warm = _pipeline("warm", spark_key="warm_spark")
 configured = _pipeline("configured", restart=RestartStrategies.no_restart())
+upgraded = _upgraded()
 submitted = _pipeline(
     "submitted", cleanup=ExternalizedCheckpointCleanup.DELETE_ON_CANCELLATION, spark_key="spark_submit"
 )
@@ -144,6 +170,7 @@ defs = dg.Definitions.merge(
             warm,
             configured,
             submitted,
+            upgraded,
         ],
         resources={
             "checkpoint_storage": FileSystemCheckpointStorage(
