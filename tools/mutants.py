@@ -24,7 +24,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -48,7 +48,21 @@ FOLDERS = {
     "filesystem": ("tests/unit/filesystem/", "tests/unit/spark/live/test_private_directories"),
     "resume/decision.py": ("tests/unit/resume/test_resume_decision",),
 }
-#: Changes that no test can notice, one a line: module, operator, old line, new line.
+#: What fast tests do not reach because it talks to a server: what names of modules begin with, and how pytest is called
+#: for the tests that have the server. A change is tried with these if no fast test runs its line.
+WITH_SERVER = {
+    "filesystem/hdfs/": ("tests/system/hdfs/test_hdfs.py", "-m", "slow"),
+    "filesystem/buckets/azure": (
+        *("tests/unit/filesystem/buckets/azure", "tests/unit/filesystem/buckets/test_stores.py"),
+        *("-m", "integration", "-k", "azur"),
+    ),
+}
+#: What is not tried, though it lies in these folders: tables of Delta and Iceberg. Their tests are whole jobs on Spark,
+#: minutes for each change, and each of the two needs another release of Spark.
+LEFT_OUT = frozenset(
+    f"spark/sinks/{name}.py" for name in ("delta/delta_sink", "delta/table", "iceberg/iceberg_sink", "iceberg/table")
+)
+#: Changes that no test can notice, one a line: module, operator, old line, new line; ``*`` for any new line.
 EQUIVALENT = HERE / "equivalent_mutants.txt"
 #: Of Cosmic Ray's operators, those whose changes are neither certain to be noticed nor certain to change nothing.
 _COMPARISONS = (
@@ -128,6 +142,10 @@ class Mutant:
     def __str__(self) -> str:
         return f"{self.module} | {self.operator} | {self.old} | {self.new}"
 
+    def is_among(self, listed: Collection[str]) -> bool:
+        """Whether the change is listed, alone or with all others of its operator in this line."""
+        return str(self) in listed or f"{self.module} | {self.operator} | {self.old} | *" in listed
+
 
 def places(source: str) -> list[list[tuple[str, int, tuple[int, int]]]]:
     """The changes of a module as (operator, occurrence, position), those at one position together."""
@@ -137,10 +155,15 @@ def places(source: str) -> list[list[tuple[str, int, tuple[int, int]]]]:
     for node in ast_nodes(get_ast(source)):
         for name, operator in _operators().items():
             for at, _ in operator.mutation_positions(node):
-                if not any(start <= at < end for start, end in skipped):
+                if not any(start <= at < end for start, end in skipped) and not _is_star(node):
                     found.setdefault(at, []).append((name, counts[name], at))
                 counts[name] += 1
     return [found[at] for at in sorted(found)]
+
+
+def _is_star(node: parso.tree.NodeOrLeaf) -> bool:
+    """Whether a node is the star before parameters or arguments, which Cosmic Ray takes for a multiplication."""
+    return getattr(node, "value", None) == "*" and node.parent.type != "term"
 
 
 @cache
@@ -191,12 +214,17 @@ class Test:
     name: str
     seconds: float
     lines: dict[str, list[int]]
+    has_server: bool = False
 
 
 def closest(one: Mutant, tests: Sequence[Test], budget: float) -> list[str]:
-    """The tests for a change: those that run its line, else (a constant) of its module, then of its folder."""
+    """The tests for a change: those that run its line, else (a constant) of its module, then of its folder.
+
+    Tests with a server are for lines that no other test runs.
+    """
     own = f"tests/unit/{one.module.rpartition('/')[0]}/"
     running = [test for test in tests if one.line in test.lines.get(one.module, ())]
+    running = [test for test in running if not test.has_server] or running
     if not running:
         running = [test for test in tests if test.lines.get(one.module) or test.name.startswith(own)]
     running.sort(key=lambda test: (not test.lines.get(one.module), not test.name.startswith(own), test.seconds))
@@ -280,9 +308,15 @@ def _pytest(copy: Path, arguments: Sequence[str], plugins: Sequence[object] = ()
 
 
 class _Measuring:
-    """Notes for each test how long it takes, whether it passes, and which lines it runs."""
+    """Notes for each test how long it takes, whether it passes, and which lines it runs.
 
-    def __init__(self, copy: Path) -> None:
+    Args:
+        copy: the copy of the project.
+        has_server: the tests share a server: what it takes to start counts for none of them.
+    """
+
+    def __init__(self, copy: Path, *, has_server: bool) -> None:
+        self._has_server = has_server
         self._prefix = f"{copy / PACKAGE}/"
         self._coverage = coverage.Coverage(
             data_file=None, source=[str(copy / PACKAGE)], config_file=False, messages=False
@@ -299,13 +333,14 @@ class _Measuring:
         items[:] = [item for item in items if "spark" not in getattr(item, "fixturenames", ())]
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        self._seconds[report.nodeid] = self._seconds.get(report.nodeid, 0.0) + report.duration
+        counted = report.duration if report.when == "call" or not self._has_server else 0.0
+        self._seconds[report.nodeid] = self._seconds.get(report.nodeid, 0.0) + counted
         if not report.passed:
             self._failed.add(report.nodeid)
 
-    def run(self, copy: Path, test_file: str) -> list[Test]:
+    def run(self, copy: Path, arguments: Sequence[str]) -> list[Test]:
         self._coverage.start()
-        _pytest(copy, [test_file], [self])
+        _pytest(copy, arguments, [self])
         self._coverage.stop()
         lines: dict[str, dict[str, list[int]]] = {name: {} for name in self._seconds if name not in self._failed}
         data = self._coverage.get_data()
@@ -314,38 +349,46 @@ class _Measuring:
                 for name in names:
                     if name in lines:
                         lines[name].setdefault(file.removeprefix(self._prefix), []).append(line)
-        return [Test(name, round(self._seconds[name], 3), at) for name, at in lines.items()]
+        return [Test(name, round(self._seconds[name], 3), at, self._has_server) for name, at in lines.items()]
 
 
-def measured(slots: Slots, areas: Sequence[str]) -> list[Test]:
-    """What the fast tests run whose names begin so; what is known of a file is kept while nothing changes."""
+def measured(slots: Slots, areas: Sequence[str], served: Sequence[tuple[str, ...]]) -> list[Test]:
+    """What the tests run; what is known of a file is kept while nothing changes.
+
+    Args:
+        slots: where the tests run.
+        areas: what the names of the files of fast tests begin with.
+        served: how pytest is called for the tests with a server.
+    """
     code = hashlib.sha256()
     for name in sorted(slots.files):
         if name.startswith(f"{PACKAGE}/") or "/test_" not in name:
             code.update(name.encode() + (PROJECT / name).read_bytes())
-    kept: dict[str, Path] = {}
-    for name in slots.files:
-        if "/test_" in name and name.startswith(tuple(areas)):
-            key = hashlib.sha256(code.digest() + name.encode() + (PROJECT / name).read_bytes()).hexdigest()[:24]
-            kept[name] = WORK / "measured" / f"{key}.json"
+    kept: dict[tuple[str, ...], Path] = {}
+    for arguments in [
+        *served,
+        *((name,) for name in slots.files if "/test_" in name and name.startswith(tuple(areas))),
+    ]:
+        files = [PROJECT / name for name in slots.files if "/test_" in name and name.startswith(arguments)]
+        key = hashlib.sha256(code.digest() + repr(arguments).encode() + b"".join(file.read_bytes() for file in files))
+        kept[arguments] = WORK / "measured" / f"{key.hexdigest()[:24]}.json"
     (WORK / "measured").mkdir(parents=True, exist_ok=True)
-    missing = [name for name, file in kept.items() if not file.exists()]
+    missing = [arguments for arguments, file in kept.items() if not file.exists()]
 
-    def measure(name: str) -> Callable[[Path], int]:
+    def measure(arguments: tuple[str, ...]) -> Callable[[Path], int]:
         def task(copy: Path) -> int:
-            found = _Measuring(copy).run(copy, name)
-            text = json.dumps([[test.name, test.seconds, test.lines] for test in found])
-            partial = kept[name].with_suffix(".part")
-            partial.write_text(text, encoding="utf-8")
-            partial.replace(kept[name])
+            found = _Measuring(copy, has_server=arguments in served).run(copy, arguments)
+            partial = kept[arguments].with_suffix(".part")
+            partial.write_text(json.dumps([list(vars(test).values()) for test in found]), encoding="utf-8")
+            partial.replace(kept[arguments])
             return 0
 
         return task
 
     def done(number: int, status: int | None, _: Path) -> None:
-        print(f"measured {missing[number]}{'' if status == 0 else ': failed'}", flush=True)
+        print(f"measured {' '.join(missing[number])}{'' if status == 0 else ': failed'}", flush=True)
 
-    slots.each([(measure(name), 1800.0) for name in missing], done)
+    slots.each([(measure(arguments), 1800.0) for arguments in missing], done)
     files = [file for file in kept.values() if file.exists()]
     return [Test(*each) for file in files for each in json.loads(file.read_text(encoding="utf-8"))]
 
@@ -358,7 +401,7 @@ def _tried(one: Mutant, tests: Sequence[str]) -> Callable[[Path], int]:
         os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
         target.write_text(one.code, encoding="utf-8")
         os.utime(target, ns=(real + 10**13,) * 2)  # no compiled file is of this time
-        return _pytest(copy, ["-x", *tests])
+        return _pytest(copy, ["-x", "-m", "", *tests])
 
     return task
 
@@ -380,6 +423,7 @@ def main() -> int:
     roots = [PROJECT / PACKAGE / folder for folder in folders]
     files = sorted(file for root in roots for file in (root.rglob("*.py") if root.is_dir() else [root]))
     sources = {str(file.relative_to(PROJECT / PACKAGE)): file.read_text(encoding="utf-8") for file in files}
+    sources = {name: source for name, source in sources.items() if name not in LEFT_OUT}
     matching = re.compile(asked.matching)
     found = [
         (module, place)
@@ -392,8 +436,8 @@ def main() -> int:
     sample = chooser.sample(found, min(asked.sample or len(found), len(found)))
     mutants = [mutant(module, sources[module], *chooser.choice(place)) for module, place in sample]
     listed = set(EQUIVALENT.read_text(encoding="utf-8").splitlines()) if EQUIVALENT.exists() else set()
-    equivalent = [one for one in mutants if str(one) in listed]
-    tried = [one for one in mutants if str(one) not in listed]
+    equivalent = [one for one in mutants if one.is_among(listed)]
+    tried = [one for one in mutants if one not in equivalent]
     print(f"{len(found)} places in {len(sources)} modules; {len(mutants)} tried, seed {asked.seed}.", flush=True)
 
     for name in IMPORTED_ONCE:
@@ -410,6 +454,7 @@ def main() -> int:
                 for name in names
             }
         ),
+        [arguments for begins, arguments in WITH_SERVER.items() if any(one.module.startswith(begins) for one in tried)],
     )
     chosen = [closest(one, tests, asked.budget) for one in tried]
     survived: list[Mutant] = []

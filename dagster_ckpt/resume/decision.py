@@ -113,12 +113,12 @@ class Facts:
     failures: Sequence[Failure]
     restart: RestartStrategy
     job_name: str
-    is_durable: bool = True
-    in_flight: BatchInFlight | None = None
-    poison_batch_attempts: int | None = None
-    waited: float = 0
-    starting_for: float = 0
-    attendance: Attendance | None = None
+    is_durable: bool
+    in_flight: BatchInFlight | None
+    poison_batch_attempts: int | None
+    waited: float
+    starting_for: float
+    attendance: Attendance | None
 
     @property
     def attending(self) -> RunFacts | None:

@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dagster_ckpt.checkpoint.attendance import Attendance
-from dagster_ckpt.checkpoint.control.epochs import Claim, End
+from dagster_ckpt.checkpoint.control.epochs import Choice, Claim, End
 from dagster_ckpt.checkpoint.control.failures import DIED, Failure, Streak, in_order
 from dagster_ckpt.checkpoint.control.heartbeat import INTERRUPTED
+from dagster_ckpt.checkpoint.sight import Sight
 from dagster_ckpt.config.checkpoint_config import JobStatus
 from dagster_ckpt.config.restart import (
     ExponentialDelayRestart,
@@ -35,6 +36,7 @@ from dagster_ckpt.resume.decision import (
     RunFacts,
     Wait,
     decide,
+    nothing_to_do,
 )
 from dagster_ckpt.spark.batches.in_flight import BatchInFlight
 
@@ -82,6 +84,7 @@ def facts(
         failures=failures,
         restart=restart or FixedDelayRestart(3, timedelta(seconds=5)),
         job_name="orders",
+        is_durable=True,
         in_flight=in_flight,
         poison_batch_attempts=poison_batch_attempts,
         waited=waited,
@@ -491,6 +494,19 @@ TABLE: list[tuple[str, Facts, Action]] = [
         RecordFailures([Failure("holder", DIED, NOW - 10, None, f"run holder counts as dead: {INTERRUPTED}")]),
     ),
     (
+        "its checkpoints were in its memory, and its death is on record",
+        replace(
+            facts(holder=run(), failures=[died(at=NOW - 99, run_id="a"), replace(died(), reason="no memory left")]),
+            is_durable=False,
+        ),
+        EndJob(JobStatus.FAILED, "no memory left (its checkpoints were in the memory of its driver)"),
+    ),
+    (
+        "interrupted, and the run that was to go on waits in the queue for long",
+        facts(dead=INTERRUPTED, holder=run(), others=[run("QUEUED", "second", age=STARTUP_LIMIT, resume=True)]),
+        Resume(0, "orders:token:0", "run holder was interrupted, which is no failure"),
+    ),
+    (
         "failed, and the storage took only the end",
         facts(end="FAILING", holder=run()),
         RecordFailures([Failure("holder", DIED, NOW - 10, None, "it said so")]),
@@ -501,6 +517,133 @@ TABLE: list[tuple[str, Facts, Action]] = [
 @pytest.mark.parametrize(("given_facts", "action"), [row[1:] for row in TABLE], ids=[row[0] for row in TABLE])
 def test_decision(given_facts: Facts, action: Action) -> None:
     assert decide(given_facts) == action
+
+
+SECOND, THIRD = "second", "third"
+BOTH_LOST = Attendance(SECOND, LEFT)
+#: Where two runs are in the same state, the decision names one: the holder before others, a newer run before an older.
+PAIRS: list[tuple[str, Facts, str]] = [
+    (
+        "marked",
+        facts(dead=None, holder=run("STARTED"), others=[run("STARTED", SECOND)], attendance=BOTH_LOST),
+        "holder",
+    ),
+    (
+        "asks",
+        facts(dead=None, holder=run("CANCELED"), others=[run("CANCELED", SECOND)], attendance=BOTH_LOST),
+        "holder",
+    ),
+    ("ends", facts(holder=run("CANCELED"), others=[run("CANCELED", SECOND)], attendance=BOTH_LOST), "holder"),
+    (
+        "tells",
+        facts(end="FINISHED", holder=run("STARTED"), others=[run("STARTED", SECOND)], attendance=BOTH_LOST),
+        "holder",
+    ),
+    (
+        "canceled before it began",
+        facts(holder=run(), others=[run("CANCELED", name, resume=True) for name in (SECOND, THIRD)]),
+        SECOND,
+    ),
+    (
+        "did not begin",
+        facts(failures=[died()], others=[run("STARTED", name, age=999, resume=True) for name in (SECOND, THIRD)]),
+        SECOND,
+    ),
+    *(
+        (
+            f"was to attend and is {status}",
+            facts(
+                dead=None,
+                holder=run(),
+                others=[teller(status, SECOND, age=age), teller(status, THIRD, age=age)],
+                attendance=Attendance("holder", LEFT),
+            ),
+            SECOND,
+        )
+        for status, age in [("CANCELED", 10), ("QUEUED", 10), ("STARTING", 999), ("FAILURE", 10)]
+    ),
+    (
+        "failed to tell",
+        facts(
+            end="FINISHED",
+            holder=run(),
+            others=[teller("FAILURE", SECOND), teller("FAILURE", THIRD)],
+            attendance=Attendance("holder", LEFT),
+        ),
+        SECOND,
+    ),
+]
+
+
+@pytest.mark.parametrize(("given_facts", "named"), [row[1:] for row in PAIRS], ids=[row[0] for row in PAIRS])
+def test_of_two_runs_alike_the_decision_names_one(given_facts: Facts, named: str) -> None:
+    told = str(decide(given_facts))
+    assert named in told
+    assert (SECOND if named == "holder" else THIRD) not in told
+
+
+@pytest.mark.parametrize(("failed", "asks"), [(2, True), (3, False)])
+def test_three_runs_are_to_tell_how_a_driver_has_ended(failed: int, asks: bool) -> None:
+    tellers = [teller("FAILURE", f"run {number}") for number in range(failed)]
+    told = facts(end="FINISHED", holder=run(), others=tellers, attendance=Attendance("holder", LEFT))
+    assert isinstance(decide(told), Attend if asks else Ended)
+
+
+def test_a_run_that_failed_in_the_future_is_not_waited_for() -> None:
+    ahead = facts(
+        dead=None, holder=run(), others=[teller("FAILURE", SECOND, age=-0.5)], attendance=Attendance("holder", LEFT)
+    )
+    assert isinstance(decide(ahead), Attend)
+    now = replace(ahead, now=NOW + 0.5)
+    assert isinstance(decide(now), Wait)
+
+
+def test_a_run_key_names_the_claim_by_twelve_characters() -> None:
+    """Dagster knows the key of each run that it has launched: another key would launch that run once more."""
+    claim = replace(CLAIM, token="0123456789abcdef")
+    resumed = decide(facts(claim=claim, holder=run(), failures=[died()]))
+    attended = decide(facts(claim=claim, dead=None, holder=run(), attendance=Attendance("holder", LEFT)))
+    assert isinstance(resumed, Resume)
+    assert resumed.run_key == "orders:0123456789ab:1"
+    assert isinstance(attended, Attend)
+    assert attended.run_key == "orders:0123456789ab:attend:holder:0"
+
+
+CHOICE = Choice("a" * 32, None, 1, 0, "/live", "host", None, "it began from nothing")
+FELL_BACK = replace(CHOICE, fell_back="chk-3 is broken, and it fell back to chk-2")
+
+
+@pytest.mark.parametrize(
+    ("end", "dead", "attendance", "finished", "choice", "why"),
+    [
+        (None, None, None, None, None, "run holder is alive"),
+        (None, None, None, None, CHOICE, "run holder is alive"),
+        (None, None, None, None, FELL_BACK, f"run holder is alive; {FELL_BACK.fell_back}"),
+        (None, None, Attendance("holder", None), None, CHOICE, "run holder is alive"),
+        (None, None, Attendance("holder", LEFT), None, CHOICE, None),
+        (None, GONE, None, None, CHOICE, None),
+        (None, GONE, None, CLAIM.token, CHOICE, None),
+        ("FAILING", GONE, None, CLAIM.token, CHOICE, None),
+        ("FINISHED", GONE, None, None, CHOICE, None),
+        ("FINISHED", GONE, None, "earlier", CHOICE, None),
+        ("FINISHED", GONE, None, CLAIM.token, CHOICE, "it ended FINISHED: it said so"),
+        ("FINISHED", GONE, None, CLAIM.token, FELL_BACK, f"it ended FINISHED: it said so; {FELL_BACK.fell_back}"),
+    ],
+)
+def test_a_look_is_enough(
+    end: str | None,
+    dead: str | None,
+    attendance: Attendance | None,
+    finished: str | None,
+    choice: Choice | None,
+    why: str | None,
+) -> None:
+    ended = None if end is None else End(end, "it said so", False, "2026-01-01T00:00:00.000+00:00")
+    assert nothing_to_do(Sight(CLAIM, choice, ended, dead, 0.0, None, 0.0, attendance), finished) == why
+
+
+def test_a_job_that_never_ran_needs_nothing() -> None:
+    assert nothing_to_do(None, None) == "it has never run"
 
 
 @pytest.mark.parametrize("status", ACTIVE)
