@@ -12,7 +12,7 @@ from dagster_ckpt.checkpoint.catalog.newest import find_newest
 from dagster_ckpt.checkpoint.cleanup.broken_checkpoints import dispose_broken, is_broken
 from dagster_ckpt.checkpoint.cleanup.dead_runs import finish_deletions
 from dagster_ckpt.checkpoint.control.epochs import Choice, End
-from dagster_ckpt.checkpoint.control.quarantine import Quarantine, Quarantined
+from dagster_ckpt.checkpoint.control.quarantine import FellBack, Quarantine, Quarantined
 from dagster_ckpt.errors import CorruptCheckpoint, InvalidConfiguration
 from dagster_ckpt.filesystem import FileSystem
 from tests.helpers.checkpoint.driver import JOB, Ledger, Pins, Run, content, directories, pin, shared, state
@@ -211,3 +211,27 @@ def test_what_cannot_be_read_has_its_place_on_the_line(starts: list[tuple[int, i
     assert seen == nodes
     for node in nodes:
         assert line_of_descent(node, seen) == line_of_descent(node, nodes)
+
+
+@pytest.mark.parametrize(
+    ("fell_back", "told"),
+    [
+        (
+            FellBack((f"{LINEAGE}/chk-3",), f"{LINEAGE}/chk-2", 7, 7, None, None),
+            f"chk-3 is broken, and it fell back to {LINEAGE}/chk-2 (batch 7): no batch is known to be run again",
+        ),
+        (
+            FellBack((f"{LINEAGE}/chk-3",), "/savepoints/savepoint-1", 7, 8, 1, 2),
+            "chk-3 is broken, and it fell back to /savepoints/savepoint-1 (batch 7): batch 8 is run again "
+            "(1 batch, 1 files, 2 rows)",
+        ),
+        (
+            FellBack((f"{LINEAGE}/chk-4", f"{LINEAGE}/chk-3"), f"{LINEAGE}/chk-2", 7, 9, None, 0),
+            f"chk-4, chk-3 are broken, and it fell back to {LINEAGE}/chk-2 (batch 7): batches 8 to 9 are run again "
+            "(2 batches, 0 rows)",
+        ),
+    ],
+)
+def test_what_falling_back_costs_is_told(fell_back: FellBack, told: str) -> None:
+    assert str(fell_back) == told
+    assert fell_back.batches == fell_back.last - 7

@@ -1,0 +1,78 @@
+"""Who attends the driver of a job, and whether that run has told how the driver ended."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from dagster_ckpt.checkpoint.attendance import Attendance, attendance_of
+from dagster_ckpt.checkpoint.control.epochs import Claim
+from dagster_ckpt.checkpoint.control.heartbeat import Heartbeat
+from dagster_ckpt.checkpoint.control.job_records import JobRecords
+from dagster_ckpt.checkpoint.lease import Lease
+from dagster_ckpt.checkpoint.processes import ProcessIdentity
+from dagster_ckpt.checkpoint.submissions import Submission
+from dagster_ckpt.errors import Fenced
+from tests.helpers.checkpoint.driver import JOB, ManualClock
+from tests.helpers.checkpoint.memory import MemoryFileSystem
+
+CLAIM = Claim(4, "token", 2, "run-a", "host", 7, "2026-01-01T00:00:00.000+00:00")
+SUBMITTED = Submission("run-a", 3, 2, "{}", 1.0)
+SIGN = Heartbeat(1, "run-b", (ProcessIdentity("elsewhere/1", 7, 1.0),), 5, 1.0)
+
+
+@pytest.fixture
+def records(memory: MemoryFileSystem) -> JobRecords:
+    return JobRecords(memory, JOB)
+
+
+def test_a_driver_that_no_run_has_submitted_is_the_run_itself(records: JobRecords, clock: ManualClock) -> None:
+    assert attendance_of(records, CLAIM, clock) is None
+    records.submissions.replace(replace(SUBMITTED, run_id="run-b"))
+    assert attendance_of(records, CLAIM, clock) is None
+
+
+def test_before_its_first_sign_of_life_a_run_does_not_attend(records: JobRecords, clock: ManualClock) -> None:
+    records.submissions.replace(SUBMITTED)
+    assert attendance_of(records, CLAIM, clock) == Attendance("run-a", "it has left no sign of life")
+
+
+@pytest.mark.parametrize(
+    ("stopped", "interrupted", "has_told"), [(False, False, False), (True, False, True), (True, True, False)]
+)
+def test_a_run_has_told_when_it_stopped_in_order(
+    records: JobRecords, clock: ManualClock, stopped: bool, interrupted: bool, has_told: bool
+) -> None:
+    records.submissions.replace(SUBMITTED)
+    records.attendant.write(replace(SIGN, stopped=stopped, interrupted=interrupted))
+    assert attendance_of(records, CLAIM, clock) == Attendance("run-b", "it ended" if stopped else None, has_told)
+
+
+def test_a_run_whose_sign_stays_the_same_for_a_lease_is_dead(records: JobRecords, clock: ManualClock) -> None:
+    records.submissions.replace(SUBMITTED)
+    records.attendant.write(SIGN)
+    for waited, dead in [(0, None), (Lease().timeout, None), (1, f"no heartbeat for {Lease().timeout + 1:.0f} s")]:
+        clock.advance(waited)
+        assert attendance_of(records, CLAIM, clock) == Attendance("run-b", dead)
+
+
+class TestSubmissions:
+    def test_a_driver_takes_its_order_from_the_newest(self, records: JobRecords) -> None:
+        submissions = records.submissions
+        with pytest.raises(Fenced, match="does not want a driver any more") as raised:
+            submissions.check("run-a")
+        assert "storage of the definitions" in raised.value.hint
+        submissions.replace(SUBMITTED)
+        assert submissions.check("run-a") == submissions.of("run-a") == submissions.standing() == SUBMITTED
+        submissions.replace(replace(SUBMITTED, run_id="run-b"))
+        with pytest.raises(Fenced):
+            submissions.check("run-a")
+
+    def test_a_run_withdraws_its_own_alone(self, records: JobRecords) -> None:
+        records.submissions.replace(SUBMITTED)
+        records.submissions.withdraw("run-b")
+        assert records.submissions.standing() == SUBMITTED
+        records.submissions.withdraw("run-a")
+        assert records.submissions.standing() is None
+        records.submissions.withdraw("run-a")
