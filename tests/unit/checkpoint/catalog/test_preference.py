@@ -10,7 +10,7 @@ import pytest
 
 from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
 from dagster_ckpt.checkpoint.catalog.file_reader import verify_checkpoint
-from dagster_ckpt.checkpoint.catalog.newest import Newest, find_newest
+from dagster_ckpt.checkpoint.catalog.newest import Newest, find_newest, read_newest
 from dagster_ckpt.checkpoint.control.heartbeat import Completed, Heartbeat, HeartbeatFile
 from dagster_ckpt.checkpoint.control.taken_savepoints import RecordedSavepoint, RecordedSavepoints
 from dagster_ckpt.checkpoint.format.layout import METADATA_FILE_NAME
@@ -171,6 +171,8 @@ class TestChoosing:
         first = newest(memory, prefer_checkpoint=True)
         assert first.metadata is not None
         assert first.metadata.name == "chk-1"
+        catalog = CheckpointCatalog(memory, JOB)
+        assert find_newest(catalog) == first == read_newest(catalog, lambda found: found.name)[0], "the default"
         run.checkpoint(state(4), 4)
         later = newest(memory).metadata
         assert later is not None
