@@ -1,0 +1,149 @@
+"""At which moment a silent run is dead, and which of its processes must be gone: too early means a second driver."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import pytest
+
+from dagster_ckpt.checkpoint.control.epochs import Claim, End
+from dagster_ckpt.checkpoint.control.heartbeat import INTERRUPTED, Heartbeat, HeartbeatFile
+from dagster_ckpt.checkpoint.lease import Lease
+from dagster_ckpt.checkpoint.processes import ProcessIdentity, this_host
+from dagster_ckpt.clock import iso
+from tests.helpers.checkpoint.driver import ManualClock
+from tests.helpers.checkpoint.memory import MemoryFileSystem
+
+LEASE = Lease().timeout
+THERE = ProcessIdentity("elsewhere/1", 7, 1.0)
+HERE = ProcessIdentity.current()
+#: A process of this host that is gone: this process, had it begun at another time.
+GONE = replace(HERE, ticks=1) if HERE.ticks is not None else replace(HERE, created=1.0)
+ENDED = End("FINISHED", "done", discarded=False, ended_at="2026-01-01T00:00:00.000+00:00")
+_NAMES = (f"judged-{number}" for number in itertools.count())
+
+
+@pytest.fixture
+def file(memory: MemoryFileSystem) -> HeartbeatFile:
+    """Of a job of its own: what was seen for how long is remembered by the job's name."""
+    return HeartbeatFile(memory, next(_NAMES))
+
+
+def claim_of(clock: ManualClock, *, host: str = "elsewhere/1", epoch: int = 1) -> Claim:
+    return Claim(epoch, "token", 1, "run-a", host, 7, iso(clock.time()))
+
+
+def beat(clock: ManualClock, process: ProcessIdentity = THERE) -> Heartbeat:
+    return Heartbeat(1, "run-a", (process,), 5, clock.time(), uptime=clock.monotonic())
+
+
+class TestMoments:
+    """Each wait ends at its moment: not before, and not later."""
+
+    def test_a_silent_run_elsewhere(self, file: HeartbeatFile, clock: ManualClock) -> None:
+        claim = claim_of(clock)
+        file.write(beat(clock))
+        seen = [file.judged(claim, None, clock)[0]]
+        for seconds in (LEASE, 0.5):
+            clock.advance(seconds)
+            seen.append(file.judged(claim, None, clock)[0])
+        assert seen == [None, None, f"no heartbeat for {LEASE + 0.5:.0f} s"]
+
+    def test_a_claim_without_a_beat(self, file: HeartbeatFile, clock: ManualClock) -> None:
+        claim = claim_of(clock)
+        seen = [file.judged(claim, None, clock)[0]]
+        for seconds in (LEASE, 0.5):
+            clock.advance(seconds)
+            seen.append(file.judged(claim, None, clock)[0])
+        assert seen == [None, None, f"no heartbeat since it took the job over {LEASE + 0.5:.0f} s ago"]
+
+    def test_a_claim_under_a_beat_of_an_earlier_epoch(self, file: HeartbeatFile, clock: ManualClock) -> None:
+        """A late beat of the earlier epoch may hide a beat of the claim until the next beat is due."""
+        claim = claim_of(clock, host=this_host(), epoch=2)
+        file.write(beat(clock))
+        clock.advance(LEASE + 5)
+        assert file.judged(claim, None, clock)[0] is None
+        clock.advance(Lease().settled - 0.5)
+        assert file.judged(claim, None, clock)[0] is None
+        clock.advance(0.5)
+        assert str(file.judged(claim, None, clock)[0]).startswith("no heartbeat since it took the job over")
+
+    def test_a_run_of_another_host_is_watched_for_its_lease(self, file: HeartbeatFile, clock: ManualClock) -> None:
+        file.write(replace(beat(clock), lease=Lease(7, 30)))
+        waits: list[float] = []
+
+        def wait(seconds: float) -> None:
+            waits.append(seconds)
+            clock.advance(seconds)
+
+        assert file.watched(clock, wait)[1] == "no heartbeat for 30 s"
+        assert waits == [7, 7, 7, 7, 2]
+
+    def test_a_silent_run_of_this_host_is_watched_until_a_late_beat_is_out_of_the_question(
+        self, file: HeartbeatFile, clock: ManualClock
+    ) -> None:
+        lease = Lease(0.3, 0.9)
+        file.write(replace(beat(clock, HERE), lease=lease))
+        clock.advance(5)
+        began = clock.now
+        _, dead = file.watched(clock, clock.advance)
+        assert str(dead).startswith("no heartbeat for 5 s")
+        assert clock.now - began == pytest.approx(lease.settled)
+
+    def test_a_beat_during_the_watch_is_a_sign_of_life_however_old_it_is(
+        self, file: HeartbeatFile, clock: ManualClock
+    ) -> None:
+        silent = replace(beat(clock, HERE), lease=Lease(0.3, 0.9))
+        file.write(silent)
+        clock.advance(5)
+
+        def it_beats(seconds: float) -> None:
+            clock.advance(seconds)
+            file.write(replace(silent, sequence=6))
+
+        assert file.watched(clock, it_beats)[1] is None
+
+
+@pytest.mark.parametrize(
+    ("process", "worker", "stopped", "interrupted", "end", "dead"),
+    [
+        (HERE, None, False, False, None, None),
+        (GONE, None, False, False, None, f"its process {GONE.pid} is gone"),
+        (GONE, HERE, False, False, None, None),
+        (GONE, GONE, False, False, None, f"its process {GONE.pid} is gone"),
+        (THERE, THERE, False, False, None, None),
+        (HERE, None, True, False, ENDED, None),
+        (HERE, None, True, False, None, None),
+        (THERE, None, True, False, ENDED, None),
+        (GONE, None, True, False, ENDED, "it ended"),
+        (GONE, HERE, True, False, ENDED, None),
+        (GONE, None, True, True, ENDED, "it ended"),
+        (GONE, None, True, True, None, INTERRUPTED),
+        (GONE, None, True, False, None, "it stopped and recorded no end"),
+    ],
+)
+def test_while_the_process_of_the_dagster_run_lives_the_run_is_not_dead(
+    file: HeartbeatFile,
+    clock: ManualClock,
+    process: ProcessIdentity,
+    worker: ProcessIdentity | None,
+    stopped: bool,
+    interrupted: bool,
+    end: End | None,
+    dead: str | None,
+) -> None:
+    """Dagster hears from that process how the run ended."""
+    file.write(replace(beat(clock, process), worker=worker, stopped=stopped, interrupted=interrupted))
+    clock.advance(1)
+    found, last_sign = file.judged(claim_of(clock), end, clock)
+    assert found == dead
+    assert last_sign == pytest.approx(clock.time() - (0 if process == THERE else 1))
+
+
+def test_a_run_elsewhere_that_stopped_is_over_after_its_lease(file: HeartbeatFile, clock: ManualClock) -> None:
+    file.write(replace(beat(clock), stopped=True))
+    claim = claim_of(clock)
+    assert file.judged(claim, ENDED, clock)[0] is None
+    clock.advance(LEASE + 1)
+    assert file.judged(claim, ENDED, clock)[0] == "it ended"
