@@ -80,7 +80,7 @@ def test_what_is_written_has_the_version_that_other_releases_know() -> None:
     beat = Heartbeat(1, "run", (ProcessIdentity("host", 1, 0.0),), 1, 0.0)
     asked = SavepointRequest("0" * 32, None, stop=False, asked_at=1.0, until=2.0)
     pin = Pin(f"{'0' * 32}/chk-1", "audit", "2026-11-23T10:00:00.000+00:00", "0" * 32)
-    written = {
+    written: dict[str, Any] = {
         "pin": pin,
         "beat": beat,
         "beat with a lease": replace(beat, lease=Lease(7.0, 70.0)),

@@ -17,8 +17,9 @@ from dagster_ckpt.errors import CaptureIncomplete, InvalidConfiguration, SinkMis
 from dagster_ckpt.spark.files.checkpoint_location import CheckpointLocation
 from dagster_ckpt.spark.files.compactible_log import log_files
 from dagster_ckpt.spark.sinks import spark_sink_log
+from dagster_ckpt.spark.sinks.own_entries import NotOwn
 from dagster_ckpt.spark.sinks.sink import PlainQuery
-from dagster_ckpt.spark.sinks.spark_file_sink import SparkFileSink
+from dagster_ckpt.spark.sinks.spark_file_sink import SparkFileSink, _Positions
 from dagster_ckpt.spark.sinks.spark_sink_log import FileSink, SinkRollback
 from tests.helpers.durability import Durability
 from tests.helpers.spark.live_location import LiveLocation
@@ -421,3 +422,99 @@ def test_only_files_of_the_batch_in_flight_go_when_a_query_of_plain_spark_moves_
     older = strange(1_700_000_001)
     with pytest.raises(SinkMismatch, match=f"has 1 files that its log does not list .*{older.name}"):
         sink.take_over(query, tmp_path / "older")
+
+
+class TestDataThatIsThere:
+    def test_any_visible_file_tells_that_a_sink_has_data(self, tmp_path: Path) -> None:
+        sink = SparkFileSink(tmp_path / "out")
+        assert sink.first_data() is None, "there is no directory"
+        for hidden in ("_temporary/part-0", ".staging/part-0", "day=1/_SUCCESS", "day=1/.part-0.crc"):
+            (tmp_path / "out" / hidden).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / "out" / hidden).touch()
+        assert sink.first_data() is None
+        for name in ("b", "a"):
+            (tmp_path / "out" / "day=1" / name).touch()
+        assert sink.first_data() == str(tmp_path / "out" / "day=1" / "a")
+        (tmp_path / "out" / "_spark_metadata").mkdir()
+        (tmp_path / "out" / "_spark_metadata" / "0").touch()
+        assert sink.first_data() == str(tmp_path / "out" / "_spark_metadata")
+
+    def test_back_to_nothing_removes_what_was_written_since_the_job_began(self, output: Output, tmp_path: Path) -> None:
+        sink = FileSink(output.path)
+        began = 1_700_000_003.0
+        stays = {file for number in range(3) for file in output.data[number]}
+        assert sink.rollback_to_nothing(began) == SinkRollback(0, 8, 10, 30)
+        assert {file for files in output.data.values() for file in files if file.exists()} == stays
+        assert not any(output.log.iterdir())
+        assert sink.rollback_to_nothing(began) == SinkRollback(0, 0, 0, 0)
+        assert FileSink(tmp_path / "nothing").rollback_to_nothing(began) == SinkRollback(0, 0, 0, 0)
+
+    def test_a_log_that_lists_what_cannot_be_a_file(self, output: Output) -> None:
+        entry = {**json.loads(output.entry(output.data[0][0])), "path": "hdfs://namenode/part"}
+        (output.log / "7").write_text(f"v1\n{json.dumps(entry)}", encoding="utf-8")
+        with pytest.raises(SinkMismatch, match="lists 'hdfs://namenode/part', which cannot be a file"):
+            FileSink(output.path).committed_files()
+
+
+class TestMovingIn:
+    @pytest.mark.parametrize(
+        ("query", "accepted"),
+        [
+            (PlainQuery(7, None), True),
+            (PlainQuery(6, 1), True),
+            (PlainQuery(6, None), False),
+            (PlainQuery(8, None), False),
+            (PlainQuery(5, 1), False),
+        ],
+    )
+    def test_the_log_ends_where_the_query_does(
+        self, output: Output, tmp_path: Path, query: PlainQuery, accepted: bool
+    ) -> None:
+        sink = SparkFileSink(output.path)
+        if accepted:
+            taken_over = sink.take_over(query, tmp_path / "files")
+            assert taken_over is not None
+            assert taken_over.position["batch"] == query.batch
+            return
+        with pytest.raises(
+            SinkMismatch, match=f"ends with batch 7, and the query has come to batch {query.batch}"
+        ) as said:
+            sink.take_over(query, tmp_path / "files")
+        assert (", with the next one planned:" in said.value.message) is (query.planned_ms is not None)
+        assert not (tmp_path / "files").exists()
+
+    def test_a_log_with_a_gap_is_refused(self, output: Output, tmp_path: Path) -> None:
+        (output.log / "6").unlink()
+        with pytest.raises(SinkMismatch, match="missing") as said:
+            SparkFileSink(output.path).take_over(PlainQuery(7, None), tmp_path / "files")
+        assert "Put the log back" in said.value.hint
+
+    @pytest.mark.parametrize(("count", "more"), [(20, False), (21, True)])
+    def test_twenty_files_are_named(self, output: Output, tmp_path: Path, count: int, more: bool) -> None:
+        for number in range(count):
+            (output.path / f"part-{number:05}-{uuid.uuid4()}.c000.parquet").touch()
+        with pytest.raises(SinkMismatch, match=f"has {count} files") as said:
+            SparkFileSink(output.path).take_over(PlainQuery(7, None), tmp_path / "files")
+        assert said.value.message.count(".c000.parquet") == 20
+        assert ("and more" in said.value.message) is more
+
+
+def test_entries_of_another_query_are_an_overlap(output: Output, tmp_path: Path) -> None:
+    """When the entries are looked at, and when a position is pinned."""
+
+    class Own:
+        def look(self, committed: int) -> None:
+            if committed == 6:
+                raise NotOwn("batch 6 is of another query")
+
+        def prove(self, *_: object) -> None:
+            raise NotOwn("files of batch 7 are not of this query")
+
+    live = LiveLocation(tmp_path / "live")
+    live.run(8)
+    reader = _Positions(FileSink(output.path), CheckpointLocation(live.path), Own())  # type: ignore[arg-type]
+    with pytest.raises(SinkOverlap, match=f"Another query writes to {output.path}: batch 6 is of another"):
+        reader.look(6)
+    with pytest.raises(SinkOverlap, match="files of batch 7 are not of this query"):
+        reader.pin_position(7, lambda source, name: Path(shutil.copy(source, tmp_path / Path(name).name)))
+    reader.look(7)
