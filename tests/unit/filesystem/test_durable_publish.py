@@ -240,3 +240,14 @@ def test_a_directory_that_may_not_be_written() -> None:
         assert probe.startswith("StorageUnusable: Checkpoints cannot be written to")
         assert "Check that the directory exists, is writable" in probe
         assert list(Path(directory).iterdir()) == []
+
+
+def test_what_is_in_the_place_of_a_file_is_no_reason_to_doubt_in_silence(disk: PosixFileSystem) -> None:
+    disk.create("d/f", b"x")
+    with pytest.raises(PublishUnknown, match=r"Nobody can say whether .*/d was created") as caught:
+        disk.create("d", b"x")
+    assert "complete if it can be read" in caught.value.hint
+    for path in ("d/f/g", "d/f/g/h"):
+        with pytest.raises(StorageError, match="Could not create"):
+            disk.create(path, b"x")
+    assert disk.read("d/f") == b"x"

@@ -6,6 +6,7 @@ import errno
 import hashlib
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,6 +14,7 @@ from dagster_ckpt.checkpoint.catalog.file_reader import read_files
 from dagster_ckpt.checkpoint.format.manifest import FileEntry
 from dagster_ckpt.errors import StorageError, WorkingDirectoryFailed
 from dagster_ckpt.filesystem import FileSystem, PosixFileSystem, local_failure
+from dagster_ckpt.filesystem.local_disk import refused_write
 from dagster_ckpt.testing import Fail, FaultInjectingFileSystem
 from tests.helpers.mounts import mounted
 
@@ -107,3 +109,14 @@ def test_what_is_of_the_working_directory(error: OSError, remedy: str) -> None:
 )
 def test_what_is_not(error: Exception) -> None:
     assert local_failure(error, _HERE) is None
+
+
+def test_how_much_room_there_is_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = SimpleNamespace(f_bavail=3, f_frsize=1 << 19, f_favail=1234)
+    asked: list[Path] = []
+    monkeypatch.setattr("os.statvfs", lambda path: asked.append(path) or found)
+    failure = refused_write(OSError(errno.ENOSPC, "No space left on device"), tmp_path / "gone" / "too", 5 << 20)
+    assert failure is not None
+    told = f"of 5.0 MiB could not be unpacked to {tmp_path}/gone/too: No space left on device; 1.5 MiB and 1,234 files"
+    assert told in failure.message
+    assert asked == [tmp_path], "the nearest directory that is there"

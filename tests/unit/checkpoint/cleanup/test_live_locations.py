@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
 
-from dagster_ckpt.checkpoint.cleanup.live_locations import epoch_of_start, remove_live_directories, stored_before
+from dagster_ckpt.checkpoint.cleanup.live_locations import (
+    epoch_of_start,
+    forget_live_locations,
+    forget_stored,
+    remove_live_directories,
+    stored_before,
+)
 from dagster_ckpt.config.checkpoint_config import JobStatus
+from dagster_ckpt.errors import StorageError
 from tests.helpers.checkpoint.driver import JOB, Ledger, Pins, Run
 from tests.helpers.checkpoint.memory import CopyingMemory, MemoryFileSystem
 
@@ -51,3 +59,35 @@ def test_the_newest_start_keeps_its_live_location_until_its_job_is_over(
         starts[-1].finish(status.value)
     remove_live_directories(starts[-1].catalog, 2)
     assert stored_before(bucket, JOB, 3) == ([f"{JOB}/taskowned/000002-00000000"] if stays else [])
+
+
+def test_what_earlier_starts_have_left_is_forgotten_on_disk_and_in_the_bucket(tmp_path: Path) -> None:
+    bucket = CopyingMemory()
+    for name in ("000001-00000000", "000002-00000000.salvage", "000003-00000000", "notes"):
+        (tmp_path / name).mkdir()
+        bucket.create(f"{JOB}/taskowned/{name}/offsets/0", b"v1")
+    forget_live_locations(tmp_path, bucket, JOB, 3)
+    for thread in threading.enumerate():
+        if thread.name == "dagster-ckpt-forget":
+            thread.join()
+    left = ["000003-00000000", "notes"]
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == left
+    assert sorted(entry.name for entry in bucket.list(f"{JOB}/taskowned")) == left
+
+
+def test_without_copies_nothing_in_the_storage_is_forgotten(memory: MemoryFileSystem, tmp_path: Path) -> None:
+    memory.create(f"{JOB}/taskowned/000001-00000000/offsets/0", b"v1")
+    forget_stored(memory, JOB, 3)
+    forget_live_locations(tmp_path, memory, JOB, 3)
+    assert stored_before(memory, JOB, 3) == [f"{JOB}/taskowned/000001-00000000"]
+
+
+def test_a_storage_that_does_not_let_go_harms_nobody(tmp_path: Path) -> None:
+    class Refusing(CopyingMemory):
+        def remove_below(self, path: str) -> int:
+            raise StorageError(f"{path} stays")
+
+    bucket = Refusing()
+    bucket.create(f"{JOB}/taskowned/000001-00000000/offsets/0", b"v1")
+    forget_stored(bucket, JOB, 3)
+    forget_live_locations(tmp_path / "gone", bucket, JOB, 3)
