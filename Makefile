@@ -1,7 +1,7 @@
 # Everything a clone needs: `make run` and `make test` set up .venv by themselves, once.
 
 .DEFAULT_GOAL := help
-.PHONY: help run dev test test-spark test-integration test-exhaustive test-mutants docs lint clean
+.PHONY: help run dev test test-spark test-integration test-exhaustive test-airflow test-mutants docs lint clean
 
 VENV    := .venv
 BIN     := $(VENV)/bin
@@ -39,7 +39,7 @@ test-integration: $(STAMP) ## the slow tests and those that need a daemon, a clu
 	@$(BIN)/python -m tests.servers.fake_gcs_server
 	@$(BIN)/python -m tests.servers.versitygw
 	@$(BIN)/python -m tests.helpers.local_spark
-	$(BIN)/python -m pytest -m "(slow or integration) and not exhaustive and not upgrade" $(SIDE_BY_SIDE)
+	$(BIN)/python -m pytest -m "(slow or integration) and not exhaustive and not upgrade and not airflow" $(SIDE_BY_SIDE)
 
 # An environment of its own for each, with everything but PySpark from $(VENV).
 test-spark: $(STAMP) ## the tests of every Spark with older ones: make test-spark SPARK="4.1 4.2"
@@ -51,6 +51,11 @@ test-exhaustive: $(STAMP) ## what the other tests try at some points, at every p
 	@tools/require-postgres
 	$(BIN)/python -m pytest -m exhaustive $(SIDE_BY_SIDE)
 	$(BIN)/python tools/test_spark.py --exhaustive 4.0 4.1 4.2
+
+# An environment of its own for Airflow, which calls the Python of $(VENV).
+test-airflow: $(STAMP) ## the example for Airflow under a real `airflow standalone`
+	@tools/require-java
+	$(BIN)/python tools/test_airflow.py
 
 # An environment of its own, which sees what is installed in .venv. ONLY=checkpoint/taking tries one folder or module;
 # MATCHING=sync those whose line matches; SAMPLE=200 SEED=1 so many places, chosen at random. By default every place is
@@ -77,7 +82,7 @@ lint: $(STAMP) ## ruff and mypy --strict
 	$(BIN)/mypy
 
 clean: ## removes what running, testing and building leave behind, .venv too
-	rm -rf $(VENV) .venv-spark-* .dagster_home artifacts data build dist spark-warehouse metastore_db derby.log
+	rm -rf $(VENV) .venv-spark-* .venv-airflow .dagster_home artifacts data build dist spark-warehouse metastore_db derby.log
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 

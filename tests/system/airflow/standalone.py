@@ -1,0 +1,181 @@
+"""A real ``airflow standalone`` on the example: with SQLite, in a home of its own and on free ports."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+import requests
+
+from dagster_ckpt.testing.dagster_dev import wait_for
+
+EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "airflow"
+#: Far more than any step takes on a busy machine.
+PATIENCE = 300.0
+
+
+class Airflow:
+    """Airflow in a directory of its own.
+
+    Args:
+        python: of Airflow's environment.
+        root: for its home, its output, and the data of the example.
+    """
+
+    def __init__(self, python: Path, root: Path) -> None:
+        self.root = root
+        self._bin = python.parent
+        api, worker_logs, trigger_logs = _free_ports(3)
+        self._url = f"http://localhost:{api}"
+        settings = {
+            "API__PORT": api,
+            "API__WORKERS": 1,
+            "CORE__DAGS_FOLDER": EXAMPLE / "dags",
+            "CORE__EXECUTION_API_SERVER_URL": f"{self._url}/execution/",
+            "CORE__LOAD_EXAMPLES": False,
+            "CORE__PARALLELISM": 3,
+            "CORE__PLUGINS_FOLDER": EXAMPLE / "plugins",
+            "CORE__SIMPLE_AUTH_MANAGER_ALL_ADMINS": True,
+            "LOGGING__TRIGGER_LOG_SERVER_PORT": trigger_logs,
+            "LOGGING__WORKER_LOG_SERVER_PORT": worker_logs,
+            # A process that was killed is missed within seconds.
+            "SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": 30,
+            "SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT_DETECTION_INTERVAL": 5,
+            "TRIGGERER__JOB_HEARTBEAT_SEC": 2,
+            "TRIGGERER__TRIGGERER_HEALTH_CHECK_THRESHOLD": 15,
+        }
+        self._environment = {
+            **{name: value for name, value in os.environ.items() if name not in {"PYTHONPATH", "DAGSTER_HOME"}},
+            **{f"AIRFLOW__{name}": str(value) for name, value in settings.items()},
+            "AIRFLOW_HOME": str(root / "home"),
+            "ORDERS_DATA": str(root / "data"),
+            "ORDERS_PYTHON": sys.executable,
+            "PATH": f"{self._bin}{os.pathsep}{os.environ['PATH']}",
+            "SPARK_LOCAL_IP": "127.0.0.1",
+        }
+        self._processes = ExitStack()
+
+    def start(self) -> None:
+        """Start Airflow, and wait until the example's DAGs are known."""
+        self.standalone = self.call("standalone")
+        wait_for(self._is_ready, "Airflow", seconds=PATIENCE, poll=1)
+        for dag in ("orders", "verify_orders"):
+            wait_for(lambda dag=dag: self.ask("GET", f"dags/{dag}", missing=True), dag, seconds=PATIENCE, poll=1)  # type: ignore[misc]
+            self.ask("PATCH", f"dags/{dag}", json={"is_paused": False})
+
+    def call(self, command: str) -> subprocess.Popen[bytes]:
+        """Start a command of Airflow."""
+        with (self.root / "airflow.log").open("ab") as log:
+            process = subprocess.Popen(
+                [self._bin / "airflow", command], env=self._environment, cwd=self.root, stdout=log, stderr=log
+            )
+        self._processes.callback(end, process.pid)
+        return process
+
+    def interrupt(self) -> None:
+        """As Ctrl-C does in the terminal of ``airflow standalone``."""
+        self.standalone.send_signal(signal.SIGINT)
+        self.standalone.wait(PATIENCE)
+
+    def close(self) -> None:
+        """End what is left of Airflow and of its drivers."""
+        self._processes.close()
+        for process in psutil.process_iter():
+            with suppress(psutil.Error):
+                if process.environ().get("ORDERS_DATA") == self._environment["ORDERS_DATA"]:
+                    process.kill()
+
+    def ask(self, method: str, path: str, *, missing: bool = False, **given: Any) -> Any:
+        """Call the REST API; ``missing`` allows that there is no such thing yet."""
+        token = requests.get(f"{self._url}/auth/token", timeout=60).json()["access_token"]
+        answer = requests.request(
+            method, f"{self._url}/api/v2/{path}", headers={"Authorization": f"Bearer {token}"}, timeout=60, **given
+        )
+        if missing and answer.status_code == 404:
+            return None
+        assert answer.ok, answer.text
+        return answer.json() if answer.content else {}
+
+    def trigger(self, dag: str) -> str:
+        """Start a DAG run; returns its id."""
+        return str(self.ask("POST", f"dags/{dag}/dagRuns", json={"logical_date": None})["dag_run_id"])
+
+    def task(self, run: str) -> dict[str, Any]:
+        """The task that streams, in a DAG run."""
+        found: dict[str, Any] = self.ask("GET", f"dags/orders/dagRuns/{run}/taskInstances/stream")
+        return found
+
+    def until(self, run: str, state: str, *, tries: int | None = None) -> dict[str, Any]:
+        """Wait until the task that streams has a state, in a certain try."""
+
+        def reached() -> dict[str, Any] | None:
+            task = self.task(run)
+            return task if task["state"] == state and tries in {None, task["try_number"]} else None
+
+        return wait_for(reached, f"{state}, try {tries}", seconds=PATIENCE, poll=0.5)
+
+    def said(self, run: str, tries: int) -> str:
+        """The log of a try."""
+        path = f"dags/orders/dagRuns/{run}/taskInstances/stream/logs/{tries}"
+        return "\n".join(str(line["event"]) for line in self.ask("GET", path, params={"full_content": True})["content"])
+
+    def events(self) -> list[str]:
+        """The checkpoints of the asset's events."""
+        found = self.ask("GET", "assets/events", params={"limit": 1000})["asset_events"]
+        return [event["extra"]["payload"]["checkpoint"] for event in found]
+
+    def remembered(self) -> list[str]:
+        """The checkpoints of which the asset's state store says that they have fired."""
+        (asset,) = self.ask("GET", "assets")["assets"]
+        kept = self.ask("GET", f"assets/{asset['id']}/state-store/dagster_ckpt", missing=True)
+        return [] if kept is None else list(kept["value"])
+
+    def verified(self) -> tuple[list[str], set[str]]:
+        """The checkpoints that the other DAG has verified, and the states of its runs."""
+        runs = self.ask("GET", "dags/verify_orders/dagRuns", params={"limit": 1000})["dag_runs"]
+        of = "dags/verify_orders/dagRuns/{}/taskInstances/verify/xcomEntries/return_value"
+        results = [self.ask("GET", of.format(run["dag_run_id"])) for run in runs if run["state"] == "success"]
+        return [name for result in results for name in result["value"]], {run["state"] for run in runs}
+
+    def _is_ready(self) -> bool:
+        assert self.standalone.poll() is None, (self.root / "airflow.log").read_text()
+        with suppress(requests.ConnectionError):
+            health = self.ask("GET", "monitor/health")
+            return all(part["status"] == "healthy" for part in health.values() if part is not None)
+        return False
+
+
+def end(pid: int) -> None:
+    """SIGKILL a process and all below it."""
+    with suppress(psutil.NoSuchProcess):
+        process = psutil.Process(pid)
+        for found in (process, *process.children(recursive=True)):
+            with suppress(psutil.NoSuchProcess):
+                found.kill()
+
+
+@contextmanager
+def airflow(root: Path) -> Iterator[Airflow]:
+    """Airflow from the environment that ``AIRFLOW_PYTHON`` names; nothing of it is left afterwards."""
+    found = Airflow(Path(os.environ["AIRFLOW_PYTHON"]), root)
+    try:
+        found.start()
+        yield found
+    finally:
+        found.close()
+
+
+def _free_ports(count: int) -> list[int]:
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("localhost", 0))
+        return [each.getsockname()[1] for each in sockets]
