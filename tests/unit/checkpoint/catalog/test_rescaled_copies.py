@@ -1,4 +1,4 @@
-"""Copies with repartitioned state whose start recorded no choice: only a copy of the newest checkpoint is the newest."""
+"""Copies with repartitioned state whose start recorded no choice: only a copy of the newest checkpoint counts."""
 
 from __future__ import annotations
 
