@@ -33,6 +33,8 @@ if TYPE_CHECKING:
         checkpointed_streaming_asset,
         configured_storage,
         on_job_failed,
+        to_email,
+        to_slack,
     )
     from dagster_ckpt.spark import (
         CustomSink,
@@ -87,5 +89,7 @@ __all__ = [
     "restore_drill",
     "run",
     "sink_to",
+    "to_email",
+    "to_slack",
     "with_kafka_headers",
 ]

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from dagster_ckpt.orchestration.resources import SparkSessionResource
     from dagster_ckpt.orchestration.run_settings import going_on
     from dagster_ckpt.orchestration.savepoints import build_savepoint_schedule
-    from dagster_ckpt.orchestration.sensors import JobFailed, on_job_failed
+    from dagster_ckpt.orchestration.sensors import JobFailed, on_job_failed, to_email, to_slack
     from dagster_ckpt.orchestration.storages import (
         DEFAULT_MAX_STATE_SIZE,
         DEFAULT_WRITE_BUFFER_SIZE,
@@ -66,4 +66,6 @@ __all__ = [
     "rollback_job",
     "run_drill",
     "streaming_job",
+    "to_email",
+    "to_slack",
 ]

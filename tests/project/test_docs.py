@@ -14,12 +14,10 @@ import re
 import shutil
 import sys
 import tempfile
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from textwrap import dedent
 from types import ModuleType
@@ -53,6 +51,7 @@ from tests.helpers.orchestration.stored_job import StoredJob, make_asset, run_id
 from tests.jobs.harness import Bench, Row, copied, deduplicated, eventually
 from tests.jobs.kafka.topics import TopicBench
 from tests.jobs.tables.iceberg import configure, current
+from tests.servers.messages import MailServer, Webhook, certificate
 from tests.servers.postgres import rows as table_rows
 from tests.servers.postgres import running
 from tools import docs_site
@@ -518,28 +517,22 @@ def keys_of_a_program(block: Block, bench: Bench, data: Path) -> None:
 
 
 def an_alert(block: Block, bench: Bench, data: Path) -> None:
-    """With a webhook that listens, and a job that has ended FAILED."""
+    """With a webhook and a mail server that listen, and a job that has ended FAILED."""
     del bench
     job = StoredJob(data / "checkpoints", "turnover")
     job.end(job.die(run_id()), "FAILED", "all restarts are used up")
-    heard: list[dict[str, str]] = []
-
-    class Webhook(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            heard.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-            self.send_response(200)
-            self.end_headers()
-
-    server = HTTPServer(("127.0.0.1", 0), Webhook)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    address = f"http://127.0.0.1:{server.server_port}"
-    (sensor,) = block.run(data, WEBHOOK=address, turnover=make_asset("turnover"))["alerts"].sensors
-    with dg.DagsterInstance.ephemeral() as instance:
-        sensor.evaluate_tick(dg.build_sensor_context(instance=instance, resources={"checkpoint_storage": job.storage}))
-    server.shutdown()
-    server.server_close()
-    (message,) = heard
-    assert message["text"].startswith("turnover is FAILED: all restarts are used up (newest checkpoint: ")
+    pem = certificate(data)
+    with Webhook() as webhook, MailServer(pem, "starttls") as mail, pytest.MonkeyPatch.context() as variables:
+        for name, value in {"SLACK_WEBHOOK": webhook.url, "MAIL_PASSWORD": "opens", "SSL_CERT_FILE": str(pem)}.items():
+            variables.setenv(name, value)
+        given = {"MAIL_HOST": "127.0.0.1", "MAIL_PORT": mail.port, "turnover": make_asset("turnover")}
+        (sensor,) = block.run(data, **given)["alerts"].sensors
+        with dg.DagsterInstance.ephemeral() as instance:
+            resources = {"checkpoint_storage": job.storage}
+            sensor.evaluate_tick(dg.build_sensor_context(instance=instance, resources=resources))
+    told = [message["text"] for message in webhook.heard] + [str(message) for message in mail.mails]
+    assert len(told) == 1
+    assert "all restarts are used up" in told[0]
 
 
 def an_event(block: Block, bench: Bench, data: Path) -> None:
@@ -691,7 +684,11 @@ _RUNNERS: dict[str, list[tuple[str, Runner]]] = {
         ("One thing goes wrong at a time", scenarios),
         ("Several at once", scenarios),
     ],
-    "docs/how-to/alerting.md": [("Of a job that is over", an_alert), ("Of each thing that goes wrong", an_event)],
+    "docs/how-to/alerting.md": [
+        ("Of a job that is over", an_alert),
+        ("Of a job that is over", an_alert),
+        ("Of each thing that goes wrong", an_event),
+    ],
     "docs/how-to/component.md": [("Begin", a_component)],
     _KAFKA: [("Read a topic", from_kafka), ("Write to a topic", into_kafka), ("Drop the repeats", into_kafka)],
     "docs/how-to/look-inside.md": [("In Python", a_look_inside)],
