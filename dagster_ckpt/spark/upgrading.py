@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TypeVar
@@ -217,10 +217,19 @@ class Upgrading:
     def _refuse_failing(self, claim: Claim, upgrade: Upgrade) -> None:
         """Raise if the new version has been failing for too long: all failures of its run are failures of it."""
         timeout, began = self._versions.timeout, seconds_of(upgrade.began_at)
+        if timeout is None:
+            return
         failures = self._catalog.records.failures.of(claim.series)
-        failed = [item.at for item in failures if item.at >= began or item.run_id == claim.run_id]
-        if timeout is not None and failed and self._clock.time() - min(failed) > timeout:
+        failed: list[float] = []
+        for at in sorted(item.at for item in failures if item.at >= began or item.run_id == claim.run_id):
+            failed = [*failed, at] if self._goes_on_failing(failed, at, timeout) else [at]
+        now = self._clock.time()
+        if failed and self._goes_on_failing(failed, now, timeout) and now - failed[0] > timeout:
             raise self._failed(f"has failed {len(failed)} times in more than {_told(timeout)}, without a checkpoint")
+
+    def _goes_on_failing(self, failed: Sequence[float], at: float, timeout: float) -> bool:
+        """Whether a start between the last failure and ``at`` cannot have run without input for the whole time."""
+        return not failed or at - failed[-1] <= timeout + self._job.restart.longest_delay
 
     def _failed(self, what: str) -> UpgradeFailed:
         before, new = "" if self._upgrade is None else self._upgrade.before, self._versions.current

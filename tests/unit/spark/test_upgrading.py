@@ -1,0 +1,79 @@
+"""When a start of a new version is refused because the version has been failing for too long."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.control.epochs import CodeVersion, Upgrade
+from dagster_ckpt.checkpoint.control.failures import Failure
+from dagster_ckpt.clock import iso
+from dagster_ckpt.config.checkpoint_config import CheckpointConfig
+from dagster_ckpt.config.recovery import RestoreRequest
+from dagster_ckpt.config.restart import FixedDelayRestart
+from dagster_ckpt.errors import UpgradeFailed
+from dagster_ckpt.spark.job import StreamingJob, Versions
+from dagster_ckpt.spark.upgrading import Upgrading
+from tests.helpers.checkpoint.driver import JOB, Ledger, ManualClock, Pins, Run, state
+from tests.helpers.checkpoint.memory import MemoryFileSystem
+
+_DAY = 86_400.0
+
+
+@pytest.mark.parametrize(
+    ("delay", "failed", "now", "is_refused"),
+    [
+        (1, [0, 300], 301, False),
+        (1, [0, 300, 605], 606, True),
+        (1, [0], 601, True),
+        (1, [0, 300, _DAY], _DAY + 1, False),  # the version had no input for a day
+        (1, [0], _DAY, False),
+        (900, [0, 905], 906, True),  # only its restart waited for longer
+    ],
+)
+def test_a_version_that_fails_again_and_again_is_refused(
+    delay: float, failed: Sequence[float], now: float, is_refused: bool, memory: MemoryFileSystem, tmp_path: Path
+) -> None:
+    """In ten minutes without a checkpoint."""
+    ledger, pins, clock = Ledger(), Pins(tmp_path), ManualClock()
+    before = Run(memory, ledger, pins).start().checkpoint(state(1))
+    began = clock.time()
+    run = Run(memory, ledger, pins)
+    run.claim_epoch()
+    upgrade = Upgrade("1", before.reference, run.claim.epoch, iso(began), returns=True)
+    run.record(replace(run.choose(), code=CodeVersion("2", upgrade)))
+    catalog = CheckpointCatalog(memory, JOB)
+    for number, at in enumerate(failed):
+        failure = Failure(run.claim.run_id, number + 1, began + at, None, "of the test")
+        catalog.records.failures.record(run.claim.series, failure)
+    clock.advance(now)
+    upgrading = Upgrading(_job(memory, delay, tmp_path), catalog, clock)
+    again = replace(run.claim, epoch=run.claim.epoch + 1)
+    if is_refused:
+        with pytest.raises(UpgradeFailed, match=f"has failed {len(failed)} times in more than 10 min"):
+            upgrading.begin(RestoreRequest(), again)
+    else:
+        assert upgrading.begin(RestoreRequest(), again).code == CodeVersion("2", upgrade)
+
+
+def _job(memory: MemoryFileSystem, delay: float, directory: Path) -> StreamingJob:
+    def never(*_: object) -> None:
+        raise AssertionError("no test runs this query")
+
+    return StreamingJob(
+        name=JOB,
+        query=never,  # type: ignore[arg-type]
+        session=never,  # type: ignore[arg-type]
+        config=CheckpointConfig(),
+        restart=FixedDelayRestart(1000, timedelta(seconds=delay)),
+        filesystem=memory,
+        working_directory=directory,
+        deployment="tests",
+        inline_threshold=0,
+        versions=Versions("2", timeout=600.0),
+    )
