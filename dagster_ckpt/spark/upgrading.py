@@ -234,11 +234,11 @@ class Upgrading:
     def _failed(self, what: str) -> UpgradeFailed:
         before, new = "" if self._upgrade is None else self._upgrade.before, self._versions.current
         way = (
-            f"The resume sensor goes on with version {before} of previous. To try {new} again, name a checkpoint in "
-            "restore_from, or give the code another code_version."
+            f"The next launch goes on with version {before} of previous; under Dagster the resume sensor launches it. "
+            f"To try {new} again, name a checkpoint in restore_from, or give the code another code_version."
             if before in self._versions.previous
-            else f"Put the code of version {before} back: the resume sensor then goes on with it. To try {new} again, "
-            "launch it by hand."
+            else f"Put the code of version {before} back; under Dagster the resume sensor then launches it. To try "
+            f"{new} again, launch it by hand."
         )
         return UpgradeFailed(
             f"Version {new} of job {self._job.name!r} {what}. The job returns to version {before}.", hint=way

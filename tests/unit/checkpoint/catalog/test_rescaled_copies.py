@@ -1,4 +1,4 @@
-"""Copies with repartitioned state whose start recorded no choice: only a copy of the newest checkpoint counts."""
+"""Copies with repartitioned state whose start recorded no choice: the newest is only a copy of the newest."""
 
 from __future__ import annotations
 
