@@ -14,11 +14,13 @@ from dagster_ckpt.checkpoint.control.epochs import CodeVersion
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig, ExternalizedCheckpointCleanup
 from dagster_ckpt.config.recovery import UpgradeMode
 from dagster_ckpt.config.restart import RestartStrategies, RestartStrategy
-from dagster_ckpt.errors import QueryFailed, RestoreRefused, SinkNotEmpty, UpgradeFailed
+from dagster_ckpt.errors import CheckpointError, QueryFailed, RestoreRefused, SinkNotEmpty, UpgradeFailed
 from dagster_ckpt.spark.events import Started
 from dagster_ckpt.spark.job import StreamingJob, Versions
 from dagster_ckpt.spark.sinks.sink import sink_to
 from dagster_ckpt.spark.sinks.user_sinks import ForeachBatchSink
+from dagster_ckpt.testing import Fail, FaultInjectingFileSystem
+from tests.helpers.checkpoint.driver import once
 from tests.jobs.harness import NEVER, ROWS_PER_FILE, Bench, Query, deduplicated, eventually
 from tests.jobs.matrix.streams import REPLACING, Target
 from tests.jobs.savepoints import Take
@@ -248,6 +250,25 @@ def test_what_a_restart_salvages_of_a_new_version_proves_nothing(upgradable: Ben
     assert launch.started.restored.reference == before
     assert _code(upgradable) == CodeVersion("1", None, "2")
     upgradable.assert_exact()
+
+
+@pytest.mark.parametrize(
+    "record", [pytest.param(name, marks=pytest.mark.exhaustive) for name in (".choice", "/begin")] + [".end"]
+)
+def test_a_record_of_the_upgrade_or_of_the_return_cannot_be_written(upgradable: Bench, record: str) -> None:
+    """Each run fails once. Without its end on record, version 2 is run once more, and taken back then."""
+    second = _version(upgradable, "2", _failing, timeout=600.0, previous={"1": deduplicated})
+    for expected in (UpgradeFailed, CheckpointError):
+        if record == ".end" and expected is CheckpointError:
+            _taken_back(upgradable, second)
+            break
+        full = FaultInjectingFileSystem(upgradable.filesystem, once("create", record, Fail()))
+        with pytest.raises(expected):
+            upgradable.launch(replace(second, filesystem=full)).result()
+    for _ in range(2):
+        upgradable.tick(1, second)
+        assert _code(upgradable) == CodeVersion("1", None, "2")
+        upgradable.assert_exact()
 
 
 def test_where_the_version_before_has_left_nothing_there_is_nothing_to_return_to(bench: Bench) -> None:
