@@ -214,8 +214,9 @@ class PlanArchive:
         return next((epoch for epoch, it in begun if it is not None and (it.after, it.previous) == first), None)
 
     def _of(self, epoch: int, after: int) -> dict[int, PlannedBatch]:
+        """The plans of an epoch, among them all of batches after ``after``."""
         begin = self._begin(epoch)
-        found = {} if begin is None else {batch: plan for batch, plan in begin.plans.items() if batch > after}
+        found = {} if begin is None else dict(begin.plans)
         # A run of the epoch packs files together, perhaps after they were listed.
         files = self._filesystem.read_listed(lambda: self._segments(epoch, after), str)
         for path, data in files.items():
@@ -225,7 +226,7 @@ class PlanArchive:
                     batches = _batches_of(path)
                     if not all(batch in batches for batch in plans):
                         raise ValueError("it has plans of other batches than its name says")
-                    found |= {batch: plan for batch, plan in plans.items() if batch > after}
+                    found |= plans
         return found
 
     def _begin(self, epoch: int) -> _Begin | None:

@@ -64,6 +64,8 @@ class Stream:
     unknown: Exception | None = None
     seen: Progress | None = None
     pinned: list[tuple[float, int]] = field(default_factory=list)
+    #: How long it takes to pin a batch.
+    pinning: float = 0.0
 
     def progress(self) -> Progress:
         if self.unknown is not None:
@@ -80,6 +82,7 @@ class Stream:
             self.incomplete -= 1
             raise CaptureIncomplete(f"batch {batch} is not all there")
         self.pinned.append((self.clock.now, batch))
+        self.clock.advance(self.pinning)
         snapshot = self.pins.snapshot(batch, state(batch))
         if self.vanishing:
             self.vanishing -= 1

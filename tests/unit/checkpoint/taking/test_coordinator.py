@@ -148,6 +148,20 @@ class TestSchedule:
         assert set(newest.timings_ms) == {"align", "pin", "write"}
         assert pins.released == 4
 
+    def test_how_long_a_pin_takes_is_told(self, memory: MemoryFileSystem, pins: Pins) -> None:
+        job = Job(memory, pins)
+        job.stream.pinning = 0.25
+        job.pass_time(11, commit_every=1)
+        job.stream.committed = 99
+        job.coordinator.finish()
+        assert [metadata.timings_ms["pin"] for metadata in job.run.store.retained] == [250, 250]
+
+    def test_a_turn_says_when_the_next_one_is_due(self, memory: MemoryFileSystem, pins: Pins) -> None:
+        job = Job(memory, pins)
+        assert job.coordinator.tick() == 0.2, "at the latest"
+        job.clock.advance(9.9)
+        assert job.coordinator.tick() == pytest.approx(0.1)
+
     def test_deletions_that_fail_do_not_fail_the_checkpoint(self, memory: MemoryFileSystem, pins: Pins) -> None:
         job = Job(memory, pins, num_retained=1, tolerable_failed_checkpoints=0)
         job.refuse("remove")

@@ -44,6 +44,16 @@ class TestTaking:
         assert served.holds(second) == 1
         assert served.job.captures == [0, 1]
 
+    def test_how_long_a_pin_takes_is_told(self, make: Callable[..., Served]) -> None:
+        served = make(interval="1 h")
+        served.job.stream.committed, served.job.stream.pinning = 4, 0.25
+        served.ask(1)
+        served.pass_time(1.1)
+        served.ask(2, stop=True)
+        served.pass_time(1.1)
+        served.server.finish()
+        assert [metadata.timings_ms["pin"] for metadata in served.completed] == [250, 250]
+
     def test_while_a_checkpoint_is_written_it_goes_on_beside_it(self, make: Callable[..., Served]) -> None:
         served = make(at_once=False)
         served.job.stream.committed = 1
@@ -404,6 +414,8 @@ class TestDrivers:
         served.pass_time(0.1)
         served.server.abandon()
         assert len(served.requests.open()) == 1
+        served.job.executor.let()
+        assert not list(served.directory.rglob("_metadata")), "the next driver takes it, and nobody the other one"
 
     def test_a_driver_that_gives_up_answers_with_what_is_published_already(self, make: Callable[..., Served]) -> None:
         served = make(at_once=False)
