@@ -43,7 +43,7 @@ WORK = PROJECT / "build" / "mutants"
 PACKAGE = "dagster_ckpt"
 #: What is tried, and what the names of the test files begin with that are run for it.
 FOLDERS = {
-    "checkpoint": ("tests/unit/checkpoint/", "tests/unit/cli/", "tests/unit/spark/live/", "tests/unit/spark/run/"),
+    "checkpoint": ("tests/unit/checkpoint/",),
     "spark/sinks": ("tests/unit/spark/sinks/",),
     "filesystem": ("tests/unit/filesystem/", "tests/unit/spark/live/test_private_directories"),
     "resume/decision.py": ("tests/unit/resume/test_resume_decision",),

@@ -112,9 +112,13 @@ def test_what_is_not(error: Exception) -> None:
 
 
 def test_how_much_room_there_is_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = SimpleNamespace(f_bavail=3, f_frsize=1 << 19, f_favail=1234)
     asked: list[Path] = []
-    monkeypatch.setattr("os.statvfs", lambda path: asked.append(path) or found)
+
+    def statvfs(path: Path) -> SimpleNamespace:
+        asked.append(path)
+        return SimpleNamespace(f_bavail=3, f_frsize=1 << 19, f_favail=1234)
+
+    monkeypatch.setattr("os.statvfs", statvfs)
     failure = refused_write(OSError(errno.ENOSPC, "No space left on device"), tmp_path / "gone" / "too", 5 << 20)
     assert failure is not None
     told = f"of 5.0 MiB could not be unpacked to {tmp_path}/gone/too: No space left on device; 1.5 MiB and 1,234 files"
