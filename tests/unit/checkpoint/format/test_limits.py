@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
+from dagster_ckpt.checkpoint.control import plan_archive
 from dagster_ckpt.checkpoint.control.heartbeat import Heartbeat
 from dagster_ckpt.checkpoint.control.pins import Pin
 from dagster_ckpt.checkpoint.control.savepoint_requests import SavepointRequest
-from dagster_ckpt.checkpoint.format import facts, manifest_schema, records
+from dagster_ckpt.checkpoint.format import facts, manifest, manifest_schema, records
 from dagster_ckpt.checkpoint.format.manifest import RESCALE
 from dagster_ckpt.checkpoint.lease import Lease
 from dagster_ckpt.checkpoint.processes import ProcessIdentity
@@ -91,3 +92,7 @@ def test_what_is_written_has_the_version_that_other_releases_know() -> None:
     assert told == {"pin": 2, "beat": 2, "beat with a lease": 3, "savepoint": 2, "checkpoint": 3}
     manifests = [MANIFEST, replace(MANIFEST, given_name="name"), replace(MANIFEST, kind=RESCALE)]
     assert [json.loads(each.encode())["version"] for each in manifests] == [1, 3, 4]
+
+
+def test_a_release_writes_no_more_than_another_one_reads() -> None:
+    assert (manifest.LONGEST, manifest.MOST_FILES, plan_archive._MOST_BATCHES) == (2**30, 4_000_000, 10_000_000)
