@@ -8,7 +8,7 @@ import pytest
 from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
 from dagster_ckpt.checkpoint.catalog.newest import find_newest
 from dagster_ckpt.checkpoint.format.facts import Facts
-from dagster_ckpt.checkpoint.format.snapshot import PinnedFile, Snapshot
+from dagster_ckpt.checkpoint.format.snapshot import PinnedFile, Snapshot, StoredSource
 from dagster_ckpt.checkpoint.taking.progress import PendingCheckpoint
 from dagster_ckpt.checkpoint.taking.shared_files import MAX_INLINE_BYTES
 from dagster_ckpt.checkpoint.taking.store import CompletedCheckpointStore
@@ -27,7 +27,7 @@ from dagster_ckpt.testing import (
     Torn,
 )
 from tests.helpers.checkpoint.driver import JOB, Ledger, Pins, Run, content, directories, once, shared, state
-from tests.helpers.checkpoint.memory import MemoryFileSystem
+from tests.helpers.checkpoint.memory import CopyingMemory, MemoryFileSystem, UnprovingMemory
 
 
 class TestWriting:
@@ -389,3 +389,38 @@ class TestDiscarding:
             run.store.begin()
         assert memory.files == stored
         assert directories(memory) == set()
+
+
+def test_only_the_newest_run_owns_the_job(run: Run, memory: MemoryFileSystem, ledger: Ledger, pins: Pins) -> None:
+    run.store.check_owner()
+    Run(memory, ledger, pins).claim_epoch()
+    with pytest.raises(Fenced):
+        run.store.check_owner()
+
+
+@pytest.mark.parametrize(
+    ("kind", "known", "new_bytes"),
+    [(CopyingMemory, False, 0), (CopyingMemory, True, 0), (UnprovingMemory, True, 0), (UnprovingMemory, False, 280)],
+)
+def test_an_object_that_was_copied_from_a_stored_file_is_not_copied_back(
+    ledger: Ledger, pins: Pins, kind: type[CopyingMemory], known: bool, new_bytes: int
+) -> None:
+    """If its checksum tells that, or whoever copied it; a stored file of another lineage is nobody's to share."""
+    bucket = kind()
+    bucket.replace("live/000001.sst", bytes(280))
+    source = StoredSource(bucket, "live/000001.sst", bucket.stored("live/000001.sst"))
+
+    def snapshot(identity: str) -> Snapshot:
+        file = PinnedFile("checkpoint/state/000001.sst", "", 280, (identity,), source=source)
+        return Snapshot(1, (file,), Facts(), None, lambda: None)
+
+    first = Run(bucket, ledger, pins).start()
+    taken = first.store.write(first.begin(), snapshot("before"))
+    again = Run(bucket, ledger, pins).start()
+    elsewhere = taken.files[0]._replace(reference="../shared/of-another-lineage")
+    again.store.know([(elsewhere, ("after",))])
+    if known:
+        again.store.know([(taken.files[0], ("after",))])
+    second = again.store.write(again.begin(), snapshot("after"))
+    assert (taken.new_bytes, second.new_bytes) == (280, new_bytes)
+    assert (second.references == taken.references) is (new_bytes == 0)
