@@ -238,3 +238,34 @@ def test_what_a_restart_cannot_help(failures: list[Failure], ends: bool) -> None
     why = beyond_restart(failures)
     assert (why is not None) is ends
     assert why is None or "a restart cannot help" in why
+
+
+def test_what_to_do_about_a_poison_batch_is_told() -> None:
+    found = Streak(7, 3, "division by zero.")
+    told = found.poison("orders", storage="/storage", before="chk-6")
+    assert told.message == (
+        "Batch 7 of job 'orders' is poison: it failed 3 times in a row with the same error, and is not tried again. "
+        "division by zero. The checkpoint before it is chk-6."
+    )
+    assert told.hint.startswith("See what is in it: `dagster-ckpt batch orders 7 --path /storage`. Mend the code")
+    alone = found.poison("orders", storage=None, before=None)
+    assert alone.message.endswith("division by zero.")
+    assert alone.hint.startswith("Mend the code")
+
+
+@pytest.mark.parametrize(
+    ("times", "attempts", "ends", "told"),
+    [
+        (1, 3, False, ""),
+        (2, 3, False, "failed 2 times"),
+        (3, 3, True, "failed 3 times"),
+        (4, 3, True, "4"),
+        (9, None, False, ""),
+    ],
+)
+def test_a_streak_ends_the_job_at_its_limit(times: int, attempts: int | None, ends: bool, told: str) -> None:
+    found = Streak(7, times, "it broke")
+    assert found.ends_loop(attempts) is ends
+    assert told in so_far(found, attempts)
+    assert bool(so_far(found, attempts)) is bool(told)
+    assert so_far(None, attempts) == ""

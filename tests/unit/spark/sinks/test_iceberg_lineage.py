@@ -382,3 +382,41 @@ def test_a_lineage_from_nothing_takes_back_what_is_its_own() -> None:
     older.append(OURS)
     assert plan_rollback_to_nothing(older.history, OURS, "first") == Rollback(to=claim)
     assert plan_rollback_to_nothing(Table().history, OURS, "first") == Rollback()
+
+
+@pytest.mark.parametrize(
+    ("steps", "holds"),
+    [
+        ([], False),
+        ([("another", True, False)], False),
+        ([("job", False, True)], False),
+        ([("job", False, True), ("another", True, False)], False),
+        ([("job", False, True), ("job", False, False)], False),
+        ([("job", False, True), ("job", True, False)], True),
+        ([("job", True, True)], True),
+        ([("job", False, True), ("job", True, False), ("job", False, False), ("another", True, False)], True),
+        ([("job", False, False)], True),
+    ],
+)
+def test_a_job_that_has_only_claimed_a_table_holds_no_rows(steps: list[tuple[str, bool, bool]], holds: bool) -> None:
+    """Each snapshot is of a job, adds a file or not, and is the first claim of the job or not."""
+    snapshots = {}
+    for number, (job, adds, is_first) in enumerate(steps, start=1):
+        added = {"added-data-files": "1"} if adds else {"added-data-files": "0"}
+        summary = Mark("start", 1, number).summary(job, is_first=is_first) | added
+        snapshots[number] = Snapshot(number, number - 1 or None, "append", summary, number)
+    history = History(len(steps) or None, snapshots.get, sequences=lambda: range(1, len(steps) + 1))
+    assert history.may_hold_rows_of("job") is holds
+
+
+def test_the_mark_of_a_snapshot_comes_back() -> None:
+    for mark in (Mark("start", 3, 7), Mark("start", 3, -1, "lineage")):
+        summary = mark.summary("job")
+        assert Snapshot(1, None, "append", summary).mark("job") == mark
+        assert Snapshot(1, None, "append", summary).mark("another") is None
+        assert not Snapshot(1, None, "append", summary).is_first_claim
+        assert Snapshot(1, None, "append", mark.summary("job", is_first=True)).is_first_claim
+        assert Snapshot(1, None, "append", summary).job == "job"
+    assert Snapshot(1, None, "append", {**summary, "added-data-files": "x"}).changes_files
+    damaged = {name: value for name, value in summary.items() if value != "3"}
+    assert Snapshot(1, None, "append", damaged).mark("job") is None

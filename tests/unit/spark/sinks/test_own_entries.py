@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from dagster_ckpt.errors import CaptureIncomplete
-from dagster_ckpt.spark.sinks.own_entries import NotOwn, OwnEntries, mark_of
+from dagster_ckpt.spark.sinks.own_entries import NotOwn, OwnEntries, mark_of, marking_options
 from dagster_ckpt.spark.sinks.sink import SinkStart
 from dagster_ckpt.spark.sinks.spark_sink_log import FileSink
 
@@ -269,3 +269,12 @@ def test_a_compaction_without_any_file_is_own_if_the_query_ran_its_batch(log: Lo
     own.look(4)
     log.prove(own, 4)
     assert 4 in log.asked
+
+
+def test_a_start_marks_its_files_alike_in_every_release() -> None:
+    """Else a release could not tell the entries that another release of the same start has committed."""
+    assert mark_of("token") == 258916392301
+    assert marking_options("token") == {
+        "fs.file.impl.disable.cache": "true",
+        "fs.local.block.size": "258916392301",
+    }
