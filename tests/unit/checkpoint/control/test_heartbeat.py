@@ -496,6 +496,18 @@ class TestHangingRequests:
         assert hanging.seen().stopped
         assert hanging.file.free_job(hanging.clock, no_wait) == ()
 
+    def test_the_end_is_said_again_when_a_new_holder_would_have_beaten(
+        self, hanging: Hanging, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        slept: list[float] = []
+        monkeypatch.setattr(Lease, "settled", 7.0)
+        monkeypatch.setattr("time.sleep", slept.append)
+        hanging.heart.start()
+        hanging.hangs("replace")
+        hanging.heart.stop()
+        hanging.let_go()
+        assert slept == [7.0]
+
     def test_nor_does_it_end_a_run_that_has_taken_over(self, hanging: Hanging) -> None:
         hanging.heart.start()
         hanging.hangs("replace")
