@@ -106,7 +106,7 @@ def _has_effect(statement: parso.tree.NodeOrLeaf) -> bool:
     if statement.type == "raise_stmt" or getattr(statement, "value", None) == "raise":
         return True
     if statement.type == "del_stmt":  # `del name` only says that a parameter is not used
-        return statement.children[1].type == "atom_expr"
+        return bool(statement.children[1].type == "atom_expr")
     if statement.type == "expr_stmt":
         target, operator = statement.children[0], statement.children[1]
         if getattr(operator, "value", "=") != "=":
@@ -114,7 +114,7 @@ def _has_effect(statement: parso.tree.NodeOrLeaf) -> bool:
         # Whatever __init__ sets is missed by every test: removing that shows nothing.
         function = parso.tree.search_ancestor(statement, "funcdef")
         return target.type == "atom_expr" and (function is None or function.name.value != "__init__")
-    return statement.type == "atom_expr" and statement.get_last_leaf().value == ")"
+    return bool(statement.type == "atom_expr" and statement.get_last_leaf().value == ")")
 
 
 @dataclass(frozen=True)
@@ -175,22 +175,24 @@ def _operators() -> dict[str, Operator]:
 def _without_behaviour(source: str) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
     """Where a change is of no interest: annotations, decorators, logging, and what only a type checker runs."""
     for node in ast.walk(ast.parse(source)):
-        unwanted: list[ast.AST | None] = []
+        unwanted: list[ast.expr | ast.stmt | None] = []
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             unwanted = [node.returns, *node.decorator_list]
         elif isinstance(node, ast.ClassDef):
             unwanted = [*node.decorator_list]
         elif isinstance(node, ast.arg | ast.AnnAssign):
             unwanted = [node.annotation]
-        elif _is_logging(node) or (isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"):
+        elif (isinstance(node, ast.Call) and _is_logging(node)) or (
+            isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        ):
             unwanted = [node]
         for each in unwanted:
-            if each is not None:
+            if each is not None and each.end_lineno is not None and each.end_col_offset is not None:
                 yield (each.lineno, each.col_offset), (each.end_lineno, each.end_col_offset)
 
 
-def _is_logging(node: ast.AST) -> bool:
-    return isinstance(node, ast.Call) and ast.unparse(node.func).startswith("_log.")
+def _is_logging(call: ast.Call) -> bool:
+    return ast.unparse(call.func).startswith("_log.")
 
 
 def mutant(module: str, source: str, operator: str, occurrence: int, at: tuple[int, int]) -> Mutant:
