@@ -212,9 +212,9 @@ class CheckpointCatalog:
             self._known = {job_id: {metadata.checkpoint_id: metadata for metadata in found}}
         return sorted(found, key=attrgetter("key")), broken
 
-    def completed_ids(self, job_id: str) -> tuple[int, ...]:
+    def completed_ids(self, job_id: str, *, once_more: bool = False) -> tuple[int, ...]:
         """The ids of a lineage's checkpoints that are complete now, ascending; unreadable and undecided ones, too."""
-        completed, broken = self.completed(job_id, once_more=True)
+        completed, broken = self.completed(job_id, once_more=once_more)
         unreadable = set(map(unreadable_id, broken)) - {0}
         return tuple(sorted({item.checkpoint_id for item in completed} | unreadable))
 
@@ -233,7 +233,7 @@ class CheckpointCatalog:
             Fenced: a newer run has taken the job over, and may have deleted the restored checkpoint.
             StorageError: the listing lacks the restored checkpoint, or the storage failed.
         """
-        complete = self.completed_ids(job_id)
+        complete = self.completed_ids(job_id, once_more=True)
         own = restored if restored is not None and (restored.location, restored.job_id) == (None, job_id) else None
         if own is not None and own.checkpoint_id not in complete:
             self.records.epochs.check(epoch)

@@ -226,7 +226,7 @@ def test_a_start_reads_each_manifest_once_and_what_is_new_meanwhile(
 ) -> None:
     fill(storage, 30, 1)
     catalog = CheckpointCatalog(storage, JOB)
-    assert len(catalog.completed_ids(JOB_ID)) == 30
+    assert len(catalog.completed_at_choice(2, JOB_ID, None)) == 30
     assert len(parsed) == 30
     path = f"{JOB}/{JOB_ID}/chk-{{}}"
     new = replace(MANIFEST, job_name=JOB, checkpoint_id=31, batch=77)
