@@ -33,7 +33,9 @@ import coverage
 import parso.python.tree
 import pytest
 from cosmic_ray.ast import ast_nodes, get_ast
+from cosmic_ray.exceptions import CosmicRayTestingException
 from cosmic_ray.mutating import mutate_code
+from cosmic_ray.operators.exception_replacer import ExceptionReplacer
 from cosmic_ray.operators.operator import Operator
 from cosmic_ray.operators.provider import OperatorProvider
 
@@ -82,6 +84,22 @@ IMPORTED_ONCE = (
     *("hypothesis", "psutil", "yaml", "pydantic", "rich.console", "click", "fsspec", "requests", "flask", "pandas"),
     *("pyarrow", "pyarrow.dataset", "pyspark.sql", "gcsfs", "s3fs", "adlfs", "google.auth", "moto.server", "dagster"),
 )
+
+
+class ReplaceException(ExceptionReplacer):
+    """Catches another exception. Cosmic Ray's own operator takes a dotted name for several names."""
+
+    @staticmethod
+    def _name_nodes(node: parso.tree.BaseNode) -> Sequence[parso.tree.NodeOrLeaf]:
+        caught = node.children[1]
+        if caught.type != "atom":
+            return (caught,)
+        inside = caught.children[1]
+        return inside.children[::2] if inside.type == "testlist_comp" else (inside,)
+
+    def mutate(self, node: parso.tree.BaseNode, index: int) -> parso.tree.BaseNode:
+        self._name_nodes(node)[index].get_last_leaf().value = CosmicRayTestingException.__name__
+        return node
 
 
 class RemoveStatement(Operator):
@@ -169,7 +187,8 @@ def _is_star(node: parso.tree.NodeOrLeaf) -> bool:
 @cache
 def _operators() -> dict[str, Operator]:
     provider = OperatorProvider()
-    return {name: provider[name]() for name in _CORE} | {"RemoveStatement": RemoveStatement()}
+    own: dict[str, Operator] = {"ExceptionReplacer": ReplaceException(), "RemoveStatement": RemoveStatement()}
+    return {name: provider[name]() for name in _CORE} | own
 
 
 def _without_behaviour(source: str) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
