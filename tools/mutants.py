@@ -192,7 +192,10 @@ def _operators() -> dict[str, Operator]:
 
 
 def _without_behaviour(source: str) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
-    """Where a change is of no interest: annotations, decorators, logging, and what only a type checker runs."""
+    """Where a change is of no interest: annotations, decorators, logging, and what only a type checker runs.
+
+    So it is with ``strict`` of ``zip``, which is for sequences that have the same length by construction.
+    """
     for node in ast.walk(ast.parse(source)):
         unwanted: list[ast.expr | ast.stmt | None] = []
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -205,6 +208,8 @@ def _without_behaviour(source: str) -> Iterator[tuple[tuple[int, int], tuple[int
             isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
         ):
             unwanted = [node]
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) == "zip":
+            unwanted = [keyword.value for keyword in node.keywords]
         for each in unwanted:
             if each is not None and each.end_lineno is not None and each.end_col_offset is not None:
                 yield (each.lineno, each.col_offset), (each.end_lineno, each.end_col_offset)
