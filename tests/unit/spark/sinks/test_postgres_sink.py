@@ -117,6 +117,7 @@ def test_a_start_from_nothing_removes_what_its_own_lineage_wrote(job: Job) -> No
     job.write(0, "a")
     job.new().adopt(job.lineage)
     assert "3 rows" in job.sink.rollback_to_nothing(0.0, job.epoch)
+    assert job.sink.rollback_to_nothing(0.0, job.epoch) == "", "a start that died in its rollback makes it again"
     assert job.found() == {}
     job.sink.adopt("another")
     with pytest.raises(SinkMismatch, match="written by lineage lineage") as refused:

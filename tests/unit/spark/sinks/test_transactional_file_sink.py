@@ -303,3 +303,24 @@ def test_the_lists_of_abandoned_starts_are_forgotten(job: TransactionalJob) -> N
 
 def test_a_sink_without_records_has_the_line_of_nobody(tmp_path: Path) -> None:
     assert TransactionLog(tmp_path).line() == Line(0, 0, {})
+
+
+@pytest.mark.parametrize("format_", ["parquet", "orc", "json", "csv"])
+def test_formats(tmp_path: Path, format_: str) -> None:
+    TransactionalFileSink(tmp_path, format=format_)
+    with pytest.raises(InvalidConfiguration, match=f"cannot write '{format_}x'") as refused:
+        TransactionalFileSink(tmp_path, format=f"{format_}x")
+    assert format_ in refused.value.hint
+
+
+def test_only_a_newer_epoch_stops_a_start_from_nothing(job: TransactionalJob) -> None:
+    """A start that died in its rollback makes the rollback again, under the same epoch."""
+    start = job.start(None)
+    start.write(2)
+    start.completed(start.take())
+    again = TransactionalFileSink(job.sink)
+    for epoch in (start.epoch, start.epoch, start.epoch + 1):
+        again.rollback_to_nothing(0.0, epoch)
+    assert not job.visible()
+    with pytest.raises(CheckpointFailure, match=f"was begun by epoch {start.epoch + 1}, which is newer than"):
+        again.rollback_to_nothing(0.0, start.epoch)
