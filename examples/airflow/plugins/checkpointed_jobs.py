@@ -274,7 +274,7 @@ class CheckpointTrigger(BaseEventTrigger):
 
     What is guaranteed: a checkpoint that a look has shown fires at least once. The asset's state store remembers what
     has fired, so a restart of the triggerer fires nothing again, but for what fired within the last ``poll_interval``
-    before a triggerer was killed. A checkpoint that was completed and deleted between two looks does not fire. The
+    before a triggerer ended. A checkpoint that was completed and deleted between two looks does not fire. The
     first look fires for every checkpoint that is there.
 
     A trigger watches for one asset: give a second asset a trigger with another ``poll_interval``.
@@ -292,6 +292,7 @@ class CheckpointTrigger(BaseEventTrigger):
         self.path = path
         self.python = python
         self.poll_interval = poll_interval
+        self._said = ""
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         given = {"job": self.job, "path": self.path, "python": self.python, "poll_interval": self.poll_interval}
@@ -331,7 +332,10 @@ class CheckpointTrigger(BaseEventTrigger):
         )
         out, words = await looked.communicate()
         if looked.returncode:
-            self.log.warning("dagster-ckpt list: %s", words.decode(errors="replace").strip())
+            said = words.decode(errors="replace").strip()
+            if said != self._said:
+                self.log.warning("dagster-ckpt list: %s", said)
+            self._said = said
             return None
         rows: list[dict[str, Any]] = json.loads(out)
         return rows

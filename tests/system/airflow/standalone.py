@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -46,11 +47,12 @@ class Airflow:
             "CORE__SIMPLE_AUTH_MANAGER_ALL_ADMINS": True,
             "LOGGING__TRIGGER_LOG_SERVER_PORT": trigger_logs,
             "LOGGING__WORKER_LOG_SERVER_PORT": worker_logs,
-            # A process that was killed is missed within seconds.
-            "SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": 30,
+            # A process that was killed is missed soon, and a slow one is not.
+            "SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": 60,
             "SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT_DETECTION_INTERVAL": 5,
             "TRIGGERER__JOB_HEARTBEAT_SEC": 2,
             "TRIGGERER__TRIGGERER_HEALTH_CHECK_THRESHOLD": 15,
+            "WORKERS__EXECUTION_API_TIMEOUT": 60,
         }
         self._environment = {
             **{name: value for name, value in os.environ.items() if name not in {"PYTHONPATH", "DAGSTER_HOME"}},
@@ -77,6 +79,7 @@ class Airflow:
             process = subprocess.Popen(
                 [self._bin / "airflow", command], env=self._environment, cwd=self.root, stdout=log, stderr=log
             )
+        self._processes.callback(process.wait)
         self._processes.callback(end, process.pid)
         return process
 
@@ -113,24 +116,41 @@ class Airflow:
         found: dict[str, Any] = self.ask("GET", f"dags/orders/dagRuns/{run}/taskInstances/stream")
         return found
 
-    def until(self, run: str, state: str, *, tries: int | None = None) -> dict[str, Any]:
-        """Wait until the task that streams has a state, in a certain try."""
+    def until(self, run: str, state: str, *, above: int = 0) -> int:
+        """Wait until the task that streams has a state, in a try above the given one; returns the try."""
 
-        def reached() -> dict[str, Any] | None:
+        def reached() -> int | None:
             task = self.task(run)
-            return task if task["state"] == state and tries in {None, task["try_number"]} else None
+            return int(task["try_number"]) if task["state"] == state and task["try_number"] > above else None
 
-        return wait_for(reached, f"{state}, try {tries}", seconds=PATIENCE, poll=0.5)
+        return wait_for(reached, f"{state}, above try {above}", seconds=PATIENCE, poll=0.5)
+
+    def until_attended(self, run: str, *, above: int) -> int:
+        """Wait until a try above the given one attends a driver that it has not started; returns the try."""
+
+        def attends() -> int | None:
+            task = self.task(run)
+            tries = int(task["try_number"])
+            is_running = task["state"] == "running" and tries > above
+            return tries if is_running and "This try attends it" in self.said(run, tries) else None
+
+        return wait_for(attends, f"a try above {above} attends", seconds=PATIENCE, poll=1)
 
     def said(self, run: str, tries: int) -> str:
         """The log of a try."""
         path = f"dags/orders/dagRuns/{run}/taskInstances/stream/logs/{tries}"
         return "\n".join(str(line["event"]) for line in self.ask("GET", path, params={"full_content": True})["content"])
 
-    def events(self) -> list[str]:
-        """The checkpoints of the asset's events."""
-        found = self.ask("GET", "assets/events", params={"limit": 1000})["asset_events"]
-        return [event["extra"]["payload"]["checkpoint"] for event in found]
+    def events(self) -> dict[str, list[bool]]:
+        """By checkpoint, in the order of the asset's events: whether Airflow has handed each event to a DAG run.
+
+        An event that comes while the scheduler makes a DAG run of the event before waits for the next event.
+        """
+        found: dict[str, list[bool]] = {}
+        for event in self.ask("GET", "assets/events", params={"limit": 1000, "order_by": "timestamp"})["asset_events"]:
+            checkpoint = event["extra"]["payload"]["checkpoint"]
+            found.setdefault(checkpoint, []).append(bool(event["created_dagruns"]))
+        return found
 
     def remembered(self) -> list[str]:
         """The checkpoints of which the asset's state store says that they have fired."""
@@ -138,12 +158,12 @@ class Airflow:
         kept = self.ask("GET", f"assets/{asset['id']}/state-store/dagster_ckpt", missing=True)
         return [] if kept is None else list(kept["value"])
 
-    def verified(self) -> tuple[list[str], set[str]]:
+    def verified(self) -> tuple[Counter[str], set[str]]:
         """The checkpoints that the other DAG has verified, and the states of its runs."""
         runs = self.ask("GET", "dags/verify_orders/dagRuns", params={"limit": 1000})["dag_runs"]
         of = "dags/verify_orders/dagRuns/{}/taskInstances/verify/xcomEntries/return_value"
         results = [self.ask("GET", of.format(run["dag_run_id"])) for run in runs if run["state"] == "success"]
-        return [name for result in results for name in result["value"]], {run["state"] for run in runs}
+        return Counter(name for result in results for name in result["value"]), {run["state"] for run in runs}
 
     def _is_ready(self) -> bool:
         assert self.standalone.poll() is None, (self.root / "airflow.log").read_text()
