@@ -41,7 +41,7 @@ with DAG("orders", schedule=None, max_active_runs=1):
 
 with DAG("verify_orders", schedule=[checkpoints]):
 
-    @task
+    @task(retries=2, retry_delay=timedelta(seconds=5))
     def verify(triggering_asset_events: Any = None) -> list[str]:
         """Read every byte of the checkpoints that this DAG run is for: Airflow may hand several events to one run."""
         verified = [event.extra["payload"]["checkpoint"] for event in triggering_asset_events[checkpoints]]

@@ -67,14 +67,11 @@ class Orders:
         rows = [row for file in files for row in pq.read_table(file, partitioning=None).to_pylist()]
         return Counter(tuple(row[column] for column in _COLUMNS) for row in rows)
 
-    def beat(self) -> Heartbeat | None:
-        return self.catalog.records.heartbeat.read()
-
     def driver(self, *, above: int = 0) -> Heartbeat:
         """The heartbeat of a living driver, which holds an epoch above the given one."""
 
         def alive() -> Heartbeat | None:
-            beat = self.beat()
+            beat = self.catalog.records.heartbeat.read()
             is_there = beat is not None and beat.epoch > above and not beat.stopped
             return beat if beat is not None and is_there and beat.processes[0].is_alive() else None
 
@@ -201,16 +198,15 @@ def all_are_verified_once(airflow: Airflow, orders: Orders) -> None:
 
 def test_a_task_that_is_cleared_or_marked_as_failed_cancels_its_job(under_airflow: tuple[Airflow, Orders]) -> None:
     airflow, orders = under_airflow
-    before = orders.beat()
-    assert before is not None
     epochs = orders.catalog.records.epochs
+    before = epochs.highest()
 
     def canceled(epoch: int) -> bool:
         ended = epochs.read_end(epoch)
         return ended is not None and ended.status == "CANCELED"
 
     run = airflow.trigger("orders")
-    first = orders.driver(above=before.epoch)
+    first = orders.driver(above=before)
     orders.land(2)
     orders.read_all()
     clear = {"dry_run": False, "task_ids": ["stream"], "dag_run_id": run, "only_failed": False, "only_running": False}
@@ -239,10 +235,9 @@ def test_a_task_that_is_cleared_or_marked_as_failed_cancels_its_job(under_airflo
 
 def test_a_stop_of_airflow_leaves_the_driver_alone(under_airflow: tuple[Airflow, Orders]) -> None:
     airflow, orders = under_airflow
-    before = orders.beat()
-    assert before is not None
+    before = orders.catalog.records.epochs.highest()
     run = airflow.trigger("orders")
-    first = orders.driver(above=before.epoch)
+    first = orders.driver(above=before)
     tries = airflow.until(run, "running")
     orders.land(2)
     orders.read_all()
