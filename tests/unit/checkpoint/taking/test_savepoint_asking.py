@@ -50,6 +50,22 @@ class TestAsking:
         assert taken.batch == 4
         assert not heart.job.memory.list(f"{JOB}/control/requests"), "asker and driver leave nothing"
 
+    def test_that_the_job_has_taken_it_up_is_told_once(self, heart: Served) -> None:
+        heart.job.executor.at_once = False
+        looks = 0
+
+        def wait(seconds: float) -> None:
+            nonlocal looks
+            looks += 1
+            heart.pass_time(seconds)
+            if looks == 25:
+                heart.job.executor.let()
+
+        self.take(heart, wait)
+        asking, *others = self.reports
+        assert asking.startswith("Asking run r (epoch 1) for a savepoint")
+        assert others == ["The job has taken the request up.", "Waiting for 5 s.", "Waiting for 10 s."]
+
     def test_the_error_is_the_drivers(self, heart: Served) -> None:
         heart.job.stream.error = StorageError("the disk is full", hint="Empty it.")
         with pytest.raises(SavepointFailed, match="was not taken: the disk is full") as caught:
