@@ -52,6 +52,8 @@ class Airflow:
             "SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT_DETECTION_INTERVAL": 5,
             "TRIGGERER__JOB_HEARTBEAT_SEC": 2,
             "TRIGGERER__TRIGGERER_HEALTH_CHECK_THRESHOLD": 15,
+            # Nor is a task lost while the server of Airflow starts.
+            "WORKERS__EXECUTION_API_RETRIES": 20,
             "WORKERS__EXECUTION_API_TIMEOUT": 60,
         }
         self._environment = {
@@ -79,8 +81,7 @@ class Airflow:
             process = subprocess.Popen(
                 [self._bin / "airflow", command], env=self._environment, cwd=self.root, stdout=log, stderr=log
             )
-        self._processes.callback(process.wait)
-        self._processes.callback(end, process.pid)
+        self._processes.callback(_end, process)
         return process
 
     def interrupt(self) -> None:
@@ -115,6 +116,12 @@ class Airflow:
         """The task that streams, in a DAG run."""
         found: dict[str, Any] = self.ask("GET", f"dags/orders/dagRuns/{run}/taskInstances/stream")
         return found
+
+    def kill_task(self, run: str) -> None:
+        """SIGKILL the process of the task that streams."""
+        process = psutil.Process(self.task(run)["pid"])
+        assert process.environ()["AIRFLOW_HOME"] == self._environment["AIRFLOW_HOME"]
+        process.kill()
 
     def until(self, run: str, state: str, *, above: int = 0) -> int:
         """Wait until the task that streams has a state, in a try above the given one; returns the try."""
@@ -173,13 +180,18 @@ class Airflow:
         return False
 
 
-def end(pid: int) -> None:
+def end(process: psutil.Process) -> None:
     """SIGKILL a process and all below it."""
     with suppress(psutil.NoSuchProcess):
-        process = psutil.Process(pid)
         for found in (process, *process.children(recursive=True)):
             with suppress(psutil.NoSuchProcess):
                 found.kill()
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:  # else its number may be that of a stranger
+        end(psutil.Process(process.pid))
+        process.wait()
 
 
 @contextmanager

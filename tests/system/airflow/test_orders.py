@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import signal
 import subprocess
 import sys
 from collections import Counter
@@ -135,11 +133,12 @@ def test_a_lost_try_goes_on_from_a_checkpoint_and_each_checkpoint_is_verified_on
 
     # The command and its driver are killed in the middle of a batch, and the live location is lost.
     orders.land(12)
-    live, command = orders.live(), psutil.Process(first.processes[0].pid).parent()
+    live, driver = orders.live(), psutil.Process(first.processes[0].pid)
+    command = driver.parent()
     assert command is not None
     wait_for(lambda: live.planned() is not None, "a batch is in flight", seconds=PATIENCE, poll=0.005)
     command.kill()
-    os.kill(first.processes[0].pid, signal.SIGKILL)
+    driver.kill()
     assert live.planned() is not None, "the batch was committed before the driver was dead"
     shutil.rmtree(orders.data / "live")
     newest = max(orders.checkpoints(), key=lambda name: orders.catalog.resolve(name).batch)
@@ -149,7 +148,7 @@ def test_a_lost_try_goes_on_from_a_checkpoint_and_each_checkpoint_is_verified_on
     tries = airflow.until(run, "running", above=tries)
 
     # The process of the task is killed: its driver goes on, and the next try attends it.
-    os.kill(airflow.task(run)["pid"], signal.SIGKILL)
+    airflow.kill_task(run)
     airflow.until_attended(run, above=tries)
     orders.land(3)
     orders.read_all()
@@ -163,7 +162,7 @@ def test_a_lost_try_goes_on_from_a_checkpoint_and_each_checkpoint_is_verified_on
         for process in psutil.Process(airflow.standalone.pid).children()
         if process.cmdline()[-1:] == ["triggerer"]
     ]
-    end(triggerer.pid)
+    end(triggerer)
     airflow.call("triggerer")
     before = set(airflow.events())
     orders.land(3)
@@ -251,7 +250,7 @@ def test_a_stop_of_airflow_leaves_the_driver_alone(under_airflow: tuple[Airflow,
 
     # It ends while no try attends it: Airflow starts no task of a DAG that is paused.
     airflow.ask("PATCH", "dags/orders", json={"is_paused": True})
-    os.kill(airflow.task(run)["pid"], signal.SIGKILL)
+    airflow.kill_task(run)
     orders.command("stop", "orders")
     wait_for(lambda: not first.processes[0].is_alive(), "the driver ends", seconds=PATIENCE)
     airflow.ask("PATCH", "dags/orders", json={"is_paused": False})
