@@ -51,7 +51,8 @@ from tests.helpers.orchestration.stored_job import StoredJob, make_asset, run_id
 from tests.jobs.harness import Bench, Row, copied, deduplicated, eventually
 from tests.jobs.kafka.topics import TopicBench
 from tests.jobs.tables.iceberg import configure, current
-from tests.servers.messages import MailServer, Webhook, certificate
+from tests.servers.certificate import certificate
+from tests.servers.messages import MailServer, Webhook
 from tests.servers.postgres import rows as table_rows
 from tests.servers.postgres import running
 from tools import docs_site

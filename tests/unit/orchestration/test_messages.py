@@ -13,7 +13,8 @@ import pytest
 
 from dagster_ckpt import JobFailed, to_email, to_slack
 from dagster_ckpt.errors import InvalidConfiguration
-from tests.servers.messages import MailServer, Webhook, certificate
+from tests.servers.certificate import certificate
+from tests.servers.messages import MailServer, Webhook
 
 FAILED = JobFailed("delays", "all restarts are used up: <no> space & no hope", "run-1", f"{1:032x}/chk-7")
 OPS = "ops@example.com"
