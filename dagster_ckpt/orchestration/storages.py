@@ -158,18 +158,23 @@ def _value(option: Any) -> Any:
         case list() | tuple():
             return [_value(item) for item in option]
         case dg.EnvVar():
-            return _environment(option.env_var_name)
+            return from_environment(option.env_var_name)
         case {"env": str(name), **others} if not others:  # Dagster's form of an EnvVar in a run
-            return _environment(name)
+            return from_environment(name)
         case Mapping():
             return _with_environment(option)
     return option
 
 
-def _environment(name: str) -> str:
+def from_environment(name: str, what: str = "An option of the checkpoint storage") -> str:
+    """The value of an environment variable that holds ``what``.
+
+    Raises:
+        InvalidConfiguration: the variable is not set.
+    """
     if name not in os.environ:
         raise InvalidConfiguration(
-            f"An option of the checkpoint storage is to come from the environment variable {name}, which is not set.",
+            f"{what} is to come from the environment variable {name}, which is not set.",
             hint=f"Set {name} where the run is launched, or write the option otherwise.",
         )
     return os.environ[name]

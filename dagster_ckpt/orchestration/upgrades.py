@@ -8,7 +8,7 @@ from typing import Any
 
 import dagster as dg
 
-from dagster_ckpt.checkpoint import DIED, Claim, End, Failure, restart_after
+from dagster_ckpt.checkpoint import Claim, End, restart_after
 from dagster_ckpt.config import LATEST, CheckpointConfig, UpgradeMode, duration_of, format_duration
 from dagster_ckpt.errors import InvalidConfiguration
 from dagster_ckpt.orchestration import names
@@ -73,8 +73,7 @@ def try_to_return(facts: Facts, claim: Claim) -> int | None:
     if any(run.is_active for run in facts.others) or any(run.status != "FAILURE" for run in tried):
         return None
     if tried:
-        failures = [Failure(run.run_id, DIED, run.since, None, "it has not taken the job over") for run in tried]
-        decision = restart_after(failures, facts.restart, facts.job_name)
+        decision = restart_after([run.before_its_claim for run in tried], facts.restart, facts.job_name)
         if not decision.allowed or facts.restart.seconds_left(decision, facts.now) > 0:
             return None
     return 1 + len(tried)

@@ -79,6 +79,11 @@ class RunFacts:
     def is_active(self) -> bool:
         return self.status in _ACTIVE
 
+    @property
+    def before_its_claim(self) -> Failure:
+        """The failure of a run that has failed before it took the job over."""
+        return Failure(self.run_id, DIED, self.since, None, f"run {self.run_id} failed before it took the job over")
+
 
 @dataclass(frozen=True, slots=True)
 class Facts:
@@ -335,7 +340,7 @@ def _unrecorded(facts: Facts, claim: Claim) -> list[Failure]:
     if facts.end is not None and all(run_id != claim.run_id for run_id, _ in known):
         found.append(Failure(claim.run_id, DIED, facts.died_at, None, facts.end.reason))
     found += [
-        Failure(run.run_id, DIED, run.since, None, f"run {run.run_id} failed before it took the job over")
+        run.before_its_claim
         for run in _resumes(facts, claim)
         if run.status == "FAILURE" and not any(run_id == run.run_id for run_id, _ in known)
     ]

@@ -112,7 +112,7 @@ class Upgrading:
         if current == before:
             why = "" if pending is None else f"version {before} goes on after version {version}"
             return replace(plain, request=back, why=why)
-        end = taken_back_since(self._catalog, epoch)
+        end = taken_back_since(self._catalog, epoch, self._catalog.records.epochs.names())
         taken_back = current in {choice.code.taken_back, None if end is None else end.taken_back}
         if taken_back and (make := self._versions.previous.get(before)) is not None:
             job = replace(self._job, query=make, versions=replace(self._versions, current=before))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
 
 from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
 from dagster_ckpt.checkpoint.control import Choice, End, Upgrade
@@ -11,9 +12,8 @@ from dagster_ckpt.errors import CheckpointNotFound, CorruptCheckpoint, CorruptRe
 __all__ = ["pending_upgrade", "taken_back_since"]
 
 
-def taken_back_since(catalog: CheckpointCatalog, epoch: int) -> End | None:
-    """The last end since ``epoch`` by which a version was taken back."""
-    names = catalog.records.epochs.names()
+def taken_back_since(catalog: CheckpointCatalog, epoch: int, names: Mapping[int, set[str]]) -> End | None:
+    """The last end since ``epoch`` by which a version was taken back, from the listing ``names`` of the epochs."""
     for later in sorted((later for later, kinds in names.items() if later >= epoch and "end" in kinds), reverse=True):
         if (end := catalog.records.epochs.read_end(later)) is not None and end.taken_back is not None:
             return end
@@ -34,11 +34,12 @@ def pending_upgrade(catalog: CheckpointCatalog, epoch: int, choice: Choice) -> U
     upgrade = choice.code.upgrade
     if upgrade is None:
         return None
-    end = taken_back_since(catalog, epoch)
+    names = catalog.records.epochs.names()
+    end = taken_back_since(catalog, epoch, names)
     if end is not None and (end.taken_back, end.returns_to) == (choice.code.version, upgrade.before):
         return upgrade
     is_here = (upgrade.checkpoint or "").startswith(f"{choice.job_id}/")
-    if is_here and catalog.given_up_since(epoch, catalog.records.epochs.names()) is not None:
+    if is_here and catalog.given_up_since(epoch, names) is not None:
         return None
     return None if _has_completed(catalog, choice, upgrade) else upgrade
 

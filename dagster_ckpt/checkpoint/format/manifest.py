@@ -54,8 +54,7 @@ _ORDINARY = re.compile(
 ).fullmatch
 #: Most bytes of an ordinary line, so that no name in the line can be too long.
 _ORDINARY_LENGTH = 2048
-#: What stands between the lines of two files, and the bytes of lines that are looked at together.
-_NEXT = b",\n"
+#: Bytes of lines that are looked at together.
 _BLOCK = 1 << 16
 #: Most lines that are remembered from one manifest to the next: 30 MiB.
 _MOST_KNOWN = 100_000
@@ -260,8 +259,7 @@ class CheckpointMetadata:
             files = ",\n  ".join(json.dumps(file.to_json(), ensure_ascii=False) for file in self.files)
             head = json.dumps(document, indent=1, ensure_ascii=False).removesuffix("\n}")
             data = seal(head.encode() + _FILES + f"\n  {files}\n ]".encode())
-            if len(data) > LONGEST:
-                raise ValueError(f"it has {len(data)} bytes, more than {LONGEST}")
+            _check_length(data)
         except (TypeError, ValueError) as error:
             raise CheckpointFailure(
                 f"The _metadata of {self.name} of job {self.job_name!r} cannot be written, because nobody could read "
@@ -298,8 +296,7 @@ class CheckpointMetadata:
             UnknownMetadataVersion: a newer release wrote the manifest.
         """
         try:
-            if len(data) > LONGEST:
-                raise ValueError(f"it has {len(data)} bytes, more than {LONGEST}")
+            _check_length(data)
             if not is_sealed(data):
                 _raise_for_version(data, where)
                 raise CorruptMetadata(
@@ -363,10 +360,9 @@ def _entries(data: bytes, at: int, known: dict[bytes, FileEntry]) -> Iterator[Fi
         raise ValueError("its list of files is truncated")
     at, end = at + 1, end - len("\n ]")
     while at < end:
-        stop = data.find(_NEXT, min(at + _BLOCK, end), end)
-        lines = data[at : end if stop < 0 else stop].split(_NEXT)
-        at += sum(map(len, lines)) + len(_NEXT) * len(lines)
-        yield from [known.get(line) or _entry(line, known) for line in lines]
+        stop = data.index(b"\n", min(at + _BLOCK, end))
+        yield from [known.get(line) or _entry(line, known) for line in data[at:stop].removesuffix(b",").split(b",\n")]
+        at = stop + 1
 
 
 def _entry(line: bytes, known: dict[bytes, FileEntry]) -> FileEntry:
@@ -379,6 +375,11 @@ def _entry(line: bytes, known: dict[bytes, FileEntry]) -> FileEntry:
     if len(known) < _MOST_KNOWN:
         known[line] = entry
     return entry
+
+
+def _check_length(data: bytes) -> None:
+    if len(data) > LONGEST:
+        raise ValueError(f"it has {len(data)} bytes, more than {LONGEST}")
 
 
 def _check_version(version: object, where: str) -> None:

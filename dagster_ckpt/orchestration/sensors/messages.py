@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import smtplib
 import ssl
@@ -15,6 +16,7 @@ import dagster as dg
 
 from dagster_ckpt.errors import InvalidConfiguration
 from dagster_ckpt.orchestration.sensors.failed_sensor import JobFailed
+from dagster_ckpt.orchestration.storages import from_environment
 
 __all__ = ["to_email", "to_slack"]
 
@@ -45,9 +47,7 @@ def to_slack(webhook: str | dg.EnvVar) -> Callable[[JobFailed], None]:
             raise InvalidConfiguration(
                 "The webhook is no address that begins with https://.", hint="Copy the address from Slack's settings."
             )
-        text = _text(failed)
-        for character, escaped in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;")):
-            text = text.replace(character, escaped)
+        text = html.escape(_text(failed), quote=False)
         body = json.dumps({"text": text[:_LONGEST]}).encode()
         request = urllib.request.Request(address, body, {"Content-Type": "application/json"})  # noqa: S310 - looked at
         urllib.request.urlopen(request, timeout=_PATIENCE).close()  # noqa: S310 - looked at above
@@ -124,10 +124,4 @@ def _text(failed: JobFailed) -> str:
 
 
 def _value(given: str | dg.EnvVar) -> str:
-    if not isinstance(given, dg.EnvVar):
-        return given
-    if (value := given.get_value()) is None:
-        raise InvalidConfiguration(
-            f"The environment variable {given.env_var_name} is not set.", hint="Set it where Dagster's daemon runs."
-        )
-    return value
+    return from_environment(given.env_var_name, "An address or a password") if isinstance(given, dg.EnvVar) else given

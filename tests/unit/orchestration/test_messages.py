@@ -104,5 +104,5 @@ def test_what_cannot_work_is_refused() -> None:
         to_email(OPS, sender=OPS, host="mail")
     with pytest.raises(InvalidConfiguration, match="plain text"):
         to_email([OPS], sender=OPS, host="mail", user="dagster", password="opens", security="none")
-    with pytest.raises(InvalidConfiguration, match="NOT_SET_ANYWHERE is not set"):
+    with pytest.raises(InvalidConfiguration, match="NOT_SET_ANYWHERE, which is not set"):
         to_slack(dg.EnvVar("NOT_SET_ANYWHERE"))(FAILED)

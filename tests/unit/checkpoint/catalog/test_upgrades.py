@@ -100,7 +100,7 @@ def test_a_version_that_was_taken_back_stays_so_though_an_upload_completes_later
     job.catalog.records.epochs.record_end(epoch, End("FAILED", "of the test", False, _NOW, "2", "1"))
     job.second.checkpoint(state(3))
     assert job.pending() == job.upgrade
-    end = taken_back_since(job.catalog, epoch)
+    end = taken_back_since(job.catalog, epoch, job.catalog.records.epochs.names())
     assert end is not None
     assert end.taken_back == "2"
 
