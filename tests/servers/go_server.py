@@ -9,7 +9,6 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
-import socket
 import subprocess
 import tempfile
 import time
@@ -18,6 +17,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import requests
+
+from tests.servers.ports import free_port
 
 __all__ = ["built", "serving"]
 
@@ -60,7 +61,7 @@ def serving(
     """
     with log.open("wb") as said:
         for _ in range(3):  # the free port may be taken again before it is used
-            port = _free_port()
+            port = free_port()
             process = subprocess.Popen(
                 command(port), stdout=said, stderr=subprocess.STDOUT, env={**os.environ, **(environment or {})}
             )
@@ -73,13 +74,6 @@ def serving(
                 process.terminate()
                 process.wait()
     raise AssertionError(f"{command(0)[0]} does not start: {log.read_text(encoding='utf-8')}")
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def _answers(url: str, process: subprocess.Popen[bytes]) -> bool:

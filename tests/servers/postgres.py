@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -17,6 +16,8 @@ from typing import Any
 
 import psycopg
 from psycopg import sql
+
+from tests.servers.ports import free_port
 
 __all__ = ["PostgresServer", "rows", "running"]
 
@@ -112,7 +113,7 @@ def running(*settings: str) -> Iterator[PostgresServer]:
             stdout=subprocess.DEVNULL,
             **_as_nobody(),
         )
-        server = PostgresServer(home, _free_port(), settings or ("fsync=off", "max_connections=200"))
+        server = PostgresServer(home, free_port(), settings or ("fsync=off", "max_connections=200"))
         server.start()
         yield server
     finally:
@@ -140,10 +141,3 @@ def _as_nobody() -> dict[str, Any]:
     """PostgreSQL refuses root; the server runs in a directory that its user can enter."""
     user = {"user": "postgres", "group": "postgres", "extra_groups": []} if os.geteuid() == 0 else {}
     return {**user, "cwd": "/"}
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -22,6 +22,7 @@ from dagster_ckpt.checkpoint.catalog.newest import find_newest
 from dagster_ckpt.spark.metrics import _COUNTERS, _GAUGES
 from tests.jobs.harness import Bench, eventually
 from tests.jobs.standalone.test_drivers import Command, driver_of, until_read
+from tests.servers.ports import free_port
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -65,12 +66,6 @@ def receiver() -> Iterator[Receiver]:
     with Receiver() as receiver:
         yield receiver
         receiver.shutdown()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def test_a_job_pushes_its_metrics_and_can_be_scraped(

@@ -142,7 +142,7 @@ def test_savepoint_goes_on_from_the_savepoint_of_the_stop_alone(upgradable: Benc
     assert launch.started.restored.reference == taken.pointer
     upgradable.assert_exact()
 
-    # The policy has deleted its checkpoint, too. The savepoint of version 1 is none of version 2.
+    # The policy has deleted the checkpoint of version 2, too, and the savepoint is of version 1.
     refused = upgradable.refused(RestoreRefused, _version(upgradable, "3", mode=UpgradeMode.SAVEPOINT))
     assert "version 2 was not stopped with a savepoint" in refused.message
 

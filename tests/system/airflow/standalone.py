@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections import Counter
@@ -17,6 +16,7 @@ import psutil
 import requests
 
 from dagster_ckpt.testing.dagster_dev import wait_for
+from tests.servers.ports import free_ports
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "airflow"
 #: Far more than any step takes on a busy machine.
@@ -34,7 +34,7 @@ class Airflow:
     def __init__(self, python: Path, root: Path) -> None:
         self.root = root
         self._bin = python.parent
-        api, worker_logs, trigger_logs = _free_ports(3)
+        api, worker_logs, trigger_logs = free_ports(3)
         self._url = f"http://localhost:{api}"
         settings = {
             "API__PORT": api,
@@ -203,11 +203,3 @@ def airflow(root: Path) -> Iterator[Airflow]:
         yield found
     finally:
         found.close()
-
-
-def _free_ports(count: int) -> list[int]:
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("localhost", 0))
-        return [each.getsockname()[1] for each in sockets]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import urllib.request
@@ -20,6 +19,7 @@ import psutil
 from pyspark.find_spark_home import _find_spark_home
 
 from dagster_ckpt.spark.query.session import find_java
+from tests.servers.ports import free_port
 
 _ROOT = Path(__file__).resolve().parents[3]
 _DEADLINE = 300.0
@@ -75,7 +75,7 @@ def standalone_cluster(directory: Path) -> Iterator[Cluster]:
         "PYSPARK_PYTHON": sys.executable,
         "PYTHONPATH": os.pathsep.join([str(_ROOT), *filter(None, sys.path)]),
     }
-    port, web = _free_port(), _free_port()
+    port, web = free_port(), free_port()
     master = f"spark://127.0.0.1:{port}"
     package = "org.apache.spark.deploy"
     with ExitStack() as stack:
@@ -112,13 +112,6 @@ def _state(web: int) -> dict[str, object] | None:
     except (URLError, OSError, ValueError):
         return None
     return state
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-    return port
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

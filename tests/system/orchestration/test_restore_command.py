@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -20,6 +19,7 @@ from dagster_ckpt.cli.rollback.webserver import RunState, Webserver
 from dagster_ckpt.errors import CheckpointError
 from dagster_ckpt.testing.dagster_dev import wait_for
 from tests.helpers.orchestration.stored_job import StoredJob, run_id
+from tests.servers.ports import free_port
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
@@ -56,9 +56,7 @@ def url(place: Path, job: StoredJob) -> Iterator[str]:
     (place / "home").mkdir()
     (place / "home" / "dagster.yaml").write_text(_INSTANCE)
     (place / "location.py").write_text(f"ROOT = {str(job.root)!r}\n{_LOCATION}")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     server = [sys.executable, "-m", "dagster_webserver", "-f", str(place / "location.py"), "-p", str(port)]
     with (place / "log").open("wb") as log:
         process = subprocess.Popen(

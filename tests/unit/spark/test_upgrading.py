@@ -1,7 +1,8 @@
-"""When a start of a new version is refused because the version has been failing for too long."""
+"""How long a new version may work without a checkpoint, and for how long it may fail."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
@@ -18,7 +19,7 @@ from dagster_ckpt.config.recovery import RestoreRequest
 from dagster_ckpt.config.restart import FixedDelayRestart
 from dagster_ckpt.errors import UpgradeFailed
 from dagster_ckpt.spark.job import StreamingJob, Versions
-from dagster_ckpt.spark.upgrading import Upgrading
+from dagster_ckpt.spark.upgrading import Upgrading, _Late
 from tests.helpers.checkpoint.driver import JOB, Ledger, ManualClock, Pins, Run, state
 from tests.helpers.checkpoint.memory import MemoryFileSystem
 
@@ -77,3 +78,53 @@ def _job(memory: MemoryFileSystem, delay: float, directory: Path) -> StreamingJo
         inline_threshold=0,
         versions=Versions("2", timeout=600.0),
     )
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+def test_a_version_without_work_is_not_late(clock: ManualClock) -> None:
+    batches: list[int] = []
+    late = _Late(threading.Event(), 10, clock, lambda: bool(batches))
+    for _ in range(100):
+        clock.advance(1)
+        assert not late.is_set()
+    batches.append(1)
+    clock.advance(9)
+    assert not late.is_set(), "the time without work does not count"
+    clock.advance(1)
+    assert late.is_set()
+    assert late.is_late
+
+
+def test_a_version_with_a_checkpoint_is_never_late(clock: ManualClock) -> None:
+    cancel = threading.Event()
+    late = _Late(cancel, 10, clock, lambda: True)
+    clock.advance(9)
+    late.lift()
+    clock.advance(100)
+    assert not late.is_set()
+    cancel.set()
+    assert late.is_set()
+    assert not late.is_late
+
+
+def test_a_look_that_fails_ends_nothing(clock: ManualClock) -> None:
+    def works() -> bool:
+        raise OSError("away")
+
+    late = _Late(threading.Event(), 10, clock, works)
+    clock.advance(1)
+    assert not late.is_set()
+    clock.advance(9)
+    assert late.is_set()
+
+
+def test_a_wait_ends_with_the_cancellation(clock: ManualClock) -> None:
+    cancel = threading.Event()
+    late = _Late(cancel, 10, clock, lambda: True)
+    assert not late.wait(0)
+    cancel.set()
+    assert late.wait(60)

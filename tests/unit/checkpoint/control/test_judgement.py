@@ -41,22 +41,22 @@ def beat(clock: ManualClock, process: ProcessIdentity = THERE) -> Heartbeat:
 class TestMoments:
     """Each wait ends at its moment: not before, and not later."""
 
-    def test_a_silent_run_elsewhere(self, file: HeartbeatFile, clock: ManualClock) -> None:
+    @pytest.mark.parametrize(
+        ("has_beaten", "dead"),
+        [
+            (True, f"no heartbeat for {LEASE + 0.5:.0f} s"),
+            (False, f"no heartbeat since it took the job over {LEASE + 0.5:.0f} s ago"),
+        ],
+    )
+    def test_a_silent_run_elsewhere(self, file: HeartbeatFile, clock: ManualClock, has_beaten: bool, dead: str) -> None:
         claim = claim_of(clock)
-        file.write(beat(clock))
+        if has_beaten:
+            file.write(beat(clock))
         seen = [file.judged(claim, None, clock)[0]]
         for seconds in (LEASE, 0.5):
             clock.advance(seconds)
             seen.append(file.judged(claim, None, clock)[0])
-        assert seen == [None, None, f"no heartbeat for {LEASE + 0.5:.0f} s"]
-
-    def test_a_claim_without_a_beat(self, file: HeartbeatFile, clock: ManualClock) -> None:
-        claim = claim_of(clock)
-        seen = [file.judged(claim, None, clock)[0]]
-        for seconds in (LEASE, 0.5):
-            clock.advance(seconds)
-            seen.append(file.judged(claim, None, clock)[0])
-        assert seen == [None, None, f"no heartbeat since it took the job over {LEASE + 0.5:.0f} s ago"]
+        assert seen == [None, None, dead]
 
     def test_a_claim_under_a_beat_of_an_earlier_epoch(self, file: HeartbeatFile, clock: ManualClock) -> None:
         """A late beat of the earlier epoch may hide a beat of the claim until the next beat is due."""

@@ -36,20 +36,6 @@ def file(memory: MemoryFileSystem) -> HeartbeatFile:
     return HeartbeatFile(memory, JOB)
 
 
-@pytest.fixture
-def bystander() -> Iterator[subprocess.Popen[str]]:
-    """A process of this user that is of no job."""
-    with running() as process:
-        yield process
-
-
-@pytest.fixture
-def gone() -> ProcessIdentity:
-    """A driver that has ended."""
-    with running() as process:
-        return ProcessIdentity.of(process.pid)
-
-
 LEASE = Lease().timeout
 
 

@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,22 +14,8 @@ import pytest
 
 from dagster_ckpt.checkpoint import processes
 from dagster_ckpt.checkpoint.processes import DRIVER_VARIABLE, ProcessIdentity, is_proven, mark_driver, this_host
-from tests.unit.checkpoint.control.bystanders import running
 
 JOB = ("file:///storage", "flights")
-
-
-@pytest.fixture
-def other() -> Iterator[subprocess.Popen[str]]:
-    """A live process that does nothing."""
-    with running() as process:
-        yield process
-
-
-@pytest.fixture
-def gone() -> ProcessIdentity:
-    with running() as process:
-        return ProcessIdentity.of(process.pid)
 
 
 @pytest.fixture
@@ -80,30 +65,30 @@ class TestHidden:
 
 @pytest.mark.usefixtures("_without_proc")
 class TestWithoutProc:
-    def test_a_process_is_known_by_when_it_was_created(self, other: subprocess.Popen[str]) -> None:
-        identity = ProcessIdentity.of(other.pid)
+    def test_a_process_is_known_by_when_it_was_created(self, bystander: subprocess.Popen[str]) -> None:
+        identity = ProcessIdentity.of(bystander.pid)
         assert identity.ticks is None
-        assert identity.mark == f"{other.pid}-{identity.created!r}"
+        assert identity.mark == f"{bystander.pid}-{identity.created!r}"
         assert identity.is_alive()
         assert not replace(identity, created=identity.created - 2).is_alive()
         assert identity.kill()
         assert not identity.is_alive(), "an entry that its parent has not collected yet is no process"
-        other.wait()
+        bystander.wait()
         assert not identity.is_alive()
         assert not identity.kill()
 
-    def test_nothing_is_proven(self, other: subprocess.Popen[str]) -> None:
-        identity = ProcessIdentity.of(other.pid)
+    def test_nothing_is_proven(self, bystander: subprocess.Popen[str]) -> None:
+        identity = ProcessIdentity.of(bystander.pid)
         assert mark_driver(JOB) is None
         assert not is_proven(identity, identity, JOB)
-        assert not processes._is_input_closed(other.pid)
+        assert not processes._is_input_closed(bystander.pid)
 
 
 @pytest.mark.parametrize(("off_by", "alive"), [(0.9, True), (-0.9, True), (1.1, False), (-1.1, False)])
 def test_a_record_without_ticks_may_be_off_by_a_second(
-    other: subprocess.Popen[str], off_by: float, alive: bool
+    bystander: subprocess.Popen[str], off_by: float, alive: bool
 ) -> None:
-    identity = replace(ProcessIdentity.of(other.pid), ticks=None)
+    identity = replace(ProcessIdentity.of(bystander.pid), ticks=None)
     assert replace(identity, created=identity.created + off_by).is_alive() is alive
 
 
@@ -114,10 +99,10 @@ def test_what_a_process_is_known_by() -> None:
     assert not replace(ProcessIdentity.current(), host="elsewhere/1").is_this_one
 
 
-def test_its_age(other: subprocess.Popen[str]) -> None:
-    identity = ProcessIdentity.of(other.pid)
+def test_its_age(bystander: subprocess.Popen[str]) -> None:
+    identity = ProcessIdentity.of(bystander.pid)
     assert replace(identity, ticks=None).age(identity.created + 7) == pytest.approx(7)
-    age, real = identity.age(0.0), time.time() - psutil.Process(other.pid).create_time()
+    age, real = identity.age(0.0), time.time() - psutil.Process(bystander.pid).create_time()
     assert age == pytest.approx(real, abs=2)
 
 
