@@ -25,6 +25,7 @@ _Result = TypeVar("_Result")
 
 #: Bytes read at once by default.
 CHUNK = 1 << 20
+_SMALL = 1 << 16
 #: How often a file is placed at most, when each time its directory was removed meanwhile.
 _ATTEMPTS = 10
 _CANNOT_LINK = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK})
@@ -134,8 +135,15 @@ class PosixFileSystem(FileSystem):
 
     def read(self, path: str) -> bytes:
         source = f"{self._root}/{self._inside(path)}"  # a job has thousands of manifests, and a `Path` takes long
-        with _storage_errors(f"read {source}", reading=True), io.FileIO(source) as reader:
-            return reader.read()
+        with _storage_errors(f"read {source}", reading=True):
+            file = os.open(source, os.O_RDONLY | os.O_CLOEXEC)  # half the time of an `io.FileIO`
+            try:
+                parts = [os.read(file, _SMALL)]
+                while parts[-1]:
+                    parts.append(os.read(file, _SMALL))
+            finally:
+                os.close(file)
+        return b"".join(parts)
 
     def fetch(self, path: str, target: Path, part: Part | None = None) -> Written:
         with (

@@ -5,11 +5,9 @@ Reading needs no epoch and changes nothing, so the CLI, the sensor and the UI ca
 
 from __future__ import annotations
 
-import gc
 import logging
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from operator import attrgetter
@@ -36,6 +34,7 @@ from dagster_ckpt.errors import (
     StorageError,
 )
 from dagster_ckpt.filesystem import FileSystem, open_filesystem
+from dagster_ckpt.garbage_collector import without_collection
 from dagster_ckpt.paths import is_same_place
 
 __all__ = ["CheckpointCatalog", "references", "shared_in_use", "unreadable_id"]
@@ -197,7 +196,7 @@ class CheckpointCatalog:
         contents = self.filesystem.read_listed(unread, partial(self._manifest, job_id))
         names = self.records.epochs.names() if listed else {}  # after the manifests: every takeover is seen
         lines: dict[bytes, FileEntry] = {}
-        with _no_collection():
+        with without_collection():
             for number in listed:
                 try:
                     metadata = known.get(number) or self._decoded(job_id, number, contents[number], lines)
@@ -360,21 +359,6 @@ class CheckpointCatalog:
     @property
     def _see_list(self) -> str:
         return f"See the completed checkpoints with `dagster-ckpt list {self.job_name} --path {self.filesystem.url}`."
-
-
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """Hold the garbage collector back: 10,000 manifests are millions of objects, and it would look at all in vain."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if not gc.get_freeze_count():
-            gc.freeze()  # the two together make all objects old ones, which the collector seldom looks at
-            gc.unfreeze()
-        if was_on:
-            gc.enable()
 
 
 def _foreign(where: str, owner: str, job_name: str) -> ForeignCheckpoint:

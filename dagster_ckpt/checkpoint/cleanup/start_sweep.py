@@ -22,6 +22,7 @@ from dagster_ckpt.checkpoint.format import (
     written_by,
 )
 from dagster_ckpt.checkpoint.taking import CompletedCheckpointStore
+from dagster_ckpt.garbage_collector import without_collection
 
 __all__ = ["is_manifest", "left_in", "sweep", "sweep_start", "written_before"]
 
@@ -43,6 +44,7 @@ def sweep_start(store: CompletedCheckpointStore) -> list[str]:
     return sweep(store.catalog, store.job_id, store.epoch, store.next_id, completed, store.in_use())
 
 
+@without_collection()
 def sweep(
     catalog: CheckpointCatalog,
     job_id: str,

@@ -58,11 +58,10 @@ def check_paths(paths: Iterable[str]) -> None:
         twice = next(path for path, count in Counter(listed).items() if count > 1)
         raise ValueError(f"{shown(twice)} is there twice")
     directories: set[str] = set()
-    for above in {path.rpartition("/")[0] for path in listed}:
-        directory = above
-        while directory and directory not in directories:
-            directories.add(directory)
-            directory = directory.rpartition("/")[0]
+    above = {path.rpartition("/")[0] for path in files}
+    while above:
+        directories |= above
+        above = {directory.rpartition("/")[0] for directory in above} - directories
     if not files.isdisjoint(directories):
         raise ValueError(f"{shown(min(files & directories))} is a file and a directory")
 

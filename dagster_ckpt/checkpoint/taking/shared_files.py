@@ -86,7 +86,7 @@ class SharedFiles:
         """
         with self._lock:
             before, self._retained = self._retained, {id(metadata): metadata for metadata in checkpoints}
-            self._use(metadata for key, metadata in self._retained.items() if key not in before)
+            self._use([metadata for key, metadata in self._retained.items() if key not in before])
             for key, metadata in before.items():
                 if key not in self._retained:
                     self._forget(metadata)
@@ -96,16 +96,18 @@ class SharedFiles:
                 if entry.reference is None or _name_of(entry.reference) in self._names
             }
 
-    def _use(self, checkpoints: Iterable[CheckpointMetadata]) -> None:
-        more = Counter(file for metadata in checkpoints for file in metadata.files)
-        for file, count in more.items():
+    def _use(self, checkpoints: Sequence[CheckpointMetadata]) -> None:
+        # Manifests share most of their entries, and counting a number is cheaper than counting a tuple.
+        entries = {id(file): file for metadata in checkpoints for file in metadata.files}
+        counts = Counter(id(file) for metadata in checkpoints for file in metadata.files)
+        for key, file in entries.items():
             if file.reference is None:
                 continue
             if file not in self._uses:
                 self._names[_name_of(file.reference)] += 1
                 if (content := _content_of(file)) is not None:
                     self._by_content.setdefault((file.path, file.size), {})[content] = file
-            self._uses[file] += count
+            self._uses[file] += counts[key]
 
     def _forget(self, metadata: CheckpointMetadata) -> None:
         for file in metadata.files:
