@@ -97,7 +97,7 @@ def _run(results: Path, part: int, parts: int, chosen: Chosen) -> int:
         failure_free = FailureFree(spark, Path(home) / "failure-free")
         for number, base in enumerate(bases(chosen.sinks)):
             for system in (OURS, PLAIN):
-                wanted = [case for case in chosen.cases if (case.query, case.backend, case.sink) == base]
+                wanted = [case for case in chosen.cases if case.base == base]
                 if system == PLAIN:
                     # Spark alone has no mode.
                     wanted = [case for case in wanted if case.mode == MODES[0] and case.sink in PLAIN_SINKS]

@@ -41,7 +41,7 @@ from tests.servers.postgres import PostgresServer
 from tests.servers.postgres import rows as table_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Hashable, Sequence
 
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.readwriter import DataStreamWriter
@@ -72,6 +72,11 @@ class Case:
     event: str
     size: str
     mode: str
+
+    @property
+    def base(self) -> tuple[str, str, str]:
+        """What the stopped job is made of."""
+        return self.query, self.backend, self.sink
 
     def __str__(self) -> str:
         return f"{self.query}, {self.backend}, {self.sink}, {self.event}, {self.size}, {self.mode}"
@@ -113,18 +118,37 @@ def cases(sinks: Sequence[str] = SINKS) -> list[Case]:
 
 def pairwise(every: list[Case]) -> list[Case]:
     """A subset in which every two values that occur together anywhere occur together."""
+    return _covering(every, _pairs)
 
-    def pairs(case: Case) -> set[tuple[tuple[int, str], tuple[int, str]]]:
-        values = (case.query, case.backend, case.sink, case.event, case.size, case.mode)
-        return set(itertools.combinations(enumerate(values), 2))
 
-    missing = set().union(*map(pairs, every))
+def of_few_jobs(every: list[Case]) -> list[Case]:
+    """A subset of few stopped jobs, because to make one takes longest.
+
+    Every two values of sink, event, batch size and mode occur together, every query meets every event, and every
+    backend occurs; most jobs have the last one, which is the default.
+    """
+    return _covering(every[::-1], lambda case: _pairs(replace(case, query="", backend="")) | _alone(case))
+
+
+def _pairs(case: Case) -> set[Hashable]:
+    values = (case.query, case.backend, case.sink, case.event, case.size, case.mode)
+    return set(itertools.combinations(enumerate(values), 2))
+
+
+def _alone(case: Case) -> set[Hashable]:
+    return {(case.query, case.event), case.backend}
+
+
+def _covering(every: list[Case], of: Callable[[Case], set[Hashable]]) -> list[Case]:
+    """Cases that together have what all of them have; rather of a stopped job that has been chosen already."""
+    missing = set().union(*map(of, every))
     chosen: list[Case] = []
     while missing:
-        best = max(every, key=lambda case: len(pairs(case) & missing))
+        stopped = {case.base for case in chosen}
+        best = max(every, key=lambda case: (len(of(case) & missing), case.base in stopped))
         chosen.append(best)
-        missing -= pairs(best)
-    return sorted(chosen, key=every.index)
+        missing -= of(best)
+    return [case for case in every if case in chosen]
 
 
 @dataclass

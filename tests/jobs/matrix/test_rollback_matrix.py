@@ -1,4 +1,4 @@
-"""A pairwise subset of the rollback matrix; all of it is run by ``tools/rollback_matrix.py``."""
+"""A small subset of the rollback matrix, and a pairwise one; ``tools/rollback_matrix.py`` runs all of it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dagster_ckpt.config.checkpoint_config import CheckpointingMode
-from tests.jobs.matrix.cases import BY_FIVE, OTHER, Base, Case, bases, cases, pairwise
+from tests.jobs.matrix.cases import BY_FIVE, OTHER, Base, Case, bases, cases, of_few_jobs, pairwise
 from tests.jobs.matrix.plain_spark import PlainBase
 from tests.jobs.matrix.streams import FILE, FailureFree
 
@@ -17,9 +17,14 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-_CHOSEN = pairwise(cases())
-#: The cases of one stopped job follow one another, so that it is made once.
-_BASES = [base for base in bases() if any((case.query, case.backend, case.sink) == base for case in _CHOSEN)]
+_FEW = of_few_jobs(cases())
+_PAIRWISE = [case for case in pairwise(cases()) if case not in _FEW]
+
+
+def _by_job(chosen: list[Case]) -> list[list[Case]]:
+    """The cases of one stopped job follow one another, so that it is made once."""
+    of = {base: [case for case in chosen if case.base == base] for base in bases()}
+    return [some for some in of.values() if some]
 
 
 @pytest.fixture(scope="module")
@@ -27,25 +32,39 @@ def failure_free(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) 
     return FailureFree(spark, tmp_path_factory.mktemp("failure-free"))
 
 
-def test_the_subset_has_every_pair() -> None:
+def test_the_pairwise_subset_has_every_pair() -> None:
     def pairs(chosen: list[Case]) -> set[tuple[tuple[int, str], ...]]:
         values = [(c.query, c.backend, c.sink, c.event, c.size, c.mode) for c in chosen]
         return {pair for value in values for pair in itertools.combinations(enumerate(value), 2)}
 
-    assert pairs(_CHOSEN) == pairs(cases())
-    assert len(_CHOSEN) < len(cases()) / 8
+    assert pairs([*_FEW, *_PAIRWISE]) == pairs(cases())
+    assert len(_PAIRWISE) < len(cases()) / 8
 
 
-@pytest.mark.parametrize("base", _BASES, ids=", ".join)
+def test_the_small_subset_has_every_pair_of_what_can_happen() -> None:
+    def pairs(chosen: list[Case]) -> set[tuple[tuple[int, str], ...]]:
+        values = [(c.sink, c.event, c.size, c.mode) for c in chosen]
+        return {pair for value in values for pair in itertools.combinations(enumerate(value), 2)}
+
+    assert pairs(_FEW) == pairs(cases())
+    assert {(case.query, case.event) for case in _FEW} == {(case.query, case.event) for case in cases()}
+    assert {case.backend for case in _FEW} == {case.backend for case in cases()}
+    assert len(_by_job(_FEW)) < len(bases()) / 5
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [*_by_job(_FEW), *(pytest.param(some, marks=pytest.mark.exhaustive) for some in _by_job(_PAIRWISE))],
+    ids=lambda chosen: ", ".join(chosen[0].base),
+)
 def test_a_restore_is_exact_or_refused(
-    base: tuple[str, str, str], spark: SparkSession, tmp_path: Path, failure_free: FailureFree
+    chosen: list[Case], spark: SparkSession, tmp_path: Path, failure_free: FailureFree
 ) -> None:
-    stopped = Base(spark, tmp_path, *base)
-    for case in _CHOSEN:
-        if (case.query, case.backend, case.sink) == base:
-            outcome = stopped.go_on(case, failure_free)
-            doubled = outcome.doubled if case.mode == CheckpointingMode.EXACTLY_ONCE.value else 0
-            assert (outcome.lost, doubled) == (0, 0), f"{case}: {outcome}"
+    stopped = Base(spark, tmp_path, *chosen[0].base)
+    for case in chosen:
+        outcome = stopped.go_on(case, failure_free)
+        doubled = outcome.doubled if case.mode == CheckpointingMode.EXACTLY_ONCE.value else 0
+        assert (outcome.lost, doubled) == (0, 0), f"{case}: {outcome}"
 
 
 def test_spark_alone_loses_rows(spark: SparkSession, tmp_path: Path, failure_free: FailureFree) -> None:

@@ -82,10 +82,18 @@ def _last(log: Path) -> int:
     return max((int(file.name) for file in log.glob("*") if file.name.isdigit()), default=-1)
 
 
-@pytest.mark.parametrize("query", ["window aggregation", pytest.param(JOIN, marks=pytest.mark.exhaustive)])
-def test_a_killed_driver_goes_on_exactly(query: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("query", "again"),
+    [
+        ("window aggregation", False),
+        pytest.param("window aggregation", True, marks=pytest.mark.exhaustive),
+        pytest.param(JOIN, True, marks=pytest.mark.exhaustive),
+    ],
+)
+def test_a_killed_driver_goes_on_exactly(query: str, again: bool, tmp_path: Path) -> None:
+    """Killed at three moments; and, ``again``, twice more on the way to more partitions, then rolled back."""
     whole = _Job(query, tmp_path / "whole")
-    whole.land(12)
+    whole.land(12 if again else 6)
     whole.finished()
     expected = whole.rows()
     assert expected
@@ -108,17 +116,18 @@ def test_a_killed_driver_goes_on_exactly(query: str, tmp_path: Path) -> None:
     assert started["kind"] in {"rescale", "salvage"}
     assert job.newest().facts.partitions == 2
 
-    job.land(3)
-    job.killed("in the repartition", state_partitions=7)
-    job.killed("the query has started", state_partitions=7)
-    (started,) = job.finished(interval="300 ms").of("Started")
-    assert started["kind"] in {"rescale", "salvage"}
-    assert job.newest().facts.partitions == 7
+    if again:
+        job.land(3)
+        job.killed("in the repartition", state_partitions=7)
+        job.killed("the query has started", state_partitions=7)
+        (started,) = job.finished(interval="300 ms").of("Started")
+        assert started["kind"] in {"rescale", "salvage"}
+        assert job.newest().facts.partitions == 7
 
-    (started,) = job.finished(restore_from=before.reference).of("Started")
-    assert started["restored"] == before.reference
-    assert job.newest().facts.partitions == 4
+        (started,) = job.finished(restore_from=before.reference).of("Started")
+        assert started["restored"] == before.reference
+        assert job.newest().facts.partitions == 4
 
-    job.land(3)
-    job.finished()
+        job.land(3)
+        job.finished()
     assert job.rows() == expected
