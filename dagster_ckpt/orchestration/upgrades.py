@@ -9,7 +9,7 @@ from typing import Any
 import dagster as dg
 
 from dagster_ckpt.checkpoint import Claim, End, restart_after
-from dagster_ckpt.config import LATEST, CheckpointConfig, UpgradeMode, duration_of, format_duration
+from dagster_ckpt.config import LATEST, CheckpointConfig, UpgradeMode, duration_of
 from dagster_ckpt.errors import InvalidConfiguration
 from dagster_ckpt.orchestration import names
 from dagster_ckpt.orchestration.checkpointed_asset import CheckpointedStreamingAsset, QueryFunction
@@ -47,13 +47,9 @@ def versions_of(
                 hint=f"Give the asset a {needed}, or leave {option} out.",
             )
     limit = None if timeout is None else duration_of("upgrade_timeout", timeout, "10 min")
-    if limit is not None and (config.interval is None or limit <= config.interval):
-        taken = "no periodic checkpoints" if config.interval is None else f"one in {format_duration(config.interval)}"
-        raise InvalidConfiguration(
-            f"upgrade_timeout is {format_duration(limit)}, and the job takes {taken}: every new version would fail.",
-            hint="Make upgrade_timeout a few times as long as the interval of the checkpoints.",
-        )
-    return Versions(current, UpgradeMode(mode), None if limit is None else limit.total_seconds(), previous)
+    versions = Versions(current, UpgradeMode(mode), None if limit is None else limit.total_seconds(), previous)
+    versions.check(config)
+    return versions
 
 
 def is_to_return(versions: Versions, end: End | None) -> bool:
@@ -64,18 +60,24 @@ def is_to_return(versions: Versions, end: End | None) -> bool:
     return versions.current == end.returns_to or is_named
 
 
-def try_to_return(facts: Facts, claim: Claim) -> int | None:
-    """Which try to return is due now, from 1; ``None`` while none is.
+def try_to_return(facts: Facts, claim: Claim) -> int | str:
+    """Which try to return is due now, from 1; or why none is.
 
     A run that has failed before it took the job over is followed by another one, as the restart strategy says.
     """
     tried = [run for run in facts.others if run.parent == claim.run_id and not run.is_resume and run.attends is None]
-    if any(run.is_active for run in facts.others) or any(run.status != "FAILURE" for run in tried):
-        return None
+    if any(run.is_active for run in facts.others):
+        return "a run that may take the job over is under way"
+    if any(run.status != "FAILURE" for run in tried):
+        return "the run that was to return was canceled; launch the job to return"
     if tried:
         decision = restart_after([run.before_its_claim for run in tried], facts.restart, facts.job_name)
-        if not decision.allowed or facts.restart.seconds_left(decision, facts.now) > 0:
-            return None
+        if not decision.allowed:
+            return f"{len(tried)} runs that were to return have failed, and the restart strategy allows no more; " + (
+                "mend what the newest of them says, and launch the job to return"
+            )
+        if facts.restart.seconds_left(decision, facts.now) > 0:
+            return "the next run that returns waits, as the restart strategy says"
     return 1 + len(tried)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -17,7 +18,9 @@ from dagster_ckpt.config import (
     RestartStrategy,
     StateBackend,
     UpgradeMode,
+    format_duration,
 )
+from dagster_ckpt.errors import InvalidConfiguration
 from dagster_ckpt.filesystem import FileSystem
 
 if TYPE_CHECKING:
@@ -62,6 +65,21 @@ class Versions:
     mode: UpgradeMode = UpgradeMode.LAST_STATE
     timeout: float | None = None
     previous: Mapping[str, Callable[..., DataStreamWriter]] = field(default_factory=dict)
+
+    def check(self, config: CheckpointConfig) -> None:
+        """Refuse settings by which every new version would be taken back.
+
+        Raises:
+            InvalidConfiguration: no checkpoint is due before the time of a new version is over.
+        """
+        limit = None if self.timeout is None else timedelta(seconds=self.timeout)
+        if limit is None or (config.interval is not None and limit > config.interval):
+            return
+        taken = "no periodic checkpoints" if config.interval is None else f"one in {format_duration(config.interval)}"
+        raise InvalidConfiguration(
+            f"upgrade_timeout is {format_duration(limit)}, and the job takes {taken}: every new version would fail.",
+            hint="Make upgrade_timeout a few times as long as the interval of the checkpoints.",
+        )
 
     def bound(self, *arguments: Any, **named: Any) -> Versions:
         """The same, with functions that take what is left beside these arguments: the session."""
@@ -143,8 +161,9 @@ class StreamingJob:
         has its own connection, or its own memory.
 
         Raises:
-            InvalidConfiguration: the storage cannot be used.
+            InvalidConfiguration: the storage cannot be used, or no new version could prove itself in its time.
         """
+        versions.check(config)
         return cls(
             name=name,
             query=query,

@@ -14,7 +14,7 @@ from dagster_ckpt.cli.printing import say, say_json, warn
 from dagster_ckpt.cli.rollback.webserver import RunState, Webserver
 from dagster_ckpt.cli.spark_files import exit_status, stored_verdict
 from dagster_ckpt.clock import SystemClock
-from dagster_ckpt.config import NONE, duration_of
+from dagster_ckpt.config import NONE, RestoreRequest, duration_of
 from dagster_ckpt.errors import CheckpointError, JobAlreadyRunning
 from dagster_ckpt.orchestration import JOB_TAG, ROLLBACK_TAG, VERDICT_TAG, rollback_job
 from dagster_ckpt.spark import Finding, Preflight, Verdict
@@ -38,6 +38,7 @@ _LOOK = 1.0
 @click.option("--dry-run", is_flag=True, help="Tell what would be launched, and preflight's verdict; needs --path.")
 @click.option("--check-only", is_flag=True, help="Have Dagster check it, with the job's own settings; change nothing.")
 @click.option("--allow-loss", is_flag=True, help="Go back even if rows would be lost or doubled.")
+@click.option("--state-partitions", type=int, help="The number of partitions of the state in the restored copy.")
 @click.option("--timeout", default="15 min", show_default=True, help="How long to wait for the rollback to end.")
 @JSON
 def restore(
@@ -48,6 +49,7 @@ def restore(
     dry_run: bool,
     check_only: bool,
     allow_loss: bool,
+    state_partitions: int | None,
     timeout: str,
     as_json: bool,
 ) -> None:
@@ -61,7 +63,9 @@ def restore(
     now. With --dry-run and --check-only, 0 is RESTORABLE, 3 WITH_LOSS, 4 NOT_RESTORABLE.
     """
     patience = duration_of("--timeout", timeout, "15 min").total_seconds()
-    config = {"to": to, "check_only": check_only, "allow_loss": allow_loss}
+    config: dict[str, Any] = {"to": to, "check_only": check_only, "allow_loss": allow_loss}
+    if state_partitions is not None:
+        config["state_partitions"] = state_partitions
     if dry_run:
         if path is None:
             raise click.UsageError("--dry-run needs --path (or DAGSTER_CKPT_PATH): it reads the checkpoint.")
@@ -85,7 +89,8 @@ def restore(
     refused = not accepts and told in {Verdict.NOT_RESTORABLE, *(() if allow_loss else (Verdict.WITH_LOSS,))}
     if refused and told is not None and run.status == "FAILURE":
         sys.exit(exit_status(Verdict(told)))
-    again = f"dagster-ckpt restore {job} {to} --dagster-url {server.url}"
+    rescaled = "" if state_partitions is None else f" --state-partitions {state_partitions}"
+    again = f"dagster-ckpt restore {job} {to}{rescaled} --dagster-url {server.url}"
     raise CheckpointError(
         f"Run {run_id} of {rollback_job(job)} is {run.status}. "
         f"{_state_now(server, job) if accepts else f'Nothing is changed: job {job!r} is as it was.'}",
@@ -138,7 +143,12 @@ def _watch(server: Webserver, run_id: str, patience: float) -> RunState:
 
 def _dry_run(job: str, to: str, path: str, config: dict[str, Any], url: str | None, *, as_json: bool) -> None:
     catalog = CheckpointCatalog(storage_at(path), job)
-    verdict = _nothing(catalog) if to == NONE else stored_verdict(catalog, to, terminates=True)
+    partitions = config.get("state_partitions")
+    if to == NONE:
+        RestoreRequest(NONE, state_partitions=partitions)
+        verdict = _nothing(catalog)
+    else:
+        verdict = stored_verdict(catalog, to, terminates=True, state_partitions=partitions)
     if as_json:
         launch = {"job": rollback_job(job), "run_config": config, "url": url}
         say_json({"launch": launch, "preflight": verdict.to_json()})

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import dagster as dg
 
 from dagster_ckpt.checkpoint import CheckpointCatalog, CheckpointMetadata, find_newest, kept_savepoint, pin_checkpoint
 from dagster_ckpt.clock import SystemClock, iso
-from dagster_ckpt.config import LATEST, NONE
+from dagster_ckpt.config import LATEST, NONE, RestoreRequest
 from dagster_ckpt.errors import CheckpointError, CheckpointNotFound, JobAlreadyRunning, RestoreRefused, StorageError
 from dagster_ckpt.orchestration import names
 from dagster_ckpt.orchestration.rollback.deleting_end import DELETING_END, deleting_end
@@ -72,25 +72,36 @@ class Rollback:
         self._clock = SystemClock()
         self._say = context.log.info
 
-    def run(self, to: str, *, check_only: bool, allow_loss: bool) -> None:
+    def run(self, to: str, *, check_only: bool, allow_loss: bool, state_partitions: int | None = None) -> None:
         """Go back to ``to``, or only tell whether that is possible.
 
+        Args:
+            to: where the job goes back to.
+            check_only: change nothing.
+            allow_loss: go back although rows would be lost or doubled.
+            state_partitions: of the query's state in the restored copy, ``None`` to keep their number.
+
         Raises:
+            InvalidConfiguration: there can be no such number, or no state for it; nothing is changed.
             RestoreWithLoss: rows would be lost or doubled, and that is not allowed; nothing is changed.
             StorageError: the storage failed during the checks, and there is no verdict; nothing is changed.
             CheckpointError: going back is impossible, and nothing is changed; or a run of the job has not stopped, or
                 the run that was to go back has failed.
         """
+        RestoreRequest(NONE if to == NONE else LATEST, state_partitions=state_partitions)
         target = self._target(to)
-        verdict = self._verdict(to, target)
+        verdict = self._verdict(to, target, state_partitions)
         error = verdict.refusal(self._settings.config.mode, None if allow_loss else ())
         refused = error is not None
         self._instance.add_run_tags(
             self._context.run_id,
             {names.VERDICT_TAG: verdict.verdict.value, **({} if refused or check_only else ACCEPTED)},
         )
+        others = {"state_partitions": state_partitions} if state_partitions else {}
+        if refused:
+            others["allow_loss"] = True
         self._tell(
-            verdict, to, target, link=verdict.verdict is Verdict.WITH_LOSS if refused else check_only, loss=refused
+            verdict, to, target, others, link=verdict.verdict is Verdict.WITH_LOSS if refused else check_only
         )
         if check_only:
             return
@@ -129,7 +140,7 @@ class Rollback:
             to = f"{lineages[0]}/{partition[2]}"
         return self._catalog.resolve(to)
 
-    def _verdict(self, to: str, target: CheckpointMetadata | None) -> Preflight:
+    def _verdict(self, to: str, target: CheckpointMetadata | None, state_partitions: int | None) -> Preflight:
         job = self._catalog.job_name
         runs = active_runs(self._instance, job)
         findings: Sequence[Finding] = ()
@@ -144,6 +155,7 @@ class Rollback:
                 wait=time.sleep,
                 # A run that attends a driver ends the driver, whose heartbeat names the run that has submitted it.
                 terminates={id_ for run in runs for id_ in (run.run_id, names.attends(run.tags)) if id_},
+                state_partitions=state_partitions,
             )
             for item in found.findings:
                 if isinstance(item.error, StorageError):  # it says nothing of the checkpoint
@@ -152,8 +164,10 @@ class Rollback:
             runs = active_runs(self._instance, job)  # the checks read every byte: a run may have begun meanwhile
         return Preflight(subject, (*findings, *deleting_end(self._catalog, self._settings.config, to, target, runs)))
 
-    def _tell(self, verdict: Preflight, to: str, target: CheckpointMetadata | None, *, link: bool, loss: bool) -> None:
-        """Tell the verdict, in the log and at the partition; with a link that goes on, over a loss if there is one."""
+    def _tell(
+        self, verdict: Preflight, to: str, target: CheckpointMetadata | None, others: Mapping[str, int], *, link: bool
+    ) -> None:
+        """Tell the verdict, in the log and at the partition; with a link that goes on, configured with ``others``."""
         for line in verdict.lines():
             self._say(line)
         ends = [item for item in verdict.findings if item.check == DELETING_END and item not in verdict.bad]
@@ -162,8 +176,8 @@ class Rollback:
         metadata: dict[str, dg.MetadataValue] = {"verdict": dg.MetadataValue.text(told)}
         pad = Launchpad.of_run(self._context.run, self._catalog.job_name)
         if pad is not None and link:
-            words = f"go back to {verdict.subject}{' nevertheless' if loss else ''}"
-            way = pad.link(words, to, **({"allow_loss": True} if loss else {}))
+            words = f"go back to {verdict.subject}{' nevertheless' if 'allow_loss' in others else ''}"
+            way = pad.link(words, to, **others)
             metadata["go_on"] = dg.MetadataValue.md(f"Click, then Launch Run: {way}.")
         key = None if target is None or target.location is not None else names.partition_key(target)
         known = key is not None and self._instance.has_dynamic_partition(self._partitions, key)

@@ -86,11 +86,12 @@ def requested(
         job_name: the Dagster job of the checkpointed job.
         op_name: of the query.
     """
-    last = _last_run(instance, catalog)
+    last, asked = _last_run(instance, catalog), dict(rollback.run_config)
     given = {
         **_continued(last, op_name),
         "restore_from": rollback.tags[names.ROLLBACK_TO_TAG],
-        "allow_loss": bool(dict(rollback.run_config).get("allow_loss", False)),
+        "allow_loss": bool(asked.get("allow_loss", False)),
+        **({"state_partitions": asked["state_partitions"]} if asked.get("state_partitions") else {}),
     }
     config: dict[str, Any] = {"ops": {op_name: {"config": given}}}
     if last is not None and "resources" in last.run_config:

@@ -40,7 +40,7 @@ class Launchpad:
         named = repository.repository_name != _DEFAULT_REPOSITORY
         return cls(f"{repository.repository_name}@{location}" if named else location, job_name)
 
-    def link(self, words: str, to: str, **others: bool) -> str:
+    def link(self, words: str, to: str, **others: int) -> str:
         """A link in Markdown that opens the Launchpad.
 
         Args:

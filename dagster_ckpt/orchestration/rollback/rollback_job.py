@@ -26,6 +26,9 @@ class RollbackConfig(dg.Config):
     allow_loss: bool = Field(
         default=False, description="Go back although rows would be lost or doubled, as the refused run has said."
     )
+    state_partitions: int | None = Field(
+        default=None, description="The number of partitions that the query's state gets there: Spark 4.2 and later."
+    )
 
 
 def build_rollback_job(

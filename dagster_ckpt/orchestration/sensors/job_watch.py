@@ -103,8 +103,10 @@ class JobWatch:
                     return f"{reason}{self._fell_back(claim)}"
                 case Ended(reason):
                     self._finish(claim, facts.end, discarded)
-                    returns = is_to_return(self._asset.versions, facts.end)
-                    if returns and (attempt := try_to_return(facts, claim)) is not None:
+                    if is_to_return(self._asset.versions, facts.end):
+                        attempt = try_to_return(facts, claim)
+                        if isinstance(attempt, str):
+                            return f"{reason}; {attempt}"
                         return returning(self._asset, claim, self._instance.get_run_by_id(claim.run_id), attempt)
                     return f"{reason}{self._fell_back(claim)}"
                 case MarkDead(run_id, canceled, reason):

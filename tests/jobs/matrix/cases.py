@@ -127,7 +127,8 @@ def of_few_jobs(every: list[Case]) -> list[Case]:
     Every two values of sink, event, batch size and mode occur together, every query meets every event, and every
     backend occurs; most jobs have the last one, which is the default.
     """
-    return _covering(every[::-1], lambda case: _pairs(replace(case, query="", backend="")) | _alone(case))
+    default_first = sorted(every, key=lambda case: -list(BACKENDS).index(case.backend))
+    return _covering(default_first, lambda case: _pairs(replace(case, query="", backend="")) | _alone(case))
 
 
 def _pairs(case: Case) -> set[Hashable]:
@@ -148,7 +149,7 @@ def _covering(every: list[Case], of: Callable[[Case], set[Hashable]]) -> list[Ca
         best = max(every, key=lambda case: (len(of(case) & missing), case.base in stopped))
         chosen.append(best)
         missing -= of(best)
-    return [case for case in every if case in chosen]
+    return chosen
 
 
 @dataclass

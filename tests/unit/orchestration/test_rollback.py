@@ -37,6 +37,7 @@ from dagster_ckpt.config import ExternalizedCheckpointCleanup
 from dagster_ckpt.errors import (
     CheckpointError,
     CheckpointNotFound,
+    InvalidConfiguration,
     JobAlreadyRunning,
     RestoreRefused,
     RestoreWithLoss,
@@ -208,7 +209,7 @@ class Operated:
             self.job.beat(self.claim, alive=False, stopped=True)
         return True
 
-    def roll_back(self, to: str, **config: bool) -> dg.ExecuteInProcessResult:
+    def roll_back(self, to: str, **config: int) -> dg.ExecuteInProcessResult:
         job = self.definitions.resolve_job_def("orders_rollback")
         return job.execute_in_process({"to": to, **config}, instance=self.instance)
 
@@ -627,6 +628,25 @@ def test_only_a_rollback_that_itself_asks_and_waits_is_launched(
         rollback(**asked.tags)
         settle(operated.instance, first.run_id)
     assert len(operated.tick()) == (0 if re_executed else launched)
+
+
+def test_a_number_of_state_partitions_is_checked_first_and_goes_to_the_run(operated: Operated) -> None:
+    before = operated.stored()
+    with pytest.raises(RestoreRefused, match=r"cannot have 7 partitions: the query of chk-\d+ keeps none"):
+        operated.roll_back(operated.whole.reference, state_partitions=7)  # its query keeps no state
+    with pytest.raises(InvalidConfiguration, match="restore_from: none"):
+        operated.roll_back("none", state_partitions=7)
+    assert (operated.stored(), operated.terminated, operated.launched) == (before, [], [])
+
+    rollback = operated.instance.create_run_for_job(
+        operated.definitions.resolve_job_def("orders_rollback"),
+        run_config={"to": "latest", "state_partitions": 7},
+        tags={names.ROLLBACK_OF_TAG: "orders"},
+        status=dg.DagsterRunStatus.STARTED,
+    )
+    ask(operated.instance, rollback.run_id, "latest")
+    (request,) = operated.tick()
+    assert request.run_config["ops"]["orders"]["config"]["state_partitions"] == 7
 
 
 @given(st.text(st.characters(max_codepoint=0xFFFF, exclude_categories=["Cs"])), st.text(min_size=1))

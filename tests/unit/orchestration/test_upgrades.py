@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,15 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from dagster_ckpt import CheckpointConfig, checkpointed_streaming_asset
+from dagster_ckpt import (
+    CheckpointConfig,
+    FileSystemCheckpointStorage,
+    SparkSessionResource,
+    checkpointed_streaming_asset,
+)
 from dagster_ckpt.checkpoint.control.epochs import End
 from dagster_ckpt.errors import InvalidConfiguration
+from dagster_ckpt.orchestration.streaming_run import streaming_job
 from dagster_ckpt.orchestration.upgrades import is_to_return
 from dagster_ckpt.spark.job import Versions
 from tests.helpers.orchestration.stored_job import QUICK, StoredJob, run_id
@@ -42,6 +49,18 @@ def sums(context: Any, spark: SparkSession) -> DataStreamWriter:
 def test_what_cannot_work_is_refused(options: dict[str, Any], told: str) -> None:
     with pytest.raises(InvalidConfiguration, match=told):
         checkpointed_streaming_asset(**options)
+
+
+def test_a_run_that_takes_checkpoints_too_seldom_is_refused(tmp_path: Path) -> None:
+    """No new version could complete a checkpoint in its time, so each would be taken back."""
+    asset = checkpointed_streaming_asset(name="orders", code_version="2", upgrade_timeout="10 min")(sums)
+    storage = FileSystemCheckpointStorage(checkpoint_path=str(tmp_path))
+    context = dg.build_asset_context(resources={"checkpoint_storage": storage, "spark": SparkSessionResource()})
+    job = partial(streaming_job, asset, context=context, op_config={}, filesystem=storage.filesystem())
+    assert job(asset.settings.of_run({})).versions.timeout == 600
+    seldom = asset.settings.of_run({"configuration": {"execution.checkpointing.interval": "1 h"}})
+    with pytest.raises(InvalidConfiguration, match="upgrade_timeout is 10 min, and the job takes one in 1 h"):
+        job(seldom)
 
 
 def test_an_asset_keeps_the_versions() -> None:
@@ -73,11 +92,17 @@ def test_a_job_returns_where_the_code_is(versions: Versions, end: End | None, re
     assert is_to_return(versions, end) is returns
 
 
-@pytest.mark.parametrize(("status", "tries"), [(dg.DagsterRunStatus.FAILURE, 4), (dg.DagsterRunStatus.CANCELED, 1)])
+@pytest.mark.parametrize(
+    ("status", "tries", "told"),
+    [
+        (dg.DagsterRunStatus.FAILURE, 4, "4 runs that were to return have failed"),
+        (dg.DagsterRunStatus.CANCELED, 1, "was canceled; launch the job to return"),
+    ],
+)
 def test_a_run_that_does_not_get_to_the_job_is_followed_by_another(
-    status: dg.DagsterRunStatus, tries: int, tmp_path: Path
+    status: dg.DagsterRunStatus, tries: int, told: str, tmp_path: Path
 ) -> None:
-    """As often as the restart strategy says, unless a user has canceled it."""
+    """As often as the restart strategy says, unless a user has canceled it; then the tick says why there is none."""
     job = StoredJob(tmp_path / "storage")
     asset = checkpointed_streaming_asset(name="orders", code_version="1", restart=QUICK)(sums)
     with dg.DagsterInstance.ephemeral() as instance:
@@ -96,4 +121,7 @@ def test_a_run_that_does_not_get_to_the_job_is_followed_by_another(
             sensor.instance.delete_run(launched.run_id)
             sensor.launch(request, status)
         assert len(keys) == tries
-        assert [sensor.tick()[0] for _ in range(2)] == [[], []]
+        for _ in range(2):
+            requests, told_by_tick = sensor.tick()
+            assert requests == []
+            assert told in told_by_tick
