@@ -24,7 +24,7 @@ _LAYERS = (
     {"errors"},
     {"clock", "paths"},
     {"config", "filesystem"},
-    {"stored_json"},
+    {"stored_json", "garbage_collector"},
     {"checkpoint", "testing"},
     {"spark"},
     {"resume"},

@@ -676,7 +676,11 @@ _KAFKA = "docs/how-to/kafka.md"
 _DELTA, _ICEBERG = "docs/how-to/sink-delta.md", "docs/how-to/sink-iceberg.md"
 #: Run only where the table format is for the running release of Spark: by `make test-spark`.
 _WITH_A_FORMAT = {_DELTA: delta_conf, _ICEBERG: iceberg_conf}
-_MARKS = {_KAFKA: (pytest.mark.integration,), **dict.fromkeys(_WITH_A_FORMAT, (pytest.mark.releases,))}
+_MARKS = {
+    **{page: (pytest.mark.slow,) for page in _PAGES if "/sink-" in page},
+    _KAFKA: (pytest.mark.integration,),
+    **dict.fromkeys(_WITH_A_FORMAT, (pytest.mark.releases,)),
+}
 #: By page: the heading above each block, in order, and what runs the block.
 _RUNNERS: dict[str, list[tuple[str, Runner]]] = {
     "README.md": [("In your own project", the_first_example)],

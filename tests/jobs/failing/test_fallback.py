@@ -26,8 +26,6 @@ from tests.jobs.harness import NEVER, OFTEN, Bench, Launch, eventually
 if TYPE_CHECKING:
     from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
 
-pytestmark = pytest.mark.quick
-
 OPTED_IN = NEVER.model_copy(update={"fallback_to_older": True, "num_retained": 2})
 
 
@@ -83,7 +81,6 @@ def test_the_next_older_one_is_used_and_all_after_it_runs_again_as_it_was(ticked
     ticked.assert_exact()
 
 
-@pytest.mark.slow
 def test_a_chain_past_a_manifest_that_cannot_be_read(ticked: Bench) -> None:
     first, second, third = ticked.checkpoints()
     for name in second.references - first.references:
@@ -105,7 +102,6 @@ def test_a_chain_past_a_manifest_that_cannot_be_read(ticked: Bench) -> None:
     assert ticked.tick().started.fell_back is None, "it is past, and said once"
 
 
-@pytest.mark.slow
 def test_none_is_left(ticked: Bench) -> None:
     """The run fails: it neither begins from nothing, nor goes back to one whose files have been put back since."""
     first, second, third = ticked.checkpoints()
@@ -126,7 +122,6 @@ def test_none_is_left(ticked: Bench) -> None:
     ticked.assert_exact()
 
 
-@pytest.mark.slow
 def test_without_the_option_what_was_quarantined_is_not_passed_over(ticked: Bench) -> None:
     """Somebody had opted in, and the run died before its choice was on record."""
     _, second, third = ticked.checkpoints()

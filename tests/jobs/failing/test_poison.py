@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from dagster_ckpt.spark.job import StreamingJob
     from tests.jobs.harness import Bench, Query
 
-pytestmark = pytest.mark.quick
-
 _ALWAYS = FixedDelayRestart(100, timedelta(milliseconds=1))
 _BAD_ID = 22  # of the fourth and the fifth file
 

@@ -56,7 +56,7 @@ def exported(bench: Bench, to: Path, *arguments: str) -> Plain:
 @pytest.mark.releases
 @pytest.mark.parametrize(
     ("what", "backend"),
-    [("counted", "hdfs"), pytest.param("deduplicated", "rocksdb", marks=pytest.mark.quick)],
+    [("counted", "hdfs"), ("deduplicated", "rocksdb")],
 )
 def test_in_and_out_and_in_again(bench: Bench, tmp_path: Path, what: str, backend: str) -> None:
     bench = bench_of(bench, what)
@@ -87,7 +87,6 @@ def test_in_and_out_and_in_again(bench: Bench, tmp_path: Path, what: str, backen
     bench.assert_exact()
 
 
-@pytest.mark.quick
 @pytest.mark.releases
 def test_a_query_that_died_in_a_batch(bench: Bench) -> None:
     """Its batch is in the sink and not committed; the job runs the batch again as it was planned."""
@@ -107,7 +106,6 @@ def test_a_query_that_died_in_a_batch(bench: Bench) -> None:
     bench.assert_exact()
 
 
-@pytest.mark.quick
 def test_a_query_that_writes_by_foreach_batch(bench: Bench) -> None:
     """The same function goes on under the library, and is set back to the query's last batch, not to nothing."""
     written: dict[int, list[Row]] = {}

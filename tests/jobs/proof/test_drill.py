@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from dagster_ckpt.spark.job import StreamingJob
 
-pytestmark = pytest.mark.quick
-
 
 @pytest.fixture
 def scratch(tmp_path: Path) -> Iterator[Path]:

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-pytestmark = pytest.mark.quick
-
 
 def split(bench: Bench, session: SparkSession) -> DataStreamWriter:
     """Stateless and partitioned, so that a batch of which no row is left has no file: that of the second file."""

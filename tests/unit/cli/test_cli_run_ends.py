@@ -14,6 +14,8 @@ from typing import IO, Any
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[3]
 DEADLINE = 240.0
 COMMAND = """

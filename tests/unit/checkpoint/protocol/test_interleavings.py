@@ -13,7 +13,7 @@ from tests.unit.checkpoint.protocol.interleaved import (
     threads_of_one_run,
 )
 
-SEEDS = 600
+SEEDS = 300
 MANY_SEEDS = 2000
 
 

@@ -23,7 +23,7 @@ from dagster_ckpt.spark.standby.adopted_jvm import AdoptedJvm, RefusedError, ado
 from dagster_ckpt.spark.standby.place import Standby
 from tests.jobs.harness import eventually
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux hands a JVM over")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="only Linux hands a JVM over")]
 
 ROOT = Path(__file__).resolve().parents[4]
 #: A keeper whose "JVM" listens, never answers, and ends with its standard input.
