@@ -29,26 +29,33 @@ _AT_ONCE = timedelta(milliseconds=1)
 _BAD_ID = 12  # of the second and the third file
 
 
-def failing(times: int, memory: Path, bad: int = _BAD_ID) -> Query:
-    """A query whose UDF raises so many times when it meets a certain row; a file remembers how often it has."""
+def failing(times: int, memory: Path, bad: int = _BAD_ID, *, kills: bool = False) -> Query:
+    """A query whose UDF raises so many times when it meets a certain row; a file remembers how often it has.
+
+    With ``kills`` the UDF kills its worker instead, as the system does where memory runs out.
+    """
 
     def query(bench: Bench, session: SparkSession) -> DataStreamWriter:
-        return bench.write(_through_udf(bench.read(session).dropDuplicates(["id"]), times, str(memory), bad))
+        return bench.write(_through_udf(bench.read(session).dropDuplicates(["id"]), times, str(memory), bad, kills))
 
     return query
 
 
-def _through_udf(rows: DataFrame, times: int, memory: str, bad: int) -> DataFrame:
+def _through_udf(rows: DataFrame, times: int, memory: str, bad: int, kills: bool) -> DataFrame:
     from pyspark.sql import functions as F  # noqa: N812, PLC0415
 
     @F.udf(returnType="int", useArrow=False)
     def checked(key: int, value: int) -> int:
-        from pathlib import Path  # noqa: PLC0415 - on the worker
+        import os  # noqa: PLC0415 - on the worker
+        import signal  # noqa: PLC0415
+        from pathlib import Path  # noqa: PLC0415
 
         if key == bad:
             failed = len(Path(memory).read_text()) if Path(memory).exists() else 0
             if failed < times:
                 Path(memory).write_text("x" * (failed + 1))
+                if kills:
+                    os.kill(os.getpid(), signal.SIGKILL)
                 raise ValueError(f"row {key} is bad")
         return value
 
@@ -116,6 +123,18 @@ def test_two_failures_and_two_restarts(bench: Bench) -> None:
     ends = [bench.catalog.records.epochs.read_end(epoch) for epoch in (1, 2, 3)]
     assert [end.status for end in ends if end] == ["FAILING", "FAILING", "FINISHED"]
     assert {claim.series for epoch in (1, 2, 3) if (claim := bench.catalog.records.epochs.read_claim(epoch))} == {1}
+
+
+def test_a_worker_that_is_killed(bench: Bench) -> None:
+    """The driver and its JVM live, so the run goes on from what is committed."""
+    bench.land(4)
+    job = bench.job(query=failing(1, bench.root / "killed", kills=True), restart=FixedDelayRestart(3, _AT_ONCE))
+    launch = bench.launch(job)
+    assert launch.result().status is JobStatus.FINISHED
+    (restart,) = launch.restarts
+    assert "Python worker exited unexpectedly (crashed)" in restart.error
+    assert launch.of(Started)[-1].epoch == 2
+    bench.assert_exact()
 
 
 @pytest.mark.parametrize(("error", "status"), [(SinkMismatch, "FAILED"), (Fenced, None), (StorageError, "FAILING")])
