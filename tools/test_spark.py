@@ -16,8 +16,9 @@ import venv
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-#: A file stays with one process, because its tests share fixtures.
-_SIDE_BY_SIDE = ("--numprocesses", "2", "--dist", "loadfile", "--no-loadscope-reorder")
+#: As `make test`: a file stays with one process, because its tests share fixtures.
+_WORKERS = min(4, (os.cpu_count() or 1) + 1)
+_SIDE_BY_SIDE = ("--numprocesses", str(_WORKERS), "--dist", "loadfile", "--no-loadscope-reorder")
 
 
 def main() -> int:
