@@ -326,7 +326,9 @@ class Attendant:
         if end.status == JobStatus.FAILED.value:
             raise NotRestarted(
                 f"Job {self._catalog.job_name!r} has failed: {end.reason}.",
-                hint="Mend the cause, and launch the job with restore_from: latest.",
+                hint="Mend the cause, and launch the job with restore_from: latest."
+                if end.returns_to is None
+                else f"The resume sensor launches version {end.returns_to} as soon as its code is there.",
             )
         status = JobStatus(end.status)
         newest = retained[-1] if retained and not end.discarded else None

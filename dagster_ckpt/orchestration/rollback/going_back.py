@@ -100,9 +100,7 @@ class Rollback:
         others = {"state_partitions": state_partitions} if state_partitions else {}
         if refused:
             others["allow_loss"] = True
-        self._tell(
-            verdict, to, target, others, link=verdict.verdict is Verdict.WITH_LOSS if refused else check_only
-        )
+        self._tell(verdict, to, target, others, link=verdict.verdict is Verdict.WITH_LOSS if refused else check_only)
         if check_only:
             return
         if error is not None:

@@ -25,11 +25,12 @@ from dagster_ckpt import (
     SparkSubmitResource,
 )
 from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.control.epochs import End
 from dagster_ckpt.checkpoint.control.heartbeat import Completed, FailedCheckpoints, Heartbeat, HeartbeatFile
 from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
 from dagster_ckpt.checkpoint.processes import ProcessIdentity
 from dagster_ckpt.checkpoint.submissions import Submission, Submissions
-from dagster_ckpt.clock import SystemClock
+from dagster_ckpt.clock import SystemClock, iso
 from dagster_ckpt.errors import (
     CheckpointError,
     Fenced,
@@ -506,6 +507,19 @@ def test_what_is_on_record_is_told_by_a_run_that_attends(
     sign = job.catalog.records.attendant.read()
     assert sign is not None
     assert (sign.stopped, sign.interrupted) == (True, False)
+
+
+def test_a_job_that_returns_to_the_version_before_is_not_to_be_launched(job: StoredJob) -> None:
+    claim = job.claim(run_id())
+    job.catalog.records.submissions.replace(Submission(claim.run_id, 0, None, "{}", 1.0))
+    job.checkpoint(job.choose(claim), 1)
+    end = End("FAILED", "version 2 completed no checkpoint", False, iso(0.0), taken_back="2", returns_to="1")
+    job.catalog.records.epochs.record_end(claim.epoch, end)
+    job.beat(claim, alive=False, stopped=True)
+    tags = {names.ATTENDS_TAG: claim.run_id, names.PARENT_RUN_TAG: claim.run_id}
+    error = materialize(job, SparkSessionResource(), tags)
+    assert isinstance(error, NotRestarted)
+    assert error.hint == "The resume sensor launches version 1 as soon as its code is there."
 
 
 def test_a_run_that_attends_reads_each_checkpoint_once(job: StoredJob, monkeypatch: pytest.MonkeyPatch) -> None:
