@@ -298,7 +298,7 @@ def _tell(facts: Facts, claim: Claim, end: End, attendance: Attendance) -> Actio
     later = facts.others if last is None else facts.others[: facts.others.index(last)]  # the newest first
     launched = [run for run in later if run.attends == claim.run_id]
     heard = any(run.status in {"SUCCESS", "CANCELED", "CANCELING"} for run in (*own, *launched))
-    if end.status != JobStatus.FINISHED.value or not own or heard:
+    if end.status != JobStatus.FINISHED.value or not (own or launched) or heard:
         return None
     if attendance.dead is None:
         return Wait(f"run {attendance.run_id} may be about to tell how the driver of run {claim.run_id} has ended")

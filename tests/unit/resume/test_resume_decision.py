@@ -5,7 +5,7 @@ from dataclasses import replace
 from datetime import timedelta
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from dagster_ckpt.checkpoint.attendance import Attendance
@@ -748,7 +748,18 @@ def test_nothing_is_resumed_that_lives_ended_or_may_not(given_facts: Facts) -> N
     assert found is None or not found.ends_loop(given_facts.poison_batch_attempts)
 
 
+#: The run that attended the driver last is soon none of the newest runs any more, and nobody knows the holder's run.
+_TOLD_BY_OTHERS = facts(
+    end="FINISHED",
+    dead=GONE,
+    holder=None,
+    others=[run("NOT_STARTED", "second", age=1000)],
+    attendance=Attendance("second", LEFT),
+)
+
+
 @given(_facts)
+@example(_TOLD_BY_OTHERS)
 def test_doing_what_is_decided_comes_to_rest(given_facts: Facts) -> None:
     """No action is decided again once it was carried out: a second sensor, or a doubled tick, changes nothing."""
     seen: list[Action] = []
