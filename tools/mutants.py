@@ -253,7 +253,15 @@ def closest(one: Mutant, tests: Sequence[Test], budget: float) -> list[str]:
     running = [test for test in running if not test.has_server] or running
     if not running:
         running = [test for test in tests if test.lines.get(one.module) or test.name.startswith(own)]
-    running.sort(key=lambda test: (not test.lines.get(one.module), not test.name.startswith(own), test.seconds))
+    running.sort(key=lambda test: test.seconds)
+    variants: Counter[str] = Counter()
+    turns: dict[str, int] = {}
+    for test in running:  # one variant of every test comes before a second variant of any
+        turns[test.name] = variants[test.name.partition("[")[0]]
+        variants[test.name.partition("[")[0]] += 1
+    running.sort(
+        key=lambda test: (not test.lines.get(one.module), not test.name.startswith(own), turns[test.name], test.seconds)
+    )
     chosen, spent = [], 0.0
     for test in running:
         if spent + test.seconds <= budget:

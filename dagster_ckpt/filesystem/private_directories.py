@@ -131,7 +131,7 @@ def _enter(place: int, name: str, at: Path, *, named: bool) -> int:
     try:
         found = os.fstat(inner)
         _check_own(found, at, named=named)  # the directory may have been swapped since the first check
-        if not named and stat.S_IMODE(found.st_mode) & ~_PRIVATE:
+        if not named:
             os.fchmod(inner, _PRIVATE)
     except BaseException:
         os.close(inner)

@@ -150,11 +150,11 @@ class FileSystemContract:
         storage.create("d/f", b"")
         assert set(storage.list("d")) == {Entry("sub", is_directory=True), Entry("f", is_directory=False)}
 
-    def test_a_directory_is_no_file_and_a_file_no_directory(self, storage: FileSystem) -> None:
+    def test_a_directory_is_no_file_and_a_file_no_directory(self, storage: FileSystem, tmp_path: Path) -> None:
         """Foreign files and directories in a job's directories must not break reading them."""
         storage.create("d/f", b"1")
         assert list(storage.list("d/f")) == []
-        for read in (storage.read, storage.checksum, storage.size):
+        for read in (storage.read, storage.checksum, storage.size, lambda path: storage.fetch(path, tmp_path / "it")):
             with pytest.raises(FileNotFoundError):
                 read("d")
         storage.remove("d")

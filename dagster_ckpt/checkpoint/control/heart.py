@@ -236,12 +236,13 @@ class Heart:
                 self._say_again()
 
     def _say_again(self) -> None:
-        """Write the last beat again if a late beat overwrote it, unless another run has taken the job over."""
+        """Write the last beat again if a late beat overwrote it, unless another run has taken the job over.
+
+        Raises:
+            Fenced: another run has claimed the job, and has not beaten yet.
+        """
         time.sleep(self.lease.settled)
-        try:
-            current = self._file.read_by_holder(self._beat.epoch)
-        except Fenced:
-            return
+        current = self._file.read_by_holder(self._beat.epoch)
         if current is None or (current.epoch <= self._beat.epoch and not current.stopped):
             self._file.write(self._beat)
 

@@ -105,6 +105,11 @@ class TestBudget:
         assert taken.wait(60)
         waiting.join(60)
 
+    def test_ordinary_files_pass_through_side_by_side(self) -> None:
+        scratch = Scratch("test")
+        with scratch.file(1 << 20) as one, scratch.file(1 << 20, lambda: False) as other:
+            assert one != other
+
     def test_a_file_that_passed_through_is_gone(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(bounds, "MAX_SCRATCH_BYTES", 10)
         scratch = Scratch("test")

@@ -130,3 +130,19 @@ def test_a_checkpoint_that_was_deleted_meanwhile_is_not_broken(
     with pytest.raises(CheckpointNotFound, match="was deleted while its files were read") as caught:
         copy(bucket, checkpoint)
     assert "dagster-ckpt pin job latest" in caught.value.hint
+
+
+def test_files_at_the_top_and_in_directories_below_one_another(tmp_path: Path) -> None:
+    content = {"metadata": b"1", "state/0/a": b"2", "state/b": b"3", "state/0/1/c": b"4"}
+    bucket = CopyingMemory()
+    materialize(bucket, stored(bucket, content), tmp_path / "new")
+    assert {path: (tmp_path / "new" / path).read_bytes() for path in content} == content
+
+
+def test_a_file_in_the_manifest_itself_is_compared_too() -> None:
+    """Otherwise what a mended or hand-made manifest holds would be restored unseen."""
+    bucket = CopyingMemory()
+    metadata = replace(MANIFEST, files=(FileEntry("state/a", 3, "0" * 64, inline=b"abc"),))
+    bucket.replace(f"{CHECKPOINT}/_metadata", metadata.encode())
+    with pytest.raises(CheckpointFileChanged, match=r"_metadata \(state/a\) was changed"):
+        verify_checkpoint(CheckpointCatalog(bucket, "job"), metadata)

@@ -132,6 +132,16 @@ def test_a_full_storage_takes_no_pin_and_the_savepoint_is_deleted(
     assert not is_there(savepoint)
 
 
+def test_why_no_pin_could_be_set_is_told(
+    run: Run, memory: MemoryFileSystem, directory: PosixFileSystem, caplog: pytest.LogCaptureFixture
+) -> None:
+    savepoint = saved(run, directory, 1)
+    storage = FaultInjectingFileSystem(memory, lambda asked: Fail() if asked.name == "create" else None)
+    assert not give_up_claimed(CheckpointCatalog(storage, JOB), savepoint, 1, SystemClock())
+    assert is_there(savepoint)
+    assert "could not be deleted and will be tried again" in caplog.text
+
+
 @pytest.mark.parametrize("action", [Crash(), CrashAfter()])
 def test_a_run_that_is_killed_while_it_gives_it_up_leaves_no_pin(
     run: Run, memory: MemoryFileSystem, directory: PosixFileSystem, action: Crash | CrashAfter

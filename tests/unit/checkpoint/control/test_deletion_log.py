@@ -73,3 +73,17 @@ def test_a_damaged_record_hides_no_other(run: Run, memory: MemoryFileSystem, cap
     memory.create(f"{JOB}/control/deletions/a note of the user's", b"is no record")
     assert len(log.pending()) == 1
     assert caplog.text.count("A deletion is left alone") == 2
+
+
+def test_a_run_that_died_before_it_chose_voids_no_deletion(
+    run: Run, memory: MemoryFileSystem, ledger: Ledger, pins: Pins
+) -> None:
+    run.checkpoint(state(1))
+    run.checkpoint(state(2))
+    log = DeletionLog(memory, JOB)
+    log.ask(run.claim.epoch, run.store.job_id, [1], [], "asked for by a user")
+    Run(memory, ledger, pins).claim_epoch()
+    later = Run(memory, ledger, pins)
+    later.claim_epoch()
+    assert [deletion.checkpoints for deletion in log.recover(later.claim.epoch, lambda _: None)] == [(1,)]
+    assert directories(memory) == {"chk-2"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -134,3 +135,19 @@ def test_who_is_never_killed_is_known_though_its_parents_are_not(monkeypatch: py
 def test_a_process_of_another_host_is_not_here() -> None:
     assert ProcessIdentity(this_host(), 1, 1.0).is_here
     assert not ProcessIdentity("elsewhere/1", 1, 1.0).is_here
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has handles of processes")
+def test_a_handle_means_one_process_and_is_given_back() -> None:
+    """By its number alone a process that took the number over meanwhile would be killed."""
+    with processes._handle(os.getpid()) as handle:
+        assert handle is not None
+        os.fstat(handle)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(handle)
+
+
+def test_what_has_a_handle_is_killed_by_it(gone: ProcessIdentity, bystander: subprocess.Popen[str]) -> None:
+    with processes._handle(bystander.pid) as handle:
+        processes._send_kill(bystander.pid if handle is None else gone.pid, handle)
+    assert bystander.wait(60) == -signal.SIGKILL

@@ -15,6 +15,7 @@ from dagster_ckpt.checkpoint.control.epochs import Choice, End
 from dagster_ckpt.checkpoint.control.quarantine import FellBack, Quarantine, Quarantined
 from dagster_ckpt.errors import CorruptCheckpoint, InvalidConfiguration
 from dagster_ckpt.filesystem import FileSystem
+from dagster_ckpt.testing import Fail, FaultInjectingFileSystem
 from tests.helpers.checkpoint.driver import JOB, Ledger, Pins, Run, content, directories, pin, shared, state
 from tests.helpers.checkpoint.memory import MemoryFileSystem
 
@@ -124,6 +125,15 @@ class TestDisposal:
         assert not catalog.records.quarantine.names()
         needed = {name.rpartition("/")[2] for item in catalog.completed(LINEAGE)[0] for name in item.references}
         assert shared(memory) == needed
+
+    def test_one_that_cannot_be_looked_at_is_not_known_to_be_broken(
+        self, run: Run, memory: MemoryFileSystem, disturbed: FaultInjectingFileSystem
+    ) -> None:
+        run.checkpoint(state(0))
+        manifest = f"{JOB}/{LINEAGE}/chk-1/_metadata"
+        disturbed.plan = lambda asked: Fail() if asked.path == manifest else None
+        assert not is_broken(CheckpointCatalog(disturbed, JOB), LINEAGE, 1)
+        assert not is_broken(CheckpointCatalog(memory, JOB), LINEAGE, 2), "one that there is not"
 
     def test_beside_a_run_the_run_does_it(self, run: Run, memory: MemoryFileSystem, ledger: Ledger, pins: Pins) -> None:
         """It may be about to refer to what only that checkpoint has."""

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from pydantic import TypeAdapter, ValidationError
 
 from dagster_ckpt.checkpoint.control.deletion_log import Deletion
 from dagster_ckpt.checkpoint.control.epochs import Choice, Claim, CodeVersion, End, Settled, Upgrade
@@ -28,6 +29,7 @@ from dagster_ckpt.checkpoint.control.savepoint_requests import (
     _Bell,
 )
 from dagster_ckpt.checkpoint.control.taken_savepoints import NamedSavepoint, RecordedSavepoint
+from dagster_ckpt.checkpoint.format import records
 from dagster_ckpt.checkpoint.format.records import encode_record, read_record
 from dagster_ckpt.checkpoint.lease import Lease
 from dagster_ckpt.checkpoint.processes import ProcessIdentity
@@ -351,3 +353,42 @@ def test_types_are_strict(value: object) -> None:
     memory.files[PLACE] = json.dumps({"number": value}).encode()
     with pytest.raises(CorruptRecord, match="number"):
         read_record(memory, PLACE, _Number)
+
+
+@pytest.mark.parametrize(
+    ("kind", "lowest", "highest"),
+    [
+        (records.Epoch, 1, 10**10 - 1),
+        (records.CheckpointId, 0, 10**15 - 1),
+        (records.Batch, -1, 2**63 - 1),
+        (records.Count, 0, 2**63 - 1),
+        (records.Seconds, -1e12, 1e12),
+    ],
+    ids=["epoch", "checkpoint id", "batch", "count", "seconds"],
+)
+def test_a_number_is_within_its_bounds(kind: Any, lowest: float, highest: float) -> None:
+    """A wider bound would let in what no reader of another language holds; a narrower one refuses what was written."""
+    check = TypeAdapter(kind).validate_python
+    assert (check(lowest), check(highest)) == (lowest, highest)
+    for beyond in (lowest - 1, highest + 1):
+        with pytest.raises(ValidationError):
+            check(beyond)
+
+
+@pytest.mark.parametrize(
+    ("kind", "longest"),
+    [
+        (records.Text, "e" * 1_000_000),
+        (records.Line, "/" * 8192),
+        (records.RunId, "r" * 128),
+        (records.JobId, "0f" * 16),
+        (records.SavepointName, "s" * 100),
+        (records.CheckpointName, f"{LINEAGE}/chk-{'9' * 15}"),
+    ],
+    ids=["text", "line", "run id", "job id", "savepoint name", "checkpoint name"],
+)
+def test_a_text_is_as_long_as_it_may_be(kind: Any, longest: str) -> None:
+    check = TypeAdapter(kind).validate_python
+    assert check(longest) == longest
+    with pytest.raises(ValidationError):
+        check(longest + longest[-1])

@@ -265,3 +265,19 @@ class TestAlignment:
         job.stream.committed, job.stream.planned = 5, 6
         job.pass_time(100.1)
         assert [batch for _, batch in job.stream.pinned] == [5]
+
+    @pytest.mark.parametrize("restored", [None, 4])
+    def test_with_a_batch_in_flight_its_first_capture_is_of_a_new_batch(
+        self, memory: MemoryFileSystem, pins: Pins, restored: int | None
+    ) -> None:
+        """Though the next batch has been planned each time somebody looks."""
+        job = Job(memory, pins)
+        first = 0 if restored is None else restored + 1
+        job.stream.committed, job.stream.planned = restored, first
+        if restored is not None:
+            job.coordinator.already_have(restored)
+        job.pass_time(100)
+        assert job.stream.pinned == []
+        job.stream.committed, job.stream.planned = first, first + 1
+        job.pass_time(100.1)
+        assert [batch for _, batch in job.stream.pinned] == [first]

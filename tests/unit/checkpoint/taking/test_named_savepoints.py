@@ -124,9 +124,11 @@ def test_a_copy_of_a_job_that_does_not_run_has_a_name_too(make: Callable[..., Se
     taken = take(served, UPGRADE, to=str(tmp_path / "here"))
     found = served.job.run.catalog.resolve("savepoint:before-upgrade")
     assert (found.reference, found.given_name, found.batch) == (taken.pointer, "before-upgrade", 7)
+    before = len(served.job.disk.operations)
     with pytest.raises(SavepointFailed, match="is that of"):
         take(served, UPGRADE, to=str(tmp_path / "there"))
     assert not (tmp_path / "there").exists()
+    assert not [asked for asked in served.job.disk.operations[before:] if asked.name == "fetch"], "nothing was copied before"
 
 
 def test_the_states_of_a_request(served: Served) -> None:
@@ -230,6 +232,8 @@ class TestACheckpointAtOnce:
         assert self.ask(served, None) is None, "not waited for"
         turn(30)
         assert served.job.stream.pinned == []
+        (asked,) = served.requests.unread()
+        assert asked.state(served.job.clock.time(), 1) is RequestState.IN_PROGRESS
         served.job.stream.committed, served.job.stream.planned = 5, None
         turn(1.5)
         (asked,) = served.requests.unread()

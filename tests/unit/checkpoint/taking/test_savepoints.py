@@ -14,6 +14,7 @@ from dagster_ckpt.checkpoint.catalog.file_reader import materialize_checkpoint, 
 from dagster_ckpt.checkpoint.catalog.newest import find_newest
 from dagster_ckpt.checkpoint.catalog.pointers import savepoint_storage
 from dagster_ckpt.checkpoint.control.epochs import Choice
+from dagster_ckpt.checkpoint.control.taken_savepoints import RecordedSavepoint, RecordedSavepoints
 from dagster_ckpt.checkpoint.format.facts import Facts
 from dagster_ckpt.checkpoint.format.layout import METADATA_FILE_NAME
 from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
@@ -320,3 +321,16 @@ def test_a_snapshot_that_changed_while_it_was_written_is_no_savepoint(
     with pytest.raises(CheckpointError, match="changed while it was written"):
         run.store.write_savepoint(run.begin(), Snapshot(1, (file,), Facts(), None, lambda: None), target)
     assert not target.files
+
+
+def test_what_was_taken_is_known_the_newest_first_and_a_damaged_record_hides_no_other(
+    memory: MemoryFileSystem, caplog: pytest.LogCaptureFixture
+) -> None:
+    recorded = RecordedSavepoints(memory, JOB)
+    taken = [RecordedSavepoint(f"{1:032x}", epoch, number, None, f"/{number}") for epoch, number in ((1, 9), (2, 3))]
+    for savepoint in taken:
+        recorded.add(savepoint)
+    assert recorded.known() == taken[::-1]
+    memory.files[f"{JOB}/control/savepoints/s-0000000002-0000000003"] = b"damaged"
+    assert recorded.known() == taken[:1]
+    assert "is passed over" in caplog.text

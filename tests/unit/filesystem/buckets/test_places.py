@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import groupby
+
 import pytest
 
 from dagster_ckpt.errors import InvalidConfiguration
 from dagster_ckpt.filesystem import open_filesystem
+from dagster_ckpt.filesystem.buckets.versioned_bucket import Found, _turn
 
 
 @pytest.mark.parametrize("scheme", ["gs", "gcs", "s3", "s3a"])
@@ -42,3 +45,13 @@ class TestPlaces:
         with pytest.raises(InvalidConfiguration, match=option) as raised:
             open_filesystem(f"{scheme}://bucket/a", storage_options={option: True})
         assert "endpoint_url" in raised.value.hint
+
+
+def test_directories_are_deleted_last_and_the_deepest_first() -> None:
+    """A bucket with directories deletes empty ones only."""
+    found = [
+        *(Found(key, None, is_directory=True) for key in ("a", "a/b/c", "a/b")),
+        *(Found(key, None) for key in ("a/b/c/1", "2")),
+    ]
+    in_turn = [[item.key for item in items] for _, items in groupby(sorted(found, key=_turn), key=_turn)]
+    assert in_turn == [["a/b/c/1", "2"], ["a/b/c"], ["a/b"], ["a"]]

@@ -290,3 +290,15 @@ def test_marks_are_in_the_order_of_epochs_and_batches(one: tuple[int, int], othe
     assert (mark_of(*one) < mark_of(*other)) == (one < other)
     assert (marked_epoch(mark_of(*one)), marked_batch(mark_of(*one))) == one
     assert mark_of(*one) < 2**63
+
+
+def test_a_compaction_of_others_files_stays() -> None:
+    """Taking it back would bring files back that VACUUM may have deleted."""
+    table = Table()
+    for writer in (OURS, OTHERS, OTHERS):
+        table.write(writer)
+    table.commit("OPTIMIZE", ["part-1", "part-2"], [(*table.files["part-1"], *table.files["part-2"])], changes=False)
+    table.write(OURS)
+    plan = plan_rollback(table.log[1:], APP, 9)
+    assert [json.loads(line)["remove"]["path"] for line in plan.removed] == ["part-4"]
+    assert plan.added == ()

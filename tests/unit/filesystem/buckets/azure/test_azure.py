@@ -10,6 +10,7 @@ from azure.core.exceptions import ClientAuthenticationError
 
 from dagster_ckpt.errors import InvalidConfiguration, StorageUnusable
 from dagster_ckpt.filesystem import AzureBlobFileSystem, open_filesystem
+from dagster_ckpt.filesystem.buckets import is_entrusted
 
 KEY = "c2VjcmV0LW9mLW1pbmU="
 
@@ -143,6 +144,33 @@ def test_options_go_to_containers_of_the_same_account_only() -> None:
         assert open_filesystem(same, like=mine).storage_options == {"account_key": KEY, "account_name": "mine"}
     other = open_filesystem("abfs://saved@other.dfs.core.windows.net/b", like=mine)
     assert other.storage_options == {"account_name": "other"}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"account_name": "mine", "account_key": KEY},
+        {"connection_string": f"AccountName=mine;AccountKey={KEY}"},
+        {"account_host": "mine.blob.core.windows.net", "account_name": "mine"},
+    ],
+    ids=["its name", "a connection string", "its host"],
+)
+def test_the_options_name_the_account_that_they_are_for(options: dict[str, str]) -> None:
+    assert is_entrusted("mine.dfs.core.windows.net", "", options)
+    assert not is_entrusted("other.dfs.core.windows.net", "", options)
+    with pytest.raises(InvalidConfiguration, match="of another cloud than 'core.windows.net'"):
+        is_entrusted("mine.dfs.core.chinacloudapi.cn", "", options)
+
+
+def test_the_options_name_the_cloud_that_they_are_for() -> None:
+    chinese = "core.chinacloudapi.cn"
+    for options in (
+        {"connection_string": f"AccountName=mine;EndpointSuffix={chinese}"},
+        {"account_host": f"mine.blob.{chinese}", "account_name": "mine"},
+    ):
+        assert is_entrusted(f"mine.dfs.{chinese}", "", options)
+        with pytest.raises(InvalidConfiguration, match=f"of another cloud than '{chinese}'"):
+            is_entrusted("mine.dfs.core.windows.net", "", options)
 
 
 def test_it_can_be_sent_to_another_process() -> None:
