@@ -147,7 +147,11 @@ def test_a_handle_means_one_process_and_is_given_back() -> None:
         os.fstat(handle)
 
 
-def test_what_has_a_handle_is_killed_by_it(gone: ProcessIdentity, bystander: subprocess.Popen[str]) -> None:
+@pytest.mark.parametrize("by_handle", [True, False], ids=["by its handle", "by its number where there are no handles"])
+def test_a_process_is_killed(gone: ProcessIdentity, bystander: subprocess.Popen[str], *, by_handle: bool) -> None:
     with processes._handle(bystander.pid) as handle:
-        processes._send_kill(bystander.pid if handle is None else gone.pid, handle)
+        if by_handle and handle is not None:
+            processes._send_kill(gone.pid, handle)
+        else:
+            processes._send_kill(bystander.pid, None)
     assert bystander.wait(60) == -signal.SIGKILL

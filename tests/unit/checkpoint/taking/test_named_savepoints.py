@@ -128,7 +128,9 @@ def test_a_copy_of_a_job_that_does_not_run_has_a_name_too(make: Callable[..., Se
     with pytest.raises(SavepointFailed, match="is that of"):
         take(served, UPGRADE, to=str(tmp_path / "there"))
     assert not (tmp_path / "there").exists()
-    assert not [asked for asked in served.job.disk.operations[before:] if asked.name == "fetch"], "nothing was copied before"
+    assert not [asked for asked in served.job.disk.operations[before:] if asked.name == "fetch"], (
+        "nothing was copied before"
+    )
 
 
 def test_the_states_of_a_request(served: Served) -> None:

@@ -14,7 +14,7 @@ from dagster_ckpt.checkpoint.cleanup.live_locations import forget_live_locations
 from dagster_ckpt.checkpoint.control.epochs import Choice
 from dagster_ckpt.checkpoint.processes import this_host
 from dagster_ckpt.errors import StorageUnusable
-from dagster_ckpt.filesystem import default_root, is_own, make_working_directory, share_start
+from dagster_ckpt.filesystem import default_root, is_own, make_working_directory, remove_entries, share_start
 from dagster_ckpt.orchestration.storages import (
     CheckpointStorage,
     FileSystemCheckpointStorage,
@@ -225,11 +225,15 @@ class TestSweeping:
         (working / "000002-0badcafe").symlink_to(elsewhere)
         (working / "000009-0badcafe").mkdir()
         (working / "mine").mkdir()
-        (working / "000003-0badcafe").write_text("a file cannot be removed as a directory, and holds nothing up")
         forget_live_locations(working, MemoryFileSystem(), "orders", 9)
-        left = sorted(each.name for each in working.iterdir())
-        assert left == ["000002-0badcafe", "000003-0badcafe", "000009-0badcafe", "mine"]
+        assert sorted(each.name for each in working.iterdir()) == ["000002-0badcafe", "000009-0badcafe", "mine"]
         assert (elsewhere / _START).is_dir()
+
+    def test_what_cannot_be_removed_holds_nothing_up(self, tmp_path: Path) -> None:
+        (tmp_path / "a file").touch()
+        (tmp_path / "a directory").mkdir()
+        remove_entries(tmp_path, lambda _: True)
+        assert [each.name for each in tmp_path.iterdir()] == ["a file"]
 
     def test_nothing_is_removed_through_a_link_to_the_working_directory(self, tmp_path: Path) -> None:
         (tmp_path / "elsewhere" / _START).mkdir(parents=True)

@@ -158,7 +158,7 @@ def test_options_go_to_containers_of_the_same_account_only() -> None:
 def test_the_options_name_the_account_that_they_are_for(options: dict[str, str]) -> None:
     assert is_entrusted("mine.dfs.core.windows.net", "", options)
     assert not is_entrusted("other.dfs.core.windows.net", "", options)
-    with pytest.raises(InvalidConfiguration, match="of another cloud than 'core.windows.net'"):
+    with pytest.raises(InvalidConfiguration, match=r"of another cloud than 'core\.windows\.net'"):
         is_entrusted("mine.dfs.core.chinacloudapi.cn", "", options)
 
 
