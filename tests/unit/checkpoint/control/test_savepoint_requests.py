@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from dagster_ckpt.checkpoint.control.savepoint_requests import (
@@ -74,3 +76,19 @@ def test_only_the_run_that_is_named_is_to_end_the_job(requests: SavepointRequest
     requests.forget_cancel()
     assert not requests.is_to_cancel("run-b")
     requests.forget_cancel()
+
+
+def test_neither_a_damaged_request_nor_an_answered_one_hides_another(
+    requests: SavepointRequests, memory: MemoryFileSystem
+) -> None:
+    asked = [replace(ASKED, token=f"{number:032x}", asked_at=9.0 - number) for number in range(5)]
+    for request in asked:
+        requests.ask(request)
+    requests.answer(1, asked[1], Answer(ANSWERED, error="it failed"))
+    memory.files[f"{JOB}/control/requests/r-{asked[2].token}"] = b"damaged"
+    assert requests.open() == [asked[4], asked[3], asked[0]], "the oldest first"
+    assert requests.answer_to(asked[2].token) is None, "only the driver answers it"
+    assert requests.open(ANSWERED) == [asked[4], asked[3], asked[0]]
+    answer = requests.answer_to(asked[2].token)
+    assert answer is not None
+    assert (answer.answered_at, answer.hint) == (ANSWERED, "Ask again.")
