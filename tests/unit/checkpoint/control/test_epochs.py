@@ -14,6 +14,7 @@ from dagster_ckpt.filesystem import FileSystem
 from dagster_ckpt.testing import FailAfter, FaultInjectingFileSystem, Lie, Operation, at_operation
 from tests.helpers.checkpoint.driver import JOB, Ledger, Pins, Run, state
 from tests.helpers.checkpoint.memory import MemoryFileSystem
+from tests.helpers.checkpoint.record_files import resealed
 
 CHOICE = Choice("0" * 32, None, 1, 0, "/live", "h", None, "because")
 tokens = itertools.count()
@@ -182,3 +183,6 @@ def test_two_deployments_do_not_share_a_job_by_accident(memory: MemoryFileSystem
         JobRecords(memory, JOB).claim_ownership("staging")
     assert "deployment='production'" in raised.value.hint
     JobRecords(memory, "other").claim_ownership("staging")
+    owner = f"{JOB}/control/owner"
+    memory.files[owner] = resealed(memory.files[owner], since="what a later release adds")
+    JobRecords(memory, JOB).claim_ownership("production")
