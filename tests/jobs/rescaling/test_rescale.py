@@ -108,7 +108,7 @@ def _of(number: int) -> tuple[set[int], set[str]]:
         ("window aggregation", _DEFAULT, TRANSACTIONAL),
         pytest.param("window aggregation", "RocksDB", FOREACH_BATCH, marks=pytest.mark.exhaustive),
         pytest.param("dropDuplicates", "RocksDB", TRANSACTIONAL, marks=pytest.mark.exhaustive),
-        (JOIN, _DEFAULT, TRANSACTIONAL),
+        pytest.param(JOIN, _DEFAULT, TRANSACTIONAL, marks=pytest.mark.exhaustive),
         pytest.param("transformWithStateInPandas", _DEFAULT, TRANSACTIONAL, marks=pytest.mark.exhaustive),
         ("dropDuplicates", _DEFAULT, REPLACING),
     ],

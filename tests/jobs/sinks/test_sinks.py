@@ -92,7 +92,7 @@ def run_without_checkpoint(bench: Bench, files: int) -> None:
     bench.until_done = True
 
 
-@pytest.mark.parametrize("query", [pytest.param(transactional, marks=pytest.mark.slow), partitioned])
+@pytest.mark.parametrize("query", [pytest.param(transactional, marks=pytest.mark.exhaustive), partitioned])
 def test_readers_of_a_transactional_sink_see_what_checkpoints_cover(bench: Bench, query: Any) -> None:
     """Over a crash with the live location kept, one with it lost, and a rollback."""
     bench.query = query

@@ -72,7 +72,7 @@ def _code(bench: Bench) -> CodeVersion:
     return chosen[1].code
 
 
-@pytest.mark.parametrize("version", ["hanging", "deadly"])
+@pytest.mark.parametrize("version", ["hanging", pytest.param("deadly", marks=pytest.mark.exhaustive)])
 def test_the_old_code_goes_on_by_itself_as_soon_as_it_is_there(
     bench: Bench, instance: dg.DagsterInstance, version: str
 ) -> None:

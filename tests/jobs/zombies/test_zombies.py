@@ -29,8 +29,8 @@ EARLY, LATE = "before it has come to the zombie's batch", "when it is past the z
 @pytest.mark.parametrize(
     ("sink", "woken"),
     [
-        (FILE, EARLY),
         (FILE, LATE),
+        pytest.param(FILE, EARLY, marks=pytest.mark.exhaustive),
         pytest.param(TRANSACTIONAL, LATE, marks=pytest.mark.exhaustive),
         pytest.param(FOREACH_BATCH, EARLY, marks=pytest.mark.exhaustive),
     ],

@@ -43,6 +43,7 @@ def test_a_query_fails_until_its_attempts_are_used_up_and_the_sensor_says_so(wat
     job.pipeline.assert_exact()
 
 
+@pytest.mark.exhaustive
 def test_a_batch_that_kills_its_driver_ends_the_job_after_as_many_runs(watch: Callable[[str], JobWatch]) -> None:
     """No run lives to tell; the sensor recognises the batch, though ten restarts are allowed."""
     job = watch("deadly")

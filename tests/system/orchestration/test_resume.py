@@ -71,6 +71,7 @@ def test_a_run_whose_jvm_is_killed_goes_on_in_another_jvm(watch: Callable[[str],
     assert len(job.dev.runs("lost_jvm")) == 1
 
 
+@pytest.mark.exhaustive
 def test_a_killed_run_worker_of_the_multiprocess_executor_takes_its_step_and_jvm_with_it(
     watch: Callable[[str], JobWatch],
 ) -> None:

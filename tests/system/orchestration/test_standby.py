@@ -10,7 +10,8 @@ from dagster_ckpt.spark.standby.place import directory
 from tests.jobs.harness import eventually
 from tests.system.orchestration.watch import JobWatch
 
-pytestmark = pytest.mark.timeout(900)
+# The same without Dagster is in `jobs/starting/test_standby.py`.
+pytestmark = [pytest.mark.exhaustive, pytest.mark.timeout(900)]
 
 
 def test_a_killed_run_goes_on_in_the_standby(watch: Callable[[str], JobWatch]) -> None:

@@ -56,6 +56,7 @@ def test_after_a_deletion_the_next_start_is_refused_by_the_sink_that_has_data(wa
     assert {run.run_id for run in job.dev.runs(job.name)} == {first, again}, "a restart cannot help"
 
 
+@pytest.mark.exhaustive
 def test_checkpoints_that_are_not_externalized_go_with_the_job(watch: Callable[[str], JobWatch]) -> None:
     job = watch("unexternalized")
     first = _cancel_mid_batch(job)

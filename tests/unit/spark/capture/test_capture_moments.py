@@ -39,7 +39,7 @@ def copy_naively(source: Path, target: Path, *besides: str) -> None:
     ("query", "variant"),
     [
         ("stateless", "hdfs"),
-        pytest.param("aggregation", "hdfs", marks=pytest.mark.slow),
+        pytest.param("aggregation", "hdfs", marks=pytest.mark.exhaustive),
         pytest.param("chained", "rocks+changelog", marks=pytest.mark.exhaustive),
         pytest.param("join", "rocks", marks=pytest.mark.exhaustive),
     ],
@@ -91,7 +91,7 @@ def test_naive_copy_under_state_format_v2_does_not_even_start(spark: SparkSessio
         job.run(naive)
 
 
-@pytest.mark.parametrize("variant", [pytest.param("hdfs", marks=pytest.mark.slow), "rocks-v2+changelog"])
+@pytest.mark.parametrize("variant", [pytest.param("hdfs", marks=pytest.mark.exhaustive), "rocks-v2+changelog"])
 def test_in_flight_batch_replays_exactly_the_planned_rows(spark: SparkSession, tmp_path: Path, variant: str) -> None:
     write_input(tmp_path / "in", range(12))
     job = Job(spark, "aggregation", VARIANTS[variant] | EAGER, tmp_path / "in")
@@ -140,7 +140,7 @@ def test_completed_query_goes_on_with_new_data(spark: SparkSession, tmp_path: Pa
     assert restored == {batch: expected[batch] for batch in (5, 6, 7)}
 
 
-@pytest.mark.parametrize("variant", [pytest.param("rocks", marks=pytest.mark.slow), "rocks-v2+changelog"])
+@pytest.mark.parametrize("variant", [pytest.param("rocks", marks=pytest.mark.exhaustive), "rocks-v2+changelog"])
 def test_every_retained_batch_can_be_captured_late(spark: SparkSession, tmp_path: Path, variant: str) -> None:
     """With offset log v2, and with batch 0: Spark's default keeps the last hundred batches."""
     write_input(tmp_path / "in", range(6))

@@ -25,27 +25,21 @@ pytestmark = pytest.mark.slow
 
 _log = logging.getLogger(__name__)
 
-# Every variant but the last by default; as `slow` every query, and every variant with one query. The rollback matrix
-# shows what a restore makes of the other pairs.
-_BY_DEFAULT = {
-    ("stateless", "hdfs"),
+#: Every query, and every variant. The rollback matrix shows what a restore makes of other pairs.
+_TRIED = (
+    ("aggregation", "hdfs"),
     ("aggregation", "rocks-v2"),
+    ("aggregation", "rocks-v2+changelog"),
+    ("chained", "hdfs"),
     ("count", "rocks+changelog"),
     ("deduplication", "rocks"),
-}
-_SLOW = {
-    ("transformWithState", "rocks-v2+changelog"),
-    *(("aggregation", variant) for variant in VARIANTS if variant != "rocks-v2"),
-    ("join", "hdfs"),
     ("join", "rocks-v2+changelog"),
-    ("chained", "hdfs"),
+    ("stateless", "hdfs"),
+    ("transformWithState", "rocks-v2+changelog"),
     ("withState", "rocks+changelog"),
-}
-
-_COMBINATIONS = [
-    *(pytest.param(*pair) for pair in sorted(_BY_DEFAULT)),
-    *(pytest.param(*pair, marks=pytest.mark.slow) for pair in sorted(_SLOW)),
-]
+)
+_MORE = (("aggregation", "rocks"), ("aggregation", "rocks+changelog"), ("join", "hdfs"))
+_COMBINATIONS = [*_TRIED, *(pytest.param(*pair, marks=pytest.mark.exhaustive) for pair in _MORE)]
 #: Input files, one for each batch with data.
 _FILES = 8
 

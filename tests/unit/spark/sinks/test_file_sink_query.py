@@ -80,11 +80,11 @@ class Pipeline:
         ("stateless", 1, 4),
         ("stateless", 3, 5),
         ("deduplication", 3, 4),
-        pytest.param("stateless", 3, 4, marks=pytest.mark.slow),
-        pytest.param("stateless", 1, 5, marks=pytest.mark.slow),
-        pytest.param("deduplication", 1, 4, marks=pytest.mark.slow),
-        pytest.param("deduplication", 1, 5, marks=pytest.mark.slow),
-        pytest.param("deduplication", 3, 5, marks=pytest.mark.slow),
+        pytest.param("stateless", 3, 4, marks=pytest.mark.exhaustive),
+        pytest.param("stateless", 1, 5, marks=pytest.mark.exhaustive),
+        pytest.param("deduplication", 1, 4, marks=pytest.mark.exhaustive),
+        pytest.param("deduplication", 1, 5, marks=pytest.mark.exhaustive),
+        pytest.param("deduplication", 3, 5, marks=pytest.mark.exhaustive),
     ],
 )
 def test_rollback_makes_the_output_exact(
