@@ -257,11 +257,10 @@ def closest(one: Mutant, tests: Sequence[Test], budget: float) -> list[str]:
     variants: Counter[str] = Counter()
     turns: dict[str, int] = {}
     for test in running:  # one variant of every test comes before a second variant of any
-        turns[test.name] = variants[test.name.partition("[")[0]]
-        variants[test.name.partition("[")[0]] += 1
-    running.sort(
-        key=lambda test: (not test.lines.get(one.module), not test.name.startswith(own), turns[test.name], test.seconds)
-    )
+        base = test.name.partition("[")[0]
+        turns[test.name] = variants[base]
+        variants[base] += 1
+    running.sort(key=lambda test: (not test.lines.get(one.module), not test.name.startswith(own), turns[test.name]))
     chosen, spent = [], 0.0
     for test in running:
         if spent + test.seconds <= budget:

@@ -25,6 +25,7 @@ _Result = TypeVar("_Result")
 
 #: Bytes read at once by default.
 CHUNK = 1 << 20
+#: Bytes read at once of what is read whole, such as a manifest.
 _SMALL = 1 << 16
 #: How often a file is placed at most, when each time its directory was removed meanwhile.
 _ATTEMPTS = 10
@@ -138,12 +139,9 @@ class PosixFileSystem(FileSystem):
         with _storage_errors(f"read {source}", reading=True):
             file = os.open(source, os.O_RDONLY | os.O_CLOEXEC)  # half the time of an `io.FileIO`
             try:
-                parts = [os.read(file, _SMALL)]
-                while parts[-1]:
-                    parts.append(os.read(file, _SMALL))
+                return b"".join(iter(lambda: os.read(file, _SMALL), b""))
             finally:
                 os.close(file)
-        return b"".join(parts)
 
     def fetch(self, path: str, target: Path, part: Part | None = None) -> Written:
         with (

@@ -73,7 +73,8 @@ def try_to_return(facts: Facts, claim: Claim) -> int | str:
     if tried:
         decision = restart_after([run.before_its_claim for run in tried], facts.restart, facts.job_name)
         if not decision.allowed:
-            return f"{len(tried)} runs that were to return have failed, and the restart strategy allows no more; " + (
+            return (
+                f"{len(tried)} runs that were to return have failed, and the restart strategy allows no more; "
                 "mend what the newest of them says, and launch the job to return"
             )
         if facts.restart.seconds_left(decision, facts.now) > 0:

@@ -20,11 +20,11 @@ import dagster_ckpt
 _ROOT = Path(dagster_ckpt.__file__).parent
 #: Each may import what stands before it.
 _LAYERS = (
-    {"shown_text", "lazy_names", "moved_names", "version"},
+    {"shown_text", "garbage_collector", "lazy_names", "moved_names", "version"},
     {"errors"},
     {"clock", "paths"},
     {"config", "filesystem"},
-    {"stored_json", "garbage_collector"},
+    {"stored_json"},
     {"checkpoint", "testing"},
     {"spark"},
     {"resume"},

@@ -54,10 +54,7 @@ def exported(bench: Bench, to: Path, *arguments: str) -> Plain:
 
 
 @pytest.mark.releases
-@pytest.mark.parametrize(
-    ("what", "backend"),
-    [("counted", "hdfs"), ("deduplicated", "rocksdb")],
-)
+@pytest.mark.parametrize(("what", "backend"), [("counted", "hdfs"), ("deduplicated", "rocksdb")])
 def test_in_and_out_and_in_again(bench: Bench, tmp_path: Path, what: str, backend: str) -> None:
     bench = bench_of(bench, what)
     plain = after_five_batches(bench, backend)

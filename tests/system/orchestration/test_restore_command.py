@@ -98,9 +98,9 @@ def test_a_run_checks_and_its_verdict_is_the_exit_status(
         "url": url,
     }
     rescaled = ("chk-1", "--state-partitions", "7", "--dagster-url", url)
-    _, told, _ = restore(job, *rescaled, "--dry-run", "--path", str(job.root))
-    assert told["launch"]["run_config"]["state_partitions"] == 7
-    assert "state partitions" in {finding["check"] for finding in told["preflight"]["findings"]}
+    _, other, _ = restore(job, *rescaled, "--dry-run", "--path", str(job.root))
+    assert other["launch"]["run_config"]["state_partitions"] == 7
+    assert "state partitions" in {finding["check"] for finding in other["preflight"]["findings"]}
     checked, document, progress = restore(job, *rescaled, "--check-only")
     assert (checked, document["status"]) == (4, "SUCCESS"), progress
     checked, document, progress = restore(job, "chk-1", "--check-only", "--dagster-url", url)

@@ -102,7 +102,7 @@ def test_a_job_returns_where_the_code_is(versions: Versions, end: End | None, re
 def test_a_run_that_does_not_get_to_the_job_is_followed_by_another(
     status: dg.DagsterRunStatus, tries: int, told: str, tmp_path: Path
 ) -> None:
-    """As often as the restart strategy says, unless a user has canceled it; then the tick says why there is none."""
+    """As often as the restart strategy says, unless a user has canceled it. Then the tick says why no run follows."""
     job = StoredJob(tmp_path / "storage")
     asset = checkpointed_streaming_asset(name="orders", code_version="1", restart=QUICK)(sums)
     with dg.DagsterInstance.ephemeral() as instance:

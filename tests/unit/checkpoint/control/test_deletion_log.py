@@ -11,13 +11,19 @@ from tests.helpers.checkpoint.driver import JOB, Ledger, Pins, Run, directories,
 from tests.helpers.checkpoint.memory import MemoryFileSystem
 
 
-def test_a_run_that_was_fenced_meanwhile_carries_out_no_recorded_deletion(
-    run: Run, memory: MemoryFileSystem, ledger: Ledger, pins: Pins
-) -> None:
+def _asked_to_delete_the_first(run: Run, memory: MemoryFileSystem) -> DeletionLog:
+    """Of two checkpoints."""
     run.checkpoint(state(1))
     run.checkpoint(state(2))
     log = DeletionLog(memory, JOB)
     log.ask(run.claim.epoch, run.store.job_id, [1], [], "asked for by a user")
+    return log
+
+
+def test_a_run_that_was_fenced_meanwhile_carries_out_no_recorded_deletion(
+    run: Run, memory: MemoryFileSystem, ledger: Ledger, pins: Pins
+) -> None:
+    log = _asked_to_delete_the_first(run, memory)
     Run(memory, ledger, pins).claim_epoch()
     before = dict(memory.files)
     with pytest.raises(Fenced):
@@ -78,10 +84,7 @@ def test_a_damaged_record_hides_no_other(run: Run, memory: MemoryFileSystem, cap
 def test_a_run_that_died_before_it_chose_voids_no_deletion(
     run: Run, memory: MemoryFileSystem, ledger: Ledger, pins: Pins
 ) -> None:
-    run.checkpoint(state(1))
-    run.checkpoint(state(2))
-    log = DeletionLog(memory, JOB)
-    log.ask(run.claim.epoch, run.store.job_id, [1], [], "asked for by a user")
+    log = _asked_to_delete_the_first(run, memory)
     Run(memory, ledger, pins).claim_epoch()
     later = Run(memory, ledger, pins)
     later.claim_epoch()
