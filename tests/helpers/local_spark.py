@@ -1,31 +1,40 @@
 """One local Spark, small and quiet, and what makes every JVM of the tests start soon.
 
-``python -m tests.helpers.local_spark`` makes a class archive in ``build/``, for every later test with this Spark: a JVM
-that begins from the archive has its first batch in half of the time.
+``python -m tests.helpers.local_spark`` compiles ``LocalFiles.java`` and makes a class archive in ``build/``, for every
+later test with this Spark: a JVM that begins from the archive has its first batch in half of the time.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+import zipfile
+import zlib
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
 #: JVMs that live for seconds or minutes do the same with a quarter less of the processor under the simplest compiler
-#: and collector. For each file it writes, Hadoop's local file system starts ``chmod`` and ``readlink``, hundreds a
-#: second here, and by default Java starts a helper that starts the command.
+#: and collector. Where Hadoop's own local file system is used, it starts hundreds of processes a second, and by default
+#: Java starts a helper that starts each.
 #: What this compiler makes needs more of a stack; Spark runs regular expressions over whole plans, which recurse.
 JVM_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xss4m -Djdk.lang.Process.launchMechanism=VFORK"
 #: The directory of class archives, and the file with the options of a JVM that uses the one for this Spark.
 _ARCHIVES = Path(__file__).resolve().parents[2] / "build" / "tests"
 _ARCHIVE_OPTIONS = _ARCHIVES / f"spark-{version('pyspark')}.options"
+_LOCAL_FILES = Path(__file__).with_name("spark") / "LocalFiles.java"
+#: The compiled file. Another source has another name, because an archive is for the class path that it was made with.
+_JAR = _ARCHIVES / f"spark-{version('pyspark')}-{zlib.crc32(_LOCAL_FILES.read_bytes()):08x}.jar"
+_LOCAL_FILES_OPTIONS = (
+    "-Dspark.hadoop.fs.file.impl=tests.helpers.spark.LocalFiles "
+    "-Dspark.hadoop.fs.AbstractFileSystem.file.impl=tests.helpers.spark.LocalFiles$Context"
+)
 
 
 #: Delta in Maven's repository, by the release of Spark that it is for. There is none for newer releases yet.
@@ -84,8 +93,13 @@ SMALL_DRIVER: Mapping[str, str] = {
 
 def set_up_jvms() -> None:
     """Have every Spark that this process or one of its children starts run in such a JVM."""
-    from_archive = _ARCHIVE_OPTIONS.read_text(encoding="utf-8") if _ARCHIVE_OPTIONS.exists() else ""
-    os.environ.setdefault("SPARK_SUBMIT_OPTS", f"{from_archive} {JVM_OPTIONS}".strip())
+    options = [JVM_OPTIONS]
+    if _JAR.exists():
+        options.append(_LOCAL_FILES_OPTIONS)
+        os.environ.setdefault("SPARK_DIST_CLASSPATH", str(_JAR))
+    if _ARCHIVE_OPTIONS.exists():
+        options.append(_ARCHIVE_OPTIONS.read_text(encoding="utf-8"))
+    os.environ.setdefault("SPARK_SUBMIT_OPTS", " ".join(options))
     # A class archive would be made in the background of any test, and its JVM be one that the test does not know.
     os.environ.setdefault("DAGSTER_CKPT_CACHE", "")
 
@@ -131,10 +145,31 @@ def small_spark(home: Path, cores: int, packages: str = "") -> SparkSession:
     return session
 
 
+def _compile_local_files() -> None:
+    """Compile the file by the compiler that Spark has for its own code: a Java that only runs programs has none."""
+    from pyspark import java_gateway  # noqa: PLC0415 - as above
+
+    launch: Callable[[], Any] = java_gateway.launch_gateway
+    gateway = launch()
+    try:
+        compiler = gateway.jvm.org.codehaus.janino.SimpleCompiler()
+        compiler.cook(_LOCAL_FILES.read_text(encoding="utf-8"))
+        classes = compiler.getBytecodes()
+        made = _JAR.with_suffix(".tmp")
+        with zipfile.ZipFile(made, "w") as jar:
+            for name in sorted(classes.keySet()):
+                jar.writestr(name.replace(".", "/") + ".class", classes[name])
+        os.utime(made, (0, 0))  # a class archive is for jars of this size and time
+        made.replace(_JAR)
+    finally:
+        gateway.shutdown()
+        gateway.proc.stdin.close()
+
+
 def _make_class_archive() -> None:
     from dagster_ckpt.spark.query.class_archive import archive_for, make_class_archive  # noqa: PLC0415 - as above
 
-    os.environ.update(DAGSTER_CKPT_CACHE=str(_ARCHIVES), SPARK_SUBMIT_OPTS=JVM_OPTIONS)
+    os.environ.update(DAGSTER_CKPT_CACHE=str(_ARCHIVES), SPARK_SUBMIT_OPTS=JVM_OPTIONS, SPARK_DIST_CLASSPATH=str(_JAR))
     make_class_archive({}, wait=True)
     archive = archive_for({})
     assert archive is not None
@@ -142,4 +177,7 @@ def _make_class_archive() -> None:
 
 
 if __name__ == "__main__":
+    _ARCHIVES.mkdir(parents=True, exist_ok=True)
+    if not _JAR.exists():
+        _compile_local_files()
     _make_class_archive()

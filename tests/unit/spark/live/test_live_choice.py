@@ -117,7 +117,7 @@ def test_hadoop_is_told_the_host_of_an_account(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_what_sparks_hadoop_reaches_is_asked_and_not_tried(spark: SparkSession) -> None:
-    assert str(connector_of(spark, "file")).endswith("LocalFileSystem")
+    assert connector_of(spark, "viewfs") == "org.apache.hadoop.fs.viewfs.ViewFileSystem"
     # Hadoop's defaults name a class for gs:// that is not there.
     assert connector_of(spark, "gs") is None
     assert connector_of(spark, "s3a") is None
