@@ -9,9 +9,11 @@ import org.apache.hadoop.fs.ChecksumFs;
 import org.apache.hadoop.fs.DelegateToFileSystem;
 import org.apache.hadoop.fs.FileStatus;
 import org.apache.hadoop.fs.FsConstants;
+import org.apache.hadoop.fs.FsServerDefaults;
 import org.apache.hadoop.fs.LocalFileSystem;
 import org.apache.hadoop.fs.Path;
 import org.apache.hadoop.fs.RawLocalFileSystem;
+import org.apache.hadoop.fs.local.LocalConfigKeys;
 import org.apache.hadoop.fs.permission.FsPermission;
 
 /**
@@ -46,6 +48,14 @@ public class LocalFiles extends LocalFileSystem {
     static class RawContext extends DelegateToFileSystem {
         RawContext(Configuration conf) throws Exception {
             super(FsConstants.LOCAL_FS_URI, new Raw(), conf, FsConstants.LOCAL_FS_URI.getScheme(), false);
+        }
+
+        public FsServerDefaults getServerDefaults(Path path) throws IOException {
+            return LocalConfigKeys.getServerDefaults();
+        }
+
+        public FsServerDefaults getServerDefaults() throws IOException {
+            return LocalConfigKeys.getServerDefaults();
         }
 
         public int getUriDefaultPort() {
