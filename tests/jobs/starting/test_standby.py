@@ -117,8 +117,13 @@ class Host:
         return found
 
     def keeper(self) -> psutil.Process:
-        (found,) = (each for each in self.processes() if "dagster_ckpt.spark.standby.keeper" in each.cmdline())
-        return found
+        found = []
+        for process in self.processes():
+            with suppress(psutil.NoSuchProcess):  # others end meanwhile
+                if "dagster_ckpt.spark.standby.keeper" in process.cmdline():
+                    found.append(process)
+        (keeper,) = found
+        return keeper
 
     @contextmanager
     def kept(self) -> Iterator[psutil.Process]:
