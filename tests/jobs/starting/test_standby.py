@@ -107,23 +107,24 @@ class Host:
     def standby(self) -> Path | None:
         return next(iter(self.root.glob("dagster_ckpt-*/standby/*.sock")), None)
 
-    def processes(self) -> list[psutil.Process]:
-        """Keepers and JVMs that began here, and all others with this directory in their environment."""
+    def processes(self, argument: str | None = None) -> list[psutil.Process]:
+        """Keepers and JVMs that began here, and all others with this directory in their environment.
+
+        Args:
+            argument: one that they all have; ``None`` for whatever they have.
+        """
         found = []
         for process in psutil.process_iter():
             with suppress(psutil.Error):
-                if process.status() != psutil.STATUS_ZOMBIE and process.environ().get("TMPDIR") == str(self.root):
+                if process.status() == psutil.STATUS_ZOMBIE or process.environ().get("TMPDIR") != str(self.root):
+                    continue
+                if argument is None or argument in process.cmdline():
                     found.append(process)
         return found
 
     def keeper(self) -> psutil.Process:
-        found = []
-        for process in self.processes():
-            with suppress(psutil.NoSuchProcess):  # others end meanwhile
-                if "dagster_ckpt.spark.standby.keeper" in process.cmdline():
-                    found.append(process)
-        (keeper,) = found
-        return keeper
+        (found,) = self.processes("dagster_ckpt.spark.standby.keeper")
+        return found
 
     @contextmanager
     def kept(self) -> Iterator[psutil.Process]:
