@@ -1,12 +1,5 @@
 """Sessions, queries and their plans."""
 
-from dagster_ckpt.spark.query.class_archive import (
-    java_and_spark,
-    make_class_archive,
-    run_small_query,
-    with_archive,
-)
-from dagster_ckpt.spark.query.early_jvm import start_beside
 from dagster_ckpt.spark.query.errors import another_query, failed_in_batch, failure_of, not_built
 from dagster_ckpt.spark.query.executions import has_run
 from dagster_ckpt.spark.query.logical_plan import (
@@ -20,16 +13,7 @@ from dagster_ckpt.spark.query.logical_plan import (
     sources_of,
     stateful_kinds,
 )
-from dagster_ckpt.spark.query.lost_jvm import (
-    as_loss,
-    let_go_of_lost_jvm,
-    live_below_jvm,
-    loss_of,
-    lost_driver,
-    refuse_lost,
-)
 from dagster_ckpt.spark.query.session import (
-    IN_THIS_PROCESS,
     check_characters,
     check_state_format,
     driver_jvm_pid,
@@ -51,12 +35,10 @@ from dagster_ckpt.spark.query.trial_run import try_query
 from dagster_ckpt.spark.query.writer_plan import WriterPlan, java_field, plan_of, with_options
 
 __all__ = [
-    "IN_THIS_PROCESS",
     "QuerySource",
     "StatefulKind",
     "WriterPlan",
     "another_query",
-    "as_loss",
     "await_tasks",
     "check_characters",
     "check_partitions",
@@ -69,32 +51,22 @@ __all__ = [
     "has_watermark",
     "ignored_partitions",
     "ignored_settings",
-    "java_and_spark",
     "java_field",
     "jvm_conf",
     "keeps_its_input",
     "known_providers",
-    "let_go_of_lost_jvm",
     "listed_sources",
-    "live_below_jvm",
-    "loss_of",
-    "lost_driver",
     "make_active",
-    "make_class_archive",
     "not_built",
     "plan_nodes",
     "plan_of",
     "recorded_kind",
-    "refuse_lost",
-    "run_small_query",
     "sources_of",
-    "start_beside",
     "start_jvm",
     "start_session",
     "stateful_kinds",
     "stop_query",
     "streaming_session",
     "try_query",
-    "with_archive",
     "with_options",
 ]

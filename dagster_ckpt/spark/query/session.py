@@ -23,8 +23,15 @@ from dagster_ckpt.config import (
 )
 from dagster_ckpt.errors import CheckpointError, DriverLost, InvalidConfiguration, JavaNotFound, SparkNotStarted
 from dagster_ckpt.spark.files import PARTITIONS_CONF
-from dagster_ckpt.spark.query.class_archive import with_archive
-from dagster_ckpt.spark.query.lost_jvm import is_gone, let_go_of_lost_jvm, own_jvm_pid
+from dagster_ckpt.spark.jvm import (
+    IN_THIS_PROCESS,
+    is_gone,
+    let_go_of_lost_jvm,
+    local_files_conf,
+    own_jvm_pid,
+    with_archive,
+    with_local_files,
+)
 from dagster_ckpt.spark.query.tasks import STOP_TIMEOUT_CONF
 from dagster_ckpt.spark.releases import refuse_unknown_options, release_of
 
@@ -32,7 +39,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 __all__ = [
-    "IN_THIS_PROCESS",
     "check_characters",
     "check_state_format",
     "driver_jvm_pid",
@@ -60,8 +66,6 @@ _DEFAULTS = {
 }
 #: The progress bars of a stream would fill the terminal of ``dagster dev`` for months.
 _QUIET = {"spark.ui.showConsoleProgress": "false"}
-#: Masters whose executor is the driver's process.
-IN_THIS_PROCESS = re.compile(r"local(\[|$)")
 #: The errors for a file that this machine cannot execute.
 _NO_PROGRAM = frozenset({errno.ENOENT, errno.EACCES, errno.EPERM, errno.ENOEXEC})
 
@@ -127,8 +131,9 @@ def start_jvm(app_name: str, master: str, conf: Mapping[str, str], *, class_arch
     if _has_jvm():
         return
     given = jvm_conf(app_name, master, conf)
-    with with_archive(conf, wanted=class_archive):
+    with with_archive(conf, wanted=class_archive), with_local_files(given) as load_local_files:
         SparkContext._ensure_initialized(conf=SparkConf().setAll(list(given.items())))  # noqa: SLF001
+        load_local_files(SparkContext._jvm)  # noqa: SLF001
 
 
 def jvm_conf(app_name: str, master: str, conf: Mapping[str, str]) -> dict[str, str]:
@@ -156,9 +161,8 @@ def start_session(app_name: str, master: str, conf: Mapping[str, str], *, class_
         DriverLost: the JVM is gone.
     """
     let_go_of_lost_jvm()
-    if class_archive:
-        with contextlib.suppress(Exception):  # the JVM is started below, without the archive
-            start_jvm(app_name, master, conf, class_archive=True)
+    with contextlib.suppress(Exception):  # the JVM is started below, with nothing that is not needed
+        start_jvm(app_name, master, conf, class_archive=class_archive)
     try:
         return _session(app_name, master, conf)
     except CheckpointError:
@@ -178,12 +182,17 @@ def start_session(app_name: str, master: str, conf: Mapping[str, str], *, class_
 
 
 def _session(app_name: str, master: str, conf: Mapping[str, str]) -> SparkSession:
-    from pyspark.sql import SparkSession  # noqa: PLC0415 - half a second that only a driver has to pay
+    from pyspark import SparkConf, SparkContext  # noqa: PLC0415 - half a second that only a driver has to pay
+    from pyspark.sql import SparkSession  # noqa: PLC0415
 
     if SparkSession.getActiveSession() is None:
         _find_programs(conf)
+    given = {**_QUIET, **conf}
+    if _has_jvm() and SparkContext._active_spark_context is None:  # noqa: SLF001
+        all_given = dict([*SparkConf().getAll(), ("spark.master", master), *given.items()])
+        given |= local_files_conf(SparkContext._jvm, all_given)  # noqa: SLF001
     builder = SparkSession.builder.appName(app_name).master(master)
-    for key, value in {**_QUIET, **conf}.items():
+    for key, value in given.items():
         builder = builder.config(key, value)
     return builder.getOrCreate()
 

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dagster_ckpt.spark.query import class_archive
-from dagster_ckpt.spark.query.class_archive import (
+from dagster_ckpt.spark.jvm import class_archive
+from dagster_ckpt.spark.jvm.class_archive import (
     CACHE_VARIABLE,
     OPTIONS_VARIABLE,
     ClassArchive,

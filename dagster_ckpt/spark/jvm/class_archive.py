@@ -30,6 +30,7 @@ from typing import Any
 
 from dagster_ckpt.errors import SparkNotStarted
 from dagster_ckpt.filesystem import make_working_directory
+from dagster_ckpt.spark.jvm.launching import launched_with
 
 __all__ = [
     "CACHE_VARIABLE",
@@ -69,7 +70,6 @@ _attempts: list[threading.Thread] = []
 #: The last look at the directory of archives.
 _looks: list[threading.Thread] = []
 _once = threading.Lock()
-_launching = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,16 +197,8 @@ def with_archive(conf: Mapping[str, str], *, wanted: bool) -> Iterator[None]:
     if options is None:
         yield
         return
-    with _launching:
-        before = os.environ.get(OPTIONS_VARIABLE)
-        os.environ[OPTIONS_VARIABLE] = f"{options} {before or ''}".strip()
-        try:
-            yield
-        finally:
-            if before is None:
-                del os.environ[OPTIONS_VARIABLE]
-            else:
-                os.environ[OPTIONS_VARIABLE] = before
+    with launched_with(OPTIONS_VARIABLE, lambda before: f"{options} {before}".strip()):
+        yield
 
 
 def _options_in_time(conf: Mapping[str, str]) -> str | None:
@@ -287,7 +279,7 @@ def _begin(conf: Mapping[str, str]) -> subprocess.Popen[bytes] | None:
         archive = archive_for(conf)
         if archive is None or not archive.may_be_made():
             return None
-        program = [sys.executable, "-m", "dagster_ckpt.spark.query.train_class_archive", str(archive.path)]
+        program = [sys.executable, "-m", "dagster_ckpt.spark.jvm.train_class_archive", str(archive.path)]
         program.append(conf.get(EXTRA_CLASS_PATH, ""))
         environment = {key: value for key, value in os.environ.items() if not key.startswith("PYSPARK_GATEWAY")}
         with archive.path.with_suffix(".log").open("wb") as log:

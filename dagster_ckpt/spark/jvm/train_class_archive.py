@@ -1,6 +1,6 @@
 """The program that makes a class archive: Spark runs what a job runs, and its JVM archives the classes at its exit.
 
-    python -m dagster_ckpt.spark.query.train_class_archive ARCHIVE EXTRA_CLASS_PATH
+    python -m dagster_ckpt.spark.jvm.train_class_archive ARCHIVE EXTRA_CLASS_PATH
 
 It ends when its standard input does: with the process that started it. Its JVM ends likewise.
 """
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from dagster_ckpt.config import PROVIDER_CONF, ROCKSDB_PROVIDER
-from dagster_ckpt.spark.query.class_archive import EXTRA_CLASS_PATH, OPTIONS_VARIABLE, ClassArchive, run_small_query
+from dagster_ckpt.spark.jvm.class_archive import EXTRA_CLASS_PATH, OPTIONS_VARIABLE, ClassArchive, run_small_query
 
 #: Seconds that the JVM may take to write the archive.
 _WRITING = 600

@@ -14,8 +14,8 @@ from py4j.protocol import Py4JNetworkError
 from pyspark import SparkContext
 
 from dagster_ckpt.errors import StorageError
-from dagster_ckpt.spark.query import lost_jvm
-from dagster_ckpt.spark.query.lost_jvm import is_gone, loss_of
+from dagster_ckpt.spark.jvm import lost_jvm
+from dagster_ckpt.spark.jvm.lost_jvm import is_gone, loss_of
 
 #: Seconds for a JVM to end; a test that has to wait for them fails.
 _LONG = 20.0
@@ -81,7 +81,7 @@ def test_a_jvm_that_dies_beside_another_error_is_said_to_have_been_killed(
 
 _DRIVER = """
 from dagster_ckpt.errors import InvalidConfiguration
-from dagster_ckpt.spark.query.lost_jvm import live_below_jvm, own_jvm_pid
+from dagster_ckpt.spark.jvm.lost_jvm import live_below_jvm, own_jvm_pid
 try:
     live_below_jvm()
 except InvalidConfiguration as error:

@@ -1,0 +1,34 @@
+"""The JVM of Spark's driver: how it starts, what shortens its start and its batches, and how its loss is seen."""
+
+from dagster_ckpt.spark.jvm.class_archive import java_and_spark, make_class_archive, run_small_query, with_archive
+from dagster_ckpt.spark.jvm.early_jvm import start_beside
+from dagster_ckpt.spark.jvm.local_files import IN_THIS_PROCESS, local_files_conf, with_local_files
+from dagster_ckpt.spark.jvm.lost_jvm import (
+    as_loss,
+    is_gone,
+    let_go_of_lost_jvm,
+    live_below_jvm,
+    loss_of,
+    lost_driver,
+    own_jvm_pid,
+    refuse_lost,
+)
+
+__all__ = [
+    "IN_THIS_PROCESS",
+    "as_loss",
+    "is_gone",
+    "java_and_spark",
+    "let_go_of_lost_jvm",
+    "live_below_jvm",
+    "local_files_conf",
+    "loss_of",
+    "lost_driver",
+    "make_class_archive",
+    "own_jvm_pid",
+    "refuse_lost",
+    "run_small_query",
+    "start_beside",
+    "with_archive",
+    "with_local_files",
+]

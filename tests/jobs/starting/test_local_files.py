@@ -1,0 +1,146 @@
+"""Local files that Spark writes without the processes of Hadoop: the same files, in JVMs that start as a user's do."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from py4j.protocol import Py4JJavaError
+
+from tests.helpers.local_spark import JVM_OPTIONS
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+ROOT = Path(__file__).resolve().parents[3]
+_OWN, _HADOOPS = "dagster_ckpt.LocalFiles", "org.apache.hadoop.fs.LocalFileSystem"
+#: Two runs of a query with state, in a session that a resource or the command line would start.
+_JOB = """
+import json, sys, tempfile
+from pathlib import Path
+from dagster_ckpt.spark import start_session
+from dagster_ckpt.spark.jvm import run_small_query
+from tests.helpers.local_spark import SMALL_DRIVER
+
+master, conf = json.loads(sys.argv[1])
+spark = start_session("tiny", master, {**SMALL_DRIVER, "spark.sql.shuffle.partitions": "2", **conf})
+
+def ended_children():
+    fields = Path(f"/proc/{spark.sparkContext._gateway.proc.pid}/stat").read_text().rpartition(")")[2].split()
+    return int(fields[13]) + int(fields[14])
+
+scratch = Path(sys.argv[2])
+scratch.mkdir()
+before = ended_children()  # the script that has become the JVM had some
+run_small_query(spark, scratch)
+ticks = ended_children() - before
+used = spark._jvm.org.apache.hadoop.fs.FileSystem.getLocal(spark._jsc.hadoopConfiguration())
+rows = spark.read.parquet(str(scratch / "out")).count()
+print("told", json.dumps([used.getClass().getName(), ticks, rows]))
+"""
+
+
+def _told(directory: Path, master: str, conf: dict[str, str]) -> tuple[str, int]:
+    """The file system of a query's files, and the ticks of the processor that the JVM's ended children have used."""
+    made = directory / "tmp"
+    made.mkdir()
+    environment = {key: value for key, value in os.environ.items() if key != "SPARK_DIST_CLASSPATH"}
+    environment.update(SPARK_SUBMIT_OPTS=JVM_OPTIONS, TMPDIR=str(made))
+    done = subprocess.run(
+        [sys.executable, "-c", _JOB, json.dumps([master, conf]), str(directory / "query")],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert list(made.glob("dagster-ckpt-classes-*")) == [], "the classes are in the JVM"
+    name, ticks, rows = json.loads(done.stdout.partition("told ")[2])
+    assert rows == 1, "the second run closes a window of the first"
+    return name, ticks
+
+
+def test_a_query_writes_its_files_without_a_process(tmp_path: Path) -> None:
+    assert _told(tmp_path, "local[2]", {}) == (_OWN, 0)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(
+    ("master", "conf"),
+    [
+        ("local[2]", {"spark.hadoop.fs.file.impl": _HADOOPS}),
+        # Its executors are processes of their own.
+        ("local-cluster[1,1,512]", {"spark.executor.memory": "512m"}),
+    ],
+    ids=["the user decides", "executors elsewhere"],
+)
+def test_hadoops_own_are_used(tmp_path: Path, master: str, conf: dict[str, str]) -> None:
+    name, ticks = _told(tmp_path, master, conf)
+    assert name != _OWN
+    assert ticks > 0, "the test of the others can fail"
+
+
+def test_they_do_what_hadoops_own_do(spark: SparkSession, tmp_path: Path) -> None:
+    """Modes under a mask, links, replacing and listing, by both of Hadoop's interfaces."""
+    jvm: Any = spark._jvm
+    hadoop = jvm.org.apache.hadoop
+    told: list[list[Any]] = []
+    for older, newer in ((_OWN, f"{_OWN}$Context"), (_HADOOPS, "org.apache.hadoop.fs.local.LocalFs")):
+        root = tmp_path / older.rpartition(".")[2]
+        root.mkdir()
+        conf = hadoop.conf.Configuration()
+        conf.set("fs.file.impl", older)
+        conf.set("fs.AbstractFileSystem.file.impl", newer)
+        conf.set("fs.permissions.umask-mode", "027")
+        uri = jvm.java.net.URI("file:///")
+        files = hadoop.fs.FileSystem.newInstance(uri, conf)
+        context = hadoop.fs.FileContext.getFileContext(uri, conf)
+        assert files.getClass().getName() == older
+        assert context.getDefaultFileSystem().getClass().getName() == newer
+        seen: list[Any] = []
+
+        def path(name: str, root: Path = root) -> Any:
+            return hadoop.fs.Path(str(root / name))
+
+        files.mkdirs(path("directory/below"))
+        for name in ("a", "b", "directory/c"):
+            out = files.create(path(name))
+            out.write(7)
+            out.close()
+        (root / "link").symlink_to(root / "a")
+        (root / "broken").symlink_to(root / "nothing")
+        (root / "linked").symlink_to(root / "directory")
+        for mode in (0o600, 0o777, 0o444):
+            files.setPermission(path("a"), hadoop.fs.permission.FsPermission(mode))
+            seen.append(_modes(root))
+        files.setPermission(path("link"), hadoop.fs.permission.FsPermission(0o640))
+        files.setPermission(path("directory"), hadoop.fs.permission.FsPermission(0o1770))
+        for name in ("a", "link", "linked", "linked/c", "directory"):
+            found = files.getFileLinkStatus(path(name))
+            relative = found.getPath().toUri().getPath().removeprefix(str(root))
+            seen.append((relative, found.isSymlink(), found.isDirectory(), found.getLen()))
+        for name in ("broken", "nothing"):
+            try:
+                seen.append((name, files.getFileLinkStatus(path(name)).isSymlink()))
+            except Py4JJavaError as error:  # both must raise the same
+                seen.append((name, str(error.java_exception.getClass().getName())))
+        overwrite = hadoop.fs.Options.Rename.OVERWRITE
+        options = spark.sparkContext._gateway.new_array(hadoop.fs.Options.Rename, 1)  # type: ignore[union-attr]
+        options[0] = overwrite
+        context.rename(path("b"), path("a"), options)
+        context.rename(path("linked/c"), path("directory/below/d"), options)
+        seen.append(sorted(str(each.getPath().getName()) for each in files.listStatus(path("."))))
+        seen.append(_modes(root))
+        told.append(seen)
+    assert told[0] == told[1]
+
+
+def _modes(root: Path) -> dict[str, str]:
+    return {str(path.relative_to(root)): stat.filemode(path.lstat().st_mode) for path in sorted(root.rglob("*"))}
