@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from py4j.java_gateway import JavaGateway
 
-from tests.servers.ivy import classpath, hadoop_version, spark_jars
+from dagster_ckpt.testing.maven import classpath, hadoop_version, spark_jars
 
 #: Who the cluster belongs to: to others permissions apply.
 _SUPERUSER = "hdfs"
@@ -124,14 +125,25 @@ class MiniDfs:
 
 
 @contextmanager
-def cluster_jvm(scratch: Path) -> Iterator[Any]:
-    """A JVM for clusters, of the version of Spark's own Hadoop; it ends with this process."""
+def cluster_jvm(scratch: Path, beside: Sequence[str] = (), options: Sequence[str] = ()) -> Iterator[Any]:
+    """A JVM for clusters, of the version of Spark's own Hadoop; it ends with this process.
+
+    Args:
+        scratch: a directory for its files.
+        beside: class paths of what Hadoop's artifact lacks.
+        options: of the JVM.
+    """
     (py4j,) = spark_jars().glob("py4j-*.jar")
     with (scratch / "log").open("w", encoding="utf-8") as log:
         gateway = JavaGateway.launch_gateway(
             jarpath=str(py4j),
-            classpath=classpath(scratch, "org.apache.hadoop", "hadoop-client-minicluster", hadoop_version()),
-            javaopts=["-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", f"-DHADOOP_USER_NAME={_SUPERUSER}"],
+            classpath=os.pathsep.join(
+                [classpath(scratch, "org.apache.hadoop", "hadoop-client-minicluster", hadoop_version()), *beside]
+            ),
+            javaopts=[
+                *("-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", f"-DHADOOP_USER_NAME={_SUPERUSER}"),
+                *options,
+            ],
             die_on_exit=True,
             redirect_stdout=log,
             redirect_stderr=log,

@@ -32,10 +32,11 @@ from dagster_ckpt.errors import (
     StorageError,
 )
 from dagster_ckpt.orchestration.attending.driver_report import DriverReport, Told
+from dagster_ckpt.orchestration.attending.masters import CLUSTER, find_master
 from dagster_ckpt.orchestration.attending.own_sign import OwnSign
 from dagster_ckpt.orchestration.attending.own_submission import OwnSubmission
-from dagster_ckpt.orchestration.attending.submit_resource import CLUSTER, SparkSubmitResource
-from dagster_ckpt.orchestration.attending.submitted_process import SubmittedProcess, find_master
+from dagster_ckpt.orchestration.attending.submit_resource import SparkSubmitResource
+from dagster_ckpt.orchestration.attending.submitted_process import SubmittedProcess
 from dagster_ckpt.orchestration.reporting import CheckpointReporter
 from dagster_ckpt.shown_text import redacted
 from dagster_ckpt.spark import RunResult
@@ -127,7 +128,7 @@ class Attendant:
         if self._records.submissions.of(self._driver) is not None:
             self._told.log(logging.INFO, "An earlier process of this run has submitted the driver.")
             return
-        find_master(spark.master)
+        find_master(spark.master, spark.conf)
         for process in self._records.heartbeat.free_job(self._clock, self._wait):
             _log.warning("Killed process %d, which a run declared dead had left behind", process.pid)
         self._submission.make(series, json.dumps(dict(op_config)))
@@ -272,7 +273,7 @@ class Attendant:
             self._claim = claim
             self._report.claimed(claim)
             if self._deploy_mode == CLUSTER:
-                self._kill()  # it only waits, as a JVM beside the driver, which is on a Worker
+                self._kill()  # it only waits, as a JVM beside the driver, which is elsewhere
             return claim
         submission = self._records.submissions.of(self._driver)
         if self._claim is not None or submission is None or epoch > submission.after:

@@ -13,16 +13,14 @@ from pydantic import ConfigDict, Field
 
 from dagster_ckpt.checkpoint import SUBMITTED
 from dagster_ckpt.errors import InvalidConfiguration
+from dagster_ckpt.orchestration.attending.masters import CLIENT, CLUSTER, check_master, settings_on_cluster
 from dagster_ckpt.orchestration.resources import SparkSessionResource
 from dagster_ckpt.shown_text import redacted
 
 __all__ = ["SparkSubmitResource", "own_spark"]
 
-CLIENT, CLUSTER = "client", "cluster"
-_MASTER = re.compile(r"local(\[.*\])?|spark://.+")
 #: A driver for months says little; PySpark's own drivers say no more.
 _CONF = {"spark.log.level": "WARN"}
-_SUPERVISE = "spark.driver.supervise"
 #: The names of settings whose values are secrets: those that Spark hides in its web page, and those of the clouds.
 _SECRET = re.compile(
     r"secret|passw|token|credential|(?:access|account|api|private|shared|sas)[-_.]?key|\.sas\.", re.IGNORECASE
@@ -32,7 +30,7 @@ _OF_A_DRIVER = ("PYSPARK_GATEWAY_PORT", "PYSPARK_GATEWAY_SECRET", "DAGSTER_CKPT_
 
 
 class SparkSubmitResource(dg.ConfigurableResource["SparkSubmitResource"]):
-    """Spark whose driver ``spark-submit`` starts: on this host, or on a host of a standalone cluster.
+    """Spark whose driver ``spark-submit`` starts: on this host, or on a host of a standalone cluster or of YARN.
 
     The Dagster run attends the driver: it reports checkpoints and failures, and *Terminate* reaches the driver. The
     driver outlives the run's process; the resume sensor then launches a run that attends the same driver.
@@ -51,13 +49,18 @@ class SparkSubmitResource(dg.ConfigurableResource["SparkSubmitResource"]):
         description="Import path module:name of the Definitions that have the asset and this resource; the driver "
         "loads them. They must be installed where the driver runs."
     )
-    master: str = Field(default="local[*]", description="Spark master URL: local, local[...] or spark://host:port.")
+    master: str = Field(
+        default="local[*]", description="Spark master URL: local, local[...], spark://host:port or yarn."
+    )
     deploy_mode: str = Field(
         default=CLIENT,
         description="'client': the driver is a process on the host of the Dagster run. 'cluster': a Worker of the "
-        "standalone cluster starts the driver.",
+        "standalone cluster starts the driver, or YARN does.",
     )
     conf: dict[str, str] = Field(default_factory=dict, description="Spark configuration, key to value.")
+    files: list[str] = Field(
+        default_factory=list, description="Files, by path or URL, that Spark brings to the driver and the executors."
+    )
     app_name: str | None = Field(default=None, description="Application name; the job's name by default.")
     python: str | None = Field(
         default=None,
@@ -68,15 +71,15 @@ class SparkSubmitResource(dg.ConfigurableResource["SparkSubmitResource"]):
     )
     jar: str | None = Field(
         default=None,
-        description="With cluster: any jar that the Workers can read, which Spark wants for a driver there. Default: "
-        "the path of the spark-launcher jar of spark_home.",
+        description="With cluster: any jar, which Spark wants for a driver there; the Workers of a standalone cluster "
+        "must be able to read the jar. Default: the path of the spark-launcher jar of spark_home.",
     )
 
     def command(self, job_name: str, run_id: str, required: Mapping[str, str] | None = None) -> list[str]:
         """The call of ``spark-submit`` for the driver of a run.
 
         Spark's standalone manager refuses a Python file with ``cluster``, but runs any main class, and the class that
-        runs Python files for Spark is one. The same call is used for ``client``.
+        runs Python files for Spark is one. The same call is used for ``client``, and for YARN.
 
         Every user of a host can read a command line, so settings that look like secrets are left out: the driver takes
         them from the definitions, in time for its Spark session.
@@ -93,8 +96,7 @@ class SparkSubmitResource(dg.ConfigurableResource["SparkSubmitResource"]):
         home = self._home()
         conf = {**_CONF, "spark.pyspark.python": self.python or sys.executable, **self.conf, **(required or {})}
         if self.deploy_mode == CLUSTER:
-            # Then spark-submit ends with the driver, and so tells that the driver has ended before its first record.
-            conf["spark.standalone.submit.waitAppCompletion"] = "true"
+            conf |= settings_on_cluster(self.master)
         return [
             str(home / "bin" / "spark-submit"),
             *("--master", self.master, "--deploy-mode", self.deploy_mode, "--name", self.app_name or job_name),
@@ -104,6 +106,7 @@ class SparkSubmitResource(dg.ConfigurableResource["SparkSubmitResource"]):
                 if not _is_secret(key, value)
                 for part in ("--conf", f"{key}={value}")
             ),
+            *(("--files", ",".join(self.files)) if self.files else ()),
             *("--class", "org.apache.spark.deploy.PythonRunner", self.jar or _any_jar(home)),
             *("-m", "", SUBMITTED, self.definitions, job_name, run_id),
         ]
@@ -120,27 +123,7 @@ class SparkSubmitResource(dg.ConfigurableResource["SparkSubmitResource"]):
         )
 
     def _check(self) -> None:
-        if not _MASTER.fullmatch(self.master):
-            raise InvalidConfiguration(
-                f"SparkSubmitResource has not been run with master {self.master!r}.",
-                hint="Use local, local[...] or spark://host:port; for another cluster manager use "
-                "SparkSessionResource, whose driver is the Dagster run.",
-            )
-        if self.deploy_mode not in {CLIENT, CLUSTER}:
-            raise InvalidConfiguration(
-                f"deploy_mode is {self.deploy_mode!r}, and Spark knows client and cluster.", hint="Set one of the two."
-            )
-        if self.deploy_mode == CLUSTER and not self.master.startswith("spark://"):
-            raise InvalidConfiguration(
-                f"deploy_mode='cluster' needs a cluster, and the master is {self.master!r}.",
-                hint="Set master to spark://host:port, or deploy_mode to 'client'.",
-            )
-        if self.conf.get(_SUPERVISE, "false").lower() != "false":
-            raise InvalidConfiguration(
-                f"{_SUPERVISE} is {self.conf[_SUPERVISE]!r}: the master would start the driver again beside the resume "
-                "sensor, which starts another one.",
-                hint=f"Remove {_SUPERVISE}; the restart strategy of the asset decides about restarts.",
-            )
+        check_master(self.master, self.deploy_mode, self.conf)
         if not all(self.definitions.partition(":")):
             raise InvalidConfiguration(
                 f"definitions={self.definitions!r} is no import path.", hint="Write it as 'package.module:name'."

@@ -4,26 +4,27 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
-import socket
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from dagster_ckpt.errors import SparkNotStarted
 from dagster_ckpt.filesystem import default_root, make_working_directory
+from dagster_ckpt.orchestration.attending.masters import CLUSTER
 from dagster_ckpt.shown_text import in_one_line, redacted
 
-__all__ = ["REFUSED", "SubmittedProcess", "find_master"]
+__all__ = ["REFUSED", "SubmittedProcess"]
 
 #: What the driver's last word begins with, when it ends before it has taken the job over.
 REFUSED = "dagster-ckpt driver: "
 _LINES = 8
 #: How spark-submit tells how a driver on the cluster has ended.
 _STATE = "State of driver"
+#: The id that YARN gives.
+_APPLICATION = re.compile(r"\bapplication_\d+_\d+\b")
 _LONGEST = 2_000
-#: Seconds for a connection to a master.
-_PATIENCE = 10.0
 
 
 class SubmittedProcess:
@@ -77,13 +78,16 @@ class SubmittedProcess:
 
     def why(self, job_name: str, deploy_mode: str) -> SparkNotStarted:
         """The error for a call that has ended before its driver took the job over."""
-        said = _last_lines(self.log)
+        text = _last_of(self.log)
+        said = _told_lines(text)
         own = [line.removeprefix(REFUSED) for line in said if line.startswith(REFUSED)]
         missing = next((line for line in said if "No module named" in line), None)
         told = in_one_line(redacted((own or [missing or " / ".join(said[-_LINES:]) or "it said nothing"])[-1]))
         where = f"{self.log} has all it said"
-        if deploy_mode == "cluster":
-            where += ", and the Worker's work/driver-*/stderr what the driver said"
+        if deploy_mode == CLUSTER:
+            yarn = _APPLICATION.search(text)
+            place = f"`yarn logs -applicationId {yarn[0]}`" if yarn else "the Worker's work/driver-*/stderr"
+            where += f", and {place} what the driver said"
         if missing is not None and not own:
             where = f"Install dagster-ckpt and the project for the Python of the driver. {where}"
         return SparkNotStarted(
@@ -93,32 +97,14 @@ class SubmittedProcess:
         )
 
 
-def find_master(master: str) -> None:
-    """Make sure that a master is there.
-
-    Raises:
-        SparkNotStarted: nothing answers at ``spark://``.
-    """
-    if not master.startswith("spark://"):
-        return
-    failed = ""
-    for place in master.removeprefix("spark://").split(","):
-        host, _, port = place.rpartition(":")
-        try:
-            with socket.create_connection((host, int(port)), _PATIENCE):
-                return
-        except (OSError, ValueError) as error:
-            failed = f"{place}: {error}"
-    raise SparkNotStarted(
-        f"No Spark master answers at {master} ({failed}). No driver was started.",
-        hint="Start the master, or set master of SparkSubmitResource to the URL that the master's web page shows.",
-    )
-
-
-def _last_lines(log: Path) -> list[str]:
+def _last_of(log: Path) -> str:
     try:
-        text = log.read_bytes()[-100_000:].decode("utf-8", "replace")
+        return log.read_bytes()[-100_000:].decode("utf-8", "replace")
     except OSError:
-        return []
-    lines = (line.strip() for line in text.splitlines())
-    return [line for line in lines if line and not line.startswith("at ") and (" INFO " not in line or _STATE in line)]
+        return ""
+
+
+def _told_lines(text: str) -> list[str]:
+    """The lines that tell something; those that begin with a tab only go on with an exception or with a report."""
+    lines = (line.strip() for line in text.splitlines() if not line.startswith("\t"))
+    return [line for line in lines if line and (" INFO " not in line or _STATE in line)]

@@ -7,9 +7,9 @@ import os
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Event
 from time import monotonic
@@ -23,6 +23,7 @@ from tests.servers.ports import free_port
 
 _ROOT = Path(__file__).resolve().parents[3]
 _DEADLINE = 300.0
+_EXECUTOR = "CoarseGrainedExecutorBackend"
 
 
 def eventually(what: str, condition: Callable[[], bool]) -> None:
@@ -39,20 +40,23 @@ class Cluster:
 
     Attributes:
         master: its URL for drivers.
-        worker: the Worker process, whose children are the executors.
+        worker: the process whose children the executors are: the Worker, or that of the NodeManagers.
         environment: for drivers.
+        conf: settings of Spark for drivers on the cluster.
     """
 
     master: str
     worker: psutil.Process
     environment: dict[str, str]
+    conf: Mapping[str, str] = field(default_factory=dict)
 
     def executors(self) -> list[psutil.Process]:
         """The executor processes that live now."""
         found = []
         for process in self.worker.children(recursive=True):
             try:
-                if any("CoarseGrainedExecutorBackend" in part for part in process.cmdline()):
+                # On YARN the shell that has started such a process has its command, too.
+                if process.name() == "java" and any(_EXECUTOR in part for part in process.cmdline()):
                     found.append(process)
             except (psutil.NoSuchProcess, psutil.ZombieProcess):
                 continue
@@ -102,7 +106,8 @@ def standalone_cluster(directory: Path) -> Iterator[Cluster]:
             f"the Worker has registered (see {directory}/worker.log)",
             lambda: (_state(web) or {}).get("aliveworkers") == 1,
         )
-        yield Cluster(master, worker, environment)
+        size_of_driver = {"spark.cores.max": "1", "spark.driver.memory": "512m", "spark.executor.memory": "480m"}
+        yield Cluster(master, worker, environment, size_of_driver)
 
 
 def _state(web: int) -> dict[str, object] | None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
 import dagster as dg
+from pyspark import SparkFiles
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
@@ -18,10 +20,20 @@ from dagster_ckpt import (
     build_checkpoint_definitions,
     checkpointed_streaming_asset,
 )
-from tests.system.cluster.layout import FILES_PER_TRIGGER, Shared
+from tests.system.cluster.layout import Shared
 
 ROOT = "DAGSTER_CKPT_TEST_ROOT"
+#: Has how many files a batch reads.
+FILE = "files_per_trigger"
 _shared = Shared(Path(os.environ[ROOT]))
+_spark = json.loads((_shared.root / "spark.json").read_text(encoding="utf-8"))
+
+
+def _brought() -> Path:
+    """Where Spark has brought the file to, in the driver."""
+    if _spark["master"] != "yarn":
+        return Path(SparkFiles.get(FILE))
+    return Path(FILE) if _spark["deploy_mode"] == "cluster" else _shared.root / FILE
 
 
 @checkpointed_streaming_asset(
@@ -31,7 +43,8 @@ _shared = Shared(Path(os.environ[ROOT]))
 def delays(context: dg.AssetExecutionContext, spark: SparkSession) -> DataStreamWriter:
     """The example's stream, to the end of what has landed."""
     del context
-    query = delays_query(spark, _shared.landed, _shared.output, max_files_per_trigger=FILES_PER_TRIGGER)
+    files = int(_brought().read_text())
+    query = delays_query(spark, _shared.landed, _shared.output, max_files_per_trigger=files)
     return query.trigger(availableNow=True)
 
 
@@ -43,12 +56,11 @@ defs = build_checkpoint_definitions(
         ),
         "spark": SparkSubmitResource(
             definitions="tests.system.cluster.submitted:defs",
-            master=(_shared.root / "master").read_text(encoding="utf-8"),
-            deploy_mode="cluster",
+            deploy_mode=_spark["deploy_mode"],
+            files=[str(_shared.root / FILE)],
+            master=_spark["master"],
             conf={
-                "spark.cores.max": "1",
-                "spark.driver.memory": "512m",
-                "spark.executor.memory": "480m",
+                **_spark["conf"],
                 "spark.driver.host": "127.0.0.1",
                 "spark.driver.bindAddress": "127.0.0.1",
                 "spark.ui.enabled": "false",

@@ -1,12 +1,18 @@
-"""The driver on a Worker of a real standalone cluster, attended from here: killed, resumed, identical."""
+"""The driver on a real standalone cluster or on a real YARN, attended from here: killed, resumed, identical."""
 
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import signal
+import sys
 import threading
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 
 import dagster as dg
 import psutil
@@ -15,45 +21,101 @@ import pytest
 from assets.batch_answer import batch_answer, compare, read_delays
 from assets.flights import CLOSING_FILES, _write, land, landing_plan
 from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.control.heartbeat import Heartbeat
 from dagster_ckpt.errors import DriverLost
 from dagster_ckpt.filesystem import PosixFileSystem
 from dagster_ckpt.orchestration.names import partition_key
 from dagster_ckpt.spark.sinks.spark_sink_log import FileSink
-from tests.system.cluster.layout import FILES_PER_TRIGGER, JOB, Shared
-from tests.system.cluster.standalone import eventually, standalone_cluster
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from tests.servers.yarn_cluster import yarn_cluster
+from tests.system.cluster.layout import JOB, Shared
+from tests.system.cluster.standalone import Cluster, eventually, standalone_cluster
 
 pytestmark = [pytest.mark.integration, pytest.mark.exhaustive, pytest.mark.timeout(1500)]
 
 _DAYS = 40
+_FILES_PER_TRIGGER = 4
+_DEFINITIONS = "tests.system.cluster.submitted"
+ROOT = "DAGSTER_CKPT_TEST_ROOT"
 
 
-def test_a_driver_on_the_cluster_is_killed_and_resumed_by_another(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@dataclass(frozen=True)
+class Place:
+    """A cluster, and what ends a driver there.
+
+    Attributes:
+        cluster: that runs.
+        starter: what a process above the driver has in its command line.
+        end: the driver with this process id.
+        deploy_mode: where the driver is to be.
+    """
+
+    cluster: Cluster
+    starter: str
+    end: Callable[[int], object]
+    deploy_mode: str = "cluster"
+
+
+def _kill_jvm(driver: int) -> None:
+    os.kill(psutil.Process(driver).ppid(), signal.SIGKILL)
+
+
+@contextmanager
+def _standalone(directory: Path) -> Iterator[Place]:
+    with standalone_cluster(directory) as cluster:
+        yield Place(cluster, "deploy.worker", _kill_jvm)
+
+
+@contextmanager
+def _yarn(directory: Path, *, with_node: bool = False, deploy_mode: str = "cluster") -> Iterator[Place]:
+    directory.mkdir()
+    with yarn_cluster(directory) as running:
+        environment = {"HADOOP_CONF_DIR": str(running.configuration), "SPARK_LOCAL_IP": "127.0.0.1"}
+        conf = running.conf({ROOT: os.environ[ROOT]})
+        end = (lambda driver: running.stop_node(running.node_of(driver))) if with_node else _kill_jvm
+        starter = "yarn.applicationmaster" if deploy_mode == "cluster" else "deploy.sparksubmit"
+        yield Place(Cluster("yarn", running.process, environment, conf), starter, end, deploy_mode)
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        pytest.param(_standalone, id="standalone"),
+        pytest.param(_yarn, id="yarn"),
+        pytest.param(partial(_yarn, deploy_mode="client"), id="yarn-client"),
+        pytest.param(partial(_yarn, with_node=True), id="yarn-with-its-node"),
+    ],
+)
+def test_a_driver_on_the_cluster_is_killed_and_resumed_by_another_that_loses_an_executor(
+    place: Callable[[Path], AbstractContextManager[Place]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shared = Shared(tmp_path / "shared")
     land(shared.landed, days=_DAYS)
     for file in landing_plan()[-CLOSING_FILES:]:
         _write(shared.landed, file)
-    last = -(-(_DAYS + CLOSING_FILES) // FILES_PER_TRIGGER) - 1
+    last = -(-(_DAYS + CLOSING_FILES) // _FILES_PER_TRIGGER) - 1
     catalog = CheckpointCatalog(PosixFileSystem(shared.storage), JOB)
-    monkeypatch.setenv("DAGSTER_CKPT_TEST_ROOT", str(shared.root))  # of the Worker, and so of its drivers
-    with standalone_cluster(tmp_path / "cluster") as cluster, dg.DagsterInstance.ephemeral() as instance:
-        for name in ("SPARK_LOCAL_IP", "PYSPARK_PYTHON"):
+    monkeypatch.setenv(ROOT, str(shared.root))  # of the Worker, and so of its drivers
+    with place(tmp_path / "cluster") as there, dg.DagsterInstance.ephemeral() as instance:
+        cluster = there.cluster
+        for name in {"SPARK_LOCAL_IP", "PYSPARK_PYTHON", "HADOOP_CONF_DIR"} & cluster.environment.keys():
             monkeypatch.setenv(name, cluster.environment[name])
-        (shared.root / "master").write_text(cluster.master, encoding="utf-8")
-        defs: dg.Definitions = importlib.import_module("tests.system.cluster.submitted").defs
+        spark = {"master": cluster.master, "deploy_mode": there.deploy_mode, "conf": dict(cluster.conf)}
+        (shared.root / "spark.json").write_text(json.dumps(spark), encoding="utf-8")
+        (shared.root / "files_per_trigger").write_text(str(_FILES_PER_TRIGGER), encoding="utf-8")
+        monkeypatch.delitem(sys.modules, _DEFINITIONS, raising=False)
+        defs: dg.Definitions = importlib.import_module(_DEFINITIONS).defs
         job = defs.resolve_job_def(f"{JOB}_job")
 
-        killed: list[list[str]] = []
-        killer = threading.Thread(target=_kill_at_the_first_checkpoint, args=(catalog, killed), daemon=True)
-        killer.start()
-        with pytest.raises(DriverLost, match=r"The driver of run .* is dead"):
+        above: list[str] = []
+
+        def end_driver() -> None:
+            driver = _driver_with_a_checkpoint(catalog, 1)
+            above.extend(" ".join(process.cmdline()).lower() for process in psutil.Process(driver).parents())
+            there.end(driver)
+
+        with _beside(end_driver), pytest.raises(DriverLost, match=r"The driver of run .* is dead"):
             job.execute_in_process(instance=instance)
-        killer.join()
-        assert "worker" in " ".join(killed[0]), f"a Worker has started the driver: {killed}"
+        assert there.starter in " ".join(above), f"the cluster has started the driver: {above}"
         eventually("the driver's executors end", lambda: not cluster.executors())
 
         (sensor,) = defs.get_repository_def().sensor_defs
@@ -70,9 +132,16 @@ def test_a_driver_on_the_cluster_is_killed_and_resumed_by_another(
             return bool(requested)
 
         eventually("the sensor resumes the job", resumed)
-        done = job.execute_in_process(
-            instance=instance, run_config=requested[0].run_config, tags=dict(requested[0].tags)
-        )
+
+        def kill_executor() -> None:
+            _driver_with_a_checkpoint(catalog, 2)
+            eventually("an executor runs the job", lambda: bool(cluster.executors()))
+            cluster.executors()[0].kill()
+
+        with _beside(kill_executor):
+            done = job.execute_in_process(
+                instance=instance, run_config=requested[0].run_config, tags=dict(requested[0].tags)
+            )
         assert done.success
         shown = set(instance.get_dynamic_partitions(f"{JOB}_checkpoints"))
 
@@ -81,7 +150,7 @@ def test_a_driver_on_the_cluster_is_killed_and_resumed_by_another(
     assert (chosen[0], chosen[1].restored is not None) == (2, True)
     completed, broken = catalog.completed(chosen[1].job_id)
     assert not broken
-    assert completed[-1].batch >= last
+    assert last <= completed[-1].batch <= last + 1, "the driver has read how many files a batch has"
     assert shown == {partition_key(metadata) for metadata in completed}
     expected = batch_answer(shared.landed)
     assert len(expected) > 1000
@@ -89,16 +158,35 @@ def test_a_driver_on_the_cluster_is_killed_and_resumed_by_another(
     assert compare(expected, read_delays(shared.output.rglob("part-*.parquet"))).identical
 
 
-def _kill_at_the_first_checkpoint(catalog: CheckpointCatalog, killed: list[list[str]]) -> None:
-    """Kill the driver as soon as it has a checkpoint; tell the command lines of the processes above it."""
+@contextmanager
+def _beside(happens: Callable[[], None]) -> Iterator[None]:
+    """What happens beside a run; it has happened when the run is over."""
+    failed: list[BaseException] = []
 
-    def completed() -> bool:
-        beat = catalog.records.heartbeat.read()
-        return beat is not None and beat.completed is not None
+    def do() -> None:
+        try:
+            happens()
+        except BaseException as error:  # raised in the thread of the test
+            failed.append(error)
 
-    eventually("the driver completes a checkpoint", completed)
-    beat = catalog.records.heartbeat.read()
-    assert beat is not None
-    driver = psutil.Process(beat.processes[0].pid)
-    killed.append([" ".join(process.cmdline()).lower() for process in driver.parents()])
-    os.kill(driver.pid, signal.SIGKILL)
+    thread = threading.Thread(target=do, daemon=True)
+    thread.start()
+    yield
+    thread.join()
+    if failed:
+        raise failed[0]
+
+
+def _driver_with_a_checkpoint(catalog: CheckpointCatalog, epoch: int) -> int:
+    """The process id of the driver of an epoch, as soon as it has completed a checkpoint."""
+
+    def beat() -> Heartbeat | None:
+        found = catalog.records.heartbeat.read()
+        if found is None or found.epoch != epoch or found.completed is None:
+            return None
+        return found if found.completed.epoch == epoch else None
+
+    eventually("the driver completes a checkpoint", lambda: beat() is not None)
+    found = beat()
+    assert found is not None
+    return found.processes[0].pid

@@ -43,9 +43,12 @@ from dagster_ckpt.orchestration import names
 from dagster_ckpt.orchestration.attending import own_submission
 from dagster_ckpt.orchestration.attending.attendant import Attendant
 from dagster_ckpt.orchestration.attending.driver_report import DriverReport, Told
+from dagster_ckpt.orchestration.attending.masters import find_master
+from dagster_ckpt.orchestration.attending.submitted_process import SubmittedProcess
 from dagster_ckpt.orchestration.reporting import CheckpointReporter
 from dagster_ckpt.standalone.submitted import submitted_drive
 from tests.helpers.orchestration.stored_job import StoredJob, make_asset, run_id
+from tests.servers.ports import free_port
 
 DEFINITIONS = "some_project.definitions:defs"
 
@@ -129,6 +132,91 @@ def test_a_master_that_is_not_there_is_named_and_nothing_is_started(job: StoredJ
     assert not job.root.exists()
 
 
+def yarn_site(directory: Path, **settings: object) -> str:
+    """A directory with a ``yarn-site.xml``; in the names ``_`` stands for ``.``."""
+    directory.mkdir()
+    told = "".join(
+        f"<property><name>yarn.resourcemanager.{name.replace('_', '.')}</name><value>{value}</value></property>"
+        for name, value in settings.items()
+    )
+    (directory / "yarn-site.xml").write_text(f"<configuration>{told}</configuration>")
+    return str(directory)
+
+
+def test_a_resource_manager_that_is_not_there_is_named_and_nothing_is_started(
+    job: StoredJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hadoop's client would go on asking for a quarter of an hour."""
+    place = f"127.0.0.1:{free_port()}"
+    monkeypatch.setenv("HADOOP_CONF_DIR", yarn_site(tmp_path / "site", address=place))
+    error = materialize(job, submit(tmp_path, f"open({str(tmp_path / 'called')!r}, 'w')", master="yarn"))
+    assert isinstance(error, SparkNotStarted)
+    assert error.message.startswith(f"No ResourceManager answers ({place}: ")
+    assert str(tmp_path / "site") in error.hint
+    assert not (tmp_path / "called").exists()
+    assert not job.root.exists()
+
+
+@pytest.mark.parametrize("named", [None, "/nowhere"])
+def test_a_configuration_of_yarn_that_is_missing_is_named(
+    job: StoredJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: str | None
+) -> None:
+    monkeypatch.delenv("YARN_CONF_DIR", raising=False)
+    monkeypatch.delenv("HADOOP_CONF_DIR", raising=False)
+    if named is not None:
+        monkeypatch.setenv("YARN_CONF_DIR", named)
+    error = materialize(job, submit(tmp_path, master="yarn"))
+    assert isinstance(error, InvalidConfiguration)
+    told = "None of HADOOP_CONF_DIR and YARN_CONF_DIR is set." if named is None else "/nowhere is no directory."
+    assert error.message == told
+    assert "Set HADOOP_CONF_DIR in the environment of the Dagster run" in error.hint
+
+
+def test_any_of_two_resource_managers_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        pair = {"ha_enabled": "true", "ha_rm-ids": "a, b", "address_a": f"127.0.0.1:{free_port()}"}
+        second = {"hostname_b": "127.0.0.1", "address_b": "${yarn.resourcemanager.hostname.b}:8"}
+        monkeypatch.setenv("HADOOP_CONF_DIR", yarn_site(tmp_path / "site", **pair, **second))
+        conf = {"spark.hadoop.yarn.resourcemanager.address.b": f"127.0.0.1:{server.getsockname()[1]}"}
+        find_master("yarn", conf)
+        with pytest.raises(SparkNotStarted, match=r"127\.0\.0\.1:8: "):
+            find_master("yarn", {})
+
+
+def test_a_resource_manager_that_only_hadoop_can_find_is_left_to_spark_submit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HADOOP_CONF_DIR", yarn_site(tmp_path / "site", address="${env.YARN_HOST}:8032"))
+    find_master("yarn", {})
+
+
+def test_a_driver_on_yarn_is_started_once_and_brings_files(tmp_path: Path) -> None:
+    spark = submit(tmp_path, master="yarn").model_copy(update={"deploy_mode": "cluster", "files": ["/a", "hdfs://b/c"]})
+    told = spark.command("orders", "run")
+    assert {"spark.yarn.maxAppAttempts=1", "spark.yarn.submit.waitAppCompletion=true"} <= set(told)
+    assert told[told.index("--files") + 1] == "/a,hdfs://b/c"
+
+
+def test_what_yarn_says_is_told_and_its_log_is_named(job: StoredJob, tmp_path: Path) -> None:
+    log = """26/11/25 19:37:42 INFO Client: Submitting application application_1795_0001 to ResourceManager
+26/11/25 19:37:43 INFO Client: Application report for application_1795_0001 (state: FAILED)
+26/11/25 19:37:43 INFO Client:
+\t client token: N/A
+\t queue: root.default
+26/11/25 19:37:43 ERROR Client: Application diagnostics message: User application exited with status 1
+Exception in thread "main" org.apache.spark.SparkException: Application finished with failed status
+\tat org.apache.spark.deploy.yarn.Client.run(Client.scala:1)
+"""
+    process = SubmittedProcess([spark_home(tmp_path, f"print({log!r})") + "/bin/spark-submit"], {}, "log")
+    process._process.wait()
+    error = process.why("orders", "cluster")
+    assert error.message.partition(" over: ")[2] == (
+        "26/11/25 19:37:43 ERROR Client: Application diagnostics message: User application exited with status 1 / "
+        'Exception in thread "main" org.apache.spark.SparkException: Application finished with failed status'
+    )
+    assert "`yarn logs -applicationId application_1795_0001` what the driver said" in error.hint
+
+
 def test_a_missing_spark_submit_is_named(job: StoredJob, tmp_path: Path) -> None:
     spark = submit(tmp_path)
     assert spark.spark_home is not None
@@ -148,12 +236,12 @@ def test_a_spark_submit_that_may_not_be_executed_is_named(job: StoredJob, tmp_pa
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"master": "yarn"}, "SparkSubmitResource has not been run with master 'yarn'."),
         ({"master": "k8s://https://host:443"}, "SparkSubmitResource has not been run with master 'k8s://"),
         ({"deploy_mode": "cluster"}, "deploy_mode='cluster' needs a cluster, and the master is 'local[*]'."),
         ({"deploy_mode": "remote"}, "deploy_mode is 'remote', and Spark knows client and cluster."),
         ({"definitions": "defs"}, "definitions='defs' is no import path."),
         ({"conf": {"spark.driver.supervise": "true"}}, "spark.driver.supervise is 'true': the master would start"),
+        ({"conf": {"spark.yarn.maxAppAttempts": "2"}}, "spark.yarn.maxAppAttempts is '2': the master would start"),
         ({"spark_home": "/nowhere"}, "/nowhere has no jars/spark-launcher_*.jar, so it is no Spark."),
     ],
 )
