@@ -12,6 +12,9 @@ ended at or before the watermark that the batch before, or the one before that, 
   of day ``d - 30`` ends at or before ``d - 29 <= a - 22``: it is dropped, wherever the batches begin. The
   first two batches have no watermark yet, but they end before the 31st day, the first one with such rows.
 
+A batch of records of Kafka begins and ends within a day, and takes records of at most eight files, too. Its rows of
+day ``d`` and ``d - 1`` are counted, and those of day ``d - 30`` are dropped, for the same reasons.
+
 So the rule is: counted if and only if the row landed at most three days after its event day (in UTC).
 """
 
@@ -28,7 +31,7 @@ import pandas as pd
 from assets.delays import WATERMARK_DAYS, WINDOW_HOURS
 from assets.flights import END_OF_DATA
 
-__all__ = ["COLUMNS", "Comparison", "batch_answer", "compare", "read_delays"]
+__all__ = ["COLUMNS", "Comparison", "batch_answer", "compare", "normalized", "read_delays"]
 
 COLUMNS = (
     "window_start",
@@ -97,15 +100,15 @@ def batch_answer(landed: Path) -> pd.DataFrame:
         .reset_index()
     )
     answer["window_end"] = answer["window_start"] + pd.Timedelta(hours=WINDOW_HOURS)
-    return _normalized(answer)
+    return normalized(answer)
 
 
 def read_delays(files: Iterable[Path]) -> pd.DataFrame:
     """What a stream wrote, from the files its sink has committed (possibly none), in order."""
     paths = sorted(files)
     if not paths:
-        return _normalized(pd.DataFrame(columns=list(COLUMNS)))
-    return _normalized(_read(paths, paths[0].parent))
+        return normalized(pd.DataFrame(columns=list(COLUMNS)))
+    return normalized(_read(paths, paths[0].parent))
 
 
 def compare(expected: pd.DataFrame, actual: pd.DataFrame) -> Comparison:
@@ -119,6 +122,14 @@ def compare(expected: pd.DataFrame, actual: pd.DataFrame) -> Comparison:
     )
 
 
+def normalized(rows: pd.DataFrame) -> pd.DataFrame:
+    """The same rows with one type per column, whoever wrote them, sorted."""
+    rows = rows.loc[:, list(COLUMNS)]
+    times = {name: pd.to_datetime(rows[name], utc=True).dt.as_unit("us") for name in COLUMNS[:2]}
+    measures = {name: rows[name].astype("Int64") for name in _MEASURES}
+    return rows.assign(**times, **measures).sort_values(_KEYS, ignore_index=True)
+
+
 def _multiset(rows: pd.DataFrame) -> Counter[Row]:
     """Rows and how often each occurs; every null is the same null."""
     plain = rows.loc[:, list(COLUMNS)].astype(object)
@@ -130,11 +141,3 @@ def _read(paths: list[Path], directory: Path) -> pd.DataFrame:
     if not paths:
         raise FileNotFoundError(f"No flights have landed in {directory}: materialize landed_flights first.")
     return pd.concat([pd.read_parquet(path) for path in paths], ignore_index=True)
-
-
-def _normalized(rows: pd.DataFrame) -> pd.DataFrame:
-    """The same rows with one type per column, whoever wrote them, sorted."""
-    rows = rows.loc[:, list(COLUMNS)]
-    times = {name: pd.to_datetime(rows[name], utc=True).dt.as_unit("us") for name in COLUMNS[:2]}
-    measures = {name: rows[name].astype("Int64") for name in _MEASURES}
-    return rows.assign(**times, **measures).sort_values(_KEYS, ignore_index=True)

@@ -1,19 +1,19 @@
-"""The streaming query of the example; the continuous and the scheduled pipeline share it."""
+"""The streaming query of the example; all its pipelines share it."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name every Spark user knows it by
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from assets.flights import END_OF_DATA, MAX_FILES_PER_TRIGGER
 
-__all__ = ["FLIGHT_SCHEMA", "WATERMARK_DAYS", "WINDOW_HOURS", "delays_query"]
+__all__ = ["FLIGHT_SCHEMA", "WATERMARK_DAYS", "WINDOW_HOURS", "delays_of", "delays_query", "flights_of"]
 
 FLIGHT_SCHEMA = "time_hour TIMESTAMP, carrier STRING, origin STRING, dep_delay INT, arr_delay INT, landed DATE"
-"""The landed files' columns as Spark reads them."""
+"""The landed files' columns as Spark reads them; a record of Kafka has the same."""
 
 WATERMARK_DAYS = 3
 WINDOW_HOURS = 6
@@ -22,11 +22,7 @@ WINDOW_HOURS = 6
 def delays_query(
     spark: SparkSession, landed: Path, output: Path, *, max_files_per_trigger: int = 4
 ) -> DataStreamWriter:
-    """Flights, cancellations and sums of delays (minutes) per 6-hour window, carrier and origin.
-
-    A window's row is written once, when the watermark (3 days) has passed its end: columns ``window_start``,
-    ``window_end`` (timestamps), ``carrier``, ``origin``, ``flights``, ``cancelled``, ``dep_delay_sum``,
-    ``arr_delay_sum`` (bigint; a sum is null where no flight of the group has the delay).
+    """The rows of :func:`delays_of` from landed files into Parquet files.
 
     Args:
         spark: the session to run in; the result does not depend on its time zone.
@@ -46,7 +42,20 @@ def delays_query(
     flights = (
         spark.readStream.schema(FLIGHT_SCHEMA).option("maxFilesPerTrigger", max_files_per_trigger).parquet(str(landed))
     )
-    delays = (
+    return delays_of(flights).writeStream.format("parquet").option("path", str(output)).outputMode("append")
+
+
+def delays_of(flights: DataFrame) -> DataFrame:
+    """Flights, cancellations and sums of delays (minutes) per 6-hour window, carrier and origin.
+
+    A window's row is written once, when the watermark (3 days) has passed its end: columns ``window_start``,
+    ``window_end`` (timestamps), ``carrier``, ``origin``, ``flights``, ``cancelled``, ``dep_delay_sum``,
+    ``arr_delay_sum`` (bigint; a sum is null where no flight of the group has the delay).
+
+    Args:
+        flights: a stream with the columns of :data:`FLIGHT_SCHEMA`.
+    """
+    return (
         flights.withWatermark("time_hour", f"{WATERMARK_DAYS} days")
         # The markers move the watermark and are no flights. Only a predicate on the event time itself stays
         # above the watermark operator; one on another column would be pushed below it, and the markers with
@@ -70,4 +79,8 @@ def delays_query(
             "arr_delay_sum",
         )
     )
-    return delays.writeStream.format("parquet").option("path", str(output)).outputMode("append")
+
+
+def flights_of(records: DataFrame) -> DataFrame:
+    """The flights in records of Kafka as :func:`assets.flights.records` gives them: JSON in the column ``value``."""
+    return records.select(F.from_json(F.col("value").cast("string"), FLIGHT_SCHEMA).alias("flight")).select("flight.*")

@@ -17,6 +17,7 @@ if the process that moved the watermark is still alive, and this example kills i
 from __future__ import annotations
 
 import io
+import json
 import os
 import zipfile
 import zlib
@@ -42,12 +43,14 @@ __all__ = [
     "FLIGHTS",
     "LAST_TOO_LATE_DAY",
     "MAX_FILES_PER_TRIGGER",
+    "MAX_RECORDS_PER_TRIGGER",
     "SCHEMA",
     "LandedFile",
     "Landing",
     "Lateness",
     "land",
     "landing_plan",
+    "records",
 ]
 
 FLIGHTS = 336_776
@@ -55,6 +58,9 @@ FLIGHTS = 336_776
 
 MAX_FILES_PER_TRIGGER = 8
 """With more files in a batch the lateness rule of :mod:`assets.batch_answer` would no longer be exact."""
+
+MAX_RECORDS_PER_TRIGGER = 4500
+"""So many records in the order of their landing are of at most :data:`MAX_FILES_PER_TRIGGER` files."""
 
 CLOSING_FILES = MAX_FILES_PER_TRIGGER + 1
 """Marker files after the data; at least one of them is in a later batch than the first."""
@@ -150,6 +156,21 @@ def land(directory: Path, *, days: int | None = None) -> Landing:
     files = tuple(islice(missing, days))
     size = sum(_write(directory, file) for file in files)
     return Landing(files, size, remaining=len(missing) - len(files))
+
+
+def records(directory: Path) -> Iterator[list[str]]:
+    """The landed rows as JSON, file by file in landing order; for a stream that takes records and not files.
+
+    A marker comes so often that all of them together are more records than a batch may take.
+    """
+    for path in sorted(directory.glob("flights-*.parquet")):
+        rows = pq.read_table(path).to_pylist()
+        often = 1 if rows[0]["time_hour"] < END_OF_DATA else MAX_RECORDS_PER_TRIGGER // CLOSING_FILES + 1
+        yield [json.dumps(row, default=_iso) for row in rows] * often
+
+
+def _iso(moment: date) -> str:
+    return moment.isoformat()
 
 
 def _write(directory: Path, file: LandedFile) -> int:

@@ -12,8 +12,11 @@ __all__ = [
     "CATCH_UP_VARIABLE",
     "CHECKPOINT_PATH_VARIABLE",
     "DATA_VARIABLE",
+    "JARS_VARIABLE",
+    "KAFKA_VARIABLE",
     "MAX_FILES_VARIABLE",
     "STORAGE_OPTIONS_VARIABLE",
+    "TOPIC",
     "DataPaths",
     "ends_when_caught_up",
     "max_files_per_trigger",
@@ -25,6 +28,11 @@ MAX_FILES_VARIABLE = "DAGSTER_CKPT_MAX_FILES_PER_TRIGGER"
 CATCH_UP_VARIABLE = "DAGSTER_CKPT_UNTIL_CAUGHT_UP"
 CHECKPOINT_PATH_VARIABLE = "DAGSTER_CKPT_CHECKPOINT_PATH"
 STORAGE_OPTIONS_VARIABLE = "DAGSTER_CKPT_STORAGE_OPTIONS"
+#: What the second path needs: the address of its broker, and the jars of Spark's connector and of Delta.
+KAFKA_VARIABLE = "DAGSTER_CKPT_KAFKA"
+JARS_VARIABLE = "DAGSTER_CKPT_JARS"
+#: The topic that has the flights.
+TOPIC = "flights"
 _DEFAULT = Path(__file__).resolve().parent.parent / "data"
 
 
@@ -51,6 +59,11 @@ class DataPaths:
     def delays(self) -> Path:
         """Output of the continuous stream."""
         return self.root / "flight_delays"
+
+    @property
+    def delays_table(self) -> Path:
+        """Output of the second path: a Delta table."""
+        return self.root / "flight_delays_table"
 
     @property
     def delays_daily(self) -> Path:

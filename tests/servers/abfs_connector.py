@@ -9,8 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from dagster_ckpt.testing.maven import classpath, hadoop_version
 from tests.servers.azurite import ACCOUNT, KEY
-from tests.servers.ivy import classpath, hadoop_version
 
 __all__ = ["HOST", "abfs_classpath", "abfs_conf"]
 

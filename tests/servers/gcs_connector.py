@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.servers.ivy import classpath
+from dagster_ckpt.testing.maven import classpath
 
 __all__ = ["connector_conf", "connector_jar"]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.servers.ivy import classpath_of, hadoop_version
+from dagster_ckpt.testing.maven import classpath_of, hadoop_version
 from tests.servers.s3 import KEY, SECRET
 
 __all__ = ["s3a_classpath", "s3a_conf"]

@@ -111,9 +111,13 @@ def files_in_order_of_batches(work: Path) -> list[str]:
     [
         pytest.param(4, {"spark.sql.streaming.stateStore.providerClass": ROCKSDB}, marks=pytest.mark.slow),
         # After a restart Spark does not run the empty batch it owed: the markers must do without.
-        (MAX_FILES_PER_TRIGGER, {"spark.sql.streaming.noDataMicroBatches.enabled": "false"}),
         pytest.param(
-            MAX_FILES_PER_TRIGGER - 1, {"spark.sql.session.timeZone": "America/New_York"}, marks=pytest.mark.slow
+            MAX_FILES_PER_TRIGGER,
+            {"spark.sql.streaming.noDataMicroBatches.enabled": "false"},
+            marks=pytest.mark.exhaustive,
+        ),
+        pytest.param(
+            MAX_FILES_PER_TRIGGER - 1, {"spark.sql.session.timeZone": "America/New_York"}, marks=pytest.mark.exhaustive
         ),
     ],
     ids=["4 files, RocksDB", "8 files, no empty batches", "7 files, another time zone"],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -12,7 +13,13 @@ from pathlib import Path
 
 from pyspark.find_spark_home import _find_spark_home
 
-__all__ = ["alone", "classpath", "classpath_of", "hadoop_version", "spark_jars"]
+__all__ = ["DELTA", "Artifact", "alone", "beside_spark", "classpath", "classpath_of", "hadoop_version", "spark_jars"]
+
+Artifact = tuple[str, str, str]
+"""Organisation, module and revision in Maven's repository."""
+
+DELTA: dict[str, Artifact] = {"4.2": ("io.delta", "delta-spark_4.2_2.13", "4.4.0")}
+"""Delta, by the release of Spark that Delta is for. Newer releases of Spark have no Delta yet."""
 
 _CLIENT = "hadoop-client-api-"
 #: Some jars are bundles of OSGi.
@@ -77,15 +84,33 @@ def classpath_of(scratch: Path, name: str, description: str) -> str:
     return _resolved(scratch, name, "-ivy", str(file))
 
 
+def beside_spark(scratch: Path, artifact: Artifact) -> list[Path]:
+    """The jars of an artifact, and of what it needs, that Spark itself does not have in any version.
+
+    Args:
+        scratch: a directory for what Ivy is told and tells.
+        artifact: organisation, module and revision.
+    """
+    there = {_module(jar) for jar in spark_jars().glob("*.jar")}
+    jars = map(Path, classpath(scratch, *artifact).split(os.pathsep))
+    return [jar for jar in jars if _module(jar) not in there]
+
+
+def _module(jar: Path) -> str:
+    return re.sub(r"-\d.*", "", jar.stem)
+
+
 def _resolved(scratch: Path, name: str, *wanted: str) -> str:
     (ivy,) = spark_jars().glob("ivy-*.jar")
     found = scratch / f"classpath-{name}-{os.getpid()}"
+    command = ["java", "-jar", str(ivy), *wanted, "-confs", "default", *_TYPES, "-cachepath", str(found)]
     with alone():
         done = subprocess.run(
-            ["java", "-jar", str(ivy), *wanted, "-confs", "default", *_TYPES, "-cachepath", str(found)],
+            command,
             capture_output=True,
             text=True,
             check=False,
         )
-    assert done.returncode == 0, f"Ivy does not find {wanted}:\n{done.stdout[-3000:]}{done.stderr[-1000:]}"
+    if done.returncode != 0:
+        raise RuntimeError(f"Ivy does not find {wanted}:\n{done.stdout[-3000:]}{done.stderr[-1000:]}")
     return found.read_text(encoding="utf-8").strip()

@@ -1,4 +1,4 @@
-"""Kafka for the tests: a broker of its own without ZooKeeper (KRaft), from Maven's jars."""
+"""A broker of Kafka on this machine, without ZooKeeper (KRaft), from Maven's jars. Needs ``confluent-kafka``."""
 
 from __future__ import annotations
 
@@ -20,21 +20,23 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewPartitions, NewTopic
 from pyspark import __version__ as _spark
 
-from tests.servers.ivy import classpath
+from dagster_ckpt.testing.maven import Artifact, beside_spark, classpath
 
 __all__ = ["CONNECTOR", "PASSWORD", "KafkaServer", "connector", "running"]
 
-_KAFKA = ("org.apache.kafka", "kafka_2.13", "4.1.1")
+_KAFKA: Artifact = ("org.apache.kafka", "kafka_2.13", "4.1.1")
 #: Spark's connector in Maven's repository; there is none for Spark 4.3 yet, which takes the one before.
-_CONNECTOR = ("org.apache.spark", "spark-sql-kafka-0-10_2.13", min(_spark, "4.2.0"))
+_CONNECTOR: Artifact = ("org.apache.spark", "spark-sql-kafka-0-10_2.13", min(_spark, "4.2.0"))
 CONNECTOR = ":".join(_CONNECTOR)
+#: Runs a program until this process closes the pipe that is the program's standard input, or is gone.
+_UNTIL_CLOSED = ("sh", "-c", 'exec 3<&0 </dev/null; { read -r _ <&3; kill -9 $$; } & exec "$@" 3<&-', "sh")
 _JAVA = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 _PATIENCE = 120.0
 #: Below those that Linux gives to whoever asks for any.
 _LOWEST_PORT, _HIGHEST_PORT = 20_000, 32_000
 _MODULE, _USER = "org.apache.kafka.common.security.plain.PlainLoginModule", "reader"
 #: What the user of the guarded address says.
-PASSWORD = "only-the-brokers-know"
+PASSWORD = "only-the-brokers-know"  # noqa: S105 - of a broker of this machine
 _SETTINGS = """
 process.roles=broker,controller
 node.id=1
@@ -80,10 +82,14 @@ class KafkaServer:
         """Start the broker, and wait until it answers."""
         with (self._home / "log").open("ab") as log:
             if not (self._home / "data").exists():
-                subprocess.run(
-                    self._java("kafka.tools.StorageTool", "format", "-t", _id(), "-c"), stdout=log, check=True
-                )
-            self._process = subprocess.Popen(self._java("kafka.Kafka"), stdout=log, stderr=subprocess.STDOUT)
+                format_ = self._java("kafka.tools.StorageTool", "format", "-t", _id(), "-c")
+                subprocess.run(format_, stdout=log, stderr=subprocess.STDOUT, check=True)
+            self._process = subprocess.Popen(
+                [*_UNTIL_CLOSED, *self._java("kafka.Kafka")],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
         give_up, pause = time.monotonic() + _PATIENCE, threading.Event()
         while True:
             try:
@@ -95,10 +101,9 @@ class KafkaServer:
                 pause.wait(0.1)
 
     def stop(self) -> None:
-        """Stop the broker as a crash would."""
+        """Stop the broker as a crash would; so does the end of this process."""
         if self._process is not None:
-            self._process.kill()
-            self._process.wait()
+            self._process.communicate()
             self._process = None
 
     def login(self, password: str) -> dict[str, str]:
@@ -153,7 +158,7 @@ class KafkaServer:
             error = message.error()
             if error is None:
                 yield message
-            elif error.code() == KafkaError._PARTITION_EOF:
+            elif error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001 - the client has no other name for it
                 unread.discard(message.partition())
         consumer.close()
 
@@ -182,8 +187,7 @@ def running(scratch: Path) -> Iterator[KafkaServer]:
 
 def connector(scratch: Path) -> list[Path]:
     """The jars of Spark's connector that Spark itself does not have."""
-    jars = map(Path, classpath(scratch, *_CONNECTOR).split(":"))
-    return [jar for jar in jars if "kafka" in jar.name or jar.name.startswith("commons-pool2")]
+    return beside_spark(scratch, _CONNECTOR)
 
 
 def _done(answers: Mapping[Any, Future[Any]]) -> None:
