@@ -28,6 +28,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 
 import psutil
@@ -42,6 +43,8 @@ DRIVER_VARIABLE = "DAGSTER_CKPT_DRIVER"
 SUBMITTED = "dagster_ckpt.standalone.submitted"
 #: Parts of the command line of every JVM that PySpark starts.
 _SPARK = ("org.apache.spark.deploy.SparkSubmit", "pyspark-shell")
+#: On the command line of a JVM that YARN has started for a driver; there each argument of the driver is an option's.
+_ON_YARN = "org.apache.spark.deploy.yarn.ApplicationMaster"
 #: Seconds until a killed process must be gone.
 _LAST_BREATH = 10.0
 _TURN = 0.02
@@ -320,9 +323,12 @@ def _parent_of(pid: int) -> int | None:
 def _is_submitted(pid: int, job_name: str) -> bool:
     """Whether a process drives a submitted job, or is the JVM above such a driver: the command line ends alike."""
     try:
-        told = psutil.Process(pid).cmdline()[-4:]
+        told = psutil.Process(pid).cmdline()
     except psutil.Error:
         return False
+    if _ON_YARN in told:
+        told = [value for option, value in pairwise(told) if option == "--arg"]
+    told = told[-4:]
     return told[:1] + told[2:3] == [SUBMITTED, job_name]
 
 

@@ -90,7 +90,7 @@ class Order:
 
     def continued(self) -> Order:
         """The order for the drivers after one that has begun: they go on from the newest checkpoint."""
-        once = dict.fromkeys(("claim_mode", "replay_to", "fork_from", "state_partitions"))
+        once = dict.fromkeys(("claim_mode", "replay_to", "fork_from", "state_partitions", "start_sources"))
         asked = {"restore_from": LATEST, "allow_loss": False, **once}
         return replace(self, arguments={**self.arguments, **asked})
 

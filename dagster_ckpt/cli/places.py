@@ -18,6 +18,7 @@ from dagster_ckpt.paths import split_location
 
 __all__ = [
     "JSON",
+    "START_SOURCES",
     "connection_options",
     "find_checkpoint",
     "job_arguments",
@@ -115,12 +116,31 @@ def repeated(name: str, help_: str) -> Callable[[_Command], _Command]:
 
 def _json_object(context: click.Context, option: click.Parameter, given: str | None) -> dict[str, Any]:
     try:
-        found = json.loads(given or "{}")
+        found = json.loads(given or "{}", object_pairs_hook=_once)
     except ValueError as error:
         raise click.BadParameter(f"{given!r} is not JSON: {error}.", context, option) from None
     if not isinstance(found, dict):
         raise click.BadParameter(f"{given!r} is no JSON object.", context, option)
     return found
+
+
+def _once(members: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len(found := dict(members)) < len(members):
+        raise ValueError("a name comes twice")
+    return found
+
+
+def _json_object_if_given(context: click.Context, option: click.Parameter, given: str | None) -> dict[str, Any] | None:
+    return None if given is None else _json_object(context, option, given)
+
+
+START_SOURCES = click.option(
+    "--start-sources",
+    metavar="JSON",
+    callback=_json_object_if_given,
+    help="Where topics of Kafka are read from in the restored copy: by topic, offsets by partition, a time, "
+    """'earliest' or 'latest', as in '{"orders": {"0": 17}}'.""",
+)
 
 
 def _import_path(context: click.Context, option: click.Parameter, given: str | None) -> str | None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from dagster_ckpt.cli.places import job_arguments, job_options, repeated
+from dagster_ckpt.cli.places import START_SOURCES, job_arguments, job_options, repeated
 from dagster_ckpt.config import LATEST, RecoveryClaimMode
 
 __all__ = ["run"]
@@ -37,6 +37,7 @@ __all__ = ["run"]
 @click.option("--allow-loss", is_flag=True, help="Restore although rows would be lost or doubled.")
 @click.option("--fork-from", help="A checkpoint or savepoint of any job, to begin with a copy of it.")
 @click.option("--state-partitions", type=int, help="The number of partitions of the state in the restored copy.")
+@START_SOURCES
 @click.pass_context
 def run(
     context: click.Context,
@@ -51,6 +52,7 @@ def run(
     allow_loss: bool,
     fork_from: str | None,
     state_partitions: int | None,
+    start_sources: dict[str, Any] | None,
     **given: Any,
 ) -> None:
     """Run the job of an asset or of a function, and resume it until it ends: without Dagster's instance.
@@ -78,5 +80,6 @@ def run(
         "allow_loss": allow_loss,
         "fork_from": fork_from,
         "state_partitions": state_partitions,
+        "start_sources": start_sources,
     }
     sys.exit(keep_running(Order(target, arguments, resources)))

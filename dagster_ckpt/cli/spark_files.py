@@ -5,15 +5,16 @@ from __future__ import annotations
 import sys
 import time
 from dataclasses import asdict
+from typing import Any
 
 import click
 
 from dagster_ckpt.checkpoint import CheckpointCatalog
 from dagster_ckpt.cli.batch_report import report_batch
-from dagster_ckpt.cli.places import JSON, find_checkpoint, storage_at, storage_path
+from dagster_ckpt.cli.places import JSON, START_SOURCES, find_checkpoint, storage_at, storage_path
 from dagster_ckpt.cli.printing import say, say_json, warn
 from dagster_ckpt.clock import SystemClock
-from dagster_ckpt.config import LATEST
+from dagster_ckpt.config import LATEST, RestoreRequest, StartSources
 from dagster_ckpt.errors import CheckpointError, StorageError
 from dagster_ckpt.spark import Finding, Preflight, Verdict, check_stored, export_checkpoint
 
@@ -29,15 +30,29 @@ _OTHER_STATUSES = 2
 @click.option(
     "--state-partitions", type=click.IntRange(1), help="Check a restore with this number of state partitions."
 )
+@START_SOURCES
 @storage_path
 @JSON
-def preflight(job: str, checkpoint: str, state_partitions: int | None, path: str, as_json: bool) -> None:
+def preflight(
+    job: str,
+    checkpoint: str,
+    state_partitions: int | None,
+    start_sources: dict[str, Any] | None,
+    path: str,
+    as_json: bool,
+) -> None:
     """Tell whether CHECKPOINT of JOB can be restored, as far as that is known without its query. Changes nothing.
 
     Checked are its files, its logs, the input that would be read again, the sink, Spark's version, and who else runs.
     Exits with 0 for RESTORABLE, 3 for WITH_LOSS, 4 for NOT_RESTORABLE.
     """
-    found = stored_verdict(CheckpointCatalog(storage_at(path), job), checkpoint, state_partitions=state_partitions)
+    asked = RestoreRequest(checkpoint, state_partitions=state_partitions, start_sources=start_sources)
+    found = stored_verdict(
+        CheckpointCatalog(storage_at(path), job),
+        checkpoint,
+        state_partitions=state_partitions,
+        start_sources=asked.start_sources,
+    )
     if as_json:
         say_json(found.to_json())
     else:
@@ -47,7 +62,12 @@ def preflight(job: str, checkpoint: str, state_partitions: int | None, path: str
 
 
 def stored_verdict(
-    catalog: CheckpointCatalog, checkpoint: str, *, terminates: bool = False, state_partitions: int | None = None
+    catalog: CheckpointCatalog,
+    checkpoint: str,
+    *,
+    terminates: bool = False,
+    state_partitions: int | None = None,
+    start_sources: StartSources | None = None,
 ) -> Preflight:
     """The verdict on a restore of a stored checkpoint.
 
@@ -56,6 +76,7 @@ def stored_verdict(
         checkpoint: as the user named it; one that does not exist, or is broken, is a verdict, too.
         terminates: whether the run that drives the job would be terminated before the restore.
         state_partitions: the number that the state would get in the restored copy.
+        start_sources: where topics would be read from, as a request has it.
 
     Raises:
         StorageError: the storage failed, which says nothing of the checkpoint.
@@ -70,6 +91,7 @@ def stored_verdict(
             wait=time.sleep,
             terminates=() if heartbeat is None else (heartbeat.run_id,),
             state_partitions=state_partitions,
+            start_sources=start_sources,
         )
     except StorageError:
         raise

@@ -22,7 +22,15 @@ if TYPE_CHECKING:
     from dagster_ckpt.config.option_types import Place
     from dagster_ckpt.config.options import CONFIGURATION_OPTIONS
     from dagster_ckpt.config.quantities import duration_of, format_duration, format_size, parse_duration
-    from dagster_ckpt.config.recovery import LATEST, NONE, RecoveryClaimMode, RestoreRequest, UpgradeMode
+    from dagster_ckpt.config.recovery import (
+        EARLIEST,
+        LATEST,
+        NONE,
+        RecoveryClaimMode,
+        RestoreRequest,
+        StartSources,
+        UpgradeMode,
+    )
     from dagster_ckpt.config.restart import (
         POISON_BATCH_ATTEMPTS,
         ExponentialDelayRestart,
@@ -59,6 +67,7 @@ else:  # hidden from type checkers, which would take every name for one that is 
 __all__ = [
     "CHANGELOG_CONF",
     "CONFIGURATION_OPTIONS",
+    "EARLIEST",
     "HDFS_PROVIDER",
     "HEARTBEAT_INTERVAL",
     "HEARTBEAT_TIMEOUT",
@@ -98,6 +107,7 @@ __all__ = [
     "RestoreRequest",
     "Retained",
     "RetentionPolicy",
+    "StartSources",
     "StateBackend",
     "StateLayout",
     "UpgradeMode",

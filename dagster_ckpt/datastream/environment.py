@@ -300,6 +300,7 @@ class StreamExecutionEnvironment:
         allow_loss: bool = False,
         fork_from: str | None = None,
         state_partitions: int | None = None,
+        start_sources: config.StartSources | None = None,
     ) -> JobExecutionResult:
         """Run the queries until they end, each as its own job that continues from its newest checkpoint.
 
@@ -316,6 +317,7 @@ class StreamExecutionEnvironment:
             fork_from: a checkpoint or savepoint of any job, for a single query that has no checkpoint of its own and
                 begins with a copy.
             state_partitions: the number of partitions that the state of a single query gets in the restored copy.
+            start_sources: where topics of Kafka are read from in the restored copy, for a single query.
 
         Raises:
             InvalidConfiguration: there is no query, or a setting cannot be used.
@@ -331,6 +333,7 @@ class StreamExecutionEnvironment:
                 allow_loss=allow_loss,
                 fork_from=fork_from,
                 state_partitions=state_partitions,
+                start_sources=start_sources,
             ),
         )
 

@@ -58,7 +58,7 @@ def run_jobs(jobs: Sequence[StreamingJob], request: RestoreRequest) -> JobExecut
         request: what they begin with; only a single job can begin with a checkpoint that is named.
 
     Raises:
-        InvalidConfiguration: a checkpoint or a number of state partitions is named for several jobs.
+        InvalidConfiguration: a checkpoint, a number of state partitions or places of topics are named for several jobs.
         CheckpointError: the first job's failure; its notes tell the failures of other jobs.
     """
     named = request.fork_from or request.restore_from
@@ -72,6 +72,12 @@ def run_jobs(jobs: Sequence[StreamingJob], request: RestoreRequest) -> JobExecut
             f"state_partitions is for the state of one query, and there are {len(jobs)}: "
             f"{', '.join(job.name for job in jobs)}.",
             hint="Execute the query whose state is to be repartitioned in an environment of its own.",
+        )
+    if request.start_sources is not None and len(jobs) > 1:
+        raise InvalidConfiguration(
+            f"start_sources is for the topics of one query, and there are {len(jobs)}: "
+            f"{', '.join(job.name for job in jobs)}.",
+            hint="Execute the query whose topics are to be read from elsewhere in an environment of its own.",
         )
     job_ids: dict[str, str] = {}
     starts = [_start(job, request) for job in jobs]

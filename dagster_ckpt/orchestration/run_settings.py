@@ -24,7 +24,7 @@ from dagster_ckpt.errors import InvalidConfiguration
 
 __all__ = ["JobSettings", "RunSettings", "asked_once", "going_on", "op_config"]
 
-_ONLY_ONCE = frozenset({"claim_mode", "replay_to", "allow_loss", "fork_from", "state_partitions"})
+_ONLY_ONCE = frozenset({"claim_mode", "replay_to", "allow_loss", "fork_from", "state_partitions", "start_sources"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +108,7 @@ class JobSettings:
                 allow_loss=bool(op_config.get("allow_loss", False)),
                 fork_from=op_config.get("fork_from"),
                 state_partitions=op_config.get("state_partitions"),
+                start_sources=op_config.get("start_sources"),
             ),
             tuple(warnings),
             self.poison_batch_attempts,

@@ -80,6 +80,12 @@ class StreamingRunConfig(dg.Config):
         description="The number of partitions that the query's state gets, in the restored copy: Spark 4.2 and later "
         "repartition it before the query starts. The checkpoint itself stays as it is. For this start only.",
     )
+    start_sources: dict[str, Any] | None = Field(
+        default=None,
+        description="Where topics of Kafka are read from, in the restored copy: by topic, offsets by partition as in "
+        '{orders: {"0": 17}}, a time in ISO 8601 with its zone, "earliest" or "latest". With allow_loss if records are '
+        "skipped or read twice, which a refused run counts. For this start only.",
+    )
     fallback_to_older: bool | None = Field(
         default=None,
         description="Whether this run, and those that resume it, may go on from an older checkpoint when the newest is "

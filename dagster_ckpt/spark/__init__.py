@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         describe,
     )
     from dagster_ckpt.spark.job import JobStorage, RunResult, StreamingJob, Versions
+    from dagster_ckpt.spark.jvm import live_below_jvm, make_class_archive
     from dagster_ckpt.spark.kafka import with_kafka_headers
     from dagster_ckpt.spark.live import recorded_live
     from dagster_ckpt.spark.plain import export_checkpoint
@@ -45,15 +46,7 @@ if TYPE_CHECKING:
         read_state_metadata,
         state_operator,
     )
-    from dagster_ckpt.spark.query import (
-        has_watermark,
-        live_below_jvm,
-        make_class_archive,
-        plan_nodes,
-        start_jvm,
-        start_session,
-        streaming_session,
-    )
+    from dagster_ckpt.spark.query import has_watermark, plan_nodes, start_jvm, start_session, streaming_session
     from dagster_ckpt.spark.run import Earlier, StreamingRun, die_with_parent, supervise, supervise_all
     from dagster_ckpt.spark.sinks import (
         CustomSink,

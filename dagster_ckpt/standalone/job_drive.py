@@ -23,6 +23,7 @@ from dagster_ckpt.config import (
     JobStatus,
     RecoveryClaimMode,
     RestartStrategy,
+    StartSources,
     StateBackend,
 )
 from dagster_ckpt.errors import CheckpointError, InvalidConfiguration, NotRestarted, PoisonBatch
@@ -69,6 +70,7 @@ def run(
     allow_loss: bool = False,
     fork_from: str | None = None,
     state_partitions: int | None = None,
+    start_sources: StartSources | None = None,
     op_config: Mapping[str, Any] | None = None,
 ) -> RunResult:
     """Run a job in this process until it ends: under checkpoints, and restarted by its own strategy.
@@ -99,6 +101,7 @@ def run(
         allow_loss: restore although rows would be lost or doubled.
         fork_from: a checkpoint or savepoint of any job, to begin with a copy of it.
         state_partitions: the number of partitions that the query's state gets in the restored copy.
+        start_sources: where topics of Kafka are read from, in the restored copy.
         op_config: the fields of the function's own configuration.
 
     Returns:
@@ -125,6 +128,7 @@ def run(
         allow_loss=allow_loss,
         fork_from=fork_from,
         state_partitions=state_partitions,
+        start_sources=start_sources,
         op_config=op_config,
     ).run()
 

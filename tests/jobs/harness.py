@@ -153,6 +153,12 @@ class Bench:
     def seen_by_spark(self) -> Counter[Row]:
         return Counter(tuple(row) for row in self.spark.read.parquet(str(self.sink)).select("id", "v").collect())
 
+    def lost(self) -> Counter[Row]:
+        """What everything landed has and the sink has not; the sink has nothing else."""
+        seen = self.seen_by_spark()
+        assert not seen - self.expected()
+        return self.expected() - seen
+
     def in_raw_directory(self) -> Counter[Row]:
         return _rows(self.sink.rglob("part-*.parquet"))
 

@@ -16,7 +16,7 @@ from typing import TypeVar
 from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
 from dagster_ckpt.checkpoint.catalog.lineage import line_before
 from dagster_ckpt.checkpoint.control import NOTHING, Choice, Completed, RecordedSavepoint
-from dagster_ckpt.checkpoint.format import FORK, RESCALE, SAVEPOINT, CheckpointMetadata, checkpoint_id
+from dagster_ckpt.checkpoint.format import CHANGED, FORK, SAVEPOINT, CheckpointMetadata, checkpoint_id
 from dagster_ckpt.errors import (
     CheckpointError,
     CheckpointFileMissing,
@@ -351,7 +351,7 @@ def _own(
             if best is None:
                 raise
             continue  # a newer checkpoint is good, so this one would not be restored
-        if metadata.kind == RESCALE:  # its start has recorded no choice; that may have been a rollback
+        if metadata.kind in CHANGED:  # its start has recorded no choice; that may have been a rollback
             copies.append(metadata)
             continue
         if metadata.epoch >= epoch and (best is None or metadata.key > best.key):

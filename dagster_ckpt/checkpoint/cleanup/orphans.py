@@ -14,8 +14,8 @@ from dagster_ckpt.checkpoint.catalog import CheckpointCatalog, references, unrea
 from dagster_ckpt.checkpoint.cleanup.dead_runs import given_up_numbers
 from dagster_ckpt.checkpoint.cleanup.start_sweep import is_manifest, left_in, written_before
 from dagster_ckpt.checkpoint.format import (
+    CHANGED,
     FORK,
-    RESCALE,
     checkpoint_directory,
     checkpoint_id,
     foreign,
@@ -102,7 +102,7 @@ def _never_begun(catalog: CheckpointCatalog) -> Iterator[Condemned]:
         if job_id not in begun:
             for metadata in catalog.completed(job_id)[0]:
                 # Without the claim's record, the record of a choice may have been deleted too.
-                if metadata.kind in {FORK, RESCALE} and "claim" in names.get(metadata.epoch, ()):
+                if metadata.kind in {FORK, *CHANGED} and "claim" in names.get(metadata.epoch, ()):
                     reason = "the start that copied it died before it went on from it"
                     yield Condemned(job_id, metadata.checkpoint_id, reason, False)
 

@@ -22,6 +22,7 @@ from dagster_ckpt.checkpoint.format import (
     Epoch,
     JobId,
     Line,
+    Moved,
     RunId,
     Text,
     corrupt,
@@ -122,21 +123,20 @@ class Choice:
         reason: why this checkpoint was chosen.
         claimed: the directory of a savepoint that the lineage was restored from and that the job may delete.
         sink_kind: the kind of the sink.
-        fallback: set when ``restored`` is a savepoint that was preferred to the newest checkpoint: the reference of
-            that checkpoint, or ``nothing``. The job continues from it if the user takes the savepoint away.
-        accepted_loss: what was lost or doubled in this lineage with a user's consent, each with its time and run;
-            the checkpoints of this epoch tell it too.
+        fallback: set when ``restored`` is a savepoint that was preferred to the newest checkpoint: that checkpoint, or
+            ``nothing``. The job continues from it if the user takes the savepoint away.
+        accepted_loss: what was lost or doubled in this lineage with a user's consent; its checkpoints tell it, too.
         fell_back: for people: that a checkpoint older than the newest was restored, and what that costs; else empty.
         forked_from: the checkpoint or savepoint of another job that the lineage began with.
         complete: the checkpoint ids of the lineage that were complete and retained at the time of the choice. Every
-            other checkpoint of an older epoch is void, whenever it appears. ``None`` in a record of a release that did
-            not list the ids; then every checkpoint of an older epoch above ``last_id`` is void.
-        marks: whether the query marks its output in the sink, so that its output differs from what others write.
+            other checkpoint of an older epoch is void. ``None`` in a record of a release that did not list the ids;
+            then every checkpoint of an older epoch above ``last_id`` is void.
+        marks: whether the query marks its output in the sink.
         spark_version: of the Spark that runs the query; ``None`` in a record of a release that did not tell it.
-        sink_position: set where ``restored`` is of another sink, and what ``sink`` holds is its position: the position
-            before the job's first batch there, as JSON.
+        sink_position: set where ``restored`` is of another sink: the position of ``sink`` before the job's first batch.
         code: the version of the query.
         elsewhere: set where ``restored`` is of another sink: for people, what the job has left there.
+        moved: the last move of its sources in the line of ``restored``, ``None`` if there was none.
     """
 
     job_id: JobId
@@ -159,6 +159,7 @@ class Choice:
     sink_position: Text | None = None
     code: CodeVersion = CodeVersion()
     elsewhere: Text = ""
+    moved: Moved | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,8 +167,7 @@ class End:
     """How an epoch ended.
 
     Attributes:
-        status: ``FINISHED``, ``CANCELED`` or ``FAILED`` (in Flink's words), or ``FAILING`` when the job is to be
-            restarted.
+        status: ``FINISHED``, ``CANCELED``, ``FAILED`` (Flink's words), or ``FAILING`` when the job is to be restarted.
         reason: for people.
         discarded: whether the cleanup policy discarded the job's checkpoints at this end.
         ended_at: ISO 8601 in UTC.

@@ -31,7 +31,7 @@ from itertools import count, takewhile
 from typing import Any
 
 from dagster_ckpt.checkpoint.control.epochs import Epochs
-from dagster_ckpt.checkpoint.format import CONTROL_DIR, RESCALE, CheckpointMetadata, is_record, is_there_sealed
+from dagster_ckpt.checkpoint.format import CHANGED, CONTROL_DIR, CheckpointMetadata, is_record, is_there_sealed
 from dagster_ckpt.errors import CorruptRecord
 from dagster_ckpt.filesystem import FileSystem, inside
 from dagster_ckpt.stored_json import believed, check_tree, parsed, shown, whole
@@ -113,7 +113,7 @@ class PlanArchive:
         Raises:
             CorruptRecord: a file of the archive is not what was written.
         """
-        origin = self._begun_with(metadata) if metadata.kind == RESCALE else self._origin(metadata.epoch)
+        origin = self._begun_with(metadata) if metadata.kind in CHANGED else self._origin(metadata.epoch)
         for epoch in reversed(self.epochs()):
             on_line = (at == origin and metadata.batch <= until for at, until, _ in self._line(epoch, metadata.batch))
             if origin is not None and any(on_line):
@@ -207,10 +207,10 @@ class PlanArchive:
         began = (known for known in reversed(self.epochs()) if known <= epoch and self._begin(known) is not None)
         return next(began, None)
 
-    def _begun_with(self, rescaled: CheckpointMetadata) -> int | None:
-        """The epoch whose line begins with a rescaled checkpoint: its own, unless that died before it began."""
-        begun = ((epoch, self._begin(epoch)) for epoch in self.epochs() if epoch >= rescaled.epoch)
-        first = (rescaled.batch, None)
+    def _begun_with(self, changed: CheckpointMetadata) -> int | None:
+        """The epoch whose line begins with a changed copy: its own, unless that died before it began."""
+        begun = ((epoch, self._begin(epoch)) for epoch in self.epochs() if epoch >= changed.epoch)
+        first = (changed.batch, None)
         return next((epoch for epoch, it in begun if it is not None and (it.after, it.previous) == first), None)
 
     def _of(self, epoch: int, after: int) -> dict[int, PlannedBatch]:

@@ -12,6 +12,7 @@ from dagster_ckpt.checkpoint.format.file_names import (
     left_alone,
     written_by,
 )
+from dagster_ckpt.checkpoint.format.kinds import CHANGED, FORK, MOVED, RESCALE, SAVEPOINT
 from dagster_ckpt.checkpoint.format.layout import (
     CHECKPOINT_SHARED_STATE_DIR,
     CHECKPOINT_TASK_OWNED_STATE_DIR,
@@ -26,7 +27,7 @@ from dagster_ckpt.checkpoint.format.layout import (
     shared_directory,
     validate_job_name,
 )
-from dagster_ckpt.checkpoint.format.manifest import FORK, RESCALE, SAVEPOINT, CheckpointMetadata, FileEntry
+from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata, FileEntry
 from dagster_ckpt.checkpoint.format.records import (
     LONGEST_REASON,
     Batch,
@@ -37,6 +38,7 @@ from dagster_ckpt.checkpoint.format.records import (
     FileName,
     JobId,
     Line,
+    Moved,
     RunId,
     SavepointName,
     Seconds,
@@ -59,12 +61,14 @@ from dagster_ckpt.checkpoint.format.snapshot import (
 )
 
 __all__ = [
+    "CHANGED",
     "CHECKPOINT_SHARED_STATE_DIR",
     "CHECKPOINT_TASK_OWNED_STATE_DIR",
     "CONTROL_DIR",
     "FORK",
     "LONGEST_REASON",
     "METADATA_FILE_NAME",
+    "MOVED",
     "NEXT_BATCH",
     "RESCALE",
     "SAVEPOINT",
@@ -82,6 +86,7 @@ __all__ = [
     "Identity",
     "JobId",
     "Line",
+    "Moved",
     "Operator",
     "PinnedFile",
     "Progress",

@@ -104,6 +104,7 @@ class Facts(_Strict):
         sources: the sources, in the order of the query.
         sql_confs: the settings that Spark fixes for the life of the query.
         accepted_loss: what was lost or doubled in this lineage with somebody's consent.
+        start_sources: of a checkpoint of kind ``moved``: the request that moved its sources.
         progress: numbers of Spark's progress report nearest to the cut.
     """
 
@@ -122,6 +123,7 @@ class Facts(_Strict):
     sources: list[Source] = Field(default_factory=list)
     sql_confs: dict[str, str] = Field(default_factory=dict)
     accepted_loss: list[str] = Field(default_factory=list)
+    start_sources: str | None = None
     progress: dict[str, Number | str | None] = Field(default_factory=dict)
 
     @property

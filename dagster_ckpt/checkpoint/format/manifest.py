@@ -17,6 +17,7 @@ from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
 from dagster_ckpt.checkpoint.format.facts import Facts
+from dagster_ckpt.checkpoint.format.kinds import CHANGED, FORK, RESCALE, SAVEPOINT
 from dagster_ckpt.checkpoint.format.manifest_schema import check_head, check_paths, local_name, stored_name
 from dagster_ckpt.errors import CheckpointFailure, CorruptMetadata, UnknownMetadataVersion
 from dagster_ckpt.filesystem import Stored
@@ -24,21 +25,15 @@ from dagster_ckpt.stored_json import Json, hex_digits, is_sealed, parsed, seal, 
 
 __all__ = ["FORK", "RESCALE", "SAVEPOINT", "CheckpointMetadata", "FileEntry"]
 
-#: The kind of a savepoint: self-contained, in a directory that the user owns.
-SAVEPOINT = "savepoint"
-#: The kind of a forked job's first checkpoint: a copy of another job's checkpoint or savepoint.
-FORK = "fork"
-#: The kind of a copy of a checkpoint with another number of state partitions.
-RESCALE = "rescale"
 FORMAT = "dagster_ckpt"
 VERSION = 1
 #: The version of a manifest that has files copied by the storage.
 VERSION_WITH_COPIES = 2
 #: The version of the manifest of a savepoint that a user gave a name or a note.
 VERSION_WITH_NAME = 3
-#: The version of the manifest of a checkpoint with another number of state partitions.
-VERSION_OF_RESCALE = 4
-_VERSIONS = (VERSION, VERSION_WITH_COPIES, VERSION_WITH_NAME, VERSION_OF_RESCALE)
+#: The version of the manifest of a copy that was changed before its query started.
+VERSION_OF_CHANGED = 4
+_VERSIONS = (VERSION, VERSION_WITH_COPIES, VERSION_WITH_NAME, VERSION_OF_CHANGED)
 #: Most bytes of a manifest, and most files of a checkpoint. A manifest that refers to 10^6 files takes 230 MiB.
 LONGEST = 1 << 30
 MOST_FILES = 4_000_000
@@ -147,7 +142,7 @@ class CheckpointMetadata:
         batch: the last committed micro-batch covered.
         mode: ``EXACTLY_ONCE`` or ``AT_LEAST_ONCE``.
         kind: ``checkpoint``, ``salvage`` when taken from a dead run's live location, ``fork`` when copied from another
-            job, or ``savepoint``.
+            job, ``rescale`` or ``moved`` when the copy was changed before its query started, or ``savepoint``.
         restored_from: the :attr:`reference` of the checkpoint or savepoint that the writing start restored, ``None``
             for a start from nothing; for a fork, the directory that the fork was copied from.
         writer: run id, host and process of the writer.
@@ -226,7 +221,7 @@ class CheckpointMetadata:
         copied = VERSION_WITH_COPIES if any(file.stored is not None for file in self.files) else VERSION
         document = {
             "format": FORMAT,
-            "version": VERSION_OF_RESCALE if self.kind == RESCALE else VERSION_WITH_NAME if named else copied,
+            "version": VERSION_OF_CHANGED if self.kind in CHANGED else VERSION_WITH_NAME if named else copied,
             "job": {"name": self.job_name, "id": self.job_id},
             "checkpoint": {
                 "id": self.checkpoint_id,

@@ -121,7 +121,7 @@ class _Checkpoint(_Strict):
     id: _Whole
     epoch: Annotated[int, Field(ge=0, le=9_999_999_999)]
     batch: _Whole
-    kind: Literal["checkpoint", "salvage", "fork", "rescale", "savepoint"]
+    kind: Literal["checkpoint", "salvage", "fork", "rescale", "moved", "savepoint"]
     mode: Literal["EXACTLY_ONCE", "AT_LEAST_ONCE"]
     restored_from: _Text | None
     triggered_at: _Moment

@@ -34,6 +34,7 @@ __all__ = [
     "FileName",
     "JobId",
     "Line",
+    "Moved",
     "RunId",
     "SavepointName",
     "Seconds",
@@ -82,6 +83,19 @@ FileName = Annotated[str, AfterValidator(inside)]
 LONGEST_REASON = 10_000
 
 _R = TypeVar("_R", bound="DataclassInstance")
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """A move of sources that was done.
+
+    Attributes:
+        asked: the request, as the checkpoint of kind ``moved`` tells it.
+        checkpoint: that checkpoint.
+    """
+
+    asked: Text
+    checkpoint: CheckpointName
 
 
 @dataclass(frozen=True, slots=True)

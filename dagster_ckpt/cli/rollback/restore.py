@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 import sys
 import time
 from typing import Any
@@ -9,12 +11,12 @@ from typing import Any
 import click
 
 from dagster_ckpt.checkpoint import CheckpointCatalog
-from dagster_ckpt.cli.places import JSON, optional_storage_path, storage_at
+from dagster_ckpt.cli.places import JSON, START_SOURCES, optional_storage_path, storage_at
 from dagster_ckpt.cli.printing import say, say_json, warn
 from dagster_ckpt.cli.rollback.webserver import RunState, Webserver
 from dagster_ckpt.cli.spark_files import exit_status, stored_verdict
 from dagster_ckpt.clock import SystemClock
-from dagster_ckpt.config import NONE, RestoreRequest, duration_of
+from dagster_ckpt.config import LATEST, NONE, RestoreRequest, duration_of
 from dagster_ckpt.errors import CheckpointError, JobAlreadyRunning
 from dagster_ckpt.orchestration import JOB_TAG, ROLLBACK_TAG, VERDICT_TAG, rollback_job
 from dagster_ckpt.spark import Finding, Preflight, Verdict
@@ -39,6 +41,7 @@ _LOOK = 1.0
 @click.option("--check-only", is_flag=True, help="Have Dagster check it, with the job's own settings; change nothing.")
 @click.option("--allow-loss", is_flag=True, help="Go back even if rows would be lost or doubled.")
 @click.option("--state-partitions", type=int, help="The number of partitions of the state in the restored copy.")
+@START_SOURCES
 @click.option("--timeout", default="15 min", show_default=True, help="How long to wait for the rollback to end.")
 @JSON
 def restore(
@@ -50,6 +53,7 @@ def restore(
     check_only: bool,
     allow_loss: bool,
     state_partitions: int | None,
+    start_sources: dict[str, Any] | None,
     timeout: str,
     as_json: bool,
 ) -> None:
@@ -66,6 +70,8 @@ def restore(
     config: dict[str, Any] = {"to": to, "check_only": check_only, "allow_loss": allow_loss}
     if state_partitions is not None:
         config["state_partitions"] = state_partitions
+    if start_sources is not None:
+        config["start_sources"] = start_sources
     if dry_run:
         if path is None:
             raise click.UsageError("--dry-run needs --path (or DAGSTER_CKPT_PATH): it reads the checkpoint.")
@@ -89,8 +95,9 @@ def restore(
     refused = not accepts and told in {Verdict.NOT_RESTORABLE, *(() if allow_loss else (Verdict.WITH_LOSS,))}
     if refused and told is not None and run.status == "FAILURE":
         sys.exit(exit_status(Verdict(told)))
-    rescaled = "" if state_partitions is None else f" --state-partitions {state_partitions}"
-    again = f"dagster-ckpt restore {job} {to}{rescaled} --dagster-url {server.url}"
+    changed = "" if state_partitions is None else f" --state-partitions {state_partitions}"
+    changed += "" if start_sources is None else f" --start-sources {shlex.quote(json.dumps(start_sources))}"
+    again = f"dagster-ckpt restore {job} {to}{changed} --dagster-url {server.url}"
     raise CheckpointError(
         f"Run {run_id} of {rollback_job(job)} is {run.status}. "
         f"{_state_now(server, job) if accepts else f'Nothing is changed: job {job!r} is as it was.'}",
@@ -144,11 +151,14 @@ def _watch(server: Webserver, run_id: str, patience: float) -> RunState:
 def _dry_run(job: str, to: str, path: str, config: dict[str, Any], url: str | None, *, as_json: bool) -> None:
     catalog = CheckpointCatalog(storage_at(path), job)
     partitions = config.get("state_partitions")
+    restored = NONE if to == NONE else LATEST
+    asked = RestoreRequest(restored, state_partitions=partitions, start_sources=config.get("start_sources"))
     if to == NONE:
-        RestoreRequest(NONE, state_partitions=partitions)
         verdict = _nothing(catalog)
     else:
-        verdict = stored_verdict(catalog, to, terminates=True, state_partitions=partitions)
+        verdict = stored_verdict(
+            catalog, to, terminates=True, state_partitions=partitions, start_sources=asked.start_sources
+        )
     if as_json:
         launch = {"job": rollback_job(job), "run_config": config, "url": url}
         say_json({"launch": launch, "preflight": verdict.to_json()})

@@ -6,12 +6,13 @@ import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import dagster as dg
 
 from dagster_ckpt.checkpoint import CheckpointCatalog, CheckpointMetadata, find_newest, kept_savepoint, pin_checkpoint
 from dagster_ckpt.clock import SystemClock, iso
-from dagster_ckpt.config import LATEST, NONE, RestoreRequest
+from dagster_ckpt.config import LATEST, NONE, RestoreRequest, StartSources
 from dagster_ckpt.errors import CheckpointError, CheckpointNotFound, JobAlreadyRunning, RestoreRefused, StorageError
 from dagster_ckpt.orchestration import names
 from dagster_ckpt.orchestration.rollback.deleting_end import DELETING_END, deleting_end
@@ -72,7 +73,15 @@ class Rollback:
         self._clock = SystemClock()
         self._say = context.log.info
 
-    def run(self, to: str, *, check_only: bool, allow_loss: bool, state_partitions: int | None = None) -> None:
+    def run(
+        self,
+        to: str,
+        *,
+        check_only: bool,
+        allow_loss: bool,
+        state_partitions: int | None = None,
+        start_sources: StartSources | None = None,
+    ) -> None:
         """Go back to ``to``, or only tell whether that is possible.
 
         Args:
@@ -80,24 +89,27 @@ class Rollback:
             check_only: change nothing.
             allow_loss: go back although rows would be lost or doubled.
             state_partitions: of the query's state in the restored copy, ``None`` to keep their number.
+            start_sources: where topics are read from in the restored copy, ``None`` for where the checkpoint is.
 
         Raises:
-            InvalidConfiguration: there can be no such number, or no state for it; nothing is changed.
+            InvalidConfiguration: there can be no such number or place, or no checkpoint for it; nothing is changed.
             RestoreWithLoss: rows would be lost or doubled, and that is not allowed; nothing is changed.
             StorageError: the storage failed during the checks, and there is no verdict; nothing is changed.
             CheckpointError: going back is impossible, and nothing is changed; or a run of the job has not stopped, or
                 the run that was to go back has failed.
         """
-        RestoreRequest(NONE if to == NONE else LATEST, state_partitions=state_partitions)
+        beginning = NONE if to == NONE else LATEST
+        asked = RestoreRequest(beginning, state_partitions=state_partitions, start_sources=start_sources)
         target = self._target(to)
-        verdict = self._verdict(to, target, state_partitions)
+        verdict = self._verdict(to, target, asked)
         error = verdict.refusal(self._settings.config.mode, None if allow_loss else ())
         refused = error is not None
         self._instance.add_run_tags(
             self._context.run_id,
             {names.VERDICT_TAG: verdict.verdict.value, **({} if refused or check_only else ACCEPTED)},
         )
-        others = {"state_partitions": state_partitions} if state_partitions else {}
+        changes: dict[str, Any] = {"state_partitions": state_partitions, "start_sources": start_sources}
+        others = {key: value for key, value in changes.items() if value}
         if refused:
             others["allow_loss"] = True
         self._tell(verdict, to, target, others, link=verdict.verdict is Verdict.WITH_LOSS if refused else check_only)
@@ -138,7 +150,7 @@ class Rollback:
             to = f"{lineages[0]}/{partition[2]}"
         return self._catalog.resolve(to)
 
-    def _verdict(self, to: str, target: CheckpointMetadata | None, state_partitions: int | None) -> Preflight:
+    def _verdict(self, to: str, target: CheckpointMetadata | None, asked: RestoreRequest) -> Preflight:
         job = self._catalog.job_name
         runs = active_runs(self._instance, job)
         findings: Sequence[Finding] = ()
@@ -153,7 +165,8 @@ class Rollback:
                 wait=time.sleep,
                 # A run that attends a driver ends the driver, whose heartbeat names the run that has submitted it.
                 terminates={id_ for run in runs for id_ in (run.run_id, names.attends(run.tags)) if id_},
-                state_partitions=state_partitions,
+                state_partitions=asked.state_partitions,
+                start_sources=asked.start_sources,
             )
             for item in found.findings:
                 if isinstance(item.error, StorageError):  # it says nothing of the checkpoint
@@ -163,7 +176,7 @@ class Rollback:
         return Preflight(subject, (*findings, *deleting_end(self._catalog, self._settings.config, to, target, runs)))
 
     def _tell(
-        self, verdict: Preflight, to: str, target: CheckpointMetadata | None, others: Mapping[str, int], *, link: bool
+        self, verdict: Preflight, to: str, target: CheckpointMetadata | None, others: Mapping[str, Any], *, link: bool
     ) -> None:
         """Tell the verdict, in the log and at the partition; with a link that goes on, configured with ``others``."""
         for line in verdict.lines():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 from urllib.parse import quote
 
 import dagster as dg
@@ -40,7 +40,7 @@ class Launchpad:
         named = repository.repository_name != _DEFAULT_REPOSITORY
         return cls(f"{repository.repository_name}@{location}" if named else location, job_name)
 
-    def link(self, words: str, to: str, **others: int) -> str:
+    def link(self, words: str, to: str, **others: Any) -> str:
         """A link in Markdown that opens the Launchpad.
 
         Args:

@@ -29,6 +29,9 @@ class RollbackConfig(dg.Config):
     state_partitions: int | None = Field(
         default=None, description="The number of partitions that the query's state gets there: Spark 4.2 and later."
     )
+    start_sources: dict[str, Any] | None = Field(
+        default=None, description="Where topics of Kafka are read from there, as in the launchpad of the job."
+    )
 
 
 def build_rollback_job(

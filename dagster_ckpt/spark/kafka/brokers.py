@@ -108,6 +108,26 @@ class Brokers:
             for name in names
         }
 
+    def at(self, topic: str, partitions: Collection[str], milliseconds: int, seconds: float) -> dict[str, int | None]:
+        """The offset of the first record of each partition that is as old as a moment or younger.
+
+        Args:
+            topic: its name.
+            partitions: their numbers.
+            milliseconds: the moment, since the epoch.
+            seconds: how long the brokers may take to answer.
+
+        Returns:
+            the offset by partition; ``None`` where all records are older.
+
+        Raises:
+            BrokersAway: the brokers did not answer, or may not be asked.
+        """
+        give_up = time.monotonic() + seconds
+        asked = self._offsets(self._open(seconds), {topic: partitions}, "forTimestamp", milliseconds)
+        found = self._by_topic(self._answer(asked, give_up)).get(topic, {})
+        return {number: offset if offset >= 0 else None for number, offset in found.items()}
+
     def close(self) -> None:
         """End the client; the next question opens another one."""
         client, self._client = self._client, None
@@ -127,10 +147,10 @@ class Brokers:
             self._client = self._call(create)
         return self._client
 
-    def _offsets(self, client: Any, partitions: Mapping[str, Collection[str]], which: str) -> Any:
+    def _offsets(self, client: Any, partitions: Mapping[str, Collection[str]], which: str, *given: int) -> Any:
         def ask() -> Any:
             partition = getattr(self._jvm, "org.apache.kafka.common.TopicPartition")
-            spec = getattr(getattr(self._jvm, f"{_ADMIN}.OffsetSpec"), which)()
+            spec = getattr(getattr(self._jvm, f"{_ADMIN}.OffsetSpec"), which)(*given)
             wanted = {partition(name, int(number)): spec for name, numbers in partitions.items() for number in numbers}
             level = self._settings.get("isolation.level", "read_uncommitted").upper()
             isolation = getattr(self._jvm, "org.apache.kafka.common.IsolationLevel").valueOf(level)

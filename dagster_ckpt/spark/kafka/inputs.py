@@ -63,9 +63,8 @@ class KafkaInputs:
         return self._sources.keys()
 
     def option(self, source: str, name: str) -> str | None:
-        """An option of a source, whose name may be written in upper or lower case."""
-        options = {key.lower(): value for key, value in self._sources[source].options.items()}
-        return options.get(name.lower())
+        """An option of a source."""
+        return self._sources[source].option(name)
 
     def look(self, source: str, topics: Collection[str]) -> Mapping[str, TopicState | None]:
         """The topics of a source now; ``None`` for one that does not exist.
@@ -79,6 +78,14 @@ class KafkaInputs:
             if all(now.values()) or self._clock.monotonic() >= sure:
                 return now
             pause.wait(_AGAIN)
+
+    def at(self, source: str, topic: str, partitions: Collection[str], milliseconds: int) -> Mapping[str, int | None]:
+        """The first offset of each partition since a moment, in milliseconds of the epoch; ``None`` if all are older.
+
+        Raises:
+            BrokersAway: the brokers did not answer, or may not be asked.
+        """
+        return self._brokers[source].at(topic, partitions, milliseconds, _PATIENCE)
 
     def begin_with(self, source: str, topics: Mapping[str, TopicState | Topic | None]) -> None:
         """The start reads these topics, by name."""

@@ -8,14 +8,13 @@ from dataclasses import dataclass
 from dagster_ckpt.checkpoint import Facts, PlannedBatch, Source, Topic
 from dagster_ckpt.errors import RestoreRefused
 from dagster_ckpt.spark.batches import planned_offsets
-from dagster_ckpt.spark.kafka import BrokersAway, KafkaInputs, TopicState
+from dagster_ckpt.spark.kafka import BrokersAway, KafkaInputs, TopicState, by_partition, records
 from dagster_ckpt.spark.query import WriterPlan
 from dagster_ckpt.spark.verdict import Finding, Verdict
 
 __all__ = ["kafka_findings", "kafka_sink_findings"]
 
 CHECK = "Kafka topics"
-_MOST_NAMED = 20
 _WITHOUT = "To go on without these records, "
 _LENIENT = "let the query read with failOnDataLoss=false, and "
 _ACCEPT = "launch with allow_loss: true."
@@ -123,7 +122,7 @@ class _Compared:
         told = f"the query does not read {self.name} any more"
         if self.now is not None:
             left = sum(max(end - self.at.get(number, 0), 0) for number, end in self.now.latest.items())
-            told += f": {_records(left)} after the checkpoint are left out, and all later ones"
+            told += f": {records(left)} after the checkpoint are left out, and all later ones"
         return _lossy(f"{told}.", "Name the topic in the query again. ", stops=strict)
 
     def _recreated(self, then: Topic, now: TopicState, *, strict: bool) -> Finding:
@@ -137,8 +136,8 @@ class _Compared:
         fewer = f" Partition{'s' * (len(gone) > 1)} {', '.join(gone)} is not there any more." if gone else ""
         told = (
             f"{self.name} was deleted and created again: its id was {then.id} and is {now.id} now"
-            f"{self._unread()}. Of the new topic, {_records(sum(skipped.values()))} below the checkpoint's offsets "
-            f"would be skipped{_listed(skipped)}.{fewer}"
+            f"{self._unread()}. Of the new topic, {records(sum(skipped.values()))} below the checkpoint's offsets "
+            f"would be skipped{by_partition(skipped)}.{fewer}"
         )
         over = "To read the new topic from its beginning, start over by restore_from: none. "
         return _lossy(told, over, stops=strict and bool(gone or short))
@@ -159,20 +158,22 @@ class _Compared:
         missed = {number: first for number, first in added.items() if first > 0}
         told = []
         if expired:
-            told.append(f"{_records(sum(expired.values()))} after the checkpoint are gone{_listed(expired)}: retention")
+            told.append(
+                f"{records(sum(expired.values()))} after the checkpoint are gone{by_partition(expired)}: retention"
+            )
         if short:
-            told.append(f"it ends {_records(sum(short.values()))} before what was read or planned{_listed(short)}")
+            told.append(f"it ends {records(sum(short.values()))} before what was read or planned{by_partition(short)}")
         if gone:
             told.append(f"it has no partition {', '.join(sorted(gone, key=int))} any more{self._unread(gone)}")
         if missed:
-            told.append(f"{_records(sum(missed.values()))} of new partitions are gone{_listed(missed)}")
+            told.append(f"{records(sum(missed.values()))} of new partitions are gone{by_partition(missed)}")
         if told:
             older = "Restore a newer checkpoint, if there is one. " if expired else ""
             return _lossy(f"{self.name}: {'; '.join(told)}.", older, stops=strict)
         left = sum(now.latest[number] - self.at.get(number, first) for number, first in now.earliest.items())
         numbers = ", ".join(sorted(added, key=int))
         new = f" Partitions that are new since are read from their beginning: {numbers}." if added else ""
-        return Finding.fine(CHECK, f"{self.name} has all {_records(left)} after the checkpoint.{new}")
+        return Finding.fine(CHECK, f"{self.name} has all {records(left)} after the checkpoint.{new}")
 
     def _unread(self, partitions: Mapping[str, int] | None = None) -> str:
         """How many records are surely lost with a topic or its partitions, as far as the checkpoint tells."""
@@ -181,7 +182,7 @@ class _Compared:
         left = sum(max(end - at[number], 0) for number, end in latest.items() if number in at)
         if not latest:
             return ""
-        return f", and with it {_records(left)} that were yet to be read at the checkpoint, and all later ones"
+        return f", and with it {records(left)} that were yet to be read at the checkpoint, and all later ones"
 
 
 def _lossy(told: str, instead: str, *, stops: bool) -> Finding:
@@ -190,15 +191,3 @@ def _lossy(told: str, instead: str, *, stops: bool) -> Finding:
         hint = f"{instead}{_WITHOUT}{_LENIENT}{_ACCEPT}"
         return Finding.of_error(CHECK, RestoreRefused(f"{told} Spark would stop there.", hint=hint))
     return Finding(CHECK, Verdict.WITH_LOSS, told, f"{instead}{_WITHOUT}{_ACCEPT}")
-
-
-def _records(count: int) -> str:
-    return "1 record" if count == 1 else f"{count} records"
-
-
-def _listed(counts: Mapping[str, int]) -> str:
-    if not counts:
-        return ""
-    named = [f"partition {number}: {counts[number]}" for number in sorted(counts, key=int)]
-    more = f" and {len(named) - _MOST_NAMED} more partitions" if len(named) > _MOST_NAMED else ""
-    return f" ({', '.join(named[:_MOST_NAMED])}{more})"

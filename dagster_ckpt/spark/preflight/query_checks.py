@@ -7,17 +7,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dagster_ckpt.checkpoint import CheckpointCatalog, CheckpointMetadata, Newest, job_names
+from dagster_ckpt.checkpoint import CheckpointCatalog, CheckpointMetadata, Newest, PlannedBatch, job_names
 from dagster_ckpt.config import LATEST, StateBackend
 from dagster_ckpt.errors import CheckpointError, SinkNotEmpty
 from dagster_ckpt.spark.preflight.another_sink import SinkName, another_sink
 from dagster_ckpt.spark.preflight.checkpoint_checks import sink_finding
+from dagster_ckpt.spark.preflight.named_sources import have_names, named_sources_finding
 from dagster_ckpt.spark.query import (
     StatefulKind,
     WriterPlan,
     another_query,
     check_partitions,
     check_state_backend,
+    listed_sources,
     recorded_kind,
     sources_of,
     stateful_kinds,
@@ -64,12 +66,26 @@ def partitions_finding(partitions: int | None, restored: CheckpointMetadata) -> 
     return Finding.fine(check, "the checkpoint does not tell." if fixed is None else f"{fixed}, as they stay.")
 
 
-def sources_finding(job_name: str, restored: CheckpointMetadata, writer: DataStreamWriter) -> Finding:
-    """Whether the query has as many sources as the checkpoint."""
+def sources_finding(
+    job_name: str, restored: CheckpointMetadata, writer: DataStreamWriter, again: Sequence[PlannedBatch]
+) -> Finding:
+    """Whether the query has the sources of the checkpoint: those of the same names, or as many without names.
+
+    Args:
+        job_name: of the job.
+        restored: the checkpoint.
+        writer: the query.
+        again: the plans of the batches that run again as they were.
+
+    Raises:
+        CorruptCheckpoint: a plan is not what was written.
+    """
     check = "sources"
     recorded = restored.facts.sources
     if not restored.facts.tells_sources:
         return Finding.fine(check, "not checked: the checkpoint does not tell.")
+    if have_names(restored, listed := listed_sources(writer)):
+        return named_sources_finding(check, restored, listed, again)
     now = sources_of(writer)
     if len(recorded) not in now:
         why = (

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +15,7 @@ from dagster_ckpt.errors import CheckpointError
 from dagster_ckpt.spark.batches import forget_plan
 from dagster_ckpt.spark.job import StreamingJob
 from dagster_ckpt.spark.kafka import KafkaInputs
+from dagster_ckpt.spark.moved_sources import Places, places_of
 from dagster_ckpt.spark.preflight.another_sink import SinkName, elsewhere_finding
 from dagster_ckpt.spark.preflight.checkpoint_checks import (
     files_finding,
@@ -38,6 +39,7 @@ from dagster_ckpt.spark.preflight.query_checks import (
 )
 from dagster_ckpt.spark.preflight.source_files import CHECK as SOURCE_FILES
 from dagster_ckpt.spark.preflight.source_files import SourceFiles, source_finding
+from dagster_ckpt.spark.preflight.table_sources import table_findings
 from dagster_ckpt.spark.query import WriterPlan
 from dagster_ckpt.spark.rescale import Rescale, rescale_finding
 from dagster_ckpt.spark.sinks import Sink
@@ -129,11 +131,13 @@ class Passed:
         preflight: the findings.
         replay: the batches that run again with their earlier boundaries.
         accepted_loss: losses and duplicates in this lineage that the user accepted, for the record.
+        offsets: all offsets of each source that starts elsewhere, by Spark's id of the source.
     """
 
     preflight: Preflight
     replay: Sequence[PlannedBatch]
     accepted_loss: tuple[str, ...]
+    offsets: Mapping[str, dict[str, dict[str, int]]] = field(default_factory=dict)
 
 
 def pass_preflight(start: ProposedStart, now: float) -> Passed:
@@ -149,7 +153,8 @@ def pass_preflight(start: ProposedStart, now: float) -> Passed:
     """
     restored = start.target.metadata
     plans = () if restored is None else _read_again(start, restored)
-    found = _checked(start, restored, plans)
+    places = _places(start, restored, plans)
+    found = _checked(start, restored, plans, places)
     preflight = Preflight("nothing" if restored is None else restored.reference, tuple(found))
     before = _accepted_before(start)
     told = {item.reason for item in preflight.losses if any(_is_of(note, item) for note in before)}
@@ -164,10 +169,12 @@ def pass_preflight(start: ProposedStart, now: float) -> Passed:
         forget_plan(start.location, restored.batch + 1)
     if restored is not None and start.can_choose_anew and any(item.check == SOURCE_FILES for item in preflight.losses):
         replay = _choose_anew(start, restored)
-    return Passed(preflight, replay, notes)
+    return Passed(preflight, replay, notes, places.offsets)
 
 
-def _checked(start: ProposedStart, restored: CheckpointMetadata | None, plans: Sequence[PlannedBatch]) -> list[Finding]:
+def _checked(
+    start: ProposedStart, restored: CheckpointMetadata | None, plans: Sequence[PlannedBatch], places: Places
+) -> list[Finding]:
     job = start.job
     heartbeat = start.catalog.records.heartbeat.read()
     dead = None if heartbeat is None else heartbeat.is_dead(SystemClock())
@@ -181,11 +188,13 @@ def _checked(start: ProposedStart, restored: CheckpointMetadata | None, plans: S
             *kafka_sink_findings(start.plan),
             others,
             *_rescaled(start, None, ()),
+            *places.findings,
         ]
     again = [plan.batch for plan in start.replay]
     if not again and not start.gives_up_in_flight:
         again = in_flight_batch(start.location, restored.batch)
     known = [plan.batch for plan in plans]
+    tables, of_tables = table_findings(restored.facts, start.writer, start.plan, start.location)
     now = f"a {start.plan.format} sink" if start.sink is None else str(SinkName.of(start.sink))
     return [
         files_finding(restored),
@@ -193,12 +202,14 @@ def _checked(start: ProposedStart, restored: CheckpointMetadata | None, plans: S
         version_finding(restored.facts.spark_version, start.spark_version, start.ran_last),
         state_finding(job.state_backend, restored),
         *(_rescaled(start, restored, known) or [partitions_finding(job.partitions, restored)]),
-        sources_finding(job.name, restored, start.writer),
+        sources_finding(job.name, restored, start.writer, [plan for plan in plans if plan.batch in again]),
         operators_finding(job.name, restored, start.writer),
         query_sink_finding(restored, start.plan, start.sink, start.directory),
         replay_finding(restored, start.sink, None if start.plan.is_transient else start.plan.format, again, known),
-        source_finding(plans, restored.facts, start.inputs.ids),
-        *kafka_findings(restored.facts, start.inputs, plans),
+        source_finding(plans, restored.facts, {*start.inputs.ids, *of_tables}),
+        *tables,
+        *kafka_findings(places.moved(restored.facts), start.inputs, () if places.offsets else plans),
+        *places.findings,
         *kafka_sink_findings(start.plan),
         others,
         *([elsewhere_finding(restored, now, start.elsewhere)] if start.elsewhere else []),
@@ -211,11 +222,23 @@ def _rescaled(start: ProposedStart, restored: CheckpointMetadata | None, known: 
     number = start.request.state_partitions
     if number is None:
         return []
-    later = [*known, *(() if restored is None else in_flight_batch(start.location, restored.batch))]
-    asked = Rescale(
-        number, start.spark_version, start.job.partitions, start.on_disk, start.location, start.sink, sorted(later)
-    )
+    later = _later(start, restored, known)
+    asked = Rescale(number, start.spark_version, start.job.partitions, start.on_disk, start.location, start.sink, later)
     return [rescale_finding(asked, restored)]
+
+
+def _places(start: ProposedStart, restored: CheckpointMetadata | None, plans: Sequence[PlannedBatch]) -> Places:
+    """Where sources start elsewhere, as was asked for."""
+    asked = start.request.start_sources
+    if asked is None:
+        return Places()
+    later = _later(start, restored, [plan.batch for plan in plans])
+    return places_of(asked, restored, start.inputs, start.sink, later, on_disk=start.on_disk)
+
+
+def _later(start: ProposedStart, restored: CheckpointMetadata | None, known: Sequence[int]) -> list[int]:
+    """The batches that are known to have been planned after the checkpoint."""
+    return sorted([*known, *(() if restored is None else in_flight_batch(start.location, restored.batch))])
 
 
 def _read_again(start: ProposedStart, restored: CheckpointMetadata) -> Sequence[PlannedBatch]:

@@ -17,8 +17,9 @@ from dagster_ckpt.checkpoint import (
     verify_checkpoint,
 )
 from dagster_ckpt.clock import Clock
-from dagster_ckpt.config import LATEST, CheckpointingMode
+from dagster_ckpt.config import LATEST, CheckpointingMode, StartSources
 from dagster_ckpt.errors import CheckpointError, JobAlreadyRunning
+from dagster_ckpt.spark.moved_sources import stored_move_findings
 from dagster_ckpt.spark.preflight.another_sink import SinkName, moved_finding, moved_since
 from dagster_ckpt.spark.preflight.checkpoint_checks import (
     files_finding,
@@ -49,6 +50,7 @@ def check_stored(
     wait: Callable[[float], object],
     terminates: Collection[str] = (),
     state_partitions: int | None = None,
+    start_sources: StartSources | None = None,
 ) -> Preflight:
     """Check a stored checkpoint as far as possible without its query and without Spark. Changes nothing.
 
@@ -61,6 +63,7 @@ def check_stored(
         terminates: the ids of runs that would be terminated before the restore.
         state_partitions: the number that the state would get in the restored copy, ``None`` to keep that of the
             checkpoint. The batches after the checkpoint then get new boundaries.
+        start_sources: where topics would be read from; the batches after the checkpoint then get new boundaries.
     """
     try:
         verify_checkpoint(catalog, restored)
@@ -77,10 +80,11 @@ def check_stored(
             told = Finding.fine("all else", "not checked: it is told by files that are broken.")
             findings.append(told if files.error is not None else Finding.of_error("all else", error))
         else:
-            replayed = asked if state_partitions is None else restored.reference
+            replayed = asked if state_partitions is None and start_sources is None else restored.reference
             findings += check_unpacked(catalog, restored, directory, replayed)
             if state_partitions is not None:
                 findings.append(_rescaled(catalog, restored, directory / "checkpoint", state_partitions))
+    findings += stored_move_findings(start_sources, restored)
     heartbeat, dead = catalog.records.heartbeat.watched(clock, wait)
     findings.append(others_finding(catalog.job_name, heartbeat, dead, terminates=terminates))
     return Preflight(restored.reference, tuple(findings))

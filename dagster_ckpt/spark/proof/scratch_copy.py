@@ -28,8 +28,8 @@ from dagster_ckpt.config import LATEST
 from dagster_ckpt.errors import CheckpointNotFound, InvalidConfiguration, WorkingDirectoryFailed
 from dagster_ckpt.filesystem import remove_entries
 from dagster_ckpt.spark.files import prepare_location
+from dagster_ckpt.spark.jvm import IN_THIS_PROCESS
 from dagster_ckpt.spark.live import LOCATION
-from dagster_ckpt.spark.query import IN_THIS_PROCESS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -109,11 +109,17 @@ class QuerySource:
         id: the id that Spark will give the source.
         format: Spark's name for the format, for example ``kafka``; empty if the plan does not tell.
         options: what the query says of the source, with the names as the query writes them; there may be secrets.
+        table: the path or the name of the table that the source reads; empty if the plan does not tell.
     """
 
     id: str
     format: str
     options: Mapping[str, str] = field(repr=False)
+    table: str = ""
+
+    def option(self, name: str) -> str | None:
+        """An option, whose name may be written in upper or lower case."""
+        return {key.lower(): value for key, value in self.options.items()}.get(name.lower())
 
 
 def has_watermark(writer: DataStreamWriter) -> bool:
@@ -159,19 +165,9 @@ def keeps_its_input(writer: DataStreamWriter) -> bool:
     Raises:
         InvalidConfiguration: ``writer`` is not a ``DataStreamWriter`` of a classic session.
     """
-    plan_of(writer)
-    for relation in _operators(_analyzed(writer)):
-        match str(relation.nodeName()):
-            case "StreamingRelation":
-                source = relation.dataSource()
-                name, options = source.className(), source.options()
-            case "StreamingRelationV2":
-                name, options = relation.sourceName(), relation.extraOptions()
-            case _:
-                continue
-        if str(name).lower() not in _KEEPING or _CLEANS_UP in str(options).lower():
-            return False
-    return True
+    return all(
+        source.format in _KEEPING and _CLEANS_UP not in str(source.options).lower() for source in listed_sources(writer)
+    )
 
 
 def listed_sources(writer: DataStreamWriter) -> list[QuerySource]:
@@ -219,18 +215,25 @@ def _relations(writer: DataStreamWriter) -> tuple[list[Any], list[Any]]:
 
 
 def _listed(number: int, relation: Any) -> QuerySource:
-    """A relation without options is of an older kind than Kafka's."""
     from py4j.protocol import Py4JError  # noqa: PLC0415 - PySpark is loaded where it runs
 
     try:
-        options = relation.extraOptions().asCaseSensitiveMap()
-        source = QuerySource(str(number), str(relation.sourceName()).lower(), dict(options))
-    except Py4JError:
-        return QuerySource(str(number), "", {})
-    try:
-        return replace(source, id=str(relation.sourceIdentifyingName().name()))
+        id_ = str(relation.sourceIdentifyingName().name())
     except Py4JError:  # without a name, or of a Spark that names none
-        return source
+        id_ = str(number)
+    if str(relation.nodeName()) == "StreamingRelationV2":
+        options = dict(relation.extraOptions().asCaseSensitiveMap())
+        return QuerySource(id_, str(relation.sourceName()).lower(), options, str(relation.table().name()))
+    source = relation.dataSource()
+    listed = QuerySource(id_, str(source.className()).lower(), _dict(source.options()))
+    return replace(listed, table=listed.option("path") or "")
+
+
+def _dict(options: Any) -> dict[str, str]:
+    """A map of Scala's."""
+    every = options.toSeq()
+    pairs = [every.apply(at) for at in range(every.size())]
+    return {str(pair._1()): str(pair._2()) for pair in pairs}  # noqa: SLF001 - so Scala names what a pair has
 
 
 def _analyzed(writer: DataStreamWriter) -> Any:

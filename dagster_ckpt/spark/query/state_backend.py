@@ -18,7 +18,7 @@ from dagster_ckpt.config import (
 )
 from dagster_ckpt.errors import QueryMismatch, StateBackendMismatch
 from dagster_ckpt.spark.files import PARTITIONS_CONF
-from dagster_ckpt.spark.query.session import IN_THIS_PROCESS
+from dagster_ckpt.spark.jvm import IN_THIS_PROCESS
 from dagster_ckpt.stored_json import believed
 
 if TYPE_CHECKING:

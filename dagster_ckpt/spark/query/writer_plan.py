@@ -54,6 +54,7 @@ class WriterPlan:
         query_name: the name, if the user set one.
         continuous: whether the trigger is continuous.
         real_time: whether the trigger is of real-time mode.
+        available_now: whether the trigger is ``availableNow``.
         attached: the sink that ``sink_to`` attached to the writer.
     """
 
@@ -65,6 +66,7 @@ class WriterPlan:
     query_name: str | None
     continuous: bool
     real_time: bool = False
+    available_now: bool = False
     attached: Sink | None = None
 
     @property
@@ -200,6 +202,7 @@ def plan_of(writer: DataStreamWriter) -> WriterPlan:
         query_name=option("queryName"),
         continuous="ContinuousTrigger" in trigger.getClass().getName(),
         real_time="RealTimeTrigger" in trigger.getClass().getName(),
+        available_now="AvailableNowTrigger" in trigger.getClass().getName(),
         attached=attached_sink(writer),
     )
 

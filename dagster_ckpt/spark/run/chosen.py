@@ -18,12 +18,16 @@ from dagster_ckpt.checkpoint import (
     PlanArchiveWriter,
     PlannedBatch,
 )
+from dagster_ckpt.config import RestoreRequest
 from dagster_ckpt.filesystem import share_start
+from dagster_ckpt.spark.changed_copy import RestoredCopy
 from dagster_ckpt.spark.events import Started
 from dagster_ckpt.spark.kafka import KafkaInputs
 from dagster_ckpt.spark.live import LiveLocation
+from dagster_ckpt.spark.moved_sources import move_sources
 from dagster_ckpt.spark.plain import PlainLocation
 from dagster_ckpt.spark.preflight import Passed, SinkName, goes_on, is_empty, left_elsewhere
+from dagster_ckpt.spark.rescale import rescale
 from dagster_ckpt.spark.run.built_query import BuiltQuery
 from dagster_ckpt.spark.run.fork import ForkPoint, lay_out_fork
 from dagster_ckpt.spark.sinks import Sink
@@ -33,7 +37,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-__all__ = ["Checked", "Chosen", "Prepared", "lay_out"]
+__all__ = ["Checked", "Chosen", "Prepared", "change_copy", "lay_out"]
 
 _SINK = "sink"
 
@@ -141,6 +145,39 @@ def lay_out(chosen: Chosen, query: BuiltQuery, live: LiveLocation, directory: Pa
         chosen = _with_another_sink(chosen, chosen.target.metadata, query, directory)
     share_start(directory)
     return chosen
+
+
+def change_copy(
+    copy: RestoredCopy,
+    request: RestoreRequest,
+    checked: Checked,
+    session: SparkSession,
+    inputs: KafkaInputs,
+    move: str | None,
+) -> Checked:
+    """Change the restored copy as asked. The lineage goes on from the checkpoint of that, on a line of its own.
+
+    Args:
+        copy: the restored copy.
+        request: what is asked.
+        checked: the start, which has passed its checks.
+        session: the session of the query.
+        inputs: the Kafka sources of the query.
+        move: what tells the move of sources, if the run was launched with one.
+
+    Raises:
+        CheckpointError: as :func:`~dagster_ckpt.spark.rescale.rescale`, and as
+            :func:`~dagster_ckpt.spark.moved_sources.move_sources`.
+    """
+    if request.state_partitions is not None:
+        made = rescale(session, copy, request.state_partitions)
+        changed = f"{request.state_partitions} state partitions"
+    else:
+        made = move_sources(copy, checked.passed.offsets, move or "", inputs)
+        changed = "other offsets"
+    reason = f"{checked.target.reason}; {made.name} is {copy.restored.name} with {changed}"
+    target = replace(checked.target, metadata=made, job_id=made.job_id, reason=reason, otherwise=None)
+    return replace(checked, target=target, line=None)
 
 
 def _with_another_sink(chosen: Chosen, restored: CheckpointMetadata, query: BuiltQuery, directory: Path) -> Chosen:

@@ -57,9 +57,10 @@ from dagster_ckpt.spark.events import (
     StartTraced,
 )
 from dagster_ckpt.spark.job import RunResult, StreamingJob
+from dagster_ckpt.spark.jvm import as_loss, let_go_of_lost_jvm, refuse_lost, start_beside
 from dagster_ckpt.spark.live import probe_working_directory, refuse_impossible
 from dagster_ckpt.spark.metrics import measured
-from dagster_ckpt.spark.query import as_loss, driver_jvm_pid, let_go_of_lost_jvm, refuse_lost, start_beside
+from dagster_ckpt.spark.query import driver_jvm_pid
 from dagster_ckpt.spark.releases import release_of
 from dagster_ckpt.spark.run.chosen import Prepared
 from dagster_ckpt.spark.run.failed_starts import FailedStarts, in_one_line
@@ -213,7 +214,7 @@ class StreamingRun:
         self._job.filesystem.probe()
         self._catalog.records.claim_ownership(self._job.deployment)
         self._catalog.records.reserve.keep()
-        if self._state.request.restore_from not in {LATEST, NONE}:
+        if self._state.request.restore_from not in {LATEST, NONE} and self._state.request.move is None:
             self._catalog.resolve(self._state.request.restore_from)  # Spark's start takes long, a look does not
         for process in self._catalog.records.heartbeat.free_job(self._clock, self._cancel.wait):
             _log.warning("Killed process %d, which a run declared dead had left behind", process.pid)

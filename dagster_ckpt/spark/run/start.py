@@ -35,17 +35,19 @@ from dagster_ckpt.clock import Clock
 from dagster_ckpt.config import LATEST, RestoreRequest
 from dagster_ckpt.errors import StorageError
 from dagster_ckpt.spark.batches import plans_after, plans_to_replay, refuse_abandoned
+from dagster_ckpt.spark.changed_copy import RestoredCopy
 from dagster_ckpt.spark.events import CheckpointsUnreadable, Event, Started
 from dagster_ckpt.spark.files import prepare_new_location
 from dagster_ckpt.spark.job import StreamingJob
 from dagster_ckpt.spark.kafka import KafkaInputs
 from dagster_ckpt.spark.live import LOCATION, LocalLive, choose_live
+from dagster_ckpt.spark.moved_sources import last_move, still_to_move, without_repeat
 from dagster_ckpt.spark.plain import PlainLocation, plain_location
 from dagster_ckpt.spark.preflight import ProposedStart, pass_preflight
 from dagster_ckpt.spark.query import known_providers
-from dagster_ckpt.spark.rescale import rescale, still_asked, with_partitions
+from dagster_ckpt.spark.rescale import still_asked, with_partitions
 from dagster_ckpt.spark.run.built_query import BuiltQuery, Queries
-from dagster_ckpt.spark.run.chosen import Checked, Chosen, Prepared, lay_out
+from dagster_ckpt.spark.run.chosen import Checked, Chosen, Prepared, change_copy, lay_out
 from dagster_ckpt.spark.run.fallback import cost_of
 from dagster_ckpt.spark.run.fork import fork_point, publish_fork
 from dagster_ckpt.spark.run.running_query import Ended, RunningQuery
@@ -134,7 +136,8 @@ class Start:
             raise
 
     def _prepared(self, request: RestoreRequest, cancel: Flag, prepare_from: float) -> Prepared:
-        chosen = self._choose(request)
+        move = request.move
+        chosen, request = self._choose(request)
         request = still_asked(request, chosen.target.metadata)
         self._tracer.begin("build the query")
         query = self._queries.build(with_partitions(chosen.target.metadata, request.state_partitions))
@@ -147,9 +150,11 @@ class Start:
         if request.restore_from != LATEST or chosen.fork is not None:
             self._tracer.begin("trial")
             self._try(target.metadata, query.sink, cancel)
-        if request.state_partitions is not None and target.metadata is not None:
-            self._tracer.begin("rescale")
-            checked = self._rescale(target.metadata, request.state_partitions, chosen.job_id, checked, query)
+        if request.changes_copy and target.metadata is not None:
+            self._tracer.begin("change the copy")
+            copy = self._copy(target.metadata, chosen.job_id, passed.accepted_loss)
+            with contextlib.closing(inputs):
+                checked = change_copy(copy, request, checked, query.session, inputs, move)
             target = checked.target
         self._tracer.begin("record")
         self._live.lay_out(self._directory)
@@ -190,20 +195,23 @@ class Start:
             inputs=inputs,
         )
 
-    def _choose(self, request: RestoreRequest) -> Chosen:
-        """Choose what to resume from; a checkpoint of the job itself is unpacked by then."""
+    def _choose(self, request: RestoreRequest) -> tuple[Chosen, RestoreRequest]:
+        """Choose what to resume from, and tell what is left to do. A checkpoint of the job itself is unpacked."""
         recorded = previous_choice(self._catalog, request)
         previous = None if recorded is None else recorded[1]
         pointer = request.fork_from
         fork = None if pointer is None else fork_point(self._catalog, pointer, partial(self._plain, pointer))
         if fork is None:
-            target = self._choosing().target(request, recorded)
+            going_on = without_repeat(self._catalog, request, previous)
+            target = self._choosing().target(going_on, recorded)
+            request = still_to_move(request, going_on, target.metadata, previous)
         else:
             target = Newest(fork.metadata, None, f"a fork of {fork}")
         if self._why:
             target = replace(target, reason=f"{self._why}: {target.reason}")
         claimed = claimed_by(self._catalog, target, previous, asked=request.restore_from != LATEST)
-        return Chosen(previous, fork, target, target.job_id or self._claim.run_id.replace("-", ""), claimed)
+        job_id = target.job_id or self._claim.run_id.replace("-", "")
+        return Chosen(previous, fork, target, job_id, claimed), request
 
     def _plain(self, pointer: str) -> PlainLocation | None:
         return plain_location(
@@ -253,16 +261,11 @@ class Start:
         fell_back = cost_of(self._catalog, target, passed.replay, sink) if target.passed_over else None
         return Checked(target, passed, line, began, fell_back)
 
-    def _rescale(
-        self, restored: CheckpointMetadata, partitions: int, job_id: str, checked: Checked, query: BuiltQuery
-    ) -> Checked:
-        """Repartition the unpacked state. The lineage goes on from the checkpoint of that, on a line of its own."""
+    def _copy(self, restored: CheckpointMetadata, job_id: str, accepted_loss: tuple[str, ...]) -> RestoredCopy:
+        """The unpacked checkpoint, to be changed and published in a lineage."""
         store = self._store(job_id, self._catalog.next_id(job_id, restored), restored.reference)
-        notes = checked.passed.accepted_loss
-        made = rescale(query.session, self._live, self._directory, restored, partitions, store, self._clock, notes)
-        reason = f"{checked.target.reason}; {made.name} is {restored.name} with {partitions} state partitions"
-        target = replace(checked.target, metadata=made, job_id=job_id, reason=reason, otherwise=None)
-        return replace(checked, target=target, line=None)
+        version = self._spark.version
+        return RestoredCopy(self._live, self._directory, restored, store, self._clock, accepted_loss, version)
 
     def _record_choice(self, chosen: Chosen, checked: Checked, sink: Sink | None) -> Choice:
         """Put the choice on record: later starts resume from it."""
@@ -289,6 +292,7 @@ class Start:
             sink_position=chosen.sink_position,
             code=starting_from(self._code, restored.reference if restored else None),
             elsewhere=chosen.elsewhere,
+            moved=last_move(restored, chosen.previous),
         )
         if claimed is not None and restored is not None and claimed.reference == restored.reference:
             claim_savepoint(claimed, job_id, like=self._job.filesystem)

@@ -1,7 +1,7 @@
 """Sinks that a restore can set back to a checkpoint: what a sink must be able to do, and the sinks that can."""
 
-from dagster_ckpt.spark.sinks.delta import DeltaSink
-from dagster_ckpt.spark.sinks.iceberg import IcebergSink
+from dagster_ckpt.spark.sinks.delta import Commit, DeltaSink, DeltaTable, FileKey
+from dagster_ckpt.spark.sinks.iceberg import IcebergSink, IcebergTable
 from dagster_ckpt.spark.sinks.postgres import PostgresSink
 from dagster_ckpt.spark.sinks.recorded_sinks import position_reader, recorded_sink
 from dagster_ckpt.spark.sinks.sink import (
@@ -23,10 +23,14 @@ from dagster_ckpt.spark.sinks.user_sinks import CustomSink, ForeachBatchSink
 
 __all__ = [
     "BatchSink",
+    "Commit",
     "CustomSink",
     "DeltaSink",
+    "DeltaTable",
+    "FileKey",
     "ForeachBatchSink",
     "IcebergSink",
+    "IcebergTable",
     "Pin",
     "PlainQuery",
     "PositionReader",

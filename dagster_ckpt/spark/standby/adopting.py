@@ -14,7 +14,8 @@ import time
 from collections.abc import Mapping
 
 from dagster_ckpt.filesystem import default_root, make_working_directory
-from dagster_ckpt.spark.query import jvm_conf, let_go_of_lost_jvm
+from dagster_ckpt.spark.jvm import let_go_of_lost_jvm
+from dagster_ckpt.spark.query import jvm_conf
 from dagster_ckpt.spark.standby.adopted_jvm import adopt
 from dagster_ckpt.spark.standby.handover import UNADOPTED
 from dagster_ckpt.spark.standby.place import Standby, directory

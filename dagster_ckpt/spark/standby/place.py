@@ -20,7 +20,7 @@ from pathlib import Path
 
 from dagster_ckpt.checkpoint import DRIVER_VARIABLE, this_host
 from dagster_ckpt.filesystem import default_root
-from dagster_ckpt.spark.query import java_and_spark
+from dagster_ckpt.spark.jvm import java_and_spark
 from dagster_ckpt.version import __version__
 
 __all__ = ["Standby", "directory"]

@@ -132,6 +132,7 @@ def all_of_it(bench: Bench) -> Counter[Row]:
     return changed
 
 
+@pytest.mark.exhaustive
 def test_what_others_do_stays(table: Bench) -> None:
     """After the checkpoint, when a batch of the job is in one file with rows of others."""
     run_without_checkpoint(table, 1)
@@ -152,8 +153,8 @@ def test_what_others_do_stays(table: Bench) -> None:
     ("statement", "said"),
     [
         ("UPDATE {table} SET v = -1 WHERE id > 10", "UPDATE"),
-        ("INSERT OVERWRITE {table} VALUES (1, 2)", "WRITE"),
-        ("RESTORE TABLE {table} TO VERSION AS OF 0", "RESTORE"),
+        pytest.param("INSERT OVERWRITE {table} VALUES (1, 2)", "WRITE", marks=pytest.mark.exhaustive),
+        pytest.param("RESTORE TABLE {table} TO VERSION AS OF 0", "RESTORE", marks=pytest.mark.exhaustive),
     ],
 )
 def test_a_change_that_a_rollback_would_lose_is_refused(table: Bench, statement: str, said: str) -> None:
@@ -186,6 +187,7 @@ def test_a_version_that_is_gone_is_refused_by_name(table: Bench, spoil: Callable
     assert seen(table) == table.expected()
 
 
+@pytest.mark.exhaustive
 def test_a_job_that_wrote_nothing_goes_on_without_the_old_log(table: Bench) -> None:
     """Each start claims the table once more, and so does the next one when that log is gone, too."""
     others = Counter[Row]()
@@ -202,6 +204,7 @@ def test_a_job_that_wrote_nothing_goes_on_without_the_old_log(table: Bench) -> N
     assert "(WRITE)" in table.refused(SinkMismatch).message
 
 
+@pytest.mark.exhaustive
 def test_a_start_that_had_no_batch_goes_on_without_the_old_log(bench: Bench) -> None:
     bench.query = to_delta
     bench.until_done = False
@@ -243,6 +246,7 @@ def test_a_table_that_takes_no_rows_back_or_forgets_its_writer_is_refused(bench:
     assert seen(bench) == bench.expected()
 
 
+@pytest.mark.exhaustive
 def test_a_fork_begins_in_a_table_with_rows_of_others(table: Bench, tmp_path: Path) -> None:
     """Its first run dies with a batch in the table; the rows that were there before stay."""
     fork = Bench(table.spark, tmp_path / "fork", name="fork")
@@ -272,5 +276,6 @@ def test_an_option_of_the_sinks_own_is_refused() -> None:
         DeltaSink("/data/delays", options={"txnVersion": "7"})
 
 
+@pytest.mark.exhaustive
 def test_a_stopped_job_moves_here_and_back(bench: Bench) -> None:
     move_there_and_back(bench, lambda bench, _: DeltaSink(bench.sink), lambda: seen(bench))

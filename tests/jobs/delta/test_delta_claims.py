@@ -38,7 +38,7 @@ def written(bench: Bench) -> int:
     return sum(seen(bench).values())
 
 
-@pytest.mark.parametrize("first", ["orders", "returns"])
+@pytest.mark.parametrize("first", ["orders", pytest.param("returns", marks=pytest.mark.exhaustive)])
 def test_each_of_two_jobs_takes_back_its_own_rows(bench: Bench, rows: DataFrame, first: str) -> None:
     """After a compaction has put rows of both into one file, too. Which of them comes back first does not matter."""
     jobs = {job: starts_of(bench, rows, job=job) for job in ("orders", "returns")}
@@ -121,6 +121,7 @@ def losing_an_answer(
     return sink
 
 
+@pytest.mark.exhaustive
 def test_a_claim_whose_answer_is_lost_is_found(bench: Bench, rows: DataFrame) -> None:
     starts = starts_of(bench, rows)
     old = starts.begun(1)
@@ -137,6 +138,7 @@ def test_a_claim_whose_answer_is_lost_is_found(bench: Bench, rows: DataFrame) ->
     assert written(bench) == 3 + 1
 
 
+@pytest.mark.exhaustive
 def test_a_claim_of_another_run_with_the_same_epoch_is_not_ones_own(bench: Bench, rows: DataFrame) -> None:
     """Their storages do not know of one another; one claims while the other one is about to."""
     starts = starts_of(bench, rows)
@@ -150,6 +152,7 @@ def test_a_claim_of_another_run_with_the_same_epoch_is_not_ones_own(bench: Bench
         late.rollback_to(covered, bench.root, 2)
 
 
+@pytest.mark.exhaustive
 def test_a_claim_is_not_taken_for_a_batch(bench: Bench, rows: DataFrame) -> None:
     """The claim of another run of that epoch has the number of the batch: Delta has skipped the batch."""
     starts = starts_of(bench, rows)
@@ -181,6 +184,7 @@ def test_a_position_of_an_earlier_release_can_be_restored(bench: Bench, rows: Da
     assert written(bench) == 3
 
 
+@pytest.mark.exhaustive
 def test_what_an_earlier_rollback_took_back_stays_away_when_its_batch_has_left_the_log(
     bench: Bench, rows: DataFrame
 ) -> None:

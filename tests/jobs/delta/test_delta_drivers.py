@@ -63,6 +63,7 @@ def test_the_table_refuses_a_start_that_was_overtaken(bench: Bench) -> None:
     assert sum(seen(bench).values()) == 3 + 1 + 1
 
 
+@pytest.mark.exhaustive
 def test_a_zombie_that_wakes_in_its_commit_changes_nothing(bench: Bench) -> None:
     a_zombie_wakes_in_its_commit(bench, "delta", "rows", version, seen)
 

@@ -66,7 +66,7 @@ def without_version(table: Path, version: int) -> None:
         file.unlink()
 
 
-@pytest.mark.parametrize("kind", [Bench, Counting])
+@pytest.mark.parametrize("kind", [Bench, pytest.param(Counting, marks=pytest.mark.exhaustive)])
 def test_every_row_is_there_once_and_nothing_is_lost(bench: Bench, kind: type[Bench]) -> None:
     """Also after a rollback to where the job began, with rows of others in the table."""
     bench = kind(bench.spark, bench.root)
@@ -93,6 +93,7 @@ def test_a_location_that_is_older_than_the_table_is_refused(bench: Bench) -> Non
     assert "batch 1" in refusal.message
 
 
+@pytest.mark.exhaustive
 def test_a_batch_in_flight_is_refused(bench: Bench) -> None:
     """It is in the table already, and would be written a second time. If it is not, the job writes it."""
     plain = moving(bench)
@@ -105,6 +106,7 @@ def test_a_batch_in_flight_is_refused(bench: Bench) -> None:
     assert seen(bench) == bench.expected()
 
 
+@pytest.mark.exhaustive
 def test_another_table_has_no_rows_of_before(bench: Bench) -> None:
     """Nor is it known what a table has whose newest batch of the query is an older one."""
     plain = moving(bench)

@@ -123,6 +123,7 @@ def test_a_context_that_stops_as_its_cluster_is_lost(root: Path) -> None:
     assert_exact(root)
 
 
+@pytest.mark.exhaustive
 def test_a_function_that_has_kept_the_lost_session_is_told_so_and_a_new_process_goes_on(root: Path) -> None:
     with driving(_DRIVER, FILE, str(root), "end", "keep") as driver:
         kill_mid_batch(driver, root)

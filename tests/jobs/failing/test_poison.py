@@ -129,7 +129,7 @@ def test_the_loop_ends_the_batch_is_told_and_the_mended_job_is_exact(bench: Benc
     assert files_of(bench, shown(bench)) == ["0004.json", "0005.json"]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_batch_that_is_planned_anew_is_another_one(bench: Bench) -> None:
     """With a smaller batch size, the good half of a poison batch gets through; and the count begins again."""
     bench.files_per_trigger = 2
@@ -155,7 +155,7 @@ def test_a_batch_that_is_planned_anew_is_another_one(bench: Bench) -> None:
     bench.assert_exact()
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_errors_that_differ_or_pass_do_not_end_the_loop(bench: Bench) -> None:
     bench.land(4)
     errors = ["one", "another", "one", "Connection refused", "Connection refused", "Connection refused", "one"]

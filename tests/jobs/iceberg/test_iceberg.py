@@ -125,6 +125,7 @@ def test_a_compaction_is_undone_with_what_it_compacted(table: Bench) -> None:
     assert seen(table) == table.expected()
 
 
+@pytest.mark.exhaustive
 def test_maintenance_beside_rows_that_others_append(table: Bench) -> None:
     """Refused is only a compaction of files that the job wrote since its checkpoint, and the hint says how to go on."""
     run_without_checkpoint(table, 1)
@@ -430,6 +431,7 @@ def test_a_stopped_job_moves_here_and_back(bench: Bench) -> None:
     move_there_and_back(bench, lambda bench, session: IcebergSink(table_of(bench, session)), lambda: seen(bench))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("then", ["expired", "made again"])
 def test_a_first_batch_that_died_in_a_new_table_is_taken_back(bench: Bench, then: str) -> None:
     """Until the first checkpoint in the table, each restart goes back to the table before its first snapshot."""

@@ -107,14 +107,14 @@ def test_a_commit_whose_outcome_is_unknown_is_looked_for(bench: Bench, monkeypat
     assert sum(seen(bench).values()) == 3
 
 
-@pytest.mark.parametrize(
-    "step", [pytest.param(step, marks=[] if step == "before" else [pytest.mark.exhaustive]) for step in _STEPS]
-)
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("step", _STEPS)
 def test_a_zombie_that_wakes_in_its_commit_changes_nothing(bench: Bench, step: str) -> None:
     a_zombie_wakes_in_its_commit(bench, "iceberg", step, lambda bench: current(bench.sink).current_snapshot(), seen)
 
 
-@pytest.mark.parametrize("steps", [_STEPS[1:2], pytest.param(_STEPS, marks=pytest.mark.exhaustive)], ids=len)
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("steps", [_STEPS[1:2], _STEPS], ids=len)
 def test_a_driver_that_is_killed_inside_steps_of_a_commit(bench: Bench, steps: tuple[str, ...]) -> None:
     for step in steps:
         bench.land(1)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from dagster_ckpt.testing.kafka import KafkaServer
 from tests.jobs.kafka.topics import TopicBench
-from tests.servers.kafka import KafkaServer
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

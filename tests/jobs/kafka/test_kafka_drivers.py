@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import random
 import shutil
+import signal
 import threading
 from collections import Counter
 
 import pytest
 
+from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.catalog.newest import find_newest
+from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
 from tests.helpers.driving import driving
 from tests.helpers.local_spark import delta_conf, iceberg_conf
 from tests.jobs.harness import Row
@@ -20,6 +25,7 @@ pytestmark = pytest.mark.timeout(3600)
 #: What is exact with the running release of Spark.
 _SINK = "delta" if delta_conf() else "iceberg" if iceberg_conf() else "parquet"
 _KILLS = 25
+_DEADLINE = 240.0
 
 
 def _driver(bench: TopicBench) -> tuple[str, ...]:
@@ -46,6 +52,42 @@ def test_a_killed_driver_that_left_only_its_checkpoints_goes_on_exactly(bench: T
         assert driver.ended() == "FINISHED"
         assert driver.of("Started")[0]["kind"] == "checkpoint"
     assert _seen(bench) == bench.expected()
+
+
+@pytest.mark.exhaustive
+def test_a_driver_that_is_killed_around_a_move_moves_once(bench: TopicBench) -> None:
+    """Before the copy is published, after that, and after the next checkpoint; always with the same words."""
+
+    def newest() -> CheckpointMetadata:
+        metadata = find_newest(CheckpointCatalog(bench.filesystem, "driven")).metadata
+        assert metadata is not None
+        return metadata
+
+    bench.land(2)
+    with driving(*_driver(bench), "end", "all") as driver:
+        assert driver.ended() == "FINISHED"
+    before = newest()
+    bench.land(2)  # offsets 8 to 15 of both partitions
+    words = ("all", f"start_sources={json.dumps({bench.topic: {'0': 3, '1': 11}})}")
+    for dies, kind in ((f"chk-{before.checkpoint_id + 1}/_metadata", "checkpoint"), (".choice", "moved")):
+        with driving(*_driver(bench), *words, f"dies={dies}") as driver:
+            assert driver.process.wait(_DEADLINE) == -signal.SIGKILL
+            assert not driver.of("Started")
+        assert newest().kind == kind
+    moved = newest()
+    assert moved.restored_from == before.reference
+    with driving(*_driver(bench), *words) as driver:
+        driver.await_("the next checkpoint", lambda: bool(driver.of("Completed")))
+        assert driver.of("Started")[0]["restored"] == moved.reference
+        driver.kill()
+    bench.land(1)
+    with driving(*_driver(bench), *words, "end") as driver:
+        assert driver.ended() == "FINISHED"
+        assert driver.of("Started")[0]["kind"] in {"checkpoint", "salvage"}
+    again, skipped = Counter(range(3, 8)), Counter(range(15, 18))  # of the files 0 and 3
+    files = sum((Counter(range(5 * file, 5 * file + 8)) for file in range(5)), Counter[int]())
+    assert Counter(row[0] for row in _seen(bench).elements()) == files + again - skipped
+    assert len(newest().facts.accepted_loss) == 1
 
 
 @pytest.mark.exhaustive

@@ -20,9 +20,9 @@ from dagster_ckpt.spark.preflight.kafka_topics import CHECK
 from dagster_ckpt.spark.proof.drill import drill_restore
 from dagster_ckpt.spark.sinks.sink import sink_to
 from dagster_ckpt.spark.sinks.user_sinks import ForeachBatchSink
+from dagster_ckpt.testing.kafka import PASSWORD
 from tests.jobs.harness import OFTEN, Bench, Launch, copied, eventually
 from tests.jobs.kafka.topics import TopicBench
-from tests.servers.kafka import PASSWORD
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -100,7 +100,11 @@ def _left_out(bench: TopicBench) -> Counter[int]:
     "change",
     [
         pytest.param(Change(_expired, "3 records after the checkpoint are gone (partition 0: 3)"), id="expired"),
-        pytest.param(Change(_longer, "32 records below the checkpoint's offsets", stops=False), id="longer"),
+        pytest.param(
+            Change(_longer, "32 records below the checkpoint's offsets", stops=False),
+            id="longer",
+            marks=pytest.mark.exhaustive,
+        ),
         pytest.param(Change(_fewer, "Partition 1 is not there any more"), id="fewer"),
         pytest.param(Change(_left_out, "8 records after the checkpoint are left out"), id="left out"),
         pytest.param(
@@ -160,6 +164,7 @@ def test_a_topic_that_is_gone_is_refused_with_what_it_held(bench: TopicBench) ->
     assert "restore_from: none" in refused.hint
 
 
+@pytest.mark.exhaustive
 def test_a_topic_that_is_created_again_under_a_running_query_ends_the_job(bench: TopicBench) -> None:
     """A quick writer has written more than Spark had read before Spark looks again, so Spark would not notice."""
     is_read, may_end = threading.Event(), threading.Event()

@@ -14,9 +14,9 @@ from dagster_ckpt.config.checkpoint_config import CheckpointingMode
 from dagster_ckpt.errors import CheckpointError
 from dagster_ckpt.orchestration.reporting import checkpoint_metadata
 from dagster_ckpt.spark.preflight.kafka_topics import CHECK
+from dagster_ckpt.testing.kafka import PASSWORD
 from tests.jobs.harness import NEVER, OFTEN, Bench, copied, tree
 from tests.jobs.kafka.topics import TopicBench, rows_of, topic_of
-from tests.servers.kafka import PASSWORD
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -115,6 +115,7 @@ def test_partitions_that_a_source_does_not_read_do_not_count(bench: TopicBench) 
     bench.assert_exact()
 
 
+@pytest.mark.exhaustive
 def test_brokers_are_asked_with_the_login_of_the_source_which_nobody_is_told(
     bench: TopicBench, caplog: pytest.LogCaptureFixture
 ) -> None:

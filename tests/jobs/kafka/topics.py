@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from tests.jobs.harness import NEW_PER_FILE, ROWS_PER_FILE, SCHEMA, Bench, Row
-from tests.servers.kafka import KafkaServer
+from dagster_ckpt.testing.kafka import KafkaServer
+from tests.jobs.harness import NEW_PER_FILE, ROWS_PER_FILE, SCHEMA, Bench
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -59,9 +58,3 @@ class TopicBench(Bench):
         strict = str(not self.lenient).lower()
         options = {"failOnDataLoss": strict, **(self.subscribe or {"subscribe": self.topic}), **self.options}
         return topic_of(session, self.kafka.address, **options)
-
-    def lost(self) -> Counter[Row]:
-        """What everything landed has and the sink has not; the sink has nothing else."""
-        seen = self.seen_by_spark()
-        assert not seen - self.expected()
-        return self.expected() - seen

@@ -124,8 +124,8 @@ def pairwise(every: list[Case]) -> list[Case]:
 def of_few_jobs(every: list[Case]) -> list[Case]:
     """A subset of few stopped jobs, because to make one takes longest.
 
-    Every two values of sink, event, batch size and mode occur together, every query meets every event, and every
-    backend occurs; most jobs have the last one, which is the default.
+    Every two values of sink, event, batch size and mode occur together, and every query and every backend occurs; most
+    jobs have the last backend, which is the default.
     """
     default_first = sorted(every, key=lambda case: -list(BACKENDS).index(case.backend))
     return _covering(default_first, lambda case: _pairs(replace(case, query="", backend="")) | _alone(case))
@@ -137,7 +137,7 @@ def _pairs(case: Case) -> set[Hashable]:
 
 
 def _alone(case: Case) -> set[Hashable]:
-    return {(case.query, case.event), case.backend}
+    return {case.query, case.backend}
 
 
 def _covering(every: list[Case], of: Callable[[Case], set[Hashable]]) -> list[Case]:

@@ -167,6 +167,7 @@ def _acknowledging(bench: Bench, session: SparkSession) -> DataStreamWriter:
     return rows.dropDuplicates(["n"]).writeStream.format("noop").trigger(once=True)
 
 
+@pytest.mark.exhaustive
 def test_no_source_is_told_by_a_drill_that_a_batch_is_done(bench: Bench, scratch: Path) -> None:
     bench.query = _acknowledging
     bench.land(0)

@@ -86,10 +86,11 @@ def _last(log: Path) -> int:
     ("query", "again"),
     [
         ("window aggregation", False),
-        pytest.param("window aggregation", True, marks=pytest.mark.exhaustive),
-        pytest.param(JOIN, True, marks=pytest.mark.exhaustive),
+        ("window aggregation", True),
+        (JOIN, True),
     ],
 )
+@pytest.mark.exhaustive
 def test_a_killed_driver_goes_on_exactly(query: str, again: bool, tmp_path: Path) -> None:
     """Killed at three moments; and, ``again``, twice more on the way to more partitions, then rolled back."""
     whole = _Job(query, tmp_path / "whole")

@@ -17,11 +17,11 @@ from dagster_ckpt.checkpoint.catalog.newest import find_newest
 from dagster_ckpt.cli import main
 from dagster_ckpt.config import STATE_FORMAT_CONF
 from dagster_ckpt.errors import CheckpointError, InvalidConfiguration, RestoreRefused, SinkMismatch, StorageError
-from dagster_ckpt.filesystem import PosixFileSystem
 from dagster_ckpt.spark.releases import release_of
 from dagster_ckpt.spark.sinks.sink import sink_to
 from dagster_ckpt.spark.sinks.user_sinks import ForeachBatchSink
 from tests.helpers.spark.streaming import confs
+from tests.jobs.fails_once import FailsOnce
 from tests.jobs.harness import NEVER, Bench, copied
 from tests.jobs.matrix.streams import (
     BACKENDS,
@@ -105,7 +105,7 @@ def _of(number: int) -> tuple[set[int], set[str]]:
 @pytest.mark.parametrize(
     ("query", "backend", "sink"),
     [
-        ("window aggregation", _DEFAULT, TRANSACTIONAL),
+        pytest.param("window aggregation", _DEFAULT, TRANSACTIONAL, marks=pytest.mark.exhaustive),
         pytest.param("window aggregation", "RocksDB", FOREACH_BATCH, marks=pytest.mark.exhaustive),
         pytest.param("dropDuplicates", "RocksDB", TRANSACTIONAL, marks=pytest.mark.exhaustive),
         pytest.param(JOIN, _DEFAULT, TRANSACTIONAL, marks=pytest.mark.exhaustive),
@@ -146,18 +146,6 @@ def test_the_rows_are_those_of_an_uninterrupted_run(
         assert job.rows() == expected
 
 
-class _Fails(PosixFileSystem):
-    """Fails once, when the file whose path ends so is to be created."""
-
-    ends = ""
-
-    def create(self, path: str, data: bytes) -> None:
-        if self.ends and path.endswith(self.ends):
-            type(self).ends = ""
-            raise StorageError("full")
-        super().create(path, data)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("ends", "again", "sink"),
@@ -174,8 +162,8 @@ def test_it_breaks_off_before_the_query_starts(
     whole.bench.tick(6)
     job = Job(four, tmp_path / "job", sink=sink)
     job.bench.tick(2)
-    monkeypatch.setattr(_Fails, "ends", ends)
-    failing = job.bench.job(filesystem=_Fails(job.bench.storage))
+    monkeypatch.setattr(FailsOnce, "ends", ends)
+    failing = job.bench.job(filesystem=FailsOnce(job.bench.storage))
     launch = job.bench.launch(failing, state_partitions=7)
     with pytest.raises(StorageError, match="full"):
         launch.result()
@@ -192,7 +180,7 @@ def test_it_breaks_off_before_the_query_starts(
     assert job.rows() == whole.rows()
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_same_number_again_keeps_the_batches_after_the_repartition(
     four: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -202,9 +190,9 @@ def test_the_same_number_again_keeps_the_batches_after_the_repartition(
     job = Job(four, tmp_path / "job", sink=REPLACING)
     job.bench.tick(2)
     job.bench.land(3)
-    monkeypatch.setattr(_Fails, "ends", "chk-3/_metadata")  # the second is of the repartition
+    monkeypatch.setattr(FailsOnce, "ends", "chk-3/_metadata")  # the second is of the repartition
     with pytest.raises(CheckpointError, match="full"):
-        job.bench.launch(job.bench.job(filesystem=_Fails(job.bench.storage)), state_partitions=7).result()
+        job.bench.launch(job.bench.job(filesystem=FailsOnce(job.bench.storage)), state_partitions=7).result()
     assert len(list(job.target.path.glob("*.json"))) == 5
     shutil.rmtree(job.bench.live())
     job.bench.files_per_trigger = 4
@@ -212,7 +200,7 @@ def test_the_same_number_again_keeps_the_batches_after_the_repartition(
     assert job.rows() == whole.rows()
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_batches_of_the_line_before_are_not_replayed(four: SparkSession, tmp_path: Path) -> None:
     """The batch that the repartition has taken the number of is another one on each line."""
     whole = Job(four, tmp_path / "whole", "window aggregation")
@@ -228,7 +216,7 @@ def test_batches_of_the_line_before_are_not_replayed(four: SparkSession, tmp_pat
     assert job.rows() == whole.rows()
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_savepoint_begins_a_lineage_with_another_number(four: SparkSession, tmp_path: Path, take: Take) -> None:
     whole = Job(four, tmp_path / "whole")
     whole.bench.tick(4)
@@ -248,7 +236,7 @@ def test_a_savepoint_begins_a_lineage_with_another_number(four: SparkSession, tm
     assert job.rows() == whole.rows()
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_an_older_checkpoint_than_a_broken_repartition(four: SparkSession, tmp_path: Path) -> None:
     """A sink that goes back falls back to it; one that replaces batches holds those after the repartition."""
     opted_in = NEVER.model_copy(update={"fallback_to_older": True})

@@ -266,7 +266,7 @@ def test_an_unknown_option_ends_the_job_before_anything_is_touched(bench: Bench)
 # --- changes from one start to the next -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("state_format", [pytest.param("1", marks=pytest.mark.slow), "2"])
+@pytest.mark.parametrize("state_format", [pytest.param("1", marks=pytest.mark.exhaustive), "2"])
 @pytest.mark.parametrize("incremental", [False, True], ids=["full to incremental", "incremental to full"])
 def test_incremental_and_options_may_change_at_a_restart(
     bench: Bench, tmp_path: Path, state_format: str, *, incremental: bool
@@ -302,6 +302,7 @@ def test_what_spark_fixed_at_the_first_start_is_named(bench: Bench) -> None:
     bench.assert_exact()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("before", "after", "restore_from"),
     [

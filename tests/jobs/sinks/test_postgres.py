@@ -204,5 +204,6 @@ def test_a_table_that_is_not_there_is_refused_before_anything_runs(bench: Bench,
     assert "bigint" in bench.refused(InvalidConfiguration).hint
 
 
+@pytest.mark.exhaustive
 def test_a_stopped_job_moves_here_and_back(bench: Bench, reach: str) -> None:
     move_there_and_back(bench, lambda *_: PostgresSink(reach, "delays"), lambda: found(reach))

@@ -92,7 +92,8 @@ def run_without_checkpoint(bench: Bench, files: int) -> None:
     bench.until_done = True
 
 
-@pytest.mark.parametrize("query", [pytest.param(transactional, marks=pytest.mark.exhaustive), partitioned])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("query", [transactional, partitioned])
 def test_readers_of_a_transactional_sink_see_what_checkpoints_cover(bench: Bench, query: Any) -> None:
     """Over a crash with the live location kept, one with it lost, and a rollback."""
     bench.query = query
@@ -275,7 +276,7 @@ def replacing(bench: Bench, session: SparkSession) -> DataStreamWriter:
     return started(bench, sink_to(distinct(bench, session), Table(bench).replacing()))
 
 
-@pytest.mark.parametrize("query", [pytest.param(appending, marks=pytest.mark.slow), replacing])
+@pytest.mark.parametrize("query", [pytest.param(appending, marks=pytest.mark.exhaustive), replacing])
 def test_a_table_is_exact_after_crashes_and_rollbacks(bench: Bench, query: Any) -> None:
     bench.query = query
     table = Table(bench)
@@ -324,6 +325,7 @@ def test_a_recorded_position_survives_the_process(bench: Bench) -> None:
     assert "batch 3" in refusal.message
 
 
+@pytest.mark.exhaustive
 def test_the_users_callables_may_raise(bench: Bench) -> None:
     """Each once: the run says which it was, and its restart strategy brings it back; the outcome is exact."""
     table = Table(bench)
@@ -421,6 +423,7 @@ def test_what_sink_to_refuses(bench: Bench, spark: SparkSession) -> None:
     assert not tree(bench.sink)
 
 
+@pytest.mark.exhaustive
 def test_a_new_lineage_replays_its_own_batches_before_its_first_checkpoint(bench: Bench) -> None:
     """It began from another lineage's checkpoint, and that lineage's later batches are not its own."""
     bench.query = replacing

@@ -98,6 +98,7 @@ def test_while_one_lives_the_other_is_refused(bench: Bench) -> None:
     bench.assert_exact()
 
 
+@pytest.mark.exhaustive
 def test_what_would_lose_rows_is_refused_until_the_loss_is_allowed(bench: Bench) -> None:
     for _ in range(2):
         bench.land(2)
@@ -176,6 +177,7 @@ def test_a_failing_query_is_restarted_within_the_run_and_its_function_is_one_of_
     bench.assert_exact()
 
 
+@pytest.mark.exhaustive
 def test_a_job_that_is_not_restarted_has_failed_and_the_next_run_begins_anew(bench: Bench) -> None:
     bench.land(1)
     mended = threading.Event()

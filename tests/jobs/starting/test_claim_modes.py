@@ -78,6 +78,7 @@ def test_who_cleans_up_after_a_dead_run_deletes_its_claimed_savepoint(ticked: Be
     assert not Path(savepoint.pointer).exists()
 
 
+@pytest.mark.exhaustive
 def test_a_savepoint_is_not_claimed_unless_asked(ticked: Bench, savepoint: TakenSavepoint) -> None:
     content = tree(Path(savepoint.pointer))
     one = NEVER.model_copy(update={"num_retained": 1, "retain_on_success": False})
@@ -103,6 +104,7 @@ def test_a_checkpoint_that_is_not_claimed_is_never_touched(ticked: Bench) -> Non
     assert tree(directory) == content, "neither subsuming nor the cleanup reaches the other lineage"
 
 
+@pytest.mark.exhaustive
 def test_until_the_branch_has_a_checkpoint_a_crash_comes_back_to_its_origin(ticked: Bench) -> None:
     origin = ticked.checkpoints()[1]
     branched = ticked.run_and_cancel(1, restore_from=origin.reference, claim_mode=NO_CLAIM)

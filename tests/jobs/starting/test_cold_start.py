@@ -14,8 +14,8 @@ import pyspark
 import pytest
 
 from dagster_ckpt.orchestration.resources import SparkSessionResource
-from dagster_ckpt.spark.query import class_archive
-from dagster_ckpt.spark.query.class_archive import CACHE_VARIABLE, OPTIONS_VARIABLE, archive_for
+from dagster_ckpt.spark.jvm import class_archive
+from dagster_ckpt.spark.jvm.class_archive import CACHE_VARIABLE, OPTIONS_VARIABLE, archive_for
 from tests.helpers.local_spark import JVM_OPTIONS
 from tests.jobs.harness import eventually
 
@@ -84,6 +84,7 @@ def _version(log: Path, options: str, class_path: str = "") -> int:
     return log.read_text().count(_FROM_ARCHIVE)
 
 
+@pytest.mark.exhaustive
 def test_the_jvm_starts_beside_the_claim_and_from_the_archive(
     made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -102,6 +103,7 @@ def test_the_jvm_starts_beside_the_claim_and_from_the_archive(
     assert len(from_archive) > 0.8 * len(of_spark) > 1000
 
 
+@pytest.mark.exhaustive
 def test_no_archive_stops_a_jvm(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The JVM itself refuses an archive of another class path or another Java, and goes on."""
     monkeypatch.setenv(CACHE_VARIABLE, str(made))
@@ -120,7 +122,7 @@ def test_no_archive_stops_a_jvm(made: Path, tmp_path: Path, monkeypatch: pytest.
 
 
 _REFUSED = """
-from dagster_ckpt.spark.query.class_archive import ClassArchive
+from dagster_ckpt.spark.jvm.class_archive import ClassArchive
 from dagster_ckpt.spark.query.session import start_session
 ClassArchive.options = "-agentpath:/no/such/agent"
 conf = {"spark.ui.enabled": "false", "spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
@@ -129,6 +131,7 @@ print("started", session.range(3).count(), session.conf.get("spark.ui.showConsol
 """
 
 
+@pytest.mark.exhaustive
 def test_a_jvm_that_dies_of_the_archives_options_is_started_without(
     made: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -132,14 +132,8 @@ def test_before_its_first_checkpoint_it_comes_back_to_the_fork(ticked: Bench, tm
     assert "without fork_from" in refusal.hint
 
 
-@pytest.mark.parametrize(
-    ("batches", "interval"),
-    [
-        pytest.param(4, "10", marks=pytest.mark.slow),
-        pytest.param(14, "10", marks=pytest.mark.exhaustive),
-        pytest.param(11, "3", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("batches", "interval"), [(4, "10"), (14, "10"), (11, "3")])
 def test_the_log_of_a_fork_is_compacted_again_and_again(
     bench: Bench, batches: int, interval: str, tmp_path: Path
 ) -> None:

@@ -104,7 +104,11 @@ def _cut_the_manifest(savepoint: Path) -> None:
     manifest.write_bytes(manifest.read_bytes()[:-9])
 
 
-@pytest.mark.parametrize("spoil", [_take_away, _change_a_file, _cut_the_manifest])
+_OTHER_WAYS = [pytest.param(spoil, marks=pytest.mark.exhaustive) for spoil in (_change_a_file, _cut_the_manifest)]
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("spoil", [_take_away, *_OTHER_WAYS])
 def test_without_a_sound_savepoint_it_goes_on_from_the_checkpoint(
     bench: Bench, savepoint: TakenSavepoint, spoil: Spoil, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -119,7 +123,8 @@ def test_without_a_sound_savepoint_it_goes_on_from_the_checkpoint(
     bench.assert_exact()
 
 
-@pytest.mark.parametrize("spoil", [_take_away, _change_a_file])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("spoil", [_take_away, _OTHER_WAYS[0]])
 def test_a_savepoint_that_is_spoiled_after_it_was_gone_on_from(
     bench: Bench, savepoint: TakenSavepoint, spoil: Spoil
 ) -> None:
@@ -137,6 +142,7 @@ def test_a_savepoint_that_is_spoiled_after_it_was_gone_on_from(
     bench.assert_exact()
 
 
+@pytest.mark.exhaustive
 def test_what_was_saved_of_an_abandoned_line_is_not_gone_on_from(bench: Bench, savepoint: TakenSavepoint) -> None:
     bench.run_and_cancel(1, any_newest(bench), restore_from="chk-1")
     shutil.rmtree(bench.working)
@@ -148,7 +154,7 @@ def test_what_was_saved_of_an_abandoned_line_is_not_gone_on_from(bench: Bench, s
     bench.assert_exact()
 
 
-@pytest.mark.parametrize("kept", [True, False])
+@pytest.mark.parametrize("kept", [True, pytest.param(False, marks=pytest.mark.exhaustive)])
 def test_a_job_that_has_savepoints_only(bench: Bench, take: Take, *, kept: bool) -> None:
     config = CheckpointConfig(interval=None, prefer_checkpoint_for_recovery=False)
     launch = started(bench, 2, config)

@@ -242,7 +242,7 @@ def damage(path: Path, entry: FileEntry | None, how: Callable[[bytes, int, int],
     return whole
 
 
-@pytest.mark.parametrize("whole", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["packed", "whole"])
+@pytest.mark.parametrize("whole", [False, pytest.param(True, marks=pytest.mark.exhaustive)], ids=["packed", "whole"])
 def test_damage_anywhere_in_a_checkpoint_is_found_by_the_command(ticked: Bench, *, whole: bool) -> None:
     """Every file of a real checkpoint in turn, each damaged in every way, wherever it is stored."""
     ticked.tick(1, ticked.job(inline_threshold=1 if whole else 20 * 1024))
@@ -283,7 +283,9 @@ def test_every_broken_file_is_named_and_nothing_was_touched(ticked: Bench) -> No
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", _DAMAGES)
+@pytest.mark.parametrize(
+    "how", [_flip, *(pytest.param(how, marks=pytest.mark.exhaustive) for how in _DAMAGES if how is not _flip)]
+)
 def test_damage_anywhere_in_a_checkpoint_is_found_by_a_run(
     ticked: Bench, how: Callable[[bytes, int, int], bytes | None]
 ) -> None:

@@ -84,7 +84,7 @@ def counts(counting: Pristine) -> Iterator[Bench]:
 
 
 @pytest.mark.parametrize("query", [_another_operator, _without_state, _another_value, _another_key, _another_source])
-@pytest.mark.parametrize("older", [False, True], ids=["newest", "older"])
+@pytest.mark.parametrize("older", [False, pytest.param(True, marks=pytest.mark.exhaustive)], ids=["newest", "older"])
 def test_another_query_is_refused(counts: Bench, undisturbed: Counter[Row], query: Query, *, older: bool) -> None:
     first, second = counts.checkpoints()
     counts.land(1)

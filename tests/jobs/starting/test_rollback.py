@@ -53,6 +53,7 @@ def test_rollback_with_other_boundaries(bench: Bench, query: Query, files_per_tr
     bench.assert_exact()
 
 
+@pytest.mark.exhaustive
 def test_an_abandoned_checkpoint_whose_rows_are_gone_from_the_sink(ticked: Bench) -> None:
     """The rollback removed the rows that came after; going forward to them again would lose them, so it is refused."""
     *_, third = ticked.checkpoints()
@@ -64,6 +65,7 @@ def test_an_abandoned_checkpoint_whose_rows_are_gone_from_the_sink(ticked: Bench
     ticked.assert_exact()
 
 
+@pytest.mark.exhaustive
 def test_the_way_on_that_is_offered_after_a_rollback_works(ticked: Bench) -> None:
     """Not the abandoned checkpoint before, whose rows the sink does not have any more."""
     first, *_ = ticked.checkpoints()
@@ -90,6 +92,7 @@ def test_a_crash_after_a_rollback_does_not_bring_the_abandoned_back(ticked: Benc
     assert [metadata.name for metadata in ticked.checkpoints()] == ["chk-1", "chk-2", "chk-3", "chk-4"]
 
 
+@pytest.mark.exhaustive
 def test_rollback_past_a_live_location_does_not_salvage_it(ticked: Bench) -> None:
     """Who names a checkpoint means it: what came after is given up."""
     ticked.run_and_cancel(2)

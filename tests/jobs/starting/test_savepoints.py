@@ -73,6 +73,7 @@ def test_the_job_is_restored_from_a_moved_savepoint_alone(
     bench.assert_exact()
 
 
+@pytest.mark.exhaustive
 def test_until_it_has_a_checkpoint_of_its_own_the_job_comes_back_to_the_savepoint(ticked: Bench, take: Take) -> None:
     taken = take(ticked)  # no run is alive: the newest checkpoint is copied
     assert taken.batch == 5

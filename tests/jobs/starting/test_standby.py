@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from dagster_ckpt.checkpoint import StartTrace
-from dagster_ckpt.spark.query.class_archive import CACHE_VARIABLE
+from dagster_ckpt.spark.jvm.class_archive import CACHE_VARIABLE
 from tests.jobs.harness import Bench, deduplicated, eventually
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux hands a JVM over")
@@ -198,6 +198,7 @@ def test_a_killed_run_goes_on_in_the_jvm_of_its_standby_and_loses_nothing(host: 
     eventually("nothing is left of a job that is over", lambda: host.processes() == [])
 
 
+@pytest.mark.exhaustive
 def test_a_run_whose_standby_was_killed_starts_a_jvm(host: Host, stream: Bench) -> None:
     host.killed(stream)
     keeper = host.keeper()
@@ -210,6 +211,7 @@ def test_a_run_whose_standby_was_killed_starts_a_jvm(host: Host, stream: Bench) 
     eventually("nothing is left of a job that is over", lambda: host.processes() == [])
 
 
+@pytest.mark.exhaustive
 def test_of_two_runs_one_has_the_standby_and_its_end_is_the_end_of_the_jvm(host: Host) -> None:
     with host.kept() as jvm, host.process(_ASKS, "") as one, host.process(_ASKS, "") as other:
         for process in (one, other):
@@ -227,6 +229,7 @@ def test_of_two_runs_one_has_the_standby_and_its_end_is_the_end_of_the_jvm(host:
         eventually("the JVM ends with the run that has it", lambda: _is_gone(jvm))
 
 
+@pytest.mark.exhaustive
 def test_a_jvm_that_hangs_is_ended_and_another_one_is_started(host: Host) -> None:
     with host.kept() as jvm, host.process(_ASKS, "") as run:
         jvm.suspend()

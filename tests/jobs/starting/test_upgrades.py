@@ -157,6 +157,7 @@ def test_stateless_begins_from_nothing_in_a_sink_without_data(upgradable: Bench)
     assert sorted((row["id"], row["v"]) for row in rows) == sorted((id_, 2 * v) for id_, v in upgradable.expected())
 
 
+@pytest.mark.exhaustive
 def test_rows_of_a_version_without_a_checkpoint_are_taken_back(upgradable: Bench) -> None:
     """Version 2 commits, under a policy that deletes at the end. Version 1 goes on as if nothing had been."""
     before = upgradable.checkpoints()[-1].reference
@@ -172,6 +173,7 @@ def test_rows_of_a_version_without_a_checkpoint_are_taken_back(upgradable: Bench
     upgradable.assert_exact()
 
 
+@pytest.mark.exhaustive
 def test_the_version_before_goes_on_in_its_own_sink_after_a_stateless_one(upgradable: Bench) -> None:
     """Though the newest choice of the job is of a lineage that began from nothing."""
     before = upgradable.checkpoints()[-1].reference
@@ -212,6 +214,7 @@ def test_a_version_that_is_not_restarted_is_taken_back(upgradable: Bench, query:
     upgradable.assert_exact()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("failing", [1, 0], ids=["in its first batch", "before it begins"])
 def test_a_version_that_fails_for_too_long_is_taken_back(upgradable: Bench, failing: int) -> None:
     builds = iter(range(1000))
@@ -237,6 +240,7 @@ def test_what_is_salvaged_of_the_version_before_proves_nothing(upgradable: Bench
     upgradable.assert_exact()
 
 
+@pytest.mark.exhaustive
 def test_what_a_restart_salvages_of_a_new_version_proves_nothing(upgradable: Bench) -> None:
     """Or the run that returns would go on with the new version, which is not taken back once more."""
     before = upgradable.checkpoints()[-1].reference

@@ -72,7 +72,8 @@ def _code(bench: Bench) -> CodeVersion:
     return chosen[1].code
 
 
-@pytest.mark.parametrize("version", ["hanging", pytest.param("deadly", marks=pytest.mark.exhaustive)])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("version", ["hanging", "deadly"])
 def test_the_old_code_goes_on_by_itself_as_soon_as_it_is_there(
     bench: Bench, instance: dg.DagsterInstance, version: str
 ) -> None:
@@ -87,6 +88,7 @@ def test_the_old_code_goes_on_by_itself_as_soon_as_it_is_there(
     assert _code(bench) == CodeVersion("1")
 
 
+@pytest.mark.exhaustive
 def test_a_function_of_the_version_before_goes_on_at_once(bench: Bench, instance: dg.DagsterInstance) -> None:
     new = Location(bench.root, "failing", has_previous=True)
     assert new.launch(instance) is Status.FAILURE

@@ -99,7 +99,9 @@ def test_killed_and_gone_on_with_exactly_from_the_bucket_alone(
     _forked(storage, (*told, "three", LiveLocationPlace.STORAGE), catalog.pointer(target), target.batch, tmp_path)
 
 
-@pytest.mark.parametrize("key", ["spark.jars", "spark.driver.extraClassPath"])
+@pytest.mark.parametrize(
+    "key", [pytest.param("spark.jars", marks=pytest.mark.exhaustive), "spark.driver.extraClassPath"]
+)
 @pytest.mark.parametrize(
     "which", ["gs", *(pytest.param(which, marks=pytest.mark.exhaustive) for which in ("s3", "abfs"))]
 )

@@ -1,16 +1,20 @@
-"""What readers find in the Delta table of a job."""
+"""What readers find in the Delta table of a job, and a log that has forgotten."""
 
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import deltalake
 
 from dagster_ckpt.spark.sinks.delta.table import DeltaTable
 from tests.jobs.harness import Bench, Row
 
-__all__ = ["seen", "sql", "version", "without_old_log"]
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["forget_log", "seen", "sql", "version", "without_old_log"]
 
 
 def seen(bench: Bench) -> Counter[Row]:
@@ -32,7 +36,12 @@ def sql(bench: Bench, statement: str) -> list[Any]:
 
 
 def without_old_log(bench: Bench) -> None:
-    """As Delta cleans its log up: what its own checkpoint covers goes."""
-    DeltaTable(bench.spark, str(bench.sink))._log.checkpoint()
-    for number in range(version(bench)):
-        (bench.sink / "_delta_log" / f"{number:020}.json").unlink(missing_ok=True)
+    """The log of the job's table without the versions before the newest."""
+    forget_log(bench.spark, bench.sink, version(bench))
+
+
+def forget_log(session: SparkSession, table: Path, before: int) -> None:
+    """As Delta cleans its log up: of what its own checkpoint covers, the versions before one go."""
+    DeltaTable(session, str(table))._log.checkpoint()
+    for number in range(before):
+        (table / "_delta_log" / f"{number:020}.json").unlink(missing_ok=True)

@@ -27,6 +27,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 _DRIVER = "tests.jobs.zombies.driver"
 
 
+@pytest.mark.exhaustive
 def test_rows_are_neither_lost_nor_doubled_while_a_jvm_outlives_its_python(tmp_path: Path) -> None:
     """Its batches come into the log of the run that takes over, with other files than that run's."""
     assert shutil.which("unshare"), "unshare (package util-linux) is needed to drive as if from another host"
@@ -95,6 +96,7 @@ def test_a_storage_that_takes_no_heartbeat_pauses_the_query_and_costs_nothing_el
         assert len(driver.of("Started")) == 1
 
 
+@pytest.mark.exhaustive
 def test_a_paused_query_is_not_in_the_way_of_a_cancellation(tmp_path: Path) -> None:
     land(tmp_path / "in", 0)
     with driving(_DRIVER, FILE, str(tmp_path), "rows", "refuse", "lease=4") as driver:

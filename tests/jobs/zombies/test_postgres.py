@@ -17,7 +17,7 @@ from tests.jobs.zombies.landing import Landing
 from tests.servers.postgres import PostgresServer, rows
 from tests.system.cluster.standalone import eventually
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.exhaustive, pytest.mark.integration, pytest.mark.timeout(600)]
 
 #: The lock that holds each of a batch's statements up.
 _LOCKS = {
@@ -82,7 +82,7 @@ def test_a_driver_that_is_killed_inside_each_statement(reach: str, landing: Land
     assert rows(reach, "SELECT tablename FROM pg_tables WHERE tablename LIKE 'dagster_ckpt_staging%'") == []
 
 
-@pytest.mark.parametrize("statement", ["INSERT INTO", pytest.param("SELECT job_id", marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("statement", ["INSERT INTO", "SELECT job_id"])
 def test_a_zombie_that_holds_its_transaction_open_changes_nothing(
     reach: str, landing: Landing, tmp_path: Path, statement: str
 ) -> None:

@@ -114,6 +114,7 @@ def test_a_schedule_launches_the_checkpointed_job_with_its_tag(location: ModuleT
         "allow_loss": False,
         "fork_from": None,
         "state_partitions": None,
+        "start_sources": None,
         "fallback_to_older": None,
     }
     # The sensor finds runs by this tag, and the instance limits them by it.

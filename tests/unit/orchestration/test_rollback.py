@@ -209,7 +209,7 @@ class Operated:
             self.job.beat(self.claim, alive=False, stopped=True)
         return True
 
-    def roll_back(self, to: str, **config: int) -> dg.ExecuteInProcessResult:
+    def roll_back(self, to: str, **config: Any) -> dg.ExecuteInProcessResult:
         job = self.definitions.resolve_job_def("orders_rollback")
         return job.execute_in_process({"to": to, **config}, instance=self.instance)
 
@@ -647,6 +647,25 @@ def test_a_number_of_state_partitions_is_checked_first_and_goes_to_the_run(opera
     ask(operated.instance, rollback.run_id, "latest")
     (request,) = operated.tick()
     assert request.run_config["ops"]["orders"]["config"]["state_partitions"] == 7
+
+
+def test_places_of_topics_are_checked_first_and_go_to_the_run(operated: Operated) -> None:
+    before = operated.stored()
+    with pytest.raises(RestoreRefused, match="only topics of Kafka can start elsewhere"):
+        operated.roll_back(operated.whole.reference, start_sources={"orders": "latest"})  # its query reads files
+    with pytest.raises(InvalidConfiguration, match="partition of orders in start_sources is '01'"):
+        operated.roll_back(operated.whole.reference, start_sources={"orders": {"01": 7}})
+    assert (operated.stored(), operated.terminated, operated.launched) == (before, [], [])
+
+    rollback = operated.instance.create_run_for_job(
+        operated.definitions.resolve_job_def("orders_rollback"),
+        run_config={"to": "latest", "start_sources": {"orders": {"0": 7}}},
+        tags={names.ROLLBACK_OF_TAG: "orders"},
+        status=dg.DagsterRunStatus.STARTED,
+    )
+    ask(operated.instance, rollback.run_id, "latest")
+    (request,) = operated.tick()
+    assert request.run_config["ops"]["orders"]["config"]["start_sources"] == {"orders": {"0": 7}}
 
 
 @given(st.text(st.characters(max_codepoint=0xFFFF, exclude_categories=["Cs"])), st.text(min_size=1))

@@ -17,6 +17,7 @@ from dagster_ckpt.stored_json import believed
 
 __all__ = [
     "Commit",
+    "FileKey",
     "Rollback",
     "claim_of",
     "held_of",

@@ -191,7 +191,7 @@ class DeltaTable:
             refuse_replaced(self.commits(after, newest, if_there=True), after, application)
             return Rollback((), (), ())
         plan = plan_rollback(self.commits(after, newest), application, int(time.time() * 1000))
-        gone = [path for path in plan.paths if not self._exists(path)]
+        gone = [path for path in plan.paths if not self.has_file(path)]
         if gone:
             raise SinkMismatch(
                 f"The Delta table {self.path} cannot go back to version {after}: VACUUM has deleted {gone[0]}"
@@ -245,6 +245,14 @@ class DeltaTable:
                     raise
         raise AssertionError("not reached")
 
+    @explained
+    def has_file(self, path: str) -> bool:
+        """Whether a data file is there, by its path in Delta's log."""
+        where = self._jvm.org.apache.hadoop.fs.Path(self._jvm.java.net.URI(path))
+        if not where.isAbsolute():
+            where = self._jvm.org.apache.hadoop.fs.Path(self._log.dataPath(), where)
+        return bool(where.getFileSystem(self._conf).exists(where))
+
     def _made(self, tried: Collection[str], application: str, newest: int) -> Commit | None:
         """The newest commit of our application, if one of these transactions has made it."""
         for version in range(newest, -1, -1):
@@ -264,12 +272,6 @@ class DeltaTable:
             return [None for _ in applications]
         found = [snapshot.transactions().get(application) for application in applications]
         return [int(mark.get()) if mark.isDefined() else None for mark in found]
-
-    def _exists(self, path: str) -> bool:
-        where = self._jvm.org.apache.hadoop.fs.Path(self._jvm.java.net.URI(path))
-        if not where.isAbsolute():
-            where = self._jvm.org.apache.hadoop.fs.Path(self._log.dataPath(), where)
-        return bool(where.getFileSystem(self._conf).exists(where))
 
     def _action(self, text: str) -> Any:
         return self._delta.actions.Action.fromJson(text)

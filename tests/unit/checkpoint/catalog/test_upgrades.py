@@ -49,7 +49,7 @@ class Job:
         return pending_upgrade(self.catalog, *chosen)
 
     def made_before_its_query(self, run: Run) -> None:
-        for kind in ("salvage", "rescale"):
+        for kind in ("salvage", "rescale", "moved"):
             pending = run.begin()
             run.store.write(pending, run.pins.snapshot(2, state(2)), kind=kind)
 

@@ -23,7 +23,7 @@ from dagster_ckpt.checkpoint.control.epochs import End, Epochs, Settled
 from dagster_ckpt.checkpoint.control.heartbeat import Heartbeat, HeartbeatFile
 from dagster_ckpt.checkpoint.control.pins import Pins as PinRecords
 from dagster_ckpt.checkpoint.control.quarantine import Quarantined
-from dagster_ckpt.checkpoint.format.manifest import FORK, RESCALE
+from dagster_ckpt.checkpoint.format.kinds import FORK, MOVED, RESCALE
 from dagster_ckpt.checkpoint.processes import ProcessIdentity
 from dagster_ckpt.clock import iso
 from dagster_ckpt.errors import CheckpointError, CheckpointNotFound, Fenced, InvalidConfiguration, JobAlreadyRunning
@@ -178,7 +178,7 @@ class TestWhatGoes:
         assert CheckpointCatalog(memory, JOB).job_ids() == []
         assert stored(memory) == set()
 
-    @pytest.mark.parametrize("kind", [FORK, RESCALE])
+    @pytest.mark.parametrize("kind", [FORK, RESCALE, MOVED])
     def test_a_copy_that_its_job_never_began_with(
         self, memory: MemoryFileSystem, ledger: Ledger, pins: Pins, kind: str
     ) -> None:

@@ -68,9 +68,12 @@ def jvm(started_by: str | None = None) -> AbstractContextManager[subprocess.Pope
 
 
 @contextmanager
-def submitted(job: Sequence[str]) -> Iterator[tuple[subprocess.Popen[str], ProcessIdentity]]:
-    """What looks like the JVM of ``spark-submit``, and the driver of a job that the JVM has started below it."""
-    order = (SUBMITTED, "shop.definitions:defs", job[1], "0" * 32)
+def submitted(job: Sequence[str], *, on_yarn: bool = False) -> Iterator[tuple[subprocess.Popen[str], ProcessIdentity]]:
+    """What looks like the JVM of ``spark-submit``, or of YARN, and the driver of a job that the JVM has started."""
+    order: tuple[str, ...] = (SUBMITTED, "shop.definitions:defs", job[1], "0" * 32)
+    if on_yarn:
+        arguments = (part for argument in ("-m", "", *order) for part in ("--arg", argument))
+        order = ("org.apache.spark.deploy.yarn.ApplicationMaster", *arguments, "--properties-file", "/some/file")
     with running(*job, *order, program=(sys.executable, "-c", _SUBMIT + _WAIT, _DRIVE + _WAIT)) as above:
         (driver,) = psutil.Process(above.pid).children()
         try:

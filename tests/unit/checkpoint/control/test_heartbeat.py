@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -500,8 +501,10 @@ class TestHangingRequests:
         self, hanging: Hanging, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         slept: list[float] = []
+        sleep = time.sleep
         monkeypatch.setattr(Lease, "settled", 7.0)
-        monkeypatch.setattr("time.sleep", slept.append)
+        # Threads of other tests may sleep meanwhile.
+        monkeypatch.setattr("time.sleep", lambda seconds: slept.append(seconds) if seconds == 7.0 else sleep(seconds))
         hanging.heart.start()
         hanging.hangs("replace")
         hanging.heart.stop()

@@ -266,9 +266,12 @@ class TestProven:
             assert left.wait() == -signal.SIGKILL
 
     @pytest.mark.parametrize("is_gone", [False, True], ids=["", "its driver is gone"])
-    def test_a_paused_jvm_above_its_driver(self, file: HeartbeatFile, clock: ManualClock, *, is_gone: bool) -> None:
-        """``spark-submit`` starts the JVM first, so the JVM has no mark of the driver."""
-        with submitted(file.key) as (above, driver):
+    @pytest.mark.parametrize("on_yarn", [False, True], ids=["", "on YARN"])
+    def test_a_paused_jvm_above_its_driver(
+        self, file: HeartbeatFile, clock: ManualClock, *, is_gone: bool, on_yarn: bool
+    ) -> None:
+        """The JVM is there first, so the JVM has no mark of the driver."""
+        with submitted(file.key, on_yarn=on_yarn) as (above, driver):
             above.send_signal(signal.SIGSTOP)
             if is_gone:
                 driver.kill()
@@ -277,10 +280,11 @@ class TestProven:
             assert above.wait() == -signal.SIGKILL
 
     @pytest.mark.parametrize("other", ["another", JOB], ids=["of another job", "in another storage"])
+    @pytest.mark.parametrize("on_yarn", [False, True], ids=["", "on YARN"])
     def test_the_jvm_above_another_driver_is_not(
-        self, file: HeartbeatFile, clock: ManualClock, gone: ProcessIdentity, other: str
+        self, file: HeartbeatFile, clock: ManualClock, gone: ProcessIdentity, other: str, *, on_yarn: bool
     ) -> None:
-        with submitted(("file:///elsewhere", other)) as (above, driver):
+        with submitted(("file:///elsewhere", other), on_yarn=on_yarn) as (above, driver):
             for named in (gone, driver):
                 file.write(beat(clock, named, ProcessIdentity.of(above.pid)))
                 with pytest.raises(JobAlreadyRunning):

@@ -330,25 +330,27 @@ def test_a_name_that_stands_for_a_million_million_batches_is_refused(storage: Me
 
 
 @pytest.mark.parametrize("own_began", [True, False], ids=["the start that made it", "the start after that"])
-def test_a_repartition_begins_a_line(own_began: bool) -> None:
-    """Its batch has the number of another one, on the line of the checkpoint that was repartitioned."""
+@pytest.mark.parametrize("kind", ["rescale", "moved"])
+def test_a_changed_copy_begins_a_line(own_began: bool, kind: str) -> None:
+    """Batches after it have the numbers of others, on the line of the checkpoint that was changed."""
     machine = Archive()
     archive, plan = machine.archive, machine.plan
     machine.writer(1).begin(-1, None, [])
     old = [plan(batch) for batch in range(4)]
     writer = machine.writer(1)
     writer.append(old)
-    before, rescaled = metadata(1, 0), replace(metadata(2, 1, 2), kind="rescale")
-    assert (archive.line_through(rescaled), archive.after(rescaled)) == (None, [])
+    before, changed = metadata(1, 0), replace(metadata(2, 1, 2), kind=kind)
+    assert (archive.line_through(changed), archive.after(changed)) == (None, [])
 
     began = 2 if own_began else 3
-    machine.writer(began).begin(1, archive.line_through(rescaled), [])
+    machine.writer(began).begin(1, archive.line_through(changed), [])
     new = [plan(batch) for batch in (2, 3)]
     machine.writer(began).append(new)
-    assert (archive.line_through(rescaled), archive.after(rescaled)) == (began, new)
+    assert (archive.line_through(changed), archive.after(changed)) == (began, new)
     assert (archive.line_through(before), archive.after(before)) == (1, old[1:])
+    assert archive.after(metadata(1, 1)) == old[2:], "the checkpoint that the copy is of"
 
     machine.writer(4).begin(0, archive.line_through(before), [])  # a rollback to before it
     machine.writer(4).append([plan(1), plan(2)])
-    assert archive.line_through(rescaled) == began
+    assert archive.line_through(changed) == began
     assert [found.batch for found in archive.after(before)] == [1, 2]

@@ -14,7 +14,7 @@ from dagster_ckpt.checkpoint.control.heartbeat import Heartbeat
 from dagster_ckpt.checkpoint.control.pins import Pin
 from dagster_ckpt.checkpoint.control.savepoint_requests import SavepointRequest
 from dagster_ckpt.checkpoint.format import facts, manifest, manifest_schema, records
-from dagster_ckpt.checkpoint.format.manifest import RESCALE
+from dagster_ckpt.checkpoint.format.kinds import MOVED, RESCALE
 from dagster_ckpt.checkpoint.lease import Lease
 from dagster_ckpt.checkpoint.processes import ProcessIdentity
 from dagster_ckpt.errors import CorruptRecord
@@ -90,8 +90,12 @@ def test_what_is_written_has_the_version_that_other_releases_know() -> None:
     }
     told = {name: json.loads(records.encode_record(record, "p"))["version"] for name, record in written.items()}
     assert told == {"pin": 2, "beat": 2, "beat with a lease": 3, "savepoint": 2, "checkpoint": 3}
-    manifests = [MANIFEST, replace(MANIFEST, given_name="name"), replace(MANIFEST, kind=RESCALE)]
-    assert [json.loads(each.encode())["version"] for each in manifests] == [1, 3, 4]
+    manifests = [
+        MANIFEST,
+        replace(MANIFEST, given_name="name"),
+        *(replace(MANIFEST, kind=kind) for kind in (RESCALE, MOVED)),
+    ]
+    assert [json.loads(each.encode())["version"] for each in manifests] == [1, 3, 4, 4]
 
 
 def test_a_release_writes_no_more_than_another_one_reads() -> None:

@@ -64,7 +64,7 @@ def manifests(draw: st.DrawFn) -> CheckpointMetadata:
         epoch=draw(st.integers(1, 2**31)),
         batch=draw(st.integers(0, 2**60)),
         mode=draw(st.sampled_from(["EXACTLY_ONCE", "AT_LEAST_ONCE"])),
-        kind=draw(st.sampled_from(["checkpoint", "salvage", "fork", "rescale"])),
+        kind=draw(st.sampled_from(["checkpoint", "salvage", "fork", "rescale", "moved"])),
         restored_from=draw(st.none() | text),
         writer=draw(facts),
         triggered_at=draw(moments),
@@ -197,7 +197,7 @@ def test_only_what_an_older_release_does_not_know_makes_a_newer_version(metadata
     version = json.loads(metadata.encode())["version"]
     copies = any(file.stored is not None for file in metadata.files)
     named = metadata.given_name or metadata.note
-    assert version == (4 if metadata.kind == "rescale" else 3 if named else 2 if copies else 1)
+    assert version == (4 if metadata.kind in {"rescale", "moved"} else 3 if named else 2 if copies else 1)
 
 
 def test_a_manifest_without_a_name_has_the_bytes_of_the_release_before_names() -> None:

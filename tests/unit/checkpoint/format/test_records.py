@@ -30,7 +30,7 @@ from dagster_ckpt.checkpoint.control.savepoint_requests import (
 )
 from dagster_ckpt.checkpoint.control.taken_savepoints import NamedSavepoint, RecordedSavepoint
 from dagster_ckpt.checkpoint.format import records
-from dagster_ckpt.checkpoint.format.records import encode_record, read_record
+from dagster_ckpt.checkpoint.format.records import Moved, encode_record, read_record
 from dagster_ckpt.checkpoint.lease import Lease
 from dagster_ckpt.checkpoint.processes import ProcessIdentity
 from dagster_ckpt.checkpoint.start_traces import StartTrace, Step
@@ -59,6 +59,7 @@ RECORDS: list[Any] = [
         complete=(5, 7),
         sink_position='{"kind": "delta"}',
         elsewhere="the file sink /before",
+        moved=Moved("{}", f"{LINEAGE}/chk-7"),
         code=CodeVersion("2", Upgrade("1", f"{LINEAGE}/chk-7", 3, "2026-11-23T10:00:00.000+00:00", returns=True)),
     ),
     End("FAILED", "version 2 failed", False, "2026-11-23T10:00:00.000+00:00", taken_back="2", returns_to="1"),
@@ -176,7 +177,7 @@ UNSAID: dict[type, dict[str, object]] = {
     SavepointRequest: {"name": None, "note": "", "series": None, "checkpoint": False},
     Answer: {"savepoint": None, "error": "", "hint": "", "withdrawn": False},
     Choice: {
-        **dict.fromkeys(("claimed", "sink_kind", "fallback", "forked_from", "complete", "spark_version")),
+        **dict.fromkeys(("claimed", "sink_kind", "fallback", "forked_from", "complete", "spark_version", "moved")),
         "accepted_loss": (),
         "fell_back": "",
         "marks": False,

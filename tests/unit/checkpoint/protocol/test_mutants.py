@@ -99,7 +99,10 @@ RULES = [
     Rule("data first, _metadata last", mutants.metadata_first, crash_points("first_life")),
     Rule("_metadata is created exclusively", mutants.create_overwrites, interleaver),
     Rule("a create is settled by reading back", mutants.no_read_back, wire),
-    Rule("unknown is not failed", mutants.unknown_is_failed, crash_points("first_life")),
+    pytest.param(
+        Rule("unknown is not failed", mutants.unknown_is_failed, crash_points("first_life")),
+        marks=pytest.mark.exhaustive,
+    ),
     Rule("an unknown publish is settled before a deletion", mutants.no_settling, crash_points("sharing")),
     Rule("the epoch is claimed before the choice", mutants.in_the_driver, interleaver, mutants.ClaimsLate),
     Rule("the epoch is checked before a publish", mutants.no_check_before_the_publish, interleaver),
@@ -107,10 +110,16 @@ RULES = [
     Rule("the epoch is checked before a deletion", mutants.no_check_before_a_deletion, interleaver),
     Rule("what a fenced writer publishes is void", mutants.nothing_is_void, interleaver),
     Rule("what was not complete at the choice is void", mutants.only_later_ids_are_void, late_requests),
-    Rule("_metadata is deleted before its files", mutants.files_before_metadata, crash_points("first_life")),
+    pytest.param(
+        Rule("_metadata is deleted before its files", mutants.files_before_metadata, crash_points("first_life")),
+        marks=pytest.mark.exhaustive,
+    ),
     Rule("a shared file goes when nothing needs it", mutants.no_reference_count, crash_points("first_life")),
     Rule("a shared file goes when nothing needs it (any order)", mutants.no_reference_count, state_machine),
-    Rule("ids are recorded when they are issued", mutants.ids_are_not_recorded, crash_points("first_life")),
+    pytest.param(
+        Rule("ids are recorded when they are issued", mutants.ids_are_not_recorded, crash_points("first_life")),
+        marks=pytest.mark.exhaustive,
+    ),
     Rule("a restore compares every byte", mutants.nothing_is_compared, flipped_bits),
     Rule("swept is what no checkpoint needs", mutants.everything_is_swept, crash_points("second_run")),
     # It takes hundreds of interleavings.

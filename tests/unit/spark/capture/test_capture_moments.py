@@ -73,7 +73,7 @@ def test_naive_copy_loses_batches_silently_where_a_capture_does_not(
     assert {batch: from_copy.get(batch) for batch in later} != later
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_naive_copy_under_state_format_v2_does_not_even_start(spark: SparkSession, tmp_path: Path) -> None:
     """There the ids of the state come from commits/, which the copy has of an earlier batch."""
     write_input(tmp_path / "in", range(12))
@@ -121,6 +121,7 @@ def _final(output: dict[int, list[tuple[int, ...]]]) -> dict[int, tuple[int, ...
     return {row[0]: row for batch in sorted(output) for row in output[batch]}
 
 
+@pytest.mark.exhaustive
 def test_completed_query_goes_on_with_new_data(spark: SparkSession, tmp_path: Path) -> None:
     job = Job(spark, "aggregation", VARIANTS["rocks+changelog"] | EAGER, tmp_path / "in")
     write_input(tmp_path / "in", range(8))

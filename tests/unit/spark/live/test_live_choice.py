@@ -19,7 +19,7 @@ from dagster_ckpt.spark.job import StreamingJob
 from dagster_ckpt.spark.live import choose as live_choice
 from dagster_ckpt.spark.live.choose import choose_live, connector_of, refuse_impossible
 from dagster_ckpt.spark.live.in_bucket import stored_live
-from tests.servers.ivy import hadoop_version
+from dagster_ckpt.testing.maven import hadoop_version
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

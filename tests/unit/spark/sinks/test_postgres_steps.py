@@ -99,6 +99,7 @@ def waits(job: Job) -> bool:
     )
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("patience", [0.3, 60.0])
 @pytest.mark.parametrize("act", ACTS)
 def test_a_start_that_is_overtaken_at_any_step_changes_nothing(

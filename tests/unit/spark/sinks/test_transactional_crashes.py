@@ -68,7 +68,11 @@ def test_a_process_may_die_before_an_operation(tmp_path: Path, scenario: Scenari
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("salvaged", [False, True], ids=["live location lost", "live location kept"])
+@pytest.mark.parametrize(
+    "salvaged",
+    [False, pytest.param(True, marks=pytest.mark.exhaustive)],
+    ids=["live location lost", "live location kept"],
+)
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_a_process_may_die_before_every_operation(tmp_path: Path, scenario: Scenario, salvaged: bool) -> None:
     """Before each, every other one with the live location lost and the ones between with it kept."""
@@ -76,7 +80,7 @@ def test_a_process_may_die_before_every_operation(tmp_path: Path, scenario: Scen
         dies(tmp_path / str(operation), scenario, operation, salvaged=salvaged)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("scenario", [comes_back, rolls_back])
 def test_the_next_start_may_die_as_well(tmp_path: Path, scenario: Scenario) -> None:
     """The first dies here and there in the last third of the scenario, the second before each of its operations."""

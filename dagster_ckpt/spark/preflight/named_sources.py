@@ -1,0 +1,75 @@
+"""Sources to which the query gives names: Spark lets them come and go between two starts of a query."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dagster_ckpt.checkpoint import CheckpointMetadata, PlannedBatch, Source
+from dagster_ckpt.errors import RestoreRefused
+from dagster_ckpt.spark.batches import planned_offsets
+from dagster_ckpt.spark.kafka import records
+from dagster_ckpt.spark.query import QuerySource
+from dagster_ckpt.spark.verdict import Finding, Verdict
+
+__all__ = ["have_names", "named_sources_finding"]
+
+
+def have_names(restored: CheckpointMetadata, sources: Sequence[QuerySource]) -> bool:
+    """Whether the sources of a query and of the checkpoint have names; others have numbers."""
+    ids = [*(source.id for source in restored.facts.sources), *(source.id for source in sources)]
+    return not any(id_.isdecimal() for id_ in ids)
+
+
+def named_sources_finding(
+    check: str, restored: CheckpointMetadata, sources: Sequence[QuerySource], again: Sequence[PlannedBatch]
+) -> Finding:
+    """What is lost or doubled because the query reads other sources than the checkpoint.
+
+    Args:
+        check: what is checked.
+        restored: the checkpoint.
+        sources: of the query.
+        again: the plans of the batches that run again as they were.
+
+    Raises:
+        CorruptCheckpoint: a plan is not what was written.
+    """
+    was, now = {source.id: source for source in restored.facts.sources}, {source.id: source for source in sources}
+    for plan in again:
+        planned = {source for source, _ in planned_offsets(plan).sources}
+        if planned != now.keys():
+            refusal = RestoreRefused(
+                f"Batch {plan.batch} is to run again as it was, with the sources {_names(planned)}, and the query has "
+                f"{_names(now)}.",
+                hint="Nothing was touched. Launch with replay_to: none, or run the query as it was until it ends.",
+            )
+            return Finding.of_error(check, refusal)
+    dropped = [source for name, source in was.items() if name not in now]
+    added = sorted(now.keys() - was.keys())
+    read_before = [name for name in added if now[name].format == "kafka" and _was_read(restored, name)]
+    told = _names(now)
+    if added:
+        told += f"; not in the checkpoint: {_names(added)}"
+    parts = [f"the query does not read {_left(source)}" for source in dropped]
+    if read_before:
+        parts.append(f"it has read {_names(read_before)} before, and Spark may begin there anew: rows may be doubled")
+    if not parts:
+        return Finding.fine(check, f"{told}.")
+    hint = "Name the source in the query as the checkpoint does. " if dropped else "Give the source another name. "
+    return Finding(check, Verdict.WITH_LOSS, f"{told}; {'; '.join(parts)}.", hint.strip(), only_doubles=not dropped)
+
+
+def _names(names: Sequence[str] | set[str] | dict[str, QuerySource]) -> str:
+    return ", ".join(sorted(names))
+
+
+def _was_read(restored: CheckpointMetadata, name: str) -> bool:
+    """Whether a start before has read a source: Spark keeps the log of a source that the query does not read."""
+    return any(file.path.startswith(f"checkpoint/sources/{name}/") for file in restored.files)
+
+
+def _left(source: Source) -> str:
+    """A source that the query does not read any more, with what it leaves out."""
+    lag = sum(sum(partitions.values()) for partitions in source.lag.values())
+    told = f", of which {records(lag)} were yet to be read at the checkpoint" if lag else ""
+    return f"{source.id} any more{told}: all that comes after the checkpoint is left out"

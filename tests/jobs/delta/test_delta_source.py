@@ -1,0 +1,107 @@
+"""Jobs that read a Delta table: exact through a rollback, and what preflight finds when the table has forgotten."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import deltalake
+import pytest
+
+from dagster_ckpt.errors import RestoreRefused, RestoreWithLoss
+from dagster_ckpt.spark.sinks.delta.table import DeltaTable
+from tests.helpers.spark.streaming import confs
+from tests.jobs.harness import OFTEN, copied
+from tests.jobs.tables.delta import forget_log
+from tests.jobs.tables.sources import TableBench, having_read_four, is_exact_after_a_rollback
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+pytestmark = pytest.mark.releases
+
+
+class DeltaBench(TableBench):
+    """Its input is a Delta table."""
+
+    def append(self, rows: DataFrame) -> None:
+        rows.write.format("delta").mode("append").save(str(self.source))
+
+    def read(self, session: SparkSession) -> DataFrame:
+        reader = session.readStream.format("delta").options(maxFilesPerTrigger="1", **self.options)
+        return reader.load(str(self.source))
+
+    def vacuum(self) -> None:
+        """Join the table's files, and delete those that the table does not have any more."""
+        table = deltalake.DeltaTable(str(self.source))
+        table.optimize.compact()
+        assert table.vacuum(retention_hours=0, enforce_retention_duration=False, dry_run=False)
+
+
+@pytest.fixture
+def table(spark: SparkSession, tmp_path: Path) -> DeltaBench:
+    return having_read_four(DeltaBench, spark, tmp_path / "job")
+
+
+def test_a_table_that_has_all_is_read_exactly_after_a_rollback(table: DeltaBench) -> None:
+    is_exact_after_a_rollback(table, "has all 2 versions from 4 on")
+
+
+def test_a_version_that_the_log_has_forgotten_is_named(table: DeltaBench) -> None:
+    table.land(3)
+    forget_log(table.spark, table.source, 5)
+    refused = table.refused(RestoreRefused)
+    assert "no version 4 any more" in refused.message
+    assert "delta.logRetentionDuration" in refused.hint
+
+
+def test_files_that_vacuum_has_deleted_are_counted(table: DeltaBench) -> None:
+    """Those that the query has read may go; those it has yet to read may not."""
+    table.vacuum()
+    table.tick(0)
+    table.land(2)
+    table.vacuum()
+    refused = table.refused(RestoreRefused)
+    assert re.search(r"VACUUM has deleted 2 files with 16 rows of the Delta table .*/in of source 0", refused.message)
+    assert "delta.deletedFileRetentionDuration" in refused.hint
+    with confs(table.spark, {"spark.sql.files.ignoreMissingFiles": "true"}):
+        assert "Spark would read nothing in their place" in table.refused(RestoreWithLoss).message
+        table.tick(0, allow_loss=True)
+    assert table.lost() == Counter((key, key * 10) for number in (4, 5) for key in range(number * 5, number * 5 + 8))
+
+
+@pytest.mark.exhaustive
+def test_in_the_midst_of_the_version_that_the_query_began_with(spark: SparkSession, tmp_path: Path) -> None:
+    """Of the four files that a restore begins with, as many may be gone as were read."""
+    bench = DeltaBench(spark, tmp_path / "job", query=copied)
+    bench.tick(4, bench.job(config=OFTEN))
+    early = next(each for each in bench.checkpoints() if each.facts.sources[0].offset["isStartingVersion"])
+    read = early.facts.sources[0].offset["index"] + 1
+    bench.vacuum()
+    refused = bench.refused(RestoreRefused, restore_from=early.reference)
+    assert "VACUUM has deleted 4 files" in refused.message
+    assert f"these, except {read} at most" in refused.message
+
+
+@pytest.mark.exhaustive
+def test_another_table_in_its_place_is_refused(table: DeltaBench) -> None:
+    shutil.rmtree(table.source)
+    table.landed = 0
+    table.land(2)
+    assert "is another table than the checkpoint's" in table.refused(RestoreRefused).message
+
+
+@pytest.mark.exhaustive
+def test_an_older_copy_of_the_table_is_a_loss(table: DeltaBench, tmp_path: Path) -> None:
+    """Spark would not notice that the versions which it has read come again with other rows."""
+    shutil.copytree(table.source, tmp_path / "copy")
+    table.tick(2)
+    shutil.rmtree(table.source)
+    (tmp_path / "copy").rename(table.source)
+    DeltaTable(table.spark, str(table.source))  # Delta forgets what it has cached of the path
+    assert (
+        "ends at version 3, and the checkpoint had read all before version 6" in table.refused(RestoreWithLoss).message
+    )
