@@ -12,7 +12,7 @@ help: ## this list
 
 run: $(STAMP) ## the main job: stream, SIGKILL in mid-batch, resume from a checkpoint, compare; exit 0 only if identical
 	@tools/require-java
-	$(BIN)/python -m assets.main_job
+	$(BIN)/python -m assets.main_job $(ARGS)
 
 dev: $(STAMP) ## the same pipelines in the Dagster UI
 	@tools/require-java

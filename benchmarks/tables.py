@@ -32,9 +32,9 @@ from benchmarks.postgres_sink import OURS, PLAIN, Options, figures_of, summarize
 from benchmarks.transactional_sink import land, start_spark  # noqa: E402
 from dagster_ckpt.spark import DeltaSink, IcebergSink, sink_to  # noqa: E402
 from dagster_ckpt.spark.sinks.sink import SinkRun  # noqa: E402
+from dagster_ckpt.testing.maven import alone  # noqa: E402
 from tests.helpers.local_spark import delta_conf, iceberg_conf  # noqa: E402
 from tests.jobs.tables.iceberg import lake  # noqa: E402
-from tests.servers.ivy import alone  # noqa: E402
 
 
 def run_query(kind: str, spark: SparkSession, of: str, directory: Path, options: Options) -> dict[str, Any]:

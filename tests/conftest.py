@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
+    from dagster_ckpt.testing.kafka import KafkaServer
     from tests.servers.fake_gcs_server import FakeGcsServer
     from tests.servers.gcs import BucketServer
-    from tests.servers.kafka import KafkaServer
     from tests.servers.postgres import PostgresServer
 
 
@@ -87,7 +87,7 @@ def postgres() -> Iterator[PostgresServer]:
 @pytest.fixture(scope="session")
 def kafka(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaServer]:
     """The broker of all tests of a worker, which Spark can read."""
-    from tests.servers.kafka import connector, running  # noqa: PLC0415 - for the tests of Kafka only
+    from dagster_ckpt.testing.kafka import connector, running  # noqa: PLC0415 - for the tests of Kafka only
 
     java = spark._jvm
     assert java is not None

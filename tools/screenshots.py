@@ -24,12 +24,12 @@ from playwright.sync_api import Error, Locator, Page, Route, sync_playwright
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from assets.main_job import JOB  # noqa: E402
 from assets.settings import DATA_VARIABLE  # noqa: E402
 from dagster_ckpt.testing.dagster_dev import DagsterDev  # noqa: E402
 
 Edge: TypeAlias = tuple[str, str]
 
+JOB = "flight_delays"
 #: Seconds a page may take to show what is waited for; it is a few on an idle machine.
 PATIENCE = 90
 _SIZE = (1440, 900)

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _ROOT = next(parent for parent in Path(__file__).resolve().parents if (parent / "pyproject.toml").is_file())
-#: Seconds that a script may take on a busy machine; below the time that pytest gives a test.
-_PATIENCE = 540
+#: Seconds that a script may take on a busy machine; below the time that pytest gives the test.
+_PATIENCE = 1140
 
 
 def _age(report: Any) -> None:
@@ -86,7 +86,7 @@ def _postgres_sink(report: Any) -> None:
 
 
 def _recovery(report: Any) -> None:
-    for kind in ("new run", "jvm", "elsewhere", "in run", "no standby", "standby"):
+    for kind in ("new run", "elsewhere", "in run", "no standby", "standby"):
         (case,) = report["cases"][kind]
         assert case["first_batch"] == case["restored_batch"] + 1
         assert case["stages"]["restore"] > 0
@@ -189,7 +189,7 @@ _TABLE: dict[str, tuple[str, bool, Callable[[Any], None]]] = {
     ),
     "postgres_sink": ("--rows 10 --batches 2 --pairs 2", True, _postgres_sink),
     "recovery": (
-        "--cases 1 --jvm 1 --elsewhere 1 --standby 1 --checkpoints 1 --restarts 1 --every 6 --keys 1000",
+        "--cases 1 --jvm 0 --elsewhere 1 --standby 1 --checkpoints 1 --restarts 1 --every 6 --keys 1000",
         True,
         _recovery,
     ),
@@ -224,6 +224,7 @@ _MARKS = {
 
 
 @pytest.mark.integration
+@pytest.mark.timeout(_PATIENCE + 60)
 @pytest.mark.parametrize("name", [pytest.param(name, marks=_MARKS.get(name, ())) for name in _NAMES])
 def test_a_benchmark_reports_its_figures(name: str, tmp_path: Path) -> None:
     assert name in _TABLE, (

@@ -43,7 +43,8 @@ from dagster_ckpt.orchestration.events import JobEvents
 from dagster_ckpt.orchestration.savepoints import savepoint_asset
 from dagster_ckpt.orchestration.storages import FileSystemCheckpointStorage
 from dagster_ckpt.spark.events import CheckpointFailed, CheckpointReplaced, Started
-from dagster_ckpt.spark.query.class_archive import CACHE_VARIABLE, OPTIONS_VARIABLE, archive_for
+from dagster_ckpt.spark.jvm import local_files_conf
+from dagster_ckpt.spark.jvm.class_archive import CACHE_VARIABLE, OPTIONS_VARIABLE, archive_for
 from dagster_ckpt.standalone.submitted import submitted_drive
 from dagster_ckpt.testing.filesystem_contract import FileSystemContract
 from tests.helpers.local_spark import JVM_OPTIONS, delta_conf, iceberg_conf
@@ -232,6 +233,25 @@ def from_kafka(block: Block, bench: Bench, data: Path) -> None:
     assert Counter((row["id"], row["v"]) for row in rows) == replace(bench, query=copied).expected()
 
 
+def topic_from_elsewhere(block: Block, bench: Bench, data: Path) -> None:
+    """After a run from the beginning; again with the same words, which moves nothing."""
+    assert isinstance(bench, TopicBench)
+    last, sink = ', start_sources={"arrivals": {"0": 17}}, allow_loss=True', 'TransactionalFileSink("/data/delays"))'
+    assert block.code.count(last) == block.code.count(sink) == 1
+    bench.kafka.create("arrivals")
+    bench.kafka.send("arrivals", map(str, range(10)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("dagster_ckpt.spark.start_session", lambda *_, **__: bench.spark)  # there can be one in a process
+        code = block.code.replace(sink, f"{sink}.trigger(availableNow=True)")
+        replace(block, code=code.replace(last, "")).run(data, servers=bench.kafka.address)
+        bench.kafka.send("arrivals", map(str, range(10, 20)))
+        for _ in range(2):
+            replace(block, code=code).run(data, servers=bench.kafka.address)
+    rows = ds.dataset(sorted((data / "delays").glob("*.parquet"))).to_table().to_pylist()
+    assert sorted(int(row["flight"]) for row in rows) == [*range(10), 17, 18, 19]
+    bench.kafka.delete("arrivals")
+
+
 def into_kafka(block: Block, bench: Bench, data: Path) -> None:
     """A rollback repeats what was written after the checkpoint. The consumer that drops it reads two topics."""
     assert isinstance(bench, TopicBench)
@@ -406,6 +426,14 @@ def an_archive_that_is_there(block: Block, bench: Bench, data: Path) -> None:
         assert archive.is_whole()
 
 
+def hadoops_own_files(block: Block, bench: Bench, data: Path) -> None:
+    """The conf decides; tests/jobs/starting/test_local_files.py has a session of each kind."""
+    assert bench.spark is not None
+    spark = block.run(data)["spark"]
+    assert local_files_conf(bench.spark._jvm, {"spark.master": spark.master}) != {}
+    assert local_files_conf(bench.spark._jvm, {"spark.master": spark.master, **spark.conf}) == {}
+
+
 def a_standby(block: Block, bench: Bench, data: Path) -> None:
     """A process that has a JVM, as that of the tests has, adopts none: tests/jobs/starting/test_standby.py does."""
     assert bench.spark is not None
@@ -476,6 +504,14 @@ def a_submitted_driver(block: Block, bench: Bench, data: Path) -> None:
         records.submissions.replace(Submission(run, 0, None, "{}", 0.0))
         assert submitted_drive(defs, spark.definitions, "turnover", run).run().status is JobStatus.FINISHED
         assert len(bench.spark.read.parquet(str(data / "turnover")).collect()) == 3
+
+
+def a_driver_on_yarn(block: Block, bench: Bench, data: Path) -> None:
+    """YARN starts the driver once, and the driver has the environment of the page."""
+    del bench
+    command = block.run(data, ckpt=dagster_ckpt)["spark"].command("turnover", "a" * 32)
+    assert command[1:5] == ["--master", "yarn", "--deploy-mode", "cluster"]
+    assert {"spark.yarn.maxAppAttempts=1", "spark.yarn.appMasterEnv.SHOP_REGION=north"} <= set(command)
 
 
 def without_dagster(block: Block, bench: Bench, data: Path) -> None:
@@ -673,12 +709,14 @@ def scenarios(block: Block, bench: Bench, data: Path) -> None:
 Runner: TypeAlias = "Callable[[Block, Bench, Path], None]"
 
 _KAFKA = "docs/how-to/kafka.md"
+_ELSEWHERE = "docs/how-to/start-a-source-elsewhere.md"
 _DELTA, _ICEBERG = "docs/how-to/sink-delta.md", "docs/how-to/sink-iceberg.md"
 #: Run only where the table format is for the running release of Spark: by `make test-spark`.
 _WITH_A_FORMAT = {_DELTA: delta_conf, _ICEBERG: iceberg_conf}
 _MARKS = {
     **{page: (pytest.mark.slow,) for page in _PAGES if "/sink-" in page},
     _KAFKA: (pytest.mark.integration,),
+    _ELSEWHERE: (pytest.mark.integration,),
     **dict.fromkeys(_WITH_A_FORMAT, (pytest.mark.releases,)),
 }
 #: By page: the heading above each block, in order, and what runs the block.
@@ -704,6 +742,7 @@ _RUNNERS: dict[str, list[tuple[str, Runner]]] = {
         ("Write in PyFlink's spelling", keys_of_a_program),
     ],
     "docs/how-to/rescale.md": [("Give the state another number of partitions", another_number_of_partitions)],
+    _ELSEWHERE: [("Start a source elsewhere", topic_from_elsewhere)],
     "docs/how-to/savepoint.md": [("By a schedule", a_schedule)],
     "docs/how-to/sink-custom.md": [("Write with a writer of another kind", a_data_source)],
     _DELTA: [("Write a Delta table", delta_table)],
@@ -713,11 +752,15 @@ _RUNNERS: dict[str, list[tuple[str, Runner]]] = {
     "docs/how-to/sink-transactional-files.md": [("Write transactional files", transactional_files)],
     "docs/how-to/start-time.md": [
         ("The class archive", an_archive_that_is_there),
+        ("Local files without processes", hadoops_own_files),
         ("The standby", a_standby),
         ("Switch them off", a_start_as_it_was),
     ],
     "docs/how-to/state-backend.md": [("Choose a state backend", a_state_backend)],
-    "docs/how-to/driver-of-its-own.md": [("Run the driver outside of the Dagster run", a_submitted_driver)],
+    "docs/how-to/driver-of-its-own.md": [
+        ("Run the driver outside of the Dagster run", a_submitted_driver),
+        ("On YARN", a_driver_on_yarn),
+    ],
     "docs/how-to/upgrade.md": [("When the code changes", an_upgrade)],
     "docs/how-to/without-dagster.md": [
         ("Run without Dagster", without_dagster),
@@ -756,7 +799,7 @@ def test_a_block(
     bench = Bench(request.getfixturevalue("spark"), tmp_path / "job")
     bench.root.mkdir()
     bench.source.symlink_to(data / "landed")
-    if page == _KAFKA:
+    if page in {_KAFKA, _ELSEWHERE}:
         bench = TopicBench(bench.spark, bench.root, server=request.getfixturevalue("kafka"))
     _RUNNERS[page][number][1](found[number], bench, data)
 

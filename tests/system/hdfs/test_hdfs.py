@@ -57,6 +57,7 @@ def kill_jvm() -> None:
 # --- a create is settled by what is there ---------------------------------------------------------------------------
 
 
+@pytest.mark.exhaustive
 def test_of_eight_writers_in_four_processes_one_wins(storage: HdfsFileSystem) -> None:
     spawn = multiprocessing.get_context("spawn")
     at_once, won = spawn.Barrier(8), spawn.Queue()
@@ -137,6 +138,7 @@ def test_a_directory_that_is_deleted_meanwhile_is_made_again(
     assert storage.read("a/f") == b"mine"
 
 
+@pytest.mark.exhaustive
 def test_nobody_knows_what_became_of_a_create_when_the_namenode_is_gone(
     storage: HdfsFileSystem, cluster: MiniDfs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -342,6 +344,7 @@ def test_a_quota(cluster: MiniDfs, directory: str) -> None:
     assert full.list("") == []
 
 
+@pytest.mark.exhaustive
 def test_no_datanode(storage: HdfsFileSystem, cluster: MiniDfs) -> None:
     storage.create("a/f", b"x")
     cluster.stop_datanode()
@@ -369,6 +372,7 @@ def pair(jvm: Any, tmp_path: Path) -> Iterator[MiniDfs]:
     running.close()
 
 
+@pytest.mark.exhaustive
 def test_a_nameservice_goes_on_when_its_namenode_dies(pair: MiniDfs) -> None:
     standby = HdfsFileSystem(pair.authority(1), "/open/a", IMPATIENT)
     with pytest.raises(StorageError, match="standby") as raised:

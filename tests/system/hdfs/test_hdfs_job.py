@@ -76,6 +76,8 @@ def command(storage: HdfsFileSystem, *arguments: str) -> str:
     return said
 
 
+# It makes as many objects as the worker's session has had: minutes at the end of a long run.
+@pytest.mark.exhaustive
 def test_what_hadoop_says_is_not_looked_up_in_the_jvm_of_the_session(
     spark: SparkSession, storage: HdfsFileSystem
 ) -> None:

@@ -82,7 +82,10 @@ def test_what_is_scaffolded_is_listed_and_loads(project: Path) -> None:
 @pytest.mark.parametrize(
     ("good", "bad", "attribute", "reason"),
     [
-        ("interval: 1 min", "interval: soon", "checkpoint:", "'soon' is not a duration"),
+        pytest.param(
+            *("interval: 1 min", "interval: soon", "checkpoint:", "'soon' is not a duration"),
+            marks=pytest.mark.exhaustive,
+        ),
         ("query:turnover", "query:nothing", "function:", "has no attribute 'nothing'"),
         ("num_retained", "num_retaind", "checkpoint:", "num_retaind at"),
     ],

@@ -10,7 +10,7 @@ from dagster_ckpt.checkpoint.control.failures import DIED
 from tests.system.orchestration.watch import JobWatch, step_failure
 
 # A Dagster, and a Spark for each run: minutes where others use the machine too, far less where not.
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.exhaustive, pytest.mark.timeout(900)]
 
 
 def test_a_query_fails_until_its_attempts_are_used_up_and_the_sensor_says_so(watch: Callable[[str], JobWatch]) -> None:
@@ -43,7 +43,6 @@ def test_a_query_fails_until_its_attempts_are_used_up_and_the_sensor_says_so(wat
     job.pipeline.assert_exact()
 
 
-@pytest.mark.exhaustive
 def test_a_batch_that_kills_its_driver_ends_the_job_after_as_many_runs(watch: Callable[[str], JobWatch]) -> None:
     """No run lives to tell; the sensor recognises the batch, though ten restarts are allowed."""
     job = watch("deadly")
@@ -68,7 +67,6 @@ def test_a_batch_that_kills_its_driver_ends_the_job_after_as_many_runs(watch: Ca
     job.pipeline.assert_exact()
 
 
-@pytest.mark.exhaustive
 def test_a_query_that_fails_twice_and_then_succeeds_is_exact(watch: Callable[[str], JobWatch]) -> None:
     job = watch("hiccups")
     job.pipeline.land(2)

@@ -87,6 +87,7 @@ def restore(job: StoredJob, *arguments: str) -> tuple[int, Any, str]:
     return done.exit_code, json.loads(done.stdout) if done.stdout else None, done.stderr
 
 
+@pytest.mark.exhaustive
 def test_a_run_checks_and_its_verdict_is_the_exit_status(
     job: StoredJob, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -101,6 +102,10 @@ def test_a_run_checks_and_its_verdict_is_the_exit_status(
     _, other, _ = restore(job, *rescaled, "--dry-run", "--path", str(job.root))
     assert other["launch"]["run_config"]["state_partitions"] == 7
     assert "state partitions" in {finding["check"] for finding in other["preflight"]["findings"]}
+    moved = ("chk-1", "--start-sources", '{"orders": {"0": 7}}', "--dagster-url", url)
+    _, other, _ = restore(job, *moved, "--dry-run", "--path", str(job.root))
+    assert other["launch"]["run_config"]["start_sources"] == {"orders": {"0": 7}}
+    assert "start sources" in {finding["check"] for finding in other["preflight"]["findings"]}
     checked, document, progress = restore(job, *rescaled, "--check-only")
     assert (checked, document["status"]) == (4, "SUCCESS"), progress
     checked, document, progress = restore(job, "chk-1", "--check-only", "--dagster-url", url)

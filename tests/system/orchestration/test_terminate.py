@@ -18,6 +18,7 @@ from tests.system.orchestration.watch import JobWatch, step_failure
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
+@pytest.mark.exhaustive
 def test_retained_checkpoints_are_gone_on_from_after_a_cancellation(watch: Callable[[str], JobWatch]) -> None:
     job = watch("retained")
     first = _cancel_mid_batch(job)
@@ -84,6 +85,7 @@ def test_the_sensor_cleans_up_after_a_forced_termination(watch: Callable[[str], 
     job.pipeline.assert_exact()
 
 
+@pytest.mark.exhaustive
 def test_a_run_that_is_told_to_go_and_not_canceled_is_resumed(watch: Callable[[str], JobWatch]) -> None:
     """As a host does that is drained or shut down, and Ctrl-C: nobody has said that the job is to end."""
     job = watch("interrupted")

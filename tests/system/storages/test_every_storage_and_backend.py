@@ -25,16 +25,12 @@ if TYPE_CHECKING:
 
 _DAYS = 16
 #: Each storage that outlives its driver. The backends take turns; each of them is restored from memory below.
-_PAIRS = [
-    pytest.param("filesystem", "rocksdb-full", marks=pytest.mark.exhaustive),
-    ("jobmanager", "hashmap"),
-    pytest.param("custom", "custom", marks=pytest.mark.exhaustive),
-]
+_PAIRS = [("filesystem", "rocksdb-full"), ("jobmanager", "hashmap"), ("custom", "custom")]
 #: One of each provider; the others are restored from memory as `slow`.
 _BY_DEFAULT = {"hashmap", "rocksdb-incremental"}
 
 
-@pytest.mark.integration
+@pytest.mark.exhaustive
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(("kind", "backend"), _PAIRS)
 def test_where_the_storage_outlives_the_driver_it_is_killed_and_resumes_exact(
