@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from dagster_ckpt.lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from dagster_ckpt.orchestration.attending import REFUSED, SparkSubmitResource
+    from dagster_ckpt.orchestration.attending import REFUSED, SparkSubmitResource, own_spark
     from dagster_ckpt.orchestration.checkpointed_asset import CheckpointedStreamingAsset, defined_asset
     from dagster_ckpt.orchestration.component import CheckpointedStreamComponent
     from dagster_ckpt.orchestration.definitions import build_checkpoint_definitions
@@ -63,6 +63,7 @@ __all__ = [
     "defined_asset",
     "going_on",
     "on_job_failed",
+    "own_spark",
     "rollback_job",
     "run_drill",
     "streaming_job",

@@ -17,48 +17,28 @@ import pytest
 from dagster_ckpt.checkpoint import StartTrace
 from dagster_ckpt.spark.jvm.class_archive import CACHE_VARIABLE
 from tests.jobs.harness import Bench, deduplicated, eventually
+from tests.jobs.starting.standby_job import LAST, VARIABLE
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux hands a JVM over")
 
 ROOT = Path(__file__).resolve().parents[3]
-_CONF = {
-    "spark.ui.enabled": "false",
-    "spark.sql.shuffle.partitions": "2",
-    "spark.driver.host": "127.0.0.1",
-    "spark.driver.bindAddress": "127.0.0.1",
-}
-#: A run of the job, to the end of its input only if it is the last one.
-_RUN = f"""
-import logging, sys
-from pathlib import Path
+#: One run of the job.
+_RUN = """
+import logging
 import dagster as dg
-from dagster_ckpt import FileSystemCheckpointStorage, SparkSessionResource, build_checkpoint_definitions
-from dagster_ckpt import CheckpointConfig, checkpointed_streaming_asset
-from tests.jobs.harness import Bench
+from dagster_ckpt import build_checkpoint_definitions
+from tests.jobs.starting.standby_job import resources, tiny
 
 logging.basicConfig(level=logging.INFO)
-root, last = Path(sys.argv[1]), sys.argv[2] == "last"
-bench = Bench(None, root, until_done=last)
-
-@checkpointed_streaming_asset(config=CheckpointConfig(interval="1 s"))
-def tiny(context, session):
-    return bench.query(bench, session)
-
-resources = {{
-    "checkpoint_storage": FileSystemCheckpointStorage(
-        checkpoint_path=str(bench.storage), working_directory=str(bench.working)),
-    "spark": SparkSessionResource(master="local[2]", conf={_CONF!r}, standby=1),
-}}
 with dg.DagsterInstance.ephemeral() as instance:
     defs = build_checkpoint_definitions([tiny], resources=resources)
     defs.get_job_def("tiny_job").execute_in_process(instance=instance)
 """
 #: A process that asks for a JVM, when it is told to, and keeps it.
-_ASKS = f"""
+_ASKS = """
 import logging, sys
 logging.basicConfig(level=logging.INFO)
-from dagster_ckpt.orchestration.resources import SparkSessionResource
-spark = SparkSessionResource(master="local[2]", conf={_CONF!r}, standby=1)
+from tests.jobs.starting.standby_job import spark
 print("ready", flush=True)
 sys.stdin.readline()
 print(spark.start_jvm("tiny"), flush=True)
@@ -66,6 +46,8 @@ if sys.argv[1] == "keeps":
     spark.help_next_start()
 sys.stdin.readline()
 """
+_JOB = "tests.jobs.starting.standby_job"
+_COMMAND = ("-m", "dagster_ckpt.cli", "run", f"{_JOB}:tiny", "--resources", f"{_JOB}:resources")
 
 
 @dataclass
@@ -76,16 +58,16 @@ class Host:
 
     @property
     def environment(self) -> dict[str, str]:
-        here = {"TMPDIR": str(self.root), CACHE_VARIABLE: ""}
+        here = {"TMPDIR": str(self.root), CACHE_VARIABLE: "", VARIABLE: str(self.root / "job")}
         return {**{key: value for key, value in os.environ.items() if not key.startswith("PYSPARK")}, **here}
 
     @contextmanager
-    def process(self, script: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-        """A process that is killed at the end at the latest; its errors are in ``errors``."""
+    def process(self, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+        """A process of Python that is killed at the end at the latest; its errors are in ``errors``."""
         with (
             (self.root / "errors").open("ab") as errors,
             subprocess.Popen(
-                [sys.executable, "-c", script, *arguments],
+                [sys.executable, *arguments],
                 cwd=ROOT,
                 env=self.environment,
                 stdin=subprocess.PIPE,
@@ -129,7 +111,7 @@ class Host:
     @contextmanager
     def kept(self) -> Iterator[psutil.Process]:
         """A standby that a living process wants; its JVM."""
-        with self.process(_ASKS, "keeps") as wants:
+        with self.process("-c", _ASKS, "keeps") as wants:
             assert _asked(wants) == "False"
             eventually("there is a standby", lambda: self.standby() is not None)
             (jvm,) = self.keeper().children()
@@ -138,7 +120,7 @@ class Host:
     def killed(self, bench: Bench) -> None:
         """Run the job until it has a checkpoint and a standby, and kill the run."""
         bench.land(2)
-        with self.process(_RUN, str(bench.root), "endless") as run:
+        with self.process("-c", _RUN) as run:
 
             def still() -> None:
                 assert run.poll() is None, self.errors[-4000:]
@@ -149,10 +131,15 @@ class Host:
 
     def finished(self, bench: Bench) -> StartTrace:
         """Run the job to its end, and return how its last start went."""
-        with self.process(_RUN, str(bench.root), "last") as run:
+        (bench.root / LAST).touch()
+        with self.process("-c", _RUN) as run:
             run.communicate(timeout=240)
         assert run.returncode == 0, self.errors[-4000:]
-        bench.landed = 5
+        return self.exact(bench)
+
+    @staticmethod
+    def exact(bench: Bench) -> StartTrace:
+        """Hold the output of a job that is over to what it should be, and return how its last start went."""
         assert bench.in_raw_directory() == bench.in_sink_log() == bench.expected()
         (trace,) = bench.catalog.records.starts.newest(1)
         return trace
@@ -198,6 +185,27 @@ def test_a_killed_run_goes_on_in_the_jvm_of_its_standby_and_loses_nothing(host: 
     eventually("nothing is left of a job that is over", lambda: host.processes() == [])
 
 
+def test_the_command_goes_on_in_the_jvm_of_a_standby_when_its_driver_is_killed(host: Host, stream: Bench) -> None:
+    stream.land(2)
+    with host.process(*_COMMAND) as command:
+
+        def still() -> None:
+            assert command.poll() is None, host.errors[-4000:]
+
+        eventually("there is a standby", lambda: host.standby() is not None, unless=still)
+        (jvm,) = host.keeper().children()
+        stream.land(3)
+        (stream.root / LAST).touch()
+        heartbeat = stream.catalog.records.heartbeat.read()
+        assert heartbeat is not None
+        psutil.Process(heartbeat.processes[0].pid).kill()
+        command.communicate(timeout=240)
+    assert command.returncode == 0, host.errors[-4000:]
+    assert "standby" in host.exact(stream).by_name
+    assert f"Spark goes on in the JVM of a standby: process {jvm.pid}" in host.errors
+    eventually("nothing is left of a job that is over", lambda: host.processes() == [])
+
+
 @pytest.mark.exhaustive
 def test_a_run_whose_standby_was_killed_starts_a_jvm(host: Host, stream: Bench) -> None:
     host.killed(stream)
@@ -213,7 +221,7 @@ def test_a_run_whose_standby_was_killed_starts_a_jvm(host: Host, stream: Bench) 
 
 @pytest.mark.exhaustive
 def test_of_two_runs_one_has_the_standby_and_its_end_is_the_end_of_the_jvm(host: Host) -> None:
-    with host.kept() as jvm, host.process(_ASKS, "") as one, host.process(_ASKS, "") as other:
+    with host.kept() as jvm, host.process("-c", _ASKS, "") as one, host.process("-c", _ASKS, "") as other:
         for process in (one, other):
             assert process.stdout is not None
             assert process.stdin is not None
@@ -231,7 +239,7 @@ def test_of_two_runs_one_has_the_standby_and_its_end_is_the_end_of_the_jvm(host:
 
 @pytest.mark.exhaustive
 def test_a_jvm_that_hangs_is_ended_and_another_one_is_started(host: Host) -> None:
-    with host.kept() as jvm, host.process(_ASKS, "") as run:
+    with host.kept() as jvm, host.process("-c", _ASKS, "") as run:
         jvm.suspend()
         assert _asked(run) == "False"
         eventually("the JVM is killed", lambda: _is_gone(jvm))
