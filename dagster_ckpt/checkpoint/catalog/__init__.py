@@ -16,7 +16,7 @@ from dagster_ckpt.checkpoint.catalog.pointers import (
     savepoint_token,
 )
 from dagster_ckpt.checkpoint.catalog.savepoint_names import check_label, give_name, gone_with_name
-from dagster_ckpt.checkpoint.catalog.spot_check import SpotCheck, spot_check
+from dagster_ckpt.checkpoint.catalog.spot_checks import SpotCheck, spot_check
 from dagster_ckpt.checkpoint.catalog.upgrades import pending_upgrade, taken_back_since
 
 __all__ = [

@@ -11,7 +11,7 @@ import dagster as dg
 import pytest
 
 from dagster_ckpt import CheckpointConfig, SparkSessionResource, build_checkpoint_definitions, build_restore_drill
-from dagster_ckpt.checkpoint.catalog.spot_check import spot_check
+from dagster_ckpt.checkpoint.catalog.spot_checks import spot_check
 from dagster_ckpt.checkpoint.control.plan_archive import PlanArchiveWriter, PlannedBatch
 from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
 from dagster_ckpt.errors import InvalidConfiguration

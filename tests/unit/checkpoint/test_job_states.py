@@ -9,7 +9,7 @@ import pytest
 
 from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
 from dagster_ckpt.checkpoint.control.epochs import Claim
-from dagster_ckpt.checkpoint.job_state import job_state
+from dagster_ckpt.checkpoint.job_states import job_state
 from dagster_ckpt.clock import SystemClock
 from dagster_ckpt.errors import StorageError
 from dagster_ckpt.testing import Fail, FaultInjectingFileSystem
