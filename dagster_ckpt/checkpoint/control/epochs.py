@@ -128,15 +128,15 @@ class Choice:
         accepted_loss: what was lost or doubled in this lineage with a user's consent; its checkpoints tell it, too.
         fell_back: for people: that a checkpoint older than the newest was restored, and what that costs; else empty.
         forked_from: the checkpoint or savepoint of another job that the lineage began with.
-        complete: the checkpoint ids of the lineage that were complete and retained at the time of the choice. Every
-            other checkpoint of an older epoch is void. ``None`` in a record of a release that did not list the ids;
-            then every checkpoint of an older epoch above ``last_id`` is void.
+        complete: the ids of the lineage's checkpoints that were complete and retained then. Every other checkpoint of
+            an older epoch is void; where a record of an earlier release has ``None``, every one above ``last_id``.
         marks: whether the query marks its output in the sink.
         spark_version: of the Spark that runs the query; ``None`` in a record of a release that did not tell it.
         sink_position: set where ``restored`` is of another sink: the position of ``sink`` before the job's first batch.
         code: the version of the query.
         elsewhere: set where ``restored`` is of another sink: for people, what the job has left there.
         moved: the last move of its sources in the line of ``restored``, ``None`` if there was none.
+        query: a digest of the query's plan; empty in a record of a release that did not tell it.
     """
 
     job_id: JobId
@@ -160,6 +160,7 @@ class Choice:
     code: CodeVersion = CodeVersion()
     elsewhere: Text = ""
     moved: Moved | None = None
+    query: Line = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -346,8 +347,7 @@ class Epochs:
         """Record how ``epoch`` ended; ``False`` when an end was already recorded."""
         path = self._path(epoch, ".end")
         try:
-            create = self._reserve.create if end.is_final else self._filesystem.create
-            create(path, encode_record(end, path))
+            (self._reserve if end.is_final else self._filesystem).create(path, encode_record(end, path))
         except PublishConflict:
             return False
         return True

@@ -5,6 +5,7 @@ from dagster_ckpt.spark.query.executions import has_run
 from dagster_ckpt.spark.query.logical_plan import (
     QuerySource,
     StatefulKind,
+    fingerprint_of,
     has_watermark,
     keeps_its_input,
     listed_sources,
@@ -47,6 +48,7 @@ __all__ = [
     "driver_jvm_pid",
     "failed_in_batch",
     "failure_of",
+    "fingerprint_of",
     "has_run",
     "has_watermark",
     "ignored_partitions",

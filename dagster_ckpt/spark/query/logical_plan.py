@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -17,6 +19,7 @@ __all__ = [
     "PlanNode",
     "QuerySource",
     "StatefulKind",
+    "fingerprint_of",
     "has_watermark",
     "keeps_its_input",
     "listed_sources",
@@ -28,6 +31,9 @@ __all__ = [
 
 _WATERMARK = frozenset({"EventTimeWatermark", "UpdateEventTimeWatermarkColumn"})
 _MOST_FIELDS = 25
+_ALL_FIELDS = 2**31 - 1
+#: What differs each time a query is built: ids of columns and watermarks, addresses of objects.
+_OF_ONE_BUILD = re.compile(r"#\d+|[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|@[0-9a-f]+|0x[0-9a-f]+")
 _SOURCES = frozenset({"StreamingRelation", "StreamingRelationV2"})
 #: Sources that do nothing when Spark tells them that a batch is done; a file source may be asked to clean up.
 _KEEPING = frozenset(
@@ -143,6 +149,21 @@ def plan_nodes(writer: DataStreamWriter) -> list[PlanNode]:
     _add(_analyzed(writer), nodes)
     where = "" if sink.path is None else f" {sink.path}"
     return [*nodes, PlanNode(sink.format, f"{sink.format}{where}", (len(nodes) - 1,), sink=True)]
+
+
+def fingerprint_of(writer: DataStreamWriter) -> str:
+    """A digest of a query's plan: the same for the same query in the same release of Spark, whenever it is built.
+
+    A query with something in its plan that each build makes anew has another digest each time.
+
+    Raises:
+        InvalidConfiguration: ``writer`` is not a ``DataStreamWriter`` of a classic session.
+    """
+    plan_of(writer)
+    operators = _operators(_analyzed(writer))
+    every = [f"{node.simpleString(_ALL_FIELDS)} {node.schema().json()}" for node in operators]
+    text = "\n".join([str(writer._spark.version), *every])  # noqa: SLF001 - PySpark's writer has no getter for it
+    return hashlib.sha256(_OF_ONE_BUILD.sub("", text).encode()).hexdigest()
 
 
 def sources_of(writer: DataStreamWriter) -> range:

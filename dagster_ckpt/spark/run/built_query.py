@@ -14,6 +14,7 @@ from dagster_ckpt.spark.query import (
     WriterPlan,
     check_state_format,
     failure_of,
+    fingerprint_of,
     ignored_partitions,
     ignored_settings,
     make_active,
@@ -33,13 +34,23 @@ __all__ = ["BuiltQuery", "Queries"]
 
 @dataclass(frozen=True, slots=True)
 class BuiltQuery:
-    """The query of a start: its session, writer, the writer's plan, sink, and the settings that cannot take effect."""
+    """The query of a start.
+
+    Attributes:
+        session: of the query.
+        writer: the query.
+        plan: of the writer.
+        sink: the query's sink, if checkpoints cover it.
+        ignored: the settings that cannot take effect.
+        fingerprint: by which a later start knows the query.
+    """
 
     session: SparkSession
     writer: DataStreamWriter
     plan: WriterPlan
     sink: Sink | None
     ignored: Sequence[str]
+    fingerprint: str
 
 
 class Queries:
@@ -70,7 +81,7 @@ class Queries:
             sink.attach(self._job.name, writer._df)  # noqa: SLF001 - PySpark's writer has no getter for it
         if plan.query_name is None:
             writer = writer.queryName(self._job.name)
-        return BuiltQuery(session, writer, plan, sink, ignored)
+        return BuiltQuery(session, writer, plan, sink, ignored, fingerprint_of(writer))
 
     def check_on_copy(self, restored: CheckpointMetadata, location: str, cancel: Flag) -> None:
         """Check that the query can resume from ``location``, a disposable copy of a checkpoint.

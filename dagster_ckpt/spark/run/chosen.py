@@ -66,6 +66,10 @@ class Chosen:
     removes: Sequence[str] = ()
     sink_position: str | None = None
 
+    def goes_on_with(self, query: BuiltQuery) -> bool:
+        """Whether the start before ran this very query, which can then resume from what that start resumes from."""
+        return self.fork is None and self.previous is not None and self.previous.query == query.fingerprint
+
 
 @dataclass(frozen=True, slots=True)
 class Checked:

@@ -147,7 +147,7 @@ class Start:
         with contextlib.closing(inputs):  # a running query opens its clients again
             checked = self._check(request, chosen, query, inputs)
         target, passed = checked.target, checked.passed
-        if request.restore_from != LATEST or chosen.fork is not None:
+        if request.restore_from != LATEST or not chosen.goes_on_with(query):
             self._tracer.begin("trial")
             self._try(target.metadata, query.sink, cancel)
         if request.changes_copy and target.metadata is not None:
@@ -158,7 +158,7 @@ class Start:
             target = checked.target
         self._tracer.begin("record")
         self._live.lay_out(self._directory)
-        choice = self._record_choice(chosen, checked, query.sink)
+        choice = self._record_choice(chosen, checked, query)
         self._tracer.begin("sink")
         if query.sink is not None:
             query.sink.adopt(choice.job_id)
@@ -261,13 +261,12 @@ class Start:
         fell_back = cost_of(self._catalog, target, passed.replay, sink) if target.passed_over else None
         return Checked(target, passed, line, began, fell_back)
 
-    def _copy(self, restored: CheckpointMetadata, job_id: str, accepted_loss: tuple[str, ...]) -> RestoredCopy:
+    def _copy(self, restored: CheckpointMetadata, job_id: str, loss: tuple[str, ...]) -> RestoredCopy:
         """The unpacked checkpoint, to be changed and published in a lineage."""
         store = self._store(job_id, self._catalog.next_id(job_id, restored), restored.reference)
-        version = self._spark.version
-        return RestoredCopy(self._live, self._directory, restored, store, self._clock, accepted_loss, version)
+        return RestoredCopy(self._live, self._directory, restored, store, self._clock, loss, self._spark.version)
 
-    def _record_choice(self, chosen: Chosen, checked: Checked, sink: Sink | None) -> Choice:
+    def _record_choice(self, chosen: Chosen, checked: Checked, query: BuiltQuery) -> Choice:
         """Put the choice on record: later starts resume from it."""
         job_id, claimed, target, restored = chosen.job_id, chosen.claimed, checked.target, checked.target.metadata
         complete = self._catalog.completed_at_choice(self._claim.epoch, job_id, restored)
@@ -278,21 +277,22 @@ class Start:
             last_id=max(complete, default=0),
             live=self._live.url,
             host=this_host(),
-            sink=None if sink is None else sink.path,
+            sink=None if query.sink is None else query.sink.path,
             reason=target.reason,
             claimed=None if claimed is None else claimed.reference,
-            sink_kind=None if sink is None else sink.kind,
+            sink_kind=None if query.sink is None else query.sink.kind,
             fallback=fallback_of(target),
             accepted_loss=checked.passed.accepted_loss,
             fell_back="" if checked.fell_back is None else str(checked.fell_back),
             forked_from=restored.restored_from if restored is not None and restored.kind == FORK else None,
             complete=complete,
-            marks=sink is not None and bool(sink.writer_options(self._claim.token)),
+            marks=query.sink is not None and bool(query.sink.writer_options(self._claim.token)),
             spark_version=self._spark.version,
             sink_position=chosen.sink_position,
             code=starting_from(self._code, restored.reference if restored else None),
             elsewhere=chosen.elsewhere,
             moved=last_move(restored, chosen.previous),
+            query=query.fingerprint,
         )
         if claimed is not None and restored is not None and claimed.reference == restored.reference:
             claim_savepoint(claimed, job_id, like=self._job.filesystem)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import logging
+import shutil
 from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeAlias
 
 import pytest
 
+from dagster_ckpt.config import JobStatus
 from dagster_ckpt.errors import QueryMismatch
-from tests.jobs.harness import Bench, Pristine, Row
+from dagster_ckpt.spark.events import Started
+from dagster_ckpt.spark.files.checkpoint_location import CheckpointLocation
+from tests.jobs.harness import Bench, Pristine, Row, eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -59,6 +64,10 @@ def _another_source(bench: Bench, session: SparkSession) -> DataStreamWriter:
     return bench.write(_counted(bench.read(session).unionByName(more)).select("id", "v"))
 
 
+def _doubled(bench: Bench, session: SparkSession) -> DataStreamWriter:
+    return bench.write(_counted(bench.read(session)).selectExpr("id", "v * 2 AS v"))
+
+
 @pytest.fixture(scope="module")
 def counting(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Pristine:
     directory = tmp_path_factory.mktemp("counting")
@@ -101,14 +110,49 @@ def test_another_query_is_refused(counts: Bench, undisturbed: Counter[Row], quer
     assert counts.in_raw_directory() == counts.seen_by_spark() == undisturbed
 
 
+@pytest.mark.parametrize("query", [_another_value, pytest.param(_another_key, marks=pytest.mark.exhaustive)])
+def test_another_query_is_refused_before_batches_after_the_checkpoint_leave_the_sink(
+    counts: Bench, undisturbed: Counter[Row], query: Query
+) -> None:
+    _, second = counts.checkpoints()
+    _read_without_checkpoint(counts)
+    chosen = counts.catalog.choice()
+    counts.refused(QueryMismatch, counts.job(query=query))
+    assert counts.catalog.choice() == chosen
+    went_on = counts.tick()
+    assert went_on.started.restored == second
+    assert counts.in_raw_directory() == counts.seen_by_spark() == undisturbed
+
+
+def test_a_query_that_has_not_changed_is_not_tried(counts: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "dagster_ckpt")
+    _read_without_checkpoint(counts)
+    counts.tick()
+    assert "Trying the query" not in caplog.text
+    _read_without_checkpoint(counts)
+    counts.tick(0, counts.job(query=_doubled))
+    assert "Trying the query" in caplog.text
+
+
+def _read_without_checkpoint(bench: Bench) -> None:
+    """Read one more file, and lose the run's live location before any checkpoint has the file."""
+    (newest, *_) = reversed(bench.checkpoints())
+    bench.until_done = False
+    launch = bench.launch()
+    eventually("the query starts", lambda: bool(launch.of(Started)), unless=launch.check)
+    location = CheckpointLocation(bench.live())
+    bench.land(1)
+    eventually("the file is read", lambda: (location.last_committed() or 0) > newest.batch, unless=launch.check)
+    launch.run.cancel()
+    assert launch.result().status is JobStatus.CANCELED
+    shutil.rmtree(location.path)
+    bench.until_done = True
+
+
 def test_a_changed_projection_is_not_another_query(counts: Bench) -> None:
     """State that fits is used; what the query does with it is the user's."""
-
-    def doubled(bench: Bench, session: SparkSession) -> DataStreamWriter:
-        return bench.write(_counted(bench.read(session)).selectExpr("id", "v * 2 AS v"))
-
     before = counts.seen_by_spark()
-    went_on = counts.tick(2, counts.job(query=doubled))
+    went_on = counts.tick(2, counts.job(query=_doubled))
     assert went_on.started.restored is not None
     after = counts.seen_by_spark()
     assert not before - after

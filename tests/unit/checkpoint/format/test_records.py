@@ -183,6 +183,7 @@ UNSAID: dict[type, dict[str, object]] = {
         "marks": False,
         "sink_position": None,
         "elsewhere": "",
+        "query": "",
         "code": CodeVersion(),
     },
     Heartbeat: {
