@@ -106,7 +106,7 @@ def keep_running(order: Order) -> int:
 
 
 def _print(line: str, *, color: str | None = None, show: Callable[..., None] = warn) -> None:
-    """Print a line where that is possible: nothing becomes of a job because nobody can read about it.
+    """Print a line where that is possible: a job does not fail because nobody can read about it.
 
     The disk of a log may be full, the reader of a pipe gone, the terminal closed; and a signal may have come while
     another line was being printed.

@@ -114,7 +114,7 @@ def checkpoint(job: str, path: str, wait: bool, timeout: str, as_json: bool) -> 
     """Ask the running JOB for a checkpoint at once, of what it has committed by then.
 
     Neither its interval nor its pause is waited for, only the batch in flight, unless its checkpoints are unaligned. If
-    a checkpoint has all that is committed, that one is the answer. `dagster-ckpt savepoints` lists the request.
+    a checkpoint has all that is committed, that checkpoint is the answer. `dagster-ckpt savepoints` lists the request.
     """
     catalog = CheckpointCatalog(storage_at(path), job)
     pause = time.sleep if wait else None

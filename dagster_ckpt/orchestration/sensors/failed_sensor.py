@@ -57,7 +57,7 @@ def on_job_failed(
     name: str = "job_failed_sensor",
     minimum_interval_seconds: int = 30,
 ) -> dg.SensorDefinition:
-    """A sensor that calls ``tell`` once for each job that ends FAILED; runs that are resumed are no such end.
+    """A sensor that calls ``tell`` once for each job that ends FAILED, and not for a run that is resumed.
 
     It also calls ``tell`` once when nothing can resume a job because its records or its newest checkpoint are damaged.
 
