@@ -109,7 +109,7 @@ def list_checkpoints(job: str | None, path: str, as_json: bool) -> None:
 @storage_path
 @JSON
 def describe(job: str, checkpoint: str, path: str, as_json: bool) -> None:
-    """Tell what CHECKPOINT of JOB holds: 'latest', chk-N, a job id with /chk-N, or a path."""
+    """Tell what CHECKPOINT of JOB holds: 'latest', chk-N, a job id with /chk-N, savepoint:NAME, or a path."""
     catalog = CheckpointCatalog(storage_at(path), job)
     metadata = find_checkpoint(catalog, checkpoint)
     document = _document(metadata, catalog)
@@ -132,8 +132,8 @@ def describe(job: str, checkpoint: str, path: str, as_json: bool) -> None:
 def diff(job: str, one: str, other: str, path: str, as_json: bool) -> None:
     """Tell what differs between checkpoint ONE of JOB and the OTHER one, by default the newest.
 
-    Each is 'latest', chk-N, a job id with /chk-N, or a path. Told are what `describe` tells, offsets, state and the
-    sink's position too, and which of Spark's files only one of them holds.
+    Each is 'latest', chk-N, a job id with /chk-N, savepoint:NAME, or a path. Compared is what `describe` tells, with
+    offsets, state and the sink's position, and which of Spark's files only one of them holds.
     """
     catalog = CheckpointCatalog(storage_at(path), job)
     metadata = [find_checkpoint(catalog, checkpoint) for checkpoint in (one, other)]

@@ -22,7 +22,7 @@ from dagster_ckpt.checkpoint import (
     layout,
     take_savepoint,
 )
-from dagster_ckpt.cli.places import JSON, require_job, storage_at, storage_path
+from dagster_ckpt.cli.places import JSON, require_job, storage_at, storage_option, storage_path
 from dagster_ckpt.cli.printing import say, say_json, say_table, warn
 from dagster_ckpt.clock import SystemClock, iso
 from dagster_ckpt.errors import CheckpointError, CheckpointNotFound, InvalidConfiguration
@@ -252,6 +252,7 @@ def _savepoints(catalog: CheckpointCatalog) -> Iterator[dict[str, Any]]:
 
 @click.command()
 @click.argument("savepoint")
+@storage_option
 @JSON
 def dispose(savepoint: str, as_json: bool) -> None:
     """Delete the savepoint in the directory SAVEPOINT. Broken off, it is finished by the same command.
