@@ -159,9 +159,9 @@ def diff(job: str, one: str, other: str, path: str, as_json: bool) -> None:
 def verify(job: str, checkpoint: str | None, path: str, as_json: bool) -> None:
     """Read every byte of CHECKPOINT of JOB, or of all its checkpoints, and compare sizes and checksums.
 
-    Of files that a store copied without telling a checksum it is asked whether anybody wrote to them since. Exits with
-    1 if anything is missing or changed, else with 8 if the storage failed. A checkpoint that a running job deletes
-    meanwhile is named, and is not an error as long as another one was verified.
+    If a storage has copied files and tells no checksums of them, it is asked whether anybody has written to them since.
+    Exits with 1 if anything is missing or changed, else with 8 if the storage failed. A checkpoint that a running job
+    deletes meanwhile is named, and is not an error as long as another one was verified.
     """
     catalog = CheckpointCatalog(storage_at(path), job)
     found: list[CheckpointMetadata] = []
@@ -221,7 +221,7 @@ def _say_verified(row: dict[str, Any]) -> None:
         return
     whole = f"{row['checkpoint']}  {row['files']} files, {row['bytes']:,} bytes  verified"
     without = row["without_checksum"]
-    say(f"{whole}, {without} without a checksum, as not written since" if without else whole)
+    say(f"{whole}; {without} have no checksum, and nobody has written to them since" if without else whole)
 
 
 @click.command()
