@@ -48,6 +48,8 @@ test-spark: $(STAMP) ## the tests of every Spark with older ones: make test-spar
 
 test-exhaustive: $(STAMP) ## what the other tests try at some points, at every point
 	@tools/require-java
+	@tools/require-npm
+	@tools/require-go
 	@tools/require-postgres
 	$(BIN)/python -m pytest -m exhaustive $(SIDE_BY_SIDE)
 	$(BIN)/python tools/test_spark.py --exhaustive 4.0 4.1 4.2

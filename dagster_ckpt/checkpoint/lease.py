@@ -30,7 +30,7 @@ _AT_ONCE = 6
 _PATIENCE = 5.0
 #: The parts of the timeout after which the writer pauses its query, and after which a JVM whose Python hangs ends.
 _OWN, _LAST = 0.8, 0.9
-#: Seconds between two looks at a bucket, at most: so long waits whoever asks a run for something.
+#: Seconds between two looks at a bucket, at most: whoever asks a run for something waits so long.
 _LONGEST_LOOK = 60.0
 
 _Bounded = Annotated[float, Field(gt=0, le=LONGEST_HEARTBEAT_TIMEOUT, allow_inf_nan=False)]

@@ -37,7 +37,9 @@ _COMMANDS = {
         "saving", "checkpoint", "Ask the running JOB for a checkpoint at once, of what it has committed by then."
     ),
     "describe": _Command(
-        "looking", "describe", "Tell what CHECKPOINT of JOB holds: 'latest', chk-N, a job id with /chk-N, or a path."
+        "looking",
+        "describe",
+        "Tell what CHECKPOINT of JOB holds: 'latest', chk-N, a job id with /chk-N, savepoint:NAME, or a path.",
     ),
     "diff": _Command(
         "looking", "diff", "Tell what differs between checkpoint ONE of JOB and the OTHER one, by default the newest."

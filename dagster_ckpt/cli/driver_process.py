@@ -106,7 +106,7 @@ def keep_running(order: Order) -> int:
 
 
 def _print(line: str, *, color: str | None = None, show: Callable[..., None] = warn) -> None:
-    """Print a line where that is possible: nothing becomes of a job because nobody can read about it.
+    """Print a line where that is possible: a job does not fail because nobody can read about it.
 
     The disk of a log may be full, the reader of a pipe gone, the terminal closed; and a signal may have come while
     another line was being printed.
@@ -189,7 +189,7 @@ class _Parent:
         if self._number is not None:
             child.terminate()
         status, told = None, set()
-        # What a lost driver has forked may live, and hold the other end of the pipe open: the pipe alone tells no end.
+        # A process that a lost driver has forked may live, and hold the other end of the pipe open.
         with heard, suppress(EOFError, OSError):
             while child.exitcode is None or heard.poll():
                 if heard.poll(_TURN):
@@ -269,7 +269,7 @@ def _status_of(order: Order, run_id: str, earlier: tuple[Launch, ...], telling: 
         result = replace(drive, on_event=on_event, on_resume=lambda: tell("resumes") if earlier else None).run()
     except ToldToEnd:
         raise
-    except (Exception, SystemExit, KeyboardInterrupt) as error:  # sys.exit() in the job's code is no end of the job
+    except (Exception, SystemExit, KeyboardInterrupt) as error:  # sys.exit() in the job's code does not end the job
         message = error.message if isinstance(error, CheckpointError) else f"{type(error).__name__}: {error}"
         _print(message, color="red")
         if isinstance(error, CheckpointError) and error.hint:

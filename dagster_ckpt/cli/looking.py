@@ -109,7 +109,7 @@ def list_checkpoints(job: str | None, path: str, as_json: bool) -> None:
 @storage_path
 @JSON
 def describe(job: str, checkpoint: str, path: str, as_json: bool) -> None:
-    """Tell what CHECKPOINT of JOB holds: 'latest', chk-N, a job id with /chk-N, or a path."""
+    """Tell what CHECKPOINT of JOB holds: 'latest', chk-N, a job id with /chk-N, savepoint:NAME, or a path."""
     catalog = CheckpointCatalog(storage_at(path), job)
     metadata = find_checkpoint(catalog, checkpoint)
     document = _document(metadata, catalog)
@@ -132,8 +132,8 @@ def describe(job: str, checkpoint: str, path: str, as_json: bool) -> None:
 def diff(job: str, one: str, other: str, path: str, as_json: bool) -> None:
     """Tell what differs between checkpoint ONE of JOB and the OTHER one, by default the newest.
 
-    Each is 'latest', chk-N, a job id with /chk-N, or a path. Told are what `describe` tells, offsets, state and the
-    sink's position too, and which of Spark's files only one of them holds.
+    Each is 'latest', chk-N, a job id with /chk-N, savepoint:NAME, or a path. Compared is what `describe` tells, with
+    offsets, state and the sink's position, and which of Spark's files only one of them holds.
     """
     catalog = CheckpointCatalog(storage_at(path), job)
     metadata = [find_checkpoint(catalog, checkpoint) for checkpoint in (one, other)]
@@ -159,9 +159,9 @@ def diff(job: str, one: str, other: str, path: str, as_json: bool) -> None:
 def verify(job: str, checkpoint: str | None, path: str, as_json: bool) -> None:
     """Read every byte of CHECKPOINT of JOB, or of all its checkpoints, and compare sizes and checksums.
 
-    Of files that a store copied without telling a checksum it is asked whether anybody wrote to them since. Exits with
-    1 if anything is missing or changed, else with 8 if the storage failed. A checkpoint that a running job deletes
-    meanwhile is named, and is not an error as long as another one was verified.
+    If a storage has copied files and tells no checksums of them, it is asked whether anybody has written to them since.
+    Exits with 1 if anything is missing or changed, else with 8 if the storage failed. A checkpoint that a running job
+    deletes meanwhile is named, and is not an error as long as another one was verified.
     """
     catalog = CheckpointCatalog(storage_at(path), job)
     found: list[CheckpointMetadata] = []
@@ -221,7 +221,7 @@ def _say_verified(row: dict[str, Any]) -> None:
         return
     whole = f"{row['checkpoint']}  {row['files']} files, {row['bytes']:,} bytes  verified"
     without = row["without_checksum"]
-    say(f"{whole}, {without} without a checksum, as not written since" if without else whole)
+    say(f"{whole}; {without} have no checksum, and nobody has written to them since" if without else whole)
 
 
 @click.command()

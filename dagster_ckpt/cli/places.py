@@ -28,6 +28,7 @@ __all__ = [
     "repeated",
     "require_job",
     "storage_at",
+    "storage_option",
     "storage_path",
 ]
 
@@ -37,7 +38,8 @@ _Command = Callable[..., None]
 JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON, one document.")
 
 
-def _with_storage(command: _Command, *, required: bool) -> _Command:
+def storage_option(command: _Command) -> _Command:
+    """How to connect to a storage, for :func:`storage_at`; for a command whose argument names the storage."""
     option = click.option(
         "--storage-option",
         metavar="KEY=VALUE",
@@ -46,6 +48,10 @@ def _with_storage(command: _Command, *, required: bool) -> _Command:
         callback=_remember,
         help=f"One of the storage_options of the storage; may be repeated. [env: {OPTIONS_VARIABLE}, as JSON]",
     )
+    return option(command)
+
+
+def _with_storage(command: _Command, *, required: bool) -> _Command:
     path = click.option(
         "--path",
         envvar="DAGSTER_CKPT_PATH",
@@ -53,7 +59,7 @@ def _with_storage(command: _Command, *, required: bool) -> _Command:
         required=required,
         help="The checkpoint path, as on the storage resource.",
     )
-    return path(option(command))
+    return path(storage_option(command))
 
 
 def storage_path(command: _Command) -> _Command:

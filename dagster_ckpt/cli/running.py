@@ -26,7 +26,7 @@ __all__ = ["run"]
     "--restore-from",
     default=LATEST,
     show_default=True,
-    help="'latest'; 'none'; chk-N, a job id with /chk-N, or the path of a checkpoint or savepoint.",
+    help="'latest'; 'none'; chk-N, a job id with /chk-N, savepoint:NAME, or the path of a checkpoint or savepoint.",
 )
 @click.option(
     "--claim-mode",

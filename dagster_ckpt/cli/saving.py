@@ -22,7 +22,7 @@ from dagster_ckpt.checkpoint import (
     layout,
     take_savepoint,
 )
-from dagster_ckpt.cli.places import JSON, require_job, storage_at, storage_path
+from dagster_ckpt.cli.places import JSON, require_job, storage_at, storage_option, storage_path
 from dagster_ckpt.cli.printing import say, say_json, say_table, warn
 from dagster_ckpt.clock import SystemClock, iso
 from dagster_ckpt.errors import CheckpointError, CheckpointNotFound, InvalidConfiguration
@@ -114,7 +114,7 @@ def checkpoint(job: str, path: str, wait: bool, timeout: str, as_json: bool) -> 
     """Ask the running JOB for a checkpoint at once, of what it has committed by then.
 
     Neither its interval nor its pause is waited for, only the batch in flight, unless its checkpoints are unaligned. If
-    a checkpoint has all that is committed, that one is the answer. `dagster-ckpt savepoints` lists the request.
+    a checkpoint has all that is committed, that checkpoint is the answer. `dagster-ckpt savepoints` lists the request.
     """
     catalog = CheckpointCatalog(storage_at(path), job)
     pause = time.sleep if wait else None
@@ -252,6 +252,7 @@ def _savepoints(catalog: CheckpointCatalog) -> Iterator[dict[str, Any]]:
 
 @click.command()
 @click.argument("savepoint")
+@storage_option
 @JSON
 def dispose(savepoint: str, as_json: bool) -> None:
     """Delete the savepoint in the directory SAVEPOINT. Broken off, it is finished by the same command.

@@ -35,7 +35,7 @@ _AT_ONCE = 32
 #: Seconds between two looks, at least.
 _SHORTEST = 0.1
 _HOUR = 3600.0
-#: Seconds from which on it is told that a checkpoint is due: less is common.
+#: A checkpoint that has been due for so many seconds is told of; less is common.
 _LONG = 120.0
 _UNITS = (("d", 86_400), ("h", 3_600), ("min", 60))
 

@@ -32,7 +32,7 @@ _MINIMUM = 10 * _MILLISECOND
 _LONGEST_PAUSE = timedelta(days=365)
 #: Defaults in seconds; Flink's are 10 s and 50 s.
 HEARTBEAT_INTERVAL, HEARTBEAT_TIMEOUT = 2.0, 30.0
-#: So that one late heartbeat is no death.
+#: So that one late heartbeat does not count as death.
 INTERVALS_PER_TIMEOUT = 3
 #: Below this a pause of Python or of a network would often count as death; above it nobody would wait.
 _SHORTEST_HEARTBEAT_TIMEOUT, LONGEST_HEARTBEAT_TIMEOUT = 3.0, 3600.0
@@ -116,13 +116,16 @@ class CheckpointConfig(BaseModel):
     mode: CheckpointingMode = Field(default=CheckpointingMode.EXACTLY_ONCE, description="What a restore promises.")
     timeout: Annotated[Duration, AfterValidator(_at_least_10_ms)] = Field(
         default=timedelta(minutes=10),
-        description="An attempt older than this, counted from its pin, is discarded.",
+        description="A checkpoint attempt older than this, counted from its pin, is discarded and counts as failed.",
     )
     min_pause: Annotated[Duration, AfterValidator(_not_negative)] = Field(
         default=timedelta(),
-        description="Least time between the end of one checkpoint and the start of the next; at most 365 days.",
+        description="Least time between the end of one checkpoint or savepoint and the start of the next checkpoint; "
+        "at most 365 days.",
     )
-    max_concurrent_checkpoints: int = Field(default=1, ge=1, description="Attempts that may be in progress at once.")
+    max_concurrent_checkpoints: int = Field(
+        default=1, ge=1, description="Checkpoint attempts that may be in progress at once."
+    )
     tolerable_failed_checkpoints: int | None = Field(
         default=3,
         ge=0,
@@ -136,8 +139,8 @@ class CheckpointConfig(BaseModel):
     )
     aligned_checkpoint_timeout: Annotated[Duration, AfterValidator(_not_negative)] = Field(
         default=timedelta(),
-        description="An attempt begins aligned and becomes unaligned when it has waited this long for its batch. "
-        "0: at once if unaligned, else never.",
+        description="A checkpoint attempt begins aligned and becomes unaligned when it has waited this long for its "
+        "batch. 0: at once if unaligned, else never.",
     )
     cleanup: ExternalizedCheckpointCleanup = Field(
         default=ExternalizedCheckpointCleanup.RETAIN_ON_CANCELLATION,
@@ -225,7 +228,7 @@ class CheckpointConfig(BaseModel):
             raise ValueError(
                 f"heartbeat_timeout ({format_duration(self.heartbeat_timeout)}) must be at least "
                 f"{INTERVALS_PER_TIMEOUT} times heartbeat_interval ({format_duration(self.heartbeat_interval)}), so "
-                f"that one late heartbeat is no death: set heartbeat_interval to at most "
+                f"that one late heartbeat does not count as death: set heartbeat_interval to at most "
                 f"{format_duration(self.heartbeat_timeout // INTERVALS_PER_TIMEOUT // _MILLISECOND * _MILLISECOND)}"
             )
         return self
@@ -244,8 +247,8 @@ class CheckpointConfig(BaseModel):
     def longest_without_checkpoint(self) -> timedelta | None:
         """How long a checkpoint may be due without completing, as Flink's operator bounds it; ``None``: for ever.
 
-        The longer of interval and timeout, for each failed checkpoint that is tolerated, and two more. Where any number
-        is tolerated, that says nothing about how many are well, so none counts.
+        The longer of interval and timeout, times the number of tolerated failures plus two. A job that tolerates any
+        number of failures counts as one that tolerates none.
         """
         interval = self.effective_interval
         return None if interval is None else max(interval, self.timeout) * ((self.tolerable_failures or 0) + 2)

@@ -12,7 +12,7 @@ next; ``str(error)`` has both. The docstrings are the reference of errors in the
     ├── StorageError (OSError)                 the storage did not do what was asked
     │   ├── StorageUnusable                    the storage cannot hold checkpoints at all (probe failed, read-only)
     │   ├── WorkingDirectoryFailed             a disk of this machine refused a file of the working directory
-    │   ├── PublishConflict (FileExistsError)  the name is taken, by bytes that are not ours
+    │   ├── PublishConflict (FileExistsError)  the name is taken, by other bytes
     │   └── PublishUnknown                     nobody can tell whether the write happened
     ├── CheckpointNotFound (FileNotFoundError) the pointer names nothing
     ├── ForeignCheckpoint                      the pointer or directory belongs to another job or deployment

@@ -35,7 +35,8 @@ __all__ = [
 class CaptureIncomplete(CheckpointError):
     """The live location did not hold all files of a batch; a later batch may be whole.
 
-    Spark was faster. Taken again with the next batch; five in a row count as one failed checkpoint.
+    Spark was faster. The checkpoint is tried again with the next batch; five such errors in a row count as one failed
+    checkpoint.
 
     Way on:
         None, unless it repeats: keep more batches (``spark.sql.streaming.minBatchesToRetain``, 100 by default).
@@ -67,7 +68,7 @@ class SavepointFailed(CheckpointError):
     from its newest checkpoint.
 
     Way on:
-        Mend what it names, and ask again.
+        Mend what the reason names, and ask again.
     """
 
 
@@ -90,7 +91,7 @@ class MustStop(CheckpointError):
 class Fenced(MustStop):
     """A newer run has taken the job over. The fenced writer must stop; it can change nothing any more.
 
-    This run was held for dead in the meantime.
+    This run had been declared dead.
 
     Way on:
         None. If it repeats, the run's host pauses, or its storage is unreachable for longer than
@@ -125,7 +126,7 @@ class JobAlreadyRunning(CheckpointError):
     This run changed nothing.
 
     Way on:
-        Terminate the other one first. With the tag limit of ``dagster.yaml`` a second run is queued instead.
+        Terminate the other run first. With the tag limit of ``dagster.yaml`` a second run is queued instead.
     """
 
     recoverable = False
@@ -191,8 +192,8 @@ class SinkMismatch(RestoreRefused):
     """The sink does not hold the data that the checkpoint says it holds.
 
     The query writes to another place than when the checkpoint was taken, or files that the sink had written by then are
-    missing or have another size. Or the checkpoint is one that a rollback has abandoned since, of a sink that does not
-    hold its rows any more.
+    missing or have another size. Or a rollback has abandoned the checkpoint since, and the sink does not hold its rows
+    any more.
 
     Way on:
         Write to the same place; put the files back; or restore a checkpoint from before those files.
@@ -212,7 +213,7 @@ class StateBackendMismatch(RestoreRefused):
 class UpgradeFailed(CheckpointError):
     """A new version of the code has completed no checkpoint in time, and the job returns to the version before.
 
-    What the version before goes on from is kept. The sink is rolled back to it at the next start.
+    What the version before goes on from is kept, and the next start rolls the sink back to it.
 
     Way on:
         See the message for the cause. Put the code of the version before back, or name it in ``previous``.
@@ -234,12 +235,12 @@ class QueryFailed(CheckpointError):
 class QueryNotBuilt(QueryFailed):
     """The job's function raised, or Spark could not plan the query; that error is in ``__cause__``.
 
-    The first time it may be something that passes, such as a catalog that is away. The same error in the very next
-    attempt is a mistake.
+    The first time, the cause may pass, such as a catalog that is away. The same error in the very next start is a
+    mistake.
 
     Restarted. If the next start fails in the same way (the same error but for numbers, ids and paths), the job ends.
-    Only what speaks of an outage (a refused connection, a timeout, a full disk) is tried again for as long as the
-    strategy allows.
+    Only an error that speaks of an outage (a refused connection, a timeout, a full disk) is tried again for as long as
+    the strategy allows.
 
     Way on:
         Mend the function, and launch again.
@@ -249,8 +250,8 @@ class QueryNotBuilt(QueryFailed):
 class PoisonBatch(QueryFailed):
     """The same batch failed with the same error each time it was tried; the last error is in ``__cause__``.
 
-    It failed ``poison_batch_attempts`` times in a row. It is not tried again, whatever the restart strategy still
-    allows.
+    The batch failed ``poison_batch_attempts`` times in a row, and is not tried again, whatever the restart strategy
+    still allows.
 
     Way on:
         The guide "Deal with a batch that fails again and again".

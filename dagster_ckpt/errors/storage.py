@@ -55,12 +55,13 @@ class WorkingDirectoryFailed(StorageError):
 
 
 class PublishConflict(StorageError, FileExistsError):
-    """An exclusive create found the name taken by bytes that are not ours.
+    """An exclusive create found other bytes under the name.
 
-    Two writers tried for one name and this one lost; the protocol handles that itself wherever it can happen in order.
+    Two writers created the same name, and this writer lost. The protocol handles this error wherever it is to be
+    expected.
 
     Way on:
-        If it reaches you, something else writes into the job's directory: find it.
+        If you see this error, another program writes into the job's directory: find that program.
     """
 
 
@@ -69,7 +70,7 @@ class PublishUnknown(StorageError):
 
     Data that the file refers to must not be deleted on a guess.
 
-    It is read back before anything is decided on it.
+    The file is read back before anything is decided about it.
 
     Way on:
         Mend the storage.
@@ -104,7 +105,7 @@ class ForeignCheckpoint(CheckpointError):
 class CorruptCheckpoint(CheckpointError):
     """What is stored is not what was written.
 
-    A record in ``control/``, or the state's own metadata, is not what was written; or every checkpoint there is is in
+    A record in ``control/``, or the state's own metadata, is not what was written; or every checkpoint is in
     quarantine.
 
     Way on:

@@ -178,7 +178,7 @@ def _open_remote(
         raise InvalidConfiguration(
             f"Checkpoint path {place.shown!r} has more in it than {kind.place} and a directory, whose names have no ?, "
             "no # and no control character here.",
-            hint=f"Write it as {kind.form}; credentials belong into storage_options or the environment.",
+            hint=f"Write it as {kind.form}; credentials belong in storage_options or the environment.",
         )
     names = [name for name in place.path.split("/") if name]
     if any(kind.ambiguous.search(name) for name in names):

@@ -178,13 +178,13 @@ def checkpointed_streaming_asset(
         owners: as of any asset.
         tags: as of any asset.
         metadata: as of any asset.
-        code_version: as of any asset. Checkpoints go with it, so that a change is noticed at the next start.
+        code_version: as of any asset. Checkpoints record it, so that the next start notices a change.
         upgrade_mode: what a new ``code_version`` goes on from: ``last-state``, the newest checkpoint; ``savepoint``,
             only the savepoint that the version before was stopped with; ``stateless``, nothing.
         upgrade_timeout: a new ``code_version`` that has worked, or failed, for so long without a checkpoint is taken
             back, and the job returns to the version before; longer than the interval of checkpoints. ``None``: never.
-        previous: the functions of earlier versions by their ``code_version``, to return to one at once. Without them
-            the job returns when the code of the version before is deployed again.
+        previous: the functions of earlier versions by their ``code_version``, so that the job returns to one at once.
+            Without them the job returns when the code of the version before is deployed again.
         automation_condition: as of any asset.
         freshness_policy: as of any asset.
         pool: as of any asset.

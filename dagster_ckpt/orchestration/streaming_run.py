@@ -304,7 +304,7 @@ class OwnRun:
             return
         self._looked_at = now
         if (status := self._status()) in {dg.DagsterRunStatus.CANCELED, dg.DagsterRunStatus.FAILURE}:
-            _log.warning("Dagster has this run down as %s already, so it stops", status.value)
+            _log.warning("Dagster counts this run as %s already, so the run stops", status.value)
             raise dg.DagsterExecutionInterruptedError
 
     def _status(self) -> dg.DagsterRunStatus | None:

@@ -311,7 +311,7 @@ def _described(event: Event) -> Iterator[tuple[int, str]]:
             yield logging.WARNING, f"Checkpoint {number} failed ({consecutive} in a row): {reason}"
         case SettingsIgnored(reasons):
             for reason in reasons:
-                yield logging.WARNING, f"The state backend asks for what it does not get. {reason}"
+                yield logging.WARNING, f"A setting of the state backend has no effect. {reason}"
         case CheckpointsDiscarded(discarded):
             yield logging.INFO, f"{len(discarded)} checkpoints are deleted at the end of the job"
         case Replaying(batch, last, seconds):

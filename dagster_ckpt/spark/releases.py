@@ -38,7 +38,7 @@ class Formats:
         operator: of ``state/<operator>/_metadata``.
         changelog: of changelogs that name the versions they build on.
         state: of the state's files; version 2 never overwrites a file. Spark 4.0 has a version 2 that depends on what
-            its JVM did first, and that neither another JVM nor another release surely reads; so 4.0 has version 1 only.
+            its JVM did first, and that another JVM or another release may not read; so 4.0 has version 1 only.
     """
 
     offset_log: Collection[int]

@@ -36,7 +36,7 @@ __all__ = ["Begun", "Upgrading", "starting_from"]
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
-#: Looks at whether a new version has something to do, for each time that it may take.
+#: How often a run looks whether a new version has something to do, within the time that the version may take.
 _LOOKS = 20
 _MOST_OFTEN = 0.2
 

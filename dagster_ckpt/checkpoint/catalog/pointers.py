@@ -73,7 +73,7 @@ class CompletedCheckpointStorageLocation:
 
 
 def job_names(filesystem: FileSystem) -> list[str]:
-    """The directories that are those of jobs; others may have directories of theirs beside them."""
+    """The directories of jobs; others may keep their own directories beside them."""
     return sorted(
         entry.name
         for entry in filesystem.list("")

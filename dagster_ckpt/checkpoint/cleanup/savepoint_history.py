@@ -1,7 +1,7 @@
 """The history of a series of savepoints: those that are too many or too old are deleted when the next one is taken.
 
 A rollback may be going back to one of them at that moment. So a rollback and a history both pin a savepoint first,
-under one name: the storage lets one of them create the record. The rollback then looks whether the savepoint is still
+under one name: the storage lets one of them create the record. The rollback then checks that the savepoint is still
 there, and only then stops the job.
 """
 

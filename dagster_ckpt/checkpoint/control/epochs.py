@@ -274,7 +274,7 @@ class Epochs:
             claim = Claim(epoch, token, epoch if series is None else series, run_id, host, pid, now)
             try:
                 path = self._path(epoch)
-                # A start would only fill the reserve's place with data; who ends a dead job is about to delete.
+                # A start would only fill the reserve with data; whoever ends a dead job is about to delete files.
                 create = self._filesystem.create if after is None or is_start else self._reserve.create
                 create(path, encode_record(claim, path))
             except PublishConflict:

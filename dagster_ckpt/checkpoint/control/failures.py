@@ -208,7 +208,7 @@ class Streak:
                 break
             plan = plan or failure.plan
             if _is_gone(failure):
-                # A run dies once: whose JVM was found gone may have died before it could say that it had ended.
+                # A run dies once: a run whose JVM was found gone may have died before it could record its end.
                 times += failure.run_id not in deaths
                 deaths.add(failure.run_id)
             else:

@@ -259,14 +259,14 @@ class HeartbeatFile:
             timeout = _UNSAID.timeout
             if heartbeat is not None and heartbeat.run_id == claim.run_id:  # it has started its query again
                 timeout = max(timeout, heartbeat.lease.timeout)
-            # What an earlier epoch's late beat lies over is put right by the next beat.
+            # If a late beat of an earlier epoch has replaced a newer beat, the next beat puts that right.
             if silent <= timeout or (heartbeat is not None and same < heartbeat.lease.settled):
                 return None, claimed_at
             return f"no heartbeat since it took the job over {silent:.0f} s ago", claimed_at
         # While the run's own process lives, Dagster hears from it how the run ended; it may also have more steps.
         worker = heartbeat.worker or heartbeat.processes[0]
         unchanged = unchanged_for(self.key, (heartbeat.run_id, heartbeat.epoch, heartbeat.sequence), clock, asked)
-        # By this host's clock: a holder's that goes ahead would put its death, and so the restart, into the future.
+        # By this host's clock: a holder's clock that is ahead would put the restart into the future.
         silent = heartbeat.silent_for(clock, unchanged, asked) or 0.0
         recent, last_sign = silent <= heartbeat.lease.timeout, now - silent
         ended = heartbeat.stopped or (heartbeat.worker is not None and recent)

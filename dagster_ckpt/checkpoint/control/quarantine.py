@@ -74,7 +74,7 @@ class Quarantine:
             return
 
     def lift(self, checkpoint: str) -> bool:
-        """Take ``{job id}/chk-N`` out of quarantine; ``False`` when it was not in it."""
+        """Take ``{job id}/chk-N`` out of quarantine; ``False`` when it was not there."""
         if checkpoint not in self.names():
             return False
         self._filesystem.remove(self._path(checkpoint))

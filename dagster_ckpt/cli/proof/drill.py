@@ -54,7 +54,7 @@ def drill(
     if as_json:
         say_json({**asdict(done), "recovery_seconds": done.recovery_seconds})
         return
-    say(f"{done.job} can be restored from {done.checkpoint}: batch {done.batch} was computed, it read {done.read}.")
+    say(f"{done.job} can be restored from {done.checkpoint}: batch {done.batch} was computed ({done.read}).")
     say(
         f"Recovery time {done.recovery_seconds:.1f} s: Spark {done.spark_seconds:.1f}, restore "
         f"{done.restore_seconds:.1f}, query {done.build_seconds:.1f}, first batch {done.batch_seconds:.1f}."

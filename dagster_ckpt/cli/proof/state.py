@@ -56,8 +56,8 @@ def state(
 ) -> None:
     """Tell what JOB keeps in its state at CHECKPOINT: its stateful operators, or with --operator the rows of one.
 
-    CHECKPOINT is 'latest', chk-N, a job id with /chk-N, or a path. The rows are read by a local Spark from a copy of
-    the checkpoint; the job may be running, and is not touched.
+    CHECKPOINT is 'latest', chk-N, a job id with /chk-N, savepoint:NAME, or a path. The rows are read by a local Spark
+    from a copy of the checkpoint; the job may be running, and is not touched.
     """
     catalog = CheckpointCatalog(storage_at(path), job)
     metadata = find_checkpoint(catalog, checkpoint)

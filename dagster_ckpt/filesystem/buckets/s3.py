@@ -239,5 +239,5 @@ def _check_endpoint(endpoint: object) -> None:
     if parts.scheme not in {"http", "https"} or not parts.hostname or "@" in parts.netloc or parts.query:
         raise InvalidConfiguration(
             "The storage option endpoint_url is not the URL of a server.",
-            hint="Write it as https://host or https://host:port; credentials belong into `key` and `secret`.",
+            hint="Write it as https://host or https://host:port; credentials belong in `key` and `secret`.",
         )

@@ -33,7 +33,7 @@ class SavepointConfig(dg.Config):
         default=None, description="At most so many savepoints of the series stay. By default none is ever deleted."
     )
     max_age: str | None = Field(
-        default=None, description="No savepoint of the series stays that is older, such as '30 d', except the newest."
+        default=None, description="Older savepoints of the series are deleted, except the newest one, such as '30 d'."
     )
     stop: bool = Field(
         default=False, description="Stop the running job with it: its run ends successfully and nothing resumes it."

@@ -24,9 +24,10 @@ def build_savepoint_schedule(
 ) -> dg.ScheduleDefinition:
     """A schedule that takes savepoints of a job, and deletes those of its own series that are too many or too old.
 
-    The savepoints are called ``<name>-<date>-<time>``. Without ``keep`` and ``max_age`` none is ever deleted; with
-    them, one goes once the next is complete: never the one with the newest state, and never one that the job
-    may still go back to by itself. Savepoints of other series, and those without a series, are left alone.
+    The savepoints are called ``<name>-<date>-<time>``. Without ``keep`` and ``max_age`` no savepoint is ever
+    deleted. With them, those that are too many or too old are deleted once the next savepoint is complete, but never
+    the one with the newest state, and never one that the job may still go back to by itself. Savepoints of other
+    series, and those without a series, are left alone.
 
     .. code-block:: python
 
@@ -37,7 +38,7 @@ def build_savepoint_schedule(
         cron_schedule: when, such as ``"0 3 * * *"``.
         name: of the series; the schedule is called ``<job>_<name>_savepoints``.
         keep: at most so many savepoints of the series stay; ``None`` for any number.
-        max_age: none of the series stays that is older, such as ``"30 d"``; ``None`` for any age.
+        max_age: savepoints of the series that are older are deleted, such as ``"30 d"``; ``None`` for any age.
         to: the directory for them; ``savepoint_path`` of the storage by default.
         note: one line about each of them.
         execution_timezone: of ``cron_schedule``; UTC by default.

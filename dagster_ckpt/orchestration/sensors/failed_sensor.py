@@ -57,7 +57,7 @@ def on_job_failed(
     name: str = "job_failed_sensor",
     minimum_interval_seconds: int = 30,
 ) -> dg.SensorDefinition:
-    """A sensor that calls ``tell`` once for each job that ends FAILED; runs that are resumed are no such end.
+    """A sensor that calls ``tell`` once for each job that ends FAILED, and not for a run that is resumed.
 
     It also calls ``tell`` once when nothing can resume a job because its records or its newest checkpoint are damaged.
 
@@ -104,7 +104,7 @@ def on_job_failed(
                         context.log.info("Told of job %s, which is %s: %s", asset.name, found.state, _why(found))
                         said.append((asset.name, f"told that it is {found.state}"))
                 except Exception as error:
-                    context.log.exception("Nobody could be told of job %s", asset.name)
+                    context.log.exception("The message about job %s could not be sent", asset.name)
                     said.append((asset.name, f"{type(error).__name__}: {error}"))
                     continue
                 cursor.remember(asset.name, found)

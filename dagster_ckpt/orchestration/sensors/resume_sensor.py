@@ -86,8 +86,8 @@ def build_resume_sensor(
                     if watch.finished is not None:
                         cursor.finished[asset.name] = watch.finished
                 except Exception as error:
-                    context.log.exception("Job %s could not be looked after", asset.name)
-                    said.append((asset.name, f"could not be looked after: {type(error).__name__}: {error}"))
+                    context.log.exception("Job %s could not be looked at", asset.name)
+                    said.append((asset.name, f"could not be looked at: {type(error).__name__}: {error}"))
                     continue
                 if isinstance(outcome, dg.RunRequest):
                     requests.append(outcome)

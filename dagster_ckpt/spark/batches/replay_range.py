@@ -74,7 +74,7 @@ def _wrote_last(catalog: CheckpointCatalog, sink: Sink) -> str | None:
     epochs = catalog.records.epochs
     for epoch in sorted((epoch for epoch, kinds in epochs.names().items() if "choice" in kinds), reverse=True):
         choice = epochs.read_choice(epoch)
-        is_known = choice is not None and choice.sink_kind in {None, sink.kind}  # no kind is of the first releases
+        is_known = choice is not None and choice.sink_kind in {None, sink.kind}  # the first releases recorded no kind
         if choice is not None and is_known and is_same_place(str(choice.sink), sink.path):
             return choice.job_id
     return None

@@ -215,7 +215,7 @@ def _process(client: Any) -> subprocess.Popen[bytes] | None:
 
 def _ending(process: subprocess.Popen[bytes]) -> str:
     """How a process ended, for people."""
-    if process.returncode is None:  # of another process's child nobody learns it
+    if process.returncode is None:  # only its parent is told the exit status
         return "it has ended; its error output says why"
     if process.returncode == -signal.SIGKILL:
         return "it was killed by SIGKILL, as the kernel does to a process when memory runs out (OOM kill)"

@@ -52,7 +52,7 @@ def main() -> int:
 
 
 def _step_back() -> None:
-    """Be of the lowest priority, the first to go when memory runs out, and gone with the process that asked for it."""
+    """Take the lowest priority, be the first to go when memory runs out, and end with the process that asked."""
     os.nice(19)
     if (score := Path("/proc/self/oom_score_adj")).exists():
         score.write_text("1000", encoding="ascii")

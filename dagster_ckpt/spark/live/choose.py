@@ -113,7 +113,7 @@ def recorded_live(choice: Choice, filesystem: FileSystem) -> LiveLocation | None
     if (local := _live_here(choice)) is not None:
         if is_own(local) and is_own(local.parent):
             return LocalLive(local)
-        _log.warning("The live location %s is left alone: it is not, or not only, this user's", local)
+        _log.warning("The live location %s is left alone: it is not this user's, or everybody can write to it", local)
         return None
     if filesystem.copies is None or not choice.live.startswith(f"{filesystem.url}/"):
         return None

@@ -120,7 +120,7 @@ class PlainLocation:
         if (present := sink.first_data()) is not None:
             raise SinkNotEmpty(
                 f"{sink.path} has data, {present} for example, and no log of Spark's file sink, so it is not known "
-                f"what of that the query of {self.pointer} has written.",
+                f"which of these data the query of {self.pointer} has written.",
                 hint="Write to the directory that the query wrote to, or to an empty one.",
             )
         return Beginning(str(uuid.uuid4()), sink.seed(self.metadata.batch, directory / _SINK, session), _BEFORE)

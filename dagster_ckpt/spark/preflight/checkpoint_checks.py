@@ -69,7 +69,7 @@ def log_gap(batch: int, offsets: Collection[int], commits: Collection[int], *, s
     if (newest := max(offsets)) > batch + 1:
         return (
             f"offsets/{newest} is there and commits end with {batch}: Spark would go on from batch {newest} and skip "
-            f"{batches(range(batch + 1, newest))} without a word"
+            f"{batches(range(batch + 1, newest))} without an error"
         )
     return None
 
@@ -247,7 +247,7 @@ def replay_finding(
         Verdict.WITH_LOSS,
         f"the sink {sink.path} cannot go back and has batches up to {newest}, and how {batches(lost)} "
         f"{'was' if len(lost) == 1 else 'were'} bounded is not known or not to be heeded: with other rows under the "
-        "same numbers, rows of theirs would be lost or doubled.",
+        "same numbers, their rows would be lost or doubled.",
         "Launch without replay_to, restore a newer checkpoint, or give the sink a rollback_to.",
     )
 

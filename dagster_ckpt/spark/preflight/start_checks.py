@@ -273,7 +273,7 @@ def _choose_anew(start: ProposedStart, restored: CheckpointMetadata) -> Sequence
     first = min(SourceFiles.of(plans).missing, default=None)
     if first is None:
         return start.replay
-    _log.warning("Batches from %d on get new boundaries: files of theirs are gone", first)
+    _log.warning("Batches from %d on get new boundaries: some of their files are gone", first)
     if first == following and planned is not None:
         forget_plan(start.location, following)
     return [plan for plan in start.replay if plan.batch < first]

@@ -102,7 +102,7 @@ def find_java(*, by_running: bool = False) -> Path:
 
 
 def _is_told_to_do(java: Path) -> bool:
-    """Whether the file ``release`` of a Java tells that it will do, which saves two starts of it."""
+    """Whether the file ``release`` of a Java says that Spark can use this Java, which saves two starts of Java."""
     try:
         told = (java.resolve().parent.parent / "release").read_text(encoding="utf-8")
     except (OSError, ValueError):

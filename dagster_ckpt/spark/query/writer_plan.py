@@ -140,8 +140,8 @@ class WriterPlan:
             )
             raise InvalidConfiguration(
                 f"The {self.format} writer of job {job_name!r} keeps by itself which batches of a query it has seen, "
-                "and a restore does not surely take that back: the writer would skip batches that run again with other "
-                f"rows, and their rows would be lost.{borne}",
+                "and a restore may not take that back: the writer would skip batches that run again with other rows, "
+                f"and their rows would be lost.{borne}",
                 hint=self._instead(),
             )
         if isinstance(self.attached, CustomSink) and self.writes_files:

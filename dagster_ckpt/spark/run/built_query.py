@@ -95,7 +95,7 @@ class Queries:
             raise error from failure
 
     def for_trial(self, restored: CheckpointMetadata) -> DataStreamWriter:
-        """A writer of the query whose sink and location the caller replaces; its own sink learns nothing of it."""
+        """A writer of the query whose sink and location the caller replaces; the query's own sink is not told."""
         return self._writer(self._session(restored))
 
     def _writer(self, session: SparkSession) -> DataStreamWriter:

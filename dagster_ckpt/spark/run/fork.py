@@ -194,7 +194,7 @@ def lay_out_fork(
         restored_from=point.pointer,
         facts=point.metadata.facts.model_copy(update={"query_id": beginning.query_id}),
         sink=beginning.position,
-        # Until it is published, what was a plain location has no name of the job's.
+        # Until it is published, a copy of a plain location has no name in the job.
         location=point.pointer if isinstance(point, PlainLocation) else None,
     )
     return laid_out, beginning

@@ -1,6 +1,6 @@
 """Proof that the entries in the log of Spark's file sink were written by one start of a query alone.
 
-Spark's sink only looks whether the id of a batch is in its log, and skips the batch if so. So entries that a run adds
+Spark's sink only checks whether the id of a batch is in its log, and skips the batch if so. So entries that a run adds
 after it was declared dead would replace batches of the new run. No clock can tell such entries apart.
 
 **The mark.** For each file the log records the block size of the task's file system. On a local file system the block

@@ -101,8 +101,8 @@ class SparkFileSink(Sink):
         if others := [file for file, modified_ns in unlisted if modified_ns < planned_ns]:
             raise SinkMismatch(
                 f"{self.path} has {len(others)} files that its log does not list and that readers of Spark do not see: "
-                f"{_named(others)}. What failed attempts of the query have left looks so; a rollback of the job would "
-                "remove all of them.",
+                f"{_named(others)}. Failed attempts of the query leave such files; a rollback of the job would remove "
+                "all of them.",
                 hint="Nothing was touched. Delete these files, or move them elsewhere; then launch again.",
             )
         log = files / _LOG

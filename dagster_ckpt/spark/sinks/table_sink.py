@@ -124,8 +124,8 @@ class TableSink(BatchSink):
             application = text(position["application"], "an application")
         if application != self._application:
             raise SinkMismatch(
-                f"The checkpoint was taken of {application!r}, and this is {self._application!r}: which rows of the "
-                f"{self.format} table {self._path} are whose cannot be told.",
+                f"The checkpoint was taken of {application!r}, and this is {self._application!r}: nobody can tell the "
+                f"rows of the two in the {self.format} table {self._path} apart.",
                 hint="Launch under the earlier name, or begin with fork_from and a table of its own.",
             )
 

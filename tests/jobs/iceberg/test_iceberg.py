@@ -424,7 +424,7 @@ def test_an_option_that_would_have_no_effect_is_refused() -> None:
 
 def test_a_table_in_no_catalog_of_iceberg_is_refused(bench: Bench) -> None:
     bench.query = lambda bench, session: into(IcebergSink("delays"), bench, session)
-    assert "catalog spark_catalog, which is none of Iceberg" in bench.refused(InvalidConfiguration).message
+    assert "catalog spark_catalog, which is not one of Iceberg" in bench.refused(InvalidConfiguration).message
 
 
 def test_a_stopped_job_moves_here_and_back(bench: Bench) -> None:

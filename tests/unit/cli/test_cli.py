@@ -136,7 +136,8 @@ def test_a_forgotten_path_is_told_with_the_variable_that_says_it_once() -> None:
     assert "DAGSTER_CKPT_PATH" in result.stderr
 
 
-def test_options_of_the_storage_on_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("named", [["list", "--path", "gs://bucket/x"], ["dispose", "gs://bucket/x/savepoint-1"]])
+def test_options_of_the_storage_on_the_command_line(named: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[Any] = []
 
     def open_it(path: str, *, storage_options: Any) -> Any:
@@ -146,9 +147,9 @@ def test_options_of_the_storage_on_the_command_line(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(places, "open_filesystem", open_it)
     monkeypatch.setenv("DAGSTER_CKPT_STORAGE_OPTIONS", '{"token": "anon", "retries": 1}')
     given = ["--storage-option", "retries=3", "--storage-option", "endpoint_url=http://localhost:1?a=b"]
-    assert CliRunner().invoke(main, ["list", "--path", "gs://bucket/x", *given]).exit_code == 1
+    assert CliRunner().invoke(main, [*named, *given]).exit_code == 1
     assert opened == [{"token": "anon", "retries": 3, "endpoint_url": "http://localhost:1?a=b"}]
-    assert CliRunner().invoke(main, ["list", "--path", "gs://bucket/x", "--storage-option", "token"]).exit_code == 2
+    assert CliRunner().invoke(main, [*named, "--storage-option", "token"]).exit_code == 2
 
 
 @pytest.mark.parametrize("options", ["5", "null", "[1]", '[["token", "anon"]]', '"anon"', "token=anon"])

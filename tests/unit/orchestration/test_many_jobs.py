@@ -148,7 +148,7 @@ def test_jobs_in_a_distant_storage_are_looked_at_side_by_side(jobs: Jobs) -> Non
             together.wait(60)
 
     jobs.storage.plan = wait_for_the_others
-    assert "could not be looked after" not in jobs.tick()[1]
+    assert "could not be looked at" not in jobs.tick()[1]
 
 
 def test_when_a_tick_has_no_time_left_the_next_one_goes_on_where_it_stopped(

@@ -741,7 +741,7 @@ def test_trouble_with_one_job_does_not_stop_the_others(instance: dg.DagsterInsta
     epoch.write_text("this is no record")
     requests, said = sensor.tick()
     assert requests == []
-    assert "orders: could not be looked after: " in said
+    assert "orders: could not be looked at: " in said
     assert str(epoch) in said
     assert said.endswith("payments: it has never run")
 

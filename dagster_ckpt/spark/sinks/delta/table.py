@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["DeltaTable"]
 
 _DELTA = "org.apache.spark.sql.delta"
-#: Its writers look whether a version is there and then write it, under a lock of the process. Delta's default on S3.
+#: Its writers check that a version is not there and then write it, under a lock of the process. Delta's default on S3.
 _OF_ONE_DRIVER = "S3SingleDriverLogStore"
 #: How often a transaction is begun again because another writer was faster.
 _TRIES = 20

@@ -88,7 +88,7 @@ class IcebergTable:
         name: the name of the table, with that of its catalog.
 
     Raises:
-        InvalidConfiguration: the session has no Iceberg, or the table's catalog is none of Iceberg.
+        InvalidConfiguration: the session has no Iceberg, or the table's catalog is not one of Iceberg.
     """
 
     format = "Iceberg"
@@ -116,7 +116,7 @@ class IcebergTable:
         catalog = self._catalog()
         if not loader.loadClass(_CATALOGS).isInstance(catalog):
             raise InvalidConfiguration(
-                f"{name} is in the catalog {catalog.name()}, which is none of Iceberg.",
+                f"{name} is in the catalog {catalog.name()}, which is not one of Iceberg.",
                 hint="Name the table with its catalog, and set spark.sql.catalog.NAME to "
                 "org.apache.iceberg.spark.SparkCatalog; docs/how-to/sink-iceberg.md shows it.",
             )

@@ -2,7 +2,7 @@
 
 Each attempt of a task marks its rows with a number of its own, and tells it to the driver. The driver moves the rows
 whose numbers Spark has handed it, one attempt for each partition; so rows of an attempt that Spark has repeated, or of
-a task that was held for dead, are left behind.
+a task that was declared dead, are left behind.
 """
 
 from __future__ import annotations

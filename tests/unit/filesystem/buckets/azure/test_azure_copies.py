@@ -198,7 +198,7 @@ def test_a_job_goes_on_in_its_container_and_nowhere_else(
     monkeypatch.setenv("DAGSTER_CKPT_STORAGE_OPTIONS", json.dumps(azurite.options()))
     told = CliRunner(catch_exceptions=False).invoke(main, ["verify", JOB, "--path", storage.url])
     assert told.exit_code == 0, told.output
-    assert told.stdout.count(f"verified, {len(copied)} without a checksum, as not written since") >= 1
+    assert told.stdout.count(f"verified; {len(copied)} have no checksum, and nobody has written to them since") >= 1
     elsewhere = azurite.container()
     for name, data in azurite.objects(container).items():
         with azurite.service() as service, service.get_blob_client(elsewhere, name) as blob:
