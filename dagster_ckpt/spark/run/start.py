@@ -148,7 +148,6 @@ class Start:
             checked = self._check(request, chosen, query, inputs)
         target, passed = checked.target, checked.passed
         if request.restore_from != LATEST or not chosen.goes_on_with(query):
-            self._tracer.begin("trial")
             self._try(target.metadata, query.sink, cancel)
         if request.changes_copy and target.metadata is not None:
             self._tracer.begin("change the copy")
@@ -368,6 +367,7 @@ class Start:
         """
         if restored is None or sink is None or (sink.newest_batch() or 0) <= restored.batch:
             return
+        self._tracer.begin("trial")
         _log.info("Trying the query on a copy of %s before the sink is rolled back", restored.name)
         with self._live.trial(self._directory) as scratch:
             self._queries.check_on_copy(restored, scratch, cancel)
