@@ -129,7 +129,8 @@ def _yarn_directories() -> str:
 
 def _told_by(directories: str) -> tuple[dict[str, str], bool]:
     """The settings in YARN's files, and whether that is all: Hadoop may read what cannot be read here."""
-    told, is_all = {}, True
+    told: dict[str, str] = {}
+    is_all = True
     for directory in directories.split(os.pathsep):
         for file in (Path(directory) / "core-site.xml", Path(directory) / "yarn-site.xml"):
             try:
