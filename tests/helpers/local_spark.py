@@ -15,7 +15,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dagster_ckpt.spark.jvm.local_files import SOURCE, write_classes
+from dagster_ckpt.spark.jvm.local_files import SOURCE, compiled
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -137,7 +137,10 @@ def _compile_local_files() -> None:
     gateway = launch()
     made = _LOCAL_FILES.with_suffix(".tmp")
     try:
-        write_classes(gateway.jvm, made)
+        for name, classfile in compiled(gateway.jvm).items():
+            path = made / f"{name.replace('.', '/')}.class"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(classfile)
         made.replace(_LOCAL_FILES)
     finally:
         gateway.shutdown()

@@ -514,6 +514,18 @@ def a_driver_on_yarn(block: Block, bench: Bench, data: Path) -> None:
     assert {"spark.yarn.maxAppAttempts=1", "spark.yarn.appMasterEnv.SHOP_REGION=north"} <= set(command)
 
 
+def on_kubernetes(block: Block, bench: Bench, data: Path) -> None:
+    """The driver tells its executors its own pod, which is the one that the environment names."""
+    del bench
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("POD_NAME", "dagster-run-1")
+        patch.setenv("POD_IP", "10.0.0.7")
+        defined = block.run(data)
+    told = defined["spark"].conf
+    assert (told["spark.kubernetes.driver.pod.name"], told["spark.driver.host"]) == ("dagster-run-1", "10.0.0.7")
+    assert defined["storage"].live_location is dagster_ckpt.LiveLocationPlace.STORAGE
+
+
 def without_dagster(block: Block, bench: Bench, data: Path) -> None:
     """The job of the first block, run by the second block."""
     land_orders(data)
@@ -761,6 +773,7 @@ _RUNNERS: dict[str, list[tuple[str, Runner]]] = {
         ("Run the driver outside of the Dagster run", a_submitted_driver),
         ("On YARN", a_driver_on_yarn),
     ],
+    "docs/how-to/kubernetes.md": [("Run on Kubernetes", on_kubernetes)],
     "docs/how-to/upgrade.md": [("When the code changes", an_upgrade)],
     "docs/how-to/without-dagster.md": [
         ("Run without Dagster", without_dagster),

@@ -85,7 +85,7 @@ class Attendant:
         self._run_id, self._driver = run_id, driver
         self._told, self._clock, self._wait = told, clock, wait
         self._process: SubmittedProcess | None = None
-        self._deploy_mode = ""
+        self._master = self._deploy_mode = ""
         self._began = clock.monotonic()
         self._sign = OwnSign(self._records, catalog.job_name, run_id, clock)
         self._claim: Claim | None = None
@@ -124,7 +124,7 @@ class Attendant:
                 hint="Use FileSystemCheckpointStorage with SparkSubmitResource.",
             )
         command = spark.command(job, self._driver, required)
-        self._deploy_mode = spark.deploy_mode
+        self._master, self._deploy_mode = spark.master, spark.deploy_mode
         if self._records.submissions.of(self._driver) is not None:
             self._told.log(logging.INFO, "An earlier process of this run has submitted the driver.")
             return
@@ -311,7 +311,7 @@ class Attendant:
         elif self._newest_claim() is not None:
             return
         else:
-            error = self._process.why(self._catalog.job_name, self._deploy_mode)
+            error = self._process.why(self._catalog.job_name, self._master, self._deploy_mode)
         submission = self._records.submissions.of(self._driver)
         if not self._submission.withdraw():
             return

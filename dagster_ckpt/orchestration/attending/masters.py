@@ -11,7 +11,7 @@ from xml.etree import ElementTree as ET
 
 from dagster_ckpt.errors import InvalidConfiguration, SparkNotStarted
 
-__all__ = ["CLIENT", "CLUSTER", "check_master", "find_master", "settings_on_cluster"]
+__all__ = ["CLIENT", "CLUSTER", "YARN", "check_master", "find_master", "settings_on_cluster"]
 
 CLIENT, CLUSTER = "client", "cluster"
 YARN = "yarn"
@@ -19,7 +19,7 @@ _MASTER = re.compile(r"local(\[.*\])?|spark://.+|yarn")
 #: What a driver on a cluster needs, by how its master begins. Then spark-submit ends with the driver, and so tells that
 #: the driver has ended before its first record; and the cluster starts no second driver.
 _ON_CLUSTER = {
-    "spark://": {"spark.standalone.submit.waitAppCompletion": "true"},
+    "spark://": {"spark.standalone.submit.waitAppCompletion": "true", "spark.driver.supervise": "false"},
     YARN: {"spark.yarn.submit.waitAppCompletion": "true", "spark.yarn.maxAppAttempts": "1"},
 }
 #: With any other value the cluster starts a driver that has ended again.
@@ -31,6 +31,8 @@ _ADDRESS, _HOST = "yarn.resourcemanager.address", "yarn.resourcemanager.hostname
 #: Where YARN's ResourceManager listens if nothing says where.
 _ANY_HOST, _PORT = "0.0.0.0", 8032  # noqa: S104 - for a client that is this host
 _REFERENCE = re.compile(r"\$\{([^}]+)\}")
+#: How Hadoop's files name another file.
+_INCLUDE = "{http://www.w3.org/2001/XInclude}include"
 
 
 def check_master(master: str, deploy_mode: str, conf: Mapping[str, str]) -> None:
@@ -89,7 +91,9 @@ def find_master(master: str, conf: Mapping[str, str]) -> None:
         hint = "Start the master, or set master of SparkSubmitResource to the URL that the master's web page shows."
     elif master == YARN:
         directories = _yarn_directories()
-        places = list(_resource_managers({**_told_by(directories), **_told_in(conf)}))
+        told, is_all = _told_by(directories)
+        told |= _told_in(conf)
+        places = list(_resource_managers(told)) if is_all or any(map(_is_place, told)) else []
         name = "ResourceManager answers"
         hint = f"Start YARN, or let HADOOP_CONF_DIR name the directory of its yarn-site.xml; now it is {directories}."
     else:
@@ -123,19 +127,29 @@ def _yarn_directories() -> str:
     return os.pathsep.join(named)
 
 
-def _told_by(directories: str) -> dict[str, str]:
-    """The settings in YARN's files; of files that cannot be read, Spark tells."""
-    told = {}
+def _told_by(directories: str) -> tuple[dict[str, str], bool]:
+    """The settings in YARN's files, and whether that is all: Hadoop may read what cannot be read here."""
+    told: dict[str, str] = {}
+    is_all = True
     for directory in directories.split(os.pathsep):
         for file in (Path(directory) / "core-site.xml", Path(directory) / "yarn-site.xml"):
             try:
-                properties = ET.parse(file).iter("property")  # noqa: S314 - the operator's own file
-                told.update(
-                    {entry.findtext("name", "").strip(): entry.findtext("value", "").strip() for entry in properties}
-                )
-            except (OSError, ET.ParseError):
+                root = ET.parse(file).getroot()  # noqa: S314 - the operator's own file
+            except FileNotFoundError:
                 continue
-    return told
+            except (OSError, ET.ParseError):
+                is_all = False
+                continue
+            is_all = is_all and root.find(f".//{_INCLUDE}") is None
+            told |= {
+                entry.findtext("name", "").strip(): entry.findtext("value", "").strip()
+                for entry in root.iter("property")
+            }
+    return told, is_all
+
+
+def _is_place(key: str) -> bool:
+    return key.startswith((_ADDRESS, _HOST))
 
 
 def _told_in(conf: Mapping[str, str]) -> dict[str, str]:

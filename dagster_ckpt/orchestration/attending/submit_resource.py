@@ -13,7 +13,7 @@ from pydantic import ConfigDict, Field
 
 from dagster_ckpt.checkpoint import SUBMITTED
 from dagster_ckpt.errors import InvalidConfiguration
-from dagster_ckpt.orchestration.attending.masters import CLIENT, CLUSTER, check_master, settings_on_cluster
+from dagster_ckpt.orchestration.attending.masters import CLIENT, CLUSTER, YARN, check_master, settings_on_cluster
 from dagster_ckpt.orchestration.resources import SparkSessionResource
 from dagster_ckpt.shown_text import redacted
 
@@ -25,6 +25,8 @@ _CONF = {"spark.log.level": "WARN"}
 _SECRET = re.compile(
     r"secret|passw|token|credential|(?:access|account|api|private|shared|sas)[-_.]?key|\.sas\.", re.IGNORECASE
 )
+#: What Spark brings beside `files`, or in their place.
+_ALSO_FILES = ("spark.files", "spark.yarn.dist.files")
 #: Set by the JVM above a driver, for that driver alone.
 _OF_A_DRIVER = ("PYSPARK_GATEWAY_PORT", "PYSPARK_GATEWAY_SECRET", "DAGSTER_CKPT_DRIVER")
 
@@ -127,6 +129,39 @@ class SparkSubmitResource(dg.ConfigurableResource["SparkSubmitResource"]):
         if not all(self.definitions.partition(":")):
             raise InvalidConfiguration(
                 f"definitions={self.definitions!r} is no import path.", hint="Write it as 'package.module:name'."
+            )
+        self._check_files()
+
+    def _check_files(self) -> None:
+        named: dict[str, str] = {}
+        for file in self.files:
+            shown, (place, mark, other) = redacted(file), file.partition("#")
+            name = other or place.rstrip("/").rpartition("/")[2]
+            if shown != file:
+                raise InvalidConfiguration(
+                    f"{shown} of files has a credential, and every user of a host can read a command line.",
+                    hint="Write the URL without the credential, and give the credential to Hadoop by conf.",
+                )
+            if "," in file:
+                raise InvalidConfiguration(
+                    f"{file!r} of files has a comma, at which Spark would divide the name.",
+                    hint="Write an entry of files for each file, and rename a file that has a comma in its name.",
+                )
+            if mark and self.master != YARN:
+                raise InvalidConfiguration(
+                    f"{file!r} of files has a '#', behind which YARN alone reads another name.", hint="Rename the file."
+                )
+            if name in named:
+                raise InvalidConfiguration(
+                    f"{named[name]!r} and {file!r} of files would both be {name!r} in the driver.",
+                    hint="Rename one of them.",
+                )
+            named[name] = file
+        both = [key for key in _ALSO_FILES if self.files and key in self.conf]
+        if both:
+            raise InvalidConfiguration(
+                f"files and {both[0]} of conf name files, and Spark brings those of one alone.",
+                hint=f"Move those of {both[0]} into files.",
             )
 
     def _home(self) -> Path:

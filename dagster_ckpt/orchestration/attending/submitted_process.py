@@ -12,7 +12,7 @@ from pathlib import Path
 
 from dagster_ckpt.errors import SparkNotStarted
 from dagster_ckpt.filesystem import default_root, make_working_directory
-from dagster_ckpt.orchestration.attending.masters import CLUSTER
+from dagster_ckpt.orchestration.attending.masters import CLUSTER, YARN
 from dagster_ckpt.shown_text import in_one_line, redacted
 
 __all__ = ["REFUSED", "SubmittedProcess"]
@@ -76,7 +76,7 @@ class SubmittedProcess:
         """Delete the output: nobody needs it."""
         self.log.unlink(missing_ok=True)
 
-    def why(self, job_name: str, deploy_mode: str) -> SparkNotStarted:
+    def why(self, job_name: str, master: str, deploy_mode: str) -> SparkNotStarted:
         """The error for a call that has ended before its driver took the job over."""
         text = _last_of(self.log)
         said = _told_lines(text)
@@ -85,8 +85,10 @@ class SubmittedProcess:
         told = in_one_line(redacted((own or [missing or " / ".join(said[-_LINES:]) or "it said nothing"])[-1]))
         where = f"{self.log} has all it said"
         if deploy_mode == CLUSTER:
-            yarn = _APPLICATION.search(text)
-            place = f"`yarn logs -applicationId {yarn[0]}`" if yarn else "the Worker's work/driver-*/stderr"
+            place = "the Worker's work/driver-*/stderr"
+            if master == YARN:
+                yarn = _APPLICATION.search(text)  # which the user's own log4j2.properties may leave out
+                place = f"`yarn logs -applicationId {yarn[0] if yarn else 'ID'}`"
             where += f", and {place} what the driver said"
         if missing is not None and not own:
             where = f"Install dagster-ckpt and the project for the Python of the driver. {where}"

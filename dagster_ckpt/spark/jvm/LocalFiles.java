@@ -1,18 +1,9 @@
-package dagster_ckpt;
+package org.apache.hadoop.fs;
 
 import java.io.IOException;
 import java.net.URI;
 import java.nio.file.Files;
-import java.nio.file.attribute.PosixFilePermissions;
 import org.apache.hadoop.conf.Configuration;
-import org.apache.hadoop.fs.ChecksumFs;
-import org.apache.hadoop.fs.DelegateToFileSystem;
-import org.apache.hadoop.fs.FileStatus;
-import org.apache.hadoop.fs.FsConstants;
-import org.apache.hadoop.fs.FsServerDefaults;
-import org.apache.hadoop.fs.LocalFileSystem;
-import org.apache.hadoop.fs.Path;
-import org.apache.hadoop.fs.RawLocalFileSystem;
 import org.apache.hadoop.fs.local.LocalConfigKeys;
 import org.apache.hadoop.fs.permission.FsPermission;
 
@@ -21,21 +12,22 @@ import org.apache.hadoop.fs.permission.FsPermission;
  *
  * Hadoop starts chmod for each file that it writes, and readlink up to eight times for each that it renames. A JVM with
  * hundreds of open files takes 5 ms for each such process, and a batch writes and renames dozens of files. Nothing else
- * differs.
+ * differs: what is extended below is replaced by the class that the JVM uses for local files, which may be one of Hive.
  */
-public class LocalFiles extends LocalFileSystem {
-    public LocalFiles() {
-        super(new Raw());
+public class DagsterCkptLocalFiles extends LocalFileSystem {
+    public DagsterCkptLocalFiles() {
+        fs = new Raw();
     }
 
     static class Raw extends RawLocalFileSystem {
         public void setPermission(Path path, FsPermission permission) throws IOException {
-            if (permission.getStickyBit()) {
-                super.setPermission(path, permission);
-            } else {
-                Files.setPosixFilePermissions(
-                    pathToFile(path).toPath(), PosixFilePermissions.fromString(permission.toString()));
+            java.nio.file.Path file = pathToFile(path).toPath();
+            int mode = permission.toShort();
+            if (Files.isDirectory(file)) {
+                // As chmod: what makes the files of a directory belong to its group stays.
+                mode |= ((Integer) Files.getAttribute(file, "unix:mode")).intValue() & 06000;
             }
+            Files.setAttribute(file, "unix:mode", Integer.valueOf(mode));
         }
 
         public FileStatus getFileLinkStatus(Path path) throws IOException {

@@ -2,7 +2,7 @@
 
 from dagster_ckpt.spark.jvm.class_archive import java_and_spark, make_class_archive, run_small_query, with_archive
 from dagster_ckpt.spark.jvm.early_jvm import start_beside
-from dagster_ckpt.spark.jvm.local_files import IN_THIS_PROCESS, local_files_conf, with_local_files
+from dagster_ckpt.spark.jvm.local_files import IN_THIS_PROCESS, load_local_files, local_files_conf
 from dagster_ckpt.spark.jvm.lost_jvm import (
     as_loss,
     is_gone,
@@ -21,6 +21,7 @@ __all__ = [
     "java_and_spark",
     "let_go_of_lost_jvm",
     "live_below_jvm",
+    "load_local_files",
     "local_files_conf",
     "loss_of",
     "lost_driver",
@@ -30,5 +31,4 @@ __all__ = [
     "run_small_query",
     "start_beside",
     "with_archive",
-    "with_local_files",
 ]

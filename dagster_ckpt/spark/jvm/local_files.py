@@ -1,8 +1,8 @@
 """Hadoop's local file system without the processes that Hadoop starts: a batch's files are written in half of the time.
 
-``LocalFiles.java`` tells what it changes. The JVM compiles it when it has started, by the compiler that Spark has for
-its own code, because a Java that only runs programs has none. The classes are found by every thread of the JVM: they
-come from a directory on its class path, which is empty at the launch and deleted once they are loaded.
+``LocalFiles.java`` tells what it changes. A JVM that has started compiles it by the compiler that Spark has for its own
+code, because a Java that only runs programs has none, and takes the classes from memory. They are defined beside
+Hadoop's own, in the same package and by the same class loader, so every thread that finds those finds these.
 
 Only a JVM that is driver and executor in one gets them: executors elsewhere would not find the classes.
 """
@@ -12,17 +12,11 @@ from __future__ import annotations
 import logging
 import os
 import re
-import shutil
-import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dagster_ckpt.spark.jvm.launching import launched_with
-
-__all__ = ["IN_THIS_PROCESS", "SOURCE", "local_files_conf", "with_local_files", "write_classes"]
+__all__ = ["IN_THIS_PROCESS", "SOURCE", "compiled", "load_local_files", "local_files_conf"]
 
 _log = logging.getLogger(__name__)
 
@@ -30,98 +24,79 @@ _log = logging.getLogger(__name__)
 IN_THIS_PROCESS = re.compile(r"local(\[|$)")
 #: What is compiled.
 SOURCE = Path(__file__).with_name("LocalFiles.java")
-_CLASS = "dagster_ckpt.LocalFiles"
-#: Hadoop's older and newer interface. A user who sets one of them decides about both.
-_CONF = {
-    "spark.hadoop.fs.file.impl": _CLASS,
-    "spark.hadoop.fs.AbstractFileSystem.file.impl": f"{_CLASS}$Context",
-}
+_CLASS = "org.apache.hadoop.fs.DagsterCkptLocalFiles"
+_CLASSES = (f"{_CLASS}$Raw", f"{_CLASS}$RawContext", _CLASS, f"{_CLASS}$Context")
+_HADOOPS = "org.apache.hadoop.fs.LocalFileSystem"
+#: Hadoop's older and newer interface. A user who sets one of them, here or in Hadoop's files, decides about both.
+_CONF = {"spark.hadoop.fs.file.impl": _CLASS, "spark.hadoop.fs.AbstractFileSystem.file.impl": f"{_CLASS}$Context"}
+#: What Hadoop's files say about them where nobody has set them.
+_UNSET = {"fs.file.impl": None, "fs.AbstractFileSystem.file.impl": "org.apache.hadoop.fs.local.LocalFs"}
 #: Where PySpark finds a JVM that is there.
 _GATEWAY = "PYSPARK_GATEWAY_PORT"
-#: What Spark puts behind its own jars.
-_CLASS_PATH = "SPARK_DIST_CLASSPATH"
 
 
-@contextmanager
-def with_local_files(conf: Mapping[str, str]) -> Iterator[Callable[[Any], None]]:
-    """Let a JVM that is launched in this context have the classes.
+def load_local_files(jvm: Any, conf: Mapping[str, str]) -> None:
+    """Load the classes into a JVM that has just started.
 
-    No error of the classes leaves this function or its result: without them, Hadoop's own are used.
-
-    Args:
-        conf: what the JVM is launched with.
-
-    Yields:
-        a function that loads the classes, once the JVM (PySpark's view of it) is there.
-    """
-    directory = _directory() if _wanted(conf) else None
-    if directory is None:
-        yield lambda _: None
-        return
-    try:
-        with launched_with(_CLASS_PATH, lambda before: f"{before}:{directory}/" if before else f"{directory}/"):
-            yield partial(_load, directory)
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
-
-
-def local_files_conf(jvm: Any, conf: Mapping[str, str]) -> Mapping[str, str]:
-    """The settings of a Spark that is started in a JVM with the classes; empty if the JVM lacks them.
+    No error leaves this function: without the classes, Hadoop's own are used.
 
     Args:
         jvm: PySpark's view of it.
-        conf: the other settings.
+        conf: what the JVM was launched with.
     """
-    return _CONF if _wanted(conf) and _has_classes(jvm) else {}
-
-
-def write_classes(jvm: Any, directory: Path) -> list[str]:
-    """Compile the classes in a JVM of Spark, and write them to a directory of a class path; returns their names.
-
-    Raises:
-        py4j.protocol.Py4JError: the JVM has failed.
-        OSError: the directory cannot be written to.
-    """
-    compiler = jvm.org.codehaus.janino.SimpleCompiler()
-    compiler.cook(SOURCE.read_text(encoding="utf-8"))
-    classes = compiler.getBytecodes()
-    names = [str(name) for name in list(classes.keySet())]
-    for name in names:
-        path = directory / f"{name.replace('.', '/')}.class"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(bytes(classes[name]))
-    return names
-
-
-def _wanted(conf: Mapping[str, str]) -> bool:
-    if _GATEWAY in os.environ:  # spark-submit has launched the JVM
-        return False
-    return bool(IN_THIS_PROCESS.match(conf.get("spark.master", ""))) and not any(key in conf for key in _CONF)
-
-
-def _directory() -> Path | None:
     try:
-        return Path(tempfile.mkdtemp(prefix="dagster-ckpt-classes-"))
-    except OSError as error:
-        _log.warning("Spark writes local files by processes of Hadoop: %s", error)
-        return None
-
-
-def _load(directory: Path, jvm: Any) -> None:
-    try:
-        if _has_classes(jvm):  # they were on its class path before
+        if not _wanted(jvm, conf) or _has_classes(jvm):
             return
-        for name in write_classes(jvm, directory):
-            jvm.java.lang.Class.forName(name)
+        java = jvm.java.lang
+        lookup = java.invoke.MethodHandles.lookup()
+        beside = java.invoke.MethodHandles.privateLookupIn(java.Class.forName(_HADOOPS), lookup)
+        for classfile in compiled(jvm).values():
+            beside.defineClass(classfile)
         # The start of the JVM may have left a file system of Hadoop's own, which would be used for ever.
         jvm.org.apache.hadoop.fs.FileSystem.closeAll()
     except Exception as error:  # they save time, and are needed by nobody
         _log.warning("Spark writes local files by processes of Hadoop: %s", error)
 
 
+def local_files_conf(jvm: Any, conf: Mapping[str, str]) -> Mapping[str, str]:
+    """The settings of a Spark that is started in a JVM with the classes; empty if the JVM lacks them.
+
+    They are empty, too, where the user's settings or Hadoop's files name another local file system.
+
+    Args:
+        jvm: PySpark's view of it.
+        conf: the other settings.
+    """
+    return _CONF if _wanted(jvm, conf) and _has_classes(jvm) else {}
+
+
+def compiled(jvm: Any) -> dict[str, bytes]:
+    """The class files that a JVM of Spark compiles, by the names of the classes; each after those that it uses.
+
+    Raises:
+        py4j.protocol.Py4JError: the JVM has failed.
+    """
+    hadoop = jvm.org.apache.hadoop
+    used = str(hadoop.fs.FileSystem.getFileSystemClass("file", hadoop.conf.Configuration()).getName())
+    compiler = jvm.org.codehaus.janino.SimpleCompiler()
+    compiler.cook(SOURCE.read_text(encoding="utf-8").replace("extends LocalFileSystem", f"extends {used}"))
+    classes = compiler.getBytecodes()
+    return {name: bytes(classes[name]) for name in _CLASSES}
+
+
+def _wanted(jvm: Any, conf: Mapping[str, str]) -> bool:
+    if _GATEWAY in os.environ:  # spark-submit has launched the JVM
+        return False
+    if not IN_THIS_PROCESS.match(conf.get("spark.master", "")) or any(key in conf for key in _CONF):
+        return False
+    hadoops = jvm.org.apache.hadoop.conf.Configuration()
+    return all(hadoops.get(key) == default for key, default in _UNSET.items())
+
+
 def _has_classes(jvm: Any) -> bool:
     try:
-        jvm.java.lang.Class.forName(_CLASS)
+        for name in _CLASSES:
+            jvm.java.lang.Class.forName(name)
     except Exception:  # the JVM does not find it, or is gone
         return False
     return True

@@ -27,10 +27,10 @@ from dagster_ckpt.spark.jvm import (
     IN_THIS_PROCESS,
     is_gone,
     let_go_of_lost_jvm,
+    load_local_files,
     local_files_conf,
     own_jvm_pid,
     with_archive,
-    with_local_files,
 )
 from dagster_ckpt.spark.query.tasks import STOP_TIMEOUT_CONF
 from dagster_ckpt.spark.releases import refuse_unknown_options, release_of
@@ -131,9 +131,9 @@ def start_jvm(app_name: str, master: str, conf: Mapping[str, str], *, class_arch
     if _has_jvm():
         return
     given = jvm_conf(app_name, master, conf)
-    with with_archive(conf, wanted=class_archive), with_local_files(given) as load_local_files:
+    with with_archive(conf, wanted=class_archive):
         SparkContext._ensure_initialized(conf=SparkConf().setAll(list(given.items())))  # noqa: SLF001
-        load_local_files(SparkContext._jvm)  # noqa: SLF001
+    load_local_files(SparkContext._jvm, given)  # noqa: SLF001
 
 
 def jvm_conf(app_name: str, master: str, conf: Mapping[str, str]) -> dict[str, str]:

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from dagster_ckpt.checkpoint import mark_children
-from dagster_ckpt.spark.jvm import local_files_conf, run_small_query, with_archive, with_local_files
+from dagster_ckpt.spark.jvm import load_local_files, local_files_conf, run_small_query, with_archive
 from dagster_ckpt.spark.standby.handover import CREDENTIALS, PATIENCE, TAKEN, UNADOPTED, pump
 from dagster_ckpt.spark.standby.place import directory
 
@@ -95,10 +95,10 @@ def _start(conf: dict[str, str], said: int, *, archive: bool) -> Any:
     from pyspark import SparkConf, SparkContext  # noqa: PLC0415 - only where a standby is kept
     from pyspark.java_gateway import launch_gateway  # noqa: PLC0415
 
-    with with_archive(conf, wanted=archive), with_local_files(conf) as load_local_files:
+    with with_archive(conf, wanted=archive):
         given = SparkConf().setAll(list(conf.items()))
         gateway = launch_gateway(given, {"stdout": said, "stderr": said})  # type: ignore[no-untyped-call]
-        load_local_files(gateway.jvm)
+    load_local_files(gateway.jvm, conf)
     SparkContext._ensure_initialized(gateway=gateway)  # noqa: SLF001 - PySpark has no public way
     return gateway
 

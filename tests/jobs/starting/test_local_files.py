@@ -12,14 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from py4j.protocol import Py4JJavaError
+from pyspark.java_gateway import launch_gateway
 
+from dagster_ckpt.spark.jvm import load_local_files, local_files, local_files_conf
 from tests.helpers.local_spark import JVM_OPTIONS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 ROOT = Path(__file__).resolve().parents[3]
-_OWN, _HADOOPS = "dagster_ckpt.LocalFiles", "org.apache.hadoop.fs.LocalFileSystem"
+_OWN, _HADOOPS = "org.apache.hadoop.fs.DagsterCkptLocalFiles", "org.apache.hadoop.fs.LocalFileSystem"
 #: Two runs of a query with state, in a session that a resource or the command line would start.
 _JOB = """
 import json, sys, tempfile
@@ -42,27 +44,26 @@ run_small_query(spark, scratch)
 ticks = ended_children() - before
 used = spark._jvm.org.apache.hadoop.fs.FileSystem.getLocal(spark._jsc.hadoopConfiguration())
 rows = spark.read.parquet(str(scratch / "out")).count()
-print("told", json.dumps([used.getClass().getName(), ticks, rows]))
+print("told", json.dumps([used.getClass().getName(), ticks, rows, spark._jvm.System.getProperty("java.class.path")]))
 """
 
 
-def _told(directory: Path, master: str, conf: dict[str, str]) -> tuple[str, int]:
+def _told(directory: Path, master: str, conf: dict[str, str], **environment: str) -> tuple[str, int]:
     """The file system of a query's files, and the ticks of the processor that the JVM's ended children have used."""
     made = directory / "tmp"
     made.mkdir()
-    environment = {key: value for key, value in os.environ.items() if key != "SPARK_DIST_CLASSPATH"}
-    environment.update(SPARK_SUBMIT_OPTS=JVM_OPTIONS, TMPDIR=str(made))
+    inherited = {key: value for key, value in os.environ.items() if key != "SPARK_DIST_CLASSPATH"}
     done = subprocess.run(
         [sys.executable, "-c", _JOB, json.dumps([master, conf]), str(directory / "query")],
         cwd=ROOT,
-        env=environment,
+        env={**inherited, "SPARK_SUBMIT_OPTS": JVM_OPTIONS, "TMPDIR": str(made), **environment},
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert list(made.glob("dagster-ckpt-classes-*")) == [], "the classes are in the JVM"
-    name, ticks, rows = json.loads(done.stdout.partition("told ")[2])
+    name, ticks, rows, class_path = json.loads(done.stdout.partition("told ")[2])
+    assert str(made) not in class_path, "what another user puts there would run in this JVM"
     assert rows == 1, "the second run closes a window of the first"
     return name, ticks
 
@@ -87,12 +88,47 @@ def test_hadoops_own_are_used(tmp_path: Path, master: str, conf: dict[str, str])
     assert ticks > 0, "the test of the others can fail"
 
 
+@pytest.mark.exhaustive
+def test_hadoops_own_are_used_where_hadoops_files_name_another(tmp_path: Path) -> None:
+    setting = f"<property><name>fs.file.impl</name><value>{_HADOOPS}</value></property>"
+    (tmp_path / "core-site.xml").write_text(f"<configuration>{setting}</configuration>", encoding="utf-8")
+    name, ticks = _told(tmp_path, "local[2]", {}, HADOOP_CONF_DIR=str(tmp_path))
+    assert name == _HADOOPS
+    assert ticks > 0
+
+
+@pytest.mark.exhaustive
+def test_a_jvm_that_cannot_compile_them_goes_on_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As with a Hadoop whose local file system is another."""
+    monkeypatch.delenv("SPARK_DIST_CLASSPATH", raising=False)
+    gateway = launch_gateway()  # type: ignore[no-untyped-call]
+    conf = {"spark.master": "local[2]"}
+    try:
+        with monkeypatch.context() as patched:
+            other = tmp_path / "Other.java"
+            other.write_text(local_files.SOURCE.read_text(encoding="utf-8").replace("fs = ", "no_such = "))
+            patched.setattr(local_files, "SOURCE", other)
+            load_local_files(gateway.jvm, conf)
+            assert "Spark writes local files by processes of Hadoop: " in caplog.text
+            assert local_files_conf(gateway.jvm, conf) == {}
+        load_local_files(gateway.jvm, conf)
+        assert local_files_conf(gateway.jvm, conf)["spark.hadoop.fs.file.impl"] == _OWN
+    finally:
+        gateway.shutdown()
+        gateway.proc.stdin.close()
+        gateway.proc.wait()
+
+
 def test_they_do_what_hadoops_own_do(spark: SparkSession, tmp_path: Path) -> None:
-    """Modes under a mask, links, replacing and listing, by both of Hadoop's interfaces."""
+    """Modes under a mask, the group of a directory, links, replacing and listing, by both of Hadoop's interfaces."""
     jvm: Any = spark._jvm
     hadoop = jvm.org.apache.hadoop
+    used = str(hadoop.fs.FileSystem.getFileSystemClass("file", hadoop.conf.Configuration()).getName())
+    assert used != _OWN
     told: list[list[Any]] = []
-    for older, newer in ((_OWN, f"{_OWN}$Context"), (_HADOOPS, "org.apache.hadoop.fs.local.LocalFs")):
+    for older, newer in ((_OWN, f"{_OWN}$Context"), (used, "org.apache.hadoop.fs.local.LocalFs")):
         root = tmp_path / older.rpartition(".")[2]
         root.mkdir()
         conf = hadoop.conf.Configuration()
@@ -109,8 +145,11 @@ def test_they_do_what_hadoops_own_do(spark: SparkSession, tmp_path: Path) -> Non
         def path(name: str, root: Path = root) -> Any:
             return hadoop.fs.Path(str(root / name))
 
+        (root / "of_a_group").mkdir()
+        (root / "of_a_group").chmod(0o2770)
+        files.mkdirs(path("of_a_group/below/that"))
         files.mkdirs(path("directory/below"))
-        for name in ("a", "b", "directory/c"):
+        for name in ("a", "b", "directory/c", "e", "of_a_group/f"):
             out = files.create(path(name))
             out.write(7)
             out.close()
@@ -122,6 +161,11 @@ def test_they_do_what_hadoops_own_do(spark: SparkSession, tmp_path: Path) -> Non
             seen.append(_modes(root))
         files.setPermission(path("link"), hadoop.fs.permission.FsPermission(0o640))
         files.setPermission(path("directory"), hadoop.fs.permission.FsPermission(0o1770))
+        files.setPermission(path("of_a_group"), hadoop.fs.permission.FsPermission(0o1750))
+        seen.append(_modes(root))
+        files.setPermission(path("of_a_group"), hadoop.fs.permission.FsPermission(0o755))
+        (root / "e").chmod(0o6755)
+        files.setPermission(path("e"), hadoop.fs.permission.FsPermission(0o751))
         for name in ("a", "link", "linked", "linked/c", "directory"):
             found = files.getFileLinkStatus(path(name))
             relative = found.getPath().toUri().getPath().removeprefix(str(root))
@@ -136,6 +180,8 @@ def test_they_do_what_hadoops_own_do(spark: SparkSession, tmp_path: Path) -> Non
         options[0] = overwrite
         context.rename(path("b"), path("a"), options)
         context.rename(path("linked/c"), path("directory/below/d"), options)
+        renamed = (("a", "e"), ("e", "g"), ("g", "directory"), ("directory", "of_a_group"))
+        seen.extend((names, files.rename(*map(path, names))) for names in renamed)
         seen.append(sorted(str(each.getPath().getName()) for each in files.listStatus(path("."))))
         seen.append(_modes(root))
         told.append(seen)

@@ -190,11 +190,46 @@ def test_a_resource_manager_that_only_hadoop_can_find_is_left_to_spark_submit(
     find_master("yarn", {})
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        '<configuration xmlns:xi="http://www.w3.org/2001/XInclude"><xi:include href="more.xml"/></configuration>',
+        "<configuration>",
+    ],
+    ids=["in another file", "in a file that only Hadoop can read"],
+)
+def test_a_resource_manager_that_is_named_elsewhere_is_left_to_spark_submit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    """Where nothing names it, Hadoop asks the port 8032 of this host, at which nobody answers."""
+    monkeypatch.delenv("YARN_CONF_DIR", raising=False)
+    monkeypatch.setenv("HADOOP_CONF_DIR", str(tmp_path))
+    with pytest.raises(SparkNotStarted, match=r"0\.0\.0\.0:8032: "):
+        find_master("yarn", {})
+    (tmp_path / "yarn-site.xml").write_text(text)
+    find_master("yarn", {})
+    place = f"127.0.0.1:{free_port()}"
+    with pytest.raises(SparkNotStarted, match=place):
+        find_master("yarn", {"spark.hadoop.yarn.resourcemanager.address": place})
+
+
 def test_a_driver_on_yarn_is_started_once_and_brings_files(tmp_path: Path) -> None:
     spark = submit(tmp_path, master="yarn").model_copy(update={"deploy_mode": "cluster", "files": ["/a", "hdfs://b/c"]})
     told = spark.command("orders", "run")
     assert {"spark.yarn.maxAppAttempts=1", "spark.yarn.submit.waitAppCompletion=true"} <= set(told)
     assert told[told.index("--files") + 1] == "/a,hdfs://b/c"
+
+
+def test_a_driver_on_a_standalone_cluster_is_started_once(tmp_path: Path) -> None:
+    spark = submit(tmp_path, master="spark://host:7077").model_copy(update={"deploy_mode": "cluster"})
+    assert "spark.driver.supervise=false" in spark.command("orders", "run"), "else spark-defaults.conf decides"
+
+
+def test_the_id_that_yarn_gave_is_left_open_where_spark_submit_does_not_tell_it(tmp_path: Path) -> None:
+    process = SubmittedProcess([spark_home(tmp_path, "") + "/bin/spark-submit"], {}, "log")
+    process._process.wait()
+    assert "`yarn logs -applicationId ID` what the driver said" in process.why("orders", "yarn", "cluster").hint
+    assert "the Worker's work/driver-*/stderr" in process.why("orders", "spark://host:7077", "cluster").hint
 
 
 def test_what_yarn_says_is_told_and_its_log_is_named(job: StoredJob, tmp_path: Path) -> None:
@@ -209,7 +244,7 @@ Exception in thread "main" org.apache.spark.SparkException: Application finished
 """
     process = SubmittedProcess([spark_home(tmp_path, f"print({log!r})") + "/bin/spark-submit"], {}, "log")
     process._process.wait()
-    error = process.why("orders", "cluster")
+    error = process.why("orders", "yarn", "cluster")
     assert error.message.partition(" over: ")[2] == (
         "26/11/25 19:37:43 ERROR Client: Application diagnostics message: User application exited with status 1 / "
         'Exception in thread "main" org.apache.spark.SparkException: Application finished with failed status'
@@ -242,10 +277,19 @@ def test_a_spark_submit_that_may_not_be_executed_is_named(job: StoredJob, tmp_pa
         ({"definitions": "defs"}, "definitions='defs' is no import path."),
         ({"conf": {"spark.driver.supervise": "true"}}, "spark.driver.supervise is 'true': the master would start"),
         ({"conf": {"spark.yarn.maxAppAttempts": "2"}}, "spark.yarn.maxAppAttempts is '2': the master would start"),
+        ({"files": ["/a/rates.csv", "/b/rates.csv"]}, "'/a/rates.csv' and '/b/rates.csv' of files would both be"),
+        ({"files": ["/a/b.csv", "/c#b.csv"], "master": "yarn"}, "'/a/b.csv' and '/c#b.csv' of files would both be"),
+        ({"files": ["/a/one,two.csv"]}, "'/a/one,two.csv' of files has a comma, at which Spark would divide the name."),
+        ({"files": ["/a/b.csv#c.csv"]}, "'/a/b.csv#c.csv' of files has a '#', behind which YARN alone reads another"),
+        ({"files": ["https://me:abc@host/b"]}, "https://***@host/b of files has a credential, and every user"),
+        (
+            {"files": ["/a"], "conf": {"spark.files": "/b"}},
+            "files and spark.files of conf name files",
+        ),
         ({"spark_home": "/nowhere"}, "/nowhere has no jars/spark-launcher_*.jar, so it is no Spark."),
     ],
 )
-def test_what_cannot_be_submitted_is_named(fields: dict[str, str], message: str) -> None:
+def test_what_cannot_be_submitted_is_named(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidConfiguration) as raised:
         SparkSubmitResource.model_validate({"definitions": DEFINITIONS, **fields}).command("orders", "run")
     assert raised.value.message.startswith(message)

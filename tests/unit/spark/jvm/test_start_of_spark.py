@@ -7,13 +7,17 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from dagster_ckpt.checkpoint.processes import DRIVER_VARIABLE
+from dagster_ckpt.spark.jvm import local_files_conf
 from dagster_ckpt.spark.jvm.early_jvm import start_beside
-from dagster_ckpt.spark.jvm.local_files import with_local_files
 from tests.helpers.threads import no_more_threads
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 ROOT = Path(__file__).resolve().parents[4]
 
@@ -55,14 +59,13 @@ def test_the_users_conf_wins_in_the_early_jvm_as_in_the_session(tmp_path: Path) 
     ]
 
 
-def test_a_jvm_that_spark_submit_has_launched_gets_no_classes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_jvm_that_spark_submit_has_launched_uses_hadoops_own(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
     conf = {"spark.master": "local[2]"}
-    before = os.environ.get("SPARK_DIST_CLASSPATH")
-    with with_local_files(conf):
-        assert os.environ["SPARK_DIST_CLASSPATH"] != before, "a JVM that is launched here gets them"
+    assert local_files_conf(spark._jvm, conf), "a JVM that is launched here has ours"
     monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")
-    with with_local_files(conf):
-        assert os.environ.get("SPARK_DIST_CLASSPATH") == before
+    assert local_files_conf(spark._jvm, conf) == {}
 
 
 _RELEASE = 'JAVA_VERSION="21.0.2"\nMODULES="java.base jdk.incubator.vector"\n'
