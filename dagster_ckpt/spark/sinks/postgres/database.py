@@ -23,7 +23,7 @@ Conninfo: TypeAlias = str | Callable[[], str]
 
 #: By default libpq waits for two hours for a server that is gone without a last packet. With these it waits for two
 #: minutes. What the connection string says comes first.
-SIGNS_OF_LIFE: Mapping[str, object] = {
+SIGNS_OF_LIFE: Mapping[str, str | int | None] = {
     "keepalives_idle": 60,
     "keepalives_interval": 15,
     "keepalives_count": 4,
@@ -105,7 +105,7 @@ class Database:
         where = self.conninfo if isinstance(self.conninfo, str) else self.conninfo()
         try:
             told = {**SIGNS_OF_LIFE, **psycopg.conninfo.conninfo_to_dict(where)}
-            with psycopg.connect(**told, autocommit=True) as connection:
+            with psycopg.connect(psycopg.conninfo.make_conninfo("", **told), autocommit=True) as connection:
                 connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
                 yield connection
         except psycopg.Error as error:

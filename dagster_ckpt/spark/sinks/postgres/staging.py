@@ -138,9 +138,9 @@ def copying(conninfo: Conninfo, statement: str) -> Callable[[Iterator[pa.RecordB
         first = next(filled, None)
         if first is not None:
             where = conninfo if isinstance(conninfo, str) else conninfo()
-            told = {**defaults, **psycopg.conninfo.conninfo_to_dict(where)}
+            known = psycopg.conninfo.make_conninfo("", **{**defaults, **psycopg.conninfo.conninfo_to_dict(where)})
             options = csv.WriteOptions(include_header=False)
-            with psycopg.connect(**told) as connection, connection.cursor().copy(statement) as copy:
+            with psycopg.connect(known) as connection, connection.cursor().copy(statement) as copy:
                 while first is not None:
                     count = first.num_rows
                     numbers = pa.repeat(task, count)
