@@ -35,6 +35,7 @@ test-integration: $(STAMP) ## the slow tests and those that need a daemon, a clu
 	@tools/require-npm
 	@tools/require-go
 	@tools/require-postgres
+	@tools/require-hosts
 	@echo "Building fake-gcs-server, versitygw and a class archive; the first time takes a few minutes."
 	@$(BIN)/python -m tests.servers.fake_gcs_server
 	@$(BIN)/python -m tests.servers.versitygw
@@ -51,6 +52,7 @@ test-exhaustive: $(STAMP) ## what the other tests try at some points, at every p
 	@tools/require-npm
 	@tools/require-go
 	@tools/require-postgres
+	@tools/require-hosts
 	$(BIN)/python -m pytest -m exhaustive $(SIDE_BY_SIDE)
 	$(BIN)/python tools/test_spark.py --exhaustive 4.0 4.1 4.2
 

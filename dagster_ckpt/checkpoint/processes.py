@@ -51,14 +51,26 @@ _TURN = 0.02
 #: Seconds by which the start of a process may differ from a record of an earlier release, which has no ticks.
 _ROUNDING = 1.0
 _GREATEST_PID = 2**31 - 1
+#: The PID namespace of a host itself, by the inode that Linux gives it at each boot; every container has another one.
+_PIDS_OF_THE_HOST = 0xEFFFFFFC
 
 
 @cache
 def this_host() -> str:
-    """This host and its boot: a process id is meaningless on another host or after another boot."""
+    """This host and its boot."""
     boot = Path("/proc/sys/kernel/random/boot_id")
     # The boot time is derived from the wall clock and moves with it; Linux has a boot id.
     return f"{platform.node()}/{boot.read_text().strip() if boot.exists() else round(psutil.boot_time())}"
+
+
+@cache
+def _process_table() -> str:
+    """Where a process id means one process: a container may have its host's name, as where it shares its network."""
+    try:
+        namespace = Path("/proc/self/ns/pid").stat().st_ino
+    except OSError:  # no Linux
+        return this_host()
+    return this_host() if namespace == _PIDS_OF_THE_HOST else f"{this_host()}/{namespace}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +78,7 @@ class ProcessIdentity:
     """Identifies one process for good: a pid alone may be used again by another process.
 
     Attributes:
-        host: :func:`this_host` of the process.
+        host: :func:`this_host` of the process; in a container also which container, because pids mean nothing outside.
         pid: its process id.
         created: when the process started, in seconds since 1970 as the operating system tells it. Linux computes this
             time from the wall clock and moves it with the clock, so on Linux it only counts in a record without
@@ -96,7 +108,7 @@ class ProcessIdentity:
     def of(cls, pid: int) -> ProcessIdentity:
         """The identity of a live process of this host."""
         created, seen = psutil.Process(pid).create_time(), _look(pid)
-        return cls(this_host(), pid, created, None if seen is None else seen.ticks)
+        return cls(_process_table(), pid, created, None if seen is None else seen.ticks)
 
     @classmethod
     def current(cls) -> ProcessIdentity:
@@ -120,8 +132,8 @@ class ProcessIdentity:
 
     @property
     def is_here(self) -> bool:
-        """Whether the process runs, or ran, on this host since the host's last boot."""
-        return self.host == this_host()
+        """Whether the process runs, or ran, on this host since its last boot, and not in a container apart."""
+        return self.host == _process_table()
 
     @property
     def is_this_one(self) -> bool:

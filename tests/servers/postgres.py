@@ -34,10 +34,21 @@ class PostgresServer:
         home: the directory of the server, which the server's user owns.
         port: a free port of this machine.
         settings: of the server, as ``name=value``.
+        address: where the server listens, besides a socket in its directory.
+        within: a command that runs the rest of its command line where the address is, as a user who is not root.
     """
 
-    def __init__(self, home: Path, port: int, settings: Sequence[str]) -> None:
+    def __init__(
+        self,
+        home: Path,
+        port: int,
+        settings: Sequence[str],
+        address: str = "127.0.0.1",
+        within: Sequence[str] = (),
+    ) -> None:
         self._home = home
+        self._address = address
+        self._within = within
         self._settings = [f"-c{setting}" for setting in settings]
         self._port = port
         self._process: subprocess.Popen[bytes] | None = None
@@ -56,7 +67,13 @@ class PostgresServer:
         return self.reach(name)
 
     def reach(self, database: str) -> str:
-        return f"host=127.0.0.1 port={self._port} dbname={database} user={USER}"
+        """How to reach a database from here."""
+        where = self._home if self._within else self._address
+        return f"host={where} port={self._port} dbname={database} user={USER}"
+
+    def remote(self, database: str) -> str:
+        """How to reach a database, ``database`` being what :meth:`database` gave, wherever the address is known."""
+        return psycopg.conninfo.make_conninfo(database, host=self._address)
 
     def url(self, database: str) -> str:
         """How to reach a database, ``database`` being what :meth:`database` gave, in SQLAlchemy's words."""
@@ -68,13 +85,14 @@ class PostgresServer:
         with (self._home / "log").open("ab") as log:
             self._process = subprocess.Popen(
                 [
+                    *self._within,
                     *(_program("postgres"), "-D", str(self._home / "data"), "-p", str(self._port)),
-                    *("-c", "listen_addresses=127.0.0.1", "-c", f"unix_socket_directories={self._home}"),
+                    *("-c", f"listen_addresses={self._address}", "-c", f"unix_socket_directories={self._home}"),
                     *self._settings,
                 ],
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                **_as_nobody(),
+                **_as_nobody(self._within),
             )
         give_up = time.monotonic() + _PATIENCE
         while True:
@@ -96,24 +114,40 @@ class PostgresServer:
 
 
 @contextmanager
-def running(*settings: str) -> Iterator[PostgresServer]:
+def running(*settings: str, address: str = "127.0.0.1", within: Sequence[str] = ()) -> Iterator[PostgresServer]:
     """A new server, which is gone afterwards with all it kept.
 
     Args:
         settings: as ``name=value``; by default those of a server that need not survive the machine.
+        address: as of :class:`PostgresServer`.
+        within: as of :class:`PostgresServer`.
     """
     home = Path(tempfile.mkdtemp(prefix="dagster-ckpt-postgres-", dir=_TEMPORARY))
-    if user := _as_nobody().get("user"):
+    if user := _as_nobody(within).get("user"):
         shutil.chown(home, user)
     server = None
     try:
         subprocess.run(
-            [_program("initdb"), "-D", str(home / "data"), "-A", "trust", "-U", USER, "-E", "UTF8", "--no-sync"],
+            [
+                *within,
+                _program("initdb"),
+                "-D",
+                str(home / "data"),
+                "-A",
+                "trust",
+                "-U",
+                USER,
+                "-E",
+                "UTF8",
+                "--no-sync",
+            ],
             check=True,
             stdout=subprocess.DEVNULL,
-            **_as_nobody(),
+            **_as_nobody(within),
         )
-        server = PostgresServer(home, free_port(), settings or ("fsync=off", "max_connections=200"))
+        with (home / "data" / "pg_hba.conf").open("a") as admitted:
+            admitted.write(f"host all all {address}/24 trust\n")
+        server = PostgresServer(home, free_port(), settings or ("fsync=off", "max_connections=200"), address, within)
         server.start()
         yield server
     finally:
@@ -137,7 +171,8 @@ def _program(name: str) -> str:
     return found
 
 
-def _as_nobody() -> dict[str, Any]:
+def _as_nobody(within: Sequence[str]) -> dict[str, Any]:
     """PostgreSQL refuses root; the server runs in a directory that its user can enter."""
-    user = {"user": "postgres", "group": "postgres", "extra_groups": []} if os.geteuid() == 0 else {}
+    is_root = os.geteuid() == 0 and not within
+    user = {"user": "postgres", "group": "postgres", "extra_groups": []} if is_root else {}
     return {**user, "cwd": "/"}

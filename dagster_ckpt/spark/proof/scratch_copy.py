@@ -22,7 +22,6 @@ from dagster_ckpt.checkpoint import (
     ProcessIdentity,
     materialize_checkpoint,
     read_newest,
-    this_host,
 )
 from dagster_ckpt.config import LATEST
 from dagster_ckpt.errors import CheckpointNotFound, InvalidConfiguration, WorkingDirectoryFailed
@@ -124,7 +123,7 @@ def _made(
 
 def _make_directory(place: Path) -> Path:
     """A new directory (0700) whose name tells its process; directories of this host's dead processes are removed."""
-    host = sha256(this_host().encode()).hexdigest()[:12]
+    host = sha256(ProcessIdentity.current().host.encode()).hexdigest()[:12]
     own = f"{_PREFIX}-{host}-"
 
     def is_dead(name: str) -> bool:

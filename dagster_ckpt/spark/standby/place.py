@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from dagster_ckpt.checkpoint import DRIVER_VARIABLE, this_host
+from dagster_ckpt.checkpoint import DRIVER_VARIABLE, ProcessIdentity
 from dagster_ckpt.filesystem import default_root
 from dagster_ckpt.spark.jvm import java_and_spark
 from dagster_ckpt.version import __version__
@@ -60,7 +60,7 @@ class Standby:
         program = java_and_spark(conf)
         if program is not None and not environment.get("SPARK_CONF_DIR"):
             named.append(f"{program[3]}/conf")
-        where = [this_host(), os.geteuid(), str(Path.cwd()), __version__, class_archive]
+        where = [ProcessIdentity.current().host, os.geteuid(), str(Path.cwd()), __version__, class_archive]
         of_user = [sorted(conf.items()), sorted(environment.items()), [_files(name) for name in named if name]]
         key = json.dumps([where, of_user, program])
         return cls(hashlib.sha256(key.encode()).hexdigest()[:32], conf, environment, class_archive)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, LiteralString, TypeAlias
@@ -13,13 +13,22 @@ from dagster_ckpt.shown_text import first_line
 if TYPE_CHECKING:
     from psycopg import Connection, Error, sql
 
-__all__ = ["LEDGER", "Conninfo", "Database", "Table"]
+__all__ = ["LEDGER", "SIGNS_OF_LIFE", "Conninfo", "Database", "Table"]
 
 #: The table of the bookkeeping, in the schema of the sink's table.
 LEDGER = "dagster_ckpt_sinks"
 
 #: How to reach the database: a connection string of libpq, or a function that makes one for each connection.
 Conninfo: TypeAlias = str | Callable[[], str]
+
+#: By default libpq waits for two hours for a server that is gone without a last packet. With these it waits for two
+#: minutes. What the connection string says comes first.
+SIGNS_OF_LIFE: Mapping[str, str | int | None] = {
+    "keepalives_idle": 60,
+    "keepalives_interval": 15,
+    "keepalives_count": 4,
+    "tcp_user_timeout": 120_000,
+}
 
 _KINDS_OF_TABLE = ("r", "p")
 _INTEGERS = ("integer", "bigint")
@@ -95,7 +104,8 @@ class Database:
 
         where = self.conninfo if isinstance(self.conninfo, str) else self.conninfo()
         try:
-            with psycopg.connect(where, autocommit=True) as connection:
+            told = {**SIGNS_OF_LIFE, **psycopg.conninfo.conninfo_to_dict(where)}
+            with psycopg.connect(psycopg.conninfo.make_conninfo("", **told), autocommit=True) as connection:
                 connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
                 yield connection
         except psycopg.Error as error:

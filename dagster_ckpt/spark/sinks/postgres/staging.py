@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, LiteralString
 
 from dagster_ckpt.errors import CheckpointFailure, InvalidConfiguration
-from dagster_ckpt.spark.sinks.postgres.database import Conninfo, Database, Table
+from dagster_ckpt.spark.sinks.postgres.database import SIGNS_OF_LIFE, Conninfo, Database, Table
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -116,6 +116,7 @@ def copying(conninfo: Conninfo, statement: str) -> Callable[[Iterator[pa.RecordB
         conninfo: how to reach the database.
         statement: a ``COPY ... FROM STDIN (FORMAT csv)`` of the columns and the number of the task.
     """
+    defaults = dict(SIGNS_OF_LIFE)
 
     def copy_partition(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         import secrets  # noqa: PLC0415
@@ -137,8 +138,9 @@ def copying(conninfo: Conninfo, statement: str) -> Callable[[Iterator[pa.RecordB
         first = next(filled, None)
         if first is not None:
             where = conninfo if isinstance(conninfo, str) else conninfo()
+            known = psycopg.conninfo.make_conninfo("", **{**defaults, **psycopg.conninfo.conninfo_to_dict(where)})
             options = csv.WriteOptions(include_header=False)
-            with psycopg.connect(where) as connection, connection.cursor().copy(statement) as copy:
+            with psycopg.connect(known) as connection, connection.cursor().copy(statement) as copy:
                 while first is not None:
                     count = first.num_rows
                     numbers = pa.repeat(task, count)

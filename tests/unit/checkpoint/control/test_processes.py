@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,7 +15,12 @@ import psutil
 import pytest
 
 from dagster_ckpt.checkpoint import processes
+from dagster_ckpt.checkpoint.control.heartbeat import HeartbeatFile
 from dagster_ckpt.checkpoint.processes import DRIVER_VARIABLE, ProcessIdentity, is_proven, mark_driver, this_host
+from dagster_ckpt.clock import SystemClock
+from dagster_ckpt.errors import JobAlreadyRunning
+from dagster_ckpt.filesystem import PosixFileSystem
+from tests.unit.checkpoint.control.bystanders import running
 
 JOB = ("file:///storage", "flights")
 
@@ -135,6 +141,36 @@ def test_who_is_never_killed_is_known_though_its_parents_are_not(monkeypatch: py
 def test_a_process_of_another_host_is_not_here() -> None:
     assert ProcessIdentity(this_host(), 1, 1.0).is_here
     assert not ProcessIdentity("elsewhere/1", 1, 1.0).is_here
+
+
+_BEATING = """
+import sys, threading
+from pathlib import Path
+from dagster_ckpt.checkpoint.control.heart import Heart
+from dagster_ckpt.checkpoint.control.heartbeat import HeartbeatFile
+from dagster_ckpt.checkpoint.lease import Lease
+from dagster_ckpt.clock import SystemClock
+from dagster_ckpt.filesystem import PosixFileSystem
+file = HeartbeatFile(PosixFileSystem(Path(sys.argv[1])), "job")
+Heart(file, SystemClock(), epoch=1, run_id="in the container", lease=Lease(0.1, 60)).start()
+print(flush=True)
+threading.Event().wait()
+"""
+
+
+@pytest.mark.integration
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has PID namespaces")
+def test_a_driver_in_a_container_that_has_this_hosts_name_is_alive(tmp_path: Path) -> None:
+    """As with `docker run --network host`, or `hostNetwork` of Kubernetes: the name is the host's, the pids are not."""
+    assert shutil.which("unshare"), "unshare (package util-linux) is needed to drive as if from a container"
+    container = ("unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child", "--mount-proc")
+    file = HeartbeatFile(PosixFileSystem(tmp_path), "job")
+    with running(str(tmp_path), program=(*container, sys.executable, "-c", _BEATING)):
+        beat = file.read()
+        assert beat is not None, "the container did not start: root, or the right to make user namespaces, is needed"
+        with pytest.raises(JobAlreadyRunning, match="in the container"):
+            file.free_job(SystemClock(), time.sleep)
+        assert beat.is_dead(SystemClock()) is None
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has handles of processes")

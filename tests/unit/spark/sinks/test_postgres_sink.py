@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import psycopg
+import pyarrow as pa
 import pytest
 from pyspark import cloudpickle
 
@@ -417,3 +418,26 @@ def test_a_task_that_fails_leaves_nothing(job: Job) -> None:
     )
     # PostgreSQL ends the process of a connection a moment after its client has closed the connection.
     eventually("no connection is left", lambda: rows(job.reach, connected) == [(0,)])
+
+
+def test_a_server_whose_host_is_gone_is_given_up_after_two_minutes(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By default libpq waits for two hours for an answer that a host does not send any more."""
+    connected: list[dict[str, str]] = []
+    connect = psycopg.connect
+
+    def noted(*given: Any, **more: Any) -> psycopg.Connection:
+        connection = connect(*given, **more)
+        connected.append(connection.info.get_parameters())
+        return connection
+
+    monkeypatch.setattr(psycopg, "connect", noted)
+    ordinary = {"keepalives_idle": "60", "keepalives_interval": "15", "keepalives_count": "4"}
+    for reach, seconds in ((job.reach, ordinary), (f"{job.reach} keepalives_idle=7", {"keepalives_idle": "7"})):
+        with PostgresSink(reach, TABLE)._database.connected():
+            pass
+        copy = copying(reach, f"COPY {TABLE} (id, v, batch) FROM STDIN (FORMAT csv)")
+        list(copy(iter([pa.RecordBatch.from_pydict({"id": [1], "v": ["a"]})])))
+        driver, task = connected[-2:]
+        for parameters in (driver, task):
+            assert parameters["tcp_user_timeout"] == "120000"
+            assert seconds.items() <= parameters.items()
