@@ -18,7 +18,8 @@ from tests.servers.hosts import ADDRESS, Network
 from tests.servers.postgres import rows, running
 from tests.system.cluster.standalone import eventually
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
+# Not every machine lets its users make namespaces.
+pytestmark = [pytest.mark.exhaustive, pytest.mark.timeout(900)]
 
 #: The exit status of ``dagster-ckpt run`` for a job that another run has.
 TAKEN = 7
@@ -67,7 +68,6 @@ def test_a_host_that_was_cut_off_changes_nothing_when_it_comes_back(place: Site)
     place.check_exact()
 
 
-@pytest.mark.exhaustive
 def test_a_host_that_vanishes_with_its_disk_in_a_transaction_is_replaced(place: Site) -> None:
     first = place.run(place.host("north"))
     first.until("two checkpoints", lambda: place.completed(1) >= 2)
@@ -85,7 +85,6 @@ def test_a_host_that_vanishes_with_its_disk_in_a_transaction_is_replaced(place: 
     place.check_exact()
 
 
-@pytest.mark.exhaustive
 def test_a_heart_goes_on_when_the_cable_is_back_and_ends_while_the_cable_is_pulled(place: Site) -> None:
     north = place.host("north")
     process, said = place.beat(north)
@@ -108,7 +107,6 @@ def test_a_heart_goes_on_when_the_cable_is_back_and_ends_while_the_cable_is_pull
     assert told() == ENDED
 
 
-@pytest.mark.exhaustive
 def test_a_batch_does_not_wait_for_ever_for_a_database_that_is_gone(tmp_path: Path) -> None:
     said = tmp_path / "said"
     with (
