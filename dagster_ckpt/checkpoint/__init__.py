@@ -73,6 +73,7 @@ from dagster_ckpt.checkpoint.control import (
     unchanged_for,
 )
 from dagster_ckpt.checkpoint.format import (
+    CHANGED,
     FORK,
     LONGEST_REASON,
     MOVED,
@@ -120,6 +121,7 @@ from dagster_ckpt.checkpoint.taking import (
 )
 
 __all__ = [
+    "CHANGED",
     "DEFAULT_INLINE_THRESHOLD",
     "DIED",
     "DRIVER_VARIABLE",

@@ -22,6 +22,8 @@ CHECK = "source files"
 #: How many Parquet footers are read at most to count rows: each takes a tenth of a millisecond on a local disk.
 _MOST_FOOTERS = 1000
 _MOST_NAMED = 20
+#: What an offset of Delta has, and one of Iceberg.
+_TABLES = ({"reservoirId", "reservoirVersion"}, {"snapshot_id", "position"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +136,10 @@ def _not_files(facts: Facts, elsewhere: Collection[str] = ()) -> list[str]:
         if source.id in elsewhere or (isinstance(offset, dict) and offset.keys() == {"logOffset"}):
             continue
         if source.offsets:
-            told.append(f"source {source.id} has offsets like Kafka's, whose brokers are asked when its query starts")
+            told.append(f"source {source.id} has offsets like Kafka's, whose brokers only a start of the job asks")
+            continue
+        if isinstance(offset, dict) and any(offset.keys() >= keys for keys in _TABLES):
+            told.append(f"source {source.id} has offsets like those of a table, at which only a start of the job looks")
             continue
         why = "had no data yet" if offset is None else "is no file source, and only its own system knows what it keeps"
         told.append(f"source {source.id} {why}")

@@ -147,6 +147,14 @@ def test_files_that_are_gone_are_named_with_their_batches(tmp_path: Path) -> Non
     [
         ([{"id": "0", "offset": {"shard": 3}}, _FILE_SOURCE], "source 0 is no file source"),
         ([{"id": "0", "offset": {"topic": {"0": 3}}}, _FILE_SOURCE], "source 0 has offsets like Kafka's"),
+        (
+            [{"id": "0", "offset": {"reservoirId": "a", "reservoirVersion": 3}}],
+            "source 0 has offsets like those of a t",
+        ),
+        (
+            [{"id": "0", "offset": {"version": 1, "snapshot_id": 3, "position": 0}}],
+            "source 0 has offsets like those of",
+        ),
         ([{"id": "1", "offset": None}], "source 1 had no data yet"),
         (None, "the checkpoint does not tell its sources"),
     ],
