@@ -35,6 +35,8 @@ _KEEPING = frozenset(
     | {"text", "xml"}
 )
 _CLEANS_UP = "cleansource"
+#: The format of a table of a catalog, by the class of the table.
+_OF_TABLES = {"org.apache.iceberg.spark.source.SparkTable": "iceberg"}
 
 
 class StatefulKind(StrEnum):
@@ -230,7 +232,10 @@ def _listed(number: int, relation: Any) -> QuerySource:
         id_, is_named = str(number), False
     if str(relation.nodeName()) == "StreamingRelationV2":
         options = dict(relation.extraOptions().asCaseSensitiveMap())
-        return QuerySource(id_, str(relation.sourceName()).lower(), options, str(relation.table().name()), is_named)
+        table = relation.table()
+        # By readStream.table() Spark has the name of the table in the place of the format.
+        format_ = _OF_TABLES.get(str(table.getClass().getName()), str(relation.sourceName()).lower())
+        return QuerySource(id_, format_, options, str(table.name()), is_named)
     source = relation.dataSource()
     listed = QuerySource(id_, str(source.className()).lower(), _dict(source.options()), is_named=is_named)
     return replace(listed, table=listed.option("path") or "")

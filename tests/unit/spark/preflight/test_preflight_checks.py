@@ -165,6 +165,13 @@ def test_what_is_not_checked_is_said(sources: list[Any] | None, says: str) -> No
     assert f"Not checked: {says}" in found.reason
 
 
+def test_a_start_does_not_say_that_only_a_start_looks() -> None:
+    """Its query has no source of Kafka and no table there."""
+    facts = Facts.model_validate({"sources": [{"id": "0", "offset": {"topic": {"0": 3}}}]})
+    assert "only its own system knows" in source_finding([], facts, ()).reason
+    assert "only a start" in source_finding([], facts).reason
+
+
 def test_files_that_are_not_on_a_disk_here_are_not_checked() -> None:
     found = source_finding([_plan(4, "hdfs://host/in/4.json")], _FILES_ONLY)
     assert found.verdict is Verdict.RESTORABLE
