@@ -76,6 +76,7 @@ if TYPE_CHECKING:
         unchanged_for,
     )
     from dagster_ckpt.checkpoint.format import (
+        CHANGED,
         FORK,
         LONGEST_REASON,
         MOVED,
@@ -126,6 +127,7 @@ else:  # hidden from type checkers, which would take every name for one that is 
 
 
 __all__ = [
+    "CHANGED",
     "DEFAULT_INLINE_THRESHOLD",
     "DIED",
     "DRIVER_VARIABLE",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import TypeAlias
@@ -66,6 +66,9 @@ class RestoreRequest:
             checkpoint's number. The batches after the checkpoint then get new boundaries.
         start_sources: where topics of Kafka are read from, in the restored copy; ``None`` for where the checkpoint is.
             The batches after the checkpoint then get new boundaries.
+        asked_by: the run that was launched with ``start_sources``, which its re-executions tell, too; empty where runs
+            have no memory, and the words alone tell a request from another.
+        asked_as: the move that a user asked for, if an upgrade has sent the start to another checkpoint.
     """
 
     restore_from: str = LATEST
@@ -75,6 +78,8 @@ class RestoreRequest:
     fork_from: str | None = None
     state_partitions: int | None = None
     start_sources: StartSources | None = None
+    asked_by: str = ""
+    asked_as: str | None = None
 
     def __post_init__(self) -> None:
         """Check the values without the storage.
@@ -144,7 +149,12 @@ class RestoreRequest:
         """What tells this move of sources from another, ``None`` if no source is to be moved."""
         if self.start_sources is None:
             return None
-        return json.dumps({"restore_from": self.restore_from, "start_sources": self.start_sources}, sort_keys=True)
+        asked: dict[str, object] = {"restore_from": self.restore_from, "start_sources": self.start_sources}
+        return self.asked_as or json.dumps(asked | ({"run": self.asked_by} if self.asked_by else {}), sort_keys=True)
+
+    def sent_to(self, checkpoint: str) -> RestoreRequest:
+        """The same request for a start that an upgrade sends to another checkpoint, or to nothing."""
+        return self if checkpoint == self.restore_from else replace(self, restore_from=checkpoint, asked_as=self.move)
 
     @property
     def changes_copy(self) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 
 import dagster as dg
 
+from dagster_ckpt.checkpoint import CheckpointCatalog
 from dagster_ckpt.config import (
     LATEST,
     NONE,
@@ -21,10 +22,15 @@ from dagster_ckpt.config import (
     check_poison_batch_attempts,
 )
 from dagster_ckpt.errors import InvalidConfiguration
+from dagster_ckpt.orchestration import names
 
-__all__ = ["JobSettings", "RunSettings", "asked_once", "going_on", "op_config"]
+__all__ = ["JobSettings", "RunSettings", "asked_once", "config_of_run", "going_on", "op_config"]
 
-_ONLY_ONCE = frozenset({"claim_mode", "replay_to", "allow_loss", "fork_from", "state_partitions", "start_sources"})
+#: Stands in the configuration of a run that moves sources, and no user writes it.
+_ASKED_BY = "start_sources_asked_by"
+_ONLY_ONCE = frozenset(
+    {"claim_mode", "replay_to", "allow_loss", "fork_from", "state_partitions", "start_sources", _ASKED_BY}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +115,7 @@ class JobSettings:
                 fork_from=op_config.get("fork_from"),
                 state_partitions=op_config.get("state_partitions"),
                 start_sources=op_config.get("start_sources"),
+                asked_by=op_config.get(_ASKED_BY, ""),
             ),
             tuple(warnings),
             self.poison_batch_attempts,
@@ -147,3 +154,24 @@ def going_on(op_config: Mapping[str, Any]) -> dict[str, Any]:
     if configuration := op_config.get("configuration"):
         found["configuration"] = dict(Configuration(configuration).for_job.settings)
     return found
+
+
+def config_of_run(context: dg.AssetExecutionContext, catalog: CheckpointCatalog) -> Mapping[str, Any]:
+    """The configuration of a run. A re-execution does not repeat what the run before it was asked to begin with.
+
+    A move of sources is told with the first run that was asked for it, so that another run does it once more.
+    """
+    given: Mapping[str, Any] = context.op_execution_context.op_config
+    asked = asked_once(given)
+    earlier = context.run.tags.get(names.PARENT_RUN_TAG) if asked else None
+    chosen = catalog.records.epochs.runs_with_choice() if earlier else set()
+    while earlier is not None and (parent := context.instance.get_run_by_id(earlier)) is not None:
+        if earlier in chosen and asked_once(op_config(parent, context.op_execution_context.op.name)) == asked:
+            context.log.warning(
+                f"Run {earlier} has begun with {asked}, so this re-execution goes on from the newest checkpoint. "
+                "To begin with it again, launch a new run from the page of the job."
+            )
+            return going_on(given)
+        earlier = parent.tags.get(names.PARENT_RUN_TAG)
+    first = context.run.tags.get(names.ROOT_RUN_TAG, context.run.run_id)
+    return {**given, _ASKED_BY: first} if given.get("start_sources") else given

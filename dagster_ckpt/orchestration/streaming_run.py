@@ -31,7 +31,7 @@ from dagster_ckpt.orchestration.reporting import (
 )
 from dagster_ckpt.orchestration.resources import SparkSessionResource
 from dagster_ckpt.orchestration.rollback import Launchpad
-from dagster_ckpt.orchestration.run_settings import RunSettings, asked_once, going_on, op_config
+from dagster_ckpt.orchestration.run_settings import RunSettings, config_of_run
 from dagster_ckpt.orchestration.storages import CheckpointStorage
 from dagster_ckpt.spark import (
     CheckpointCompleted,
@@ -144,7 +144,7 @@ def _drive(
     """Start the query and supervise it until it ends."""
     clock = SystemClock()
     spark: SparkSessionResource | SparkSubmitResource = getattr(context.resources, asset.spark_key)
-    given = _op_config(context, catalog)
+    given = config_of_run(context, catalog)
     run = asset.settings.of_run(given)
     for warning in run.warnings:
         context.log.warning(warning)
@@ -310,23 +310,6 @@ class OwnRun:
     def _status(self) -> dg.DagsterRunStatus | None:
         run = self._instance.get_run_by_id(self._run_id)
         return None if run is None else run.status
-
-
-def _op_config(context: dg.AssetExecutionContext, catalog: CheckpointCatalog) -> Mapping[str, Any]:
-    """The configuration of this run. A re-execution does not repeat what the run before it was asked to begin with."""
-    given: Mapping[str, Any] = context.op_execution_context.op_config
-    asked = asked_once(given)
-    earlier = context.run.tags.get(names.PARENT_RUN_TAG) if asked else None
-    chosen = catalog.records.epochs.runs_with_choice() if earlier else set()
-    while earlier is not None and (parent := context.instance.get_run_by_id(earlier)) is not None:
-        if earlier in chosen and asked_once(op_config(parent, context.op_execution_context.op.name)) == asked:
-            context.log.warning(
-                f"Run {earlier} has begun with {asked}, so this re-execution goes on from the newest checkpoint. "
-                "To begin with it again, launch a new run from the page of the job."
-            )
-            return going_on(given)
-        earlier = parent.tags.get(names.PARENT_RUN_TAG)
-    return given
 
 
 def _is_step_process(context: dg.AssetExecutionContext) -> bool:

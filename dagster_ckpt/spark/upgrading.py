@@ -108,7 +108,7 @@ class Upgrading:
         epoch, choice = chosen
         pending = pending_upgrade(self._catalog, epoch, choice)
         before = version if pending is None else pending.before
-        back = request if pending is None else replace(request, restore_from=pending.checkpoint or LATEST)
+        back = request if pending is None else request.sent_to(pending.checkpoint or LATEST)
         if current == before:
             why = "" if pending is None else f"version {before} goes on after version {version}"
             return replace(plain, request=back, why=why)
@@ -186,9 +186,9 @@ class Upgrading:
         if mode is UpgradeMode.STATELESS:
             newest = None if checkpoint is not None else find_newest(self._catalog).metadata
             checkpoint = checkpoint if newest is None else newest.reference
-            request = replace(back, restore_from=NONE)
+            request = back.sent_to(NONE)
         elif mode is UpgradeMode.SAVEPOINT:
-            request = replace(back, restore_from=self._savepoint(before, checkpoint, chosen))
+            request = back.sent_to(self._savepoint(before, checkpoint, chosen))
         self._upgrade = Upgrade(before, checkpoint, claim.epoch, iso(self._clock.time()), returns)
         self._refuse_failing(claim, self._upgrade)
         why = f"version {self._versions.current} begins after version {before} ({mode})"

@@ -12,8 +12,8 @@ from dagster_ckpt.stored_json import SIGNED_64
 __all__ = ["Facts", "Number", "Operator", "Signed", "Source", "Topic"]
 
 Signed = Annotated[int, Field(ge=-SIGNED_64 - 1, le=SIGNED_64)]
-#: The number of a partition of Kafka.
-_PARTITION = re.compile(r"^[0-9]{1,9}$")
+#: The number of a partition of Kafka, as brokers and Spark write it: Spark takes 01 and 1 for one partition.
+_PARTITION = re.compile(r"^(?:0|[1-9][0-9]{0,8})$")
 Number = Signed | Annotated[FiniteFloat, Field(ge=-1e18, le=1e18)]
 
 

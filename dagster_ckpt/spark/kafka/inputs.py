@@ -62,6 +62,10 @@ class KafkaInputs:
         """Spark's ids of the sources."""
         return self._sources.keys()
 
+    def alike(self, source: str) -> list[str]:
+        """The ids of the sources that equal a source: Spark may run them all as one."""
+        return [id_ for id_, other in self._sources.items() if other.same_as == self._sources[source].same_as]
+
     def option(self, source: str, name: str) -> str | None:
         """An option of a source."""
         return self._sources[source].option(name)

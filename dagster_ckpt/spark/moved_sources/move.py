@@ -6,11 +6,12 @@ Spark begins batch N+1 where ``offsets/N`` ends, and does not look at what batch
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from dagster_ckpt.checkpoint import MOVED, CheckpointMetadata
+from dagster_ckpt.errors import CorruptCheckpoint
 from dagster_ckpt.spark.changed_copy import RestoredCopy
-from dagster_ckpt.spark.files import parse_offsets
+from dagster_ckpt.spark.files import OffsetEntry, parse_offsets
 from dagster_ckpt.spark.kafka import KafkaInputs
 from dagster_ckpt.spark.moved_sources.places import Offsets
 
@@ -32,6 +33,7 @@ def move_sources(
         inputs: the Kafka sources of the query.
 
     Raises:
+        CorruptCheckpoint: the manifest tells other offsets than Spark's file, so what was counted is not what is done.
         TopicRecreated: a topic was deleted and created again since the checks.
         Fenced: a newer run has taken the job over.
         StorageError: the storage failed.
@@ -39,11 +41,27 @@ def move_sources(
     batch = copy.restored.batch
     with copy.live.edited() as location:
         entry = location / "offsets" / str(batch)
+        text = entry.read_text(encoding="utf-8")
+        check_facts(copy.restored, parse_offsets(text, f"offsets/{batch}"), offsets)
         temporary = entry.with_name(f".{entry.name}.moved.tmp")
-        temporary.write_text(with_offsets(entry.read_text(encoding="utf-8"), offsets), encoding="utf-8")
+        temporary.write_text(with_offsets(text, offsets), encoding="utf-8")
         entry.with_name(f".{entry.name}.crc").unlink(missing_ok=True)  # it describes other bytes
         temporary.replace(entry)
     return copy.publish(batch, MOVED, inputs.observed, start_sources=asked)
+
+
+def check_facts(restored: CheckpointMetadata, entry: OffsetEntry, moved: Collection[str]) -> None:
+    """Make sure that the manifest tells the offsets of the moved sources that Spark's own file has.
+
+    Raises:
+        CorruptCheckpoint: it tells others.
+    """
+    for source in restored.facts.sources:
+        if source.id in moved and source.offset != entry.offset(source.id):
+            raise CorruptCheckpoint(
+                f"{restored.name} tells another offset of source {source.id} than its offsets/{restored.batch}.",
+                hint="Restore another checkpoint, or launch without start_sources.",
+            )
 
 
 def with_offsets(text: str, offsets: Mapping[str, Offsets]) -> str:

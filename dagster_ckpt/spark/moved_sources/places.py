@@ -14,7 +14,7 @@ from dagster_ckpt.spark.kafka import BrokersAway, KafkaInputs, TopicState, by_pa
 from dagster_ckpt.spark.sinks import Sink
 from dagster_ckpt.spark.verdict import Finding, Verdict
 
-__all__ = ["MOVE_CHECK", "Offsets", "Places", "find_sources", "jump_finding", "places_of", "refused"]
+__all__ = ["MOVE_CHECK", "Offsets", "Places", "check_start", "find_sources", "jump_finding", "places_of", "refused"]
 
 MOVE_CHECK = "start sources"
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -22,6 +22,8 @@ _WITHOUT = "Or launch without start_sources."
 
 #: By topic and partition, the offset of the next record.
 Offsets: TypeAlias = "dict[str, dict[str, int]]"
+#: A source, one of its topics, and where that topic is to start.
+Found: TypeAlias = "tuple[Source, str, Mapping[str, int] | str]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +74,9 @@ def places_of(
                 "there is no checkpoint whose sources could start elsewhere",
                 "Launch without start_sources: a query that starts from nothing begins where startingOffsets says.",
             )
-        _check_start(sink, later, on_disk=on_disk)
+        check_start(sink, later, on_disk=on_disk)
         known = [source for source in restored.facts.sources if source.offsets and source.id in inputs.ids]
-        for source, topic, place in find_sources(asked, known, restored):
+        for source, topic, place in _with_alike(find_sources(asked, known, restored), known, inputs):
             at = (source.offsets or {})[topic]
             moved = offsets.setdefault(source.id, {each: dict(parts) for each, parts in (source.offsets or {}).items()})
             state = _look(inputs, source.id, topic)
@@ -82,8 +84,9 @@ def places_of(
             moved[topic] |= to
             then = source.topics.get(topic)
             is_new = then is not None and bool(then.id and state.id) and then.id != state.id
-            jumps = {} if is_new else {number: to[number] - at.get(number, state.earliest[number]) for number in to}
-            found.append(jump_finding(source, topic, to, jumps, is_stateful=bool(restored.facts.operators)))
+            # A partition that is new since would be read from its first record, which may be gone.
+            jumps = {} if is_new else {number: to[number] - at.get(number, 0) for number in to}
+            found.append(jump_finding(source, topic, to, jumps, restored.facts))
     except CheckpointError as error:
         return Places({}, [*found, Finding.of_error(MOVE_CHECK, error)])
     return Places(offsets, found)
@@ -94,9 +97,7 @@ def refused(why: str, hint: str) -> RestoreRefused:
     return RestoreRefused(f"The sources cannot start elsewhere: {why}.", hint=f"Nothing was touched. {hint}")
 
 
-def find_sources(
-    asked: StartSources, known: Sequence[Source], restored: CheckpointMetadata
-) -> list[tuple[Source, str, Mapping[str, int] | str]]:
+def find_sources(asked: StartSources, known: Sequence[Source], restored: CheckpointMetadata) -> list[Found]:
     """The source and the topic that each key of ``start_sources`` names, with the place.
 
     Args:
@@ -107,7 +108,7 @@ def find_sources(
     Raises:
         RestoreRefused: a key names nothing, or several sources, or the same as another key.
     """
-    found: dict[tuple[str, str], tuple[Source, str, Mapping[str, int] | str]] = {}
+    found: dict[tuple[str, str], Found] = {}
     for name, place in asked.items():
         source, topic = _find_source(name, known, restored)
         if (source.id, topic) in found:
@@ -133,9 +134,26 @@ def _find_source(name: str, known: Sequence[Source], restored: CheckpointMetadat
     return reading[0], topic
 
 
-def jump_finding(
-    source: Source, topic: str, to: Mapping[str, int], jumps: Mapping[str, int], *, is_stateful: bool
-) -> Finding:
+def _with_alike(found: Sequence[Found], known: Sequence[Source], inputs: KafkaInputs) -> list[Found]:
+    """The same with the other sources that Spark may run as one with those found: it keeps the place of the last.
+
+    Raises:
+        RestoreRefused: two equal sources are to start at two places.
+    """
+    every = {source.id: source for source in known}
+    there: dict[tuple[str, str], Found] = {}
+    for source, topic, place in found:
+        for id_ in inputs.alike(source.id):
+            if id_ in every and there.setdefault((id_, topic), (every[id_], topic, place))[2] != place:
+                raise refused(
+                    f"sources {' and '.join(inputs.alike(source.id))} are one stream of the query, with two places for "
+                    f"topic {topic}",
+                    "Name the topic once.",
+                )
+    return list(there.values())
+
+
+def jump_finding(source: Source, topic: str, to: Mapping[str, int], jumps: Mapping[str, int], facts: Facts) -> Finding:
     """What is lost and read twice where a topic starts elsewhere.
 
     Args:
@@ -143,7 +161,7 @@ def jump_finding(
         topic: its name.
         to: the offsets that it starts at, by partition.
         jumps: how many records each partition goes forward, or back where it is negative.
-        is_stateful: whether the query keeps state.
+        facts: of the checkpoint, with the state of the query.
     """
     lost = {number: jump for number, jump in jumps.items() if jump > 0}
     twice = {number: -jump for number, jump in jumps.items() if jump < 0}
@@ -153,14 +171,21 @@ def jump_finding(
         parts.append(f"it skips {records(sum(lost.values()))} after the checkpoint{by_partition(lost)}")
     if twice:
         parts.append(f"it reads {records(sum(twice.values()))} before the checkpoint twice{by_partition(twice)}")
-        if is_stateful:
+        if facts.operators:
             parts.append("the state of the query has those already, and an aggregation counts them again")
+        if facts.operators and facts.watermark_ms:
+            parts.append("but drops what is older than its watermark")
     if not parts:
         return Finding.fine(MOVE_CHECK, f"{told}: nothing is skipped or read twice.")
     return Finding(MOVE_CHECK, Verdict.WITH_LOSS, f"{told}: {'; '.join(parts)}.", _WITHOUT, only_doubles=not lost)
 
 
-def _check_start(sink: Sink | None, later: Sequence[int], *, on_disk: bool) -> None:
+def check_start(sink: Sink | None, later: Sequence[int], *, on_disk: bool = True) -> None:
+    """Refuse a start that cannot change the restored copy, or after which a batch would come again with other rows.
+
+    Raises:
+        RestoreRefused: sources cannot start elsewhere.
+    """
     if not on_disk:
         raise refused(
             "the live location is in a bucket, and offsets are changed on a disk",

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
-from dagster_ckpt.checkpoint import MOVED, CheckpointCatalog, CheckpointMetadata, Choice, Moved, find_newest, layout
+from dagster_ckpt.checkpoint import (
+    MOVED,
+    CheckpointCatalog,
+    CheckpointMetadata,
+    Choice,
+    Moved,
+    Newest,
+    find_newest,
+    layout,
+)
 from dagster_ckpt.config import LATEST, RestoreRequest
 from dagster_ckpt.errors import CheckpointError
 
-__all__ = ["last_move", "still_to_move", "without_repeat"]
+__all__ = ["choose_once", "last_move"]
 
 
 def last_move(restored: CheckpointMetadata | None, previous: Choice | None) -> Moved | None:
@@ -31,38 +41,51 @@ def last_move(restored: CheckpointMetadata | None, previous: Choice | None) -> M
     return moved if is_after else None
 
 
-def without_repeat(catalog: CheckpointCatalog, request: RestoreRequest, previous: Choice | None) -> RestoreRequest:
+def choose_once(
+    catalog: CheckpointCatalog,
+    request: RestoreRequest,
+    previous: Choice | None,
+    choose: Callable[[RestoreRequest], Newest],
+    forget: Callable[[], None],
+) -> tuple[Newest, RestoreRequest]:
+    """Choose a checkpoint, and tell what is left to do: a move that a start before this one has done is not repeated.
+
+    The start then goes on from the newest checkpoint, as long as that comes of the very move that is asked for. So the
+    batches since the move keep their boundaries, and the checkpoint that was moved may be gone.
+
+    Args:
+        catalog: the job's checkpoints.
+        request: what the start was asked to begin with.
+        previous: the choice of the previous start.
+        choose: chooses by a request, and unpacks the checkpoint.
+        forget: removes what was unpacked.
+    """
+    going_on = _without_repeat(catalog, request, previous)
+    target = choose(going_on)
+    if going_on is request:
+        return target, request
+    done = last_move(target.metadata, previous)
+    if done is not None and done.asked == request.move:
+        told = f"{target.reason}; the sources were moved before, as asked, by {done.checkpoint}"
+        return replace(target, reason=told), going_on
+    if request.restore_from == LATEST:
+        return target, request  # a fallback has passed over the moved copy
+    forget()
+    return choose(request), request
+
+
+def _without_repeat(catalog: CheckpointCatalog, request: RestoreRequest, previous: Choice | None) -> RestoreRequest:
     """The request to go on from the newest checkpoint, if that comes of the very move that is asked for.
 
-    Then the batches since the move keep their boundaries. The checkpoint that was moved may be gone. Where newer
-    checkpoints are in quarantine, the request stays as it is.
+    Where newer checkpoints are in quarantine, or an upgrade sends the start elsewhere, the request stays as it is.
     """
-    if request.move is None:
+    if request.move is None or request.asked_as is not None:
         return request
     try:
         newest = find_newest(catalog)
     except CheckpointError:  # the start itself tells it, if it needs the newest checkpoint
         return request
-    is_done = not newest.passed_over and _is_of(request, newest.metadata, previous)
-    return replace(request, restore_from=LATEST, start_sources=None, replay_to=None) if is_done else request
-
-
-def still_to_move(
-    request: RestoreRequest, going_on: RestoreRequest, restored: CheckpointMetadata | None, previous: Choice | None
-) -> RestoreRequest:
-    """What is left to do, now that the checkpoint is chosen: a fallback may have passed over the moved copy.
-
-    Args:
-        request: what the start was asked to begin with.
-        going_on: the result of :func:`without_repeat`, by which the checkpoint was chosen.
-        restored: the checkpoint.
-        previous: the choice of the previous start.
-    """
-    if going_on is request or _is_of(request, restored, previous):
-        return going_on
-    return replace(request, restore_from=LATEST)
-
-
-def _is_of(request: RestoreRequest, restored: CheckpointMetadata | None, previous: Choice | None) -> bool:
-    moved = last_move(restored, previous)
-    return moved is not None and moved.asked == request.move
+    done = last_move(newest.metadata, previous)
+    if newest.passed_over or done is None or done.asked != request.move:
+        return request
+    return RestoreRequest(allow_loss=request.allow_loss)

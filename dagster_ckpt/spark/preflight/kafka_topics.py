@@ -15,6 +15,7 @@ from dagster_ckpt.spark.verdict import Finding, Verdict
 __all__ = ["kafka_findings", "kafka_sink_findings"]
 
 CHECK = "Kafka topics"
+_LONGEST = 500
 _WITHOUT = "To go on without these records, "
 _LENIENT = "let the query read with failOnDataLoss=false, and "
 _ACCEPT = "launch with allow_loss: true."
@@ -30,7 +31,11 @@ def kafka_findings(facts: Facts, inputs: KafkaInputs, plans: Sequence[PlannedBat
     """
     found: list[Finding] = []
     for source in facts.sources:
-        if source.id in inputs.ids and source.offsets:
+        if source.id in inputs.ids and source.offset and not source.offsets:
+            told = f"source {source.id} reads Kafka, and the checkpoint has no offsets of Kafka for it: {source.offset}"
+            hint = "Run the query that the checkpoint is of, restore another checkpoint, or start over."
+            found.append(Finding.of_error(CHECK, RestoreRefused(f"{told[:_LONGEST]}.", hint=hint)))
+        elif source.id in inputs.ids and source.offsets:
             entries = [planned_offsets(plan) for plan in plans]
             planned = [Source(id=source.id, offset=entry.offset(source.id)) for entry in entries]
             found += _of_source(source, inputs, planned)
@@ -119,7 +124,7 @@ class _Compared:
 
     def left_out(self, *, strict: bool) -> Finding:
         """The verdict on a topic that the query does not name."""
-        told = f"the query does not read {self.name} any more"
+        told = f"the query does not read {self.name} any more{by_partition(self.at)}"
         if self.now is not None:
             left = sum(max(end - self.at.get(number, 0), 0) for number, end in self.now.latest.items())
             told += f": {records(left)} after the checkpoint are left out, and all later ones"

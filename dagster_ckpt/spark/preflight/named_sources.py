@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 
 from dagster_ckpt.checkpoint import CheckpointMetadata, PlannedBatch, Source
@@ -11,13 +12,29 @@ from dagster_ckpt.spark.kafka import records
 from dagster_ckpt.spark.query import QuerySource
 from dagster_ckpt.spark.verdict import Finding, Verdict
 
-__all__ = ["have_names", "named_sources_finding"]
+__all__ = ["another_naming", "have_names", "named_sources_finding"]
+
+_LONGEST_PLACE = 500
+#: Spark's own formats of files: their log tells what the source has read, so Spark goes on where the source was left.
+_FILES = ("csv", "json", "orc", "parquet", "text", "xml", "avro", "binaryfile")
 
 
-def have_names(restored: CheckpointMetadata, sources: Sequence[QuerySource]) -> bool:
-    """Whether the sources of a query and of the checkpoint have names; others have numbers."""
-    ids = [*(source.id for source in restored.facts.sources), *(source.id for source in sources)]
-    return not any(id_.isdecimal() for id_ in ids)
+def another_naming(restored: CheckpointMetadata, sources: Sequence[QuerySource]) -> str | None:
+    """Why Spark would stop because only the query or only the checkpoint has names; ``None`` if both are alike.
+
+    Without names Spark numbers the sources, and a number may be a name, too.
+    """
+    before, now = {source.id for source in restored.facts.sources}, {source.id for source in sources}
+    is_numbered, is_named = all(map(str.isdecimal, before)), have_names(sources)
+    if not before or is_numbered is not is_named or (is_named and before & now):
+        return None
+    who, other = ("The query", restored.name) if is_named else (restored.name, "the query")
+    return f"{who} names its sources, and {other} does not: Spark would stop there."
+
+
+def have_names(sources: Sequence[QuerySource]) -> bool:
+    """Whether the query names its sources: Spark wants a name for each then."""
+    return any(source.is_named for source in sources)
 
 
 def named_sources_finding(
@@ -46,7 +63,7 @@ def named_sources_finding(
             return Finding.of_error(check, refusal)
     dropped = [source for name, source in was.items() if name not in now]
     added = sorted(now.keys() - was.keys())
-    read_before = [name for name in added if now[name].format == "kafka" and _was_read(restored, name)]
+    read_before = [name for name in added if now[name].format not in _FILES and _was_read(restored, name)]
     told = _names(now)
     if added:
         told += f"; not in the checkpoint: {_names(added)}"
@@ -72,4 +89,5 @@ def _left(source: Source) -> str:
     """A source that the query does not read any more, with what it leaves out."""
     lag = sum(sum(partitions.values()) for partitions in source.lag.values())
     told = f", of which {records(lag)} were yet to be read at the checkpoint" if lag else ""
-    return f"{source.id} any more{told}: all that comes after the checkpoint is left out"
+    place = json.dumps(source.offset)[:_LONGEST_PLACE]
+    return f"{source.id} any more{told}: all that comes after the checkpoint, from {place} on, is left out"

@@ -12,7 +12,7 @@ from dagster_ckpt.config import LATEST, StateBackend
 from dagster_ckpt.errors import CheckpointError, SinkNotEmpty
 from dagster_ckpt.spark.preflight.another_sink import SinkName, another_sink
 from dagster_ckpt.spark.preflight.checkpoint_checks import sink_finding
-from dagster_ckpt.spark.preflight.named_sources import have_names, named_sources_finding
+from dagster_ckpt.spark.preflight.named_sources import another_naming, have_names, named_sources_finding
 from dagster_ckpt.spark.query import (
     StatefulKind,
     WriterPlan,
@@ -84,7 +84,9 @@ def sources_finding(
     recorded = restored.facts.sources
     if not restored.facts.tells_sources:
         return Finding.fine(check, "not checked: the checkpoint does not tell.")
-    if have_names(restored, listed := listed_sources(writer)):
+    if (why := another_naming(restored, listed := listed_sources(writer))) is not None:
+        return Finding.of_error(check, another_query(job_name, restored, why))
+    if have_names(listed):
         return named_sources_finding(check, restored, listed, again)
     now = sources_of(writer)
     if len(recorded) not in now:

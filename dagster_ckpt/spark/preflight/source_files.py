@@ -22,6 +22,8 @@ CHECK = "source files"
 #: How many Parquet footers are read at most to count rows: each takes a tenth of a millisecond on a local disk.
 _MOST_FOOTERS = 1000
 _MOST_NAMED = 20
+#: What an offset of Delta has, and one of Iceberg.
+_TABLES = ({"reservoirId", "reservoirVersion"}, {"snapshot_id", "position"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +69,13 @@ class SourceFiles:
             return None
 
 
-def source_finding(plans: Sequence[PlannedBatch], facts: Facts, elsewhere: Collection[str] = ()) -> Finding:
+def source_finding(plans: Sequence[PlannedBatch], facts: Facts, elsewhere: Collection[str] | None = None) -> Finding:
     """Which files a restore reads again, and which of these are gone.
 
     Args:
         plans: the plans of all batches that run again, as they were or with new boundaries.
         facts: the checkpoint's facts, which name the query's sources.
-        elsewhere: the ids of sources that have a check of their own.
+        elsewhere: the ids of sources that have a check of their own at a start; ``None`` for a check without a query.
     """
     unchecked = _not_files(facts, elsewhere)
     also = f" Not checked: {'; '.join(unchecked)}." if unchecked else ""
@@ -124,17 +126,20 @@ def batches(numbers: Iterable[int]) -> str:
     return f"batches {', '.join(map(str, known[:-1]))} and {known[-1]}" if known else "no batch"
 
 
-def _not_files(facts: Facts, elsewhere: Collection[str] = ()) -> list[str]:
+def _not_files(facts: Facts, elsewhere: Collection[str] | None = None) -> list[str]:
     """The sources of a checkpoint that are not file sources, or of unknown kind."""
     if not facts.tells_sources:
         return ["the checkpoint does not tell its sources"]
     told = []
     for source in facts.sources:
         offset = source.offset
-        if source.id in elsewhere or (isinstance(offset, dict) and offset.keys() == {"logOffset"}):
+        if source.id in (elsewhere or ()) or (isinstance(offset, dict) and offset.keys() == {"logOffset"}):
             continue
-        if source.offsets:
-            told.append(f"source {source.id} has offsets like Kafka's, whose brokers are asked when its query starts")
+        if source.offsets and elsewhere is None:
+            told.append(f"source {source.id} has offsets like Kafka's, whose brokers only a start of the job asks")
+            continue
+        if elsewhere is None and isinstance(offset, dict) and any(offset.keys() >= keys for keys in _TABLES):
+            told.append(f"source {source.id} has offsets like those of a table, at which only a start of the job looks")
             continue
         why = "had no data yet" if offset is None else "is no file source, and only its own system knows what it keeps"
         told.append(f"source {source.id} {why}")

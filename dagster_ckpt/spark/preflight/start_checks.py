@@ -15,7 +15,7 @@ from dagster_ckpt.errors import CheckpointError
 from dagster_ckpt.spark.batches import forget_plan
 from dagster_ckpt.spark.job import StreamingJob
 from dagster_ckpt.spark.kafka import KafkaInputs
-from dagster_ckpt.spark.moved_sources import Places, places_of
+from dagster_ckpt.spark.moved_sources import MOVE_CHECK, Places, places_of
 from dagster_ckpt.spark.preflight.another_sink import SinkName, elsewhere_finding
 from dagster_ckpt.spark.preflight.checkpoint_checks import (
     files_finding,
@@ -157,7 +157,9 @@ def pass_preflight(start: ProposedStart, now: float) -> Passed:
     found = _checked(start, restored, plans, places)
     preflight = Preflight("nothing" if restored is None else restored.reference, tuple(found))
     before = _accepted_before(start)
-    told = {item.reason for item in preflight.losses if any(_is_of(note, item) for note in before)}
+    # Each move skips or doubles rows anew, also where an earlier one has told the same numbers.
+    standing = [item for item in preflight.losses if item.check != MOVE_CHECK]
+    told = {item.reason for item in standing if any(_is_of(note, item) for note in before)}
     allowed = None if start.request.allow_loss else told
     if (error := preflight.refusal(start.job.config.mode, allowed)) is not None:
         raise error

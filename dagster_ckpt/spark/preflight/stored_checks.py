@@ -19,7 +19,7 @@ from dagster_ckpt.checkpoint import (
 from dagster_ckpt.clock import Clock
 from dagster_ckpt.config import LATEST, CheckpointingMode, StartSources
 from dagster_ckpt.errors import CheckpointError, JobAlreadyRunning
-from dagster_ckpt.spark.moved_sources import stored_move_findings
+from dagster_ckpt.spark.moved_sources import MOVE_CHECK, stored_move_findings
 from dagster_ckpt.spark.preflight.another_sink import SinkName, moved_finding, moved_since
 from dagster_ckpt.spark.preflight.checkpoint_checks import (
     files_finding,
@@ -82,23 +82,30 @@ def check_stored(
         else:
             replayed = asked if state_partitions is None and start_sources is None else restored.reference
             findings += check_unpacked(catalog, restored, directory, replayed)
-            if state_partitions is not None:
-                findings.append(_rescaled(catalog, restored, directory / "checkpoint", state_partitions))
-    findings += stored_move_findings(start_sources, restored)
+            if state_partitions is not None or start_sources is not None:
+                findings += _changed(catalog, restored, directory / "checkpoint", state_partitions, start_sources)
     heartbeat, dead = catalog.records.heartbeat.watched(clock, wait)
     findings.append(others_finding(catalog.job_name, heartbeat, dead, terminates=terminates))
     return Preflight(restored.reference, tuple(findings))
 
 
-def _rescaled(catalog: CheckpointCatalog, restored: CheckpointMetadata, location: Path, number: int) -> Finding:
-    """Whether the state can have another number of partitions, as far as a checkpoint tells."""
+def _changed(
+    catalog: CheckpointCatalog,
+    restored: CheckpointMetadata,
+    location: Path,
+    partitions: int | None,
+    start_sources: StartSources | None,
+) -> list[Finding]:
+    """Whether the restored copy can be changed as asked, as far as a checkpoint tells."""
     try:
         known = [plan.batch for plan in catalog.records.plans(restored.job_id).after(restored)]
         sink = None if restored.sink is None else recorded_sink(restored.sink)
     except CheckpointError as error:
-        return Finding.of_error(RESCALE_CHECK, error)
-    later = [*known, *in_flight_batch(location, restored.batch)]
-    return rescale_finding(Rescale(number, _spark_here(), sink=sink, later=later), restored)
+        return [Finding.of_error(MOVE_CHECK if partitions is None else RESCALE_CHECK, error)]
+    later = sorted({*known, *in_flight_batch(location, restored.batch)})
+    if partitions is not None:
+        return [rescale_finding(Rescale(partitions, _spark_here(), sink=sink, later=later), restored)]
+    return stored_move_findings(start_sources or {}, restored, sink, later)
 
 
 def check_unpacked(

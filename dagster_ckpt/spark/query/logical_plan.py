@@ -41,6 +41,8 @@ _KEEPING = frozenset(
     | {"text", "xml"}
 )
 _CLEANS_UP = "cleansource"
+#: The format of a table of a catalog, by the class of the table.
+_OF_TABLES = {"org.apache.iceberg.spark.source.SparkTable": "iceberg"}
 
 
 class StatefulKind(StrEnum):
@@ -116,12 +118,16 @@ class QuerySource:
         format: Spark's name for the format, for example ``kafka``; empty if the plan does not tell.
         options: what the query says of the source, with the names as the query writes them; there may be secrets.
         table: the path or the name of the table that the source reads; empty if the plan does not tell.
+        is_named: whether the query gives the source its id as a name.
+        same_as: the id of the first source that is equal: Spark may run the two as one, at the place of the last.
     """
 
     id: str
     format: str
     options: Mapping[str, str] = field(repr=False)
     table: str = ""
+    is_named: bool = False
+    same_as: str = ""
 
     def option(self, name: str) -> str | None:
         """An option, whose name may be written in upper or lower case."""
@@ -200,7 +206,10 @@ def listed_sources(writer: DataStreamWriter) -> list[QuerySource]:
         InvalidConfiguration: ``writer`` is not a ``DataStreamWriter`` of a classic session.
     """
     plan_of(writer)
-    return [_listed(number, relation) for number, relation in enumerate(_relations(writer)[0])]
+    relations, different = _relations(writer)
+    listed = [_listed(number, relation) for number, relation in enumerate(relations)]
+    kinds = [next(n for n, other in enumerate(different) if relation.equals(other)) for relation in relations]
+    return [replace(source, same_as=listed[kinds.index(kind)].id) for source, kind in zip(listed, kinds, strict=True)]
 
 
 def stateful_kinds(writer: DataStreamWriter) -> Counter[StatefulKind]:
@@ -239,14 +248,17 @@ def _listed(number: int, relation: Any) -> QuerySource:
     from py4j.protocol import Py4JError  # noqa: PLC0415 - PySpark is loaded where it runs
 
     try:
-        id_ = str(relation.sourceIdentifyingName().name())
+        id_, is_named = str(relation.sourceIdentifyingName().name()), True
     except Py4JError:  # without a name, or of a Spark that names none
-        id_ = str(number)
+        id_, is_named = str(number), False
     if str(relation.nodeName()) == "StreamingRelationV2":
         options = dict(relation.extraOptions().asCaseSensitiveMap())
-        return QuerySource(id_, str(relation.sourceName()).lower(), options, str(relation.table().name()))
+        table = relation.table()
+        # By readStream.table() Spark has the name of the table in the place of the format.
+        format_ = _OF_TABLES.get(str(table.getClass().getName()), str(relation.sourceName()).lower())
+        return QuerySource(id_, format_, options, str(table.name()), is_named)
     source = relation.dataSource()
-    listed = QuerySource(id_, str(source.className()).lower(), _dict(source.options()))
+    listed = QuerySource(id_, str(source.className()).lower(), _dict(source.options()), is_named=is_named)
     return replace(listed, table=listed.option("path") or "")
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from dagster_ckpt.checkpoint import (
+    CHANGED,
     CheckpointCatalog,
     CheckpointMetadata,
     Choice,
@@ -71,8 +72,8 @@ class Salvaging:
         if self._live is None:
             return
         newest = find_newest(self._catalog)
-        if newest.job_id is None:
-            return  # its state was discarded
+        if newest.job_id is None or self._has_left(newest.metadata):
+            return  # its state was discarded, or the job has gone back
         if newest.passed_over and not self._has_started():
             return
         batch = self._last_batch(self._live)
@@ -95,12 +96,19 @@ class Salvaging:
         Raises:
             Fenced: a newer run has taken the job over.
         """
-        if self._live is None or not self._has_started():
+        if self._live is None or not self._has_started() or self._has_left(broken):
             return False
         batch = self._last_batch(self._live)
         if batch is None or (broken is not None and broken.batch > batch):
             return False
         return self._take(self._live, batch, broken, None if older is None else older.reference)
+
+    def _has_left(self, newest: CheckpointMetadata | None) -> bool:
+        """Whether the job has left the line of the previous run: a start after it has published a changed copy.
+
+        That start died before its choice. What the previous run did after the copied checkpoint is undone.
+        """
+        return newest is not None and newest.kind in CHANGED and newest.epoch > self._epoch
 
     def _has_started(self) -> bool:
         """Whether the previous run got as far as setting its sink to the state of its live location."""

@@ -41,7 +41,7 @@ from dagster_ckpt.spark.files import prepare_new_location
 from dagster_ckpt.spark.job import StreamingJob
 from dagster_ckpt.spark.kafka import KafkaInputs
 from dagster_ckpt.spark.live import LOCATION, LocalLive, choose_live
-from dagster_ckpt.spark.moved_sources import last_move, still_to_move, without_repeat
+from dagster_ckpt.spark.moved_sources import choose_once, last_move
 from dagster_ckpt.spark.plain import PlainLocation, plain_location
 from dagster_ckpt.spark.preflight import ProposedStart, pass_preflight
 from dagster_ckpt.spark.query import known_providers
@@ -201,9 +201,8 @@ class Start:
         pointer = request.fork_from
         fork = None if pointer is None else fork_point(self._catalog, pointer, partial(self._plain, pointer))
         if fork is None:
-            going_on = without_repeat(self._catalog, request, previous)
-            target = self._choosing().target(going_on, recorded)
-            request = still_to_move(request, going_on, target.metadata, previous)
+            choose, forget = partial(self._choosing().target, previous=recorded), self.forget
+            target, request = choose_once(self._catalog, request, previous, choose, forget)
         else:
             target = Newest(fork.metadata, None, f"a fork of {fork}")
         if self._why:

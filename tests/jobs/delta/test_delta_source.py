@@ -12,6 +12,7 @@ import deltalake
 import pytest
 
 from dagster_ckpt.errors import RestoreRefused, RestoreWithLoss
+from dagster_ckpt.spark.preflight.table_sources import CHECK
 from dagster_ckpt.spark.sinks.delta.table import DeltaTable
 from tests.helpers.spark.streaming import confs
 from tests.jobs.harness import OFTEN, copied
@@ -84,6 +85,22 @@ def test_in_the_midst_of_the_version_that_the_query_began_with(spark: SparkSessi
     refused = bench.refused(RestoreRefused, restore_from=early.reference)
     assert "VACUUM has deleted 4 files" in refused.message
     assert f"these, except {read} at most" in refused.message
+
+
+@pytest.mark.exhaustive
+def test_a_table_that_is_read_by_its_name(table: DeltaBench) -> None:
+    table.spark.sql(f"CREATE TABLE named_source USING delta LOCATION '{table.source}'")
+    try:
+        table.query = lambda bench, session: bench.write(session.readStream.table("named_source").select("id", "v"))
+        table.land(1)
+        launch = table.tick(0)
+        told = [item.reason for item in launch.started.preflight.findings if item.check == CHECK]
+        assert "has all 1 versions from 4 on" in told[0]
+        table.land(3)
+        forget_log(table.spark, table.source, 6)
+        assert "no version 5 any more" in table.refused(RestoreRefused).message
+    finally:
+        table.spark.sql("DROP TABLE named_source")
 
 
 @pytest.mark.exhaustive

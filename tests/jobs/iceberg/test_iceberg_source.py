@@ -21,6 +21,8 @@ pytestmark = pytest.mark.releases
 class IcebergBench(TableBench):
     """Its input is an Iceberg table."""
 
+    by_name = False
+
     def table(self, session: SparkSession) -> str:
         return f"{lake(session, self.source)}.db.rows"
 
@@ -31,7 +33,7 @@ class IcebergBench(TableBench):
 
     def read(self, session: SparkSession) -> DataFrame:
         reader = session.readStream.format("iceberg").option("streaming-max-files-per-micro-batch", 1)
-        return reader.load(self.table(session))
+        return reader.table(self.table(session)) if self.by_name else reader.load(self.table(session))
 
     def call(self, procedure: str, arguments: str) -> None:
         catalog = self.table(self.spark).partition(".")[0]
@@ -52,8 +54,10 @@ def test_a_table_that_has_all_is_read_exactly_after_a_rollback(table: IcebergBen
     is_exact_after_a_rollback(table, "has every snapshot from")
 
 
-def test_a_snapshot_that_has_expired_is_named(table: IcebergBench) -> None:
+@pytest.mark.parametrize("by_name", [False, pytest.param(True, marks=pytest.mark.exhaustive)])
+def test_a_snapshot_that_has_expired_is_named(table: IcebergBench, by_name: bool) -> None:
     """Those before the checkpoint may expire, but the first one not if the query ends when it has read all."""
+    table.by_name = by_name
     last = table.snapshots()[-1]
     table.call("expire_snapshots", "older_than => TIMESTAMP '2100-01-01 00:00:00', retain_last => 1")
     assert "under the trigger availableNow Iceberg counts from there" in table.refused(RestoreRefused).message

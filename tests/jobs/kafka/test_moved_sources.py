@@ -97,6 +97,15 @@ def test_forward_skips_records_and_backward_reads_them_twice(job: TopicBench) ->
     assert ["it skips" in accepted[0], "it reads" in accepted[1]] == [True, True]
 
 
+def test_what_was_accepted_once_is_no_consent_to_the_same_again(job: TopicBench) -> None:
+    """The job has come back to the same offset, and the same words would double the records once more."""
+    asked: dict[str, Any] = {"start_sources": {job.topic: {"0": 0}}}
+    job.tick(0, **asked, allow_loss=True)
+    assert _seen(job) == _of(0, 0, 1)
+    last = job.checkpoints()[-1]
+    assert "would double rows" in job.refused(RestoreWithLoss, restore_from=last.reference, **asked).message
+
+
 def test_from_a_time_on(job: TopicBench) -> None:
     """The first record that is as old or younger; where all are older, the end of the partition."""
     job.land(1)
@@ -158,6 +167,7 @@ def test_a_request_that_was_done_is_not_done_again(job: TopicBench, restore_from
     again = job.tick(1, **asked)
     assert again.started.restored == first.completed[-1]
     assert _told(again) == []
+    assert f"the sources were moved before, as asked, by {first.started.restored.reference}" in again.started.reason  # type: ignore[union-attr]
     job.tick(0)
     third = job.tick(1, **asked)
     assert again.completed[-1].key <= third.started.restored.key  # type: ignore[union-attr]
@@ -199,10 +209,53 @@ def test_a_start_that_dies_before_its_choice_leaves_the_copy(job: TopicBench, mo
     assert "it reads 16 records" in launch.completed[-1].facts.accepted_loss[0]
 
 
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("repeated", [True, False])
+def test_the_copy_of_a_start_that_died_is_gone_on_from_past_later_batches(
+    job: TopicBench, monkeypatch: pytest.MonkeyPatch, repeated: bool
+) -> None:
+    """The run before has left batches that no checkpoint has: the job has gone back, and does not salvage them."""
+    asked: dict[str, Any] = {"start_sources": {job.topic: "earliest"}, "allow_loss": True}
+    asked["restore_from"] = job.checkpoints()[-1].name
+    job.run_and_cancel(2)
+    monkeypatch.setattr(FailsOnce, "ends", ".choice")
+    with pytest.raises(StorageError, match="full"):
+        job.launch(job.job(filesystem=FailsOnce(job.storage)), **asked).result()
+    launch = job.tick(0, **(asked if repeated else {}))
+    assert launch.started.restored is not None
+    assert (launch.started.restored.kind, _told(launch)) == ("moved", [])
+    assert _seen(job) == _of(0, 1, 0, 1, 2, 3)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("which", ["0", "1"])
+def test_a_stream_that_the_query_uses_twice_is_moved_as_one(bench: TopicBench, which: str) -> None:
+    """Spark keeps the place of the last use alone."""
+
+    def twice(bench: Bench, session: SparkSession) -> DataStreamWriter:
+        rows = bench.read(session).select("id", "v")
+        return bench.write(rows.union(rows))
+
+    bench.query = twice
+    bench.tick(1)
+    place = {f"{which}/{bench.topic}": {"0": 3}}
+    refused = bench.refused(RestoreWithLoss, start_sources=place)
+    assert [f"of source {number} starts at offset" in refused.message for number in "01"] == [True, True]
+    both = {f"{number}/{bench.topic}": {"0": at} for number, at in (("0", 3), ("1", 4))}
+    assert "sources 0 and 1 are one stream" in bench.refused(RestoreRefused, start_sources=both).message
+    bench.tick(0, start_sources=place, allow_loss=True)
+    assert _seen(bench) == _of(0, 0) + Counter([*range(3, 8)] * 2)
+
+
 def test_what_is_impossible_is_refused_by_name(job: TopicBench) -> None:
     def refused(place: object, name: str = job.topic) -> str:
         return job.refused(RestoreRefused, start_sources={name: place}, allow_loss=True).message
 
+    job.kafka.widen(job.topic, 3)
+    job.kafka.send(job.topic, rows_of(7), 2)
+    job.kafka.expire(job.topic, {2: 5})
+    added = job.refused(RestoreWithLoss, start_sources={job.topic: {"2": 6}}).message
+    assert "it skips 6 records after the checkpoint (partition 2: 6)" in added, "5 of a new partition are gone"
     assert "no partition 7" in refused({"7": 0})
     assert "has no offset 9" in refused({"0": 9})
     job.kafka.expire(job.topic, {0: 2})

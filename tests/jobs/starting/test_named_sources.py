@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pyarrow.parquet as pq
 import pytest
 
-from dagster_ckpt.errors import RestoreRefused, RestoreWithLoss
+from dagster_ckpt.errors import QueryMismatch, RestoreRefused, RestoreWithLoss
 from dagster_ckpt.spark.releases import release_of
 from dagster_ckpt.spark.sinks.sink import sink_to
 from dagster_ckpt.spark.sinks.transactional_file_sink import TransactionalFileSink
@@ -35,6 +35,7 @@ class _Job:
 
     def __init__(self, spark: SparkSession, root: Path) -> None:
         self.sources: list[str] = []
+        self.named = True
         self.landed: Counter[int] = Counter()
         self.bench = Bench(spark, root / "job", query=self._query)
         self._root = root
@@ -51,7 +52,10 @@ class _Job:
 
     def _query(self, bench: Bench, session: SparkSession) -> DataStreamWriter:
         streams = [
-            session.readStream.name(name).schema(SCHEMA).option("maxFilesPerTrigger", 1).json(str(self._root / name))
+            (session.readStream.name(name) if self.named else session.readStream)
+            .schema(SCHEMA)
+            .option("maxFilesPerTrigger", 1)
+            .json(str(self._root / name))
             for name in self.sources
         ]
         rows = streams[0]
@@ -86,7 +90,10 @@ def test_a_source_is_added_and_another_one_dropped(spark: SparkSession, tmp_path
         for source, id_ in (("a", 4), ("b", 102), ("c", 203)):
             job.land(source, [id_])
         refused = job.bench.refused(RestoreWithLoss)
-        assert "the query does not read b any more: all that comes after the checkpoint" in refused.message
+        assert (
+            'the query does not read b any more: all that comes after the checkpoint, from {"logOffset": 0} on'
+            in refused.message
+        )
         shutil.rmtree(job.bench.working)
         launch = job.bench.tick(allow_loss=True)
         assert job.seen() == [1, 2, 3, 4, 101, 201, 202, 203]
@@ -100,8 +107,30 @@ def test_a_source_is_added_and_another_one_dropped(spark: SparkSession, tmp_path
         job.bench.tick()
         assert job.seen() == [1, 2, 3, 4, 101, 102, 103, 201, 202, 203], "it goes on where it was left"
 
+        # The same loss from another place is another loss.
+        job.sources = ["a", "c"]
+        assert "does not read b any more" in job.bench.refused(RestoreWithLoss).message
+        job.sources = ["a", "b", "c"]
+
         # Batches of other sources than the query has do not run again as they were.
         told = job.bench.refused(RestoreRefused, restore_from=second.reference, replay_to="latest").message
         assert "with the sources a, c, and the query has a, b, c" in told
         job.bench.tick(restore_from=first.reference)
         assert job.seen() == [1, 2, 3, 4, 101, 102, 103, 201, 202, 203]
+    job.named = False
+    told = job.bench.refused(QueryMismatch, restore_from=first.reference).message
+    assert "chk-1 names its sources, and the query does not" in told
+
+
+@pytest.mark.slow
+@pytest.mark.exhaustive
+def test_names_that_come_later(spark: SparkSession, tmp_path: Path) -> None:
+    if not release_of(spark.version).named_sources:
+        pytest.skip("this Spark has no named sources")
+    job = _Job(spark, tmp_path)
+    job.sources, job.named = ["a"], False
+    job.land("a", [1])
+    job.bench.tick()
+    job.named = True
+    with confs(spark, NAMED):
+        assert "The query names its sources, and chk-1 does not" in job.bench.refused(QueryMismatch).message

@@ -24,6 +24,19 @@ def test_one_place_has_one_spelling() -> None:
     assert RestoreRequest().move is None
 
 
+def test_a_request_is_told_from_another_by_its_words_and_its_run() -> None:
+    """And not by the checkpoint to which an upgrade sends the start."""
+    request = RestoreRequest(start_sources={"orders": "latest"})
+    sent = request.sent_to("savepoint:a")
+    assert (sent.restore_from, sent.move, sent.asked_as) == ("savepoint:a", request.move, request.move)
+    assert request.sent_to("latest") is request
+    runs = [RestoreRequest(start_sources=request.start_sources, asked_by=run) for run in ("", "a", "b")]
+    assert len({run.move for run in runs}) == 3
+    assert RestoreRequest().sent_to("chk-1") == RestoreRequest("chk-1")
+    with pytest.raises(InvalidConfiguration, match="start_sources"):
+        request.sent_to("none")
+
+
 @pytest.mark.parametrize(
     ("place", "told"),
     [

@@ -328,19 +328,24 @@ def test_a_run_goes_by_its_own_configuration_and_says_what_has_no_effect(
 def test_a_re_execution_goes_on_where_its_run_had_begun_from_a_savepoint(
     copies: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Dagster repeats the configuration of a run, so the job would go back to the savepoint each time."""
+    """Dagster repeats the configuration of a run, so the job would go back to the savepoint each time.
+
+    A move of sources is told with the run that was first asked for it: another run is another request.
+    """
     stored = StoredJob(tmp_path, "delays")
     asset = checkpointed_streaming_asset()(delays)
     job = build_checkpoint_definitions([asset], {**_RESOURCES, "checkpoint_storage": stored.storage}).resolve_job_def(
         asset.job_name
     )
     asked: list[tuple[str, bool, int | None]] = []
+    moves: list[str | None] = []
     chooses = False
 
     def drive(start: Callable[[Callable[[Event], None]], StreamingRun], *_: Any, **__: Any) -> RunResult:
         run = start(lambda _: None)
         request = run._state.request
         asked.append((request.restore_from, request.allow_loss, run._state.series))
+        moves.append(request.move)
         if chooses:
             stored.choose(stored.claim(run._run_id))
         return RunResult(JobStatus.FINISHED, None)
@@ -364,6 +369,16 @@ def test_a_re_execution_goes_on_where_its_run_had_begun_from_a_savepoint(
         launch(repeated, {**savepoint, "restore_from": "/savepoints/b"}, **tags)
         launch(None, savepoint)
         launch(repeated, {}, **{names.SERIES_TAG: "7", names.RESUMES_TAG: repeated})
+        assert moves == [None] * len(asked)
+        del moves[:]
+        moved = {"start_sources": {"orders": "latest"}}
+        first = launch(None, moved)
+        launch(first, moved)  # it died before its choice
+        launch(None, moved)
+    assert moves[0] is not None
+    assert first in moves[0]
+    assert [move == moves[0] for move in moves] == [True, True, False]
+    del asked[-3:]
     a, b, latest = ("/savepoints/a", True, None), ("/savepoints/b", True, None), ("latest", False, None)
     assert asked == [a, a, latest, latest, b, a, ("latest", False, 7)]
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from dagster_ckpt.checkpoint.format.facts import Facts, Source
+from dagster_ckpt.checkpoint.format.facts import Facts, Source, Topic
 
 _PARTITIONS = st.dictionaries(st.integers(0, 99).map(str), st.integers(0, 2**40), min_size=1)
 _OFFSETS = st.dictionaries(st.sampled_from("abc"), _PARTITIONS, min_size=1)
@@ -56,3 +56,12 @@ def test_a_partition_that_is_no_number_is_refused(partition: str) -> None:
     topics = {"rows": {"id": "x", "latest": {partition: 3}}}
     with pytest.raises(ValidationError):
         Source.model_validate({"id": "0", "offset": {}, "topics": topics})
+
+
+@pytest.mark.parametrize("partition", ["01", "1_0", "-1", "1.0", "", "1000000000", "\u0661"])
+def test_a_partition_has_one_spelling(partition: str) -> None:
+    """Spark reads 01 and 1 as one partition, so one of the two offsets would be lost."""
+    assert Source(id="0", offset={"rows": {"1": 4, partition: 3}}).offsets is None
+    with pytest.raises(ValidationError):
+        Topic(id=None, latest={partition: 3})
+    assert Source(id="0", offset={"rows": {"1": 4, "0": 3}}).offsets == {"rows": {"1": 4, "0": 3}}

@@ -10,10 +10,12 @@ from dagster_ckpt.checkpoint.control.epochs import Choice
 from dagster_ckpt.checkpoint.format.facts import Facts, Operator, Source
 from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
 from dagster_ckpt.checkpoint.format.records import Moved
+from dagster_ckpt.errors import CorruptCheckpoint
 from dagster_ckpt.spark.files import parse_offsets
-from dagster_ckpt.spark.moved_sources.move import with_offsets
+from dagster_ckpt.spark.moved_sources.move import check_facts, with_offsets
 from dagster_ckpt.spark.moved_sources.repeated import last_move
 from dagster_ckpt.spark.moved_sources.stored import stored_move_findings
+from dagster_ckpt.spark.sinks.user_sinks import ForeachBatchSink
 from dagster_ckpt.spark.verdict import Verdict
 from tests.helpers.checkpoint.manifests import JOB_ID, MANIFEST
 
@@ -65,20 +67,42 @@ def test_only_what_is_moved_is_written_anew(named: bool) -> None:
 def test_what_a_checkpoint_tells_of_a_place(
     name: str, place: dict[str, int] | str, verdict: Verdict, told: str
 ) -> None:
-    (found,) = stored_move_findings({name: place}, _RESTORED)
+    (found,) = stored_move_findings({name: place}, _RESTORED, None, ())
     assert found.verdict is verdict
     assert told in found.reason
     assert "again" not in found.reason
+    assert (found.verdict is Verdict.NOT_RESTORABLE) is not ("the start asks" in found.reason)
+
+
+def test_a_sink_that_cannot_go_back_is_told_of_before_the_job_is_stopped() -> None:
+    sink = ForeachBatchSink("rows", lambda *_: None)
+    (found,) = stored_move_findings({"returns": {"0": 7}}, _RESTORED, sink, [4])
+    assert found.verdict is Verdict.NOT_RESTORABLE
+    assert "batch 4 may have been written to rows, which cannot go back" in found.reason
+    (found,) = stored_move_findings({"returns": {"0": 7}}, _RESTORED, sink, [])
+    assert found.verdict is Verdict.RESTORABLE
+
+
+def test_what_was_counted_is_what_is_done() -> None:
+    """The manifest tells the offsets by which losses are counted, and Spark goes by its own file."""
+    entry = parse_offsets(f'v1\n{_HEAD}\n{{"logOffset":3}}\n{{"orders":{{"0":10,"1":20}}}}\n-', "offsets/7")
+    check_facts(_RESTORED, entry, ["0", "1"])
+    with pytest.raises(CorruptCheckpoint, match="another offset of source 2"):
+        check_facts(_RESTORED, entry, ["2"])
 
 
 def test_state_and_files_are_told_of() -> None:
     operators = [Operator(id="0", name="stateStoreSave", partitions=4, stores=["default"])]
     stateful = replace(_RESTORED, facts=Facts(sources=_SOURCES, operators=operators))
-    (found,) = stored_move_findings({"returns": {"0": 0}}, stateful)
+    (found,) = stored_move_findings({"returns": {"0": 0}}, stateful, None, ())
     assert (found.only_doubles, "an aggregation counts them again" in found.reason) == (True, True)
-    (found,) = stored_move_findings({"orders": "latest"}, replace(MANIFEST, facts=Facts(sources=_SOURCES[:1])))
+    assert "watermark" not in found.reason
+    late = replace(stateful, facts=stateful.facts.model_copy(update={"watermark_ms": 7}))
+    (found,) = stored_move_findings({"returns": {"0": 0}}, late, None, ())
+    assert "drops what is older than its watermark" in found.reason
+    files = replace(MANIFEST, facts=Facts(sources=_SOURCES[:1]))
+    (found,) = stored_move_findings({"orders": "latest"}, files, None, ())
     assert "only topics of Kafka can start elsewhere" in found.reason
-    assert stored_move_findings(None, _RESTORED) == []
 
 
 @pytest.mark.parametrize(

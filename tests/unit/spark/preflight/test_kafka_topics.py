@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagster_ckpt.checkpoint import Topic
+from dagster_ckpt.checkpoint import Facts, Source, Topic
 from dagster_ckpt.spark.kafka import TopicState
-from dagster_ckpt.spark.preflight.kafka_topics import _Compared
+from dagster_ckpt.spark.preflight.kafka_topics import _Compared, kafka_findings
 from dagster_ckpt.spark.verdict import Verdict
 
 _OFFSETS = st.dictionaries(st.integers(0, 3).map(str), st.integers(0, 20), min_size=1)
@@ -40,3 +40,19 @@ def test_a_restore_is_exact_only_if_every_record_after_the_checkpoint_is_kept(
         assert f"has all {left} record" in finding.reason
     elif not strict:
         assert finding.verdict is Verdict.WITH_LOSS
+
+
+class _Inputs:
+    """The sources of a query, one of which reads Kafka."""
+
+    ids = ("0",)
+
+
+def test_a_source_without_offsets_of_kafka_is_refused() -> None:
+    """Nothing could be compared, and Spark would take what it can read."""
+    offset = {"rows": {"01": 7, "1": 3}}
+    (found,) = kafka_findings(Facts(sources=[Source(id="0", offset=offset)]), _Inputs(), ())  # type: ignore[arg-type]
+    assert found.verdict is Verdict.NOT_RESTORABLE
+    assert "source 0 reads Kafka, and the checkpoint has no offsets of Kafka for it: {'rows': {'01': 7" in found.reason
+    others = [Source(id="0", offset=None), Source(id="1", offset=offset)]
+    assert kafka_findings(Facts(sources=others), _Inputs(), ()) == []  # type: ignore[arg-type]

@@ -147,6 +147,14 @@ def test_files_that_are_gone_are_named_with_their_batches(tmp_path: Path) -> Non
     [
         ([{"id": "0", "offset": {"shard": 3}}, _FILE_SOURCE], "source 0 is no file source"),
         ([{"id": "0", "offset": {"topic": {"0": 3}}}, _FILE_SOURCE], "source 0 has offsets like Kafka's"),
+        (
+            [{"id": "0", "offset": {"reservoirId": "a", "reservoirVersion": 3}}],
+            "source 0 has offsets like those of a t",
+        ),
+        (
+            [{"id": "0", "offset": {"version": 1, "snapshot_id": 3, "position": 0}}],
+            "source 0 has offsets like those of",
+        ),
         ([{"id": "1", "offset": None}], "source 1 had no data yet"),
         (None, "the checkpoint does not tell its sources"),
     ],
@@ -155,6 +163,13 @@ def test_what_is_not_checked_is_said(sources: list[Any] | None, says: str) -> No
     found = source_finding([], Facts() if sources is None else Facts.model_validate({"sources": sources}))
     assert found.verdict is Verdict.RESTORABLE
     assert f"Not checked: {says}" in found.reason
+
+
+def test_a_start_does_not_say_that_only_a_start_looks() -> None:
+    """Its query has no source of Kafka and no table there."""
+    facts = Facts.model_validate({"sources": [{"id": "0", "offset": {"topic": {"0": 3}}}]})
+    assert "only its own system knows" in source_finding([], facts, ()).reason
+    assert "only a start" in source_finding([], facts).reason
 
 
 def test_files_that_are_not_on_a_disk_here_are_not_checked() -> None:
