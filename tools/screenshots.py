@@ -183,6 +183,14 @@ class DagsterUI:
         image.wait_for()
         return image
 
+    def execute_check(self, asset: str, check: str) -> str:
+        """Execute an asset check that is to fail, and wait until it has; returns what the page says."""
+        self._open(f"/assets/{asset}?view=checks")
+        self.page.get_by_text(check, exact=True).first.click()
+        self.page.get_by_role("button").filter(has_text=re.compile("^Execute$")).click()
+        self.page.get_by_text("cannot be restored").first.wait_for()
+        return self.page.locator("body").inner_text()
+
     def ticks(self, sensor: str) -> str:
         """The ticks of a sensor, with what the newest of them said; returns that."""
         self._open(f"/locations/{self._location}/sensors/{sensor}")

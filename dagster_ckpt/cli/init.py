@@ -103,8 +103,17 @@ def init(directory: Path) -> None:
         path.write_text(text, encoding="utf-8")
         say(f"wrote {path}")
     home = (directory / "dagster_home").resolve()
-    dagster = Path(sys.executable).with_name("dagster")
     say("Start Dagster, and open http://localhost:3000:")
-    command = f"{dagster if dagster.exists() else 'dagster'} dev --log-level warning"
+    command = f"{_beside_python('dagster')} dev --log-level warning"
     say(f"  DAGSTER_HOME={home} {command} -f {directory / 'definitions.py'}")
     say("There: materialize `orders` twice, launch `turnover_job`, and look at the asset `turnover_checkpoints`.")
+    say("Then, in another shell:")
+    say(f"  export DAGSTER_CKPT_PATH={(directory / 'data' / 'checkpoints').resolve()}")
+    say(f"  {_beside_python('dagster-ckpt')} status")
+    say(f"  {_beside_python('dagster-ckpt')} list turnover")
+
+
+def _beside_python(program: str) -> str:
+    """A program as a shell finds it where its environment is not activated, too."""
+    found = Path(sys.executable).with_name(program)
+    return str(found) if found.exists() else program

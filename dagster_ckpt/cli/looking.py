@@ -80,12 +80,17 @@ def list_checkpoints(job: str | None, path: str, as_json: bool) -> None:
     if as_json:
         say_json(rows)
         return
+    if not rows:
+        say(f"No checkpoint of {', '.join(jobs)} is complete yet. See `dagster-ckpt status`.")
+        return
+    lineages = {row["checkpoint"].partition("/")[0] for row in rows}
+    is_one = job is not None and len(lineages) == 1
     say_table(
         ("job", "checkpoint", "batch", "epoch", "kind", "files", "bytes", "new bytes", "written", ""),
         (
             (
                 row["job"],
-                row["checkpoint"],
+                row["checkpoint"].rpartition("/")[2] if is_one else row["checkpoint"],
                 "?" if row["batch"] is None else str(row["batch"]),
                 "?" if row["epoch"] is None else str(row["epoch"]),
                 row["kind"],
@@ -98,6 +103,8 @@ def list_checkpoints(job: str | None, path: str, as_json: bool) -> None:
         whole="checkpoint",
         spare=("job",) * (len(jobs) == 1) + ("files", "new bytes", "kind", "epoch", "bytes", "batch"),
     )
+    if is_one:
+        say(f"All of lineage {lineages.pop()}.")
     for row in rows:
         if row["quarantined"]:
             say(f"{row['checkpoint']} is in quarantine: {row['quarantine_reason']}")
@@ -116,9 +123,9 @@ def describe(job: str, checkpoint: str, path: str, as_json: bool) -> None:
     if as_json:
         say_json(document)
         return
-    for key, value in document.items():
-        if key != "stored":
-            say(f"{key:<14} {json.dumps(value) if isinstance(value, dict | list) else value}")
+    told = {key: value for key, value in _flat(document).items() if key != "stored"}
+    for key, value in told.items():
+        say(f"{key:<24} {json.dumps(value) if isinstance(value, list) else value}")
     for file in metadata.files:
         say(f"  {file.size:>12,}  {file.path}  ({file.reference or 'in _metadata'})")
 
@@ -138,7 +145,8 @@ def diff(job: str, one: str, other: str, path: str, as_json: bool) -> None:
     catalog = CheckpointCatalog(storage_at(path), job)
     metadata = [find_checkpoint(catalog, checkpoint) for checkpoint in (one, other)]
     left, right = (_flat(_document(item, catalog)) for item in metadata)
-    keys = [key for key in {**left, **right} if left.get(key) != right.get(key)]
+    always = {"checkpoint", "pointer", "stored"}
+    keys = [key for key in {**left, **right} if key not in always and left.get(key) != right.get(key)]
     files = [{(file.path, file.size) for file in item.files} for item in metadata]
     names = [item.reference for item in metadata]
     gone, new = ([file for file, _ in sorted(found)] for found in (files[0] - files[1], files[1] - files[0]))
@@ -318,13 +326,13 @@ def _document(metadata: CheckpointMetadata, catalog: CheckpointCatalog) -> dict[
 
 
 def _flat(document: dict[str, Any], before: str = "") -> dict[str, Any]:
-    """The values of a document by their dotted keys, without the list of files and what always differs."""
+    """The values of a document by their dotted keys."""
     found: dict[str, Any] = {}
     for key, value in document.items():
         name = f"{before}{key}"
         if isinstance(value, dict):
             found |= _flat(value, f"{name}.")
-        elif name not in {"checkpoint", "pointer", "stored"}:
+        else:
             found[name] = value
     return found
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Sequence
+from functools import wraps
 from typing import Any
 
 import click
 from click.core import ParameterSource
 
-from dagster_ckpt.checkpoint import CheckpointCatalog, CheckpointMetadata, find_newest
+from dagster_ckpt.checkpoint import CheckpointCatalog, CheckpointMetadata, find_newest, job_names
 from dagster_ckpt.config import LATEST
-from dagster_ckpt.errors import CheckpointNotFound, InvalidConfiguration
+from dagster_ckpt.errors import CheckpointError, CheckpointNotFound, InvalidConfiguration, StorageError
 from dagster_ckpt.filesystem import FileSystem, open_filesystem
 from dagster_ckpt.paths import split_location
 
@@ -38,6 +39,34 @@ _Command = Callable[..., None]
 JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON, one document.")
 
 
+def _tells_jobs(command: _Command) -> _Command:
+    """Has an error about a job that is not in the storage say so, and which jobs are there."""
+
+    @wraps(command)
+    def told(*arguments: Any, **options: Any) -> None:
+        try:
+            command(*arguments, **options)
+        except StorageError:
+            raise
+        except CheckpointError as error:
+            job, path = options.get("job"), options.get("path")
+            if job is not None and path is not None:
+                _tell_jobs(error, job, storage_at(path))
+            raise
+
+    return told
+
+
+def _tell_jobs(error: CheckpointError, job: str, filesystem: FileSystem) -> None:
+    try:
+        require_job(job, job_names(filesystem), filesystem)
+    except StorageError:
+        return  # the error at hand says more
+    except CheckpointNotFound as unknown:
+        if unknown.message not in error.message:
+            error.hint = f"{unknown.message} {unknown.hint} {error.hint}".strip()
+
+
 def storage_option(command: _Command) -> _Command:
     """How to connect to a storage, for :func:`storage_at`; for a command whose argument names the storage."""
     option = click.option(
@@ -59,7 +88,7 @@ def _with_storage(command: _Command, *, required: bool) -> _Command:
         required=required,
         help="The checkpoint path, as on the storage resource.",
     )
-    return path(storage_option(command))
+    return path(storage_option(_tells_jobs(command)))
 
 
 def storage_path(command: _Command) -> _Command:

@@ -15,6 +15,8 @@ __all__ = ["say", "say_json", "say_table", "warn"]
 
 #: Columns of a table that is not printed to a terminal.
 _WIDTH = 200
+#: Characters that a folded column has at least.
+_NARROWEST = 6
 #: Most rows of a table whose cells are folded.
 _LONG = 1000
 
@@ -42,7 +44,8 @@ def say_table(
 ) -> None:
     """Print a table to stdout; what does not fit into the width of the terminal is folded, and nothing is cut off.
 
-    A long table is printed with one line a row instead, however wide: nobody folds 10,000 rows within a second.
+    A long table is printed with one line a row instead, however wide: nobody folds 10,000 rows within a second. Where
+    the terminal is too narrow even for a folded table, each row is printed as a list of its cells.
 
     Args:
         columns: the headings.
@@ -64,13 +67,26 @@ def say_table(
     for column in spare:
         if sum(widths.values()) + 3 * len(widths) + 1 > console.width:
             widths.pop(column, None)
+    least = {name: width if name == whole else min(width, max(len(name), _NARROWEST)) for name, width in widths.items()}
+    if sum(least.values()) + 3 * len(least) + 1 > console.width:
+        _say_cells(columns, cells)
+        return
     table = Table()
     for column in widths:
-        table.add_column(column, overflow="fold", no_wrap=column == whole)
+        table.add_column(column, overflow="fold", no_wrap=column == whole, min_width=least[column])
     shown = [place for place, column in enumerate(columns) if column in widths]
     for row in cells:
         table.add_row(*(Text(row[place]) for place in shown))
     console.print(table)
+
+
+def _say_cells(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    width = max(map(len, columns))
+    told = (
+        "\n".join(f"{column:<{width}}  {cell}" for column, cell in zip(columns, row, strict=True) if cell)
+        for row in rows
+    )
+    click.echo("\n\n".join(told))
 
 
 def _say_lines(table: Sequence[Sequence[str]]) -> None:

@@ -178,6 +178,9 @@ def savepoints(job: str | None, path: str, as_json: bool) -> None:
     if as_json:
         say_json(rows)
         return
+    if not rows:
+        say(f"No savepoint of {', '.join(known) if job is None else job} is on record, and none is asked for.")
+        return
     say_table(
         ("job", "name", "state", "savepoint", "batch", "bytes", "at", "note"),
         (

@@ -9,13 +9,13 @@ from typing import Any
 
 import click
 
-from dagster_ckpt.checkpoint import CheckpointCatalog
+from dagster_ckpt.checkpoint import CheckpointCatalog, job_names
 from dagster_ckpt.cli.batch_report import report_batch
 from dagster_ckpt.cli.places import JSON, START_SOURCES, find_checkpoint, storage_at, storage_path
 from dagster_ckpt.cli.printing import say, say_json, warn
 from dagster_ckpt.clock import SystemClock
 from dagster_ckpt.config import LATEST, RestoreRequest, StartSources
-from dagster_ckpt.errors import CheckpointError, StorageError
+from dagster_ckpt.errors import CheckpointError, CheckpointNotFound, StorageError
 from dagster_ckpt.spark import Finding, Preflight, Verdict, check_stored, export_checkpoint
 
 __all__ = ["batch", "exit_status", "export", "preflight", "stored_verdict"]
@@ -96,6 +96,8 @@ def stored_verdict(
     except StorageError:
         raise
     except CheckpointError as error:
+        if isinstance(error, CheckpointNotFound) and catalog.job_name not in job_names(catalog.filesystem):
+            raise  # a job that is not there has no verdict
         return Preflight(checkpoint, (Finding.of_error("checkpoint", error),))
     for item in found.findings:
         if isinstance(item.error, StorageError):

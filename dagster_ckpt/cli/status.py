@@ -87,6 +87,8 @@ def _tell(filesystem: FileSystem, job: str | None, *, as_json: bool) -> bool:
     rows = [_row(found, clock.time()) for found in states]
     if as_json:
         say_json(rows)
+    elif not rows:
+        say(f"There is no job in {filesystem.url} yet. Is --path the checkpoint path?")
     else:
         say_table(
             ("job", "state", "health", "newest", "batch", "age", "lag", "failures (1 h)", "run", "lineage"),
@@ -201,6 +203,9 @@ def _wrong(found: JobState) -> Iterator[str]:
     """What a person should know of a job, a sentence each."""
     if found.reason:
         yield found.reason
+    if found.has_failed:
+        goes_on = "" if found.newest is None else f": it goes on from {found.newest.name}"
+        yield f"mend the cause, and launch the job{goes_on}"
     if found.damage:
         yield f"the newest checkpoint cannot be restored: {found.damage}"
     if found.failures and found.failures[-1].reason not in found.reason:

@@ -122,7 +122,7 @@ class CheckpointsSubsumed:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointsDiscarded:
-    """The cleanup policy discarded checkpoints at the end of the job; ``retained`` lists the pinned ones."""
+    """The job is over, and the cleanup policy has discarded these checkpoints; ``retained`` are those that stay."""
 
     discarded: Sequence[Discarded]
     retained: Sequence[CheckpointMetadata]
@@ -256,10 +256,11 @@ def _described(event: Event) -> Iterator[tuple[int, str]]:
         case Started():
             restored = event.restored
             origin = f"from {restored.reference} (batch {restored.batch})" if restored else "from nothing"
+            took = f" Restored in {event.restore_seconds:.2f} s." if restored else ""
             yield (
                 logging.INFO,
-                f"Epoch {event.epoch} of lineage {event.job_id} starts {origin}: {event.reason}. "
-                f"Restored in {event.restore_seconds:.2f} s.{f' Sink: {event.sink}.' if event.sink else ''}",
+                f"Epoch {event.epoch} of lineage {event.job_id} starts {origin}: {event.reason}."
+                f"{took}{f' Sink: {event.sink}.' if event.sink else ''}",
             )
             checks = len(event.preflight.findings)
             later = "; whether the state fits the query, Spark says with the first batch" if restored else ""
@@ -312,8 +313,8 @@ def _described(event: Event) -> Iterator[tuple[int, str]]:
         case SettingsIgnored(reasons):
             for reason in reasons:
                 yield logging.WARNING, f"A setting of the state backend has no effect. {reason}"
-        case CheckpointsDiscarded(discarded):
-            yield logging.INFO, f"{len(discarded)} checkpoints are deleted at the end of the job"
+        case CheckpointsDiscarded(discarded, retained):
+            yield logging.INFO, f"The job is over: {len(discarded)} checkpoints are deleted, and {len(retained)} stay"
         case Replaying(batch, last, seconds):
             yield (
                 logging.INFO,

@@ -144,9 +144,12 @@ class Preflight:
     def lines(self) -> list[str]:
         """A line for each check, then the verdict."""
         width = max((len(item.check) for item in self.findings), default=0)
-        told = [f"{item.check:<{width}}  {item.verdict:<14}  {item.reason}" for item in self.findings]
-        hints = [f"{'':<{width}}  -> {item.hint}" for item in self.bad if item.hint]
-        return [*told, *hints, f"{self.subject}: {self.verdict}"]
+        told = []
+        for item in self.findings:
+            told.append(f"{item.check:<{width}}  {item.verdict:<14}  {item.reason}")
+            if item in self.bad and item.hint:
+                told.append(f"{'':<{width}}  -> {item.hint}")
+        return [*told, f"{self.subject}: {self.verdict}"]
 
     def to_json(self) -> dict[str, Json]:
         """The same as JSON, for programs."""

@@ -326,7 +326,9 @@ class CheckpointCatalog:
             there, _ = self.completed(job_id)
             if there:
                 nearest = min(there, key=lambda metadata: abs(metadata.checkpoint_id - number))
-                error.hint = f"The nearest is {nearest.name}, and the newest is {there[-1].name}. {error.hint}"
+                newest = there[-1]
+                near = "" if nearest is newest else f"The nearest is {nearest.name}, and the"
+                error.hint = f"{near or 'The'} newest is {newest.name}. {error.hint}"
             raise
 
     def _resolve_path(self, pointer: str) -> CheckpointMetadata:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from pathlib import Path
 
 from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
@@ -32,6 +33,8 @@ __all__ = ["copy_files", "materialize_checkpoint", "read_files", "verify_checkpo
 
 #: Most broken files that one error names.
 _MOST_NAMED = 1000
+#: How many older checkpoints are looked at for one that does not need the broken files.
+_MOST_OLDER = 10
 _UNPINNED = (
     "cannot be verified: its bucket told no checksum of it, and it is not the object of version {} any more; it was "
     "written since, or copied to where it is now (only a savepoint can be moved)"
@@ -107,7 +110,7 @@ def _refusal(
     more = f"; and {len(broken) - _MOST_NAMED} more" if len(broken) > _MOST_NAMED else ""
     error = broken[0].error(
         f"{metadata.name} of {catalog.job_name} cannot be restored: {count}{named}{more}.",
-        hint=_other_than(catalog, metadata),
+        hint=_other_than(catalog, metadata, {item.path for item in broken}),
     )
     error.checkpoint = metadata.reference
     return error
@@ -126,16 +129,26 @@ def _is_deleted(catalog: CheckpointCatalog, metadata: CheckpointMetadata) -> boo
     return False
 
 
-def _other_than(catalog: CheckpointCatalog, metadata: CheckpointMetadata) -> str:
-    """What to do when ``metadata`` cannot be used, with exact commands."""
-    other = next(older_than(catalog, metadata), None)
-    if other is None:
+def _other_than(catalog: CheckpointCatalog, metadata: CheckpointMetadata, broken: Collection[str]) -> str:
+    """What to do when these files of ``metadata`` are broken, with exact commands."""
+    needed = {file for file in metadata.files if file.path in broken and file.reference is not None}
+    before = 0
+    for before, other in enumerate(islice(older_than(catalog, metadata), _MOST_OLDER), start=1):
+        if metadata.location is None and other.job_id == metadata.job_id and not needed.isdisjoint(other.files):
+            continue
+        between = "; what is between needs the broken files, too" if before > 1 else ""
+        return (
+            f"To go back to an older one, launch the job with restore_from: {other.reference} "
+            f"(batch {other.batch} instead of {metadata.batch}{between}); "
+            f"check it first with `dagster-ckpt verify {catalog.job_name} {other.reference} "
+            f"--path {catalog.filesystem.url}`."
+        )
+    if not before:
         return "There is no older checkpoint. Put the file back from a backup, or start over with restore_from: none."
     return (
-        f"To go back to the one before, launch the job with restore_from: {other.reference} "
-        f"(batch {other.batch} instead of {metadata.batch}); "
-        f"check it first with `dagster-ckpt verify {catalog.job_name} {other.reference} "
-        f"--path {catalog.filesystem.url}`."
+        "Older checkpoints need the broken files, too. Put the files back from a backup, see which checkpoint is sound "
+        f"with `dagster-ckpt verify {catalog.job_name} --path {catalog.filesystem.url}`, or start over with "
+        "restore_from: none."
     )
 
 

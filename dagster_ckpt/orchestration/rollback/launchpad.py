@@ -65,4 +65,5 @@ class Launchpad:
             self.link("restart from the newest checkpoint", LATEST),
             self.link("start from nothing", NONE),
         ]
-        return dg.MetadataValue.md(f"Click one, then Launch Run: {'; '.join(ways)}.")
+        # One below the other: a table is as wide as its longest path, and the end of a long line is out of sight.
+        return dg.MetadataValue.md("\n".join(["Click one, then Launch Run:", "", *(f"- {way}" for way in ways)]))

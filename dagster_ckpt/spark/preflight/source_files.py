@@ -90,7 +90,8 @@ def source_finding(plans: Sequence[PlannedBatch], facts: Facts, elsewhere: Colle
     if not gone:
         rows = found.rows() if here else None
         counted = "" if rows is None else f" with {rows} rows"
-        return Finding.fine(CHECK, f"{which} {_are(here)} read again from {_files(here)}{counted}, all there.{also}")
+        read = f"{which} {_are(len(plans))} read again from {_files(here)}{counted}, all there."
+        return Finding.fine(CHECK, f"{read}{also}")
     named = [f"{file} (batch {batch})" for batch in sorted(found.missing) for file in found.missing[batch]]
     more = f" and {len(named) - _MOST_NAMED} more" if len(named) > _MOST_NAMED else ""
     return Finding(

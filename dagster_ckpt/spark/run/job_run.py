@@ -348,9 +348,9 @@ class StreamingRun:
         on_record()
         if prepared is None:
             return RunResult(status, None)
-        if discards:
-            why = f"{status.value}: {reason}, and the cleanup policy deletes"
-            discarded = discard_within(self._job.config.timeout.total_seconds(), prepared.store, why)
+        if not keeps:
+            why, within = f"{status.value}: {reason}, and the cleanup policy deletes", self._job.config.timeout
+            discarded = discard_within(within.total_seconds(), prepared.store, why) if discards else ()
             self._emit(CheckpointsDiscarded(discarded, prepared.store.retained))
         if discards or status is JobStatus.FINISHED:
             # After a cancellation the live location stays, so that the next start can salvage from it.

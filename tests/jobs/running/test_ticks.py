@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
-from dagster_ckpt.spark.events import CheckpointsDiscarded
+from dagster_ckpt.spark.events import CheckpointsDiscarded, describe
 
 if TYPE_CHECKING:
     from tests.jobs.harness import Bench
@@ -31,6 +31,12 @@ def test_each_tick_goes_on_from_the_one_before(bench: Bench) -> None:
         (3, 5, "checkpoint"),
     ]
     assert third.result().newest == third.completed[-1]
+    said = [text for launch in (first, third) for event in launch.events for _, text in describe(event)]
+    assert "The job is over: 0 checkpoints are deleted, and 3 stay" in said
+    assert [("starts from nothing" in text, "Restored in" in text) for text in said if text.startswith("Epoch")] == [
+        (True, False),
+        (False, True),
+    ]
     bench.assert_exact()
     assert not list(bench.working.iterdir())  # a finished run leaves no live location behind
 
@@ -53,6 +59,7 @@ def test_checkpoints_not_kept_on_success_are_deleted(bench: Bench) -> None:
     (discarded,) = launch.of(CheckpointsDiscarded)
     assert discarded.discarded
     assert discarded.discarded[-1].metadata.batch == 2
+    assert not discarded.retained
     assert launch.result().newest is None
     assert not bench.checkpoints()
     assert not [file for file in bench.storage.rglob("*") if file.is_file() and "control" not in file.parts]

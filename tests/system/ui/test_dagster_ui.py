@@ -10,12 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from assets.flights import land
 from assets.settings import DATA_VARIABLE, MAX_FILES_VARIABLE, DataPaths
 from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
 from dagster_ckpt.checkpoint.control.heartbeat import HeartbeatFile
 from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
+from dagster_ckpt.cli import main
 from dagster_ckpt.filesystem import open_filesystem
 from dagster_ckpt.orchestration import names
 from dagster_ckpt.testing.dagster_dev import DagsterDev, wait_for
@@ -40,6 +42,7 @@ class Shown:
     resumed_run: str
     restored: str
     retained: list[CheckpointMetadata]
+    catalog: CheckpointCatalog
 
     @property
     def keys(self) -> list[str]:
@@ -79,7 +82,7 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shown]:
         assert chosen is not None
         assert chosen[1].restored is not None
         with browse(dev) as ui:
-            yield Shown(ui, first, second, chosen[1].restored, catalog.completed(chosen[1].job_id)[0])
+            yield Shown(ui, first, second, chosen[1].restored, catalog.completed(chosen[1].job_id)[0], catalog)
             assert not ui.errors, "the UI's own code failed on a page"
 
 
@@ -158,6 +161,29 @@ def test_the_sensor_tells_why_it_does_nothing_and_what_it_launched(shown: Shown)
     assert f"{JOB}: it ended CANCELED" in shown.ui.ticks(f"{JOB}_resume_sensor")
     shown.ui.requested_ticks(f"{JOB}_resume_sensor")
     shown.ui.page.get_by_text(shown.resumed_run[:8]).first.wait_for()
+
+
+def test_a_terminated_run_tells_what_became_of_the_checkpoints(shown: Shown) -> None:
+    shown.ui.run(shown.resumed_run, f"The job is over: 0 checkpoints are deleted, and {len(shown.retained)} stay")
+
+
+def test_a_damaged_file_turns_a_check_red_and_the_advised_command_works(shown: Shown) -> None:
+    older, newest = shown.retained[-2:]
+    damaged = next(file for file in newest.files if file.reference is not None and file not in older.files)
+    path = Path(shown.catalog.filesystem.url, shown.catalog.stored_path(newest, damaged.reference or ""))
+    genuine = path.read_bytes()
+    path.write_bytes(genuine[:-1] + bytes([genuine[-1] ^ 1]))
+    try:
+        told = shown.ui.execute_check(JOB, "restorable")
+    finally:
+        path.write_bytes(genuine)
+    assert f"{newest.name} of {JOB} cannot be restored: {path}" in told
+    assert f"restore_from: {older.reference}" in told
+    assert "Failed" in told
+    advised = re.search(r"dagster-ckpt (verify \S+ \S+ --path \S+)\.", told)
+    assert advised is not None
+    done = CliRunner().invoke(main, advised[1].split())
+    assert (done.exit_code, older.reference in done.stdout) == (0, True), done.output
 
 
 def test_a_missing_chromium_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

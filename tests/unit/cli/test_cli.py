@@ -7,6 +7,7 @@ import fcntl
 import json
 import os
 import pty
+import re
 import struct
 import subprocess
 import sys
@@ -85,11 +86,8 @@ def test_list_tells_every_checkpoint_and_the_newest(storage: Path, taken: list[C
     assert "newest" in table.splitlines()[-2]
 
 
-@pytest.mark.parametrize("columns", [60, 80, 120, 200])
-@pytest.mark.parametrize("command", [["list"], ["list", JOB], ["retention", JOB]])
-def test_a_table_is_readable_on_any_terminal(
-    command: list[str], columns: int, storage: Path, taken: list[CheckpointMetadata]
-) -> None:
+def on_a_terminal(storage: Path, command: list[str], columns: int) -> list[str]:
+    """The lines that a command shows on a terminal of that width."""
     reader, terminal = pty.openpty()
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
     program = [sys.executable, "-m", "dagster_ckpt.cli", *command, "--path", str(storage)]
@@ -102,11 +100,60 @@ def test_a_table_is_readable_on_any_terminal(
                 shown += read
     os.close(reader)
     assert process.returncode == 0
-    lines = unstyle(shown.decode()).splitlines()
+    assert "…" not in shown.decode()
+    return unstyle(shown.decode()).splitlines()
+
+
+@pytest.mark.parametrize("columns", [60, 80, 120, 200])
+@pytest.mark.parametrize("command", [["list"], ["retention", JOB]])
+def test_a_table_is_readable_on_any_terminal(
+    command: list[str], columns: int, storage: Path, taken: list[CheckpointMetadata]
+) -> None:
+    lines = on_a_terminal(storage, command, columns)
     assert max(map(len, lines)) <= columns
     for item in taken:
         assert any(item.reference in line for line in lines), item.reference
-    assert "…" not in shown.decode()
+
+
+@pytest.mark.parametrize("columns", [60, 80, 200])
+def test_the_list_of_one_job_tells_batches_on_any_terminal(
+    columns: int, storage: Path, taken: list[CheckpointMetadata]
+) -> None:
+    *table, lineage = on_a_terminal(storage, ["list", JOB], columns)
+    assert max(map(len, table)) <= columns
+    heading = next(line for line in table if "checkpoint" in line)
+    assert ("batch" in heading, "written" in heading) == (True, True)
+    for item in taken:
+        assert any(f" {item.name} " in line and f" {item.batch} " in line for line in table), item.name
+    assert lineage == f"All of lineage {taken[0].job_id}."
+
+
+@pytest.mark.parametrize("columns", [40, 80, 200])
+def test_savepoints_are_readable_on_any_terminal(
+    columns: int, storage: Path, taken: list[CheckpointMetadata], tmp_path: Path
+) -> None:
+    """Also where the path alone is wider than the terminal."""
+    target = tmp_path / ("deep" * 20)
+    saved = call(storage, "savepoint", JOB, "--to", str(target), "--name", "before-upgrade")
+    assert saved.exit_code == 0
+    shown = "\n".join(on_a_terminal(storage, ["savepoints", JOB], columns))
+    for told in (saved.stdout.strip(), "before-upgrade", "COMPLETED"):
+        assert told in shown
+    assert all(str(taken[-1].batch) in row for row in re.findall("batch.*", shown) if columns < 200)
+
+
+@pytest.mark.parametrize("command", ["list", "savepoints", "status"])
+def test_where_there_is_nothing_to_list_a_sentence_says_so(command: str, tmp_path: Path) -> None:
+    filesystem, ledger = PosixFileSystem(tmp_path / "storage"), Ledger()
+    (tmp_path / "pins").mkdir()
+    Run(filesystem, ledger, Pins(tmp_path / "pins")).start()
+    empty = {"list": tmp_path / "storage", "savepoints": tmp_path / "storage", "status": tmp_path / "nothing"}[command]
+    done = call(empty, command)
+    assert done.exit_code == 0
+    assert "┃" not in done.stdout
+    assert done.stdout.count("\n") == 1
+    told = {"list": "No checkpoint", "savepoints": "No savepoint", "status": "There is no job"}[command]
+    assert done.stdout.startswith(told)
 
 
 def test_the_newest_is_last_after_a_change_of_lineage(storage: Path, tmp_path: Path) -> None:
@@ -164,6 +211,49 @@ def test_options_of_the_storage_that_are_no_object_are_told(
         assert "anon" not in done.stderr, "it may be a secret"
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["batch", "nosuchjob"],
+        ["checkpoint", "nosuchjob"],
+        ["describe", "nosuchjob"],
+        ["diff", "nosuchjob", "chk-1"],
+        ["pin", "nosuchjob", "chk-1"],
+        ["preflight", "nosuchjob"],
+        ["restore", "nosuchjob", "chk-1", "--dry-run"],
+        ["retention", "nosuchjob"],
+        ["savepoint", "nosuchjob"],
+        ["savepoints", "nosuchjob"],
+        ["starts", "nosuchjob"],
+        ["state", "nosuchjob"],
+        ["status", "nosuchjob"],
+        ["stop", "nosuchjob"],
+        ["verify", "nosuchjob"],
+    ],
+    ids=lambda arguments: arguments[0],
+)
+def test_each_command_tells_of_a_job_that_is_not_there(
+    arguments: list[str], storage: Path, taken: list[CheckpointMetadata]
+) -> None:
+    result = call(storage, *arguments)
+    assert result.exit_code == 1
+    assert result.stdout == ""
+    assert f"There is no job 'nosuchjob' in {storage}." in result.stderr
+    assert f"The jobs there: {JOB}." in result.stderr
+
+
+def test_a_savepoint_restores_where_its_job_is_not_known(
+    storage: Path, taken: list[CheckpointMetadata], tmp_path: Path
+) -> None:
+    pointer = call(storage, "savepoint", JOB, "--to", str(tmp_path / "savepoints")).stdout.strip()
+    (tmp_path / "empty").mkdir()
+    assert json.loads(call(tmp_path / "empty", "describe", JOB, pointer, "--json").stdout)["job"] == JOB
+    wrong = call(tmp_path / "empty", "describe", JOB, f"{pointer}x")
+    assert wrong.exit_code == 1
+    assert f"'{pointer}x'" in wrong.stderr
+    assert "The jobs there: none." in wrong.stderr
+
+
 def test_list_of_nothing(storage: Path) -> None:
     storage.mkdir()
     result = call(storage, "list")
@@ -181,14 +271,33 @@ def test_describe(storage: Path, taken: list[CheckpointMetadata]) -> None:
         }
     shown = call(storage, "describe", JOB).stdout
     assert all(file.path in shown for file in taken[-1].files)
+    assert re.search(rf"^writer\.pid +{taken[-1].writer['pid']}$", shown, re.MULTILINE), "a line for each figure"
 
 
 def test_describe_what_is_not_there(storage: Path, taken: list[CheckpointMetadata]) -> None:
     result = call(storage, "describe", JOB, f"chk-{len(taken) + 1}")
     assert result.exit_code == 1
     assert "Cannot find meta data file '_metadata'" in result.stderr
-    assert f"The nearest is chk-{len(taken)}, and the newest is chk-{len(taken)}." in result.stderr
+    assert f"The newest is chk-{len(taken)}. " in result.stderr
+    assert "The nearest" not in result.stderr
     assert "dagster-ckpt list" in result.stderr
+
+
+def test_the_way_back_from_a_broken_file_leads_past_the_checkpoints_that_need_it(
+    storage: Path, taken: list[CheckpointMetadata]
+) -> None:
+    (shared,) = (file for file in taken[9].files if file.path == "checkpoint/state/4.sst")
+    assert shared in taken[8].files
+    assert shared not in taken[7].files
+    stored = storage / JOB / taken[9].job_id / (shared.reference or "").removeprefix("../")
+    damaged = bytearray(stored.read_bytes())
+    damaged[shared.offset or 0] ^= 1
+    stored.write_bytes(damaged)
+    told = call(storage, "verify", JOB, taken[9].name)
+    assert told.exit_code == 1
+    (named,) = re.findall(r"restore_from: (\S+)", told.stdout)
+    assert named == taken[7].reference
+    assert call(storage, "verify", JOB, named).exit_code == 0
 
 
 def test_verify(storage: Path, taken: list[CheckpointMetadata]) -> None:
@@ -266,8 +375,8 @@ def test_a_pin_is_shown_and_kept_until_it_is_taken_off(storage: Path, taken: lis
     assert [row["checkpoint"] for row in rows if row["pinned"]] == [taken[2].reference, taken[-1].reference]
     assert [row["pin_reason"] for row in rows if row["pinned"]] == ["before the upgrade", ""]
     table = call(storage, "list", JOB).stdout.splitlines()
-    assert "pinned" in next(line for line in table if f"{taken[2].reference} " in line)
-    assert "newest, pinned" in next(line for line in table if f"{taken[-1].reference} " in line)
+    assert "pinned" in next(line for line in table if f" {taken[2].name} " in line)
+    assert "newest, pinned" in next(line for line in table if f" {taken[-1].name} " in line)
 
     def decided() -> dict[str, str]:
         rows = json.loads(call(storage, "retention", JOB, "--num-retained", "2", "--json").stdout)

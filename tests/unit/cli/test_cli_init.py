@@ -25,6 +25,8 @@ def test_the_project_runs(tmp_path: Path, spark: SparkSession, monkeypatch: pyte
     assert done.exit_code == 0
     path = tmp_path / "shop" / "definitions.py"
     assert f"dev --log-level warning -f {path}" in done.stdout
+    exported = dict(line.split("=", 1) for line in done.stdout.splitlines() if "DAGSTER_CKPT_PATH" in line)
+    assert exported == {"  export DAGSTER_CKPT_PATH": str(tmp_path / "shop" / "data" / "checkpoints")}
     code = path.read_text()
     ends = '.outputMode("append")'
     assert code.count(ends) == 1

@@ -35,7 +35,7 @@ def test_a_dry_run_tells_the_launch_and_the_verdict(job: StoredJob) -> None:
     done = restore(job, "chk-7", "--dry-run", "--path", str(job.root), "--json")
     document = json.loads(done.stdout)
     assert (done.exit_code, document["preflight"]["verdict"]) == (4, "NOT_RESTORABLE")
-    assert "The nearest is chk-2" in done.stdout
+    assert "The newest is chk-2" in done.stdout
     shown = restore(job, "none", "--dry-run", "--allow-loss", "--path", str(job.root))
     assert shown.exit_code == 0
     assert "Would launch orders_rollback with:\n  to: none\n  check_only: false\n  allow_loss: true" in shown.stdout

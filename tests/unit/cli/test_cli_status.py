@@ -197,6 +197,14 @@ def test_lag_and_health_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert told == {"failing": (None, "trouble"), "kafka": (20, "well"), "over": (None, "needs help")}
 
 
+def test_a_job_that_has_failed_is_told_how_to_go_on(tmp_path: Path) -> None:
+    job = StoredJob(tmp_path, "orders")
+    _ended("FAILED")(job)
+    shown = CliRunner().invoke(main, ["status", "--path", str(tmp_path)])
+    assert shown.exit_code == 5
+    assert "orders: mend the cause, and launch the job: it goes on from chk-1" in shown.stdout
+
+
 @pytest.mark.parametrize("columns", [80, 120, 200])
 def test_the_table_is_readable(columns: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job = StoredJob(tmp_path, "orders-per-minute")

@@ -675,3 +675,17 @@ def test_a_link_says_what_it_was_made_of(to: str, location: str) -> None:
     assert yaml.safe_load(unquote(config)) == {"to": to, "check_only": True}
     assert not set(" ()[]\n") & set(path + config), "Markdown ends a link there"
     assert unquote(path.split("/")[2]) == location
+
+
+def test_the_ways_back_are_one_below_the_other_and_shown_without_a_click() -> None:
+    """The UI cuts off what is wider than a page, and hides Markdown of 1000 characters and more behind a link."""
+    told = Launchpad("here.py", "orders").ways_back(f"/data/{'deep/' * 40}savepoint-1", "this savepoint").value
+    assert told is not None
+    heading, empty, *ways = told.split("\n")
+    assert (heading, empty) == ("Click one, then Launch Run:", "")
+    assert [way.partition("](")[0] for way in ways] == [
+        "- [go back to this savepoint",
+        "- [check only whether that is possible",
+        "- [restart from the newest checkpoint",
+        "- [start from nothing",
+    ]

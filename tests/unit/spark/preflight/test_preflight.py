@@ -39,10 +39,14 @@ def test_the_verdict_is_the_worst_finding(preflight: Preflight) -> None:
     assert preflight.verdict.severity == max([0, *(item.verdict.severity for item in preflight.findings)])
     assert {item.check for item in preflight.bad} == {item.check for item in preflight.findings} - {"files"}
     assert preflight.lines()[-1] == f"x/chk-1: {preflight.verdict}"
-    for item, line in zip(preflight.findings, preflight.lines(), strict=False):
+    lines = iter(preflight.lines())
+    for item in preflight.findings:
+        line = next(lines)
         assert item.check in line
         assert item.verdict in line
         assert item.reason in line
+        if item in preflight.bad and item.hint:
+            assert next(lines).endswith(f"-> {item.hint}")
     told = preflight.to_json()
     assert told["verdict"] == preflight.verdict
     assert isinstance(told["findings"], list)

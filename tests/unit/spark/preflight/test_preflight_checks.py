@@ -120,6 +120,9 @@ def test_files_that_are_all_there_are_counted_and_parquet_tells_its_rows(tmp_pat
     found = source_finding(plans, _FILES_ONLY)
     assert found.verdict is Verdict.RESTORABLE
     assert "batches 4 and 5 are read again from 2 files with 9 rows" in found.reason
+    empty = [_plan(4, (tmp_path / "a b 4.parquet").as_uri()), _plan(5)]
+    assert "batches 4 and 5 are read again from 1 file" in source_finding(empty, _FILES_ONLY).reason
+    assert "batch 5 is read again from 1 file" in source_finding(plans[1:], _FILES_ONLY).reason
     assert (rows_of(plans, _FILES_ONLY), rows_of(plans[:1], _FILES_ONLY), rows_of([], Facts())) == (9, 4, 0)
     assert rows_of(plans, Facts()) is None, "the checkpoint does not tell its sources"
     assert rows_of([*plans, _plan(6, (tmp_path / "gone.parquet").as_uri())], _FILES_ONLY) is None
