@@ -6,6 +6,7 @@ import importlib
 import json
 import os
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -24,7 +25,7 @@ from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
 from dagster_ckpt.checkpoint.control.heartbeat import Heartbeat
 from dagster_ckpt.errors import DriverLost
 from dagster_ckpt.filesystem import PosixFileSystem
-from dagster_ckpt.orchestration.names import partition_key
+from dagster_ckpt.orchestration.names import ATTENDS_TAG, partition_key
 from dagster_ckpt.spark.sinks.spark_sink_log import FileSink
 from tests.servers.yarn_cluster import yarn_cluster
 from tests.system.cluster.layout import JOB, Shared
@@ -36,6 +37,13 @@ _DAYS = 40
 _FILES_PER_TRIGGER = 4
 _DEFINITIONS = "tests.system.cluster.submitted"
 ROOT = "DAGSTER_CKPT_TEST_ROOT"
+#: The process of a run of Dagster.
+_RUN = f"""
+import dagster as dg
+from {_DEFINITIONS} import defs
+with dg.DagsterInstance.get() as instance:
+    defs.resolve_job_def("{JOB}_job").execute_in_process(instance=instance)
+"""
 
 
 @dataclass(frozen=True)
@@ -88,22 +96,12 @@ def _yarn(directory: Path, *, with_node: bool = False, deploy_mode: str = "clust
 def test_a_driver_on_the_cluster_is_killed_and_resumed_by_another_that_loses_an_executor(
     place: Callable[[Path], AbstractContextManager[Place]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shared = Shared(tmp_path / "shared")
-    land(shared.landed, days=_DAYS)
-    for file in landing_plan()[-CLOSING_FILES:]:
-        _write(shared.landed, file)
+    shared = _landed(tmp_path / "shared", monkeypatch)
     last = -(-(_DAYS + CLOSING_FILES) // _FILES_PER_TRIGGER) - 1
     catalog = CheckpointCatalog(PosixFileSystem(shared.storage), JOB)
-    monkeypatch.setenv(ROOT, str(shared.root))  # of the Worker, and so of its drivers
     with place(tmp_path / "cluster") as there, dg.DagsterInstance.ephemeral() as instance:
         cluster = there.cluster
-        for name in {"SPARK_LOCAL_IP", "PYSPARK_PYTHON", "HADOOP_CONF_DIR"} & cluster.environment.keys():
-            monkeypatch.setenv(name, cluster.environment[name])
-        spark = {"master": cluster.master, "deploy_mode": there.deploy_mode, "conf": dict(cluster.conf)}
-        (shared.root / "spark.json").write_text(json.dumps(spark), encoding="utf-8")
-        (shared.root / "files_per_trigger").write_text(str(_FILES_PER_TRIGGER), encoding="utf-8")
-        monkeypatch.delitem(sys.modules, _DEFINITIONS, raising=False)
-        defs: dg.Definitions = importlib.import_module(_DEFINITIONS).defs
+        defs = _definitions(there, shared, monkeypatch)
         job = defs.resolve_job_def(f"{JOB}_job")
 
         above: list[str] = []
@@ -118,20 +116,7 @@ def test_a_driver_on_the_cluster_is_killed_and_resumed_by_another_that_loses_an_
         assert there.starter in " ".join(above), f"the cluster has started the driver: {above}"
         eventually("the driver's executors end", lambda: not cluster.executors())
 
-        (sensor,) = defs.get_repository_def().sensor_defs
-        storage = {"checkpoint_storage": defs.resources["checkpoint_storage"]} if defs.resources else {}
-
-        def request() -> dg.RunRequest | None:
-            context = dg.build_sensor_context(instance=instance, resources=storage, definitions=defs)
-            return next(iter(sensor.evaluate_tick(context).run_requests or ()), None)
-
-        requested: list[dg.RunRequest] = []
-
-        def resumed() -> bool:
-            requested.extend(found for found in [request()] if found is not None)
-            return bool(requested)
-
-        eventually("the sensor resumes the job", resumed)
+        requested = _requested(defs, instance)
 
         def kill_executor() -> None:
             _driver_with_a_checkpoint(catalog, 2)
@@ -139,9 +124,7 @@ def test_a_driver_on_the_cluster_is_killed_and_resumed_by_another_that_loses_an_
             cluster.executors()[0].kill()
 
         with _beside(kill_executor):
-            done = job.execute_in_process(
-                instance=instance, run_config=requested[0].run_config, tags=dict(requested[0].tags)
-            )
+            done = job.execute_in_process(instance=instance, run_config=requested.run_config, tags=dict(requested.tags))
         assert done.success
         shown = set(instance.get_dynamic_partitions(f"{JOB}_checkpoints"))
 
@@ -156,6 +139,77 @@ def test_a_driver_on_the_cluster_is_killed_and_resumed_by_another_that_loses_an_
     assert len(expected) > 1000
     assert compare(expected, read_delays(FileSink(shared.output).committed_files())).identical
     assert compare(expected, read_delays(shared.output.rglob("part-*.parquet"))).identical
+
+
+def test_a_run_whose_process_dies_leaves_its_driver_on_yarn_to_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared = _landed(tmp_path / "shared", monkeypatch)
+    catalog = CheckpointCatalog(PosixFileSystem(shared.storage), JOB)
+    (tmp_path / "dagster").mkdir()
+    monkeypatch.setenv("DAGSTER_HOME", str(tmp_path / "dagster"))
+    with _yarn(tmp_path / "cluster") as there, dg.DagsterInstance.get() as instance:
+        defs = _definitions(there, shared, monkeypatch)
+        with subprocess.Popen([sys.executable, "-c", _RUN]) as attending:
+            try:
+                driver = _driver_with_a_checkpoint(catalog, 1)
+            finally:
+                attending.kill()
+        (first,) = instance.get_runs()
+        requested = _requested(defs, instance)
+        assert requested.tags[ATTENDS_TAG] == first.run_id
+        assert psutil.pid_exists(driver), "it has not ended with the run"
+        done = defs.resolve_job_def(f"{JOB}_job").execute_in_process(
+            instance=instance, run_config=requested.run_config, tags=dict(requested.tags)
+        )
+        assert done.success
+        assert catalog.records.epochs.highest() == 1, "the driver was not started again"
+        told = instance.get_run_by_id(first.run_id)
+        assert told is not None
+        assert told.status is dg.DagsterRunStatus.FAILURE
+        shown = set(instance.get_dynamic_partitions(f"{JOB}_checkpoints"))
+    chosen = catalog.choice()
+    assert chosen is not None
+    assert shown == {partition_key(metadata) for metadata in catalog.completed(chosen[1].job_id)[0]}
+    assert compare(batch_answer(shared.landed), read_delays(FileSink(shared.output).committed_files())).identical
+
+
+def _landed(root: Path, monkeypatch: pytest.MonkeyPatch) -> Shared:
+    """The directory of a job whose source has all that lands; drivers find it by the environment, and so do Workers."""
+    shared = Shared(root)
+    land(shared.landed, days=_DAYS)
+    for file in landing_plan()[-CLOSING_FILES:]:
+        _write(shared.landed, file)
+    monkeypatch.setenv(ROOT, str(root))
+    return shared
+
+
+def _definitions(there: Place, shared: Shared, monkeypatch: pytest.MonkeyPatch) -> dg.Definitions:
+    """The definitions for a place, in the environment of its cluster."""
+    cluster = there.cluster
+    for name in {"SPARK_LOCAL_IP", "PYSPARK_PYTHON", "HADOOP_CONF_DIR"} & cluster.environment.keys():
+        monkeypatch.setenv(name, cluster.environment[name])
+    spark = {"master": cluster.master, "deploy_mode": there.deploy_mode, "conf": dict(cluster.conf)}
+    (shared.root / "spark.json").write_text(json.dumps(spark), encoding="utf-8")
+    (shared.root / "files_per_trigger").write_text(str(_FILES_PER_TRIGGER), encoding="utf-8")
+    monkeypatch.delitem(sys.modules, _DEFINITIONS, raising=False)
+    defs: dg.Definitions = importlib.import_module(_DEFINITIONS).defs
+    return defs
+
+
+def _requested(defs: dg.Definitions, instance: dg.DagsterInstance) -> dg.RunRequest:
+    """What the sensor launches, as soon as it launches something."""
+    (sensor,) = defs.get_repository_def().sensor_defs
+    storage = {"checkpoint_storage": defs.resources["checkpoint_storage"]} if defs.resources else {}
+    requested: list[dg.RunRequest] = []
+
+    def ticked() -> bool:
+        context = dg.build_sensor_context(instance=instance, resources=storage, definitions=defs)
+        requested.extend(sensor.evaluate_tick(context).run_requests or ())
+        return bool(requested)
+
+    eventually("the sensor launches a run", ticked)
+    return requested[0]
 
 
 @contextmanager
