@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 import dagster_ckpt
+from dagster_ckpt.filesystem import PosixFileSystem
+from tests.helpers.checkpoint.driver import Ledger, Pins, Run, state
 
 ROOT = Path(dagster_ckpt.__file__).parent.parent
 DOORS = sorted(
@@ -87,12 +89,14 @@ def test_what_keeps_drivers_running_loads_neither_dagster_nor_spark() -> None:
 
 
 def test_list_loads_what_it_reads_and_prints(tmp_path: Path) -> None:
-    (tmp_path / "job" / "control").mkdir(parents=True)
-    code = command("list", "--path", str(tmp_path))
+    (tmp_path / "pins").mkdir()
+    run = Run(PosixFileSystem(tmp_path / "storage"), Ledger(), Pins(tmp_path / "pins")).start()
+    run.checkpoint(state(0))
+    code = command("list", "--path", str(tmp_path / "storage"))
     unread = ("dagster_ckpt.checkpoint.cleanup", "dagster_ckpt.checkpoint.taking", "dagster_ckpt.spark")
     assert not loaded(code, "dagster", *unread, *HEAVY)
     assert loaded(code, "rich") == {"rich"}, "the table was not printed"
-    assert not loaded(command("list", "--path", str(tmp_path), "--json"), "rich")
+    assert not loaded(command("list", "--path", str(tmp_path / "storage"), "--json"), "rich")
 
 
 def test_the_definitions_of_a_project_load_what_dagster_is_told_and_not_what_a_run_needs() -> None:
