@@ -198,7 +198,7 @@ class TestFreeJob:
     def test_what_is_left_of_a_dead_run_is_killed(self, file: HeartbeatFile, clock: ManualClock) -> None:
         """The driver is gone, its JVM still writes."""
         with subprocess.Popen(["true"]) as driver:
-            dead = ProcessIdentity(this_host(), driver.pid, 1.0, 1)
+            dead = replace(ProcessIdentity.current(), pid=driver.pid, created=1.0, ticks=1)
         with jvm(dead.mark) as left:
             identity = ProcessIdentity.of(left.pid)
             file.write(beat(clock, dead, identity))

@@ -22,7 +22,7 @@ from dagster_ckpt.checkpoint import processes
 from dagster_ckpt.checkpoint.control.heart import Heart
 from dagster_ckpt.checkpoint.control.heartbeat import Heartbeat, HeartbeatFile
 from dagster_ckpt.checkpoint.lease import Lease
-from dagster_ckpt.checkpoint.processes import DRIVER_VARIABLE, ProcessIdentity, is_proven, mark_driver, this_host
+from dagster_ckpt.checkpoint.processes import DRIVER_VARIABLE, ProcessIdentity, is_proven, mark_driver
 from dagster_ckpt.errors import CorruptCheckpoint, JobAlreadyRunning
 from tests.helpers.checkpoint.driver import JOB, ManualClock
 from tests.helpers.checkpoint.memory import MemoryFileSystem
@@ -118,7 +118,7 @@ class TestBystanders:
         created: Any,
         place: int,
     ) -> None:
-        forged = {"host": this_host(), "pid": bystander.pid, "created": created}
+        forged = {"host": ProcessIdentity.current().host, "pid": bystander.pid, "created": created}
         named = [forged] if place == 0 else [asdict(gone), forged]
         memory.replace(_RECORD, json.dumps(asdict(beat(clock, gone)) | {"processes": named}).encode())
         with contextlib.suppress(JobAlreadyRunning, CorruptCheckpoint):
@@ -130,7 +130,7 @@ class TestBystanders:
         self, memory: MemoryFileSystem, file: HeartbeatFile, clock: ManualClock, gone: ProcessIdentity, pid: Any
     ) -> None:
         created = psutil.Process(1).create_time()
-        forged = {"host": this_host(), "pid": pid, "created": created}
+        forged = {"host": ProcessIdentity.current().host, "pid": pid, "created": created}
         memory.replace(_RECORD, json.dumps(asdict(beat(clock, gone)) | {"processes": [asdict(gone), forged]}).encode())
         with pytest.raises((JobAlreadyRunning, CorruptCheckpoint)):
             free(file, clock)

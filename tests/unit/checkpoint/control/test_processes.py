@@ -139,8 +139,9 @@ def test_who_is_never_killed_is_known_though_its_parents_are_not(monkeypatch: py
 
 
 def test_a_process_of_another_host_is_not_here() -> None:
-    assert ProcessIdentity(this_host(), 1, 1.0).is_here
+    assert replace(ProcessIdentity.current(), pid=1).is_here
     assert not ProcessIdentity("elsewhere/1", 1, 1.0).is_here
+    assert not ProcessIdentity(f"{this_host()}/7", 1, 1.0).is_here, "it is in a container"
 
 
 _BEATING = """
