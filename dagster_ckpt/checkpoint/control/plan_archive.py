@@ -63,15 +63,16 @@ class PlannedBatch:
 
 @dataclass(frozen=True, slots=True)
 class _Begin:
-    """How an epoch began: after which batch (-1 for none), after which epoch of the line, with which batch plans."""
+    """After which batch an epoch began (-1 for none), after which epoch of the line, from what, with which plans."""
 
     after: int
     previous: int | None
+    restored: str
     plans: Mapping[int, PlannedBatch]
 
 
 class PlanArchive:
-    """Reads the batch plans of one lineage.
+    """Reads the batch plans of one lineage. Every method raises ``CorruptRecord`` for a file that was changed.
 
     Args:
         filesystem: the storage.
@@ -99,20 +100,12 @@ class PlanArchive:
         return any(entry.name == _BEGIN for entry in self._filesystem.list(self.of_epoch(epoch)))
 
     def began_after(self, epoch: int) -> int | None:
-        """The batch after which an epoch began, -1 for a start from nothing; ``None`` when the epoch did not begin.
-
-        Raises:
-            CorruptCheckpoint: a file of the archive is not what was written.
-        """
+        """The batch after which an epoch began, -1 for a start from nothing; ``None`` when the epoch did not begin."""
         begin = self._begin(epoch)
         return None if begin is None else begin.after
 
     def line_through(self, metadata: CheckpointMetadata) -> int | None:
-        """The newest epoch whose line contains a checkpoint, perhaps the checkpoint's own; ``None`` if none is known.
-
-        Raises:
-            CorruptRecord: a file of the archive is not what was written.
-        """
+        """The newest epoch whose line contains a checkpoint, perhaps the checkpoint's own; ``None`` if none does."""
         origin = self._begun_with(metadata) if metadata.kind in CHANGED else self._origin(metadata.epoch)
         for epoch in reversed(self.epochs()):
             on_line = (at == origin and metadata.batch <= until for at, until, _ in self._line(epoch, metadata.batch))
@@ -121,46 +114,26 @@ class PlanArchive:
         return None
 
     def after(self, metadata: CheckpointMetadata) -> list[PlannedBatch]:
-        """The batches planned after a checkpoint, on the newest line that contains it, in order up to the first gap.
-
-        Raises:
-            CorruptRecord: a file of the archive is not what was written.
-        """
+        """The batches planned after a checkpoint, on the newest line that contains it, in order up to the first gap."""
         return self._after(self.line_through(metadata), metadata.batch)
 
     def newest_after(self, batch: int) -> list[PlannedBatch]:
-        """The batches of the newest line after ``batch`` (-1 for all), in order up to the first gap.
-
-        Raises:
-            CorruptRecord: a file of the archive is not what was written.
-        """
+        """The batches of the newest line after ``batch`` (-1 for all), in order up to the first gap."""
         return self._after(self.newest(), batch)
 
     def planned(self, batch: int) -> PlannedBatch | None:
-        """The newest plan of ``batch``, ``None`` when there is none.
-
-        Raises:
-            CorruptRecord: a file of the archive is not what was written.
-        """
+        """The newest plan of ``batch``, ``None`` when there is none."""
         for epoch in reversed(self.epochs()):
             if plan := self._of(epoch, batch - 1).get(batch):
                 return plan
         return None
 
     def batches(self) -> list[int]:
-        """The batches that have a plan, ascending.
-
-        Raises:
-            CorruptRecord: a file of the archive is not what was written.
-        """
+        """The batches that have a plan, ascending."""
         return sorted({batch for epoch in self.epochs() for some in self._numbers(epoch) for batch in some})
 
     def newest_batch(self) -> int | None:
-        """The last batch of the newest epoch that planned a batch, ``None`` when no epoch did.
-
-        Raises:
-            CorruptRecord: a file of the archive is not what was written.
-        """
+        """The last batch of the newest epoch that planned a batch, ``None`` when no epoch did."""
         found = (max((some[-1] for some in self._numbers(epoch)), default=None) for epoch in reversed(self.epochs()))
         return next((batch for batch in found if batch is not None), None)
 
@@ -208,10 +181,13 @@ class PlanArchive:
         return next(began, None)
 
     def _begun_with(self, changed: CheckpointMetadata) -> int | None:
-        """The epoch whose line begins with a changed copy: its own, unless that died before it began."""
+        """The epoch whose line begins with a changed copy: its own, unless that died before it began.
+
+        Earlier releases did not tell from what an epoch began.
+        """
+        first = [(changed.batch, None, restored) for restored in ("", changed.reference)]
         begun = ((epoch, self._begin(epoch)) for epoch in self.epochs() if epoch >= changed.epoch)
-        first = (changed.batch, None)
-        return next((epoch for epoch, it in begun if it is not None and (it.after, it.previous) == first), None)
+        return next((epoch for epoch, it in begun if it and (it.after, it.previous, it.restored) in first), None)
 
     def _of(self, epoch: int, after: int) -> dict[int, PlannedBatch]:
         """The plans of an epoch, among them all of batches after ``after``."""
@@ -302,14 +278,14 @@ class PlanArchiveWriter:
         self._loose: list[str] = []
         self._unpacked: list[PlannedBatch] = []
 
-    def begin(self, after: int, previous: int | None, pending: Sequence[PlannedBatch]) -> None:
-        """Record how the epoch begins, and the batch plans that it takes over.
+    def begin(self, after: int, previous: int | None, pending: Sequence[PlannedBatch], restored: str = "") -> None:
+        """Record how the epoch begins, from which checkpoint if from one, and the batch plans that it takes over.
 
         Raises:
             Fenced: a newer epoch has taken the job over.
         """
         self._check_owner()
-        head = json.dumps({"after": after, "previous": previous})
+        head = json.dumps({"after": after, "previous": previous, "restored": restored})
         path = f"{self._directory}/{_BEGIN}"
         self._filesystem.create(path, _encode(path, [head, *map(_line, pending)]))
 
@@ -374,7 +350,8 @@ def _begin(fields: Any, lines: Iterable[str], epoch: int) -> _Begin:
     # Each epoch of a line is older than the epoch after it, so every line ends.
     if previous is not None and whole(previous, "the epoch before") >= epoch:
         raise ValueError(f"epoch {previous} was not before {epoch}")
-    return _Begin(whole(fields["after"], "the last batch", least=-1), previous, _plans(lines))
+    after, restored = whole(fields["after"], "the last batch", least=-1), str(fields.get("restored", ""))
+    return _Begin(after, previous, restored, _plans(lines))
 
 
 def _plans(lines: Iterable[str]) -> dict[int, PlannedBatch]:

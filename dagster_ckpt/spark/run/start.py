@@ -166,7 +166,8 @@ class Start:
         store = self._open_store(choice, target.metadata, chosen.claimed)
         epoch, check = self._claim.epoch, self._catalog.records.epochs.check
         archive = PlanArchiveWriter(self._job.filesystem, self._job.name, choice.job_id, epoch, lambda: check(epoch))
-        archive.begin(-1 if target.metadata is None else target.metadata.batch, checked.line, passed.replay)
+        after = -1 if target.metadata is None else target.metadata.batch
+        archive.begin(after, checked.line, passed.replay, choice.restored or "")
         return Prepared(
             choice=choice,
             restored=target.metadata,

@@ -343,7 +343,7 @@ def test_a_changed_copy_begins_a_line(own_began: bool, kind: str) -> None:
     assert (archive.line_through(changed), archive.after(changed)) == (None, [])
 
     began = 2 if own_began else 3
-    machine.writer(began).begin(1, archive.line_through(changed), [])
+    machine.writer(began).begin(1, archive.line_through(changed), [], changed.reference)
     new = [plan(batch) for batch in (2, 3)]
     machine.writer(began).append(new)
     assert (archive.line_through(changed), archive.after(changed)) == (began, new)
@@ -354,3 +354,17 @@ def test_a_changed_copy_begins_a_line(own_began: bool, kind: str) -> None:
     machine.writer(4).append([plan(1), plan(2)])
     assert archive.line_through(changed) == began
     assert [found.batch for found in archive.after(before)] == [1, 2]
+
+
+def test_a_changed_copy_that_nothing_began_with_is_on_no_line() -> None:
+    """Its start died, and the next start changed another copy of the same checkpoint."""
+    machine = Archive()
+    left, taken = (replace(metadata(epoch, 1, epoch), kind="moved") for epoch in (2, 3))
+    machine.writer(3).begin(1, None, [], taken.reference)
+    plans = [machine.plan(2)]
+    machine.writer(3).append(plans)
+    assert (machine.archive.line_through(taken), machine.archive.after(taken)) == (3, plans)
+    assert (machine.archive.line_through(left), machine.archive.after(left)) == (None, [])
+
+    machine.writer(4).begin(1, None, [])  # as a release wrote it that did not tell from what
+    assert machine.archive.line_through(left) == 4
