@@ -61,7 +61,7 @@ def test_the_assets_backend_reaches_spark_and_its_warnings_the_log_of_the_run(
     state = {Path(file.path).suffix for file in bench.checkpoints()[-1].files if "/state/0/0/" in file.path}
     assert ".zip" in state
     assert ".changelog" not in state
-    told = [warning for warning in warnings if "The state backend" in warning]
+    told = [warning for warning in warnings if "A setting of the state backend" in warning]
     assert len(told) == 2, warnings
     assert "number_of_transfer_threads=4" in told[0]
     assert f"db_storage_paths={tmp_path / 'ssd'}" in told[1]
