@@ -122,7 +122,7 @@ class PlanArchive:
         return self._after(self.newest(), batch)
 
     def planned(self, batch: int) -> PlannedBatch | None:
-        """The newest plan of ``batch``, ``None`` when there is none."""
+        """The newest plan of ``batch``, ``None`` if no epoch has planned it."""
         for epoch in reversed(self.epochs()):
             if plan := self._of(epoch, batch - 1).get(batch):
                 return plan
