@@ -52,20 +52,20 @@ def delta_conf() -> Mapping[str, str]:
 
 
 #: Iceberg in Maven's repository, by the release of Spark that it is for. There is none for newer releases yet.
-_ICEBERG = {
-    "4.0": "org.apache.iceberg:iceberg-spark-runtime-4.0_2.13:1.11.0",
-    "4.1": "org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0",
+ICEBERG = {
+    "4.0": ("org.apache.iceberg", "iceberg-spark-runtime-4.0_2.13", "1.11.0"),
+    "4.1": ("org.apache.iceberg", "iceberg-spark-runtime-4.1_2.13", "1.12.0"),
 }
 #: For a catalog that several processes share.
-_SQLITE = "org.xerial:sqlite-jdbc:3.54.1.0"
+SQLITE = ("org.xerial", "sqlite-jdbc", "3.54.1.0")
 
 
 def iceberg_conf() -> Mapping[str, str]:
     """What a session needs to write Iceberg tables; empty where no Iceberg is for this Spark."""
     from pyspark import __version__ as release  # noqa: PLC0415
 
-    package = _ICEBERG.get(release.rpartition(".")[0])
-    return {} if package is None else {"spark.jars.packages": f"{package},{_SQLITE}"}
+    artifact = ICEBERG.get(release.rpartition(".")[0])
+    return {} if artifact is None else {"spark.jars.packages": ",".join(map(":".join, (artifact, SQLITE)))}
 
 
 def _conf(packages: str) -> Mapping[str, str]:
