@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -151,7 +152,7 @@ class Kills(ABC):
             epoch, before = heartbeat.epoch, self._location()
             killed = time.monotonic()
             self.kill(case, heartbeat)
-            wait_for(lambda before=before: self._is_resumed(before), f"kill {case.number} to be resumed", seconds=240)
+            wait_for(partial(self._is_resumed, before), f"kill {case.number} to be resumed", seconds=240)
             case.seconds_to_resume = round(time.monotonic() - killed, 1)
             chosen = self.catalog().choice()
             if chosen is not None and chosen[1].restored is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import shutil
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +16,8 @@ from dagster_ckpt.config.checkpoint_config import CheckpointingMode
 from dagster_ckpt.errors import RestoreRefused
 from dagster_ckpt.spark.events import Started
 from dagster_ckpt.spark.files.checkpoint_location import CheckpointLocation
+from dagster_ckpt.spark.files.log_entries import OffsetEntry
+from dagster_ckpt.testing.kafka import KafkaServer
 from tests.jobs.harness import NEVER, OFTEN, Bench, Pristine, eventually
 from tests.jobs.matrix.streams import (
     BACKENDS,
@@ -25,6 +27,7 @@ from tests.jobs.matrix.streams import (
     NO_DATA,
     POSTGRES,
     QUERIES,
+    ROWS,
     SCHEMA,
     SINKS,
     TRIES,
@@ -37,6 +40,7 @@ from tests.jobs.matrix.streams import (
     land,
     paced,
 )
+from tests.jobs.matrix.topics import FILES, KAFKA, Topic
 from tests.servers.postgres import PostgresServer
 from tests.servers.postgres import rows as table_rows
 
@@ -69,17 +73,18 @@ class Case:
     query: str
     backend: str
     sink: str
+    source: str
     event: str
     size: str
     mode: str
 
     @property
-    def base(self) -> tuple[str, str, str]:
+    def base(self) -> tuple[str, str, str, str]:
         """What the stopped job is made of."""
-        return self.query, self.backend, self.sink
+        return self.query, self.backend, self.sink, self.source
 
     def __str__(self) -> str:
-        return f"{self.query}, {self.backend}, {self.sink}, {self.event}, {self.size}, {self.mode}"
+        return ", ".join(astuple(self))
 
 
 @dataclass(frozen=True)
@@ -101,19 +106,19 @@ class Outcome:
         return "lost" if self.lost else "doubled" if self.doubled else "exact"
 
 
-def bases(sinks: Sequence[str] = SINKS) -> list[tuple[str, str, str]]:
+def bases(sinks: Sequence[str] = SINKS, source: str = FILES) -> list[tuple[str, str, str, str]]:
     """Every query on every state backend it can use, into every sink. A stateless one has no state to keep."""
     return [
-        (query, backend, sink)
+        (query, backend, sink, source)
         for query, backend, sink in itertools.product(QUERIES, BACKENDS, sinks)
         if not (query == "stateless" and backend != "RocksDB changelog v2")
         if not (query == "transformWithStateInPandas" and backend == "HDFSBacked")
     ]
 
 
-def cases(sinks: Sequence[str] = SINKS) -> list[Case]:
+def cases(sinks: Sequence[str] = SINKS, source: str = FILES) -> list[Case]:
     """The whole matrix of some sinks."""
-    return [Case(*base, *how) for base in bases(sinks) for how in itertools.product(EVENTS, SIZES, MODES)]
+    return [Case(*base, *how) for base in bases(sinks, source) for how in itertools.product(EVENTS, SIZES, MODES)]
 
 
 def pairwise(every: list[Case]) -> list[Case]:
@@ -159,7 +164,7 @@ class MatrixBench(Bench):
     case_query: str = "stateless"
     backend: str = "RocksDB"
     target: str = "file"
-    closed: int = field(default=0)
+    topic: Topic | None = None
 
     def __post_init__(self) -> None:
         self.query = _query
@@ -172,16 +177,23 @@ class MatrixBench(Bench):
         self.source.mkdir(parents=True, exist_ok=True)
         for number in range(self.landed, self.landed + count):
             between_ticks(self.case_query)
-            land(self.source, number)
+            self._land(number)
         self.landed += count
 
     def close(self) -> None:
         """Land files that are far ahead, so that no window stays open."""
         for number in range(CLOSING, CLOSING + CLOSING_FILES):
-            land(self.source, number)
+            self._land(number)
+
+    def _land(self, number: int) -> None:
+        land(self.source, number)
+        if self.topic is not None:
+            self.topic.send(number)
 
     def batches(self) -> list[list[Path]]:
-        """Which files were read together, as the newest checkpoint knows."""
+        """Which files were read together, as the newest checkpoint knows, or of a topic the live location."""
+        if self.topic is not None:
+            return self.topic.batches(self.live(), self.root / "batches")
         newest = find_newest(self.catalog).metadata
         assert newest is not None
         where = self.root / "opened"
@@ -201,6 +213,8 @@ def _query(bench: Bench, session: SparkSession) -> DataStreamWriter:
     session.conf.set(*NO_DATA)
 
     def read() -> DataFrame:
+        if bench.topic is not None:
+            return bench.topic.read(session, bench.files_per_trigger, at_once=not bench.until_done)
         stream = session.readStream.schema(SCHEMA).option("maxFilesPerTrigger", bench.files_per_trigger)
         return stream.json(str(bench.source))
 
@@ -217,7 +231,9 @@ class Base:
         query: see :data:`~tests.jobs.matrix.streams.QUERIES`.
         backend: see :data:`~tests.jobs.matrix.streams.BACKENDS`.
         sink: see :data:`~tests.jobs.matrix.streams.SINKS` and :func:`~tests.jobs.matrix.streams.table_sinks`.
+        source: see :data:`~tests.jobs.matrix.topics.SOURCES`.
         postgres: the server for a sink in PostgreSQL.
+        kafka: the broker for a topic as the source.
     """
 
     def __init__(
@@ -227,13 +243,18 @@ class Base:
         query: str,
         backend: str,
         sink: str,
+        source: str = FILES,
         postgres: PostgresServer | None = None,
+        kafka: KafkaServer | None = None,
     ) -> None:
         self._postgres = postgres
         self._database = ""
         for number in range(TRIES):
             root = directory / f"job-{number}"
-            bench = MatrixBench(spark, root, until_done=False, case_query=query, backend=backend, target=sink)
+            topic = Topic(kafka) if source == KAFKA and kafka is not None else None
+            bench = MatrixBench(
+                spark, root, until_done=False, case_query=query, backend=backend, target=sink, topic=topic
+            )
             if sink == POSTGRES and postgres is not None:
                 self._database = postgres.database()
                 table_rows(self._database, f"CREATE TABLE rows ({_COLUMNS[query]}, batch bigint)")
@@ -266,8 +287,7 @@ class Base:
 
             def covered(files: int = number + 1) -> bool:
                 batch = launch.completed[-1].batch if launch.completed else -1
-                read = location.offsets(batch).file_source_offset("0") if batch >= 0 else None
-                return read is not None and read >= files - 1 and location.planned() is None
+                return batch >= 0 and _files_read(location.offsets(batch)) >= files and location.planned() is None
 
             eventually(f"file {number} is checkpointed", covered, unless=launch.check)
         launch.run.cancel()
@@ -290,6 +310,14 @@ class Base:
         eventually("the last file is planned", lambda: location.planned() is not None, unless=launch.check)
         launch.run.cancel()
         launch.result()
+
+
+def _files_read(entry: OffsetEntry) -> int:
+    """How many files the first source of a query has read, in a topic by their rows."""
+    offset = entry.offset("0")
+    assert isinstance(offset, dict)
+    (told,) = offset.values()
+    return told["0"] // ROWS if isinstance(told, dict) else told + 1  # type: ignore[operator,return-value]
 
 
 def _go_on(bench: MatrixBench, case: Case, failure_free: FailureFree) -> Outcome:
