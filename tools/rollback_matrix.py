@@ -2,8 +2,8 @@
 
     python tools/rollback_matrix.py run --part 1/2 --results build/matrix.jsonl
     python tools/rollback_matrix.py table --results build/matrix.jsonl --table docs/reference/rollback-matrix.md
-    python tools/rollback_matrix.py run --tables --few --results build/tables.jsonl
-    python tools/rollback_matrix.py run --tables --few --source Kafka --results build/tables.jsonl
+    python tools/rollback_matrix.py run --tables --jobs 1 --results build/tables.jsonl
+    python tools/rollback_matrix.py run --tables --jobs 1 --source Kafka --results build/tables.jsonl
     python tools/rollback_matrix.py table --results build/tables.jsonl --table docs/reference/rollback-matrix-tables.md
 
 A case is a job that stopped in the middle of a batch, two batches after its newest checkpoint, and goes on; what the
@@ -23,7 +23,7 @@ import tempfile
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -44,7 +44,7 @@ from tests.jobs.matrix.cases import (  # noqa: E402
     Outcome,
     bases,
     cases,
-    of_few_jobs,
+    of_drawn_jobs,
     pairwise,
 )
 from tests.jobs.matrix.plain_spark import SINKS as PLAIN_SINKS  # noqa: E402
@@ -64,10 +64,6 @@ from tests.servers.postgres import PostgresServer  # noqa: E402
 from tests.servers.postgres import running as running_postgres  # noqa: E402
 
 _TABLES = (POSTGRES, DELTA, ICEBERG)
-_SAMPLES: dict[str, tuple[str, Callable[[list[Case]], list[Case]]]] = {
-    "pairwise": ("of each sink only enough cases for every pair of values", pairwise),
-    "few": ("of each sink only cases of five stopped jobs", of_few_jobs),
-}
 OURS, PLAIN = "dagster_ckpt", "Spark alone"
 _PLAIN_TOLD = f"**{PLAIN}**, with whole copies of the checkpoint directory put back at their place: {{}}."
 _ABOUT_PLAIN = [
@@ -86,9 +82,9 @@ def main() -> int:
     run.add_argument("--results", type=Path, required=True, help="a file of JSON lines")
     run.add_argument("--tables", nargs="*", choices=table_sinks(), help="these tables, or all, instead of other sinks")
     run.add_argument("--source", choices=SOURCES, default=FILES, help="what the jobs read")
-    sample = run.add_mutually_exclusive_group()
-    for name, what in _SAMPLES.items():
-        sample.add_argument(f"--{name}", dest="sample", action="store_const", const=name, help=what[0])
+    run.add_argument("--pairwise", action="store_true", help="of each sink only enough cases for every pair of values")
+    run.add_argument("--jobs", type=int, help="of each sink only the cases of so many stopped jobs, which are drawn")
+    run.add_argument("--seed", type=int, default=1, help="of what is drawn")
     table = commands.add_parser("table", help="write the table")
     table.add_argument("--results", type=Path, required=True, nargs="+", help="files of JSON lines")
     table.add_argument("--table", type=Path, required=True)
@@ -101,7 +97,7 @@ def main() -> int:
                 stack.enter_context(running_postgres()) if POSTGRES in sinks else None,
                 stack.enter_context(_broker()) if arguments.source == KAFKA else None,
             )
-            return _run(arguments.results, part - 1, parts, Chosen(sinks, arguments.source, arguments.sample), servers)
+            return _run(arguments.results, part - 1, parts, _chosen(sinks, arguments), servers)
     lines = [line for file in arguments.results for line in file.read_text(encoding="utf-8").splitlines()]
     arguments.table.write_text(_table([json.loads(line) for line in lines]), encoding="utf-8")
     return 0
@@ -114,18 +110,21 @@ class Chosen:
     Attributes:
         sinks: their sinks.
         source: what they read.
-        sample: which of them, by name; ``None`` for all.
+        cases: the cases.
     """
 
     sinks: tuple[str, ...]
     source: str
-    sample: str | None
+    cases: list[Case]
 
-    @property
-    def cases(self) -> list[Case]:
-        """The cases."""
-        every = [cases([sink], self.source) for sink in self.sinks]
-        return [case for each in every for case in (_SAMPLES[self.sample][1](each) if self.sample else each)]
+
+def _chosen(sinks: tuple[str, ...], asked: argparse.Namespace) -> Chosen:
+    def of(every: list[Case]) -> list[Case]:
+        if asked.jobs is not None:
+            return of_drawn_jobs(every, asked.jobs, asked.seed)
+        return pairwise(every) if asked.pairwise else every
+
+    return Chosen(sinks, asked.source, [case for sink in sinks for case in of(cases([sink], asked.source))])
 
 
 @dataclass(frozen=True)
@@ -249,9 +248,9 @@ def _of_tables(records: list[dict[str, Any]], ours: list[dict[str, Any]], right:
     ran = sorted({(record["sink"], record["spark"]) for record in ours})
     possible = sum(len(cases([sink], source)) for sink, _ in ran for source in SOURCES)
     lines = [
-        f"**{OURS}**: {len(ours)} of {possible} cases ran, {right} as promised ({_cell(ours)}). They are a sample",
-        "(`--few`): for each table and source, every two values of how it went on, of the batch size and of the mode occur",
-        "together, and every query and every state backend occurs.",
+        f"**{OURS}**: {len(ours)} of {possible} cases ran, {right} as promised ({_cell(ours)}). They are a sample:",
+        "stopped jobs were drawn with a seed (`--jobs`), and each went on in all four ways, with a batch size and a mode",
+        f"that were drawn, too. Their queries: {', '.join(sorted({record['query'] for record in ours}))}.",
         f"**{PLAIN}**, with the format's own writer and with whole copies of the checkpoint directory put back at their",
         f"place: {_cell(records, system=PLAIN)}. Spark alone has no writer for PostgreSQL.",
         "",

@@ -139,7 +139,7 @@ class KafkaInputs:
         now: Mapping[str, TopicState | None] = {}
         if self._clock.monotonic() >= self._silent_until:
             try:
-                now = self._ask(source.id, names, _CAPTURING, with_earliest=False)
+                now = self._ask(source.id, names, _CAPTURING)
             except BrokersAway as error:
                 self._silent_until = self._clock.monotonic() + _PAUSE
                 _log.warning("This checkpoint does not tell how far its source is behind: %s", error)
@@ -155,7 +155,8 @@ class KafkaInputs:
                     hint="Launch the job again: the check before the restore tells how many records are lost.",
                 )
             if id_ is not None or state is not None:
-                topics[name] = Topic(id=id_, latest={} if state is None else dict(state.latest))
+                ends = {} if state is None else {"latest": dict(state.latest), "earliest": dict(state.earliest)}
+                topics[name] = Topic(id=id_, **ends)
         return source.model_copy(update={"topics": topics}) if topics else source
 
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from dagster_ckpt.checkpoint import Facts, PlannedBatch, Source, Topic
+from dagster_ckpt.checkpoint import CheckpointMetadata, Facts, PlannedBatch, Source, Topic
 from dagster_ckpt.errors import RestoreRefused
 from dagster_ckpt.spark.batches import planned_offsets
 from dagster_ckpt.spark.kafka import BrokersAway, KafkaInputs, TopicState, by_partition, records
 from dagster_ckpt.spark.query import WriterPlan
 from dagster_ckpt.spark.verdict import Finding, Verdict
 
-__all__ = ["kafka_findings", "kafka_sink_findings"]
+__all__ = ["kafka_findings", "kafka_findings_as_told", "kafka_sink_findings"]
 
 CHECK = "Kafka topics"
 _LONGEST = 500
@@ -39,6 +39,31 @@ def kafka_findings(facts: Facts, inputs: KafkaInputs, plans: Sequence[PlannedBat
             entries = [planned_offsets(plan) for plan in plans]
             planned = [Source(id=source.id, offset=entry.offset(source.id)) for entry in entries]
             found += _of_source(source, inputs, planned)
+    return found
+
+
+def kafka_findings_as_told(restored: CheckpointMetadata, newest: CheckpointMetadata | None) -> list[Finding]:
+    """Compare the checkpoint's offsets with each topic as the brokers told it to the job's newest checkpoint.
+
+    So a restore that starts no query is refused before it ends a running job. The start asks the brokers again.
+
+    Args:
+        restored: the checkpoint.
+        newest: the job's newest checkpoint, ``None`` if it is not known.
+    """
+    told = {} if newest is None else {source.id: source.topics for source in newest.facts.sources}
+    found = []
+    for source in restored.facts.sources:
+        for name, at in (source.offsets or {}).items():
+            shown, topic = f"topic {name} of source {source.id}", told.get(source.id, {}).get(name)
+            if newest is None or topic is None or not topic.earliest:
+                reason = f"not checked: only the brokers know {shown}, and the start asks them."
+                found.append(Finding.fine(CHECK, reason))
+                continue
+            now = TopicState(topic.id, topic.earliest, topic.latest)
+            item = _Compared(shown, at, at, source.topics.get(name), now).finding(strict=False, pattern=False)
+            reason = f"{item.reason} So {newest.name} tells; the start asks the brokers again."
+            found.append(replace(item, reason=reason))
     return found
 
 

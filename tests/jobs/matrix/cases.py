@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import itertools
+import random
 import shutil
 from collections import Counter
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
 from dagster_ckpt.checkpoint.catalog.file_reader import materialize_checkpoint
 from dagster_ckpt.checkpoint.catalog.newest import find_newest
 from dagster_ckpt.config.checkpoint_config import CheckpointingMode
+from dagster_ckpt.config.recovery import RestoreRequest
 from dagster_ckpt.errors import RestoreRefused
-from dagster_ckpt.spark.events import Started
+from dagster_ckpt.spark.events import CheckpointCompleted, Event, Started
 from dagster_ckpt.spark.files.checkpoint_location import CheckpointLocation
 from dagster_ckpt.spark.files.log_entries import OffsetEntry
+from dagster_ckpt.spark.job import StreamingJob
 from dagster_ckpt.testing.kafka import KafkaServer
-from tests.jobs.harness import NEVER, OFTEN, Bench, Pristine, eventually
+from tests.jobs.harness import NEVER, OFTEN, Bench, Launch, Pristine, eventually, remove_tree
 from tests.jobs.matrix.streams import (
     BACKENDS,
     CLOSING,
@@ -136,6 +139,16 @@ def of_few_jobs(every: list[Case]) -> list[Case]:
     return _covering(default_first, lambda case: _pairs(replace(case, query="", backend="")) | _alone(case))
 
 
+def of_drawn_jobs(every: list[Case], jobs: int, seed: int) -> list[Case]:
+    """All ways to go on with some stopped jobs that are drawn, each way with a batch size and a mode that are drawn."""
+    draw = random.Random(f"{seed} {every[0].sink} {every[0].source}")
+    stopped = draw.sample(sorted({case.base for case in every}), jobs)
+    ways = [
+        [case for case in every if case.base == base and case.event == event] for base in stopped for event in EVENTS
+    ]
+    return [draw.choice(cases) for cases in ways]
+
+
 def _pairs(case: Case) -> set[Hashable]:
     values = (case.query, case.backend, case.sink, case.event, case.size, case.mode)
     return set(itertools.combinations(enumerate(values), 2))
@@ -190,10 +203,20 @@ class MatrixBench(Bench):
         if self.topic is not None:
             self.topic.send(number)
 
+    def launch(self, job: StreamingJob | None = None, **asked: Any) -> Launch:
+        """As of any job; what it reads of a topic is kept, because a job that is over has no live location."""
+        self.land(0)
+        remove_tree(self.root / "offsets")
+        return Launch(job or self.job(), RestoreRequest(**asked), told=self._keep_offsets)
+
+    def _keep_offsets(self, event: Event) -> None:
+        if self.topic is not None and isinstance(event, CheckpointCompleted):
+            shutil.copytree(self.live() / "offsets", self.root / "offsets", dirs_exist_ok=True)
+
     def batches(self) -> list[list[Path]]:
-        """Which files were read together, as the newest checkpoint knows, or of a topic the live location."""
+        """Which files were read together: as the newest checkpoint knows, or of a topic the last start's offsets."""
         if self.topic is not None:
-            return self.topic.batches(self.live(), self.root / "batches")
+            return self.topic.batches(self.root, self.root / "batches")
         newest = find_newest(self.catalog).metadata
         assert newest is not None
         where = self.root / "opened"

@@ -66,16 +66,16 @@ class Topic:
         value = f.from_json(f.col("value").cast("string"), SCHEMA).alias("row")
         return reader.load().select(value).select("row.*")
 
-    def batches(self, live: Path, directory: Path) -> list[list[Path]]:
+    def batches(self, read: Path, directory: Path) -> list[list[Path]]:
         """A file for each batch, with the rows that the batch has read.
 
         Args:
-            live: the checkpointLocation. Batches that it has no entry of were of one file each.
+            read: has the directory ``offsets`` of the last start. Batches without an entry there were of one file each.
             directory: for the files.
         """
         rows = [row for number in self.sent for row in rows_of(number)]
-        location = CheckpointLocation(live)
-        entries = [int(file.name) for file in (live / "offsets").iterdir() if file.name.isdigit()]
+        location = CheckpointLocation(read)
+        entries = [int(file.name) for file in (read / "offsets").iterdir() if file.name.isdigit()]
         ends = {batch: _end(location, batch) for batch in entries}
         directory.mkdir()
         found, begin = [], 0
