@@ -249,10 +249,10 @@ def _of_tables(records: list[dict[str, Any]], ours: list[dict[str, Any]], right:
     possible = sum(len(cases([sink], source)) for sink, _ in ran for source in SOURCES)
     lines = [
         f"**{OURS}**: {len(ours)} of {possible} cases ran, {right} as promised ({_cell(ours)}). They are a sample:",
-        "stopped jobs were drawn with a seed (`--jobs`), and each went on in all four ways, with a batch size and a mode",
-        f"that were drawn, too. Their queries: {', '.join(sorted({record['query'] for record in ours}))}.",
-        f"**{PLAIN}**, with the format's own writer and with whole copies of the checkpoint directory put back at their",
-        f"place: {_cell(records, system=PLAIN)}. Spark alone has no writer for PostgreSQL.",
+        "stopped jobs were drawn with a seed (`--jobs`), and each went on in all four ways, with a batch size and a",
+        f"mode that were drawn, too. Their queries: {', '.join(sorted({record['query'] for record in ours}))}.",
+        f"**{PLAIN}**, with the format's own writer and with whole copies of the checkpoint directory put back at",
+        f"their place: {_cell(records, system=PLAIN)}. Spark alone has no writer for PostgreSQL.",
         "",
         "| table | Spark | how it went on | "
         + " | ".join(f"from {source}: {system}" for source in SOURCES for system in (OURS, PLAIN))

@@ -8,7 +8,7 @@ import shutil
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -76,8 +76,8 @@ class Kills(ABC):
         self.paths = DataPaths(directory / "data")
         self._random = random.Random(seed)
 
-    def run(self, cases: int, minutes: float, report: Path) -> list[Case]:
-        """Run them, as long as there are minutes left to begin one; the report is rewritten after each."""
+    def run(self, cases: int, minutes: float) -> Iterator[list[Case]]:
+        """Run them, as long as there are minutes left to begin a job; gives all so far after each job."""
         give_up = time.monotonic() + 60 * minutes
         # The closing files come after the whole year: only they, and the first days, are kept.
         land(self.paths.landed)
@@ -98,8 +98,7 @@ class Kills(ABC):
                 self._judge(of_job, expected)
                 done += of_job
                 print(*(json.dumps(asdict(case)) for case in of_job), sep="\n", flush=True)
-                report.write_text(json.dumps([asdict(item) for item in done], indent=2) + "\n", encoding="utf-8")
-        return done
+                yield done
 
     @property
     @abstractmethod

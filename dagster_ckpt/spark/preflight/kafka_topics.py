@@ -82,14 +82,14 @@ def _of_source(source: Source, inputs: KafkaInputs, planned: Sequence[Source]) -
     offsets = source.offsets or {}
     try:
         now = inputs.look(source.id, offsets)
+        new = inputs.look(source.id, inputs.subscribed(source.id) - offsets.keys())
     except BrokersAway as error:
         inputs.begin_with(source.id, source.topics)
         reason = f"not checked: the brokers of source {source.id} did not tell ({error}). The query itself asks again."
         return [Finding.fine(CHECK, reason)]
-    inputs.begin_with(source.id, now)
+    inputs.begin_with(source.id, {**now, **new})
     strict = (inputs.option(source.id, "failOnDataLoss") or "true").strip().lower() != "false"
     pattern = inputs.option(source.id, "subscribePattern") is not None
-    named = inputs.named(source.id)
     found = []
     for name, at in offsets.items():
         topic = _Compared(
@@ -99,8 +99,12 @@ def _of_source(source: Source, inputs: KafkaInputs, planned: Sequence[Source]) -
             then=source.topics.get(name),
             now=now[name],
         )
-        is_read = named is None or name in named
+        is_read = inputs.reads(source.id, name)
         found.append(topic.finding(strict=strict, pattern=pattern) if is_read else topic.left_out(strict=strict))
+    for name, topic_now in new.items():
+        if topic_now is not None:
+            added = _Compared(f"the new topic {name} of source {source.id}", {}, {}, None, topic_now)
+            found.append(added.finding(strict=strict, pattern=pattern))
     return found
 
 
