@@ -5,7 +5,7 @@
     .venv-spark-4.1/bin/python tools/random_kills.py --to iceberg --table docs/reference/random-kills-iceberg.md
 
 Each case lands 60 days of flights and starts the stream, kills something with SIGKILL at a random moment, deletes the
-dead run's live checkpointLocation in some of the cases, waits until the job has resumed and ended, and compares the
+dead run's live checkpointLocation in half of the cases, waits until the job has resumed and ended, and compares the
 result with a batch computation over the same files. Every checkpoint listed at the end must verify. Exit status 0 only
 if all cases are identical.
 
@@ -67,6 +67,10 @@ def table(cases: list[Case], kills: type[Kills], asked: argparse.Namespace) -> s
     return "\n".join(lines) + "\n"
 
 
+def _cases(report: Path) -> list[Case]:
+    return [Case(**item) for item in json.loads(report.read_text(encoding="utf-8"))]
+
+
 def _dash(value: int | None) -> str:
     return "-" if value is None else str(value)
 
@@ -82,24 +86,24 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no case after so many")
     parser.add_argument("--directory", type=Path, help="emptied first; default: one below artifacts/")
     parser.add_argument("--table", type=Path, help="write a Markdown page")
+    parser.add_argument("--go-on", action="store_true", help="keep what an earlier run of this command has done")
     parser.add_argument("--report", type=Path, help="run nothing, and write the page of an earlier run's report.json")
     asked = parser.parse_args()
     if asked.report:
-        earlier = [Case(**item) for item in json.loads(asked.report.read_text(encoding="utf-8"))]
-        asked.table.write_text(table(earlier, _KILLS[asked.to], asked), encoding="utf-8")
+        asked.table.write_text(table(_cases(asked.report), _KILLS[asked.to], asked), encoding="utf-8")
         return 0
     directory: Path = (asked.directory or ROOT / "artifacts" / f"random-kills-{asked.to or 'files'}").absolute()
+    report = directory / "report.json"
+    cases = done = _cases(report) if asked.go_on else []
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
     kills = _KILLS[asked.to](directory, asked.seed)
-    cases: list[Case] = []
-    for cases in kills.run(asked.cases, asked.minutes):
-        report = json.dumps([asdict(item) for item in cases], indent=2)
-        (directory / "report.json").write_text(f"{report}\n", encoding="utf-8")
+    for cases in kills.run(asked.cases, asked.minutes, done):
+        report.write_text(json.dumps([asdict(item) for item in cases], indent=2) + "\n", encoding="utf-8")
         if asked.table:
             asked.table.write_text(table(cases, type(kills), asked), encoding="utf-8")
     good = sum(case.identical for case in cases)
-    print(f"{good} of {len(cases)} identical; report: {directory / 'report.json'}")
+    print(f"{good} of {len(cases)} identical; report: {report}")
     return 0 if good == asked.cases else 1
 
 

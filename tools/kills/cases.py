@@ -74,29 +74,30 @@ class Kills(ABC):
 
     def __init__(self, directory: Path, seed: int) -> None:
         self.paths = DataPaths(directory / "data")
+        self._seed = seed
         self._random = random.Random(seed)
 
-    def run(self, cases: int, minutes: float) -> Iterator[list[Case]]:
-        """Run them, as long as there are minutes left to begin a job; gives all so far after each job."""
+    def run(self, cases: int, minutes: float, done: list[Case]) -> Iterator[list[Case]]:
+        """Run what is not done, as long as there are minutes left to begin a job; gives all so far after each job."""
         give_up = time.monotonic() + 60 * minutes
         # The closing files come after the whole year: only they, and the first days, are kept.
         land(self.paths.landed)
         for file in [file for file in landing_plan() if Lateness.MARKER not in file.rows][DAYS:]:
             (self.paths.landed / file.name).unlink()
         expected = batch_answer(self.paths.landed)
-        done: list[Case] = []
-        kinds = len(self.KINDS)
-        order = [(self.KINDS[index % kinds], index // kinds % 2 == index % 2) for index in range(cases)]
+        order = [(self.KINDS[index % len(self.KINDS)], index % 2 == 0) for index in range(cases)]
         with self.ready():
-            for job, begins in enumerate(range(0, cases, self.OF_A_JOB), start=1):
+            for begins in range(len(done), cases, self.OF_A_JOB):
                 if time.monotonic() > give_up:
                     break
+                job = begins // self.OF_A_JOB + 1
+                self._random = random.Random(f"{self._seed} {job}")
                 kills = order[begins : begins + self.OF_A_JOB]
                 number = str(job) if self.OF_A_JOB == 1 else f"{job}.{{}}"
                 of_job = [Case(number.format(kill), *how) for kill, how in enumerate(kills, start=1)]
                 self._one(of_job)
                 self._judge(of_job, expected)
-                done += of_job
+                done = [*done, *of_job]
                 print(*(json.dumps(asdict(case)) for case in of_job), sep="\n", flush=True)
                 yield done
 
@@ -151,13 +152,13 @@ class Kills(ABC):
             epoch, before = heartbeat.epoch, self._location()
             killed = time.monotonic()
             self.kill(case, heartbeat)
-            wait_for(partial(self._is_resumed, before), f"kill {case.number} to be resumed", seconds=240)
+            wait_for(partial(self._is_resumed, before), f"kill {case.number} to be resumed", seconds=600)
             case.seconds_to_resume = round(time.monotonic() - killed, 1)
             chosen = self.catalog().choice()
             if chosen is not None and chosen[1].restored is not None:
                 case.restored = chosen[1].restored.rpartition("/")[2]
                 case.kind_of_checkpoint = self.catalog().resolve(chosen[1].restored).kind
-        wait_for(self._ended, f"the job of kill {kills[-1].number} to end", seconds=400)
+        wait_for(self._ended, f"the job of kill {kills[-1].number} to end", seconds=600)
         for case in kills:
             case.attempts = self.catalog().records.epochs.highest()
         self.await_quiet()
@@ -189,7 +190,7 @@ class Kills(ABC):
             committed = None if location is None else location.last_committed()
             return heartbeat if committed is not None and committed >= batch else None
 
-        heartbeat = wait_for(reached, case.moment, seconds=240, poll=0.01)
+        heartbeat = wait_for(reached, case.moment, seconds=600, poll=0.01)
         time.sleep(pause)
         return heartbeat
 

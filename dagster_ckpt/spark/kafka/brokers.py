@@ -90,12 +90,12 @@ class Brokers:
         return self._call(lambda: sorted(map(str, told)))
 
     def matches(self, pattern: str, topic: str) -> bool:
-        """Whether a pattern of Java's matches the name of a topic.
+        """Whether a pattern of Java's is found in the name of a topic, as Spark looks for it.
 
         Raises:
             BrokersAway: it is no such pattern.
         """
-        return self._call(lambda: bool(self._jvm.java.util.regex.Pattern.matches(pattern, topic)))
+        return self._call(lambda: bool(self._jvm.java.util.regex.Pattern.compile(pattern).matcher(topic).find()))
 
     def topics(
         self, names: Collection[str], seconds: float, *, with_earliest: bool = True
