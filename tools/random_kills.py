@@ -71,6 +71,10 @@ def _cases(report: Path) -> list[Case]:
     return [Case(**item) for item in json.loads(report.read_text(encoding="utf-8"))]
 
 
+def _keep(report: Path, cases: list[Case]) -> None:
+    report.write_text(json.dumps([asdict(item) for item in cases], indent=2) + "\n", encoding="utf-8")
+
+
 def _dash(value: int | None) -> str:
     return "-" if value is None else str(value)
 
@@ -97,9 +101,10 @@ def main() -> int:
     cases = done = _cases(report) if asked.go_on else []
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
+    _keep(report, cases)
     kills = _KILLS[asked.to](directory, asked.seed)
     for cases in kills.run(asked.cases, asked.minutes, done):
-        report.write_text(json.dumps([asdict(item) for item in cases], indent=2) + "\n", encoding="utf-8")
+        _keep(report, cases)
         if asked.table:
             asked.table.write_text(table(cases, type(kills), asked), encoding="utf-8")
     good = sum(case.identical for case in cases)

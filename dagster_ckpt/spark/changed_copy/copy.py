@@ -68,6 +68,7 @@ class RestoredCopy:
             self.accepted_loss,
             observed,
         )
+        self.store.know(self.live.copied_from())
         snapshot = source.pin(batch)
         try:
             told = replace(snapshot, facts=snapshot.facts.model_copy(update=facts))

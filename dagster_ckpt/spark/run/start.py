@@ -157,7 +157,6 @@ class Start:
             with contextlib.closing(inputs):
                 checked = change_copy(copy, request, checked, query.session, inputs, move)
             target = checked.target
-            self._tracer.begin("record")
         choice = self._record_choice(chosen, checked, query)
         self._tracer.begin("sink")
         if query.sink is not None:
@@ -264,7 +263,6 @@ class Start:
     def _copy(self, restored: CheckpointMetadata, job_id: str, loss: tuple[str, ...]) -> RestoredCopy:
         """The unpacked checkpoint, to be changed and published in a lineage."""
         store = self._store(job_id, self._catalog.next_id(job_id, restored), restored.reference)
-        store.know(self._live.copied_from())
         return RestoredCopy(self._live, self._directory, restored, store, self._clock, loss, self._spark.version)
 
     def _record_choice(self, chosen: Chosen, checked: Checked, query: BuiltQuery) -> Choice:
