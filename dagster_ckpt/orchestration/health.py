@@ -182,7 +182,7 @@ class HealthWatch:
         self._look_at = self._clock.monotonic()
 
     def hears_all(self, storage: FileSystem) -> None:
-        """Each event of the job calls :meth:`happened`: in a bucket, look seldom while nothing happens."""
+        """All that happens calls :meth:`happened` or :meth:`beaten`: in a bucket, look seldom while nothing happens."""
         self._quiet = _QUIET if storage.is_distant else _LOOK
 
     def happened(self, event: Event) -> None:
@@ -191,6 +191,12 @@ class HealthWatch:
         if isinstance(event, Started | Restarting):
             self.began()
         elif self._look_at < math.inf:
+            self._look_at = min(self._look_at, self._clock.monotonic() + _LOOK)
+
+    def beaten(self, is_due: bool) -> None:
+        """The beat of a driver tells something new: look at the job soon, and often while a checkpoint is due."""
+        self._is_due = is_due
+        if self._look_at < math.inf:
             self._look_at = min(self._look_at, self._clock.monotonic() + _LOOK)
 
     def tick(self) -> None:

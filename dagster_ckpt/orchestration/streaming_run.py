@@ -175,12 +175,12 @@ def _drive(
         reporter.tick()
         health.tick()
 
+    health.hears_all(catalog.filesystem)
     if isinstance(spark, SparkSubmitResource) or names.attends(context.run.tags):
         told = _told(context, on_turn, own_run, events, health)
         return attended(context, asset, spark, catalog, reporter, told, given, series)
     job = streaming_job(asset, run, context, given, catalog.filesystem)
     earlier = _earlier(context, clock)
-    health.hears_all(catalog.filesystem)
 
     def start(emit: Callable[[Event], None]) -> StreamingRun:
         return StreamingRun(
@@ -244,6 +244,7 @@ def _told(
         started,
         lambda trace: _log_event(context, start_observation(context.asset_key, trace)),
         failed,
+        health.beaten,
         context.log.log,
     )
 

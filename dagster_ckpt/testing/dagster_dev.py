@@ -70,6 +70,7 @@ class DagsterDev:
         home: DAGSTER_HOME; made if missing. The ``dagster.yaml`` beside the workspace is copied into it.
         environment: more environment variables for Dagster and the runs.
         settings: of the instance, beside those of ``dagster.yaml``.
+        patience: seconds for Dagster to load the code location.
     """
 
     def __init__(
@@ -78,8 +79,10 @@ class DagsterDev:
         home: Path,
         environment: Mapping[str, str] | None = None,
         settings: Mapping[str, Any] | None = None,
+        patience: float = 180,
     ) -> None:
         self._workspace = workspace
+        self._patience = patience
         self._settings = settings or {}
         self.home = home
         self._environment = {**os.environ, **(environment or {}), "DAGSTER_HOME": str(home)}
@@ -88,7 +91,11 @@ class DagsterDev:
         self._repository: dict[str, str] = {}
 
     def __enter__(self) -> Self:
-        self.start()
+        try:
+            self.start()
+        except BaseException:
+            self.kill()
+            raise
         return self
 
     def __exit__(
@@ -117,7 +124,7 @@ class DagsterDev:
             self._begin()
             try:
                 what = f"dagster dev to load {self._workspace} (see {self.log})"
-                repository = wait_for(self._loaded, what, seconds=180)
+                repository = wait_for(self._loaded, what, seconds=self._patience)
                 break
             except _EndedAtOnce:
                 if not left:

@@ -46,6 +46,18 @@ def _imports(report: Any) -> None:
     assert all(seconds > 0 for seconds in report["medians"].values())
 
 
+def _many_jobs(report: Any) -> None:
+    figures = report["summary"]
+    assert figures["jobs killed"] == len(report["resumed"]) == 4
+    assert figures["ticks until a job's next run is launched, most"] >= 1
+    assert figures["seconds until it goes on, most"] >= figures["seconds until it is launched, median"] > 0
+    assert figures["checkpoints completed"] > 0
+    assert figures["requests of the sensor a minute"] > 0
+    assert figures["requests of the drivers a minute"] > 0
+    assert figures["seconds of such a tick, most"] >= figures["seconds of such a tick, least"] > 0
+    assert report["usage"]["grown"]["event_logs"] > 0
+
+
 def _object_store(report: Any) -> None:
     sizes = {"20 x 10 KiB": 20 * 10 * 1024, "1 x 20 MiB": 20 << 20}
     for name, size in sizes.items():
@@ -177,6 +189,11 @@ def _transactional_sink(report: Any) -> None:
 _TABLE: dict[str, tuple[str, bool, Callable[[Any], None]]] = {
     "age": ("--retained 30 --jobs 3 --latency 0.001 --rounds 3", False, _age),
     "imports": ("--rounds 1", False, _imports),
+    "many_jobs": (
+        "--jobs 8 --per-driver 4 --minutes 0.5 --every 15 --interval 3 --beat 2 --latency 0.001",
+        True,
+        _many_jobs,
+    ),
     "object_store": (
         "--sets '20 x 10 KiB' '1 x 20 MiB' --rounds 1 --latencies 0.001 --retained 10",
         False,

@@ -25,8 +25,9 @@ from dagster_ckpt.shown_text import in_one_line, redacted
 
 __all__ = ["DriverReport", "Told"]
 
-#: Seconds between two lists of the checkpoints while the driver tells of no new checkpoint.
-_LIST = 30.0
+#: Seconds between two lists of the checkpoints while the driver tells of no new checkpoint; and in a bucket, once what
+#: was deleted after the newest checkpoint has been listed.
+_LIST, _SELDOM = 30.0, 1800.0
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,7 @@ class Told:
         started: the query has started, by this choice.
         traced: where the seconds of a start went.
         failed: a checkpoint has failed, the last of so many.
+        beaten: the driver's beat tells something new; whether a checkpoint is due.
         log: a line for the run's log, with its level.
     """
 
@@ -49,6 +51,7 @@ class Told:
     started: Callable[[Choice], None]
     traced: Callable[[StartTrace], None]
     failed: Callable[[FailedCheckpoints], None]
+    beaten: Callable[[bool], None]
     log: Callable[[int, str], None]
 
 
@@ -74,6 +77,9 @@ class DriverReport:
         self._seen: dict[int, CheckpointMetadata] = {}
         #: The newest checkpoint of the driver's beat, and the time, when the checkpoints were listed last.
         self._listed: tuple[object, float] = (None, float("-inf"))
+        self._list_after = _LIST
+        #: What the driver's beat has told of its checkpoints.
+        self._beaten: object = None
         self._traced = 0
         self._failures: set[tuple[str, int]] = set()
         #: The failed checkpoints of the driver's beat that were told last.
@@ -105,6 +111,11 @@ class DriverReport:
         elif self._is_due(heartbeat):
             self._reporter.completed(self._list(self._choice))
         self._reporter.tick()
+        if heartbeat is not None:
+            beaten = heartbeat.completed, heartbeat.failed_checkpoints, heartbeat.due_since
+            if beaten != self._beaten:
+                self._beaten = beaten
+                self._told.beaten(heartbeat.due_since is not None)
         failed = None if heartbeat is None else heartbeat.failed_checkpoints
         if failed is not None and failed != self._failed:
             self._failed = failed
@@ -118,8 +129,10 @@ class DriverReport:
     def _is_due(self, heartbeat: Heartbeat | None) -> bool:
         """Whether to list the checkpoints: the driver beats at each new checkpoint, and names it."""
         newest, now = None if heartbeat is None else heartbeat.completed, self._clock.monotonic()
-        if newest == self._listed[0] and now - self._listed[1] < _LIST:
+        is_new = newest != self._listed[0]
+        if not is_new and now - self._listed[1] < self._list_after:
             return False
+        self._list_after = _LIST if is_new or not self._catalog.filesystem.is_distant else _SELDOM
         self._listed = newest, now
         return True
 

@@ -20,6 +20,8 @@ __all__ = ["REFUSED", "SubmittedProcess"]
 #: What the driver's last word begins with, when it ends before it has taken the job over.
 REFUSED = "dagster-ckpt driver: "
 _LINES = 8
+#: What each spark-submit says, whatever becomes of its driver.
+_NOISE = ("WARNING: Using incubator modules", "Using Spark's default log4j profile", " WARN NativeCodeLoader")
 #: How spark-submit tells how a driver on the cluster has ended.
 _STATE = "State of driver"
 #: The id that YARN gives.
@@ -85,13 +87,18 @@ class SubmittedProcess:
         told = in_one_line(redacted((own or [missing or " / ".join(said[-_LINES:]) or "it said nothing"])[-1]))
         where = f"{self.log} has all it said"
         if deploy_mode == CLUSTER:
-            place = "the Worker's work/driver-*/stderr"
+            place = "the Worker's work/driver-*/stdout"
             if master == YARN:
                 yarn = _APPLICATION.search(text)  # which the user's own log4j2.properties may leave out
                 place = f"`yarn logs -applicationId {yarn[0] if yarn else 'ID'}`"
             where += f", and {place} what the driver said"
         if missing is not None and not own:
             where = f"Install dagster-ckpt and the project for the Python of the driver. {where}"
+        elif deploy_mode == CLUSTER and not own:
+            where += (
+                "; a driver that ends at once there most often has a Python without dagster-ckpt, without the "
+                "project, or with another release of pyspark than the cluster"
+            )
         return SparkNotStarted(
             f"spark-submit has ended with {self._process.returncode} before the driver took job {job_name!r} over: "
             f"{told[:_LONGEST]}",
@@ -109,4 +116,8 @@ def _last_of(log: Path) -> str:
 def _told_lines(text: str) -> list[str]:
     """The lines that tell something; those that begin with a tab only go on with an exception or with a report."""
     lines = (line.strip() for line in text.splitlines() if not line.startswith("\t"))
-    return [line for line in lines if line and (" INFO " not in line or _STATE in line)]
+    return [
+        line
+        for line in lines
+        if line and (" INFO " not in line or _STATE in line) and not any(noise in line for noise in _NOISE)
+    ]

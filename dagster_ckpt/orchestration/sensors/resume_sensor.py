@@ -3,15 +3,16 @@
 At every tick a look at each job tells whether there is anything to do. Jobs are looked at side by side, and what an
 earlier look has read and what cannot have changed since is not read again. For a job with something to do the sensor
 reads all facts anew (the storage first, Dagster's runs second), so it may be stopped, doubled or moved to another
-instance at any time. It also launches the runs that rollbacks wait for.
+instance at any time. In a bucket such jobs are acted on side by side, too. The sensor also launches the runs that
+rollbacks wait for.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
@@ -22,6 +23,9 @@ from dagster_ckpt.orchestration.rollback import pending, requested
 from dagster_ckpt.orchestration.sensors.ticks import Looks, Sights, in_short
 from dagster_ckpt.orchestration.upgrades import is_to_return
 from dagster_ckpt.resume import nothing_to_do
+
+if TYPE_CHECKING:
+    from dagster_ckpt.orchestration.sensors.job_watch import JobWatch
 
 __all__ = ["build_resume_sensor"]
 
@@ -53,12 +57,18 @@ def build_resume_sensor(
         jobs=list(jobs),
     )
     def resume_sensor(context: dg.SensorEvaluationContext) -> dg.SensorResult:
-        from dagster_ckpt.orchestration.sensors.job_watch import JobWatch  # noqa: PLC0415 - only for ticks
+        from dagster_ckpt.orchestration.sensors import job_watch  # noqa: PLC0415 - only for ticks
 
         requests: list[dg.RunRequest] = []
         quiet: list[tuple[str, str]] = []
         said: list[tuple[str, str]] = []
         cursor = _Cursor.of(context.cursor)
+        acted: list[tuple[CheckpointedStreamingAsset, JobWatch, Callable[[], dg.RunRequest | str]]] = []
+
+        def failed(asset: CheckpointedStreamingAsset, error: Exception) -> None:
+            context.log.error("Job %s could not be looked at", asset.name, exc_info=error)
+            said.append((asset.name, f"could not be looked at: {type(error).__name__}: {error}"))
+
         with Looks(context.resources, assets, cursor.first, _BUDGET, sights, sights.look) as looks:
             rollbacks = pending(context.instance)
             for asset in looks.turns():
@@ -74,7 +84,7 @@ def build_resume_sensor(
                     if (why := nothing_to_do(sight, finished)) is not None:
                         quiet.append((asset.name, why))
                         continue
-                    watch = JobWatch(
+                    watch = job_watch.JobWatch(
                         context.instance,
                         asset,
                         CheckpointCatalog(looks.storage_of(asset), asset.name),
@@ -82,13 +92,17 @@ def build_resume_sensor(
                         cursor.finished.get(asset.name),
                         context.log,
                     )
-                    outcome = watch.step()
-                    if watch.finished is not None:
-                        cursor.finished[asset.name] = watch.finished
+                    acted.append((asset, watch, looks.acted(asset, watch.step)))
                 except Exception as error:
-                    context.log.exception("Job %s could not be looked at", asset.name)
-                    said.append((asset.name, f"could not be looked at: {type(error).__name__}: {error}"))
+                    failed(asset, error)
+            for asset, watch, outcome_of in acted:
+                try:
+                    outcome = outcome_of()
+                except Exception as error:
+                    failed(asset, error)
                     continue
+                if watch.finished is not None:
+                    cursor.finished[asset.name] = watch.finished
                 if isinstance(outcome, dg.RunRequest):
                     requests.append(outcome)
                 else:

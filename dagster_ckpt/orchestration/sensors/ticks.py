@@ -21,9 +21,12 @@ __all__ = ["Looks", "Sights", "in_short"]
 
 _Seen = TypeVar("_Seen")
 _Found = TypeVar("_Found")
+_Done = TypeVar("_Done")
 
 #: Jobs that are looked at side by side in a distant storage: at 30 ms a request, 1,000 looks take half a second.
 _AT_ONCE = 64
+#: Jobs that are acted on side by side in a distant storage: each may have a connection to Dagster's database.
+_ACTED_ON_AT_ONCE = 8
 #: Most jobs that a tick names for one reason, and most reasons.
 _MOST_TOLD = 20
 
@@ -63,7 +66,7 @@ class Looks(Generic[_Seen]):
     never run.
 
     Jobs in a distant storage are looked at side by side, and in the order in which they are asked for. A look that has
-    not ended with the tick ends by itself; it changes nothing.
+    not ended with the tick ends by itself; it changes nothing. Jobs are acted on side by side, too.
 
     Args:
         resources: of the tick.
@@ -94,6 +97,7 @@ class Looks(Generic[_Seen]):
         self._storages: dict[str, FileSystem | Exception] = {}
         self._names: dict[str, frozenset[str] | Exception] = {}
         self._pool = ThreadPoolExecutor(_AT_ONCE, "dagster-ckpt-look")
+        self._acting = ThreadPoolExecutor(_ACTED_ON_AT_ONCE, "dagster-ckpt-act")
         self._looks: dict[str, Future[_Seen | None]] = {}
         for asset in self._assets:
             with contextlib.suppress(Exception):  # raised again where the job is asked for
@@ -105,7 +109,8 @@ class Looks(Generic[_Seen]):
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        for pool in (self._pool, self._acting):
+            pool.shutdown(wait=False, cancel_futures=True)
 
     def turns(self) -> Iterator[CheckpointedStreamingAsset]:
         """The assets one after the other, until all had their turn or the tick has no time left."""
@@ -134,6 +139,22 @@ class Looks(Generic[_Seen]):
             self._sights.forget(storage, asset)
             return None
         return self._look(storage, asset)
+
+    def acted(self, asset: CheckpointedStreamingAsset, act: Callable[[], _Done]) -> Callable[[], _Done]:
+        """Act on a job: at once, or, in a distant storage, beside other jobs.
+
+        Args:
+            asset: whose job it is.
+            act: does all that is to be done. It may be ended at any point, and may go on beside the next tick.
+
+        Returns:
+            what waits for the result, and raises what ``act`` has raised, or ``TimeoutError`` when the tick is over.
+        """
+        if self.storage_of(asset).is_distant:
+            acting = self._acting.submit(act)
+            return lambda: acting.result(max(0.0, self._deadline - time.monotonic()))
+        done = act()
+        return lambda: done
 
     def _is_there(self, asset: CheckpointedStreamingAsset) -> bool:
         storage = self.storage_of(asset)

@@ -96,11 +96,12 @@ def test_a_run_that_attends_a_driver_looks_and_gives_signs_as_often_as_the_drive
         if bucket.clock.now - began > 3600:
             raise KeyboardInterrupt
 
-    told = Told(turn, lambda: False, *[lambda *_: None] * 5)
+    told = Told(turn, lambda: False, *[lambda *_: None] * 6)
     attendant = Attendant(bucket.catalog, DRIVER, DRIVER, create_autospec(CheckpointReporter), told, bucket.clock, wait)
     with pytest.raises(KeyboardInterrupt):
         attendant.attend()
     assert bucket.asked("replace attendant") == pytest.approx(61, abs=3)
+    assert bucket.asked("list deletions") <= 4, "what is retained is listed seldom while the driver tells nothing new"
     sign = bucket.catalog.records.attendant.read()
     assert sign is not None
     assert sign.lease == Lease(60, 300), "whoever waits for the next sign waits as long"

@@ -151,6 +151,20 @@ def test_jobs_in_a_distant_storage_are_looked_at_side_by_side(jobs: Jobs) -> Non
     assert "could not be looked at" not in jobs.tick()[1]
 
 
+def test_jobs_in_a_distant_storage_are_acted_on_side_by_side(jobs: Jobs) -> None:
+    for job in jobs.jobs:
+        job.die(run_id())
+    together = threading.Barrier(8)
+
+    def wait_for_the_others(operation: Operation) -> None:
+        if operation.name == "create" and "/control/failures/" in operation.path:
+            together.wait(60)
+
+    jobs.storage.plan = wait_for_the_others
+    jobs.tick()
+    assert [request.job_name for request in jobs.requests] == [f"{asset.name}_job" for asset in jobs.assets]
+
+
 def test_when_a_tick_has_no_time_left_the_next_one_goes_on_where_it_stopped(
     jobs: Jobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:

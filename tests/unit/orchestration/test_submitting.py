@@ -229,7 +229,7 @@ def test_the_id_that_yarn_gave_is_left_open_where_spark_submit_does_not_tell_it(
     process = SubmittedProcess([spark_home(tmp_path, "") + "/bin/spark-submit"], {}, "log")
     process._process.wait()
     assert "`yarn logs -applicationId ID` what the driver said" in process.why("orders", "yarn", "cluster").hint
-    assert "the Worker's work/driver-*/stderr" in process.why("orders", "spark://host:7077", "cluster").hint
+    assert "the Worker's work/driver-*/stdout" in process.why("orders", "spark://host:7077", "cluster").hint
 
 
 def test_what_yarn_says_is_told_and_its_log_is_named(job: StoredJob, tmp_path: Path) -> None:
@@ -435,7 +435,7 @@ class Waiting:
         pid = f"open({str(self._pid)!r} + '.new', 'w').write(str(os.getpid()))"
         move = f"os.rename({str(self._pid)!r} + '.new', {str(self._pid)!r})"
         spark = submit(tmp_path, f"import signal\n{pid}\n{move}\nsignal.pause()")
-        told = Told(self._turn, lambda: False, *[lambda *_: None] * 5)
+        told = Told(self._turn, lambda: False, *[lambda *_: None] * 6)
         reporter = create_autospec(CheckpointReporter)
         self.attendant = Attendant(job.catalog, self.run, self.run, reporter, told, SystemClock(), time.sleep)
         self.attendant.submit(spark, None, None, {})
@@ -599,7 +599,7 @@ def test_a_checkpoint_that_fails_is_told_by_a_run_that_attends(job: StoredJob) -
     def tell(name: str) -> Callable[..., None]:
         return lambda *arguments: told.append((name, *arguments))
 
-    driver = Told(lambda: None, lambda: False, *map(tell, ("claimed", "started", "traced", "failed", "log")))
+    driver = Told(lambda: None, lambda: False, *map(tell, ("claimed", "started", "traced", "failed", "beaten", "log")))
     report = DriverReport(job.catalog, claim.run_id, create_autospec(CheckpointReporter), driver, SystemClock())
     report.claimed(claim)
     failed = FailedCheckpoints(1, "the storage is full", 1.0, 2)
@@ -663,7 +663,7 @@ def test_a_run_that_attends_reads_each_checkpoint_once(job: StoredJob, monkeypat
     beat = job.catalog.records.heartbeat.read()
     assert beat is not None
     reporter = create_autospec(CheckpointReporter)
-    nobody = Told(lambda: None, lambda: False, *[lambda *_: None] * 5)
+    nobody = Told(lambda: None, lambda: False, *[lambda *_: None] * 6)
     report = DriverReport(job.catalog, claim.run_id, reporter, nobody, SystemClock())
     report.claimed(claim)
     report.look(beat)
