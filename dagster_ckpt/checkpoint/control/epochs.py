@@ -101,11 +101,13 @@ class CodeVersion:
         version: the ``code_version`` of the asset; ``None`` where nobody told it.
         upgrade: the change that ``version`` still has to prove by a checkpoint.
         taken_back: the version that failed, in whose place ``version`` was taken from ``previous``.
+        in_place_of: the deployed version, in whose place a cut-over has put ``version`` for as long as it is deployed.
     """
 
     version: Line | None = None
     upgrade: Upgrade | None = None
     taken_back: Line | None = None
+    in_place_of: Line | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -279,6 +279,20 @@ class Sink(ABC):
         del query, files
         return None
 
+    def rows_of(self, session: SparkSession, after: int, until: int) -> DataFrame:
+        """The rows that the batches after ``after`` up to ``until`` have written, of those that a checkpoint covers.
+
+        Raises:
+            InvalidConfiguration: the sink does not tell which rows a batch has written.
+            SinkMismatch: rows of these batches are no longer there.
+        """
+        del session, after, until
+        raise InvalidConfiguration(
+            f"The {self.kind} sink {self.path} does not tell which rows a batch has written.",
+            hint="Compare what a TransactionalFileSink, a PostgresSink or a DeltaSink has written, or query both "
+            "outputs yourself.",
+        )
+
     def seed(self, batch: int, files: Path, session: SparkSession) -> dict[str, Json]:
         """The position of this empty sink for a fork, whose first batch is ``batch + 1``.
 

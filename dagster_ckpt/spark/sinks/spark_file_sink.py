@@ -7,15 +7,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dagster_ckpt.errors import CaptureIncomplete, SinkMismatch, SinkOverlap
+from dagster_ckpt.errors import CaptureIncomplete, InvalidConfiguration, SinkMismatch, SinkOverlap
 from dagster_ckpt.spark.files import LOG_VERSION, CheckpointLocation
+from dagster_ckpt.spark.sinks.file_rows import rows_in
 from dagster_ckpt.spark.sinks.own_entries import NotOwn, OwnEntries, marking_options
 from dagster_ckpt.spark.sinks.sink import Pin, PlainQuery, PositionReader, Sink, SinkStart, TakenOver, batch_of
 from dagster_ckpt.spark.sinks.spark_sink_log import FileSink, SinkRollback, effective_files
 from dagster_ckpt.stored_json import Json
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 __all__ = ["SparkFileSink"]
 
@@ -111,6 +112,18 @@ class SparkFileSink(Sink):
             (log / name).write_bytes(file.read_bytes())
         found = self._sink.position_of({file.name: file for file in log.iterdir()}, query.batch)
         return TakenOver(found, [str(file) for file, _ in unlisted])
+
+    def rows_of(self, session: SparkSession, after: int, until: int) -> DataFrame:
+        try:
+            before, now = (set(self._sink.files_at(batch)) if batch >= 0 else set() for batch in (after, until))
+        except CaptureIncomplete as error:
+            raise InvalidConfiguration(
+                f"The log of {self.path} no longer tells which files the batches {after + 1} to {until} have written: "
+                f"{error.message}",
+                hint="Spark merges the entries of its log. Compare within about ten batches, or write to a "
+                "TransactionalFileSink.",
+            ) from error
+        return rows_in(sorted(now - before), self._sink.path, session)
 
     def seed(self, batch: int, files: Path, session: SparkSession) -> dict[str, Json]:
         """The position of a log without files up to ``batch``. Spark needs every entry when it compacts the log later.
