@@ -131,12 +131,15 @@ def _compared(blue: str, green: str, first: int, last: int, ours: DataFrame, the
         lost, new = ours, theirs
     else:
         lost, new = ours.exceptAll(theirs), theirs.exceptAll(ours)
-    examples = [
-        f"{sign} {text}"
-        for sign, rows in (("-", lost), ("+", new))
-        for text in rows.limit(_EXAMPLES).toJSON().collect()
-    ]
+    examples = [f"{sign} {text}" for sign, rows in (("-", lost), ("+", new)) for text in _as_json(rows)]
     return Comparison(blue, green, first, last, ours.count(), lost.count(), new.count(), examples)
+
+
+def _as_json(rows: DataFrame) -> list[str]:
+    from pyspark.sql import functions  # noqa: PLC0415 - PySpark is loaded where it runs
+
+    as_text = functions.to_json(functions.struct("*"), {"ignoreNullFields": "false"})
+    return [row[0] for row in rows.limit(_EXAMPLES).select(as_text).collect()] if rows.columns else []
 
 
 def _newest(catalog: CheckpointCatalog) -> CheckpointMetadata:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
@@ -22,8 +23,9 @@ from dagster_ckpt.spark.proof.comparison import Comparison, compare_rows
 from dagster_ckpt.spark.sinks.sink import Sink, sink_to
 from dagster_ckpt.spark.sinks.spark_file_sink import SparkFileSink
 from dagster_ckpt.spark.sinks.transactional_file_sink import TransactionalFileSink
-from dagster_ckpt.testing import Fail, FaultInjectingFileSystem, Operation
+from dagster_ckpt.testing import Fail, FaultInjectingFileSystem, Operation, Plan
 from tests.helpers.checkpoint.driver import once
+from tests.helpers.driving import Driver, driving
 from tests.jobs.harness import NEVER, Bench, Query, deduplicated, eventually
 from tests.jobs.savepoints import Take
 
@@ -103,6 +105,16 @@ def pinned(bench: Bench) -> Bench:
     return bench
 
 
+def _second(ending: str) -> Plan:
+    """A full storage at the second creation of a path with an ending."""
+    seen = count()
+
+    def plan(operation: Operation) -> Fail | None:
+        return Fail() if operation.name == "create" and operation.path.endswith(ending) and next(seen) == 1 else None
+
+    return plan
+
+
 # --- green beside blue ------------------------------------------------------------------------------------------------
 
 
@@ -121,6 +133,7 @@ def test_the_same_rows_are_found_to_be_the_same(pinned: Bench) -> None:
     assert _compare(pinned, green) == found, "batch 5 of green has two files, and is no batch of blue"
 
 
+@pytest.mark.exhaustive
 def test_rows_that_differ_are_counted_and_shown(pinned: Bench) -> None:
     point = pinned.checkpoints()[0]
     green = _shadow(pinned, _doubled)
@@ -132,6 +145,7 @@ def test_rows_that_differ_are_counted_and_shown(pinned: Bench) -> None:
     assert _compare(pinned, green, columns=["id"]).is_same
 
 
+@pytest.mark.exhaustive
 def test_a_green_job_that_dies_in_the_replay_runs_the_same_batches(pinned: Bench) -> None:
     """Its own disk is lost, and blue with its plans: the fork has its own copies of both."""
     point = pinned.checkpoints()[0]
@@ -139,13 +153,7 @@ def test_a_green_job_that_dies_in_the_replay_runs_the_same_batches(pinned: Bench
     backup = pinned.root.with_name("backup")
     shutil.copytree(pinned.root, backup)
     asked = {"fork_from": pinned.catalog.pointer(point), "replay_to": "latest"}
-    manifests = count()
-
-    def second(operation: Operation) -> Fail | None:
-        is_manifest = operation.name == "create" and operation.path.endswith("_metadata")
-        return Fail() if is_manifest and next(manifests) == 1 else None
-
-    full = FaultInjectingFileSystem(green.filesystem, second)
+    full = FaultInjectingFileSystem(green.filesystem, _second("_metadata"))
     with pytest.raises(CheckpointError):
         green.launch(replace(green.job(), filesystem=full), **asked).result()
     assert green.checkpoints()[-1].kind == "fork"
@@ -171,6 +179,7 @@ def test_what_cannot_be_compared_is_refused_with_its_reason(pinned: Bench) -> No
         _compare(pinned, alone)
 
 
+@pytest.mark.exhaustive
 def test_a_transactional_sink_and_a_function_that_reads(pinned: Bench) -> None:
     point = pinned.checkpoints()[0]
 
@@ -197,25 +206,25 @@ def test_a_transactional_sink_and_a_function_that_reads(pinned: Bench) -> None:
 # --- the cut-over, and the way back -----------------------------------------------------------------------------------
 
 
-def _stopped(bench: Bench, job: StreamingJob, take: Take) -> str:
-    """The job reads all that has landed, and is stopped with a savepoint."""
+def _stopped(bench: Bench, job: StreamingJob, take: Take) -> int:
+    """The job reads all that has landed, and is stopped with a savepoint of its last batch; returns the batch."""
     bench.until_done = False
     launch = bench.launch(job)
     eventually("the query starts", lambda: bool(launch.of(Started)), unless=launch.check)
-    bench.await_committed(launch)
+    bench.await_in_sink(launch)
     taken = take(bench, stop=True)
     launch.result()
     bench.until_done = True
-    return taken.pointer
+    return taken.batch
 
 
 def test_green_goes_on_from_the_savepoint_of_blue_and_blue_from_that_of_green(bench: Bench, take: Take) -> None:
     bench.land(2)
     job = _job(bench, {"2": _other})
-    pointer = _stopped(bench, job, take)
+    blue = _stopped(bench, job, take)
     launch = bench.tick(1, job, code_version="2")
     assert launch.started.restored is not None
-    assert launch.started.restored.reference == pointer
+    assert launch.started.restored.batch == blue
     assert _code(bench) == CodeVersion("2", in_place_of="1")
     bench.assert_exact()
     bench.tick(1, job)
@@ -223,7 +232,7 @@ def test_green_goes_on_from_the_savepoint_of_blue_and_blue_from_that_of_green(be
     back = _stopped(bench, job, take)
     launch = bench.tick(1, job, code_version="1")
     assert launch.started.restored is not None
-    assert launch.started.restored.reference == back
+    assert launch.started.restored.batch == back
     assert _code(bench) == CodeVersion("1")
     bench.tick(1, job)
     assert _code(bench) == CodeVersion("1")
@@ -238,6 +247,7 @@ def test_rows_of_green_are_those_of_its_function(bench: Bench) -> None:
     assert {(8, 160), (12, 240), (7, 70)} <= set(bench.in_raw_directory())
 
 
+@pytest.mark.exhaustive
 def test_the_deployment_of_the_version_is_no_upgrade_and_another_one_is(bench: Bench) -> None:
     bench.tick(1, _job(bench))
     bench.tick(1, _job(bench, {"2": _other}), code_version="2")
@@ -262,6 +272,7 @@ def test_a_version_that_is_not_there_is_refused(bench: Bench) -> None:
     bench.assert_exact()
 
 
+@pytest.mark.exhaustive
 def test_a_green_version_that_fails_is_taken_back(bench: Bench) -> None:
     job = _job(bench, {"2": _failing}, timeout=60.0)
     bench.tick(2, job)
@@ -284,16 +295,56 @@ def test_a_green_version_that_fails_is_taken_back(bench: Bench) -> None:
     bench.assert_exact()
 
 
-@pytest.mark.parametrize("record", [".choice", "/begin", "_metadata"])
+@pytest.mark.parametrize(
+    "record", ["/begin", *(pytest.param(at, marks=pytest.mark.exhaustive) for at in (".choice", "_metadata"))]
+)
 def test_a_cut_over_that_dies_at_a_record_is_repeated_or_goes_on(bench: Bench, record: str) -> None:
     """Before its choice is on record the job goes on with blue, afterwards with green; exact in either case."""
     job = _job(bench, {"2": _other})
     bench.run_and_cancel(2, job)
     bench.land(1)
-    full = FaultInjectingFileSystem(bench.filesystem, once("create", record, Fail()))
+    # What is salvaged of blue is the first manifest, and green's first checkpoint the second.
+    plan = _second(record) if record == "_metadata" else once("create", record, Fail())
+    full = FaultInjectingFileSystem(bench.filesystem, plan)
     with pytest.raises(CheckpointError):
         bench.launch(replace(job, filesystem=full), code_version="2").result()
     is_recorded = record != ".choice"
     bench.tick(1, job)
     assert _code(bench) == (CodeVersion("2", in_place_of="1") if is_recorded else CodeVersion("1"))
     bench.assert_exact()
+
+
+@pytest.mark.exhaustive
+def test_a_driver_that_is_killed_in_a_cut_over_goes_on_exactly(bench: Bench) -> None:
+    """Killed as blue, and as green before its choice, after it, and after its first batch: without a checkpoint yet."""
+    bench.land(2)
+    with _driving(bench) as blue:
+        blue.await_("blue reads", lambda: len(bench.in_sink_log()) == len(bench.expected()))
+        blue.kill()
+    rows = bench.in_sink_log()
+    with _driving(bench, code_version=2) as green:
+        green.await_("it is begun", lambda: bench.catalog.records.epochs.highest() == 2)
+        green.kill()
+    assert bench.in_sink_log() == rows
+    assert _code(bench).version == "1"
+    with _driving(bench, code_version=2) as green:
+        green.await_("it has chosen", lambda: _code(bench).version == "2")
+        green.kill()
+    bench.land(1)
+    with _driving(bench) as green:
+        green.await_("it has written", lambda: (13, -130) in bench.in_sink_log())
+        green.kill()
+    bench.land(1)
+    with _driving(bench, until="done") as green:
+        assert green.ended() == "FINISHED"
+    assert _code(bench) == CodeVersion("2", in_place_of="1")
+    written = {id_: value // id_ if id_ else 10 for id_, value in bench.in_raw_directory()}
+    assert [abs(value) for _, value in sorted(written.items())] == [10] * len(bench.expected())
+    assert sum(bench.in_raw_directory().values()) == len(bench.expected()), "each id once"
+    assert {written[id_] for id_ in range(13)} == {10}, "what blue has written stays"
+    assert {written[id_] for id_ in range(13, 23)} == {-10}
+
+
+def _driving(bench: Bench, **words: object) -> AbstractContextManager[Driver]:
+    told = (f"{name}={value}" for name, value in words.items())
+    return driving("tests.jobs.starting.cut_over_driver", str(bench.root), *told)

@@ -89,17 +89,34 @@ def _pipeline(
     return unique_rows
 
 
-def _upgraded() -> CheckpointedStreamingAsset:
-    """Version 2 gives each row the wrong letter. Version 1 is that of the other pipelines."""
-    pipeline = Pipeline.from_environment("upgraded")
-    one = _pipeline("upgraded").function
-    version = pipeline.version.read_text() if pipeline.version.exists() else "1"
+def _second_version(pipeline: Pipeline) -> Callable[..., DataStreamWriter]:
+    """It gives each row the wrong letter."""
 
     def two(context: dg.AssetExecutionContext, spark: SparkSession) -> DataStreamWriter:
         del context
         rows = spark.readStream.schema("k string, id long").option("maxFilesPerTrigger", 1).json(str(pipeline.landing))
         unique = rows.select(functions.lit("wrong").alias("k"), "id").dropDuplicates(["id"])
         return unique.writeStream.format("parquet").option("path", str(pipeline.output))
+
+    return two
+
+
+def _cut_over() -> CheckpointedStreamingAsset:
+    """Version 1 is that of the other pipelines."""
+    return checkpointed_streaming_asset(
+        name="cut_over",
+        config=CheckpointConfig(interval="200 ms", min_pause="0 s", num_retained=10),
+        report_interval=0.0,
+        code_version="1",
+        green={"2": _second_version(Pipeline.from_environment("cut_over"))},
+    )(_pipeline("cut_over").function)
+
+
+def _upgraded() -> CheckpointedStreamingAsset:
+    """Version 1 is that of the other pipelines."""
+    pipeline = Pipeline.from_environment("upgraded")
+    one, two = _pipeline("upgraded").function, _second_version(pipeline)
+    version = pipeline.version.read_text() if pipeline.version.exists() else "1"
 
     return checkpointed_streaming_asset(
         name="upgraded",
@@ -133,6 +150,7 @@ saved = _pipeline("saved")
 warm = _pipeline("warm", spark_key="warm_spark")
 configured = _pipeline("configured", restart=RestartStrategies.no_restart())
 upgraded = _upgraded()
+cut_over = _cut_over()
 submitted = _pipeline(
     "submitted", cleanup=ExternalizedCheckpointCleanup.DELETE_ON_CANCELLATION, spark_key="spark_submit"
 )
@@ -171,11 +189,13 @@ defs = dg.Definitions.merge(
             configured,
             submitted,
             upgraded,
+            cut_over,
         ],
         resources={
             "checkpoint_storage": FileSystemCheckpointStorage(
                 checkpoint_path=str(_shared.checkpoint_path),
                 working_directory=str(_shared.working_directory),
+                savepoint_path=f"{_shared.checkpoint_path}-savepoints",
             ),
             "spark": SparkSessionResource(master="local[1]", conf=_CONF),
             "warm_spark": SparkSessionResource(master="local[1]", conf=_CONF, standby=1),
