@@ -168,6 +168,7 @@ def change_copy(
     session: SparkSession,
     inputs: KafkaInputs,
     move: str | None,
+    sink: Sink | None,
 ) -> Checked:
     """Change the restored copy as asked. The lineage goes on from the checkpoint of that, on a line of its own.
 
@@ -178,13 +179,14 @@ def change_copy(
         session: the session of the query.
         inputs: the Kafka sources of the query.
         move: what tells the move of sources, if the run was launched with one.
+        sink: the query's sink, ``None`` if checkpoints do not cover it.
 
     Raises:
         CheckpointError: as :func:`~dagster_ckpt.spark.rescale.rescale`, and as
             :func:`~dagster_ckpt.spark.moved_sources.move_sources`.
     """
     if request.state_partitions is not None:
-        made = rescale(session, copy, request.state_partitions)
+        made = rescale(session, copy, request.state_partitions, sink)
         changed = f"{request.state_partitions} state partitions"
     else:
         made = move_sources(copy, checked.passed.offsets, move or "", inputs)

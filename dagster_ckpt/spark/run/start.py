@@ -153,7 +153,7 @@ class Start:
             self._tracer.begin("change the copy")
             copy = self._copy(target.metadata, chosen.job_id, passed.accepted_loss)
             with contextlib.closing(inputs):
-                checked = change_copy(copy, request, checked, query.session, inputs, move)
+                checked = change_copy(copy, request, checked, query.session, inputs, move, query.sink)
             target = checked.target
         self._tracer.begin("record")
         self._live.lay_out(self._directory)

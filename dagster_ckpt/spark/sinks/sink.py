@@ -152,8 +152,8 @@ class Sink(ABC):
         can_roll_back: whether the sink can go back to a position. If not, a restore must replay every batch that the
             sink may have seen, with the same boundaries.
         tells_data: whether :meth:`first_data` knows that the sink is empty.
-        can_skip_a_batch: whether the batch after the next one may follow a position: a repartition of the state takes
-            the number of a batch, and writes nothing.
+        can_skip_a_batch: whether the batch after the next one may follow a position that :meth:`skipped` has changed: a
+            repartition of the state takes the number of a batch, and writes nothing.
         seeds_alike: whether :meth:`seed` tells the same position whatever the sink holds. When a job moves there, each
             restart before the first checkpoint there asks for the position anew. Of another sink the choice of the
             start keeps the position. A fork asks once, and its first checkpoint keeps the answer.
@@ -278,6 +278,20 @@ class Sink(ABC):
         """
         del query, files
         return None
+
+    def skipped(self, position: Mapping[str, Json], files: Path, batch: int, session: SparkSession) -> dict[str, Json]:
+        """The position after ``batch``, which follows a position and has written nothing to this sink.
+
+        Nothing is written to the sink: :meth:`rollback_to` the returned position does that.
+
+        Args:
+            position: the position after the batch before.
+            files: the files that are pinned with the position; those of the returned position are put there.
+            batch: the number that the query goes on after.
+            session: the session of the query.
+        """
+        del files, batch, session
+        return dict(position)
 
     def rows_of(self, session: SparkSession, after: int, until: int) -> DataFrame:
         """The rows that the batches after ``after`` up to ``until`` have written, of those that a checkpoint covers.
