@@ -189,7 +189,6 @@ def test_a_sink_goes_without_the_batch_of_the_repartition(
         job.bench.tick(2)
         job.bench.tick(2, restore_from=rescaled.reference)
         job.bench.tick(2, state_partitions=7)
-        shutil.rmtree(job.bench.live())
         job.bench.tick(4)
         assert _partitions(job.newest()) == _of(7)
         assert job.rows() == whole.rows()

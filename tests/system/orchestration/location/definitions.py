@@ -18,11 +18,13 @@ from dagster_ckpt import (
     CheckpointedStreamingAsset,
     ExternalizedCheckpointCleanup,
     FileSystemCheckpointStorage,
+    JobFailed,
     RestartStrategies,
     SparkSessionResource,
     SparkSubmitResource,
     build_checkpoint_definitions,
     checkpointed_streaming_asset,
+    on_job_failed,
 )
 from tests.system.orchestration.pipeline import POISON, Pipeline
 
@@ -64,6 +66,7 @@ def _pipeline(
     num_retained: int = 3,
     poison_batch_attempts: int | None = 5,
     spark_key: str = "spark",
+    group_name: str | None = None,
 ) -> CheckpointedStreamingAsset:
     # Read by each run anew, because each is a process that loads this module.
     interval, pause = ("1 h", "1 h") if Pipeline.from_environment(name).unhurried.exists() else ("200 ms", "0 s")
@@ -75,6 +78,7 @@ def _pipeline(
         poison_batch_attempts=poison_batch_attempts,
         report_interval=0.0,
         spark_key=spark_key,
+        group_name=group_name,
     )
     def unique_rows(context: dg.AssetExecutionContext, spark: SparkSession) -> DataStreamWriter:
         del context
@@ -131,6 +135,11 @@ def _upgraded() -> CheckpointedStreamingAsset:
     )(one if version == "1" else two)
 
 
+def _alert(failed: JobFailed) -> None:
+    with Pipeline.from_environment(failed.job_name).alerts.open("a") as alerts:
+        print(failed.job_name, failed.state, failed.reason, file=alerts)
+
+
 killed = _pipeline("killed")
 lost_jvm = _pipeline("lost_jvm")
 host_crash = _pipeline("host_crash")
@@ -149,6 +158,7 @@ materialized = _pipeline("materialized")
 saved = _pipeline("saved")
 warm = _pipeline("warm", spark_key="warm_spark")
 configured = _pipeline("configured", restart=RestartStrategies.no_restart())
+doomed = _pipeline("doomed", restart=RestartStrategies.no_restart(), group_name="doomed")
 upgraded = _upgraded()
 cut_over = _cut_over()
 submitted = _pipeline(
@@ -190,6 +200,7 @@ defs = dg.Definitions.merge(
             submitted,
             upgraded,
             cut_over,
+            doomed,
         ],
         resources={
             "checkpoint_storage": FileSystemCheckpointStorage(
@@ -205,6 +216,7 @@ defs = dg.Definitions.merge(
         },
     ),
     dg.Definitions(
+        sensors=[on_job_failed([doomed], _alert, minimum_interval_seconds=5)],
         schedules=[
             dg.ScheduleDefinition(name="ticking_schedule", job_name=ticking.job_name, cron_schedule="0 6 * * *"),
         ],
