@@ -61,12 +61,13 @@ _EDGES = """() => {
 
 
 #: Whether an element shows a text in a colour whose red is much stronger than its green and blue.
-_IS_RED = """([within, text]) => [...document.querySelectorAll(within)].some(root => [root, ...root.querySelectorAll('*')]
+_IS_RED = """([within, text]) => [...document.querySelectorAll(within)]
+  .flatMap(root => [root, ...root.querySelectorAll('*')])
   .filter(element => [...element.childNodes].some(node => node.nodeType === 3 && node.textContent.includes(text)))
   .some(element => {
     const [red, green, blue] = getComputedStyle(element).color.match(/[0-9.]+/g).map(Number)
     return red > 100 && red > 1.5 * green && red > 1.5 * blue
-  }))"""
+  })"""
 
 
 def find_chromium() -> str:

@@ -152,7 +152,7 @@ def test_a_green_job_that_dies_in_the_replay_runs_the_same_batches(pinned: Bench
     green = _shadow(pinned, _other)
     backup = pinned.root.with_name("backup")
     shutil.copytree(pinned.root, backup)
-    asked = {"fork_from": pinned.catalog.pointer(point), "replay_to": "latest"}
+    asked: dict[str, Any] = {"fork_from": pinned.catalog.pointer(point), "replay_to": "latest"}
     full = FaultInjectingFileSystem(green.filesystem, _second("_metadata"))
     with pytest.raises(CheckpointError):
         green.launch(replace(green.job(), filesystem=full), **asked).result()
