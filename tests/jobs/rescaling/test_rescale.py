@@ -180,16 +180,17 @@ def test_a_sink_goes_without_the_batch_of_the_repartition(
         pytest.skip(f"Spark {spark.version} repartitions no state")
     with confs(spark, {**BACKENDS[_DEFAULT], **_FOUR, **state_format, **compacts}):
         whole = _writing_to(sink, spark, tmp_path / "whole", postgres)
-        whole.bench.tick(12)
+        whole.bench.files_per_trigger = 7
+        whole.bench.tick(7)
         job = _writing_to(sink, spark, tmp_path / "job", postgres)
         job.bench.tick(2)
         job.bench.tick(0, state_partitions=2)  # its number is that of a compaction, if the interval is 3
         rescaled = job.newest()
         assert rescaled.batch == 2
+        job.bench.tick(1)
+        job.bench.tick(1, restore_from=rescaled.reference)
+        job.bench.tick(1, state_partitions=7)
         job.bench.tick(2)
-        job.bench.tick(2, restore_from=rescaled.reference)
-        job.bench.tick(2, state_partitions=7)
-        job.bench.tick(4)
         assert _partitions(job.newest()) == _of(7)
         assert job.rows() == whole.rows()
 
