@@ -77,7 +77,6 @@ class TableSink(BatchSink):
     """
 
     format: str
-    can_skip_a_batch = True
 
     def __init__(self, path: str) -> None:
         self._path = path

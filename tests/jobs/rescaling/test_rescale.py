@@ -35,7 +35,6 @@ from tests.jobs.matrix.streams import (
     TRANSACTIONAL,
     Row,
     Target,
-    table_sinks,
 )
 from tests.servers.postgres import rows as table_rows
 
@@ -167,18 +166,15 @@ def test_the_rows_are_those_of_an_uninterrupted_run(
     [
         (FILE, 3),
         pytest.param(FILE, 10, marks=pytest.mark.exhaustive),
-        *(pytest.param(sink, 10, marks=pytest.mark.releases) for sink in table_sinks()),
+        pytest.param(POSTGRES, 10, marks=pytest.mark.exhaustive),
     ],
 )
 def test_a_sink_goes_without_the_batch_of_the_repartition(
     sink: str, interval: int, spark: SparkSession, tmp_path: Path, postgres: PostgresServer
 ) -> None:
     """With a checkpoint of nothing but the repartition, and a rollback to it."""
-    state_format = {STATE_FORMAT_CONF: str(max(release_of(spark.version).formats.state))}
     compacts = {"spark.sql.streaming.fileSink.log.compactInterval": str(interval)}
-    if not release_of(spark.version).repartitions_state:
-        pytest.skip(f"Spark {spark.version} repartitions no state")
-    with confs(spark, {**BACKENDS[_DEFAULT], **_FOUR, **state_format, **compacts}):
+    with confs(spark, {**BACKENDS[_DEFAULT], **_FOUR, **compacts}):
         whole = _writing_to(sink, spark, tmp_path / "whole", postgres)
         whole.bench.files_per_trigger = 7
         whole.bench.tick(7)
