@@ -3,9 +3,7 @@
 A run that starts a job claims the next epoch by creating ``control/epochs/e-N`` exclusively; from then on every
 older writer is fenced. The run then chooses what to restore, records the choice exclusively, and only then starts the
 query. The end of an epoch is recorded too; an epoch without an end belongs to a run that lives or that died. A sweep
-of a job that is over records which checkpoints were complete then.
-
-The storage needs to offer exclusive create, and nothing more.
+of a job that is over records which checkpoints were complete then. All this needs is exclusive create.
 """
 
 from __future__ import annotations
@@ -174,8 +172,7 @@ class End:
         reason: for people.
         discarded: whether the cleanup policy discarded the job's checkpoints at this end.
         ended_at: ISO 8601 in UTC.
-        taken_back: the version of the code that has failed before its first checkpoint, if the job is to return to the
-            version before.
+        taken_back: the version that has failed before its first checkpoint, if the job is to return to another one.
         returns_to: the version before.
     """
 
