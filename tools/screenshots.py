@@ -60,6 +60,16 @@ _EDGES = """() => {
 }"""
 
 
+#: Whether an element shows a text in a colour whose red is much stronger than its green and blue.
+_IS_RED = """([within, text]) => [...document.querySelectorAll(within)]
+  .flatMap(root => [root, ...root.querySelectorAll('*')])
+  .filter(element => [...element.childNodes].some(node => node.nodeType === 3 && node.textContent.includes(text)))
+  .some(element => {
+    const [red, green, blue] = getComputedStyle(element).color.match(/[0-9.]+/g).map(Number)
+    return red > 100 && red > 1.5 * green && red > 1.5 * blue
+  })"""
+
+
 def find_chromium() -> str:
     """The path of Chromium.
 
@@ -182,6 +192,21 @@ class DagsterUI:
         image = self.page.get_by_role("dialog").locator("img")
         image.wait_for()
         return image
+
+    def asset(self, asset: str) -> None:
+        """The overview of an asset."""
+        self._open(f"/assets/{asset}?view=overview")
+        self.page.get_by_text("Checks", exact=True).first.wait_for()
+
+    def wait_red(self, text: str, within: str = "body") -> None:
+        """Wait until the page shows ``text`` in red, within the elements of a selector."""
+        self.page.wait_for_function(_IS_RED, arg=[within, text])
+
+    def check(self, asset: str, check: str, told: str) -> None:
+        """An asset check that has been evaluated, and whose reason has ``told``."""
+        self._open(f"/assets/{asset}?view=checks")
+        self.page.get_by_text(check, exact=True).first.click()
+        self.page.get_by_text(told).first.wait_for()
 
     def execute_check(self, asset: str, check: str) -> str:
         """Execute an asset check that is to fail, and wait until it has; returns what the page says."""

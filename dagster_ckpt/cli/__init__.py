@@ -36,6 +36,11 @@ _COMMANDS = {
     "checkpoint": _Command(
         "saving", "checkpoint", "Ask the running JOB for a checkpoint at once, of what it has committed by then."
     ),
+    "compare": _Command(
+        "proof.compare",
+        "compare",
+        "Tell whether GREEN, a fork of BLUE that runs its batches again, has written the same rows.",
+    ),
     "describe": _Command(
         "looking",
         "describe",

@@ -90,7 +90,9 @@ class Order:
 
     def continued(self) -> Order:
         """The order for the drivers after one that has begun: they go on from the newest checkpoint."""
-        once = dict.fromkeys(("claim_mode", "replay_to", "fork_from", "state_partitions", "start_sources"))
+        once = dict.fromkeys(
+            ("claim_mode", "replay_to", "fork_from", "state_partitions", "start_sources", "code_version")
+        )
         asked = {"restore_from": LATEST, "allow_loss": False, **once}
         return replace(self, arguments={**self.arguments, **asked})
 

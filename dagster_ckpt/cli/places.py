@@ -20,6 +20,7 @@ from dagster_ckpt.paths import split_location
 __all__ = [
     "JSON",
     "START_SOURCES",
+    "OpenedStorage",
     "connection_options",
     "find_checkpoint",
     "job_arguments",
@@ -245,6 +246,16 @@ def require_job(job: str | None, known: Sequence[str], filesystem: FileSystem) -
         raise CheckpointNotFound(
             f"There is no job {job!r} in {filesystem.url}.", hint=f"The jobs there: {', '.join(known) or 'none'}."
         )
+
+
+class OpenedStorage:
+    """A storage that is open, for what asks a resource of Dagster for the checkpoints of a job."""
+
+    def __init__(self, filesystem: FileSystem) -> None:
+        self._filesystem = filesystem
+
+    def catalog(self, job_name: str) -> CheckpointCatalog:
+        return CheckpointCatalog(self._filesystem, job_name)
 
 
 def find_checkpoint(catalog: CheckpointCatalog, checkpoint: str) -> CheckpointMetadata:

@@ -38,6 +38,7 @@ __all__ = ["run"]
 @click.option("--fork-from", help="A checkpoint or savepoint of any job, to begin with a copy of it.")
 @click.option("--state-partitions", type=int, help="The number of partitions of the state in the restored copy.")
 @START_SOURCES
+@click.option("--code-version", help="The version of the code that runs from now on, of those that the asset has.")
 @click.pass_context
 def run(
     context: click.Context,
@@ -53,6 +54,7 @@ def run(
     fork_from: str | None,
     state_partitions: int | None,
     start_sources: dict[str, Any] | None,
+    code_version: str | None,
     **given: Any,
 ) -> None:
     """Run the job of an asset or of a function, and resume it until it ends: without Dagster's instance.
@@ -81,5 +83,6 @@ def run(
         "fork_from": fork_from,
         "state_partitions": state_partitions,
         "start_sources": start_sources,
+        "code_version": code_version,
     }
     sys.exit(keep_running(Order(target, arguments, resources)))

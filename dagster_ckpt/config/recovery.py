@@ -12,11 +12,13 @@ from typing import TypeAlias
 
 from dagster_ckpt.errors import InvalidConfiguration
 
-__all__ = ["EARLIEST", "LATEST", "NONE", "RecoveryClaimMode", "RestoreRequest", "StartSources", "UpgradeMode"]
+__all__ = ["EARLIEST", "LATEST", "NONE", "NOW", "RecoveryClaimMode", "RestoreRequest", "StartSources", "UpgradeMode"]
 
 LATEST = "latest"
 NONE = "none"
 EARLIEST = "earliest"
+#: Of a rollback: the savepoint that the running job is stopped with.
+NOW = "now"
 
 #: By topic, or by source and topic as in ``1/orders``: offsets by partition, a time in ISO 8601, or an end.
 StartSources: TypeAlias = "Mapping[str, Mapping[str, int] | str]"
@@ -58,7 +60,7 @@ class RestoreRequest:
             of the job's own storage and leaves savepoints to the user.
         replay_to: the last batch to run again with its old boundaries: ``latest``, ``none``, or its number. ``None``
             means all batches when the run continues from the latest checkpoint, and no batch when ``restore_from`` is
-            a pointer.
+            a pointer; and no batch of the other job when the run forks.
         allow_loss: continue although rows would be lost or doubled; the next checkpoints record what was accepted.
         fork_from: the path of a checkpoint or savepoint of any job, or of a checkpointLocation of plain Spark, to begin
             a job that has no checkpoint yet; ``None`` to continue the job. What is there stays untouched.
@@ -69,6 +71,8 @@ class RestoreRequest:
         asked_by: the run that was launched with ``start_sources``, which its re-executions tell, too; empty where runs
             have no memory, and the words alone tell a request from another.
         asked_as: the move that a user asked for, if an upgrade has sent the start to another checkpoint.
+        code_version: the version of the code that runs from now on, of those that the asset has; ``None`` for the one
+            that is deployed or was cut over to.
     """
 
     restore_from: str = LATEST
@@ -80,6 +84,7 @@ class RestoreRequest:
     start_sources: StartSources | None = None
     asked_by: str = ""
     asked_as: str | None = None
+    code_version: str | None = None
 
     def __post_init__(self) -> None:
         """Check the values without the storage.
@@ -100,9 +105,8 @@ class RestoreRequest:
                 "A query that starts from nothing begins where startingOffsets of its source says.",
             )
         if self.fork_from is not None:
-            others = {"claim_mode": self.claim_mode, "replay_to": self.replay_to}
             given = ["restore_from"] if self.restore_from != LATEST else []
-            given += [name for name, value in others.items() if value is not None]
+            given += ["claim_mode"] if self.claim_mode is not None else []
             if given:
                 raise InvalidConfiguration(
                     f"The run has fork_from: {self.fork_from} and {', '.join(given)}.",

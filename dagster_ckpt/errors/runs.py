@@ -127,9 +127,13 @@ class JobAlreadyRunning(CheckpointError):
 
     Way on:
         Terminate the other run first. With the tag limit of ``dagster.yaml`` a second run is queued instead.
+
+    Attributes:
+        by: the run that is alive; ``None`` where only a process is left of a dead run.
     """
 
     recoverable = False
+    by: str | None = None
 
 
 class RestoreRefused(CheckpointError):

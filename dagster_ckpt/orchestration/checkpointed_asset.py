@@ -113,6 +113,11 @@ def defined_asset(job: str) -> CheckpointedStreamingAsset | None:
     return _defined.get(job)
 
 
+def defined_assets() -> list[CheckpointedStreamingAsset]:
+    """The assets that this process has defined, one for each job."""
+    return list(_defined.values())
+
+
 def partitions_name(job: str) -> str:
     """Name of the dynamic partitions that stand for the retained checkpoints of a job."""
     return f"{job}_checkpoints"

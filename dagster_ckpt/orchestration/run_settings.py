@@ -29,7 +29,16 @@ __all__ = ["JobSettings", "RunSettings", "asked_once", "config_of_run", "going_o
 #: Stands in the configuration of a run that moves sources, and no user writes it.
 _ASKED_BY = "start_sources_asked_by"
 _ONLY_ONCE = frozenset(
-    {"claim_mode", "replay_to", "allow_loss", "fork_from", "state_partitions", "start_sources", _ASKED_BY}
+    {
+        "claim_mode",
+        "replay_to",
+        "allow_loss",
+        "fork_from",
+        "state_partitions",
+        "start_sources",
+        "code_version",
+        _ASKED_BY,
+    }
 )
 
 
@@ -116,6 +125,7 @@ class JobSettings:
                 state_partitions=op_config.get("state_partitions"),
                 start_sources=op_config.get("start_sources"),
                 asked_by=op_config.get(_ASKED_BY, ""),
+                code_version=op_config.get("code_version"),
             ),
             tuple(warnings),
             self.poison_batch_attempts,

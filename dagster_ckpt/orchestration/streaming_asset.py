@@ -86,6 +86,11 @@ class StreamingRunConfig(dg.Config):
         '{orders: {"0": 17}}, a time in ISO 8601 with its zone, "earliest" or "latest". With allow_loss if records are '
         "skipped or read twice, which a refused run counts. For this start only.",
     )
+    code_version: str | None = Field(
+        default=None,
+        description="The version of the code that the job runs from now on, of those that the asset has; by default "
+        "the one that is deployed, or was cut over to.",
+    )
     fallback_to_older: bool | None = Field(
         default=None,
         description="Whether this run, and those that resume it, may go on from an older checkpoint when the newest is "
@@ -132,6 +137,7 @@ def checkpointed_streaming_asset(
     upgrade_mode: UpgradeMode | str = UpgradeMode.LAST_STATE,
     upgrade_timeout: str | timedelta | None = None,
     previous: Mapping[str, QueryFunction] | None = None,
+    green: Mapping[str, QueryFunction] | None = None,
     automation_condition: dg.AutomationCondition[Any] | None = None,
     freshness_policy: Any = None,
     pool: str | None = None,
@@ -185,6 +191,8 @@ def checkpointed_streaming_asset(
             back, and the job returns to the version before; longer than the interval of checkpoints. ``None``: never.
         previous: the functions of earlier versions by their ``code_version``, so that the job returns to one at once.
             Without them the job returns when the code of the version before is deployed again.
+        green: the functions of versions that a cut-over may put in the place of ``code_version``, by their version. One
+            of them runs from when a run is launched with its version as ``code_version``.
         automation_condition: as of any asset.
         freshness_policy: as of any asset.
         pool: as of any asset.
@@ -202,7 +210,7 @@ def checkpointed_streaming_asset(
         configuration,
         poison_batch_attempts,
     )
-    versions = versions_of(settings.config, code_version, upgrade_mode, upgrade_timeout, previous or {})
+    versions = versions_of(settings.config, code_version, upgrade_mode, upgrade_timeout, previous or {}, green)
 
     def decorate(function: QueryFunction) -> CheckpointedStreamingAsset:
         parameters = QueryParameters.of(function, set(StreamingRunConfig.model_fields))
@@ -252,6 +260,7 @@ def checkpointed_streaming_asset(
                 storage_key=storage_key,
                 op_name=streaming.op.name,
                 settings=settings,
+                versions=versions,
             ),
             checkpoint_now=build_checkpoint_job(job, checkpoints_key, storage_key),
             op_name=streaming.op.name,

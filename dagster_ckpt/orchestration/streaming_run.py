@@ -16,13 +16,14 @@ import dagster as dg
 from dagster_ckpt.checkpoint import CheckpointCatalog, Choice, Claim, FailedCheckpoints, ProcessIdentity
 from dagster_ckpt.clock import Clock, SystemClock, seconds_of
 from dagster_ckpt.config import JobStatus
-from dagster_ckpt.errors import CheckpointError
+from dagster_ckpt.errors import CheckpointError, JobAlreadyRunning
 from dagster_ckpt.filesystem import FileSystem
 from dagster_ckpt.orchestration import names
 from dagster_ckpt.orchestration.attending import SparkSubmitResource, Told, attended, own_spark
 from dagster_ckpt.orchestration.checkpointed_asset import CheckpointedStreamingAsset
 from dagster_ckpt.orchestration.events import JobEvents
 from dagster_ckpt.orchestration.health import HealthWatch, evaluation
+from dagster_ckpt.orchestration.one_run import give_way, tell_of_others
 from dagster_ckpt.orchestration.reporting import (
     CheckpointReporter,
     request_observation,
@@ -116,11 +117,14 @@ def execute(
     clock = SystemClock()
     storage: CheckpointStorage = getattr(context.resources, asset.storage_key)
     catalog = storage.catalog(asset.name)
+    tell_of_others(context, asset)
     events = JobEvents(context.instance, partial(_log_event, context), asset.key, catalog, clock)
     series = context.run.tags.get(names.SERIES_TAG) if names.is_resume(context.run.tags) else None
     try:
         result = _drive(context, asset, catalog, events, None if series is None else int(series), report_interval)
     except CheckpointError as error:
+        if isinstance(error, JobAlreadyRunning) and series is None:
+            give_way(context, error, clock)
         events.ended(error, context.run.run_id, is_resumed=series is not None)
         raise
     if result.status is JobStatus.CANCELED:

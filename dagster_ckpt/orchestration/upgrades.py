@@ -26,6 +26,7 @@ def versions_of(
     mode: UpgradeMode | str,
     timeout: str | timedelta | None,
     previous: Mapping[str, QueryFunction],
+    green: Mapping[str, QueryFunction] | None = None,
 ) -> Versions:
     """The versions that an asset is defined with; the arguments are those of the decorator.
 
@@ -39,6 +40,7 @@ def versions_of(
         "upgrade_mode": (mode != UpgradeMode.LAST_STATE, "code_version", current),
         "upgrade_timeout": (timeout is not None, "code_version", current),
         "previous": (bool(previous), "upgrade_timeout", timeout),
+        "green": (bool(green), "code_version", current),
     }
     for option, (is_given, needed, value) in needs.items():
         if is_given and value is None:
@@ -46,8 +48,15 @@ def versions_of(
                 f"{option} has no effect without {needed}.",
                 hint=f"Give the asset a {needed}, or leave {option} out.",
             )
+    if twice := {str(current), *previous} & set(green or {}):
+        raise InvalidConfiguration(
+            f"green has version {min(twice)}, which the asset has already.",
+            hint="Give the function of green a version of its own.",
+        )
     limit = None if timeout is None else duration_of("upgrade_timeout", timeout, "10 min")
-    versions = Versions(current, UpgradeMode(mode), None if limit is None else limit.total_seconds(), previous)
+    versions = Versions(
+        current, UpgradeMode(mode), None if limit is None else limit.total_seconds(), previous, green or {}
+    )
     versions.check(config)
     return versions
 
@@ -56,7 +65,7 @@ def is_to_return(versions: Versions, end: End | None) -> bool:
     """Whether a job that has ended so returns to the version before, whose code is here."""
     if end is None or end.returns_to is None:
         return False
-    is_named = versions.current == end.taken_back and end.returns_to in versions.previous
+    is_named = versions.current == end.taken_back and end.returns_to in versions.others
     return versions.current == end.returns_to or is_named
 
 

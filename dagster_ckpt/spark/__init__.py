@@ -38,8 +38,10 @@ if TYPE_CHECKING:
     from dagster_ckpt.spark.plain import export_checkpoint
     from dagster_ckpt.spark.preflight import check_stored, local_file
     from dagster_ckpt.spark.proof import (
+        Comparison,
         Drilled,
         Freshness,
+        compare_rows,
         drill_restore,
         freshness_of,
         read_state,
@@ -71,6 +73,7 @@ __all__ = [
     "CheckpointReplaced",
     "CheckpointsDiscarded",
     "CheckpointsSubsumed",
+    "Comparison",
     "CustomSink",
     "DeltaSink",
     "Drilled",
@@ -100,6 +103,7 @@ __all__ = [
     "adopt_standby",
     "batch_in_flight",
     "check_stored",
+    "compare_rows",
     "describe",
     "die_with_parent",
     "drill_restore",

@@ -59,12 +59,19 @@ class Versions:
         mode: what a new version goes on from.
         timeout: seconds for which a new version may work, or fail, without a checkpoint; ``None`` for any time.
         previous: makes the query of earlier versions, by version.
+        green: makes the query of versions that a cut-over may put in the place of ``current``, by version.
     """
 
     current: str | None = None
     mode: UpgradeMode = UpgradeMode.LAST_STATE
     timeout: float | None = None
     previous: Mapping[str, Callable[..., DataStreamWriter]] = field(default_factory=dict)
+    green: Mapping[str, Callable[..., DataStreamWriter]] = field(default_factory=dict)
+
+    @property
+    def others(self) -> dict[str, Callable[..., DataStreamWriter]]:
+        """Makes the query of every version but ``current``."""
+        return {**self.previous, **self.green}
 
     def check(self, config: CheckpointConfig) -> None:
         """Refuse settings by which every new version would be taken back.
@@ -81,10 +88,29 @@ class Versions:
             hint="Make upgrade_timeout a few times as long as the interval of the checkpoints.",
         )
 
+    def check_known(self, version: str | None) -> None:
+        """Refuse a version that is not here.
+
+        Raises:
+            InvalidConfiguration: there is no function of it.
+        """
+        if version is not None and version not in {self.current, *self.others}:
+            here = ", ".join(sorted({self.current or "", *self.others} - {""})) or "no version"
+            raise InvalidConfiguration(
+                f"The job is to run version {version} of its code, and has {here} only.",
+                hint=f"Nothing was touched. Give the asset green={{{version!r}: its function}}, or deploy it as "
+                f"code_version={version!r}; or name a version that is there.",
+            )
+
     def bound(self, *arguments: Any, **named: Any) -> Versions:
         """The same, with functions that take what is left beside these arguments: the session."""
-        bound = {version: partial(make, *arguments, **named) for version, make in self.previous.items()}
-        return replace(self, previous=bound)
+
+        def filled(
+            versions: Mapping[str, Callable[..., DataStreamWriter]],
+        ) -> dict[str, Callable[..., DataStreamWriter]]:
+            return {version: partial(make, *arguments, **named) for version, make in versions.items()}
+
+        return replace(self, previous=filled(self.previous), green=filled(self.green))
 
 
 @dataclass(frozen=True, slots=True)

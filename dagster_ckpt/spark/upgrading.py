@@ -93,17 +93,22 @@ class Upgrading:
     def begin(self, request: RestoreRequest, claim: Claim) -> Begun:
         """What the start under ``claim`` does; a request that names something is left as it is.
 
+        A version that was asked for, or was cut over to, runs in the place of the one that is deployed.
+
         Raises:
+            InvalidConfiguration: the version that was asked for is not here.
             RestoreRefused: the version before was not stopped with a savepoint.
             UpgradeFailed: the new version has been failing for too long.
             CheckpointError: the records, or the newest checkpoint, cannot be read.
         """
         self._upgrade = self._flag = None
-        current = self._versions.current
-        plain = Begun(self._job, request, CodeVersion(current))
+        self._versions = self._job.versions
         goes_on = request.restore_from == LATEST and request.fork_from is None
-        chosen = self._catalog.choice() if current is not None and goes_on else None
-        if current is None or chosen is None or (version := chosen[1].code.version) is None:
+        looks = self._versions.current is not None and (goes_on or (self._versions.green and not request.code_version))
+        chosen = self._catalog.choice() if looks else None
+        plain = self._wanted(request, chosen)
+        current = plain.code.version
+        if current is None or not goes_on or chosen is None or (version := chosen[1].code.version) is None:
             return plain
         epoch, choice = chosen
         pending = pending_upgrade(self._catalog, epoch, choice)
@@ -113,16 +118,45 @@ class Upgrading:
             why = "" if pending is None else f"version {before} goes on after version {version}"
             return replace(plain, request=back, why=why)
         end = taken_back_since(self._catalog, epoch, self._catalog.records.epochs.names())
-        taken_back = current in {choice.code.taken_back, None if end is None else end.taken_back}
-        if taken_back and (make := self._versions.previous.get(before)) is not None:
+        failed = {choice.code.taken_back, None if end is None else end.taken_back}
+        taken_back = current in failed and request.code_version is None
+        if taken_back and (make := self._versions.others.get(before)) is not None:
             job = replace(self._job, query=make, versions=replace(self._versions, current=before))
             why = f"version {before} runs in place of version {current}, which was taken back"
             return Begun(job, back, CodeVersion(before, None, current), why)
         if pending is not None and current == version and not taken_back:
             self._upgrade = pending
             self._refuse_failing(claim, pending)
-            return replace(plain, code=CodeVersion(current, pending))
+            return replace(plain, code=replace(plain.code, upgrade=pending))
         return self._changed(plain, back, claim, before, pending, (epoch, choice))
+
+    def _wanted(self, request: RestoreRequest, chosen: tuple[int, Choice] | None) -> Begun:
+        """The start with the version that was asked for or cut over to, before anything else is known of it."""
+        versions, job = self._job.versions, self._job
+        deployed, asked = versions.current, request.code_version
+        wanted = asked or self._cut_over_to(chosen) or deployed
+        if wanted == deployed:
+            if asked is not None:
+                self._versions = replace(versions, mode=UpgradeMode.LAST_STATE)
+            return Begun(job, request, CodeVersion(deployed))
+        versions.check_known(wanted)
+        # As at any restart: what is exact for the version that is deployed is so for this one.
+        others = {**versions.others, str(deployed): job.query}
+        self._versions = replace(versions, current=wanted, mode=UpgradeMode.LAST_STATE, previous=others, green={})
+        return Begun(
+            replace(job, query=versions.others[str(wanted)], versions=self._versions),
+            request,
+            CodeVersion(wanted, in_place_of=deployed),
+            f"version {wanted} runs in place of version {deployed}, as the cut-over says",
+        )
+
+    def _cut_over_to(self, chosen: tuple[int, Choice] | None) -> str | None:
+        """The version that a cut-over has put in the place of the deployed one, unless it was taken back since."""
+        code = None if chosen is None else chosen[1].code
+        if chosen is None or code is None or code.in_place_of is None or code.in_place_of != self._job.versions.current:
+            return None
+        end = taken_back_since(self._catalog, chosen[0], self._catalog.records.epochs.names())
+        return None if end is not None and end.taken_back == code.version else code.version
 
     def in_time(
         self,
@@ -236,7 +270,7 @@ class Upgrading:
         way = (
             f"The next launch goes on with version {before} of previous; under Dagster the resume sensor launches it. "
             f"To try {new} again, name a checkpoint in restore_from, or give the code another code_version."
-            if before in self._versions.previous
+            if before in self._versions.others
             else f"Put the code of version {before} back; under Dagster the resume sensor then launches it. To try "
             f"{new} again, launch it by hand."
         )

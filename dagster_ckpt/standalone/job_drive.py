@@ -72,6 +72,7 @@ def run(
     fork_from: str | None = None,
     state_partitions: int | None = None,
     start_sources: StartSources | None = None,
+    code_version: str | None = None,
     op_config: Mapping[str, Any] | None = None,
 ) -> RunResult:
     """Run a job in this process until it ends: under checkpoints, and restarted by its own strategy.
@@ -103,6 +104,7 @@ def run(
         fork_from: a checkpoint or savepoint of any job, to begin with a copy of it.
         state_partitions: the number of partitions that the query's state gets in the restored copy.
         start_sources: where topics of Kafka are read from, in the restored copy.
+        code_version: the version of the code that the job runs from now on, of those that the asset has.
         op_config: the fields of the function's own configuration.
 
     Returns:
@@ -130,6 +132,7 @@ def run(
         fork_from=fork_from,
         state_partitions=state_partitions,
         start_sources=start_sources,
+        code_version=code_version,
         op_config=op_config,
     ).run()
 

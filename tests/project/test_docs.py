@@ -540,6 +540,42 @@ def without_dagster(block: Block, bench: Bench, data: Path) -> None:
             assert list((data / "checkpoints" / "turnover").glob("*/chk-1/_metadata"))
 
 
+def blue_and_green(block: Block, bench: Bench, data: Path) -> None:
+    """Both jobs of the first block; then the comparison of the second block, and the cut-over."""
+    versions, comparison = _of_page(block.page)
+    code = versions.code.replace('"/data/turnover"))', '"/data/turnover")).trigger(availableNow=True)')
+    code = code.replace('"/data/turnover_green"))', '"/data/turnover_green")).trigger(availableNow=True)')
+    assert code.count("availableNow") == 3
+    defined = replace(versions, code=code).run(data)
+    assert dagster_ckpt.build_checkpoint_definitions([defined["turnover"], defined["turnover_green"]], {})
+    if block == versions:
+        return
+    (data / "orders").symlink_to(bench.source)
+    storage = FileSystemCheckpointStorage(
+        checkpoint_path=str(data / "checkpoints"), working_directory=str(data / "live")
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("dagster_ckpt.spark.start_session", lambda *_, **__: bench.spark)  # there can be one in a process
+        bench.land(1)
+        dagster_ckpt.run(defined["turnover"], storage=storage)
+        catalog = storage.catalog("turnover")
+        point = catalog.pointer(catalog.completed(catalog.job_ids()[0])[0][-1])
+        pinned = CliRunner().invoke(main, ["pin", "turnover", "latest", "--path", str(data / "checkpoints")])
+        assert pinned.exit_code == 0, pinned.output
+        bench.land(2)
+        dagster_ckpt.run(defined["turnover"], storage=storage)
+        dagster_ckpt.run(defined["turnover_green"], storage=storage, fork_from=point, replay_to="latest")
+        found = comparison.run(data, ckpt=dagster_ckpt, spark=bench.spark, storage=storage)["found"]
+        assert (found.first, found.last, found.rows) == (1, 2, 10)
+        bench.land(1)
+        dagster_ckpt.run(defined["turnover"], storage=storage, code_version="2")
+    chosen = catalog.choice()
+    assert chosen is not None
+    assert (chosen[1].code.version, chosen[1].code.in_place_of) == ("2", "1")
+    rows = ds.dataset(sorted((data / "turnover").glob("*.parquet"))).to_table().to_pylist()
+    assert Counter((row["id"], row["v"]) for row in rows) == replace(bench, query=deduplicated).expected()
+
+
 def another_number_of_partitions(block: Block, bench: Bench, data: Path) -> None:
     """After a run without the number: the state gets the new one, and the sink has each order once."""
     land_orders(data)
@@ -752,6 +788,10 @@ _RUNNERS: dict[str, list[tuple[str, Runner]]] = {
     "docs/how-to/pyflink.md": [
         ("Write in PyFlink's spelling", in_pyflinks_spelling),
         ("Write in PyFlink's spelling", keys_of_a_program),
+    ],
+    "docs/how-to/blue-green.md": [
+        ("Both versions in one code location", blue_and_green),
+        ("Compare the rows", blue_and_green),
     ],
     "docs/how-to/rescale.md": [("Give the state another number of partitions", another_number_of_partitions)],
     _ELSEWHERE: [("Start a source elsewhere", topic_from_elsewhere)],

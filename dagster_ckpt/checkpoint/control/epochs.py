@@ -3,9 +3,7 @@
 A run that starts a job claims the next epoch by creating ``control/epochs/e-N`` exclusively; from then on every
 older writer is fenced. The run then chooses what to restore, records the choice exclusively, and only then starts the
 query. The end of an epoch is recorded too; an epoch without an end belongs to a run that lives or that died. A sweep
-of a job that is over records which checkpoints were complete then.
-
-The storage needs to offer exclusive create, and nothing more.
+of a job that is over records which checkpoints were complete then. All this needs is exclusive create.
 """
 
 from __future__ import annotations
@@ -101,11 +99,13 @@ class CodeVersion:
         version: the ``code_version`` of the asset; ``None`` where nobody told it.
         upgrade: the change that ``version`` still has to prove by a checkpoint.
         taken_back: the version that failed, in whose place ``version`` was taken from ``previous``.
+        in_place_of: the deployed version, in whose place a cut-over has put ``version`` for as long as it is deployed.
     """
 
     version: Line | None = None
     upgrade: Upgrade | None = None
     taken_back: Line | None = None
+    in_place_of: Line | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,8 +172,7 @@ class End:
         reason: for people.
         discarded: whether the cleanup policy discarded the job's checkpoints at this end.
         ended_at: ISO 8601 in UTC.
-        taken_back: the version of the code that has failed before its first checkpoint, if the job is to return to the
-            version before.
+        taken_back: the version that has failed before its first checkpoint, if the job is to return to another one.
         returns_to: the version before.
     """
 

@@ -340,11 +340,13 @@ def unchanged_for(what: tuple[str, ...], state: object, clock: Clock, asked: flo
 
 def _already_running(job_name: str, heartbeat: Heartbeat) -> JobAlreadyRunning:
     driver = heartbeat.processes[0]
-    return JobAlreadyRunning(
+    error = JobAlreadyRunning(
         f"Job {job_name!r} is already being run by run {heartbeat.run_id} "
         f"(process {driver.pid} on {driver.host.partition('/')[0]}, epoch {heartbeat.epoch}).",
         hint=f"Terminate run {heartbeat.run_id} first, or wait until it has ended. This run changed nothing.",
     )
+    error.by = heartbeat.run_id
+    return error
 
 
 def _unproven(

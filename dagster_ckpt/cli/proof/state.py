@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dagster_ckpt.checkpoint import CheckpointCatalog, CheckpointMetadata
-from dagster_ckpt.cli.places import JSON, find_checkpoint, pairs, storage_at, storage_path
+from dagster_ckpt.cli.places import JSON, OpenedStorage, find_checkpoint, pairs, storage_at, storage_path
 from dagster_ckpt.cli.printing import say, say_json, say_table
 from dagster_ckpt.config import LATEST
 from dagster_ckpt.errors import InvalidConfiguration
@@ -19,9 +19,9 @@ from dagster_ckpt.spark import read_state, start_session, state_operator
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["state"]
+__all__ = ["QUIET", "state"]
 
-_QUIET = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false"}
+QUIET = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false"}
 
 
 @click.command()
@@ -65,7 +65,7 @@ def state(
         _say_operators(metadata, as_json=as_json)
         return
     state_operator(metadata, str(operator))  # before Spark is started
-    spark = start_session("dagster-ckpt state", "local[*]", {**_QUIET, **conf}, class_archive=True)
+    spark = start_session("dagster-ckpt state", "local[*]", {**QUIET, **conf}, class_archive=True)
     spark.sparkContext.setLogLevel("OFF")
     rows = list(_rows(spark, catalog, metadata, checkpoint, operator, store, options, where, limit))
     if as_json:
@@ -91,7 +91,13 @@ def _rows(
     from pyspark.sql import functions  # noqa: PLC0415
 
     with read_state(
-        spark, _Opened(catalog), catalog.job_name, checkpoint, operator=operator, store=store, options=options
+        spark,
+        OpenedStorage(catalog.filesystem),
+        catalog.job_name,
+        checkpoint,
+        operator=operator,
+        store=store,
+        options=options,
     ) as found:
         try:
             chosen = found if where is None else found.where(where)
@@ -104,17 +110,6 @@ def _rows(
                 f"Spark does not read the state of operator {operator} of {metadata.reference}: {said}",
                 hint=f"The columns are: {found.schema.simpleString()}.",
             ) from error
-
-
-class _Opened:
-    """A storage that is open."""
-
-    def __init__(self, catalog: CheckpointCatalog) -> None:
-        self._catalog = catalog
-
-    def catalog(self, job_name: str) -> CheckpointCatalog:
-        del job_name
-        return self._catalog
 
 
 def _say_operators(metadata: CheckpointMetadata, *, as_json: bool) -> None:

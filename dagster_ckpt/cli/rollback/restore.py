@@ -16,7 +16,7 @@ from dagster_ckpt.cli.printing import say, say_json, warn
 from dagster_ckpt.cli.rollback.webserver import RunState, Webserver
 from dagster_ckpt.cli.spark_files import exit_status, stored_verdict
 from dagster_ckpt.clock import SystemClock
-from dagster_ckpt.config import LATEST, NONE, RestoreRequest, duration_of
+from dagster_ckpt.config import LATEST, NONE, NOW, RestoreRequest, duration_of
 from dagster_ckpt.errors import CheckpointError, JobAlreadyRunning
 from dagster_ckpt.orchestration import JOB_TAG, ROLLBACK_TAG, VERDICT_TAG, rollback_job
 from dagster_ckpt.spark import Finding, Preflight, Verdict
@@ -42,6 +42,7 @@ _LOOK = 1.0
 @click.option("--allow-loss", is_flag=True, help="Go back even if rows would be lost or doubled.")
 @click.option("--state-partitions", type=int, help="The number of partitions of the state in the restored copy.")
 @START_SOURCES
+@click.option("--code-version", help="The version of the code that the job runs from there on.")
 @click.option("--timeout", default="15 min", show_default=True, help="How long to wait for the rollback to end.")
 @JSON
 def restore(
@@ -54,10 +55,13 @@ def restore(
     allow_loss: bool,
     state_partitions: int | None,
     start_sources: dict[str, Any] | None,
+    code_version: str | None,
     timeout: str,
     as_json: bool,
 ) -> None:
     """Take JOB, which Dagster runs, back TO chk-N, savepoint:NAME, the path of one, 'latest' or 'none' (nothing).
+
+    With TO 'now', JOB is stopped with a savepoint and goes on from there, with another --code-version for example.
 
     The run of <job>_rollback is launched, as by the links in Dagster: it checks first, terminates the job's run, and
     has one launched that goes back. This command waits for its end.
@@ -72,6 +76,8 @@ def restore(
         config["state_partitions"] = state_partitions
     if start_sources is not None:
         config["start_sources"] = start_sources
+    if code_version is not None:
+        config["code_version"] = code_version
     if dry_run:
         if path is None:
             raise click.UsageError("--dry-run needs --path (or DAGSTER_CKPT_PATH): it reads the checkpoint.")
@@ -96,6 +102,7 @@ def restore(
     if refused and told is not None and run.status == "FAILURE":
         sys.exit(exit_status(Verdict(told)))
     changed = "" if state_partitions is None else f" --state-partitions {state_partitions}"
+    changed += "" if code_version is None else f" --code-version {shlex.quote(code_version)}"
     changed += "" if start_sources is None else f" --start-sources {shlex.quote(json.dumps(start_sources))}"
     again = f"dagster-ckpt restore {job} {to}{changed} --dagster-url {server.url}"
     raise CheckpointError(
@@ -157,7 +164,11 @@ def _dry_run(job: str, to: str, path: str, config: dict[str, Any], url: str | No
         verdict = _nothing(catalog)
     else:
         verdict = stored_verdict(
-            catalog, to, terminates=True, state_partitions=partitions, start_sources=asked.start_sources
+            catalog,
+            LATEST if to == NOW else to,
+            terminates=True,
+            state_partitions=partitions,
+            start_sources=asked.start_sources,
         )
     if as_json:
         launch = {"job": rollback_job(job), "run_config": config, "url": url}

@@ -10,9 +10,15 @@ from typing import Any
 
 import dagster as dg
 
-from dagster_ckpt.checkpoint import CheckpointCatalog, CheckpointMetadata, find_newest, kept_savepoint, pin_checkpoint
+from dagster_ckpt.checkpoint import (
+    CheckpointMetadata,
+    find_newest,
+    kept_savepoint,
+    pin_checkpoint,
+    take_savepoint,
+)
 from dagster_ckpt.clock import SystemClock, iso
-from dagster_ckpt.config import LATEST, NONE, RestoreRequest, StartSources
+from dagster_ckpt.config import LATEST, NONE, NOW, RestoreRequest, StartSources
 from dagster_ckpt.errors import CheckpointError, CheckpointNotFound, JobAlreadyRunning, RestoreRefused, StorageError
 from dagster_ckpt.orchestration import names
 from dagster_ckpt.orchestration.rollback.deleting_end import DELETING_END, deleting_end
@@ -28,8 +34,9 @@ from dagster_ckpt.orchestration.rollback.handover import (
 from dagster_ckpt.orchestration.rollback.launchpad import Launchpad
 from dagster_ckpt.orchestration.rollback.terminating import active_runs, terminate, terminate_all
 from dagster_ckpt.orchestration.run_settings import JobSettings
+from dagster_ckpt.orchestration.storages import CheckpointStorage
 from dagster_ckpt.shown_text import in_one_line, redacted
-from dagster_ckpt.spark import Finding, Preflight, Verdict, check_stored
+from dagster_ckpt.spark import Finding, Preflight, Verdict, Versions, check_stored
 
 __all__ = ["Rollback"]
 
@@ -37,6 +44,8 @@ _PARTITION = re.compile(r"([0-9a-f]{8})\.(chk-\d+)")
 #: Seconds in which the sensor should launch the run, and the queue let it start.
 _PATIENCE = 120.0
 _LOOK = 1.0
+#: How long a running job may take for the savepoint that it is stopped with.
+_STOP_PATIENCE = "10 min"
 _WAITING = {dg.DagsterRunStatus.QUEUED, dg.DagsterRunStatus.NOT_STARTED}
 
 
@@ -48,25 +57,31 @@ class Rollback:
 
     Args:
         context: of the run.
-        catalog: the job's checkpoints.
+        storage: of the checkpoints.
         checkpoints_key: the asset that stands for them.
         partitions: name of the asset's dynamic partitions.
         op_name: of the query.
         settings: of the job.
+        versions: of the job's code.
+        job: the name of the job.
     """
 
     def __init__(
         self,
         context: dg.OpExecutionContext,
-        catalog: CheckpointCatalog,
+        storage: CheckpointStorage,
         checkpoints_key: dg.AssetKey,
         partitions: str,
         op_name: str,
         settings: JobSettings,
+        versions: Versions,
+        job: str,
     ) -> None:
         self._context = context
         self._instance = context.instance
-        self._catalog = catalog
+        self._catalog = catalog = storage.catalog(job)
+        self._savepoint_path = storage.savepoint_path
+        self._versions = versions
         self._checkpoints_key = checkpoints_key
         self._partitions = partitions
         self._settings = settings.of_run(last_config(context.instance, catalog, op_name))
@@ -81,6 +96,7 @@ class Rollback:
         allow_loss: bool,
         state_partitions: int | None = None,
         start_sources: StartSources | None = None,
+        code_version: str | None = None,
     ) -> None:
         """Go back to ``to``, or only tell whether that is possible.
 
@@ -90,14 +106,18 @@ class Rollback:
             allow_loss: go back although rows would be lost or doubled.
             state_partitions: of the query's state in the restored copy, ``None`` to keep their number.
             start_sources: where topics are read from in the restored copy, ``None`` for where the checkpoint is.
+            code_version: the version of the code that runs from there on, ``None`` for the one of now.
 
         Raises:
-            InvalidConfiguration: there can be no such number or place, or no checkpoint for it; nothing is changed.
+            InvalidConfiguration: there can be no such number, place or version, or no checkpoint for it; nothing is
+                changed.
+            SavepointFailed: the running job could not be stopped with a savepoint, and goes on.
             RestoreWithLoss: rows would be lost or doubled, and that is not allowed; nothing is changed.
             StorageError: the storage failed during the checks, and there is no verdict; nothing is changed.
             CheckpointError: going back is impossible, and nothing is changed; or a run of the job has not stopped, or
                 the run that was to go back has failed.
         """
+        self._versions.check_known(code_version)
         beginning = NONE if to == NONE else LATEST
         asked = RestoreRequest(beginning, state_partitions=state_partitions, start_sources=start_sources)
         target = self._target(to)
@@ -108,7 +128,11 @@ class Rollback:
             self._context.run_id,
             {names.VERDICT_TAG: verdict.verdict.value, **({} if refused or check_only else ACCEPTED)},
         )
-        changes: dict[str, Any] = {"state_partitions": state_partitions, "start_sources": start_sources}
+        changes: dict[str, Any] = {
+            "state_partitions": state_partitions,
+            "start_sources": start_sources,
+            "code_version": code_version,
+        }
         others = {key: value for key, value in changes.items() if value}
         if refused:
             others["allow_loss"] = True
@@ -118,11 +142,34 @@ class Rollback:
         if error is not None:
             raise error
         self._refuse_beside_another()
+        if to == NOW:
+            target, to = self._stopped(target), LATEST
         with self._kept(target):
             terminate_all(self._instance, self._catalog, self._clock, time.sleep, self._say)
             run = self._hand_over(to if target is None or to == LATEST else target.reference)
         self._say(f"Run {run.run_id} of job {self._catalog.job_name} goes back to {verdict.subject}.")
         self._context.add_output_metadata({"run": dg.MetadataValue.dagster_run(run.run_id)})
+
+    def _stopped(self, newest: CheckpointMetadata | None) -> CheckpointMetadata | None:
+        """Stop the job with a savepoint, if a run of it is alive; returns what the job goes on from.
+
+        Whatever breaks off from here on leaves a stopped job: the next launch, or this rollback once more, goes on
+        from the savepoint.
+        """
+        if not active_runs(self._instance, self._catalog.job_name):
+            return newest
+        taken = take_savepoint(
+            self._catalog,
+            None,
+            default=self._savepoint_path,
+            stop=True,
+            timeout=_STOP_PATIENCE,
+            clock=self._clock,
+            wait=time.sleep,
+            report=self._say,
+        )
+        self._say(f"Job {self._catalog.job_name} is stopped with savepoint {taken.pointer}.")
+        return self._catalog.resolve(taken.pointer)
 
     def _refuse_beside_another(self) -> None:
         job, mine = self._catalog.job_name, self._context.run_id
@@ -137,7 +184,7 @@ class Rollback:
         """The checkpoint to go back to, ``None`` for a start from nothing."""
         if to == NONE:
             return None
-        if to == LATEST:
+        if to in {LATEST, NOW}:
             prefer_checkpoint = self._settings.config.prefer_checkpoint_for_recovery
             return find_newest(self._catalog, prefer_checkpoint=prefer_checkpoint).metadata
         if partition := _PARTITION.fullmatch(to):

@@ -91,7 +91,7 @@ def requested(
         **_continued(last, op_name),
         "restore_from": rollback.tags[names.ROLLBACK_TO_TAG],
         "allow_loss": bool(asked.get("allow_loss", False)),
-        **{key: asked[key] for key in ("state_partitions", "start_sources") if asked.get(key)},
+        **{key: asked[key] for key in ("state_partitions", "start_sources", "code_version") if asked.get(key)},
     }
     config: dict[str, Any] = {"ops": {op_name: {"config": given}}}
     if last is not None and "resources" in last.run_config:

@@ -10,6 +10,7 @@ from pydantic import Field
 
 from dagster_ckpt.orchestration import names
 from dagster_ckpt.orchestration.run_settings import JobSettings
+from dagster_ckpt.spark import Versions
 
 __all__ = ["build_rollback_job"]
 
@@ -20,7 +21,8 @@ class RollbackConfig(dg.Config):
     to: str = Field(
         description="Where the job goes back to: a partition of its checkpoints asset, 'chk-12', '<job id>/chk-12', "
         "'savepoint:<name>', or the path of a checkpoint or savepoint. 'latest' restarts it from its newest "
-        "checkpoint, and 'none' from nothing, into an empty sink.",
+        "checkpoint, 'now' stops it with a savepoint and goes on from there, and 'none' starts from nothing, into an "
+        "empty sink.",
     )
     check_only: bool = Field(default=False, description="Tell whether that is possible, and change nothing.")
     allow_loss: bool = Field(
@@ -32,6 +34,10 @@ class RollbackConfig(dg.Config):
     start_sources: dict[str, Any] | None = Field(
         default=None, description="Where topics of Kafka are read from there, as in the launchpad of the job."
     )
+    code_version: str | None = Field(
+        default=None,
+        description="The version of the code that the job runs from there on, of those that the asset has.",
+    )
 
 
 def build_rollback_job(
@@ -42,6 +48,7 @@ def build_rollback_job(
     storage_key: str,
     op_name: str,
     settings: JobSettings,
+    versions: Versions,
 ) -> dg.JobDefinition:
     """The job: it checks, terminates the runs of the checkpointed job, and has a run launched that goes back.
 
@@ -54,6 +61,7 @@ def build_rollback_job(
         storage_key: resource key of the checkpoint storage.
         op_name: of the query.
         settings: of the checkpointed job.
+        versions: of its code.
     """
 
     @dg.op(
@@ -65,8 +73,10 @@ def build_rollback_job(
     def go_back(context: dg.OpExecutionContext) -> None:
         from dagster_ckpt.orchestration.rollback.going_back import Rollback  # noqa: PLC0415 - only for runs
 
-        catalog = getattr(context.resources, storage_key).catalog(name)
-        Rollback(context, catalog, checkpoints_key, partitions, op_name, settings).run(**context.op_config)
+        storage = getattr(context.resources, storage_key)
+        Rollback(context, storage, checkpoints_key, partitions, op_name, settings, versions, name).run(
+            **context.op_config
+        )
 
     def config_of(given: Mapping[str, Any]) -> dict[str, Any]:
         return {"ops": {go_back.name: {"config": dict(given)}}}

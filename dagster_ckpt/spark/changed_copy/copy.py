@@ -26,7 +26,7 @@ class RestoredCopy:
 
     Attributes:
         live: the live location.
-        directory: the start's directory; its ``sink/`` has the files that were pinned with the sink's position.
+        directory: the start's directory.
         restored: the checkpoint that was unpacked.
         store: publishes the changed copy.
         clock: monotonic time.
@@ -41,6 +41,11 @@ class RestoredCopy:
     clock: Clock
     accepted_loss: tuple[str, ...]
     spark_version: str
+
+    @property
+    def sink_files(self) -> Path:
+        """The files that were pinned with the sink's position."""
+        return self.directory / "sink"
 
     def publish(
         self, batch: int, kind: str, observed: Callable[[Sequence[Source]], list[Source]], **facts: str
@@ -61,7 +66,7 @@ class RestoredCopy:
         source = StreamingSource(
             self.live.location(),
             self.directory / "pins",
-            None if position is None else _Kept(dict(position), self.directory / "sink"),
+            None if position is None else _Kept(dict(position), self.sink_files),
             self.spark_version,
             lambda: None,
             self.clock,

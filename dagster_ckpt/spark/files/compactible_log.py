@@ -11,7 +11,7 @@ from collections.abc import Collection
 from dagster_ckpt.checkpoint import NEXT_BATCH
 from dagster_ckpt.errors import CaptureIncomplete
 
-__all__ = ["COMPACT", "COMPACT_INTERVAL", "LOG_VERSION", "log_files", "log_id", "require_id"]
+__all__ = ["COMPACT", "COMPACT_INTERVAL", "LOG_VERSION", "compact_interval", "log_files", "log_id", "require_id"]
 
 COMPACT = ".compact"
 #: Entries from one compaction to the next, unless configured otherwise.
@@ -51,6 +51,21 @@ def log_files(names: Collection[str], batch: int, where: str) -> list[str]:
             )
         wanted.append(str(number))
     return wanted
+
+
+def compact_interval(configured: int, newest: int | None) -> int:
+    """After how many entries Spark compacts a log, as its ``deriveCompactInterval`` tells.
+
+    Args:
+        configured: the setting.
+        newest: the newest compacted entry, ``None`` for a log without one.
+    """
+    if newest is None:
+        return configured
+    entries = newest + 1
+    if configured >= entries / 2:
+        return entries
+    return next(number for number in range(configured, entries + 1) if entries % number == 0)
 
 
 def log_id(name: str) -> int | None:

@@ -1,12 +1,15 @@
 """Proof that a checkpoint is of use, on copies of it: its state as a table, a restore drill, and how fresh it is."""
 
+from dagster_ckpt.spark.proof.comparison import Comparison, compare_rows
 from dagster_ckpt.spark.proof.drill import Drilled, drill_restore
 from dagster_ckpt.spark.proof.freshness import Freshness, freshness_of
 from dagster_ckpt.spark.proof.state_reader import read_state, read_state_metadata, state_operator
 
 __all__ = [
+    "Comparison",
     "Drilled",
     "Freshness",
+    "compare_rows",
     "drill_restore",
     "freshness_of",
     "read_state",

@@ -21,7 +21,7 @@ from dagster_ckpt.spark.query import streaming_session
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["read_state", "read_state_metadata", "state_operator"]
+__all__ = ["HasCatalogs", "read_state", "read_state_metadata", "state_operator"]
 
 #: A file of an operator's state: the operator, and the partition where the file is of one.
 _STATE = re.compile(r"checkpoint/state/([^/]+)/(?:([0-9]+)/)?")
@@ -30,7 +30,7 @@ _DEFAULT_STORE = "default"
 _JOIN_SIDE = "joinSide"
 
 
-class _Storage(Protocol):
+class HasCatalogs(Protocol):
     """A storage of checkpoints, as the resources of Dagster are one."""
 
     def catalog(self, job_name: str) -> CheckpointCatalog: ...
@@ -39,7 +39,7 @@ class _Storage(Protocol):
 @contextmanager
 def read_state(
     spark: SparkSession,
-    storage: _Storage,
+    storage: HasCatalogs,
     job: str,
     checkpoint: str = LATEST,
     *,
@@ -97,7 +97,7 @@ def read_state(
 @contextmanager
 def read_state_metadata(
     spark: SparkSession,
-    storage: _Storage,
+    storage: HasCatalogs,
     job: str,
     checkpoint: str = LATEST,
     *,
@@ -125,7 +125,7 @@ def read_state_metadata(
 @contextmanager
 def _read(
     spark: SparkSession,
-    storage: _Storage,
+    storage: HasCatalogs,
     job: str,
     checkpoint: str,
     reader: str,

@@ -15,6 +15,7 @@ from dagster_ckpt.shown_text import first_line_of_java
 from dagster_ckpt.spark.changed_copy import RestoredCopy
 from dagster_ckpt.spark.files import PARTITIONS_CONF
 from dagster_ckpt.spark.kafka import with_earlier_topics
+from dagster_ckpt.spark.sinks import Sink
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -33,13 +34,14 @@ def with_partitions(restored: CheckpointMetadata | None, partitions: int | None)
     return replace(restored, facts=restored.facts.model_copy(update={"sql_confs": confs}))
 
 
-def rescale(session: SparkSession, copy: RestoredCopy, partitions: int) -> CheckpointMetadata:
+def rescale(session: SparkSession, copy: RestoredCopy, partitions: int, sink: Sink | None) -> CheckpointMetadata:
     """Repartition the state of a restored copy, and publish the copy.
 
     Args:
         session: the session of the query.
         copy: the restored copy.
         partitions: the new number.
+        sink: the query's sink, ``None`` if checkpoints do not cover it.
 
     Raises:
         RestoreRefused: Spark cannot repartition this state.
@@ -62,4 +64,8 @@ def rescale(session: SparkSession, copy: RestoredCopy, partitions: int) -> Check
             hint="Nothing was touched. The restart strategy tries again; without state_partitions the job goes on with "
             "the partitions that it had.",
         ) from error
-    return copy.publish(restored.batch + 1, RESCALE, partial(with_earlier_topics, earlier=restored.facts.sources))
+    batch = restored.batch + 1
+    if sink is not None and restored.sink is not None:
+        position = sink.skipped(restored.sink, copy.sink_files, batch, session)
+        copy = replace(copy, restored=replace(restored, sink=position))
+    return copy.publish(batch, RESCALE, partial(with_earlier_topics, earlier=restored.facts.sources))

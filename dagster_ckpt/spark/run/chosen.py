@@ -6,10 +6,12 @@ import json
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dagster_ckpt.checkpoint import (
+    CheckpointCatalog,
     CheckpointMetadata,
     Choice,
     CompletedCheckpointStore,
@@ -20,6 +22,7 @@ from dagster_ckpt.checkpoint import (
 )
 from dagster_ckpt.config import RestoreRequest
 from dagster_ckpt.filesystem import share_start
+from dagster_ckpt.spark.batches import KnownPlans, plans_after
 from dagster_ckpt.spark.changed_copy import RestoredCopy
 from dagster_ckpt.spark.events import Started
 from dagster_ckpt.spark.kafka import KafkaInputs
@@ -65,6 +68,13 @@ class Chosen:
     elsewhere: str = ""
     removes: Sequence[str] = ()
     sink_position: str | None = None
+
+    def known_plans(self, catalog: CheckpointCatalog, request: RestoreRequest) -> KnownPlans:
+        """Tells which batches come after the target: a fork that is to replay takes those of the first job."""
+        if isinstance(self.fork, ForkPoint) and request.replay_to is not None:
+            plans = self.fork.plans
+            return lambda: (None, plans())
+        return partial(plans_after, catalog, self.target)
 
     def goes_on_with(self, query: BuiltQuery) -> bool:
         """Whether the start before ran this very query, which can then resume from what that start resumes from."""
@@ -158,6 +168,7 @@ def change_copy(
     session: SparkSession,
     inputs: KafkaInputs,
     move: str | None,
+    sink: Sink | None,
 ) -> Checked:
     """Change the restored copy as asked. The lineage goes on from the checkpoint of that, on a line of its own.
 
@@ -168,13 +179,14 @@ def change_copy(
         session: the session of the query.
         inputs: the Kafka sources of the query.
         move: what tells the move of sources, if the run was launched with one.
+        sink: the query's sink, ``None`` if checkpoints do not cover it.
 
     Raises:
         CheckpointError: as :func:`~dagster_ckpt.spark.rescale.rescale`, and as
             :func:`~dagster_ckpt.spark.moved_sources.move_sources`.
     """
     if request.state_partitions is not None:
-        made = rescale(session, copy, request.state_partitions)
+        made = rescale(session, copy, request.state_partitions, sink)
         changed = f"{request.state_partitions} state partitions"
     else:
         made = move_sources(copy, checked.passed.offsets, move or "", inputs)

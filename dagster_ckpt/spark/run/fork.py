@@ -25,6 +25,7 @@ from dagster_ckpt.checkpoint import (
     CheckpointMetadata,
     CompletedCheckpointStore,
     PinnedFile,
+    PlannedBatch,
     Snapshot,
     layout,
     materialize_checkpoint,
@@ -68,6 +69,10 @@ class ForkPoint:
     def pointer(self) -> str:
         """The directory of the fork point."""
         return self.catalog.pointer(self.metadata)
+
+    def plans(self) -> list[PlannedBatch]:
+        """The batches that the first job has planned after the fork point, in order."""
+        return self.catalog.records.plans(self.metadata.job_id).after(self.metadata)
 
     def __str__(self) -> str:
         return f"{self.metadata.name} of job {self.metadata.job_name!r} ({self.pointer})"

@@ -34,7 +34,7 @@ from dagster_ckpt.checkpoint import (
 from dagster_ckpt.clock import Clock
 from dagster_ckpt.config import LATEST, RestoreRequest
 from dagster_ckpt.errors import StorageError
-from dagster_ckpt.spark.batches import plans_after, plans_to_replay, refuse_abandoned
+from dagster_ckpt.spark.batches import plans_to_replay, refuse_abandoned
 from dagster_ckpt.spark.changed_copy import RestoredCopy
 from dagster_ckpt.spark.events import CheckpointsUnreadable, Event, Started
 from dagster_ckpt.spark.files import prepare_new_location
@@ -155,7 +155,7 @@ class Start:
             self._tracer.begin("change the copy")
             copy = self._copy(target.metadata, chosen.job_id, passed.accepted_loss)
             with contextlib.closing(inputs):
-                checked = change_copy(copy, request, checked, query.session, inputs, move)
+                checked = change_copy(copy, request, checked, query.session, inputs, move, query.sink)
             target = checked.target
         choice = self._record_choice(chosen, checked, query)
         self._tracer.begin("sink")
@@ -225,7 +225,7 @@ class Start:
         """Refuse a start that would lose or double rows. A fork that passes becomes its lineage's first checkpoint."""
         target, sink = chosen.target, query.sink
         began = sink_began(self._catalog, sink, target)
-        known = cache(partial(plans_after, self._catalog, target))
+        known = cache(chosen.known_plans(self._catalog, request))
         line, planned = plans_to_replay(request, sink, target, known)
         passed = pass_preflight(
             ProposedStart(

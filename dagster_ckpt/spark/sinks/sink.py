@@ -152,8 +152,8 @@ class Sink(ABC):
         can_roll_back: whether the sink can go back to a position. If not, a restore must replay every batch that the
             sink may have seen, with the same boundaries.
         tells_data: whether :meth:`first_data` knows that the sink is empty.
-        can_skip_a_batch: whether the batch after the next one may follow a position: a repartition of the state takes
-            the number of a batch, and writes nothing.
+        can_skip_a_batch: whether the batch after the next one may follow a position that :meth:`skipped` has changed: a
+            repartition of the state takes the number of a batch, and writes nothing.
         seeds_alike: whether :meth:`seed` tells the same position whatever the sink holds. When a job moves there, each
             restart before the first checkpoint there asks for the position anew. Of another sink the choice of the
             start keeps the position. A fork asks once, and its first checkpoint keeps the answer.
@@ -278,6 +278,34 @@ class Sink(ABC):
         """
         del query, files
         return None
+
+    def skipped(self, position: Mapping[str, Json], files: Path, batch: int, session: SparkSession) -> dict[str, Json]:
+        """The position after ``batch``, which follows a position and has written nothing to this sink.
+
+        Nothing is written to the sink: :meth:`rollback_to` the returned position does that.
+
+        Args:
+            position: the position after the batch before.
+            files: the files that are pinned with the position; those of the returned position are put there.
+            batch: the number that the query goes on after.
+            session: the session of the query.
+        """
+        del files, batch, session
+        return dict(position)
+
+    def rows_of(self, session: SparkSession, after: int, until: int) -> DataFrame:
+        """The rows that the batches after ``after`` up to ``until`` have written, of those that a checkpoint covers.
+
+        Raises:
+            InvalidConfiguration: the sink does not tell which rows a batch has written.
+            SinkMismatch: rows of these batches are no longer there.
+        """
+        del session, after, until
+        raise InvalidConfiguration(
+            f"The {self.kind} sink {self.path} does not tell which rows a batch has written.",
+            hint="Compare what a TransactionalFileSink, a PostgresSink or a DeltaSink has written, or query both "
+            "outputs yourself.",
+        )
 
     def seed(self, batch: int, files: Path, session: SparkSession) -> dict[str, Json]:
         """The position of this empty sink for a fork, whose first batch is ``batch + 1``.

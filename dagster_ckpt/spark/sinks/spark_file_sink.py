@@ -7,15 +7,23 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dagster_ckpt.errors import CaptureIncomplete, SinkMismatch, SinkOverlap
-from dagster_ckpt.spark.files import LOG_VERSION, CheckpointLocation
+from dagster_ckpt.errors import CaptureIncomplete, InvalidConfiguration, SinkMismatch, SinkOverlap
+from dagster_ckpt.spark.files import (
+    COMPACT,
+    COMPACT_INTERVAL,
+    LOG_VERSION,
+    CheckpointLocation,
+    compact_interval,
+    log_id,
+)
+from dagster_ckpt.spark.sinks.file_rows import rows_in
 from dagster_ckpt.spark.sinks.own_entries import NotOwn, OwnEntries, marking_options
 from dagster_ckpt.spark.sinks.sink import Pin, PlainQuery, PositionReader, Sink, SinkStart, TakenOver, batch_of
 from dagster_ckpt.spark.sinks.spark_sink_log import FileSink, SinkRollback, effective_files
 from dagster_ckpt.stored_json import Json
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 __all__ = ["SparkFileSink"]
 
@@ -35,6 +43,7 @@ class SparkFileSink(Sink):
     """
 
     kind = "file"
+    can_skip_a_batch = True
     seeds_alike = True
 
     def __init__(self, path: Path | str) -> None:
@@ -111,6 +120,35 @@ class SparkFileSink(Sink):
             (log / name).write_bytes(file.read_bytes())
         found = self._sink.position_of({file.name: file for file in log.iterdir()}, query.batch)
         return TakenOver(found, [str(file) for file, _ in unlisted])
+
+    def skipped(self, position: Mapping[str, Json], files: Path, batch: int, session: SparkSession) -> dict[str, Json]:
+        """The log with an entry for ``batch`` that has no file of it. Spark needs every entry when it compacts the log.
+
+        Where Spark would compact the log with this entry, the entry lists all files.
+        """
+        del position  # the log has the whole position
+        log = files / _LOG
+        compacted = max((int(file.stem) for file in log.glob(f"*{COMPACT}")), default=None)
+        interval = compact_interval(int(str(session.conf.get(_COMPACT_INTERVAL, str(COMPACT_INTERVAL)))), compacted)
+        if (batch + 1) % interval == 0:
+            lines = [line for file in effective_files(log) for line in file.read_text("utf-8").split("\n")[1:] if line]
+            (log / f"{batch}{COMPACT}").write_text("\n".join([LOG_VERSION, *lines]), encoding="utf-8")
+        else:
+            (log / str(batch)).write_text(LOG_VERSION, encoding="utf-8")
+        names = {file.name: file for file in log.iterdir() if log_id(file.name) is not None}
+        return self._sink.position_of(names, batch)
+
+    def rows_of(self, session: SparkSession, after: int, until: int) -> DataFrame:
+        try:
+            before, now = (set(self._sink.files_at(batch)) if batch >= 0 else set() for batch in (after, until))
+        except CaptureIncomplete as error:
+            raise InvalidConfiguration(
+                f"The log of {self.path} no longer tells which files the batches {after + 1} to {until} have written: "
+                f"{error.message}",
+                hint="Spark merges the entries of its log. Compare within about ten batches, or write to a "
+                "TransactionalFileSink.",
+            ) from error
+        return rows_in(sorted(now - before), self._sink.path, session)
 
     def seed(self, batch: int, files: Path, session: SparkSession) -> dict[str, Json]:
         """The position of a log without files up to ``batch``. Spark needs every entry when it compacts the log later.

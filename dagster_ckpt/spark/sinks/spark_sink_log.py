@@ -108,6 +108,15 @@ class FileSink:
             )
         return [self.log / name for name in log_files(names, batch, str(self.log))]
 
+    def files_at(self, batch: int) -> list[Path]:
+        """The data files of the batches up to ``batch``.
+
+        Raises:
+            CaptureIncomplete: the log does not reach back (or forward) to ``batch``.
+            SinkMismatch: the log cannot be read.
+        """
+        return [_local(path) for path in _listed(self.position_files(batch))]
+
     def position(self, batch: int) -> dict[str, Json]:
         """The sink's position at ``batch``: ``kind``, ``path``, ``batch``, ``files`` and ``bytes``.
 

@@ -34,6 +34,7 @@ from dagster_ckpt.errors import (
 from dagster_ckpt.filesystem import PosixFileSystem
 from dagster_ckpt.paths import hadoop_path
 from dagster_ckpt.spark.files import CheckpointLocation
+from dagster_ckpt.spark.sinks.file_rows import rows_in
 from dagster_ckpt.spark.sinks.pending_files import (
     PendingFiles,
     data_files,
@@ -127,6 +128,10 @@ class TransactionalFileSink(BatchSink):
     def committed_files(self) -> list[Path]:
         """The files that readers see according to the commits, sorted: always whole checkpoints."""
         return sorted(self._root / file.path for file in self._log.committed(self._log.line()))
+
+    def rows_of(self, session: SparkSession, after: int, until: int) -> DataFrame:
+        files = [file for file in self._log.committed(self._log.line()) if after < file.batch <= until]
+        return rows_in([self._root / file.path for file in files], self._root, session)
 
     # --- writing -----------------------------------------------------------------------------------------------------
 

@@ -25,15 +25,18 @@ from tests.jobs.fails_once import FailsOnce
 from tests.jobs.harness import NEVER, Bench, copied
 from tests.jobs.matrix.streams import (
     BACKENDS,
+    FILE,
     FOREACH_BATCH,
     JOIN,
     NO_DATA,
+    POSTGRES,
     QUERIES,
     REPLACING,
     TRANSACTIONAL,
     Row,
     Target,
 )
+from tests.servers.postgres import rows as table_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -43,6 +46,7 @@ if TYPE_CHECKING:
 
     from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
     from tests.jobs.savepoints import Take
+    from tests.servers.postgres import PostgresServer
 
 _PARTITIONS = "spark.sql.shuffle.partitions"
 _DEFAULT = "RocksDB changelog v2"
@@ -75,6 +79,16 @@ class Job:
 
     def rows(self) -> Counter[Row]:
         return self.target.rows()
+
+
+def _writing_to(sink: str, spark: SparkSession, root: Path, postgres: PostgresServer) -> Job:
+    """A job with a sink of a kind, in PostgreSQL with a table for its rows."""
+    job = Job(spark, root, sink=sink)
+    if sink == POSTGRES:
+        root.mkdir(parents=True)
+        job.target.reach.write_text(postgres.database())
+        table_rows(job.target.reach.read_text(), "CREATE TABLE rows (id int, v int, at bigint, batch bigint)")
+    return job
 
 
 #: What of all ways to break off is tried each time.
@@ -144,6 +158,37 @@ def test_the_rows_are_those_of_an_uninterrupted_run(
             job.bench.tick(2, restore_from=before.reference, state_partitions=7)
             assert _partitions(job.newest()) == _of(7)
         assert job.rows() == expected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("sink", "interval"),
+    [
+        (FILE, 3),
+        pytest.param(FILE, 10, marks=pytest.mark.exhaustive),
+        pytest.param(POSTGRES, 10, marks=pytest.mark.exhaustive),
+    ],
+)
+def test_a_sink_goes_without_the_batch_of_the_repartition(
+    sink: str, interval: int, spark: SparkSession, tmp_path: Path, postgres: PostgresServer
+) -> None:
+    """With a checkpoint of nothing but the repartition, and a rollback to it."""
+    compacts = {"spark.sql.streaming.fileSink.log.compactInterval": str(interval)}
+    with confs(spark, {**BACKENDS[_DEFAULT], **_FOUR, **compacts}):
+        whole = _writing_to(sink, spark, tmp_path / "whole", postgres)
+        whole.bench.files_per_trigger = 7
+        whole.bench.tick(7)
+        job = _writing_to(sink, spark, tmp_path / "job", postgres)
+        job.bench.tick(2)
+        job.bench.tick(0, state_partitions=2)  # its number is that of a compaction, if the interval is 3
+        rescaled = job.newest()
+        assert rescaled.batch == 2
+        job.bench.tick(1)
+        job.bench.tick(1, restore_from=rescaled.reference)
+        job.bench.tick(1, state_partitions=7)
+        job.bench.tick(2)
+        assert _partitions(job.newest()) == _of(7)
+        assert job.rows() == whole.rows()
 
 
 @pytest.mark.slow
@@ -294,10 +339,6 @@ def test_what_is_impossible_is_refused_by_name(four: SparkSession, tmp_path: Pat
     stateless = Bench(four, tmp_path / "stateless", query=copied)
     stateless.tick(1)
     assert "keeps none" in stateless.refused(RestoreRefused, state_partitions=2).message
-
-    files = Bench(four, tmp_path / "files")
-    files.tick(1)
-    assert "not known to do without a batch" in files.refused(RestoreRefused, state_partitions=2).message
 
     with confs(four, BACKENDS["HDFSBacked"]):
         hdfs = Job(four, tmp_path / "hdfs")

@@ -75,6 +75,10 @@ class Pipeline:
     def version(self) -> Path:
         return self.root / self.name / "version"
 
+    @property
+    def alerts(self) -> Path:
+        return self.root / self.name / "alerts"
+
     def hold_from(self, file: int) -> None:
         """Hold the batch of that file (counted from 0, landed or not) and, so, all after it."""
         self.hold.parent.mkdir(parents=True, exist_ok=True)

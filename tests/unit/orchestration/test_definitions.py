@@ -115,6 +115,7 @@ def test_a_schedule_launches_the_checkpointed_job_with_its_tag(location: ModuleT
         "fork_from": None,
         "state_partitions": None,
         "start_sources": None,
+        "code_version": None,
         "fallback_to_older": None,
     }
     # The sensor finds runs by this tag, and the instance limits them by it.

@@ -254,6 +254,21 @@ def test_where_rows_are_lost_nothing_is_changed_without_a_confirmation(operated:
     assert request.run_config["ops"]["orders"]["config"]["allow_loss"] is True
 
 
+def test_a_version_that_the_asset_lacks_changes_nothing(operated: Operated) -> None:
+    operated.runs_now()
+    before = operated.stored()
+    with pytest.raises(InvalidConfiguration, match="is to run version 2 of its code, and has no version only"):
+        operated.roll_back("now", code_version="2")
+    assert (operated.stored(), operated.terminated, operated.launched) == (before, [], [])
+
+
+def test_now_is_the_newest_checkpoint_of_a_job_that_does_not_run(operated: Operated) -> None:
+    assert operated.roll_back("now", allow_loss=True).success
+    (request,) = operated.launched
+    assert request.run_config["ops"]["orders"]["config"]["restore_from"] == "latest"
+    assert operated.terminated == []
+
+
 @pytest.mark.parametrize("checkpoint", ["whole", "lossy"])
 @pytest.mark.parametrize("runs", [True, False])
 def test_a_check_changes_nothing(operated: Operated, checkpoint: str, runs: bool) -> None:

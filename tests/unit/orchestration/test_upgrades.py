@@ -40,6 +40,8 @@ def sums(context: Any, spark: SparkSession) -> DataStreamWriter:
         ({"previous": {"1": sums}, "code_version": "2"}, "previous has no effect without upgrade_timeout"),
         ({"upgrade_timeout": "1 hh", "code_version": "1"}, "upgrade_timeout: '1 hh' is not a duration"),
         ({"upgrade_timeout": "1 min", "code_version": "1"}, "upgrade_timeout is 1 min, and the job takes one in 1 min"),
+        ({"green": {"2": sums}}, "green has no effect without code_version"),
+        ({"green": {"1": sums}, "code_version": "1"}, "green has version 1, which the asset has already"),
         (
             {"upgrade_timeout": "1 h", "code_version": "1", "config": CheckpointConfig(interval=None)},
             "takes no periodic checkpoints",

@@ -53,6 +53,7 @@ class PostgresSink(BatchSink):
     """
 
     kind = "postgres"
+    can_skip_a_batch = True
     #: Seconds after which PostgreSQL ends the session of a driver that was stopped inside a transaction.
     patience = 30.0
 
@@ -103,6 +104,8 @@ class PostgresSink(BatchSink):
             InvalidConfiguration: the table cannot be written.
         """
         cut, self._cut, self._run = self._cut, None, None
+        after = -1 if run.restored is None else batch_of(run.restored)
+        skips = False
         with self._database.connected() as connection:
             self._database.inspect(connection)
             self._ledger.create(connection)
@@ -110,13 +113,17 @@ class PostgresSink(BatchSink):
                 if (None if entry is None else entry.takeover) != cut:
                     raise self._overtaken()
                 if entry is not None:
-                    self._ledger.update(connection, replace(entry, epoch=run.epoch, start=run.directory.name))
+                    # A repartition of the state has taken the number of a batch, which counts as one without rows.
+                    skips, newest = entry.batch < after, max(entry.batch, after)
+                    begun = replace(entry, epoch=run.epoch, start=run.directory.name, batch=newest)
+                    self._ledger.update(connection, begun)
                 elif not self._ledger.insert(connection, Entry(self._job_id, run.epoch, 0, run.directory.name, -1, [])):
                     raise self._overtaken()
             sweep(connection, self._table)
         self._filled = -1 if run.restored is None else _filled(run.restored)
         if run.restored is not None:
-            RecordedPositions(run.directory).record(batch_of(run.restored), run.restored)
+            own = self._position(after, run.directory.name, self._filled)
+            RecordedPositions(run.directory).record(after, own if skips else run.restored)
         self._run = run
 
     def write_batch(self, rows: DataFrame, batch: int) -> None:

@@ -18,11 +18,13 @@ from dagster_ckpt import (
     CheckpointedStreamingAsset,
     ExternalizedCheckpointCleanup,
     FileSystemCheckpointStorage,
+    JobFailed,
     RestartStrategies,
     SparkSessionResource,
     SparkSubmitResource,
     build_checkpoint_definitions,
     checkpointed_streaming_asset,
+    on_job_failed,
 )
 from tests.system.orchestration.pipeline import POISON, Pipeline
 
@@ -64,6 +66,7 @@ def _pipeline(
     num_retained: int = 3,
     poison_batch_attempts: int | None = 5,
     spark_key: str = "spark",
+    group_name: str | None = None,
 ) -> CheckpointedStreamingAsset:
     # Read by each run anew, because each is a process that loads this module.
     interval, pause = ("1 h", "1 h") if Pipeline.from_environment(name).unhurried.exists() else ("200 ms", "0 s")
@@ -75,6 +78,7 @@ def _pipeline(
         poison_batch_attempts=poison_batch_attempts,
         report_interval=0.0,
         spark_key=spark_key,
+        group_name=group_name,
     )
     def unique_rows(context: dg.AssetExecutionContext, spark: SparkSession) -> DataStreamWriter:
         del context
@@ -89,17 +93,34 @@ def _pipeline(
     return unique_rows
 
 
-def _upgraded() -> CheckpointedStreamingAsset:
-    """Version 2 gives each row the wrong letter. Version 1 is that of the other pipelines."""
-    pipeline = Pipeline.from_environment("upgraded")
-    one = _pipeline("upgraded").function
-    version = pipeline.version.read_text() if pipeline.version.exists() else "1"
+def _second_version(pipeline: Pipeline) -> Callable[..., DataStreamWriter]:
+    """It gives each row the wrong letter."""
 
     def two(context: dg.AssetExecutionContext, spark: SparkSession) -> DataStreamWriter:
         del context
         rows = spark.readStream.schema("k string, id long").option("maxFilesPerTrigger", 1).json(str(pipeline.landing))
         unique = rows.select(functions.lit("wrong").alias("k"), "id").dropDuplicates(["id"])
         return unique.writeStream.format("parquet").option("path", str(pipeline.output))
+
+    return two
+
+
+def _cut_over() -> CheckpointedStreamingAsset:
+    """Version 1 is that of the other pipelines."""
+    return checkpointed_streaming_asset(
+        name="cut_over",
+        config=CheckpointConfig(interval="200 ms", min_pause="0 s", num_retained=10),
+        report_interval=0.0,
+        code_version="1",
+        green={"2": _second_version(Pipeline.from_environment("cut_over"))},
+    )(_pipeline("cut_over").function)
+
+
+def _upgraded() -> CheckpointedStreamingAsset:
+    """Version 1 is that of the other pipelines."""
+    pipeline = Pipeline.from_environment("upgraded")
+    one, two = _pipeline("upgraded").function, _second_version(pipeline)
+    version = pipeline.version.read_text() if pipeline.version.exists() else "1"
 
     return checkpointed_streaming_asset(
         name="upgraded",
@@ -112,6 +133,11 @@ def _upgraded() -> CheckpointedStreamingAsset:
         upgrade_timeout="15 s",
         previous={"1": one},
     )(one if version == "1" else two)
+
+
+def _alert(failed: JobFailed) -> None:
+    with Pipeline.from_environment(failed.job_name).alerts.open("a") as alerts:
+        print(failed.job_name, failed.state, failed.reason, file=alerts)
 
 
 killed = _pipeline("killed")
@@ -132,7 +158,9 @@ materialized = _pipeline("materialized")
 saved = _pipeline("saved")
 warm = _pipeline("warm", spark_key="warm_spark")
 configured = _pipeline("configured", restart=RestartStrategies.no_restart())
+doomed = _pipeline("doomed", restart=RestartStrategies.no_restart(), group_name="doomed")
 upgraded = _upgraded()
+cut_over = _cut_over()
 submitted = _pipeline(
     "submitted", cleanup=ExternalizedCheckpointCleanup.DELETE_ON_CANCELLATION, spark_key="spark_submit"
 )
@@ -171,11 +199,14 @@ defs = dg.Definitions.merge(
             configured,
             submitted,
             upgraded,
+            cut_over,
+            doomed,
         ],
         resources={
             "checkpoint_storage": FileSystemCheckpointStorage(
                 checkpoint_path=str(_shared.checkpoint_path),
                 working_directory=str(_shared.working_directory),
+                savepoint_path=f"{_shared.checkpoint_path}-savepoints",
             ),
             "spark": SparkSessionResource(master="local[1]", conf=_CONF),
             "warm_spark": SparkSessionResource(master="local[1]", conf=_CONF, standby=1),
@@ -185,6 +216,7 @@ defs = dg.Definitions.merge(
         },
     ),
     dg.Definitions(
+        sensors=[on_job_failed([doomed], _alert, minimum_interval_seconds=5)],
         schedules=[
             dg.ScheduleDefinition(name="ticking_schedule", job_name=ticking.job_name, cron_schedule="0 6 * * *"),
         ],

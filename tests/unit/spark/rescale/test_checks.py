@@ -26,6 +26,12 @@ _ASKED = Rescale(7, "4.3.0")
 _REPLACING = ForeachBatchSink("rows", lambda rows, batch: None)
 
 
+class _NeedsEach(SparkFileSink):
+    """A sink of another package that does not say what it can do without."""
+
+    can_skip_a_batch = False
+
+
 def test_what_becomes_of_the_number_is_told() -> None:
     found = rescale_finding(_ASKED, _RESTORED)
     assert (found.verdict, found.check) == (Verdict.RESTORABLE, "state partitions")
@@ -43,7 +49,7 @@ def test_what_becomes_of_the_number_is_told() -> None:
         ({"location": Path("/data/a b")}, {}, "'/data/a b'"),
         ({"location": Path("/data/a%20b")}, {}, "characters that a URL escapes"),
         ({"job_partitions": 5}, {}, "the job itself is to have 5"),
-        ({"sink": SparkFileSink("/data/out")}, {}, "not known to do without a batch"),
+        ({"sink": _NeedsEach("/data/out")}, {}, "not known to do without a batch"),
         ({"sink": _REPLACING, "later": [9, 10]}, {}, "batch 9 may have been written"),
         ({}, {"state_store_provider": HDFS_PROVIDER}, "HDFSBackedStateStoreProvider"),
         ({}, {"operators": []}, "keeps none"),

@@ -157,8 +157,13 @@ class Job:
         self.go(position)
         return self
 
-    def go(self, position: Mapping[str, Json] | None = None) -> str:
-        """What a start does after :meth:`new` and before its first batch; what its rollback said."""
+    def go(self, position: Mapping[str, Json] | None = None, *, after: int | None = None) -> str:
+        """What a start does after :meth:`new` and before its first batch; what its rollback said.
+
+        Args:
+            position: of the checkpoint that it restores.
+            after: the batch of that checkpoint, if a repartition of the state has taken a number since the position.
+        """
         said = ""
         if position is not None:
             self.sink.check(position, NOWHERE)
@@ -167,7 +172,8 @@ class Job:
         self.sink.adopt(self.lineage)
         if position is not None:
             said = self.sink.rollback_to(position, NOWHERE, self.epoch)
-        self.sink.begin(SinkRun(self.directory, self.epoch, position, lambda: None, lambda _: None))
+        begins = position if position is None or after is None else {**position, "batch": after}
+        self.sink.begin(SinkRun(self.directory, self.epoch, begins, lambda: None, lambda _: None))
         return said
 
     def write(self, batch: int, label: str) -> dict[str, Json]:

@@ -26,6 +26,7 @@ from dagster_ckpt.errors import (
 )
 from dagster_ckpt.spark.sinks.postgres import PostgresSink
 from dagster_ckpt.spark.sinks.postgres.staging import copying
+from dagster_ckpt.spark.sinks.recorded_positions import RecordedPositions
 from tests.jobs.harness import eventually
 from tests.servers.postgres import PostgresServer, rows
 from tests.unit.spark.sinks.postgres_job import NOWHERE, TABLE, Job, Rows, batch_rows, expected
@@ -48,6 +49,30 @@ def test_a_batch_that_comes_again_in_the_same_start_replaces_itself(job: Job) ->
     job.write(1, "b")
     assert job.found() == expected((0, "a"), (1, "b"))
     assert job.staged() == []
+
+
+def test_a_start_that_goes_without_a_batch(job: Job) -> None:
+    """A repartition of the state has taken number 1; a batch that is lost later is still missed."""
+    job.start()
+    first = job.write(0, "a")
+    job.write(1, "a")
+    job.new()
+    job.go(first, after=1)
+    empty = RecordedPositions(job.directory).pin_position(1, lambda source, _: source)
+    job.write(2, "b")
+    assert job.found() == expected((0, "a"), (2, "b"))
+    with pytest.raises(SinkMismatch, match="holds batches up to 2, and the next one is 4"):
+        job.write(4, "b")
+    job.start(empty)
+    third = job.write(2, "c")
+    assert job.found() == expected((0, "a"), (2, "c"))
+    job.new()
+    job.go(first, after=1)  # back to the checkpoint of the repartition, whose position is that of batch 0
+    job.write(2, "d")
+    assert job.found() == expected((0, "a"), (2, "d"))
+    job.new()
+    with pytest.raises(SinkMismatch, match="and not batch 2 of"):
+        job.go(third)
 
 
 def test_a_rollback_removes_later_batches_and_no_row_of_others(job: Job) -> None:
