@@ -547,7 +547,8 @@ def blue_and_green(block: Block, bench: Bench, data: Path) -> None:
     code = code.replace('"/data/turnover_green"))', '"/data/turnover_green")).trigger(availableNow=True)')
     assert code.count("availableNow") == 3
     defined = replace(versions, code=code).run(data)
-    assert dagster_ckpt.build_checkpoint_definitions([defined["turnover"], defined["turnover_green"]], {})
+    defs = dagster_ckpt.build_checkpoint_definitions([defined["turnover"], defined["turnover_green"]], {})
+    assert defs.resolve_job_def("turnover_rollback")
     if block == versions:
         return
     (data / "orders").symlink_to(bench.source)
