@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -64,6 +67,7 @@ def _pipeline(
     num_retained: int = 3,
     poison_batch_attempts: int | None = 5,
     spark_key: str = "spark",
+    standby: bool = False,
 ) -> CheckpointedStreamingAsset:
     # Read by each run anew, because each is a process that loads this module.
     interval, pause = ("1 h", "1 h") if Pipeline.from_environment(name).unhurried.exists() else ("200 ms", "0 s")
@@ -75,6 +79,7 @@ def _pipeline(
         poison_batch_attempts=poison_batch_attempts,
         report_interval=0.0,
         spark_key=spark_key,
+        standby=standby,
     )
     def unique_rows(context: dg.AssetExecutionContext, spark: SparkSession) -> DataStreamWriter:
         del context
@@ -131,6 +136,10 @@ clicked = _pipeline("clicked", num_retained=10)
 materialized = _pipeline("materialized")
 saved = _pipeline("saved")
 warm = _pipeline("warm", spark_key="warm_spark")
+stood_by = _pipeline("stood_by", standby=True)
+two_standbys = _pipeline("two_standbys", standby=True)
+lost_standby = _pipeline("lost_standby", standby=True)
+reloaded = _pipeline("reloaded", standby=True)
 configured = _pipeline("configured", restart=RestartStrategies.no_restart())
 upgraded = _upgraded()
 submitted = _pipeline(
@@ -147,6 +156,9 @@ _CONF = {
     "spark.ui.enabled": "false",
 }
 _shared = Pipeline.from_environment("")
+sys.path.append(str(_shared.root))
+with contextlib.suppress(ImportError):  # a test has edited the code of this location
+    importlib.import_module("edited_code")
 
 defs = dg.Definitions.merge(
     build_checkpoint_definitions(
@@ -168,6 +180,10 @@ defs = dg.Definitions.merge(
             materialized,
             saved,
             warm,
+            stood_by,
+            two_standbys,
+            lost_standby,
+            reloaded,
             configured,
             submitted,
             upgraded,
