@@ -6,6 +6,8 @@ Each case lands 60 days of flights, starts the stream under a real ``dagster dev
 random moment, deletes the dead run's live checkpointLocation in half of the cases, lets the sensor resume the job,
 and compares the result (what the sink's log lists, and the raw directory) with a batch computation over the same
 files. Every checkpoint listed at the end must verify. Exit status 0 only if all cases are identical.
+
+With ``--standbys`` a second run waits beside the stream, and is among the victims: a kill waits until it is warm.
 """
 
 from __future__ import annotations
@@ -18,8 +20,10 @@ import shutil
 import signal
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -30,9 +34,10 @@ sys.path.insert(0, str(ROOT))
 
 from assets.batch_answer import batch_answer, compare, read_delays  # noqa: E402
 from assets.flights import Lateness, land, landing_plan  # noqa: E402
-from assets.settings import CATCH_UP_VARIABLE, DATA_VARIABLE, DataPaths  # noqa: E402
+from assets.settings import CATCH_UP_VARIABLE, DATA_VARIABLE, STANDBY_VARIABLE, DataPaths  # noqa: E402
 from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog  # noqa: E402
 from dagster_ckpt.checkpoint.control.heartbeat import Heartbeat, HeartbeatFile  # noqa: E402
+from dagster_ckpt.checkpoint.standbys import Standbys  # noqa: E402
 from dagster_ckpt.errors import CheckpointError  # noqa: E402
 from dagster_ckpt.filesystem import open_filesystem  # noqa: E402
 from dagster_ckpt.spark.files.checkpoint_location import CheckpointLocation  # noqa: E402
@@ -70,13 +75,22 @@ class Case:
 class Kills:
     """The cases, one after another, in one Dagster instance."""
 
-    def __init__(self, directory: Path, seed: int) -> None:
+    KINDS: tuple[str, ...] = KINDS
+    #: After which batch the kill comes, at the earliest and at the latest.
+    BATCHES = (-2, 14)
+
+    def __init__(self, directory: Path, seed: int, environment: Mapping[str, str] | None = None) -> None:
         self._paths = DataPaths(directory / "data")
         self._dev = DagsterDev(
             ROOT / "workspace.yaml",
             directory / "dagster_home",
             # No class archive is made: its JVM is none to kill.
-            {DATA_VARIABLE: str(self._paths.root), CATCH_UP_VARIABLE: "1", "DAGSTER_CKPT_CACHE": ""},
+            {
+                DATA_VARIABLE: str(self._paths.root),
+                CATCH_UP_VARIABLE: "1",
+                "DAGSTER_CKPT_CACHE": "",
+                **(environment or {}),
+            },
         )
         self._random = random.Random(seed)
 
@@ -88,7 +102,8 @@ class Kills:
             (self._paths.landed / file.name).unlink()
         expected = batch_answer(self._paths.landed)
         done: list[Case] = []
-        order = [(KINDS[index % len(KINDS)], index // len(KINDS) % 2 == index % 2) for index in range(cases)]
+        kinds = self.KINDS
+        order = [(kinds[index % len(kinds)], index // len(kinds) % 2 == index % 2) for index in range(cases)]
         with self._dev:
             for number, (kind, delete_live) in enumerate(order, start=1):
                 case = Case(number, kind, delete_live)
@@ -133,7 +148,7 @@ class Kills:
 
     def _moment(self, case: Case, run_id: str) -> Heartbeat:
         """Wait for a random batch to be committed, and a random while longer."""
-        batch = self._random.randint(-2, 14)
+        batch = self._random.randint(*self.BATCHES)
         pause = self._random.uniform(0, 1.0)
         case.moment = f"{pause:.2f} s after " + ("the claim" if batch < 0 else f"commit {batch}")
 
@@ -203,6 +218,57 @@ class Kills:
         return end is not None and end.status == "FINISHED"
 
 
+class KillsBesideStandbys(Kills):
+    """The cases of a stream with a standby: most of the files land when the standby is warm."""
+
+    KINDS: tuple[str, ...] = (
+        "run process",
+        "standby, later run process",
+        "JVM",
+        "run process and standby",
+        "whole dagster dev",
+    )
+    #: Days that have landed when the stream starts.
+    BEFORE = 16
+    BATCHES = (5, 14)
+
+    def __init__(self, directory: Path, seed: int) -> None:
+        self._own: Any = None
+        self._flag, self._held = directory / "until-caught-up", directory / "held-back"
+        super().__init__(directory, seed, {STANDBY_VARIABLE: "1", CATCH_UP_VARIABLE: str(self._flag)})
+
+    def _one(self, case: Case) -> None:
+        self._held.mkdir(exist_ok=True)
+        for file in sorted(self._paths.landed.iterdir())[self.BEFORE :]:
+            file.rename(self._held / file.name)
+        self._flag.unlink(missing_ok=True)
+        super()._one(case)
+
+    def _moment(self, case: Case, run_id: str) -> Heartbeat:
+        what = f"the standby of case {case.number} to be warm (see {self._dev.log})"
+        wait_for(self._standby, what, seconds=1200)
+        self._flag.touch()
+        for file in sorted(self._held.iterdir()):
+            file.rename(self._paths.landed / file.name)
+        return super()._moment(case, run_id)
+
+    def _kill(self, kind: str, heartbeat: Heartbeat) -> None:
+        self._own = heartbeat
+        if "standby" in kind and (standby := self._standby()):
+            os.kill(standby, signal.SIGKILL)
+            time.sleep(self._random.uniform(0, 5) if "later" in kind else 0)
+        super()._kill("run process" if "standby" in kind else kind, heartbeat)
+
+    def _standby(self) -> int:
+        """The process of the standby that waits, 0 for none."""
+        signs = Standbys(open_filesystem(str(self._paths.checkpoints)), JOB).all()
+        return next((sign.processes[0].pid for sign in signs if sign.processes[0].is_alive()), 0)
+
+    def _jvm(self) -> int:
+        """The JVM of the stream that is killed, not that of its standby."""
+        return next((process.pid for process in self._own.processes[1:] if _exists(process.pid)), 0)
+
+
 def table(cases: list[Case], seed: int) -> str:
     """The Markdown page."""
     good = sum(case.identical for case in cases)
@@ -246,13 +312,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", type=int, default=25)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--standbys", action="store_true", help="with a standby, which is among the victims")
     parser.add_argument("--directory", type=Path, default=ROOT / "artifacts" / "random-kills")
     parser.add_argument("--table", type=Path, help="write a Markdown page")
     options = parser.parse_args()
     directory: Path = options.directory.absolute()
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
-    cases = Kills(directory, options.seed).run(options.cases, directory / "report.json")
+    kills = KillsBesideStandbys if options.standbys else Kills
+    cases = kills(directory, options.seed).run(options.cases, directory / "report.json")
     if options.table:
         options.table.write_text(table(cases, options.seed), encoding="utf-8")
     good = sum(case.identical for case in cases)
