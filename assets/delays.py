@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name every Spark user knows it by
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from assets.flights import END_OF_DATA, MAX_FILES_PER_TRIGGER
+from assets.flights import END_OF_DATA, MAX_FILES_PER_TRIGGER, MAX_RECORDS_PER_TRIGGER
+from assets.settings import KAFKA_VARIABLE, TOPIC
 
-__all__ = ["FLIGHT_SCHEMA", "WATERMARK_DAYS", "WINDOW_HOURS", "delays_of", "delays_query", "flights_of"]
+__all__ = [
+    "FLIGHT_SCHEMA",
+    "WATERMARK_DAYS",
+    "WINDOW_HOURS",
+    "delays_from_kafka",
+    "delays_of",
+    "delays_query",
+    "flights_of",
+]
 
 FLIGHT_SCHEMA = "time_hour TIMESTAMP, carrier STRING, origin STRING, dep_delay INT, arr_delay INT, landed DATE"
 """The landed files' columns as Spark reads them; a record of Kafka has the same."""
@@ -79,6 +89,23 @@ def delays_of(flights: DataFrame) -> DataFrame:
             "arr_delay_sum",
         )
     )
+
+
+def delays_from_kafka(spark: SparkSession) -> DataFrame:
+    """The rows of :func:`delays_of` from the example's topic, whose records :func:`assets.flights.records` gives.
+
+    Args:
+        spark: the session to run in.
+    """
+    records = (
+        spark.readStream.format("kafka")
+        .option("kafka.bootstrap.servers", os.environ[KAFKA_VARIABLE])
+        .option("subscribe", TOPIC)
+        .option("startingOffsets", "earliest")
+        .option("maxOffsetsPerTrigger", MAX_RECORDS_PER_TRIGGER)
+        .load()
+    )
+    return delays_of(flights_of(records))
 
 
 def flights_of(records: DataFrame) -> DataFrame:

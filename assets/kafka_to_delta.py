@@ -12,7 +12,7 @@ import dagster as dg
 
 from assets.landing import landed_flights
 from assets.resources import resources
-from assets.settings import JARS_VARIABLE, KAFKA_VARIABLE, TOPIC, DataPaths, ends_when_caught_up
+from assets.settings import JARS_VARIABLE, DataPaths, ends_when_caught_up
 from dagster_ckpt import (
     CheckpointConfig,
     DeltaSink,
@@ -37,19 +37,10 @@ __all__ = ["defs", "flight_delays_table"]
 )
 def flight_delays_table(context: dg.AssetExecutionContext, spark: SparkSession) -> DataStreamWriter:
     """Counts as records come, until it is terminated."""
-    from assets.delays import delays_of, flights_of  # noqa: PLC0415 - PySpark, which only a run needs
-    from assets.flights import MAX_RECORDS_PER_TRIGGER  # noqa: PLC0415 - pyarrow, as above
+    from assets.delays import delays_from_kafka  # noqa: PLC0415 - PySpark, which only a run needs
 
     del context
-    records = (
-        spark.readStream.format("kafka")
-        .option("kafka.bootstrap.servers", os.environ[KAFKA_VARIABLE])
-        .option("subscribe", TOPIC)
-        .option("startingOffsets", "earliest")
-        .option("maxOffsetsPerTrigger", MAX_RECORDS_PER_TRIGGER)
-        .load()
-    )
-    query = sink_to(delays_of(flights_of(records)), DeltaSink(DataPaths.from_environment().delays_table))
+    query = sink_to(delays_from_kafka(spark), DeltaSink(DataPaths.from_environment().delays_table))
     return query.trigger(availableNow=True) if ends_when_caught_up() else query
 
 

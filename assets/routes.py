@@ -16,7 +16,7 @@ from assets.killed_stream import say
 from assets.settings import JARS_VARIABLE, KAFKA_VARIABLE, TOPIC, DataPaths
 from dagster_ckpt.spark.sinks.spark_sink_log import FileSink
 
-__all__ = ["SPARK_OF_DELTA", "Route", "files_to_parquet", "kafka_to_delta"]
+__all__ = ["SPARK_OF_DELTA", "FlightTopic", "Route", "files_to_parquet", "flights_in_kafka", "kafka_to_delta"]
 
 SPARK_OF_DELTA = "4.2"
 """The newest release of Spark that Delta is for."""
@@ -69,13 +69,50 @@ def kafka_to_delta(paths: DataPaths) -> Iterator[Route]:
     # Of the extra `dev`.
     from deltalake import DeltaTable  # noqa: PLC0415
 
-    from dagster_ckpt.testing.kafka import connector, running  # noqa: PLC0415
-    from dagster_ckpt.testing.maven import DELTA, beside_spark  # noqa: PLC0415
+    from dagster_ckpt.testing.maven import DELTA  # noqa: PLC0415
+
+    with flights_in_kafka(paths, DELTA[SPARK_OF_DELTA]) as topic:
+        yield Route(
+            job="flight_delays_table",
+            workspace="workspace_kafka_to_delta.yaml",
+            input=topic.name,
+            output=paths.delays_table,
+            read=lambda: normalized(DeltaTable(os.fspath(paths.delays_table)).to_pandas()),
+            feed=topic.feed,
+            environment=topic.environment,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class FlightTopic:
+    """The topic of the flights, and how a job gets at it.
+
+    Attributes:
+        name: of the topic and its broker, for people.
+        feed: sends the landed flights.
+        environment: variables for the job.
+    """
+
+    name: str
+    feed: Callable[[], None]
+    environment: Mapping[str, str]
+
+
+@contextmanager
+def flights_in_kafka(paths: DataPaths, *tables: tuple[str, str, str]) -> Iterator[FlightTopic]:
+    """A broker until the end of the context; jars that are missing are fetched first.
+
+    Args:
+        paths: the directories of the example.
+        tables: what the job needs to write its table, as organisation, module and revision in Maven's repository.
+    """
+    from dagster_ckpt.testing.kafka import connector, running  # noqa: PLC0415 - of the extra `dev`
+    from dagster_ckpt.testing.maven import beside_spark  # noqa: PLC0415
 
     home = paths.root / "kafka"
     home.mkdir(parents=True)
-    say("Looking for the jars of Kafka and Delta ...")
-    jars = [*connector(home), *beside_spark(home, DELTA[SPARK_OF_DELTA])]
+    say("Looking for the jars of Kafka and the table ...")
+    jars = [*connector(home), *(jar for artifact in tables for jar in beside_spark(home, artifact))]
     say("Starting a broker of Kafka ...")
     with running(home) as broker:
 
@@ -88,12 +125,8 @@ def kafka_to_delta(paths: DataPaths) -> Iterator[Route]:
                 sent += len(values)
             say(f"  {sent:,} records")
 
-        yield Route(
-            job="flight_delays_table",
-            workspace="workspace_kafka_to_delta.yaml",
-            input=f"topic {TOPIC} of {broker.address}",
-            output=paths.delays_table,
-            read=lambda: normalized(DeltaTable(os.fspath(paths.delays_table)).to_pandas()),
+        yield FlightTopic(
+            name=f"topic {TOPIC} of {broker.address}",
             feed=feed,
             environment={KAFKA_VARIABLE: broker.address, JARS_VARIABLE: ",".join(map(os.fspath, jars))},
         )

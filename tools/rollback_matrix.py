@@ -2,39 +2,68 @@
 
     python tools/rollback_matrix.py run --part 1/2 --results build/matrix.jsonl
     python tools/rollback_matrix.py table --results build/matrix.jsonl --table docs/reference/rollback-matrix.md
-    python tools/rollback_matrix.py run --tables --results build/tables.jsonl
+    python tools/rollback_matrix.py run --tables --jobs 1 --results build/tables.jsonl
+    python tools/rollback_matrix.py run --tables --jobs 1 --source Kafka --results build/tables.jsonl
     python tools/rollback_matrix.py table --results build/tables.jsonl --table docs/reference/rollback-matrix-tables.md
 
 A case is a job that stopped in the middle of a batch, two batches after its newest checkpoint, and goes on; what the
 sink then holds is compared with the answer of plain Spark that never failed and read the same files in the same
 batches. What a case needs is in ``tests/jobs/matrix``. Cases that are in the results already are not run again. With
 ``--tables`` the sinks are tables, as far as there are any for the Spark that runs: of PostgreSQL, Delta and Iceberg.
+With ``--source Kafka`` the same rows come through a topic, by a broker that the command starts.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import sys
 import tempfile
 import time
 import traceback
 from collections import Counter
-from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from dagster_ckpt.testing.kafka import CONNECTOR, KafkaServer  # noqa: E402
+from dagster_ckpt.testing.kafka import running as running_kafka  # noqa: E402
 from tests.helpers.local_spark import small_spark  # noqa: E402
-from tests.jobs.matrix.cases import EVENTS, MODES, SIZES, Base, Case, Outcome, bases, cases, pairwise  # noqa: E402
+from tests.jobs.matrix.cases import (  # noqa: E402
+    EVENTS,
+    MODES,
+    SIZES,
+    Base,
+    Case,
+    Outcome,
+    bases,
+    cases,
+    of_drawn_jobs,
+    pairwise,
+)
 from tests.jobs.matrix.plain_spark import SINKS as PLAIN_SINKS  # noqa: E402
 from tests.jobs.matrix.plain_spark import PlainBase  # noqa: E402
-from tests.jobs.matrix.streams import BACKENDS, POSTGRES, QUERIES, SINKS, FailureFree, table_sinks  # noqa: E402
-from tests.servers.postgres import PostgresServer, running  # noqa: E402
+from tests.jobs.matrix.streams import (  # noqa: E402
+    BACKENDS,
+    DELTA,
+    ICEBERG,
+    POSTGRES,
+    QUERIES,
+    SINKS,
+    FailureFree,
+    table_sinks,
+)
+from tests.jobs.matrix.topics import FILES, KAFKA, SOURCES  # noqa: E402
+from tests.servers.postgres import PostgresServer  # noqa: E402
+from tests.servers.postgres import running as running_postgres  # noqa: E402
 
+_TABLES = (POSTGRES, DELTA, ICEBERG)
 OURS, PLAIN = "dagster_ckpt", "Spark alone"
 _PLAIN_TOLD = f"**{PLAIN}**, with whole copies of the checkpoint directory put back at their place: {{}}."
 _ABOUT_PLAIN = [
@@ -52,7 +81,10 @@ def main() -> int:
     run.add_argument("--part", default="1/1", help="which part of how many, for several processes side by side")
     run.add_argument("--results", type=Path, required=True, help="a file of JSON lines")
     run.add_argument("--tables", nargs="*", choices=table_sinks(), help="these tables, or all, instead of other sinks")
+    run.add_argument("--source", choices=SOURCES, default=FILES, help="what the jobs read")
     run.add_argument("--pairwise", action="store_true", help="of each sink only enough cases for every pair of values")
+    run.add_argument("--jobs", type=int, help="of each sink only the cases of so many stopped jobs, which are drawn")
+    run.add_argument("--seed", type=int, default=1, help="of what is drawn")
     table = commands.add_parser("table", help="write the table")
     table.add_argument("--results", type=Path, required=True, nargs="+", help="files of JSON lines")
     table.add_argument("--table", type=Path, required=True)
@@ -60,8 +92,12 @@ def main() -> int:
     if arguments.command == "run":
         part, parts = map(int, arguments.part.split("/"))
         sinks = SINKS if arguments.tables is None else tuple(arguments.tables) or table_sinks()
-        with running() if POSTGRES in sinks else nullcontext() as postgres:
-            return _run(arguments.results, part - 1, parts, Chosen(sinks, arguments.pairwise, postgres))
+        with ExitStack() as stack:
+            servers = Servers(
+                stack.enter_context(running_postgres()) if POSTGRES in sinks else None,
+                stack.enter_context(_broker()) if arguments.source == KAFKA else None,
+            )
+            return _run(arguments.results, part - 1, parts, _chosen(sinks, arguments), servers)
     lines = [line for file in arguments.results for line in file.read_text(encoding="utf-8").splitlines()]
     arguments.table.write_text(_table([json.loads(line) for line in lines]), encoding="utf-8")
     return 0
@@ -69,46 +105,65 @@ def main() -> int:
 
 @dataclass(frozen=True)
 class Chosen:
-    """Which cases are run, and what they need.
+    """Which cases are run.
 
     Attributes:
         sinks: their sinks.
-        pairwise: of each sink only enough of them for every pair of two values.
-        postgres: the server for a sink in PostgreSQL.
+        source: what they read.
+        cases: the cases.
     """
 
     sinks: tuple[str, ...]
-    pairwise: bool
+    source: str
+    cases: list[Case]
+
+
+def _chosen(sinks: tuple[str, ...], asked: argparse.Namespace) -> Chosen:
+    def of(every: list[Case]) -> list[Case]:
+        if asked.jobs is not None:
+            return of_drawn_jobs(every, asked.jobs, asked.seed)
+        return pairwise(every) if asked.pairwise else every
+
+    return Chosen(sinks, asked.source, [case for sink in sinks for case in of(cases([sink], asked.source))])
+
+
+@dataclass(frozen=True)
+class Servers:
+    """The servers that cases need, as far as they need them."""
+
     postgres: PostgresServer | None
-
-    @property
-    def cases(self) -> list[Case]:
-        """The cases."""
-        every = [cases([sink]) for sink in self.sinks]
-        return [case for each in every for case in (pairwise(each) if self.pairwise else each)]
+    kafka: KafkaServer | None
 
 
-def _run(results: Path, part: int, parts: int, chosen: Chosen) -> int:
+@contextmanager
+def _broker() -> Iterator[KafkaServer]:
+    with tempfile.TemporaryDirectory(prefix="rollback-matrix-kafka-") as home, running_kafka(Path(home)) as server:
+        yield server
+
+
+def _run(results: Path, part: int, parts: int, chosen: Chosen, servers: Servers) -> int:
     results.parent.mkdir(parents=True, exist_ok=True)
     done = {_key(json.loads(line)) for line in results.read_text().splitlines()} if results.exists() else set()
     bad = 0
     with tempfile.TemporaryDirectory(prefix="rollback-matrix-") as home:
-        spark = small_spark(Path(home), cores=1)
+        spark = small_spark(Path(home), cores=1, packages=CONNECTOR if servers.kafka else "")
         failure_free = FailureFree(spark, Path(home) / "failure-free")
-        for number, base in enumerate(bases(chosen.sinks)):
+        for number, base in enumerate(bases(chosen.sinks, chosen.source)):
             for system in (OURS, PLAIN):
                 wanted = [case for case in chosen.cases if case.base == base]
                 if system == PLAIN:
                     # Spark alone has no mode.
-                    wanted = [case for case in wanted if case.mode == MODES[0] and case.sink in PLAIN_SINKS]
-                todo = [case for case in wanted if _key({"system": system, **asdict(case)}) not in done]
+                    ways = {replace(case, mode=MODES[0]): None for case in wanted if case.sink in PLAIN_SINKS}
+                    wanted = list(ways)
+                told = {"system": system, "spark": spark.version}
+                todo = [case for case in wanted if _key({**told, **asdict(case)}) not in done]
                 if number % parts == part and todo:
                     directory = Path(home) / f"{number}-{system}"
                     stopped: Base | PlainBase
                     if system == OURS:
-                        stopped = Base(spark, directory, *base, postgres=chosen.postgres)
+                        stopped = Base(spark, directory, *base, postgres=servers.postgres, kafka=servers.kafka)
                     else:
-                        stopped = PlainBase(spark, directory, *base)
+                        stopped = PlainBase(spark, directory, *base, kafka=servers.kafka)
                     bad += _of_base(stopped, system, todo, failure_free, results, spark.version)
         spark.stop()
     return 1 if bad else 0
@@ -139,23 +194,25 @@ def _is_right(record: dict[str, Any]) -> bool:
 
 
 def _key(record: dict[str, Any]) -> tuple[str, ...]:
-    return tuple(str(record[name]) for name in ("system", "query", "backend", "sink", "event", "size", "mode"))
+    names = ["system", "query", "backend", "sink", "source", "event", "size", "mode"]
+    if record["sink"] in _TABLES:
+        names.append("spark")
+    return tuple(str(record.get(name, FILES)) for name in names)
+
+
+def _cell(records: list[dict[str, Any]], **wanted: str) -> str:
+    found = Counter(
+        record["word"] for record in records if all(record[name] == value for name, value in wanted.items())
+    )
+    return ", ".join(f"{count} {word}" for word, count in sorted(found.items())) or "-"
 
 
 def _table(records: list[dict[str, Any]]) -> str:
-    def cell(**wanted: str) -> str:
-        found = Counter(
-            record["word"] for record in records if all(record[name] == value for name, value in wanted.items())
-        )
-        return ", ".join(f"{count} {word}" for word, count in sorted(found.items())) or "-"
-
+    tables = any(record["sink"] in _TABLES for record in records)
     ours = [record for record in records if record["system"] == OURS]
-    sinks = list(dict.fromkeys(record["sink"] for record in ours))
-    ran = [(sink, sorted({record.get("spark", "") for record in ours if record["sink"] == sink})) for sink in sinks]
-    on = "; ".join(f"{sink} on Spark {' and '.join(releases)}" for sink, releases in ran if all(releases))
-    tables = not set(sinks) & set(SINKS)
     right = sum(map(_is_right, ours))
-    lines = [
+    of_kafka = "Of Kafka it read the rows of as many files. " if tables else ""
+    head = [
         f"# Rollback: state and {'table' if tables else 'sink'} together",
         "",
         "Made by `tools/rollback_matrix.py`; see it and `tests/jobs/matrix` for the cases. A job read 7 files with a",
@@ -163,28 +220,53 @@ def _table(records: list[dict[str, Any]]) -> str:
         "as the case says, to the end of 7 more files. *Exact*: the rows in the sink, as a reader finds them who knows",
         "nothing of checkpoints, are those of a run that never failed and read the same files in the same batches.",
         "*Lost*: rows are missing, without an error. *Doubled*: rows are there again. *Failed*: the query ends with an",
-        "error, such as a state file that cannot be found.",
+        f"error, such as a state file that cannot be found. {of_kafka}".rstrip(),
         "",
-        f"**{OURS}**: {len(ours)} of {len(cases(sinks))} cases ran, {right} as promised ({cell(system=OURS)}).",
-        *([] if tables else [_PLAIN_TOLD.format(cell(system=PLAIN))]),
+    ]
+    return "\n".join([*head, *(_of_tables(records, ours, right) if tables else _of_sinks(records, ours, right)), ""])
+
+
+def _of_sinks(records: list[dict[str, Any]], ours: list[dict[str, Any]], right: int) -> list[str]:
+    sinks = list(dict.fromkeys(record["sink"] for record in ours))
+    lines = [
+        f"**{OURS}**: {len(ours)} of {len(cases(sinks))} cases ran, {right} as promised ({_cell(ours)}).",
+        _PLAIN_TOLD.format(_cell(records, system=PLAIN)),
         "",
-        *([f"Ran with: {on}.", ""] if on else []),
-        *([] if tables else _ABOUT_PLAIN),
+        *_ABOUT_PLAIN,
         f"| query | state | sink | how it went on | {OURS} | {PLAIN} |",
         "|---|---|---|---|---|---|",
     ]
-    for query in QUERIES:
-        for backend in BACKENDS:
-            for sink in sinks:
-                for event in EVENTS:
-                    where = {"query": query, "backend": backend, "sink": sink, "event": event}
-                    if cell(system=OURS, **where) != "-":
-                        lines.append(
-                            f"| {query} | {'-' if query == 'stateless' else backend} | {sink} | {event} "
-                            f"| {cell(system=OURS, **where)} | {cell(system=PLAIN, **where)} |"
-                        )
-    lines += ["", f"Each cell of {OURS} has {len(SIZES)} batch sizes x {len(MODES)} modes.", ""]
-    return "\n".join(lines)
+    for query, backend, sink, event in itertools.product(QUERIES, BACKENDS, sinks, EVENTS):
+        where = {"query": query, "backend": backend, "sink": sink, "event": event}
+        if (cell := _cell(ours, **where)) != "-":
+            state = "-" if query == "stateless" else backend
+            lines.append(f"| {query} | {state} | {sink} | {event} | {cell} | {_cell(records, system=PLAIN, **where)} |")
+    return [*lines, "", f"Each cell of {OURS} has {len(SIZES)} batch sizes x {len(MODES)} modes."]
+
+
+def _of_tables(records: list[dict[str, Any]], ours: list[dict[str, Any]], right: int) -> list[str]:
+    ran = sorted({(record["sink"], record["spark"]) for record in ours})
+    possible = sum(len(cases([sink], source)) for sink, _ in ran for source in SOURCES)
+    lines = [
+        f"**{OURS}**: {len(ours)} of {possible} cases ran, {right} as promised ({_cell(ours)}). They are a sample:",
+        "stopped jobs were drawn with a seed (`--jobs`), and each went on in all four ways, with a batch size and a",
+        f"mode that were drawn, too. Their queries: {', '.join(sorted({record['query'] for record in ours}))}.",
+        f"**{PLAIN}**, with the format's own writer and with whole copies of the checkpoint directory put back at",
+        f"their place: {_cell(records, system=PLAIN)}. Spark alone has no writer for PostgreSQL.",
+        "",
+        "| table | Spark | how it went on | "
+        + " | ".join(f"from {source}: {system}" for source in SOURCES for system in (OURS, PLAIN))
+        + " |",
+        "|---|---|---|" + "---|" * 2 * len(SOURCES),
+    ]
+    for (sink, release), event in itertools.product(ran, EVENTS):
+        cells = [
+            _cell(records, system=system, sink=sink, spark=release, event=event, source=source)
+            for source in SOURCES
+            for system in (OURS, PLAIN)
+        ]
+        lines.append(f"| {sink} | {release} | {event} | {' | '.join(cells)} |")
+    return lines
 
 
 if __name__ == "__main__":

@@ -25,8 +25,15 @@ from dagster_ckpt.testing.maven import Artifact, beside_spark, classpath
 __all__ = ["CONNECTOR", "PASSWORD", "KafkaServer", "connector", "running"]
 
 _KAFKA: Artifact = ("org.apache.kafka", "kafka_2.13", "4.1.1")
-#: Spark's connector in Maven's repository; there is none for Spark 4.3 yet, which takes the one before.
-_CONNECTOR: Artifact = ("org.apache.spark", "spark-sql-kafka-0-10_2.13", min(_spark, "4.2.0"))
+#: Spark's connector in Maven's repository, by the release of Spark: patch releases that have all they need there.
+#: There is none for Spark 4.3 yet, which takes the one before.
+_CONNECTORS = {"4.0": "4.0.0", "4.1": "4.1.1"}
+_NEWEST = "4.2.0"
+_CONNECTOR: Artifact = (
+    "org.apache.spark",
+    "spark-sql-kafka-0-10_2.13",
+    _CONNECTORS.get(_spark.rpartition(".")[0], _NEWEST),
+)
 CONNECTOR = ":".join(_CONNECTOR)
 #: Runs a program until this process closes the pipe that is the program's standard input, or is gone.
 _UNTIL_CLOSED = ("sh", "-c", 'exec 3<&0 </dev/null; { read -r _ <&3; kill -9 $$; } & exec "$@" 3<&-', "sh")

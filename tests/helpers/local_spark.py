@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from importlib.metadata import version
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from dagster_ckpt.spark.jvm.local_files import SOURCE, compiled
@@ -52,20 +53,20 @@ def delta_conf() -> Mapping[str, str]:
 
 
 #: Iceberg in Maven's repository, by the release of Spark that it is for. There is none for newer releases yet.
-_ICEBERG = {
-    "4.0": "org.apache.iceberg:iceberg-spark-runtime-4.0_2.13:1.11.0",
-    "4.1": "org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0",
+ICEBERG = {
+    "4.0": ("org.apache.iceberg", "iceberg-spark-runtime-4.0_2.13", "1.11.0"),
+    "4.1": ("org.apache.iceberg", "iceberg-spark-runtime-4.1_2.13", "1.12.0"),
 }
 #: For a catalog that several processes share.
-_SQLITE = "org.xerial:sqlite-jdbc:3.54.1.0"
+SQLITE = ("org.xerial", "sqlite-jdbc", "3.54.1.0")
 
 
 def iceberg_conf() -> Mapping[str, str]:
     """What a session needs to write Iceberg tables; empty where no Iceberg is for this Spark."""
     from pyspark import __version__ as release  # noqa: PLC0415
 
-    package = _ICEBERG.get(release.rpartition(".")[0])
-    return {} if package is None else {"spark.jars.packages": f"{package},{_SQLITE}"}
+    artifact = ICEBERG.get(release.rpartition(".")[0])
+    return {} if artifact is None else {"spark.jars.packages": ",".join(map(":".join, (artifact, SQLITE)))}
 
 
 def _conf(packages: str) -> Mapping[str, str]:
@@ -97,7 +98,9 @@ def set_up_jvms() -> None:
     os.environ.setdefault("DAGSTER_CKPT_CACHE", "")
 
 
-def small_spark(home: Path, cores: int, packages: str = "") -> SparkSession:
+def small_spark(
+    home: Path, cores: int, packages: str = "", conf: Mapping[str, str] = MappingProxyType({})
+) -> SparkSession:
     """A local session with two shuffle partitions, UTC and no web UI, which keeps its files below ``home``.
 
     The maintenance of state stores runs every 100 ms, because that interval is fixed for the life of the
@@ -107,6 +110,7 @@ def small_spark(home: Path, cores: int, packages: str = "") -> SparkSession:
         home: a directory for its files.
         cores: how many threads it has.
         packages: more of Maven's packages, as Spark names them.
+        conf: more settings.
     """
     from dagster_ckpt.spark import start_session  # noqa: PLC0415 - tests without Spark do not pay for the import
     from dagster_ckpt.testing.maven import alone  # noqa: PLC0415
@@ -114,7 +118,7 @@ def small_spark(home: Path, cores: int, packages: str = "") -> SparkSession:
     set_up_jvms()
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    conf = {
+    whole = {
         **SMALL_DRIVER,
         "spark.driver.memory": "1g",
         "spark.local.dir": str(home / "local"),
@@ -122,10 +126,11 @@ def small_spark(home: Path, cores: int, packages: str = "") -> SparkSession:
         "spark.sql.shuffle.partitions": "2",
         "spark.sql.streaming.stateStore.maintenanceInterval": "100ms",
         **_conf(packages),
+        **conf,
     }
     # The JVM fetches the packages before it answers.
-    with alone() if "spark.jars.packages" in conf else nullcontext():
-        session = start_session("dagster-ckpt tests", f"local[{cores}]", conf)
+    with alone() if "spark.jars.packages" in whole else nullcontext():
+        session = start_session("dagster-ckpt tests", f"local[{cores}]", whole)
     session.sparkContext.setLogLevel("OFF")
     return session
 

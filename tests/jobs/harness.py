@@ -321,8 +321,10 @@ class Launch:
         job: StreamingJob,
         request: RestoreRequest,
         series: int | None = None,
+        told: Callable[[Event], None] = lambda _: None,
     ) -> None:
         self.events: list[Event] = []
+        self._told = told
         self.run_id = new_run_id()
         self.run = StreamingRun(
             job,
@@ -330,7 +332,7 @@ class Launch:
             request=request,
             series=series,
             clock=SystemClock(),
-            emit=self.events.append,
+            emit=self._hear,
         )
         self._outcome: RunResult | None = None
         self._error: BaseException | None = None
@@ -374,6 +376,10 @@ class Launch:
     @property
     def restarts(self) -> list[Restarting]:
         return self.of(Restarting)
+
+    def _hear(self, event: Event) -> None:
+        self.events.append(event)
+        self._told(event)
 
     def _drive(self) -> None:
         try:

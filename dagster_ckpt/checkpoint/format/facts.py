@@ -14,6 +14,7 @@ __all__ = ["Facts", "Number", "Operator", "Signed", "Source", "Topic"]
 Signed = Annotated[int, Field(ge=-SIGNED_64 - 1, le=SIGNED_64)]
 #: The number of a partition of Kafka, as brokers and Spark write it: Spark takes 01 and 1 for one partition.
 _PARTITION = re.compile(r"^(?:0|[1-9][0-9]{0,8})$")
+_ByPartition = dict[Annotated[str, Field(pattern=_PARTITION)], Signed]
 Number = Signed | Annotated[FiniteFloat, Field(ge=-1e18, le=1e18)]
 
 
@@ -39,10 +40,13 @@ class Topic(_Strict):
         id: Kafka's id of the topic; a topic that is deleted and created again has another one. ``None`` if the brokers
             give no ids, as before Kafka 2.8.
         latest: the offset after the last record, by partition; empty if the brokers did not tell.
+        earliest: the offset of the first record that was kept, by partition; empty if the brokers did not tell, and in
+            a checkpoint of a release that did not ask.
     """
 
     id: str | None
-    latest: dict[Annotated[str, Field(pattern=_PARTITION)], Signed] = Field(default_factory=dict)
+    latest: _ByPartition = Field(default_factory=dict)
+    earliest: _ByPartition = Field(default_factory=dict)
 
 
 class Source(_Strict):

@@ -22,7 +22,7 @@ __all__ = ["RestoredCopy"]
 
 @dataclass(frozen=True, slots=True)
 class RestoredCopy:
-    """A checkpoint that is unpacked without a batch in flight, in a live location that no query uses yet.
+    """A checkpoint that is laid out without a batch in flight, in a live location that no query uses yet.
 
     Attributes:
         live: the live location.
@@ -68,6 +68,7 @@ class RestoredCopy:
             self.accepted_loss,
             observed,
         )
+        self.store.know(self.live.copied_from())
         snapshot = source.pin(batch)
         try:
             told = replace(snapshot, facts=snapshot.facts.model_copy(update=facts))

@@ -74,6 +74,29 @@ class Brokers:
         """The addresses, for people."""
         return in_one_line(redacted(self._settings.get("bootstrap.servers", "no address")))
 
+    def names(self, seconds: float) -> list[str]:
+        """The names of all topics but Kafka's own.
+
+        Args:
+            seconds: how long the brokers may take to answer.
+
+        Raises:
+            BrokersAway: the brokers did not answer, or may not be asked.
+        """
+        give_up = time.monotonic() + seconds
+        client = self._open(seconds)
+        asked = self._call(lambda: client.listTopics().names())
+        told = self._answer(asked, give_up)
+        return self._call(lambda: sorted(map(str, told)))
+
+    def matches(self, pattern: str, topic: str) -> bool:
+        """Whether a pattern of Java's is found in the name of a topic, as Spark looks for it.
+
+        Raises:
+            BrokersAway: it is no such pattern.
+        """
+        return self._call(lambda: bool(self._jvm.java.util.regex.Pattern.compile(pattern).matcher(topic).find()))
+
     def topics(
         self, names: Collection[str], seconds: float, *, with_earliest: bool = True
     ) -> dict[str, TopicState | None]:

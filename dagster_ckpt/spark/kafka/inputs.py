@@ -51,11 +51,28 @@ class KafkaInputs:
         self._silent_until = float("-inf")
         self._ids: dict[tuple[str, str], str] = {}
 
-    def named(self, source: str) -> Collection[str] | None:
-        """The topics that a source names, ``None`` if it reads all whose names match a pattern."""
-        if (listed := self.option(source, "subscribe")) is not None:
-            return [name.strip() for name in listed.split(",") if name.strip()]
-        return self._assigned(source).keys() or None
+    def reads(self, source: str, topic: str) -> bool:
+        """Whether a source names a topic, or has a pattern that matches its name.
+
+        Raises:
+            BrokersAway: the pattern is none of Java's.
+        """
+        named = self._named(source)
+        if named is not None:
+            return topic in named
+        pattern = self.option(source, "subscribePattern")
+        return pattern is not None and self._brokers[source].matches(pattern, topic)
+
+    def subscribed(self, source: str) -> set[str]:
+        """The topics that a source names, or those that there are now whose names match its pattern.
+
+        Raises:
+            BrokersAway: the brokers did not answer, or may not be asked.
+        """
+        named = self._named(source)
+        if named is not None:
+            return set(named)
+        return {name for name in self._brokers[source].names(_PATIENCE) if self.reads(source, name)}
 
     @property
     def ids(self) -> Collection[str]:
@@ -96,11 +113,11 @@ class KafkaInputs:
         self._ids.update({(source, name): topic.id for name, topic in topics.items() if topic and topic.id})
 
     def begin_anew(self) -> None:
-        """The start reads the topics that there are now, as far as the query names them and the brokers tell."""
+        """The start reads the topics that there are now, as far as the brokers tell."""
         for source in self._sources:
-            if names := self.named(source):
-                with suppress(BrokersAway):
-                    self.begin_with(source, self._ask(source, names, _PATIENCE, with_earliest=False))
+            with suppress(BrokersAway):
+                names = self.subscribed(source)
+                self.begin_with(source, self._ask(source, names, _PATIENCE, with_earliest=False))
 
     def observed(self, sources: Sequence[Source]) -> list[Source]:
         """The sources of a cut, with what their brokers tell of their topics; it never raises because brokers are away.
@@ -117,6 +134,12 @@ class KafkaInputs:
         for brokers in self._brokers.values():
             with suppress(Exception):  # the JVM may be gone
                 brokers.close()
+
+    def _named(self, source: str) -> Collection[str] | None:
+        """The topics that a source names, ``None`` if it reads all whose names match a pattern."""
+        if (listed := self.option(source, "subscribe")) is not None:
+            return {name.strip() for name in listed.split(",") if name.strip()}
+        return self._assigned(source).keys() or None
 
     def _ask(
         self, source: str, topics: Collection[str], seconds: float, *, with_earliest: bool = True
@@ -139,7 +162,7 @@ class KafkaInputs:
         now: Mapping[str, TopicState | None] = {}
         if self._clock.monotonic() >= self._silent_until:
             try:
-                now = self._ask(source.id, names, _CAPTURING, with_earliest=False)
+                now = self._ask(source.id, names, _CAPTURING)
             except BrokersAway as error:
                 self._silent_until = self._clock.monotonic() + _PAUSE
                 _log.warning("This checkpoint does not tell how far its source is behind: %s", error)
@@ -155,7 +178,8 @@ class KafkaInputs:
                     hint="Launch the job again: the check before the restore tells how many records are lost.",
                 )
             if id_ is not None or state is not None:
-                topics[name] = Topic(id=id_, latest={} if state is None else dict(state.latest))
+                ends = {} if state is None else {"latest": dict(state.latest), "earliest": dict(state.earliest)}
+                topics[name] = Topic(id=id_, **ends)
         return source.model_copy(update={"topics": topics}) if topics else source
 
 

@@ -53,8 +53,6 @@ def places_of(
     inputs: KafkaInputs,
     sink: Sink | None,
     later: Sequence[int],
-    *,
-    on_disk: bool,
 ) -> Places:
     """Ask the brokers for the places that a start was asked to read from.
 
@@ -64,7 +62,6 @@ def places_of(
         inputs: the Kafka sources of the query.
         sink: the query's sink, ``None`` if checkpoints do not cover it.
         later: the batches that are known to have been planned after the checkpoint.
-        on_disk: whether the live location is on a disk.
     """
     offsets: dict[str, Offsets] = {}
     found: list[Finding] = []
@@ -74,7 +71,7 @@ def places_of(
                 "there is no checkpoint whose sources could start elsewhere",
                 "Launch without start_sources: a query that starts from nothing begins where startingOffsets says.",
             )
-        check_start(sink, later, on_disk=on_disk)
+        check_start(sink, later)
         known = [source for source in restored.facts.sources if source.offsets and source.id in inputs.ids]
         for source, topic, place in _with_alike(find_sources(asked, known, restored), known, inputs):
             at = (source.offsets or {})[topic]
@@ -180,18 +177,12 @@ def jump_finding(source: Source, topic: str, to: Mapping[str, int], jumps: Mappi
     return Finding(MOVE_CHECK, Verdict.WITH_LOSS, f"{told}: {'; '.join(parts)}.", _WITHOUT, only_doubles=not lost)
 
 
-def check_start(sink: Sink | None, later: Sequence[int], *, on_disk: bool = True) -> None:
-    """Refuse a start that cannot change the restored copy, or after which a batch would come again with other rows.
+def check_start(sink: Sink | None, later: Sequence[int]) -> None:
+    """Refuse a start after which a batch would come again with other rows.
 
     Raises:
         RestoreRefused: sources cannot start elsewhere.
     """
-    if not on_disk:
-        raise refused(
-            "the live location is in a bucket, and offsets are changed on a disk",
-            "Give the storage a working_directory and a live location on a disk for one launch. Later launches may "
-            "have it in the bucket again.",
-        )
     if sink is not None and not sink.can_roll_back and later:
         raise refused(
             f"batch {later[0]} may have been written to {sink.path}, which cannot go back, and would come again with "

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from dagster_ckpt.checkpoint import Facts, PlannedBatch, Source, Topic
+from dagster_ckpt.checkpoint import CheckpointMetadata, Facts, PlannedBatch, Source, Topic
 from dagster_ckpt.errors import RestoreRefused
 from dagster_ckpt.spark.batches import planned_offsets
 from dagster_ckpt.spark.kafka import BrokersAway, KafkaInputs, TopicState, by_partition, records
 from dagster_ckpt.spark.query import WriterPlan
 from dagster_ckpt.spark.verdict import Finding, Verdict
 
-__all__ = ["kafka_findings", "kafka_sink_findings"]
+__all__ = ["kafka_findings", "kafka_findings_as_told", "kafka_sink_findings"]
 
 CHECK = "Kafka topics"
 _LONGEST = 500
@@ -42,6 +42,31 @@ def kafka_findings(facts: Facts, inputs: KafkaInputs, plans: Sequence[PlannedBat
     return found
 
 
+def kafka_findings_as_told(restored: CheckpointMetadata, newest: CheckpointMetadata | None) -> list[Finding]:
+    """Compare the checkpoint's offsets with each topic as the brokers told it to the job's newest checkpoint.
+
+    So a restore that starts no query is refused before it ends a running job. The start asks the brokers again.
+
+    Args:
+        restored: the checkpoint.
+        newest: the job's newest checkpoint, ``None`` if it is not known.
+    """
+    told = {} if newest is None else {source.id: source.topics for source in newest.facts.sources}
+    found = []
+    for source in restored.facts.sources:
+        for name, at in (source.offsets or {}).items():
+            shown, topic = f"topic {name} of source {source.id}", told.get(source.id, {}).get(name)
+            if newest is None or topic is None or not topic.earliest:
+                reason = f"not checked: only the brokers know {shown}, and the start asks them."
+                found.append(Finding.fine(CHECK, reason))
+                continue
+            now = TopicState(topic.id, topic.earliest, topic.latest)
+            item = _Compared(shown, at, at, source.topics.get(name), now).finding(strict=False, pattern=False)
+            reason = f"{item.reason} So {newest.name} tells; the start asks the brokers again."
+            found.append(replace(item, reason=reason))
+    return found
+
+
 def kafka_sink_findings(plan: WriterPlan) -> list[Finding]:
     """What a query that writes by Kafka's own writer does not promise."""
     if plan.format != "kafka":
@@ -57,14 +82,14 @@ def _of_source(source: Source, inputs: KafkaInputs, planned: Sequence[Source]) -
     offsets = source.offsets or {}
     try:
         now = inputs.look(source.id, offsets)
+        new = inputs.look(source.id, inputs.subscribed(source.id) - offsets.keys())
     except BrokersAway as error:
         inputs.begin_with(source.id, source.topics)
         reason = f"not checked: the brokers of source {source.id} did not tell ({error}). The query itself asks again."
         return [Finding.fine(CHECK, reason)]
-    inputs.begin_with(source.id, now)
+    inputs.begin_with(source.id, {**now, **new})
     strict = (inputs.option(source.id, "failOnDataLoss") or "true").strip().lower() != "false"
     pattern = inputs.option(source.id, "subscribePattern") is not None
-    named = inputs.named(source.id)
     found = []
     for name, at in offsets.items():
         topic = _Compared(
@@ -74,8 +99,12 @@ def _of_source(source: Source, inputs: KafkaInputs, planned: Sequence[Source]) -
             then=source.topics.get(name),
             now=now[name],
         )
-        is_read = named is None or name in named
+        is_read = inputs.reads(source.id, name)
         found.append(topic.finding(strict=strict, pattern=pattern) if is_read else topic.left_out(strict=strict))
+    for name, topic_now in new.items():
+        if topic_now is not None:
+            added = _Compared(f"the new topic {name} of source {source.id}", {}, {}, None, topic_now)
+            found.append(added.finding(strict=strict, pattern=pattern))
     return found
 
 

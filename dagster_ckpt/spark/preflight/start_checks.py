@@ -235,7 +235,7 @@ def _places(start: ProposedStart, restored: CheckpointMetadata | None, plans: Se
     if asked is None:
         return Places()
     later = _later(start, restored, [plan.batch for plan in plans])
-    return places_of(asked, restored, start.inputs, start.sink, later, on_disk=start.on_disk)
+    return places_of(asked, restored, start.inputs, start.sink, later)
 
 
 def _later(start: ProposedStart, restored: CheckpointMetadata | None, known: Sequence[int]) -> list[int]:

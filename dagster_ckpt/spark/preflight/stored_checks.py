@@ -13,6 +13,7 @@ from dagster_ckpt.checkpoint import (
     CheckpointMetadata,
     Heartbeat,
     PlannedBatch,
+    find_newest,
     materialize_checkpoint,
     verify_checkpoint,
 )
@@ -31,6 +32,7 @@ from dagster_ckpt.spark.preflight.checkpoint_checks import (
     version_finding,
     with_in_flight,
 )
+from dagster_ckpt.spark.preflight.kafka_topics import kafka_findings_as_told
 from dagster_ckpt.spark.preflight.source_files import source_finding
 from dagster_ckpt.spark.rescale import RESCALE_CHECK, Rescale, rescale_finding
 from dagster_ckpt.spark.sinks import recorded_sink
@@ -82,8 +84,12 @@ def check_stored(
         else:
             replayed = asked if state_partitions is None and start_sources is None else restored.reference
             findings += check_unpacked(catalog, restored, directory, replayed)
+            newest = _newest(catalog)
+            if start_sources is None:
+                findings += kafka_findings_as_told(restored, newest)
             if state_partitions is not None or start_sources is not None:
-                findings += _changed(catalog, restored, directory / "checkpoint", state_partitions, start_sources)
+                location = directory / "checkpoint"
+                findings += _changed(catalog, restored, location, state_partitions, start_sources, newest)
     heartbeat, dead = catalog.records.heartbeat.watched(clock, wait)
     findings.append(others_finding(catalog.job_name, heartbeat, dead, terminates=terminates))
     return Preflight(restored.reference, tuple(findings))
@@ -95,6 +101,7 @@ def _changed(
     location: Path,
     partitions: int | None,
     start_sources: StartSources | None,
+    newest: CheckpointMetadata | None,
 ) -> list[Finding]:
     """Whether the restored copy can be changed as asked, as far as a checkpoint tells."""
     try:
@@ -105,7 +112,15 @@ def _changed(
     later = sorted({*known, *in_flight_batch(location, restored.batch)})
     if partitions is not None:
         return [rescale_finding(Rescale(partitions, _spark_here(), sink=sink, later=later), restored)]
-    return stored_move_findings(start_sources or {}, restored, sink, later)
+    return stored_move_findings(start_sources or {}, restored, sink, later, newest)
+
+
+def _newest(catalog: CheckpointCatalog) -> CheckpointMetadata | None:
+    """The job's newest checkpoint, for what its brokers told last."""
+    try:
+        return find_newest(catalog).metadata
+    except CheckpointError:  # what is wrong with it is no fault of the checkpoint that is asked for
+        return None
 
 
 def check_unpacked(

@@ -149,14 +149,14 @@ class Start:
         target, passed = checked.target, checked.passed
         if request.restore_from != LATEST or not chosen.goes_on_with(query):
             self._try(target.metadata, query.sink, cancel)
+        self._tracer.begin("record")
+        self._live.lay_out(self._directory)
         if request.changes_copy and target.metadata is not None:
             self._tracer.begin("change the copy")
             copy = self._copy(target.metadata, chosen.job_id, passed.accepted_loss)
             with contextlib.closing(inputs):
                 checked = change_copy(copy, request, checked, query.session, inputs, move)
             target = checked.target
-        self._tracer.begin("record")
-        self._live.lay_out(self._directory)
         choice = self._record_choice(chosen, checked, query)
         self._tracer.begin("sink")
         if query.sink is not None:

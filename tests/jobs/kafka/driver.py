@@ -2,7 +2,8 @@
 
 The sink is ``parquet``, ``delta`` or ``iceberg``. With ``end`` it ends with the records that are there; with ``all`` it
 writes a record as often as it reads it. ``start_sources=JSON`` is of its run, and ``dies=NAME`` has it die before it
-creates the first file whose path ends so.
+creates the first file whose path ends so. With ``bucket=URL`` and ``connector=JAR`` its storage is a bucket of
+Google's, with its live location.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
+from dagster_ckpt.config.live_location import LiveLocationPlace
 from dagster_ckpt.config.recovery import RestoreRequest
 from dagster_ckpt.config.restart import FixedDelayRestart
 from dagster_ckpt.filesystem import PosixFileSystem
@@ -29,6 +31,7 @@ from dagster_ckpt.testing.kafka import CONNECTOR
 from tests.helpers.local_spark import small_spark
 from tests.helpers.telling import drive
 from tests.jobs.kafka.topics import topic_of
+from tests.jobs.stored_live.kinds import KINDS
 from tests.jobs.tables.iceberg import lake
 
 if TYPE_CHECKING:
@@ -66,13 +69,17 @@ def main(address: str, topic: str, sink: str, root: Path, words: Collection[str]
         return writer.trigger(availableNow=True) if "end" in words else writer
 
     given = dict(word.split("=", 1) for word in words if "=" in word)
+    bucket, jar = given.get("bucket"), given.get("connector", "")
     job = StreamingJob(
         name="driven",
         query=query,
-        session=lambda: small_spark(root / "spark", cores=1, packages=CONNECTOR),
+        session=lambda: small_spark(
+            root / "spark", cores=1, packages=CONNECTOR, conf=KINDS["gs"].conf(bucket, jar) if bucket else {}
+        ),
         config=CheckpointConfig(interval="300 ms", min_pause="0 s", num_retained=50),
         restart=FixedDelayRestart(3, timedelta(seconds=1)),
-        filesystem=_Dies(root / "storage", given.get("dies")),
+        filesystem=KINDS["gs"].storage(bucket) if bucket else _Dies(root / "storage", given.get("dies")),
+        live_location=LiveLocationPlace.STORAGE if bucket else LiveLocationPlace.LOCAL,
         working_directory=root / "live",
         deployment="drivers",
         inline_threshold=20 * 1024,

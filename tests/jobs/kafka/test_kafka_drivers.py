@@ -8,16 +8,19 @@ import shutil
 import signal
 import threading
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
 from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.catalog.file_reader import verify_checkpoint
 from dagster_ckpt.checkpoint.catalog.newest import find_newest
 from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
 from tests.helpers.driving import driving
 from tests.helpers.local_spark import delta_conf, iceberg_conf
 from tests.jobs.harness import Row
 from tests.jobs.kafka.topics import TopicBench
+from tests.jobs.stored_live.kinds import KINDS
 from tests.jobs.tables import delta, iceberg
 
 pytestmark = pytest.mark.timeout(3600)
@@ -88,6 +91,36 @@ def test_a_driver_that_is_killed_around_a_move_moves_once(bench: TopicBench) -> 
     files = sum((Counter(range(5 * file, 5 * file + 8)) for file in range(5)), Counter[int]())
     assert Counter(row[0] for row in _seen(bench).elements()) == files + again - skipped
     assert len(newest().facts.accepted_loss) == 1
+
+
+@pytest.mark.exhaustive
+def test_a_move_with_the_live_location_in_a_bucket(bench: TopicBench, tmp_path: Path) -> None:
+    """And a kill after it, with the state in the bucket alone: it drops what is read twice."""
+    kind = KINDS["gs"]
+    with kind.serving(tmp_path / "server") as server:
+        where = (f"bucket={server.url}", f"connector={kind.classpath(tmp_path)}")
+        catalog = CheckpointCatalog(kind.storage(server.url), "driven")
+        bench.land(2)
+        with driving(*_driver(bench), "end", *where) as driver:
+            assert driver.ended() == "FINISHED", driver.log()
+        bench.land(2)  # offsets 8 to 15 of both partitions
+        words = f"start_sources={json.dumps({bench.topic: {'0': 3, '1': 13}})}"
+        with driving(*_driver(bench), words, *where) as driver:
+            driver.await_("the next checkpoint", lambda: bool(driver.of("Completed")))
+            assert driver.of("Started")[0]["kind"] == "moved"
+            chosen = catalog.choice()
+            assert chosen is not None
+            assert chosen[1].live.startswith(f"{catalog.filesystem.url}/driven/taskowned/")
+            driver.kill()
+        shutil.rmtree(bench.root / "live", ignore_errors=True)
+        bench.land(1)
+        with driving(*_driver(bench), words, "end", *where) as driver:
+            assert driver.ended() == "FINISHED", driver.log()
+            assert driver.of("Started")[0]["kind"] in {"checkpoint", "salvage"}
+        for metadata in catalog.completed(catalog.job_ids()[-1])[0]:
+            verify_checkpoint(catalog, metadata)
+    skipped = Counter({(key, key * 10): 1 for key in (18, 19)})  # the other three are in file 2, too
+    assert _seen(bench) == bench.expected() - skipped
 
 
 @pytest.mark.exhaustive

@@ -14,12 +14,16 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dagster_ckpt.clock import SystemClock
+from dagster_ckpt.config import StartSources
 from dagster_ckpt.errors import CheckpointError, RestoreRefused, RestoreWithLoss, TopicRecreated
 from dagster_ckpt.spark.kafka import BrokersAway, KafkaInputs
+from dagster_ckpt.spark.moved_sources import MOVE_CHECK
+from dagster_ckpt.spark.preflight import check_stored
 from dagster_ckpt.spark.preflight.kafka_topics import CHECK
 from dagster_ckpt.spark.proof.drill import drill_restore
 from dagster_ckpt.spark.sinks.sink import sink_to
 from dagster_ckpt.spark.sinks.user_sinks import ForeachBatchSink
+from dagster_ckpt.spark.verdict import Verdict
 from dagster_ckpt.testing.kafka import PASSWORD
 from tests.jobs.harness import OFTEN, Bench, Launch, copied, eventually
 from tests.jobs.kafka.topics import TopicBench
@@ -147,6 +151,63 @@ def test_what_can_be_read_again_is_counted_and_new_partitions_are_named(bench: T
     (finding,) = [item for item in bench.tick(0).started.preflight.findings if item.check == CHECK]
     assert "has all 10 records after the checkpoint. Partitions that are new since" in finding.reason
     assert {1000, 1001} <= {row[0] for row in bench.seen_by_spark()}
+
+
+def test_topics_come_and_go_under_a_pattern(bench: TopicBench) -> None:
+    """A new topic is read from its beginning, if that is there. What the pattern matches no more is a loss."""
+    bench.query = copied
+    bench.subscribe = {"subscribePattern": bench.topic}  # Spark looks for it anywhere in a name
+    bench.tick(2)
+    other = f"{bench.topic}-other"
+    bench.kafka.create(other)
+    bench.kafka.send(other, _NEW[:5])
+    bench.kafka.expire(other, {0: 2})
+    refused = bench.refused(RestoreRefused)
+    assert f"the new topic {other} of source 0: 2 records of new partitions are gone" in refused.message
+    bench.kafka.recreate(other)
+    bench.kafka.send(other, _NEW[:3])
+    told = [item.reason for item in bench.tick(0).started.preflight.findings if item.check == CHECK]
+    assert [f"the new topic {other} of source 0 has all 3 records" in each for each in told] == [False, True]
+    new = Counter(range(1000, 1003))
+    assert Counter(row[0] for row in (bench.seen_by_spark() - bench.expected()).elements()) == new
+
+    bench.kafka.send(other, _NEW[3:5])
+    bench.subscribe = {"subscribePattern": f"{bench.topic}$"}
+    says = f"topic {other} of source 0 any more (partition 0: 3): 2 records after the checkpoint are left out"
+    assert says in bench.refused(RestoreRefused).message
+    bench.lenient = True
+    assert says in bench.refused(RestoreWithLoss).message
+    bench.tick(1, allow_loss=True)
+    seen = Counter(row[0] for row in bench.seen_by_spark().elements())
+    assert seen == Counter(row[0] for row in bench.expected().elements()) + new
+
+
+def test_what_the_newest_checkpoint_tells_is_refused_before_a_job_is_stopped(bench: TopicBench) -> None:
+    """By the check of `restore`, of the rollback job and of `preflight`, none of which has a query or a broker."""
+    bench.query = copied
+    bench.tick(2)
+    first = bench.checkpoints()[-1]
+
+    def told(places: StartSources | None = None) -> list[str]:
+        asked, clock = first.reference, SystemClock()
+        checked = check_stored(
+            bench.catalog, first, asked=asked, clock=clock, wait=lambda _: None, start_sources=places
+        )
+        return [f"{item.verdict}: {item.reason}" for item in checked.findings if item.check in {CHECK, MOVE_CHECK}]
+
+    assert "has all 0 records after the checkpoint" in told()[0]
+    bench.tick(1)
+    bench.kafka.expire(bench.topic, {0: 10})
+    bench.tick(1)
+    newest = bench.checkpoints()[-1]
+    (found,) = told()
+    assert found.startswith(Verdict.WITH_LOSS)
+    assert f"2 records after the checkpoint are gone (partition 0: 2): retention. So {newest.name} tells" in found
+    (found,) = told({bench.topic: {"0": 9}})
+    assert found.startswith(Verdict.NOT_RESTORABLE)
+    assert "has no offset 9" in found
+    (found,) = told({bench.topic: "earliest"})
+    assert "it skips 2 records after the checkpoint (partition 0: 2)" in found
 
 
 def _read(running: Launch, bench: TopicBench) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable
-from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -13,13 +12,10 @@ import pytest
 from click.testing import CliRunner
 
 from dagster_ckpt.cli import main
-from dagster_ckpt.clock import SystemClock
 from dagster_ckpt.errors import CheckpointFailure, RestoreRefused, RestoreWithLoss, StorageError
-from dagster_ckpt.spark.kafka import KafkaInputs
-from dagster_ckpt.spark.moved_sources.places import MOVE_CHECK, places_of
+from dagster_ckpt.spark.moved_sources.places import MOVE_CHECK
 from dagster_ckpt.spark.sinks.sink import sink_to
 from dagster_ckpt.spark.sinks.user_sinks import ForeachBatchSink
-from dagster_ckpt.spark.verdict import Verdict
 from tests.jobs.fails_once import FailsOnce
 from tests.jobs.harness import NEVER, Bench, Launch, Row, copied
 from tests.jobs.kafka.topics import TopicBench, rows_of, topic_of
@@ -266,16 +262,8 @@ def test_what_is_impossible_is_refused_by_name(job: TopicBench) -> None:
     assert "named twice" in job.refused(RestoreRefused, start_sources=both, allow_loss=True).message
 
 
-def test_what_the_start_cannot_do_is_refused_by_name(
-    job: TopicBench, monkeypatch: pytest.MonkeyPatch, spark: SparkSession
-) -> None:
+def test_a_move_waits_for_brokers_that_are_away(job: TopicBench, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: dict[str, Any] = {"start_sources": {job.topic: "latest"}, "allow_loss": True}
-    with closing(KafkaInputs(copied(job, spark), SystemClock())) as inputs:
-        places = places_of(asked["start_sources"], job.checkpoints()[-1], inputs, None, (), on_disk=False)
-    (found,) = places.findings
-    assert (found.verdict, places.offsets) == (Verdict.NOT_RESTORABLE, {})
-    assert "the live location is in a bucket" in found.reason
-
     monkeypatch.setattr("dagster_ckpt.spark.kafka.inputs._PATIENCE", 1.0)
     job.kafka.stop()
     try:
@@ -349,7 +337,8 @@ def test_the_command_line_counts_what_a_checkpoint_tells(job: TopicBench) -> Non
         return checked.stdout
 
     assert "it reads 3 records before the checkpoint twice (partition 0: 3)" in told({"0": 5}, 3)
-    assert "only its brokers know" in told("earliest", 3)
+    assert "it reads 16 records before the checkpoint twice" in told("earliest", 3)
+    assert "only its brokers know" in told("2026-01-01T00:00:00+00:00", 3)
     assert "nothing is skipped" in told({"0": 8, "1": 8}, 0)
     twice = ["preflight", job.name, "--start-sources", '{"a": "latest", "a": "earliest"}', "--path", str(job.storage)]
     assert "a name comes twice" in CliRunner().invoke(main, twice).output

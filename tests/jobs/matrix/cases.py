@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import itertools
+import random
 import shutil
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, replace
+from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
 from dagster_ckpt.checkpoint.catalog.file_reader import materialize_checkpoint
 from dagster_ckpt.checkpoint.catalog.newest import find_newest
 from dagster_ckpt.config.checkpoint_config import CheckpointingMode
+from dagster_ckpt.config.recovery import RestoreRequest
+from dagster_ckpt.config.restart import FixedDelayRestart, NoRestart
 from dagster_ckpt.errors import RestoreRefused
-from dagster_ckpt.spark.events import Started
+from dagster_ckpt.spark.events import CheckpointCompleted, Event, Started
 from dagster_ckpt.spark.files.checkpoint_location import CheckpointLocation
-from tests.jobs.harness import NEVER, OFTEN, Bench, Pristine, eventually
+from dagster_ckpt.spark.files.log_entries import OffsetEntry
+from dagster_ckpt.spark.job import StreamingJob
+from dagster_ckpt.testing.kafka import KafkaServer
+from tests.jobs.harness import NEVER, OFTEN, Bench, Launch, Pristine, eventually, remove_tree
 from tests.jobs.matrix.streams import (
     BACKENDS,
     CLOSING,
@@ -25,6 +32,7 @@ from tests.jobs.matrix.streams import (
     NO_DATA,
     POSTGRES,
     QUERIES,
+    ROWS,
     SCHEMA,
     SINKS,
     TRIES,
@@ -37,6 +45,7 @@ from tests.jobs.matrix.streams import (
     land,
     paced,
 )
+from tests.jobs.matrix.topics import FILES, KAFKA, Topic
 from tests.servers.postgres import PostgresServer
 from tests.servers.postgres import rows as table_rows
 
@@ -69,17 +78,18 @@ class Case:
     query: str
     backend: str
     sink: str
+    source: str
     event: str
     size: str
     mode: str
 
     @property
-    def base(self) -> tuple[str, str, str]:
+    def base(self) -> tuple[str, str, str, str]:
         """What the stopped job is made of."""
-        return self.query, self.backend, self.sink
+        return self.query, self.backend, self.sink, self.source
 
     def __str__(self) -> str:
-        return f"{self.query}, {self.backend}, {self.sink}, {self.event}, {self.size}, {self.mode}"
+        return ", ".join(astuple(self))
 
 
 @dataclass(frozen=True)
@@ -101,19 +111,19 @@ class Outcome:
         return "lost" if self.lost else "doubled" if self.doubled else "exact"
 
 
-def bases(sinks: Sequence[str] = SINKS) -> list[tuple[str, str, str]]:
+def bases(sinks: Sequence[str] = SINKS, source: str = FILES) -> list[tuple[str, str, str, str]]:
     """Every query on every state backend it can use, into every sink. A stateless one has no state to keep."""
     return [
-        (query, backend, sink)
+        (query, backend, sink, source)
         for query, backend, sink in itertools.product(QUERIES, BACKENDS, sinks)
         if not (query == "stateless" and backend != "RocksDB changelog v2")
         if not (query == "transformWithStateInPandas" and backend == "HDFSBacked")
     ]
 
 
-def cases(sinks: Sequence[str] = SINKS) -> list[Case]:
+def cases(sinks: Sequence[str] = SINKS, source: str = FILES) -> list[Case]:
     """The whole matrix of some sinks."""
-    return [Case(*base, *how) for base in bases(sinks) for how in itertools.product(EVENTS, SIZES, MODES)]
+    return [Case(*base, *how) for base in bases(sinks, source) for how in itertools.product(EVENTS, SIZES, MODES)]
 
 
 def pairwise(every: list[Case]) -> list[Case]:
@@ -129,6 +139,14 @@ def of_few_jobs(every: list[Case]) -> list[Case]:
     """
     default_first = sorted(every, key=lambda case: -list(BACKENDS).index(case.backend))
     return _covering(default_first, lambda case: _pairs(replace(case, query="", backend="")) | _alone(case))
+
+
+def of_drawn_jobs(every: list[Case], jobs: int, seed: int) -> list[Case]:
+    """All ways to go on with some stopped jobs that are drawn, each way with a batch size and a mode that are drawn."""
+    draw = random.Random(f"{seed} {every[0].sink} {every[0].source}")
+    stopped = draw.sample(sorted({case.base for case in every}), jobs)
+    ways = itertools.product(stopped, EVENTS)
+    return [draw.choice([case for case in every if (case.base, case.event) == way]) for way in ways]
 
 
 def _pairs(case: Case) -> set[Hashable]:
@@ -159,7 +177,7 @@ class MatrixBench(Bench):
     case_query: str = "stateless"
     backend: str = "RocksDB"
     target: str = "file"
-    closed: int = field(default=0)
+    topic: Topic | None = None
 
     def __post_init__(self) -> None:
         self.query = _query
@@ -172,16 +190,33 @@ class MatrixBench(Bench):
         self.source.mkdir(parents=True, exist_ok=True)
         for number in range(self.landed, self.landed + count):
             between_ticks(self.case_query)
-            land(self.source, number)
+            self._land(number)
         self.landed += count
 
     def close(self) -> None:
         """Land files that are far ahead, so that no window stays open."""
         for number in range(CLOSING, CLOSING + CLOSING_FILES):
-            land(self.source, number)
+            self._land(number)
+
+    def _land(self, number: int) -> None:
+        land(self.source, number)
+        if self.topic is not None:
+            self.topic.send(number)
+
+    def launch(self, job: StreamingJob | None = None, **asked: Any) -> Launch:
+        """As of any job; what it reads of a topic is kept, because a job that is over has no live location."""
+        self.land(0)
+        remove_tree(self.root / "offsets")
+        return Launch(job or self.job(), RestoreRequest(**asked), told=self._keep_offsets)
+
+    def _keep_offsets(self, event: Event) -> None:
+        if self.topic is not None and isinstance(event, CheckpointCompleted):
+            shutil.copytree(self.live() / "offsets", self.root / "offsets", dirs_exist_ok=True)
 
     def batches(self) -> list[list[Path]]:
-        """Which files were read together, as the newest checkpoint knows."""
+        """Which files were read together: as the newest checkpoint knows, or of a topic the last start's offsets."""
+        if self.topic is not None:
+            return self.topic.batches(self.root, self.root / "batches")
         newest = find_newest(self.catalog).metadata
         assert newest is not None
         where = self.root / "opened"
@@ -201,6 +236,8 @@ def _query(bench: Bench, session: SparkSession) -> DataStreamWriter:
     session.conf.set(*NO_DATA)
 
     def read() -> DataFrame:
+        if bench.topic is not None:
+            return bench.topic.read(session, bench.files_per_trigger, at_once=not bench.until_done)
         stream = session.readStream.schema(SCHEMA).option("maxFilesPerTrigger", bench.files_per_trigger)
         return stream.json(str(bench.source))
 
@@ -217,7 +254,9 @@ class Base:
         query: see :data:`~tests.jobs.matrix.streams.QUERIES`.
         backend: see :data:`~tests.jobs.matrix.streams.BACKENDS`.
         sink: see :data:`~tests.jobs.matrix.streams.SINKS` and :func:`~tests.jobs.matrix.streams.table_sinks`.
+        source: see :data:`~tests.jobs.matrix.topics.SOURCES`.
         postgres: the server for a sink in PostgreSQL.
+        kafka: the broker for a topic as the source.
     """
 
     def __init__(
@@ -227,13 +266,18 @@ class Base:
         query: str,
         backend: str,
         sink: str,
+        source: str = FILES,
         postgres: PostgresServer | None = None,
+        kafka: KafkaServer | None = None,
     ) -> None:
         self._postgres = postgres
         self._database = ""
         for number in range(TRIES):
             root = directory / f"job-{number}"
-            bench = MatrixBench(spark, root, until_done=False, case_query=query, backend=backend, target=sink)
+            topic = Topic(kafka) if source == KAFKA and kafka is not None else None
+            bench = MatrixBench(
+                spark, root, until_done=False, case_query=query, backend=backend, target=sink, topic=topic
+            )
             if sink == POSTGRES and postgres is not None:
                 self._database = postgres.database()
                 table_rows(self._database, f"CREATE TABLE rows ({_COLUMNS[query]}, batch bigint)")
@@ -266,8 +310,7 @@ class Base:
 
             def covered(files: int = number + 1) -> bool:
                 batch = launch.completed[-1].batch if launch.completed else -1
-                read = location.offsets(batch).file_source_offset("0") if batch >= 0 else None
-                return read is not None and read >= files - 1 and location.planned() is None
+                return batch >= 0 and _files_read(location.offsets(batch)) >= files and location.planned() is None
 
             eventually(f"file {number} is checkpointed", covered, unless=launch.check)
         launch.run.cancel()
@@ -292,6 +335,14 @@ class Base:
         launch.result()
 
 
+def _files_read(entry: OffsetEntry) -> int:
+    """How many files the first source of a query has read, in a topic by their rows."""
+    offset = entry.offset("0")
+    assert isinstance(offset, dict)
+    (told,) = offset.values()
+    return told["0"] // ROWS if isinstance(told, dict) else told + 1  # type: ignore[operator,return-value]
+
+
 def _go_on(bench: MatrixBench, case: Case, failure_free: FailureFree) -> Outcome:
     """Go on with a stopped job as the case says, to the end of the data, and compare."""
     restore_from = "latest"
@@ -309,7 +360,9 @@ def _go_on(bench: MatrixBench, case: Case, failure_free: FailureFree) -> Outcome
     bench.land(LATER)
     bench.close()
     landed = bench.photograph()
-    launch = bench.launch(bench.job(config=config), restore_from=restore_from)
+    # Spark's connector to Kafka 4.1.1 fails after each batch that runs again, when Spark asks for its metrics.
+    restart = NoRestart() if bench.topic is None else FixedDelayRestart(5, timedelta(0))
+    launch = bench.launch(bench.job(config=config, restart=restart), restore_from=restore_from)
     try:
         launch.result()
     except RestoreRefused as error:

@@ -33,11 +33,13 @@ from tests.servers.postgres import rows as table_rows
 if TYPE_CHECKING:
     import pandas as pd
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
     from pyspark.sql.streaming.stateful_processor import StatefulProcessorHandle
 
 Row: TypeAlias = "tuple[Any, ...]"
 Read: TypeAlias = "Callable[[], DataFrame]"
+Started: TypeAlias = "tuple[DataStreamWriter, Callable[[DataStreamWriter], StreamingQuery]]"
 
 #: Between two batches Spark may run one without data, if there is time for it, and which late rows are dropped depends
 #: on that. Without these, the batches are told by their files.
@@ -49,8 +51,8 @@ CLOSING_FILES = 4
 ROWS = 8
 
 
-def land(directory: Path, number: int) -> Path:
-    """Write file ``number``: a minute of rows, three ids of it seen before, two rows three minutes late."""
+def rows_of(number: int) -> list[str]:
+    """The rows of file ``number``: a minute of them, three ids seen before, two rows three minutes late."""
     minute = number if number < CLOSING else 60 + 10 * (number - CLOSING)
     rows = []
     for row in range(ROWS):
@@ -64,9 +66,14 @@ def land(directory: Path, number: int) -> Path:
                 "v": key * 10 + number,
             }
         )
+    return [json.dumps(row) for row in rows]
+
+
+def land(directory: Path, number: int) -> Path:
+    """Write file ``number``."""
     directory.mkdir(parents=True, exist_ok=True)
     hidden = directory / f".{number:04}.json"
-    hidden.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    hidden.write_text("\n".join(rows_of(number)), encoding="utf-8")
     os.utime(hidden, (1_700_000_000 + number, 1_700_000_000 + number))  # the source takes files in this order
     file = directory / f"{number:04}.json"
     hidden.rename(file)
@@ -214,11 +221,19 @@ class Target:
         """The file that tells how to reach the database."""
         return self.path.with_name("postgres")
 
-    def plain_writer(self, rows: DataFrame) -> DataStreamWriter:
-        """A writer to it by Spark alone."""
-        if self.kind == FILE:
-            return rows.writeStream.format("parquet").option("path", str(self.path))
-        return rows.writeStream.foreachBatch(self._append if self.kind == FOREACH_BATCH else self.replace)
+    def plain(self, rows: DataFrame) -> Started:
+        """A writer to it by Spark alone, and how it is started."""
+        if self.kind == ICEBERG:
+            table = f"{lake(rows.sparkSession, self.path)}.db.out"
+            columns = ", ".join(f"{field.name} {field.dataType.simpleString()}" for field in rows.schema)
+            rows.sparkSession.sql(f"CREATE TABLE IF NOT EXISTS {table} ({columns}) USING iceberg")
+            return rows.writeStream.format("iceberg"), lambda writer: writer.toTable(table)
+        if self.kind in {FILE, DELTA}:
+            name = "parquet" if self.kind == FILE else "delta"
+            writer = rows.writeStream.format(name).option("path", str(self.path))
+        else:
+            writer = rows.writeStream.foreachBatch(self._append if self.kind == FOREACH_BATCH else self.replace)
+        return writer, lambda writer: writer.start()
 
     def rows(self) -> Counter[Row]:
         """What a reader who knows nothing of checkpoints finds, without the closing files' rows."""
@@ -294,7 +309,7 @@ def in_step(live: Path) -> bool:
     """
     location = CheckpointLocation(live)
     entries = [location.offsets(int(file.name)) for file in (live / "offsets").iterdir() if file.name.isdigit()]
-    return all(len({entry.file_source_offset(source) for source, _ in entry.sources}) == 1 for entry in entries)
+    return all(len({json.dumps(entry.offset(source)) for source, _ in entry.sources}) == 1 for entry in entries)
 
 
 def batches_of(sources: Path, source: Path) -> list[list[Path]]:

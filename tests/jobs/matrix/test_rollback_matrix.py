@@ -12,6 +12,7 @@ from dagster_ckpt.config.checkpoint_config import CheckpointingMode
 from tests.jobs.matrix.cases import BY_FIVE, OTHER, Base, Case, bases, cases, of_few_jobs, pairwise
 from tests.jobs.matrix.plain_spark import PlainBase
 from tests.jobs.matrix.streams import FILE, FailureFree
+from tests.jobs.matrix.topics import FILES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -75,6 +76,6 @@ def test_a_restore_is_exact_or_refused(
 
 def test_spark_alone_loses_rows(spark: SparkSession, tmp_path: Path, failure_free: FailureFree) -> None:
     """What the matrix proves: the same comparison finds losses where nobody rolls the sink back."""
-    base = ("stateless", "RocksDB changelog v2", FILE)
+    base = ("stateless", "RocksDB changelog v2", FILE, FILES)
     case = Case(*base, BY_FIVE, OTHER, CheckpointingMode.EXACTLY_ONCE.value)
     assert PlainBase(spark, tmp_path, *base).go_on(case, failure_free).lost > 0

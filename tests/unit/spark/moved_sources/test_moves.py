@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from dagster_ckpt.checkpoint.control.epochs import Choice
-from dagster_ckpt.checkpoint.format.facts import Facts, Operator, Source
+from dagster_ckpt.checkpoint.format.facts import Facts, Operator, Source, Topic
 from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
 from dagster_ckpt.checkpoint.format.records import Moved
 from dagster_ckpt.errors import CorruptCheckpoint
@@ -72,6 +72,24 @@ def test_what_a_checkpoint_tells_of_a_place(
     assert told in found.reason
     assert "again" not in found.reason
     assert (found.verdict is Verdict.NOT_RESTORABLE) is not ("the start asks" in found.reason)
+
+
+@pytest.mark.parametrize(
+    ("place", "verdict", "told"),
+    [
+        ("earliest", Verdict.WITH_LOSS, "it reads 3 records before the checkpoint twice"),
+        ("latest", Verdict.WITH_LOSS, "it skips 2 records after the checkpoint"),
+        ({"0": 4}, Verdict.WITH_LOSS, "it reads 3 records before the checkpoint twice"),
+        ({"0": 3}, Verdict.NOT_RESTORABLE, "partition 0 of topic returns of source 2 has no offset 3"),
+        ({"0": 12}, Verdict.WITH_LOSS, "it skips 5 records"),  # the topic may have grown since
+        ("2026-01-01T00:00:00+00:00", Verdict.WITH_LOSS, "only its brokers know"),
+    ],
+)
+def test_what_the_newest_checkpoint_tells_of_a_place(place: dict[str, int] | str, verdict: Verdict, told: str) -> None:
+    topic = Topic(id="t", latest={"0": 9}, earliest={"0": 4})
+    newest = replace(_RESTORED, facts=Facts(sources=[_SOURCES[2].model_copy(update={"topics": {"returns": topic}})]))
+    (found,) = stored_move_findings({"returns": place}, _RESTORED, None, (), newest)
+    assert (found.verdict, told in found.reason) == (verdict, True)
 
 
 def test_a_sink_that_cannot_go_back_is_told_of_before_the_job_is_stopped() -> None:

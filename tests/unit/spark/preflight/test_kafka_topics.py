@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dagster_ckpt.checkpoint import Facts, Source, Topic
 from dagster_ckpt.spark.kafka import TopicState
-from dagster_ckpt.spark.preflight.kafka_topics import _Compared, kafka_findings
+from dagster_ckpt.spark.preflight.kafka_topics import _Compared, kafka_findings, kafka_findings_as_told
 from dagster_ckpt.spark.verdict import Verdict
+from tests.helpers.checkpoint.manifests import MANIFEST
 
 _OFFSETS = st.dictionaries(st.integers(0, 3).map(str), st.integers(0, 20), min_size=1)
 _IDS = st.none() | st.sampled_from("xy")
@@ -40,6 +44,34 @@ def test_a_restore_is_exact_only_if_every_record_after_the_checkpoint_is_kept(
         assert f"has all {left} record" in finding.reason
     elif not strict:
         assert finding.verdict is Verdict.WITH_LOSS
+
+
+@pytest.mark.parametrize(
+    ("topic", "verdict", "told"),
+    [
+        (Topic(id="x", latest={"0": 9}, earliest={"0": 3}), Verdict.RESTORABLE, "has all 2 records after"),
+        (
+            Topic(id="x", latest={"0": 9}, earliest={"0": 8}),
+            Verdict.WITH_LOSS,
+            "1 record after the checkpoint are gone",
+        ),
+        (Topic(id="y", latest={"0": 9}, earliest={"0": 0}), Verdict.WITH_LOSS, "was deleted and created again"),
+        (Topic(id="y"), Verdict.RESTORABLE, "not checked"),  # the brokers were away
+        (None, Verdict.RESTORABLE, "not checked"),
+    ],
+)
+def test_the_newest_checkpoint_has_the_last_answer_of_the_brokers(
+    topic: Topic | None, verdict: Verdict, told: str
+) -> None:
+    at = Source(id="0", offset={"rows": {"0": 7}}, topics={"rows": Topic(id="x")})
+    restored = replace(MANIFEST, facts=Facts(sources=[at]))
+    topics = {} if topic is None else {"rows": topic}
+    newest = replace(MANIFEST, facts=Facts(sources=[at.model_copy(update={"topics": topics})]))
+    (found,) = kafka_findings_as_told(restored, newest)
+    assert (found.verdict, told in found.reason) == (verdict, True)
+    assert "the start asks" in found.reason
+    (unknown,) = kafka_findings_as_told(restored, None)
+    assert "not checked" in unknown.reason
 
 
 class _Inputs:
