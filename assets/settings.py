@@ -15,10 +15,12 @@ __all__ = [
     "JARS_VARIABLE",
     "KAFKA_VARIABLE",
     "MAX_FILES_VARIABLE",
+    "STANDBY_VARIABLE",
     "STORAGE_OPTIONS_VARIABLE",
     "TOPIC",
     "DataPaths",
     "ends_when_caught_up",
+    "has_standby",
     "max_files_per_trigger",
     "storage_options",
 ]
@@ -26,6 +28,7 @@ __all__ = [
 DATA_VARIABLE = "DAGSTER_CKPT_DATA"
 MAX_FILES_VARIABLE = "DAGSTER_CKPT_MAX_FILES_PER_TRIGGER"
 CATCH_UP_VARIABLE = "DAGSTER_CKPT_UNTIL_CAUGHT_UP"
+STANDBY_VARIABLE = "DAGSTER_CKPT_STANDBY"
 CHECKPOINT_PATH_VARIABLE = "DAGSTER_CKPT_CHECKPOINT_PATH"
 STORAGE_OPTIONS_VARIABLE = "DAGSTER_CKPT_STORAGE_OPTIONS"
 #: What the second path needs: the address of its broker, and the jars of Spark's connector and of Delta.
@@ -105,5 +108,14 @@ def max_files_per_trigger() -> int:
 
 
 def ends_when_caught_up() -> bool:
-    """Whether the continuous stream ends when all is read, from ``DAGSTER_CKPT_UNTIL_CAUGHT_UP``."""
-    return os.environ.get(CATCH_UP_VARIABLE, "") not in ("", "0")
+    """Whether the continuous stream ends when all is read, from ``DAGSTER_CKPT_UNTIL_CAUGHT_UP``.
+
+    A path there means: if there is such a file when the query is built.
+    """
+    value = os.environ.get(CATCH_UP_VARIABLE, "")
+    return Path(value).exists() if "/" in value else value not in ("", "0")
+
+
+def has_standby() -> bool:
+    """Whether a standby waits beside the continuous stream, from ``DAGSTER_CKPT_STANDBY``."""
+    return os.environ.get(STANDBY_VARIABLE, "") not in ("", "0")

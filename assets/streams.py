@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import dagster as dg
 
 from assets.landing import landed_flights
-from assets.settings import DataPaths, ends_when_caught_up, max_files_per_trigger
+from assets.settings import DataPaths, ends_when_caught_up, has_standby, max_files_per_trigger
 from dagster_ckpt import CheckpointConfig, checkpointed_streaming_asset
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ _DAYS_PER_TICK = 7
 @checkpointed_streaming_asset(
     deps=[landed_flights],
     config=CheckpointConfig(interval="5 s"),
+    standby=has_standby(),
     group_name="flights",
     kinds={"pyspark", "parquet"},
     description="Flights and delays per 6-hour window, carrier and origin, counted continuously.",

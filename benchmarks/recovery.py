@@ -7,6 +7,7 @@ Ways to fail:
 * ``new-run``: the example job under a real ``dagster dev``. The run's process gets SIGKILL in mid-batch and its live
   checkpointLocation is deleted, so the sensor launches a new run, which restores a retained checkpoint.
   ``--pairs`` does this without and with a class archive, in turns (A B B A ...), each in a Dagster of its own.
+  ``--whole-standby`` does this without and with a standby for the whole job.
 * ``jvm``: a driver whose JVM gets SIGKILL in mid-batch; the same process starts another JVM.
 * ``standby``: a driver gets SIGKILL in mid-batch, and another driver begins at that moment on the same host, without
   and with a standby JVM in turns. Only with ``--standby PAIRS``.
@@ -55,11 +56,18 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks" / "drivers")]
 import recovery_driver  # type: ignore[import-not-found]  # noqa: E402 - as its own process finds it
 
 from assets.flights import land  # noqa: E402
-from assets.settings import CHECKPOINT_PATH_VARIABLE, DATA_VARIABLE, DataPaths  # noqa: E402
+from assets.settings import (  # noqa: E402
+    CHECKPOINT_PATH_VARIABLE,
+    DATA_VARIABLE,
+    MAX_FILES_VARIABLE,
+    STANDBY_VARIABLE,
+    DataPaths,
+)
 from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog  # noqa: E402
 from dagster_ckpt.checkpoint.control.epochs import Choice  # noqa: E402
 from dagster_ckpt.checkpoint.control.heartbeat import HeartbeatFile  # noqa: E402
 from dagster_ckpt.checkpoint.format.layout import CONTROL_DIR  # noqa: E402
+from dagster_ckpt.checkpoint.standbys import Standbys  # noqa: E402
 from dagster_ckpt.checkpoint.start_traces import StartTrace  # noqa: E402
 from dagster_ckpt.checkpoint.taking.shared_files import DEFAULT_INLINE_THRESHOLD  # noqa: E402
 from dagster_ckpt.clock import SystemClock  # noqa: E402
@@ -128,9 +136,12 @@ class NewRun:
     Args:
         directory: emptied before each case.
         cache: the directory of class archives, empty for none.
+        standby: whether a standby waits beside the run, and is warm at the kill; ``None`` for the example as it is.
+            Else a batch takes one file and not four, so that the stream is not over before.
     """
 
-    def __init__(self, directory: Path, cache: str = "") -> None:
+    def __init__(self, directory: Path, cache: str = "", standby: bool | None = None) -> None:
+        self._standby = standby
         self._paths = DataPaths(directory / "data")
         # Of the benchmark's own whatever the user's environment says: each case empties this directory.
         self._checkpoints = directory / "data" / "checkpoints"
@@ -139,6 +150,8 @@ class NewRun:
             CHECKPOINT_PATH_VARIABLE: str(self._checkpoints),
             "DAGSTER_CKPT_CACHE": cache,
         }
+        if standby is not None:
+            variables |= {STANDBY_VARIABLE: str(int(standby)), MAX_FILES_VARIABLE: "1"}
         self._dev = DagsterDev(ROOT / "workspace.yaml", directory / "dagster_home", variables)
 
     def run(self, cases: int, checkpoints: int) -> list[Case]:
@@ -164,19 +177,29 @@ class NewRun:
         driver = self._driver()
         load = round(os.getloadavg()[0], 2)
         killed = time.time()
+        heartbeat = self._catalog().records.heartbeat.read()
         os.kill(driver, signal.SIGKILL)
-        wait_for(lambda: not self._is_there(driver), "the killed process and its JVM to be gone", seconds=60)
+        if self._standby:  # which does not wait
+            shutil.rmtree(location.path.parent, ignore_errors=True)
+        left = [] if heartbeat is None else heartbeat.processes
+        wait_for(
+            lambda: not any(process.is_alive() for process in left),
+            "the killed process and its JVM to be gone",
+            seconds=60,
+        )
         gone = time.time()
         # Of the whole attempt: nothing but the retained checkpoints is left to go on from.
-        shutil.rmtree(location.path.parent)
+        shutil.rmtree(location.path.parent, ignore_errors=True)
         log = f"(see {self._dev.log})"
         second = wait_for(lambda: self._resumed(first), f"the sensor to resume {first} {log}", seconds=240)
         live, restored = wait_for(lambda: self._restored(location.path), f"{second} to restore {log}", seconds=240)
         batch, committed = _first_commit(live, restored)
-        cpu = self._cpu_seconds()
+        cpu = None if self._standby else self._cpu_seconds()  # else it is that of the warm-up, too
         started = wait_for(lambda: self._log_line(second, "Restored in"), f"the log of {second}", seconds=60)
         marks = self._marks(first, second, killed)
         seconds = float(_RESTORED.findall(started[1])[0])
+        if self._standby:  # its run was enqueued and started before the kill
+            marks |= dict.fromkeys(("run enqueued", "step started"), marks["epoch claimed"])
         case = _case(
             killed,
             {
@@ -242,6 +265,8 @@ class NewRun:
         chosen = catalog.choice()
         if chosen is None or len(catalog.completed(chosen[1].job_id)[0]) < checkpoints:
             return None
+        if self._standby and not Standbys(catalog.filesystem, JOB).all():
+            return None
         location = CheckpointLocation(Path(chosen[1].live))
         return location if location.planned() is not None else None
 
@@ -276,9 +301,6 @@ class NewRun:
         records = self._catalog().records
         newest = records.starts.newest(1)
         return newest if newest and newest[0].epoch == records.epochs.highest() else None
-
-    def _is_there(self, driver: int) -> bool:
-        return bool(self._dev.jvms()) or any(process.pid == driver for process in self._dev.processes())
 
     def _end(self, run_id: str) -> None:
         self._dev.terminate(run_id)
@@ -603,6 +625,18 @@ def with_standby(place: Path, pairs: int, checkpoints: int) -> dict[str, list[Ca
     return found
 
 
+def with_whole_standby(place: Path, pairs: int, checkpoints: int) -> dict[str, list[Case]]:
+    """Kills of a run without a standby for the whole job and with one, in turns; both without a class archive."""
+    found: dict[str, list[Case]] = {"no whole standby": [], "whole standby": []}
+    for pair in range(pairs):
+        for standby in (False, True) if pair % 2 == 0 else (True, False):
+            directory = place / f"{pair}-{standby}"
+            kind = "whole standby" if standby else "no whole standby"
+            found[kind] += NewRun(directory, standby=standby).run(1, checkpoints)
+            shutil.rmtree(directory)
+    return found
+
+
 def paired(results: Mapping[str, Sequence[Case]], kind: str) -> dict[str, float]:
     """Of the pairs: the median ratio, with to without something, of processor time and of each stage."""
     pairs = list(zip(results[kind], results[f"no {kind}"], strict=True))
@@ -663,6 +697,9 @@ def main() -> int:
     parser.add_argument("--cases", type=int, default=5, help="kills of the run process; 0 to leave them out")
     parser.add_argument("--pairs", type=int, default=0, help="kills without and with a class archive, in turns")
     parser.add_argument("--standby", type=int, default=0, help="kills without and with a standby JVM, in turns")
+    parser.add_argument(
+        "--whole-standby", type=int, default=0, help="kills without and with a standby for the whole job, in turns"
+    )
     parser.add_argument("--jvm", type=int, default=5, help="kills of a driver's JVM; 0 to leave them out")
     parser.add_argument("--elsewhere", type=int, default=5, help="takeovers from another host; 0 to leave them out")
     parser.add_argument("--checkpoints", type=int, default=3, help="completed checkpoints before a kill")
@@ -693,6 +730,11 @@ def main() -> int:
         print("SIGKILL to a driver in mid-batch, without and with a standby in turns", flush=True)
         results |= with_standby(directory / "standby", options.standby, options.checkpoints)
         ratios = paired(results, "standby")
+        print(f"median ratio of the pairs: {ratios}", flush=True)
+    if options.whole_standby:
+        print("SIGKILL to the run's process, without and with a standby for the whole job in turns", flush=True)
+        results |= with_whole_standby(directory / "whole-standby", options.whole_standby, options.checkpoints)
+        ratios = paired(results, "whole standby")
         print(f"median ratio of the pairs: {ratios}", flush=True)
     if options.jvm:
         print("Restart inside the run: SIGKILL to the JVM in mid-batch, live location deleted", flush=True)

@@ -13,6 +13,9 @@ By default the stream writes files, under a real ``dagster dev`` whose sensor re
 sink's log lists, and the raw directory. With ``--to`` the flights come through a broker of Kafka into a Delta or an
 Iceberg table, and ``dagster-ckpt run`` drives and resumes the job, because a case under ``dagster dev`` takes twice as
 long. The result is what deltalake or pyiceberg reads. Such a run needs an environment of ``tools/test_spark.py``.
+
+With ``--standbys`` a second run waits beside the stream of files, and is among the victims: a kill waits until it is
+warm.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from tools.kills.beside_standbys import StandbyKills  # noqa: E402
 from tools.kills.cases import Case, Kills  # noqa: E402
 from tools.kills.through_kafka import DeltaKills, IcebergKills  # noqa: E402
 from tools.kills.under_dagster import DagsterKills  # noqa: E402
@@ -92,6 +96,9 @@ def main() -> int:
     parser.add_argument("--table", type=Path, help="write a Markdown page")
     parser.add_argument("--go-on", action="store_true", help="keep what an earlier run of this command has done")
     parser.add_argument("--report", type=Path, help="run nothing, and write the page of an earlier run's report.json")
+    parser.add_argument(
+        "--standbys", action="store_true", help="with a standby, which is among the victims; files only"
+    )
     asked = parser.parse_args()
     if asked.report:
         asked.table.write_text(table(_cases(asked.report), _KILLS[asked.to], asked), encoding="utf-8")
@@ -102,7 +109,7 @@ def main() -> int:
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
     _keep(report, cases)
-    kills = _KILLS[asked.to](directory, asked.seed)
+    kills = (StandbyKills if asked.standbys else _KILLS[asked.to])(directory, asked.seed)
     for cases in kills.run(asked.cases, asked.minutes, done):
         _keep(report, cases)
         if asked.table:

@@ -101,6 +101,7 @@ if TYPE_CHECKING:
     from dagster_ckpt.checkpoint.lease import Lease
     from dagster_ckpt.checkpoint.processes import DRIVER_VARIABLE, SUBMITTED, ProcessIdentity, mark_children, this_host
     from dagster_ckpt.checkpoint.sight import Sight, look
+    from dagster_ckpt.checkpoint.standbys import Standbys, StandbySign
     from dagster_ckpt.checkpoint.start_traces import MONOTONIC, WALL, StartTrace, StartTraces, Step
     from dagster_ckpt.checkpoint.submissions import Submission
     from dagster_ckpt.checkpoint.taking import (
@@ -189,6 +190,8 @@ __all__ = [
     "Snapshot",
     "Source",
     "SpotCheck",
+    "StandbySign",
+    "Standbys",
     "StartTrace",
     "StartTraces",
     "Step",

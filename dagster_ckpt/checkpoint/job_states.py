@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from dagster_ckpt.checkpoint.catalog import CheckpointCatalog, find_newest
 from dagster_ckpt.checkpoint.control import Claim, End, FailedCheckpoints, Failure, Heartbeat
 from dagster_ckpt.checkpoint.format import CheckpointMetadata
+from dagster_ckpt.checkpoint.standbys import Standbys
 from dagster_ckpt.clock import Clock, iso, seconds_of
 from dagster_ckpt.errors import CheckpointError, StorageError
 
@@ -36,6 +37,7 @@ class JobState:
         due_seconds: for how long a checkpoint has been due that did not complete, by the run's clock; ``None`` where
             none is due, as in an idle stream, or the job does not run.
         token: of the claim of the newest epoch, ``None`` before the first. No other claim has this token.
+        standbys: the signs of the runs that wait to take a running job over, as far as they may live.
         damage: why the newest checkpoint cannot be found or read, and the next step; empty if all is well.
     """
 
@@ -50,6 +52,7 @@ class JobState:
     due_seconds: float | None = None
     token: str | None = None
     damage: str = ""
+    standbys: tuple[Heartbeat, ...] = ()
 
     @property
     def needs_help(self) -> bool:
@@ -109,7 +112,13 @@ def job_state(catalog: CheckpointCatalog, clock: Clock) -> JobState:
         None if beat is None or beat.due_since is None or state != _RUNNING else beat.beat_at - beat.due_since,
         claim.token,
         damage,
+        _standbys(catalog, clock) if state == _RUNNING else (),
     )
+
+
+def _standbys(catalog: CheckpointCatalog, clock: Clock) -> tuple[Heartbeat, ...]:
+    signs = Standbys(catalog.filesystem, catalog.job_name).all()
+    return tuple(sign for sign in signs if sign.is_dead(clock) is None)
 
 
 def _newest(catalog: CheckpointCatalog) -> tuple[CheckpointMetadata | None, str]:

@@ -56,9 +56,9 @@ def status(job: str | None, path: str, watch: str | None, as_json: bool) -> None
     RUNNING: its run beats. STARTING: a run has claimed the job and not beaten yet. DEAD, INTERRUPTED, RESTARTING: the
     sensor resumes it, or `dagster-ckpt run`. FINISHED, CANCELED, FAILED: it is over. UNREADABLE: its records are
     damaged. The lag is what Kafka had beyond the newest checkpoint when that was taken, in records. Below the table:
-    why, the last failure, and the checkpoints that failed in a row; a job that has such trouble, and one that needs
-    help, say so. Exits with 5 if a job needs help: it is FAILED or UNREADABLE, or is to be resumed and its newest
-    checkpoint is damaged.
+    the standbys, why, the last failure, and the checkpoints that failed in a row; a job that has such trouble, and one
+    that needs help, say so. Exits with 5 if a job needs help: it is FAILED or UNREADABLE, or is to be resumed and its
+    newest checkpoint is damaged.
     """
     if watch is None:
         sys.exit(5 if _tell(storage_at(path), job, as_json=as_json) else 0)
@@ -111,6 +111,9 @@ def _tell(filesystem: FileSystem, job: str | None, *, as_json: bool) -> bool:
             spare=("lineage", "run", "batch"),
         )
         for found in states:
+            for sign in found.standbys:
+                where = sign.processes[0].host.partition("/")[0]
+                say(f"{found.job_name}: run {sign.run_id} on {where} is a standby: it takes over if the job's run dies")
             for line in _wrong(found):
                 say(f"{found.job_name}: {line}", color="red" if _needs_help(found) else None)
     return any(_needs_help(found) for found in states)
@@ -179,6 +182,7 @@ def _row(found: JobState, now: float) -> dict[str, Any]:
         "written_at": None if newest is None else newest.written_at,
         "age_seconds": found.age(now),
         "lag": None if newest is None else _lag(newest),
+        "standbys": [sign.run_id for sign in found.standbys],
     }
 
 

@@ -34,6 +34,7 @@ class CheckpointedStreamingAsset(dg.AssetsDefinition):
         savepoints_key: ``<name>_savepoints``.
         name: the job's stable name, and the directory of its checkpoints.
         job: the Dagster job that materializes the output asset, for ``monitored_jobs`` of a sensor of yours too.
+        standby: the Dagster job whose runs wait to take ``job`` over, ``None`` without ``standby=True``.
         rollback: the Dagster job that takes ``job`` back to a checkpoint.
         checkpoint_now: the Dagster job that has ``job`` take a checkpoint at once.
         op_name: the name under which ``run_config["ops"]`` configures the query.
@@ -56,6 +57,7 @@ class CheckpointedStreamingAsset(dg.AssetsDefinition):
     savepoints_key: dg.AssetKey
     name: str
     job: UnresolvedAssetJobDefinition
+    standby: UnresolvedAssetJobDefinition | None
     rollback: dg.JobDefinition
     checkpoint_now: dg.JobDefinition
     op_name: str

@@ -22,7 +22,8 @@ def build_checkpoint_definitions(
 
     Each job has the output asset, ``<name>_checkpoints``, ``<name>_savepoints``, the asset checks ``healthy``,
     ``restorable`` and ``fresh``, and three Dagster jobs: ``<name>_job`` runs it, ``<name>_rollback`` takes it back to a
-    checkpoint, ``<name>_checkpoint`` has it take a checkpoint at once. All jobs share one resume sensor.
+    checkpoint, ``<name>_checkpoint`` has it take a checkpoint at once. With ``standby=True`` there is a fourth,
+    ``<name>_standby``. All jobs share one resume sensor.
 
     .. code-block:: python
 
@@ -52,7 +53,7 @@ def build_checkpoint_definitions(
                 f"{asset.name!r}, so each would go on from the checkpoints of the other.",
                 hint="Give each asset a job_name of its own.",
             )
-    jobs = [asset.job for asset in assets]
+    jobs = [job for asset in assets for job in (asset.job, asset.standby) if job is not None]
     return dg.Definitions(
         assets=[item for asset in assets for item in (asset, asset.checkpoints, asset.savepoints)],
         asset_checks=[check for asset in assets for check in (asset.healthy, asset.restorable, asset.fresh)],

@@ -11,6 +11,7 @@ __all__ = [
     "ASKING_TAG",
     "ATTEMPT_TAG",
     "ATTENDS_TAG",
+    "CODE_TAG",
     "DETECTED_AT_TAG",
     "FAILED_AT_TAG",
     "JOB_ID_TAG",
@@ -22,7 +23,9 @@ __all__ = [
     "ROLLBACK_TAG",
     "ROLLBACK_TO_TAG",
     "ROOT_RUN_TAG",
+    "RUN_KEY_TAG",
     "SERIES_TAG",
+    "STANDBY_OF_TAG",
     "VERDICT_TAG",
     "attends",
     "checkpoint_job",
@@ -30,6 +33,8 @@ __all__ = [
     "of_user",
     "partition_key",
     "rollback_job",
+    "standby_job",
+    "stands_by",
 ]
 
 JOB_TAG = "dagster_ckpt/job"
@@ -51,8 +56,13 @@ ASKING_TAG = "dagster_ckpt/asking"
 VERDICT_TAG = "dagster_ckpt/verdict"
 #: Of a run of the job: the run of the rollback job that asked for it.
 ASKED_BY_TAG = "dagster_ckpt/asked_by"
+#: Of a run that waits beside a job to take it over: the job, and the code that the run has loaded. It gets JOB_TAG and
+#: the tags of a resumed run when it takes the job over.
+STANDBY_OF_TAG = "dagster_ckpt/standby_of"
+CODE_TAG = "dagster_ckpt/code"
 PARENT_RUN_TAG = "dagster/parent_run_id"
 ROOT_RUN_TAG = "dagster/root_run_id"
+RUN_KEY_TAG = "dagster/run_key"
 #: Tags of Dagster's and of this library's that tell what one run is, where it came from, or how it went.
 _OF_THE_RUN = ("dagster/", ".dagster/", "dagster_ckpt/")
 _ASKED = frozenset({"dagster/priority", "dagster/max_runtime", "dagster/concurrency_key"})
@@ -93,3 +103,13 @@ def checkpoint_job(job: str) -> str:
 def rollback_job(job: str) -> str:
     """The name of the Dagster job that takes a checkpointed job back to a checkpoint."""
     return f"{job}_rollback"
+
+
+def stands_by(tags: Mapping[str, str]) -> bool:
+    """Whether a run waits to take a job over; one that has done so, or re-executes such a run, is a run of the job."""
+    return STANDBY_OF_TAG in tags and JOB_TAG not in tags
+
+
+def standby_job(job: str) -> str:
+    """The name of the Dagster job whose runs wait beside a checkpointed job, to take it over."""
+    return f"{job}_standby"

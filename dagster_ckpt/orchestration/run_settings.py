@@ -24,7 +24,16 @@ from dagster_ckpt.config import (
 from dagster_ckpt.errors import InvalidConfiguration
 from dagster_ckpt.orchestration import names
 
-__all__ = ["JobSettings", "RunSettings", "asked_once", "config_of_run", "going_on", "op_config"]
+__all__ = [
+    "JobSettings",
+    "RunSettings",
+    "asked_once",
+    "config_of_run",
+    "continuing",
+    "going_on",
+    "op_config",
+    "with_resources_of",
+]
 
 #: Stands in the configuration of a run that moves sources, and no user writes it.
 _ASKED_BY = "start_sources_asked_by"
@@ -164,6 +173,24 @@ def going_on(op_config: Mapping[str, Any]) -> dict[str, Any]:
     if configuration := op_config.get("configuration"):
         found["configuration"] = dict(Configuration(configuration).for_job.settings)
     return found
+
+
+def continuing(run: dg.DagsterRun | None, op_name: str) -> dict[str, Any]:
+    """The whole run configuration of a run that continues ``run`` from the newest checkpoint.
+
+    Args:
+        run: ``None`` where Dagster does not know the run.
+        op_name: of the query.
+    """
+    return with_resources_of(run, op_name, {} if run is None else going_on(op_config(run, op_name)))
+
+
+def with_resources_of(run: dg.DagsterRun | None, op_name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """A run configuration of the query's configuration ``given``, and of the resources that ``run`` was given."""
+    config: dict[str, Any] = {"ops": {op_name: {"config": {"restore_from": LATEST, **given}}}}
+    if run is not None and "resources" in run.run_config:
+        config["resources"] = run.run_config["resources"]
+    return config
 
 
 def config_of_run(context: dg.AssetExecutionContext, catalog: CheckpointCatalog) -> Mapping[str, Any]:

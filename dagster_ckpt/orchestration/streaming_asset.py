@@ -2,7 +2,7 @@
 
 # No `from __future__ import annotations`: Dagster must find real types on the nested op function.
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,7 @@ from dagster_ckpt.config import (
     UpgradeMode,
     configured_backend,
 )
+from dagster_ckpt.errors import InvalidConfiguration
 from dagster_ckpt.orchestration import names
 from dagster_ckpt.orchestration.checkpointed_asset import (
     CheckpointedStreamingAsset,
@@ -103,6 +104,7 @@ class StreamingRunConfig(dg.Config):
     )
 
 
+_NOTHING: Any = dg.Nothing
 #: What the figures of a checkpoint are, for those who read them in the UI.
 _FIGURES = (
     "Of each checkpoint: *bytes*, what a restore reads; *new_bytes*, what no earlier checkpoint had; *duration_ms*, "
@@ -138,6 +140,7 @@ def checkpointed_streaming_asset(
     upgrade_timeout: str | timedelta | None = None,
     previous: Mapping[str, QueryFunction] | None = None,
     green: Mapping[str, QueryFunction] | None = None,
+    standby: bool = False,
     automation_condition: dg.AutomationCondition[Any] | None = None,
     freshness_policy: Any = None,
     pool: str | None = None,
@@ -193,6 +196,8 @@ def checkpointed_streaming_asset(
             Without them the job returns when the code of the version before is deployed again.
         green: the functions of versions that a cut-over may put in the place of ``code_version``, by their version. One
             of them runs from when a run is launched with its version as ``code_version``.
+        standby: beside a running job another Dagster run waits, with a Spark that is started and warm, and takes the
+            job over when the job's run is dead.
         automation_condition: as of any asset.
         freshness_policy: as of any asset.
         pool: as of any asset.
@@ -201,8 +206,8 @@ def checkpointed_streaming_asset(
         hooks: as of any asset.
 
     Raises:
-        InvalidConfiguration: the name is not a possible directory name, or the configuration or the parameters of the
-            function cannot be used.
+        InvalidConfiguration: the name is not a possible directory name, the configuration or the parameters of the
+            function cannot be used, or a pool is to hold a standby.
     """
     settings = JobSettings.of(
         config or CheckpointConfig(),
@@ -210,6 +215,11 @@ def checkpointed_streaming_asset(
         configuration,
         poison_batch_attempts,
     )
+    if standby and pool is not None:
+        raise InvalidConfiguration(
+            "standby=True has no effect together with a pool: the standby would wait for the place of the job's run.",
+            hint="Leave out the pool or the standby.",
+        )
     versions = versions_of(settings.config, code_version, upgrade_mode, upgrade_timeout, previous or {}, green)
 
     def decorate(function: QueryFunction) -> CheckpointedStreamingAsset:
@@ -239,11 +249,13 @@ def checkpointed_streaming_asset(
             hooks=hooks,
             required_resource_keys={storage_key, spark_key, *parameters.resources},
             config_schema={**StreamingRunConfig.to_fields_dict(), **parameters.config_fields()},
+            output_required=not standby,  # a standby that has nothing to do materializes nothing
+            dagster_type=_NOTHING,
         )
-        def streaming(context: dg.AssetExecutionContext) -> dg.MaterializeResult[None]:
+        def streaming(context: dg.AssetExecutionContext) -> Iterator[dg.MaterializeResult[None]]:
             from dagster_ckpt.orchestration.streaming_run import execute  # noqa: PLC0415 - Spark, only for runs
 
-            return execute(context, asset, report_interval)
+            yield from execute(context, asset, report_interval)
 
         # Dagster makes an asset in too many steps to repeat them in a subclass, so the subclass takes over the result.
         asset = CheckpointedStreamingAsset.__new__(CheckpointedStreamingAsset)
@@ -253,6 +265,7 @@ def checkpointed_streaming_asset(
             savepoints_key=savepoints_key,
             name=job,
             job=_job(job, key, run_tags),
+            standby=_standby_job(job, key) if standby else None,
             rollback=build_rollback_job(
                 job,
                 checkpoints_key=checkpoints_key,
@@ -301,6 +314,18 @@ def checkpointed_streaming_asset(
         return asset
 
     return decorate
+
+
+def _standby_job(name: str, key: dg.AssetKey) -> "UnresolvedAssetJobDefinition":
+    return dg.define_asset_job(
+        names.standby_job(name),
+        selection=dg.AssetSelection.assets(key).without_checks(),
+        description=f"Waits beside the run of {key.to_user_string()} with a warm Spark, and takes the job over when "
+        "that run is dead. The resume sensor launches it.",
+        executor_def=dg.in_process_executor,
+        # Not the job's own tag before the run has taken the job over: one run at a time may have that.
+        tags={names.STANDBY_OF_TAG: name, names.MAX_RETRIES_TAG: "0"},
+    )
 
 
 def _job(name: str, key: dg.AssetKey, run_tags: Mapping[str, str] | None) -> "UnresolvedAssetJobDefinition":

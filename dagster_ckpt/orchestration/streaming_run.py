@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -16,10 +16,10 @@ import dagster as dg
 from dagster_ckpt.checkpoint import CheckpointCatalog, Choice, Claim, FailedCheckpoints, ProcessIdentity
 from dagster_ckpt.clock import Clock, SystemClock, seconds_of
 from dagster_ckpt.config import JobStatus
-from dagster_ckpt.errors import CheckpointError, JobAlreadyRunning
+from dagster_ckpt.errors import CheckpointError, Fenced, JobAlreadyRunning
 from dagster_ckpt.filesystem import FileSystem
 from dagster_ckpt.orchestration import names
-from dagster_ckpt.orchestration.attending import SparkSubmitResource, Told, attended, own_spark
+from dagster_ckpt.orchestration.attending import OwnRun, SparkSubmitResource, Told, attended, own_spark
 from dagster_ckpt.orchestration.checkpointed_asset import CheckpointedStreamingAsset
 from dagster_ckpt.orchestration.events import JobEvents
 from dagster_ckpt.orchestration.health import HealthWatch, evaluation
@@ -33,6 +33,7 @@ from dagster_ckpt.orchestration.reporting import (
 from dagster_ckpt.orchestration.resources import SparkSessionResource
 from dagster_ckpt.orchestration.rollback import Launchpad
 from dagster_ckpt.orchestration.run_settings import RunSettings, config_of_run
+from dagster_ckpt.orchestration.standby import StandbyRun, Takeover
 from dagster_ckpt.orchestration.storages import CheckpointStorage
 from dagster_ckpt.spark import (
     CheckpointCompleted,
@@ -55,12 +56,9 @@ from dagster_ckpt.spark import (
     supervise,
 )
 
-__all__ = ["OwnRun", "execute", "streaming_job"]
+__all__ = ["execute", "streaming_job"]
 
 _log = logging.getLogger(__name__)
-
-#: Seconds between two checks of a run's own status in Dagster.
-_LOOK = 10.0
 
 
 def streaming_job(
@@ -102,8 +100,10 @@ def streaming_job(
 
 def execute(
     context: dg.AssetExecutionContext, asset: CheckpointedStreamingAsset, report_interval: float
-) -> dg.MaterializeResult[None]:
-    """Run the query of a job until it ends, and report to Dagster.
+) -> Iterator[dg.MaterializeResult[None]]:
+    """Run the query of a job until it ends, and report to Dagster; a standby first waits until its turn has come.
+
+    Yields nothing when a standby has not taken the job over.
 
     Args:
         context: of the run.
@@ -119,14 +119,19 @@ def execute(
     catalog = storage.catalog(asset.name)
     tell_of_others(context, asset)
     events = JobEvents(context.instance, partial(_log_event, context), asset.key, catalog, clock)
-    series = context.run.tags.get(names.SERIES_TAG) if names.is_resume(context.run.tags) else None
-    try:
-        result = _drive(context, asset, catalog, events, None if series is None else int(series), report_interval)
-    except CheckpointError as error:
-        if isinstance(error, JobAlreadyRunning) and series is None:
-            give_way(context, error, clock)
-        events.ended(error, context.run.run_id, is_resumed=series is not None)
-        raise
+    if names.stands_by(context.run.tags):
+        result = _after_standing_by(context, asset, catalog, events, report_interval)
+        if result is None:
+            return
+    else:
+        is_resumed = names.is_resume(context.run.tags)
+        try:
+            result = _drive(context, asset, catalog, events, report_interval)
+        except CheckpointError as error:
+            if isinstance(error, JobAlreadyRunning) and not is_resumed:
+                give_way(context, error, clock)
+            events.ended(error, context.run.run_id, is_resumed=is_resumed)
+            raise
     if result.status is JobStatus.CANCELED:
         # An interrupt that cancels a query of this process is raised again, so this is a driver of its own that was
         # canceled through the storage. Dagster would call the run failed that ends so without a termination request.
@@ -134,7 +139,29 @@ def execute(
         if run is not None and not run.is_finished and run.status is not dg.DagsterRunStatus.CANCELING:
             context.instance.report_run_canceling(run, "dagster_ckpt: the job was canceled outside of Dagster")
         raise dg.DagsterExecutionInterruptedError
-    return _materialized(result)
+    yield _materialized(result)
+
+
+def _after_standing_by(
+    context: dg.AssetExecutionContext,
+    asset: CheckpointedStreamingAsset,
+    catalog: CheckpointCatalog,
+    events: JobEvents,
+    report_interval: float,
+) -> RunResult | None:
+    """Wait beside the job, and drive it when its run is dead; ``None`` when there was nothing to take over."""
+    own_run = OwnRun(context.instance, context.run.run_id, SystemClock())
+    waiting = StandbyRun(context, asset, catalog, SystemClock(), own_run.look)
+    while (takeover := waiting.wait()) is not None:
+        try:
+            return _drive(context, asset, catalog, events, report_interval, (waiting, takeover))
+        except CheckpointError as error:
+            is_beaten = isinstance(error, (Fenced, JobAlreadyRunning)) and not waiting.has_claimed
+            if not is_beaten or not waiting.waits_on(error.message):
+                waiting.leave()
+                events.ended(error, context.run.run_id, is_resumed=True)
+                raise
+    return None
 
 
 def _drive(
@@ -142,20 +169,24 @@ def _drive(
     asset: CheckpointedStreamingAsset,
     catalog: CheckpointCatalog,
     events: JobEvents,
-    series: int | None,
     report_interval: float,
+    standby: tuple[StandbyRun, Takeover] | None = None,
 ) -> RunResult:
-    """Start the query and supervise it until it ends."""
+    """Start the query and supervise it until it ends; ``standby`` is what this run has been, and goes on from."""
     clock = SystemClock()
     spark: SparkSessionResource | SparkSubmitResource = getattr(context.resources, asset.spark_key)
-    given = config_of_run(context, catalog)
+    waiting, takeover = standby or (None, None)
+    resumed = context.run.tags.get(names.SERIES_TAG) if names.is_resume(context.run.tags) else None
+    series = takeover.series if takeover is not None else None if resumed is None else int(resumed)
+    given = config_of_run(context, catalog) if takeover is None else takeover.given
     run = asset.settings.of_run(given)
     for warning in run.warnings:
         context.log.warning(warning)
     is_step_process = _is_step_process(context)
     if is_step_process:
         die_with_parent()
-    context.instance.add_run_tags(context.run.run_id, {names.JOB_TAG: asset.name})
+    if waiting is None:
+        context.instance.add_run_tags(context.run.run_id, {names.JOB_TAG: asset.name})
     reporter = CheckpointReporter(
         context.instance,
         partial(_log_event, context),
@@ -184,7 +215,7 @@ def _drive(
         told = _told(context, on_turn, own_run, events, health)
         return attended(context, asset, spark, catalog, reporter, told, given, series)
     job = streaming_job(asset, run, context, given, catalog.filesystem)
-    earlier = _earlier(context, clock)
+    earlier = _earlier(context, clock) if takeover is None else takeover.earlier
 
     def start(emit: Callable[[Event], None]) -> StreamingRun:
         return StreamingRun(
@@ -196,9 +227,12 @@ def _drive(
             emit=emit,
             worker=os.getppid() if is_step_process else None,
             earlier=earlier,
+            after=None if takeover is None else takeover.after,
         )
 
     def on_event(event: Event) -> None:
+        if waiting is not None and isinstance(event, EpochClaimed):
+            waiting.claimed()
         health.happened(event)
         try:
             _on_event(context, reporter, asset.savepoints_key, event)
@@ -270,51 +304,6 @@ def _earlier(context: dg.AssetExecutionContext, clock: Clock) -> Earlier | None:
     except Exception as error:  # the trace is no reason for a run to fail
         _log.warning("What happened before this run is not in its trace: %s", error)
         return None
-
-
-class OwnRun:
-    """A Dagster run, as the run's own process sees it.
-
-    Args:
-        instance: the Dagster instance.
-        run_id: of the run.
-        clock: monotonic time.
-    """
-
-    def __init__(self, instance: dg.DagsterInstance, run_id: str, clock: Clock) -> None:
-        self._instance = instance
-        self._run_id = run_id
-        self._clock = clock
-        self._looked_at = clock.monotonic()
-
-    def is_canceled(self) -> bool:
-        """Whether a user has canceled the run: Dagster records that before it interrupts the run.
-
-        Any other interrupt ends the process (its host is drained or shut down, ``dagster dev`` is stopped by Ctrl-C),
-        and Dagster calls the run failed.
-        """
-        return self._status() in {dg.DagsterRunStatus.CANCELING, dg.DagsterRunStatus.CANCELED}
-
-    def look(self) -> None:
-        """Check the run's status in Dagster from time to time, and end the run when Dagster counts it as over.
-
-        The run was marked as over while it showed no sign of life. Then nobody can terminate the run in
-        Dagster any more, and no other run can continue the job while this one lives.
-
-        Raises:
-            DagsterExecutionInterruptedError: Dagster counts the run as over.
-        """
-        now = self._clock.monotonic()
-        if now - self._looked_at < _LOOK:
-            return
-        self._looked_at = now
-        if (status := self._status()) in {dg.DagsterRunStatus.CANCELED, dg.DagsterRunStatus.FAILURE}:
-            _log.warning("Dagster counts this run as %s already, so the run stops", status.value)
-            raise dg.DagsterExecutionInterruptedError
-
-    def _status(self) -> dg.DagsterRunStatus | None:
-        run = self._instance.get_run_by_id(self._run_id)
-        return None if run is None else run.status
 
 
 def _is_step_process(context: dg.AssetExecutionContext) -> bool:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import timedelta
-from typing import Any
 
 import dagster as dg
 
 from dagster_ckpt.checkpoint import Claim, End, restart_after
-from dagster_ckpt.config import LATEST, CheckpointConfig, UpgradeMode, duration_of
+from dagster_ckpt.config import CheckpointConfig, UpgradeMode, duration_of
 from dagster_ckpt.errors import InvalidConfiguration
 from dagster_ckpt.orchestration import names
 from dagster_ckpt.orchestration.checkpointed_asset import CheckpointedStreamingAsset, QueryFunction
-from dagster_ckpt.orchestration.run_settings import going_on, op_config
+from dagster_ckpt.orchestration.run_settings import continuing
 from dagster_ckpt.resume import Facts
 from dagster_ckpt.spark import Versions
 
@@ -102,10 +101,7 @@ def returning(
         failed: that run, ``None`` where Dagster does not know it.
         attempt: of the tries to return.
     """
-    given = {} if failed is None else going_on(op_config(failed, asset.op_name))
-    config: dict[str, Any] = {"ops": {asset.op_name: {"config": {"restore_from": LATEST, **given}}}}
-    if failed is not None and "resources" in failed.run_config:
-        config["resources"] = failed.run_config["resources"]
+    config = continuing(failed, asset.op_name)
     tags = {
         **({} if failed is None else names.of_user(failed.tags)),
         names.JOB_TAG: asset.name,

@@ -59,7 +59,7 @@ if TYPE_CHECKING:
         TransactionalFileSink,
         sink_to,
     )
-    from dagster_ckpt.spark.standby import adopt_standby, end_standby, keep_standby
+    from dagster_ckpt.spark.standby import WarmSession, adopt_standby, end_standby, keep_standby
     from dagster_ckpt.spark.verdict import Finding, Preflight, Verdict
 else:  # hidden from type checkers, which would take every name for one that is there
     __getattr__, __dir__ = lazy_names(__name__)
@@ -100,6 +100,7 @@ __all__ = [
     "TransactionalFileSink",
     "Verdict",
     "Versions",
+    "WarmSession",
     "adopt_standby",
     "batch_in_flight",
     "check_stored",

@@ -251,13 +251,29 @@ def test_a_benchmark_reports_its_figures(name: str, tmp_path: Path) -> None:
     arguments, takes_directory, check = _TABLE[name]
     readme = (_ROOT / "benchmarks" / "README.md").read_text(encoding="utf-8")
     assert f"`{name}.py {arguments}`" in readme, f"benchmarks/README.md gives another smallest size of {name}.py"
-    output, log = tmp_path / "report.json", tmp_path / "log"
     directory = ["--directory", str(tmp_path / "work")] if takes_directory else []
+    check(_report(f"benchmarks/{name}.py", [*shlex.split(arguments), *directory], tmp_path))
 
-    code = _run([f"benchmarks/{name}.py", *shlex.split(arguments), *directory, "--output", str(output)], log)
 
+@pytest.mark.exhaustive
+@pytest.mark.timeout(_PATIENCE + 60)
+def test_the_recovery_by_a_standby_for_the_whole_job(tmp_path: Path) -> None:
+    others = "--cases 0 --jvm 0 --elsewhere 0 --restarts 0"
+    arguments = [*shlex.split(f"{others} --whole-standby 1 --checkpoints 1"), "--directory", str(tmp_path / "work")]
+    report = _report("benchmarks/recovery.py", arguments, tmp_path)
+    (without,), (case,) = report["cases"]["no whole standby"], report["cases"]["whole standby"]
+    assert {"process", "imports", "JVM"} <= set(without["trace"])
+    assert not {"process", "imports", "JVM"} & set(case["trace"])
+    assert {"detected", "decided", "unpack", "first commit"} <= set(case["trace"])
+    assert sum(case["stages"].values()) == pytest.approx(case["total"], abs=0.01)
+
+
+def _report(script: str, arguments: list[str], directory: Path) -> Any:
+    """What a benchmark reports."""
+    output, log = directory / "report.json", directory / "log"
+    code = _run([script, *arguments, "--output", str(output)], log)
     assert code == 0, log.read_text(encoding="utf-8")[-5000:]
-    check(json.loads(output.read_text(encoding="utf-8")))
+    return json.loads(output.read_text(encoding="utf-8"))
 
 
 def _run(arguments: list[str], log: Path) -> int:

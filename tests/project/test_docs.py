@@ -443,6 +443,20 @@ def a_standby(block: Block, bench: Bench, data: Path) -> None:
     assert not spark.start_jvm("job")
 
 
+def a_whole_standby(block: Block, bench: Bench, data: Path) -> None:
+    """Without a run to wait beside it ends at once; tests/system/orchestration/test_whole_standby.py takes over."""
+    asset = block.run(data)["delays"]
+    resources = {
+        "checkpoint_storage": dagster_ckpt.FileSystemCheckpointStorage(checkpoint_path=str(bench.root / "checkpoints")),
+        "spark": dagster_ckpt.SparkSessionResource(),
+    }
+    definitions = dagster_ckpt.build_checkpoint_definitions([asset], resources)
+    with dg.DagsterInstance.ephemeral() as instance:
+        done = definitions.resolve_job_def(asset.standby.name).execute_in_process(instance=instance)
+    assert done.success
+    assert done.get_asset_materialization_events() == []
+
+
 def a_start_as_it_was(block: Block, bench: Bench, data: Path) -> None:
     """No JVM beside the claim, and no archive; by default there is one. The asset's observation tells the steps."""
     cache = data / "cache"
@@ -803,6 +817,7 @@ _RUNNERS: dict[str, list[tuple[str, Runner]]] = {
     _ICEBERG: [("Write an Iceberg table", iceberg_table)],
     "docs/how-to/sink-postgres.md": [("Write to PostgreSQL", into_postgres)],
     "docs/how-to/sink-transactional-files.md": [("Write transactional files", transactional_files)],
+    "docs/how-to/standby.md": [("Keep a standby beside a job", a_whole_standby)],
     "docs/how-to/start-time.md": [
         ("The class archive", an_archive_that_is_there),
         ("Local files without processes", hadoops_own_files),

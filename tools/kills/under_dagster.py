@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Mapping
 from pathlib import Path
 
 import pandas as pd
@@ -26,13 +27,18 @@ class DagsterKills(Kills):
     COMMITS = (-2, 14)
     COMPARED = "in the sink's log and in the raw directory"
 
-    def __init__(self, directory: Path, seed: int) -> None:
+    def __init__(self, directory: Path, seed: int, environment: Mapping[str, str] | None = None) -> None:
         super().__init__(directory, seed)
         self._dev = DagsterDev(
             _WORKSPACE,
             directory / "dagster_home",
             # No class archive is made: its JVM is none to kill.
-            {DATA_VARIABLE: str(self.paths.root), CATCH_UP_VARIABLE: "1", "DAGSTER_CKPT_CACHE": ""},
+            {
+                DATA_VARIABLE: str(self.paths.root),
+                CATCH_UP_VARIABLE: "1",
+                "DAGSTER_CKPT_CACHE": "",
+                **(environment or {}),
+            },
         )
 
     @property

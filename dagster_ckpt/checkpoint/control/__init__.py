@@ -20,6 +20,7 @@ from dagster_ckpt.checkpoint.control.heartbeat import (
     Completed,
     FailedCheckpoints,
     Heartbeat,
+    HeartbeatFile,
     unchanged_for,
 )
 from dagster_ckpt.checkpoint.control.job_records import JobRecords
@@ -63,6 +64,7 @@ __all__ = [
     "FellBack",
     "Heart",
     "Heartbeat",
+    "HeartbeatFile",
     "JobRecords",
     "Label",
     "NamedSavepoint",

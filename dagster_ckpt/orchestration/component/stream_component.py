@@ -102,6 +102,7 @@ class CheckpointedStreamComponent(dg.Component, dg.Resolvable, dg.Model):
     upgrade_timeout: str | None = Field(
         default=None, description="How long a new code_version may go without a checkpoint; null for any time."
     )
+    standby: bool = Field(default=False, description="Another run waits with a warm Spark, to take the job over.")
     pool: str | None = Field(default=None, description="As of any asset.")
     op_tags: dict[str, Any] | None = Field(default=None, description="As of any asset.")
     run_tags: Annotated[Any, dg.Resolver(attributes.texts, model_field_type=_Texts)] = Field(
@@ -144,6 +145,7 @@ class CheckpointedStreamComponent(dg.Component, dg.Resolvable, dg.Model):
             code_version=self.code_version,
             upgrade_mode=self.upgrade_mode,
             upgrade_timeout=self.upgrade_timeout,
+            standby=self.standby,
             pool=self.pool,
             op_tags=self.op_tags,
             run_tags=self.run_tags,

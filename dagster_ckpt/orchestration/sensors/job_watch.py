@@ -21,8 +21,9 @@ from dagster_ckpt.checkpoint import (
     find_newest,
     finish_end,
     is_unfinished,
+    unchanged_for,
 )
-from dagster_ckpt.clock import Clock, iso
+from dagster_ckpt.clock import Clock, iso, seconds_of
 from dagster_ckpt.config import LATEST, CheckpointConfig
 from dagster_ckpt.errors import CheckpointError, CorruptCheckpoint, Fenced, StorageError
 from dagster_ckpt.orchestration import names
@@ -31,7 +32,7 @@ from dagster_ckpt.orchestration.events import JobEvents
 from dagster_ckpt.orchestration.health import evaluation, goes_past_damage, refused, reported
 from dagster_ckpt.orchestration.reporting import CheckpointReporter
 from dagster_ckpt.orchestration.rollback import Launchpad
-from dagster_ckpt.orchestration.run_settings import RunSettings, going_on, op_config
+from dagster_ckpt.orchestration.run_settings import RunSettings, going_on, op_config, with_resources_of
 from dagster_ckpt.orchestration.upgrades import is_to_return, returning, try_to_return
 from dagster_ckpt.resume import (
     AskToCancel,
@@ -57,6 +58,8 @@ _log = logging.getLogger(__name__)
 _RECENT_RUNS = 25
 #: Marking a run, recording a failure and deciding can follow one another within one tick.
 _STEPS = 6
+#: Seconds for which a standby has its turn to take the job over, before a run is launched that resumes the job.
+_TURN_OF_STANDBY = 15.0
 
 
 class JobWatch:
@@ -69,6 +72,7 @@ class JobWatch:
         clock: time.
         finished: the token of the claim after whose end an earlier tick found nothing left to do.
         log: of the tick, which the UI shows uncut.
+        standby: the run that waits to take the job over and is alive, ``None`` for none.
     """
 
     def __init__(
@@ -79,8 +83,10 @@ class JobWatch:
         clock: Clock,
         finished: str | None,
         log: logging.Logger = _log,
+        standby: str | None = None,
     ) -> None:
         self.finished = finished
+        self._standby = standby
         self._instance = instance
         self._asset = asset
         self._catalog = catalog
@@ -130,8 +136,14 @@ class JobWatch:
                 case Attend(driver, run_key, reason):
                     return self._attending(driver, run_key, reason)
                 case Resume(attempt, run_key, reason):
+                    if self._standby is not None and self._is_turn_of(self._standby, run_key):
+                        return f"{reason}: the standby, run {self._standby}, is about to take the job over"
                     return self._resume(facts, claim, attempt, run_key, reason)
         return "more is to be done; the next tick goes on"
+
+    def _is_turn_of(self, standby: str, run_key: str) -> bool:
+        what = (*self._records.heartbeat.key, "turn of the standby")
+        return unchanged_for(what, (standby, run_key), self._clock) < _TURN_OF_STANDBY
 
     def _facts(self) -> Facts:
         now = self._clock.time()
@@ -231,9 +243,7 @@ class JobWatch:
             names.ROOT_RUN_TAG: parent.tags.get(names.ROOT_RUN_TAG, claim.run_id) if parent else claim.run_id,
             names.RESTORED_FROM_TAG: newest.reference if newest else run.request.restore_from,
         }
-        config: dict[str, Any] = {"ops": {self._asset.op_name: {"config": {"restore_from": LATEST, **given}}}}
-        if parent is not None and "resources" in parent.run_config:
-            config["resources"] = parent.run_config["resources"]
+        config = with_resources_of(parent, self._asset.op_name, given)
         self._log.info("Resuming %s: %s", self._asset.name, reason)
         return dg.RunRequest(run_key=run_key, job_name=self._asset.job_name, run_config=config, tags=tags)
 
@@ -325,6 +335,8 @@ def _run_facts(record: dg.RunRecord) -> RunFacts:
     run = record.dagster_run
     series = run.tags.get(names.SERIES_TAG)
     since = record.end_time or record.start_time or record.create_timestamp.timestamp()
+    if names.STANDBY_OF_TAG in run.tags and names.DETECTED_AT_TAG in run.tags:
+        since = max(since, seconds_of(run.tags[names.DETECTED_AT_TAG]))  # before, it was no run of the job
     return RunFacts(
         run_id=run.run_id,
         status=run.status.value,

@@ -20,6 +20,8 @@ from dagster_ckpt.checkpoint import CheckpointCatalog
 from dagster_ckpt.clock import SystemClock
 from dagster_ckpt.orchestration.checkpointed_asset import CheckpointedStreamingAsset
 from dagster_ckpt.orchestration.rollback import pending, requested
+from dagster_ckpt.orchestration.sensors.loaded_code import loaded_code
+from dagster_ckpt.orchestration.sensors.standby_runs import StandbyRuns
 from dagster_ckpt.orchestration.sensors.ticks import Looks, Sights, in_short
 from dagster_ckpt.orchestration.upgrades import is_to_return
 from dagster_ckpt.resume import nothing_to_do
@@ -47,6 +49,10 @@ def build_resume_sensor(
         name: of the sensor; ``{first job}_resume_sensor`` by default, so that a code location may have several.
     """
     sights = Sights()
+    has_standbys = any(asset.standby for asset in assets)
+    code = loaded_code(assets) if has_standbys else ""
+    # Where no job wants a standby, those that earlier code has left are told to end, and nobody looks any more.
+    sees_to_standbys = True
 
     @dg.sensor(
         name=name or f"{assets[0].name if assets else 'checkpoint'}_resume_sensor",
@@ -59,6 +65,7 @@ def build_resume_sensor(
     def resume_sensor(context: dg.SensorEvaluationContext) -> dg.SensorResult:
         from dagster_ckpt.orchestration.sensors import job_watch  # noqa: PLC0415 - only for ticks
 
+        nonlocal sees_to_standbys
         requests: list[dg.RunRequest] = []
         quiet: list[tuple[str, str]] = []
         said: list[tuple[str, str]] = []
@@ -71,6 +78,9 @@ def build_resume_sensor(
 
         with Looks(context.resources, assets, cursor.first, _BUDGET, sights, sights.look) as looks:
             rollbacks = pending(context.instance)
+            clock = SystemClock()
+            standbys = StandbyRuns(context.instance, assets if sees_to_standbys else [], code, clock)
+            sees_to_standbys = has_standbys or standbys.has_any
             for asset in looks.turns():
                 try:
                     if (rollback := rollbacks.get(asset.name)) is not None:
@@ -83,14 +93,17 @@ def build_resume_sensor(
                     finished = None if returns else cursor.finished.get(asset.name)
                     if (why := nothing_to_do(sight, finished)) is not None:
                         quiet.append((asset.name, why))
+                        if (standby := standbys.request(asset, looks.storage_of(asset), sight)) is not None:
+                            requests.append(standby)
                         continue
                     watch = job_watch.JobWatch(
                         context.instance,
                         asset,
                         CheckpointCatalog(looks.storage_of(asset), asset.name),
-                        SystemClock(),
+                        clock,
                         cursor.finished.get(asset.name),
                         context.log,
+                        standbys.living(asset, looks.storage_of(asset)),
                     )
                     acted.append((asset, watch, looks.acted(asset, watch.step)))
                 except Exception as error:

@@ -103,8 +103,8 @@ class StreamingRun:
         emit: called with each event.
         worker: the process of the Dagster run, if this process is a step process below it.
         earlier: what happened before this run, for the trace of its first start.
-        submission: what this driver was submitted for. Its first claim is of the epoch after that of the submission,
-            and counts only if the submission still stands then.
+        submission: what this driver was submitted for; its first claim counts only if the submission still stands then.
+        after: the first claim is of the epoch after this one, by default after that of the submission, or the highest.
 
     Raises:
         InvalidConfiguration: ``run_id`` is not such an id.
@@ -122,6 +122,7 @@ class StreamingRun:
         worker: int | None = None,
         earlier: Earlier | None = None,
         submission: Submission | None = None,
+        after: int | None = None,
     ) -> None:
         self._worker = worker
         self._job = job
@@ -138,7 +139,7 @@ class StreamingRun:
         self._catalog = CheckpointCatalog(job.filesystem, job.name)
         self._failures = FailedStarts(job, run_id, clock)
         self._upgrading = Upgrading(job, self._catalog, clock)
-        self._submission = submission
+        self._submission, self._after = submission, submission.after if submission else after
         self._state = _State(request, series)
         self._spark: SparkSession | None = None
         self._tracer = StartTracer(clock, earlier)
@@ -218,8 +219,7 @@ class StreamingRun:
             self._catalog.resolve(self._state.request.restore_from)  # Spark's start takes long, a look does not
         for process in self._catalog.records.heartbeat.free_job(self._clock, self._cancel.wait):
             _log.warning("Killed process %d, which a run declared dead had left behind", process.pid)
-        submission = self._submission
-        return self._claim(uuid.uuid4().hex, None if submission is None else submission.after, submission)
+        return self._claim(uuid.uuid4().hex, self._after, self._submission)
 
     def _note_before_claim(self, error: Exception) -> None:
         """Record for the sensor why this run, which should resume the job, could not take the job over.
@@ -243,7 +243,7 @@ class StreamingRun:
             after=after,
             is_start=True,
         )
-        # The run withdraws its submission, and then looks for a claim: one of the two sees what the other has done.
+        # The run withdraws its submission, then looks for a claim: one of the two sees what the other has done.
         if submission is not None:
             self._catalog.records.submissions.check(self._run_id)
         self._emit(EpochClaimed(claim.epoch))

@@ -22,7 +22,7 @@ from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
 from dagster_ckpt.checkpoint.catalog.newest import find_newest
 from dagster_ckpt.checkpoint.control.epochs import Choice, Claim, End
 from dagster_ckpt.checkpoint.control.failures import Failure, FailureLog
-from dagster_ckpt.checkpoint.control.heartbeat import Heartbeat, HeartbeatFile
+from dagster_ckpt.checkpoint.control.heartbeat import Completed, Heartbeat, HeartbeatFile
 from dagster_ckpt.checkpoint.format.facts import Facts
 from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
 from dagster_ckpt.checkpoint.format.snapshot import PinnedFile, Snapshot
@@ -42,11 +42,17 @@ def make_asset(
     config: CheckpointConfig | None = None,
     restart: RestartStrategy = QUICK,
     poison_batch_attempts: int | None = 5,
+    standby: bool = False,
 ) -> CheckpointedStreamingAsset:
     """An asset whose query is never run."""
 
     @checkpointed_streaming_asset(
-        name=name, job_name=job_name, config=config, restart=restart, poison_batch_attempts=poison_batch_attempts
+        name=name,
+        job_name=job_name,
+        config=config,
+        restart=restart,
+        poison_batch_attempts=poison_batch_attempts,
+        standby=standby,
     )
     def never_run(context: dg.AssetExecutionContext, spark: SparkSession) -> DataStreamWriter:
         raise AssertionError("no test runs this query")
@@ -135,7 +141,14 @@ class StoredJob:
         return Snapshot(batch, (file,), facts, None, pinned.unlink)
 
     def beat(
-        self, claim: Claim, *, alive: bool, stopped: bool = False, interrupted: bool = False, ago: float = 0
+        self,
+        claim: Claim,
+        *,
+        alive: bool,
+        stopped: bool = False,
+        interrupted: bool = False,
+        ago: float = 0,
+        completed: CheckpointMetadata | None = None,
     ) -> None:
         """Leave a heartbeat of this process, or of one that is gone."""
         process = ProcessIdentity.current()
@@ -143,7 +156,8 @@ class StoredJob:
             process = ProcessIdentity(process.host, process.pid, process.created - 1000)
         uptime = time.monotonic() - ago
         beat = Heartbeat(claim.epoch, claim.run_id, (process,), 1, time.time() - ago, stopped, uptime=uptime)
-        beat = replace(beat, interrupted=interrupted)
+        newest = None if completed is None else Completed(completed.reference, completed.epoch)
+        beat = replace(beat, interrupted=interrupted, completed=newest)
         HeartbeatFile(self.catalog.filesystem, self.name).write(beat)
 
     def end(self, claim: Claim, status: str, reason: str = "of the test") -> None:

@@ -10,7 +10,7 @@ import pytest
 from dagster_ckpt import SparkSubmitResource
 from dagster_ckpt.checkpoint.submissions import Submission
 from dagster_ckpt.orchestration import names
-from dagster_ckpt.orchestration.streaming_run import OwnRun
+from dagster_ckpt.orchestration.attending.own_run import OwnRun
 from tests.helpers.checkpoint.driver import ManualClock
 from tests.helpers.orchestration.stored_job import StoredJob, make_asset, run_id
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -67,6 +70,7 @@ def _pipeline(
     poison_batch_attempts: int | None = 5,
     spark_key: str = "spark",
     group_name: str | None = None,
+    standby: bool = False,
 ) -> CheckpointedStreamingAsset:
     # Read by each run anew, because each is a process that loads this module.
     interval, pause = ("1 h", "1 h") if Pipeline.from_environment(name).unhurried.exists() else ("200 ms", "0 s")
@@ -79,6 +83,7 @@ def _pipeline(
         report_interval=0.0,
         spark_key=spark_key,
         group_name=group_name,
+        standby=standby,
     )
     def unique_rows(context: dg.AssetExecutionContext, spark: SparkSession) -> DataStreamWriter:
         del context
@@ -157,6 +162,10 @@ clicked = _pipeline("clicked", num_retained=10)
 materialized = _pipeline("materialized")
 saved = _pipeline("saved")
 warm = _pipeline("warm", spark_key="warm_spark")
+stood_by = _pipeline("stood_by", standby=True)
+two_standbys = _pipeline("two_standbys", standby=True)
+lost_standby = _pipeline("lost_standby", standby=True)
+reloaded = _pipeline("reloaded", standby=True)
 configured = _pipeline("configured", restart=RestartStrategies.no_restart())
 doomed = _pipeline("doomed", restart=RestartStrategies.no_restart(), group_name="doomed")
 upgraded = _upgraded()
@@ -175,6 +184,9 @@ _CONF = {
     "spark.ui.enabled": "false",
 }
 _shared = Pipeline.from_environment("")
+sys.path.append(str(_shared.root))
+with contextlib.suppress(ImportError):  # a test has edited the code of this location
+    importlib.import_module("edited_code")
 
 defs = dg.Definitions.merge(
     build_checkpoint_definitions(
@@ -196,6 +208,10 @@ defs = dg.Definitions.merge(
             materialized,
             saved,
             warm,
+            stood_by,
+            two_standbys,
+            lost_standby,
+            reloaded,
             configured,
             submitted,
             upgraded,

@@ -1,0 +1,216 @@
+"""The Dagster run that waits beside a job: it looks at the heartbeat itself, and decides as the resume sensor does.
+
+Nothing is decided here. :class:`~dagster_ckpt.orchestration.sensors.JobWatch` acts on the facts as at a tick of the
+sensor, and returns the run that is to be launched: this run then is that run, if it was launched with the same
+configuration. The claim of exactly the next epoch decides between several standbys and the sensor.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import dagster as dg
+
+from dagster_ckpt.checkpoint import CheckpointCatalog, Claim, Lease, Sight, Standbys, StandbySign, look
+from dagster_ckpt.clock import Clock, seconds_of
+from dagster_ckpt.errors import InvalidConfiguration, StorageError
+from dagster_ckpt.orchestration import names
+from dagster_ckpt.orchestration.attending import SparkSubmitResource
+from dagster_ckpt.orchestration.checkpointed_asset import CheckpointedStreamingAsset
+from dagster_ckpt.orchestration.run_settings import continuing, op_config
+from dagster_ckpt.orchestration.sensors import JobWatch
+from dagster_ckpt.resume import nothing_to_do
+from dagster_ckpt.shown_text import redacted
+from dagster_ckpt.spark import Earlier, WarmSession
+
+__all__ = ["StandbyRun", "Takeover"]
+
+#: Seconds between two looks at a job that runs; and, at most, at a job that is resumed later, for which each look asks
+#: Dagster.
+_TURN, _LONGEST_TURN = 0.2, 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Takeover:
+    """What a standby goes on from, as its own run of the job.
+
+    Attributes:
+        after: the epoch of the dead run; the next one is claimed, or none.
+        series: that the run continues.
+        given: the run configuration of the query.
+        earlier: what happened before, for the trace of the start.
+    """
+
+    after: int
+    series: int
+    given: Mapping[str, Any]
+    earlier: Earlier
+
+
+class StandbyRun:
+    """A run that waits.
+
+    Args:
+        context: of the run.
+        asset: of the job.
+        catalog: the job's checkpoints.
+        clock: of this host.
+        on_turn: called between two looks; an exception of it ends the run.
+    """
+
+    def __init__(
+        self,
+        context: dg.AssetExecutionContext,
+        asset: CheckpointedStreamingAsset,
+        catalog: CheckpointCatalog,
+        clock: Clock,
+        on_turn: Callable[[], None],
+    ) -> None:
+        self._context, self._asset, self._catalog = context, asset, catalog
+        self._clock, self._on_turn = clock, on_turn
+        self._run_id = context.run.run_id
+        self._sign = StandbySign(Standbys(catalog.filesystem, asset.name), self._run_id, Lease.of(asset.config), clock)
+        self._warm: WarmSession | None = None
+        self._is_told = False
+        self._sight: Sight | None = None
+        self._beside = ""
+        self._request: dg.RunRequest | None = None
+        self._troubled = ""
+        self._pause = _TURN
+        #: Whether this run has claimed the job.
+        self.has_claimed = False
+
+    def wait(self) -> Takeover | None:
+        """Wait until the job's run is dead, and the job may be resumed now.
+
+        Returns:
+            ``None`` when there is nothing to wait for any more; the log says why.
+
+        Raises:
+            Exception: Spark did not start, or its JVM is gone.
+            BaseException: the interrupt of this thread.
+        """
+        try:
+            while True:
+                found = self._turn()
+                if isinstance(found, Takeover):
+                    return found
+                if found is not None:
+                    self._context.log.info(f"The standby ends: {found}.")
+                    self._sign.remove()
+                    return None
+                time.sleep(self._pause)
+        except BaseException:
+            self._sign.remove()
+            raise
+
+    def leave(self) -> None:
+        """Take the sign away: this run ends."""
+        self._sign.remove()
+
+    def claimed(self) -> None:
+        """This run has claimed the job: from now on Dagster knows the run as a run of the job."""
+        self.has_claimed = True
+        if self._warm is not None:
+            self._warm.take()
+        self._sign.remove()
+        if self._request is not None:
+            self._context.instance.add_run_tags(self._run_id, self._request.tags)
+
+    def waits_on(self, reason: str) -> bool:
+        """Whether another run drives the job by now, beside which this one goes on waiting.
+
+        Args:
+            reason: why this run could not take the job over, for people.
+        """
+        sight = look(self._catalog.records, self._clock, None)
+        if sight is None or sight.dead is not None:
+            return False
+        self._pause = _TURN
+        self._context.log.info(f"The standby goes on waiting: {reason}")
+        return True
+
+    def _turn(self) -> Takeover | str | None:
+        """One look: the takeover that is due, the reason for which the standby ends, or ``None``."""
+        self._on_turn()
+        try:
+            found = self._look()
+        except (StorageError, OSError) as error:  # the job's run is as well off
+            if self._troubled != (said := redacted(str(error))):
+                self._context.log.warning(f"The records of the job cannot be read now: {said}")
+            self._troubled = said
+            return None
+        self._troubled = ""
+        return found
+
+    def _look(self) -> Takeover | str | None:
+        sight = self._sight = look(self._catalog.records, self._clock, self._sight)
+        if sight is None:
+            return "the job has no records"
+        if sight.is_over and sight.end is not None:
+            return f"the job has ended {sight.end.status}"
+        if sight.claim.run_id != self._beside:
+            self._beside = sight.claim.run_id
+            run = self._context.instance.get_run_by_id(self._beside)
+            if run is not None and not self._has_config(continuing(run, self._asset.op_name)):
+                return f"run {self._beside} of the job has another configuration"
+        if not self._is_warm():
+            return None if sight.dead is None else "the job's run has died before the standby was warm"
+        if not self._sign.beat(sight.claim.epoch):
+            return "it is not wanted any more"
+        if nothing_to_do(sight, None) is not None:
+            self._pause = _TURN
+            return None
+        self._pause = min(1.5 * self._pause, _LONGEST_TURN)
+        return self._decided(sight.claim)
+
+    def _is_warm(self) -> bool:
+        if self._warm is None:
+            self._warm = WarmSession(self._session(), self._asset.state_backend)
+        if self._warm.is_warm() and not self._is_told:
+            self._is_told = True
+            self._context.log.info(f"The standby is warm, and watches run {self._beside} of job {self._asset.name}.")
+        return self._is_told
+
+    def _session(self) -> Callable[[], Any]:
+        spark, asset = getattr(self._context.resources, self._asset.spark_key), self._asset
+        if isinstance(spark, SparkSubmitResource):
+            raise InvalidConfiguration(
+                f"Job {asset.name!r} has standby=True, and a driver of its own by SparkSubmitResource.",
+                hint="Leave standby out: the driver goes on when its Dagster run dies.",
+            )
+        required = None if asset.state_backend is None else asset.state_backend.launch_conf()
+        return lambda: spark.session(asset.name, required)
+
+    def _decided(self, claim: Claim) -> Takeover | str | None:
+        """Do what the sensor would do, and take the job over where it would launch a run that resumes the job."""
+        watch = JobWatch(self._context.instance, self._asset, self._catalog, self._clock, None, self._context.log)
+        outcome = watch.step()
+        if not isinstance(outcome, dg.RunRequest) or not names.is_resume(outcome.tags):
+            return None
+        if outcome.tags[names.RESUMES_TAG] != claim.run_id:
+            return None
+        if not self._has_config(outcome.run_config):
+            return "the job is resumed with another configuration"
+        if self._sign.is_removed():
+            return "it is not wanted any more"
+        self._request = outcome
+        tags = outcome.tags
+        ended = [("detected", seconds_of(tags[names.DETECTED_AT_TAG])), ("decided", self._clock.time())]
+        self._context.log.info(f"The standby takes the job over from run {claim.run_id}.")
+        return Takeover(
+            claim.epoch,
+            claim.series,
+            op_config(self._context.run, self._asset.op_name),
+            Earlier(seconds_of(tags[names.FAILED_AT_TAG]), ended),
+        )
+
+    def _has_config(self, wanted: Mapping[str, Any]) -> bool:
+        """Whether this run was launched with this run configuration."""
+        own: dict[str, Any] = dict(self._context.run.run_config)
+        return {key: own.get(key) for key in ("ops", "resources")} == {
+            key: wanted.get(key) for key in ("ops", "resources")
+        }

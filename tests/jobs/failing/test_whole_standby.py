@@ -1,0 +1,211 @@
+"""A standby in this process: when it takes a job over whose run is dead, and when it ends and changes nothing."""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+from dagster_ckpt import (
+    CheckpointConfig,
+    FileSystemCheckpointStorage,
+    RestartStrategies,
+    SparkSessionResource,
+    build_checkpoint_definitions,
+    checkpointed_streaming_asset,
+)
+from dagster_ckpt.checkpoint.control.epochs import Claim, End
+from dagster_ckpt.checkpoint.control.failures import Failure
+from dagster_ckpt.checkpoint.control.heartbeat import Heartbeat
+from dagster_ckpt.checkpoint.lease import Lease
+from dagster_ckpt.checkpoint.processes import ProcessIdentity, this_host
+from dagster_ckpt.checkpoint.standbys import Standbys
+from dagster_ckpt.clock import iso
+from dagster_ckpt.orchestration import names
+from tests.jobs.harness import Bench, eventually
+
+Status = dg.DagsterRunStatus
+
+
+class Waiting:
+    """A run of the job that has claimed it, is alive, and has chosen nothing; and its standby, on a thread."""
+
+    def __init__(self, bench: Bench, instance: dg.DagsterInstance) -> None:
+        self.bench, self.instance = bench, instance
+        self.records = bench.catalog.records
+        self.standbys = Standbys(bench.catalog.filesystem, bench.catalog.job_name)
+
+        @checkpointed_streaming_asset(
+            name=bench.catalog.job_name,
+            config=CheckpointConfig(interval="200 ms", heartbeat_interval="200 ms"),
+            restart=RestartStrategies.fixed_delay_restart(1, "100 ms"),
+            standby=True,
+        )
+        def query(context: dg.AssetExecutionContext, spark: SparkSession) -> DataStreamWriter:
+            return bench.write(bench.read(spark).dropDuplicates(["id"]).select("id", "v"))
+
+        self.asset = query
+        storage = FileSystemCheckpointStorage(checkpoint_path=str(bench.storage), working_directory=str(bench.working))
+        resources = {"checkpoint_storage": storage, "spark": SparkSessionResource(master="local[2]")}
+        self.definitions = build_checkpoint_definitions([query], resources)
+        self.records.claim_ownership(storage.deployment)
+        self.run_id = self._add(query.job_name, {names.JOB_TAG: query.name}, {})
+        self.claim = self.take_over(self.run_id)
+        self.beat(alive=True)
+        self.standby = str(uuid.uuid4())
+
+    def _add(self, job: str, tags: dict[str, str], config: dict[str, Any]) -> str:
+        run = str(uuid.uuid4())
+        resolved = self.definitions.resolve_job_def(job)
+        self.instance.create_run_for_job(resolved, run_id=run, status=Status.STARTED, tags=tags, run_config=config)
+        return run
+
+    def take_over(self, run_id: str) -> Claim:
+        return self.records.epochs.claim(
+            token=uuid.uuid4().hex, series=None, run_id=run_id, host=this_host(), pid=1, now=iso(time.time())
+        )
+
+    def beat(self, *, alive: bool) -> None:
+        now, gone = ProcessIdentity.current(), ProcessIdentity(ProcessIdentity.current().host, 1, 0.0, 1)
+        process = now if alive else gone
+        epoch, run_id, uptime = self.claim.epoch, self.claim.run_id, time.monotonic()
+        # One beat is enough for the whole test.
+        beat = Heartbeat(epoch, run_id, (process,), 1, time.time(), uptime=uptime, lease=Lease(1.0, 900.0))
+        self.records.heartbeat.write(beat)
+
+    def start(self, config: dict[str, Any] | None = None) -> Callable[[], Any]:
+        """Start the standby, and wait until it is warm; returns what waits for its end."""
+        given = {"ops": {self.asset.op_name: {"config": {"restore_from": "latest", **(config or {})}}}}
+        job = self.definitions.resolve_job_def(names.standby_job(self.asset.name))
+        found: list[Any] = []
+
+        def run() -> None:
+            found.append(
+                job.execute_in_process(
+                    run_config=given, instance=self.instance, run_id=self.standby, raise_on_error=False
+                )
+            )
+
+        thread = threading.Thread(target=run, daemon=True)
+        thread.start()
+        eventually("the standby is warm", lambda: bool(self.standbys.all()) or not thread.is_alive())
+
+        def wait() -> Any:
+            eventually("the standby has ended", lambda: not thread.is_alive())
+            return found[0]
+
+        return wait
+
+    def tags(self, run_id: str) -> dict[str, str]:
+        run = self.instance.get_run_by_id(run_id)
+        assert run is not None
+        return dict(run.tags)
+
+    def assert_left_alone(self, done: Any) -> None:
+        """The standby ended well, and nothing was claimed or materialized."""
+        assert done.success
+        assert done.get_asset_materialization_events() == []
+        assert names.JOB_TAG not in self.tags(self.standby)
+        assert not self.standbys.all()
+
+
+@pytest.fixture
+def waiting(bench: Bench, tmp_path: Path) -> Iterator[Waiting]:
+    home = tmp_path / "home"
+    home.mkdir()
+    with dg.DagsterInstance.local_temp(str(home)) as instance:
+        yield Waiting(bench, instance)
+
+
+def test_it_takes_over_a_dead_run_as_the_sensor_would_resume_it(waiting: Waiting) -> None:
+    waiting.bench.land(3)
+    wait = waiting.start()
+    assert waiting.records.epochs.highest() == 1
+    waiting.beat(alive=False)
+    done = wait()
+    assert done.success
+    waiting.bench.assert_exact()
+    claim = waiting.records.epochs.read_claim(2)
+    assert claim is not None
+    assert (claim.run_id, claim.series) == (waiting.standby, waiting.claim.series)
+    (failure,) = waiting.records.failures.of(claim.series)
+    assert failure.run_id == waiting.run_id
+    dead = waiting.instance.get_run_by_id(waiting.run_id)
+    assert dead is not None
+    assert dead.status is Status.FAILURE
+    tags = waiting.tags(waiting.standby)
+    assert tags.items() >= {names.JOB_TAG: waiting.asset.name, names.RESUMES_TAG: waiting.run_id}.items()
+    assert len(done.get_asset_materialization_events()) == 1
+    assert not waiting.standbys.all()
+
+
+def test_it_ends_with_the_job(waiting: Waiting) -> None:
+    wait = waiting.start()
+    waiting.records.epochs.record_end(waiting.claim.epoch, End("FINISHED", "of the test", False, iso(time.time())))
+    waiting.beat(alive=False)
+    waiting.assert_left_alone(wait())
+    assert waiting.records.failures.of(waiting.claim.series) == []
+
+
+def test_it_ends_when_nobody_wants_it(waiting: Waiting) -> None:
+    wait = waiting.start()
+    waiting.standbys.remove(waiting.standby)
+    waiting.assert_left_alone(wait())
+    assert waiting.records.epochs.highest() == 1
+
+
+def test_it_ends_beside_a_run_with_another_configuration(waiting: Waiting) -> None:
+    wait = waiting.start({"fallback_to_older": True})
+    waiting.assert_left_alone(wait())
+
+
+def test_it_leaves_a_job_whose_restarts_are_used_up_failed(waiting: Waiting) -> None:
+    waiting.bench.land(1)
+    wait = waiting.start()
+    waiting.records.failures.record(
+        waiting.claim.series, Failure(waiting.run_id, 1, time.time() - 1, None, "an earlier failure")
+    )
+    waiting.beat(alive=False)
+    waiting.assert_left_alone(wait())
+    end = waiting.records.epochs.read_end(waiting.records.epochs.highest())
+    assert end is not None
+    assert end.status == "FAILED"
+    assert waiting.bench.in_raw_directory() == {}
+
+
+def test_it_waits_on_when_another_run_was_faster(waiting: Waiting) -> None:
+    """The other run claims the job between the look and the claim of the standby."""
+    waiting.bench.land(1)
+    wait = waiting.start()
+    other = waiting._add(waiting.asset.job_name, {names.JOB_TAG: waiting.asset.name}, {})
+    mark = waiting.instance.report_run_failed
+    taken = threading.Event()
+
+    def claim_meanwhile(run: dg.DagsterRun, message: str | None = None) -> Any:
+        waiting.instance.report_run_failed = mark  # type: ignore[method-assign]
+        told = mark(run, message)
+        waiting.claim = waiting.take_over(other)
+        waiting.beat(alive=True)
+        taken.set()
+        return told
+
+    waiting.instance.report_run_failed = claim_meanwhile  # type: ignore[method-assign,assignment]
+    waiting.beat(alive=False)
+    assert taken.wait(60)
+    time.sleep(1)
+    assert [sign.run_id for sign in waiting.standbys.all()] == [waiting.standby], "it waits on"
+    assert waiting.records.epochs.highest() == waiting.claim.epoch
+    waiting.beat(alive=False)
+    assert wait().success
+    waiting.bench.assert_exact()
+    claim = waiting.records.epochs.read_claim(waiting.records.epochs.highest())
+    assert claim is not None
+    assert claim.run_id == waiting.standby
