@@ -141,20 +141,20 @@ def _restore(how: str, url: str, directory: str) -> dict[str, Any]:
     if how == RECURSIVE:
         client = _client(url)
         return _measured(url, lambda: client.get(f"{BUCKET}/{how}", directory, recursive=True))
-    storage = storage_at(url)
-    storage.create("connected", b"")
-    return _measured(url, lambda: _newest_into(storage, Path(directory)))
-
-
-def _newest_into(storage: Any, directory: Path) -> None:
     from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog  # noqa: PLC0415 - of the child alone
     from dagster_ckpt.checkpoint.catalog.file_reader import materialize_checkpoint  # noqa: PLC0415
     from dagster_ckpt.checkpoint.catalog.newest import find_newest  # noqa: PLC0415
 
-    catalog = CheckpointCatalog(storage, "benchmark")
-    found = find_newest(catalog).metadata
-    assert found is not None
-    materialize_checkpoint(catalog, found, directory)
+    storage = storage_at(url)
+    storage.create("connected", b"")
+
+    def run() -> None:
+        catalog = CheckpointCatalog(storage, "benchmark")
+        found = find_newest(catalog).metadata
+        assert found is not None
+        materialize_checkpoint(catalog, found, Path(directory))
+
+    return _measured(url, run)
 
 
 def _client(url: str) -> Any:
