@@ -10,13 +10,16 @@ go, in turns and each by a new process, whose greatest memory is told:
 * ``put_file loop``: one file after the other;
 * ``rclone``: ``rclone copy``, where it is installed, with as many transfers at once as ours makes.
 
-Afterwards the bucket of each must hold every byte. And the newest checkpoint of ``--retained`` is looked up, as a
-restore does: listed, read and verified.
+Afterwards the bucket of each must hold every byte. All but the loop then bring the files back, each into an empty
+directory by another new process: ours finds the newest checkpoint, reads it and verifies each file against the
+manifest; gcsfs gets with ``recursive``. What came must be what went up. And the newest checkpoint of ``--retained`` is
+looked up, as a restore does: listed, read and verified.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import resource
@@ -38,13 +41,15 @@ sys.path.insert(0, str(ROOT))
 
 OURS, RECURSIVE, LOOP, RCLONE = "ours", "put recursive", "put_file loop", "rclone"
 BUCKET = "checkpoints"
-SETS = {"1,000 x 10 KiB": (1_000, 10 << 10), "10,000 x 10 KiB": (10_000, 10 << 10), "1 x 1 GiB": (1, 1 << 30)}
+_RCLONES = f":gcs:{BUCKET}/rclone"
+SETS = {"1,000 x 10 KiB": (1_000, 10 << 10), "10,000 x 10 KiB": (10_000, 10 << 10)}
+SETS |= {"10,000 x 105 KiB": (10_000, 105 << 10), "1 x 1 GiB": (1, 1 << 30)}
 #: To see that it works.
 TINY = {"20 x 10 KiB": (20, 10 << 10), "1 x 20 MiB": (1, 20 << 20)}
 
 
 def main() -> int:
-    """Run the benchmark, or, with ``--upload``, one upload of it."""
+    """Run the benchmark, or, with ``--upload`` or ``--restore``, one process of it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--sets", nargs="+", default=list(SETS), choices=[*SETS, *TINY])
@@ -52,9 +57,10 @@ def main() -> int:
     parser.add_argument("--retained", type=int, default=10_000)
     parser.add_argument("--output", type=Path)
     parser.add_argument("--upload", nargs=3, metavar=("HOW", "URL", "DIRECTORY"), help=argparse.SUPPRESS)
+    parser.add_argument("--restore", nargs=3, metavar=("HOW", "URL", "DIRECTORY"), help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.upload:
-        print(json.dumps(_upload(*options.upload)))
+    if options.upload or options.restore:
+        print(json.dumps(_upload(*options.upload) if options.upload else _restore(*options.restore)))
         return 0
     records = [record for latency in options.latencies for record in _measure(options, latency)]
     if options.output:
@@ -72,37 +78,52 @@ def _measure(options: argparse.Namespace, latency: float) -> Iterator[dict[str, 
                 with (Path(home) / f"{number}.delta").open("wb") as file:
                     for _ in range(max(1, size >> 20)):  # a child's memory begins with its parent's greatest
                         file.write(os.urandom(min(size, 1 << 20)))
+            went = _contents(home)
             for turn in range(options.rounds):
                 for how in ways if turn % 2 == 0 else reversed(ways):
                     if how == LOOP and count * latency > 60:
                         continue
                     with serving(latency) as url:
-                        record = {"set": name, "latency": latency, "how": how, **_in_a_process(how, url, home)}
-                    if record["bytes"] < count * size:
-                        raise RuntimeError(f"Not every byte arrived: {record}")
-                    print(record, file=sys.stderr, flush=True)
-                    yield record
+                        case = {"set": name, "latency": latency, "how": how}
+                        record = {**case, "what": "upload", **_in_a_process("--upload", how, url, home)}
+                        if record["bytes"] < count * size:
+                            raise RuntimeError(f"Not every byte arrived: {record}")
+                        print(record, file=sys.stderr, flush=True)
+                        yield record
+                        if how == LOOP:
+                            continue
+                        with tempfile.TemporaryDirectory(prefix="object-store-") as back:
+                            told = _in_a_process("--restore", how, url, f"{back}/files")
+                            if _contents(f"{back}/files") != went:
+                                raise RuntimeError(f"What came back by {how} is not what went up")
+                        record = {**case, "what": "restore", **told}
+                        print(record, file=sys.stderr, flush=True)
+                        yield record
     with serving(latency) as url:
-        yield {"set": f"newest of {options.retained:,}", "latency": latency, **_look_up(url, options.retained)}
+        found = _look_up(url, options.retained)
+        yield {"set": f"newest of {options.retained:,}", "latency": latency, "what": "look", **found}
 
 
-def _in_a_process(how: str, url: str, directory: str) -> dict[str, Any]:
-    command = [sys.executable, __file__, "--upload", how, url, directory]
+def _contents(directory: str) -> dict[str, str]:
+    """The digest of each file below a directory, by its name."""
+    files = (file for file in Path(directory).rglob("*") if file.is_file())
+    return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
+
+
+def _in_a_process(what: str, how: str, url: str, directory: str) -> dict[str, Any]:
+    command = [sys.executable, __file__, what, how, url, directory]
     told: dict[str, Any] = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
     return told
 
 
 def _upload(how: str, url: str, directory: str) -> dict[str, Any]:
     if how == RCLONE:
-        return _measured(url, lambda: _rclone(url, directory), resource.RUSAGE_CHILDREN)
+        return _measured(url, lambda: _rclone(url, directory, _RCLONES), resource.RUSAGE_CHILDREN)
     storage = storage_at(url)
     storage.create("connected", b"")
     if how == OURS:
         return _measured(url, _checkpoint(storage, directory))
-    import gcsfs.core  # noqa: PLC0415 - of the child alone
-
-    client = gcsfs.core.GCSFileSystem(token="anon", project="p", endpoint_url=url, use_listings_cache=False)
-    client.ls(BUCKET)
+    client = _client(url)
 
     def run() -> None:
         if how == RECURSIVE:
@@ -114,8 +135,38 @@ def _upload(how: str, url: str, directory: str) -> dict[str, Any]:
     return _measured(url, run)
 
 
+def _restore(how: str, url: str, directory: str) -> dict[str, Any]:
+    if how == RCLONE:
+        return _measured(url, lambda: _rclone(url, _RCLONES, directory), resource.RUSAGE_CHILDREN)
+    if how == RECURSIVE:
+        client = _client(url)
+        return _measured(url, lambda: client.get(f"{BUCKET}/{how}", directory, recursive=True))
+    from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog  # noqa: PLC0415 - of the child alone
+    from dagster_ckpt.checkpoint.catalog.file_reader import materialize_checkpoint  # noqa: PLC0415
+    from dagster_ckpt.checkpoint.catalog.newest import find_newest  # noqa: PLC0415
+
+    storage = storage_at(url)
+    storage.create("connected", b"")
+
+    def run() -> None:
+        catalog = CheckpointCatalog(storage, "benchmark")
+        found = find_newest(catalog).metadata
+        assert found is not None
+        materialize_checkpoint(catalog, found, Path(directory))
+
+    return _measured(url, run)
+
+
+def _client(url: str) -> Any:
+    import gcsfs.core  # noqa: PLC0415 - of the child alone
+
+    client = gcsfs.core.GCSFileSystem(token="anon", project="p", endpoint_url=url, use_listings_cache=False)
+    client.ls(BUCKET)
+    return client
+
+
 def _measured(url: str, run: Callable[[], object], whose: int = resource.RUSAGE_SELF) -> dict[str, Any]:
-    """What an upload takes; memory is what this process needs more for it, or all that its child needs."""
+    """What an upload or a restore takes; memory is what this process needs more for it, or all that its child needs."""
     memory = resource.getrusage(whose).ru_maxrss
     before = asked(url)
     begun = time.monotonic()
@@ -130,10 +181,10 @@ def _measured(url: str, run: Callable[[], object], whose: int = resource.RUSAGE_
     }
 
 
-def _rclone(url: str, directory: str) -> None:
+def _rclone(url: str, source: str, target: str) -> None:
     subprocess.run(
         [
-            *("rclone", "--config", os.devnull, "copy", directory, f":gcs:{BUCKET}/rclone"),
+            *("rclone", "--config", os.devnull, "copy", source, target),
             *("--gcs-anonymous", "--gcs-no-check-bucket", "--gcs-endpoint", f"{url}/storage/v1/"),
             # Without lists of who may do what for each object: the server has none.
             *("--gcs-bucket-policy-only", "--transfers", "32", "--checkers", "32", "--retries", "1"),
@@ -223,20 +274,21 @@ def asked(url: str) -> dict[str, int]:
 
 
 def _table(records: list[dict[str, Any]]) -> str:
-    groups: dict[tuple[str, float, str], list[dict[str, Any]]] = {}
+    groups: dict[tuple[str, float, str, str], list[dict[str, Any]]] = {}
     for record in records:
-        groups.setdefault((record["set"], record["latency"], record["how"]), []).append(record)
+        groups.setdefault((record["set"], record["latency"], record["what"], record["how"]), []).append(record)
     lines = [
-        "| files | latency, ms | how | seconds (median) | requests | MB sent | MiB of memory (greatest) |",
-        "|---|---|---|---|---|---|---|",
+        "| files | latency, ms | what | how | seconds (median) | requests | MB sent | MiB of memory (greatest) |",
+        "|---|---|---|---|---|---|---|---|",
     ]
-    for (name, latency, how), group in groups.items():
+    for (name, latency, what, how), group in groups.items():
         seconds = statistics.median(record["seconds"] for record in group)
         requests = statistics.median(record["requests"] for record in group)
         sent = statistics.median(record["bytes"] for record in group) / 1e6
         memory = max(record["memory_mib"] for record in group)
         lines.append(
-            f"| {name} | {latency * 1000:.0f} | {how} | {seconds:.2f} | {requests:.0f} | {sent:.2f} | {memory:.0f} |"
+            f"| {name} | {latency * 1000:.0f} | {what} | {how} | {seconds:.2f} | {requests:.0f} | {sent:.2f} "
+            f"| {memory:.0f} |"
         )
     return "\n".join(lines)
 

@@ -61,8 +61,15 @@ def _many_jobs(report: Any) -> None:
 def _object_store(report: Any) -> None:
     sizes = {"20 x 10 KiB": 20 * 10 * 1024, "1 x 20 MiB": 20 << 20}
     for name, size in sizes.items():
-        uploads = {record["how"]: record for record in report if record["set"] == name}
+        uploads, restores = (
+            {record["how"]: record for record in report if record["set"] == name and record["what"] == what}
+            for what in ("upload", "restore")
+        )
         assert set(uploads) >= {"ours", "put recursive", "put_file loop"}
+        assert set(restores) >= {"ours", "put recursive"}
+        for restore in restores.values():
+            assert restore["seconds"] > 0
+            assert restore["requests"] > 0
         for upload in uploads.values():
             assert upload["seconds"] > 0
             assert upload["requests"] > 0

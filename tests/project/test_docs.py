@@ -44,7 +44,8 @@ from dagster_ckpt.orchestration.savepoints import savepoint_asset
 from dagster_ckpt.orchestration.storages import FileSystemCheckpointStorage
 from dagster_ckpt.spark.events import CheckpointFailed, CheckpointReplaced, Started
 from dagster_ckpt.spark.jvm import local_files_conf
-from dagster_ckpt.spark.jvm.class_archive import CACHE_VARIABLE, OPTIONS_VARIABLE, archive_for
+from dagster_ckpt.spark.jvm.class_archive import CACHE_VARIABLE, archive_for
+from dagster_ckpt.spark.jvm.launching import OPTIONS_VARIABLE
 from dagster_ckpt.standalone.submitted import submitted_drive
 from dagster_ckpt.testing.filesystem_contract import FileSystemContract
 from tests.helpers.local_spark import JVM_OPTIONS, delta_conf, iceberg_conf

@@ -30,7 +30,7 @@ from typing import Any
 
 from dagster_ckpt.errors import SparkNotStarted
 from dagster_ckpt.filesystem import make_working_directory
-from dagster_ckpt.spark.jvm.launching import launched_with
+from dagster_ckpt.spark.jvm.launching import OPTIONS_VARIABLE, launched_with
 
 __all__ = [
     "CACHE_VARIABLE",
@@ -46,8 +46,6 @@ _log = logging.getLogger(__name__)
 
 #: The environment variable with the directory of archives; empty for none.
 CACHE_VARIABLE = "DAGSTER_CKPT_CACHE"
-#: Options for the driver's JVM, before those of the session's conf, which win.
-OPTIONS_VARIABLE = "SPARK_SUBMIT_OPTS"
 EXTRA_CLASS_PATH = "spark.driver.extraClassPath"
 _USERS_OPTIONS = ("spark.driver.extraJavaOptions", "spark.driver.defaultJavaOptions")
 #: A user who sets one of these decides about class data sharing.
@@ -338,7 +336,9 @@ def _is_private(path: Path) -> bool:
 
 
 def run_small_query(spark: Any, scratch: Path) -> None:
-    """A streaming query with state and a file sink, in two runs: the second loads the state of the first.
+    """Two streaming queries with state and a file sink; the second reads what the first, in two runs, has written.
+
+    The second run of the first query loads the state of the first run.
 
     Args:
         spark: the session.
@@ -346,12 +346,20 @@ def run_small_query(spark: Any, scratch: Path) -> None:
     """
     from pyspark.sql import functions as F  # noqa: N812, PLC0415
 
-    source = scratch / "in"
+    source, first = scratch / "in", scratch / "out"
     source.mkdir()
+
+    def run(rows: Any, name: str) -> None:
+        counts = rows.groupBy(F.window("ts", "1 minute"), "id").agg(
+            F.count("*").alias("count"), F.sum("id").alias("sum"), F.count_if(F.col("id").isNull()).alias("nulls")
+        )
+        writer = counts.writeStream.format("parquet").option("path", str(scratch / name))
+        query = writer.option("checkpointLocation", str(scratch / f"live-{name}")).trigger(availableNow=True).start()
+        query.awaitTermination()
+
     for number in range(2):
         (source / f"{number}.json").write_text(_ROWS, encoding="ascii")
-        rows = spark.readStream.schema("id int, ts timestamp").json(str(source)).withWatermark("ts", "1 minute")
-        counts = rows.groupBy(F.window("ts", "1 minute"), "id").count()
-        writer = counts.writeStream.format("parquet").option("path", str(scratch / "out"))
-        query = writer.option("checkpointLocation", str(scratch / "live")).trigger(availableNow=True).start()
-        query.awaitTermination()
+        run(spark.readStream.schema("id int, ts timestamp").json(str(source)).withWatermark("ts", "1 minute"), "out")
+    written = spark.read.parquet(str(first)).schema
+    windows = spark.readStream.schema(written).option("maxFilesPerTrigger", 1).parquet(str(first))
+    run(windows.select("id", F.col("window.start").alias("ts")).withWatermark("ts", "1 minute"), "second")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import logging
 import threading
 from collections.abc import Callable
@@ -12,6 +14,9 @@ from dagster_ckpt.checkpoint import mark_children
 __all__ = ["start_beside"]
 
 _log = logging.getLogger(__name__)
+
+#: What PySpark imports, pandas with it, when it first passes a value to the JVM.
+_AT_FIRST_CALL = "pyspark.testing.utils"
 
 
 def start_beside(
@@ -27,7 +32,7 @@ def start_beside(
 
     Returns:
         a function that waits until the JVM is there. It raises nothing: a JVM that did not start is started by the
-        session, which tells why.
+        session, which tells why. Meanwhile it imports what PySpark needs at its first call into the JVM.
     """
     if start is None:
         return lambda: None
@@ -47,4 +52,10 @@ def start_beside(
     except RuntimeError as error:  # there can be no more threads
         _log.warning("The JVM starts with the session, not beside the claim: %s", error)
         return lambda: None
-    return thread.join
+
+    def wait() -> None:
+        with contextlib.suppress(Exception):  # PySpark imports it itself, and tells why it cannot
+            importlib.import_module(_AT_FIRST_CALL)
+        thread.join()
+
+    return wait

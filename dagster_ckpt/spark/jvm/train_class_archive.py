@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from dagster_ckpt.config import PROVIDER_CONF, ROCKSDB_PROVIDER
-from dagster_ckpt.spark.jvm.class_archive import EXTRA_CLASS_PATH, OPTIONS_VARIABLE, ClassArchive, run_small_query
+from dagster_ckpt.spark.jvm.class_archive import EXTRA_CLASS_PATH, ClassArchive, run_small_query
+from dagster_ckpt.spark.jvm.launching import OPTIONS_VARIABLE
 
 #: Seconds that the JVM may take to write the archive.
 _WRITING = 600

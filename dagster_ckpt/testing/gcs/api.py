@@ -174,7 +174,7 @@ class GcsApi:
     def _list(self, bucket: str, call: Call) -> web.Response:
         page = self._buckets.page(bucket, call.query)
         objects = self._buckets.of(bucket)
-        items = [objects[name].resource(bucket, name) for name in page.names]
+        items = [_described(call, bucket, name, objects[name]) for name in page.names]
         if not self.lists_checksums:
             items = [{key: value for key, value in item.items() if key not in _CHECKSUMS} for item in items]
         parts = {"items": items, "prefixes": page.prefixes, "nextPageToken": page.token}
@@ -243,7 +243,7 @@ class GcsApi:
             "done": isinstance(left, StoredObject),
         }
         if isinstance(left, StoredObject):
-            return _answer(call, {**told, "resource": left.resource(*target)})
+            return _answer(call, {**told, "resource": _described(call, *target, left)})
         return _answer(call, {**told, "rewriteToken": left})
 
     def _compose(self, bucket: str, name: str, call: Call) -> web.Response:
@@ -275,7 +275,16 @@ def _answer(call: Call, content: Mapping[str, Any]) -> web.Response:
 
 
 def _about(call: Call, bucket: str, name: str, item: StoredObject) -> web.Response:
-    return _answer(call, item.resource(bucket, name))
+    return _answer(call, _described(call, bucket, name, item))
+
+
+def _described(call: Call, bucket: str, name: str, item: StoredObject) -> dict[str, Any]:
+    """The description of an object, with the link by which some clients read the object."""
+    about = item.resource(bucket, name)
+    if (host := call.headers.get("Host")) is None:  # a part of a batch
+        return about
+    where = f"http://{host}/storage/v1/b/{quote(bucket)}/o/{quote(name, safe='')}"
+    return {**about, "mediaLink": f"{where}?generation={item.generation}&alt=media"}
 
 
 def _bucket(name: str) -> dict[str, Any]:

@@ -15,7 +15,8 @@ import pytest
 
 from dagster_ckpt.orchestration.resources import SparkSessionResource
 from dagster_ckpt.spark.jvm import class_archive
-from dagster_ckpt.spark.jvm.class_archive import CACHE_VARIABLE, OPTIONS_VARIABLE, archive_for
+from dagster_ckpt.spark.jvm.class_archive import CACHE_VARIABLE, archive_for
+from dagster_ckpt.spark.jvm.launching import OPTIONS_VARIABLE
 from tests.helpers.local_spark import JVM_OPTIONS
 from tests.jobs.harness import eventually
 

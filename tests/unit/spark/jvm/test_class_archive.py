@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from dagster_ckpt.spark.jvm import class_archive
 from dagster_ckpt.spark.jvm.class_archive import (
     CACHE_VARIABLE,
-    OPTIONS_VARIABLE,
     ClassArchive,
     archive_for,
     make_class_archive,
     with_archive,
 )
+from dagster_ckpt.spark.jvm.launching import OPTIONS_VARIABLE
 from tests.helpers.threads import no_more_threads
 
 DAY = 86_400.0

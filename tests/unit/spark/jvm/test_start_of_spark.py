@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 from dagster_ckpt.checkpoint.processes import DRIVER_VARIABLE
 from dagster_ckpt.spark.jvm import local_files_conf
 from dagster_ckpt.spark.jvm.early_jvm import start_beside
+from dagster_ckpt.spark.query.session import find_java
 from tests.helpers.threads import no_more_threads
 
 if TYPE_CHECKING:
@@ -57,6 +59,45 @@ def test_the_users_conf_wins_in_the_early_jvm_as_in_the_session(tmp_path: Path) 
         "spark.master=yarn",
         "spark.ui.showConsoleProgress=false",
     ]
+
+
+def test_a_jvm_optimizes_its_code_later_unless_the_user_decides(tmp_path: Path) -> None:
+    submit, told = tmp_path / "bin" / "spark-submit", tmp_path / "told"
+    submit.parent.mkdir()
+    submit.write_text(f'#!/bin/sh\nprintf "%s" "$SPARK_SUBMIT_OPTS" > "{told}"\nexit 1\n', encoding="utf-8")
+    submit.chmod(0o755)
+    users = "-XX:Tier4CompileThreshold=15001"
+    _in_a_process(_EARLY, SPARK_HOME=str(tmp_path), SPARK_SUBMIT_OPTS=users)
+    options = told.read_text(encoding="utf-8").split()
+    assert options[-1] == users
+    said = subprocess.run(
+        [str(find_java()), *options, "-XX:+PrintFlagsFinal", "-version"], capture_output=True, text=True, check=True
+    )
+    flags = dict(re.findall(r"(Tier4\w+Threshold)\s*=\s*(\d+)", said.stdout))
+    assert flags == {
+        "Tier4BackEdgeThreshold": "400000",
+        "Tier4CompileThreshold": "15001",
+        "Tier4InvocationThreshold": "50000",
+        "Tier4MinInvocationThreshold": "6000",
+    }
+
+
+_BESIDE = """
+import contextlib, sys, time
+from dagster_ckpt.spark.jvm.early_jvm import start_beside
+def start():
+    for _ in range(6000):
+        if "pyspark.testing.utils" in sys.modules and "pandas" in sys.modules:
+            print("imported while the JVM starts")
+            return
+        time.sleep(0.01)
+assert "pandas" not in sys.modules
+start_beside(start, contextlib.nullcontext([].append))()
+"""
+
+
+def test_what_pyspark_imports_at_its_first_call_is_imported_while_the_jvm_starts() -> None:
+    assert "imported while the JVM starts" in _in_a_process(_BESIDE)
 
 
 def test_a_jvm_that_spark_submit_has_launched_uses_hadoops_own(
