@@ -563,7 +563,7 @@ def blue_and_green(block: Block, bench: Bench, data: Path) -> None:
     assert code.count("availableNow") == 3
     defined = replace(versions, code=code).run(data)
     defs = dagster_ckpt.build_checkpoint_definitions([defined["turnover"], defined["turnover_green"]], {})
-    assert defs.resolve_job_def("turnover_rollback")
+    assert defs.resolve_job_def("turnover_rollback").name == "turnover_rollback"
     if block == versions:
         return
     (data / "orders").symlink_to(bench.source)
