@@ -100,11 +100,14 @@ class FileSystem(ABC):
 
     @abstractmethod
     def fetch(self, path: str, target: Path, part: Part | None = None) -> Written:
-        """Copy one file, or a part of it, to the new local file ``target``."""
+        """Copy one file, or a part of it, to the new local file ``target``.
+
+        A part may reach beyond the end of the file: it ends there.
+        """
 
     @abstractmethod
     def checksum(self, path: str, part: Part | None = None) -> Written:
-        """Size and SHA-256 of one stored file, or of a part of it."""
+        """Size and SHA-256 of one stored file, or of a part of it, which ends as that of :meth:`fetch`."""
 
     @abstractmethod
     def size(self, path: str) -> int:

@@ -88,12 +88,20 @@ class FileSystemContract:
     def test_a_part_of_a_file(self, storage: FileSystem, tmp_path: Path) -> None:
         data = os.urandom(3 << 20)
         storage.write("f", data, _never)
-        for part in (Part(0, 1), Part(1_000_003, 1_500_000), Part(len(data) - 1, 1), Part(7, 0)):
+        beyond = Part(0, len(data) + 1), Part(len(data) - 9, 1 << 20)
+        for part in (Part(0, 1), Part(1_000_003, 1_500_000), Part(len(data) - 1, 1), Part(7, 0), *beyond):
             wanted = data[part.offset : part.offset + part.size]
-            target = tmp_path / f"{part.offset}"
+            target = tmp_path / f"{part.offset}-{part.size}"
             assert storage.fetch("f", target, part) == Written(len(wanted), hashlib.sha256(wanted).hexdigest())
             assert target.read_bytes() == wanted
             assert storage.checksum("f", part) == Written(len(wanted), hashlib.sha256(wanted).hexdigest())
+
+    def test_a_part_that_begins_where_the_file_ends(self, storage: FileSystem, tmp_path: Path) -> None:
+        for number, data in enumerate((b"", b"abc")):
+            storage.write(f"{number}", data, _never)
+            part = Part(len(data), 5)
+            assert storage.fetch(f"{number}", tmp_path / f"{number}", part) == Written.of(b"")
+            assert storage.checksum(f"{number}", part) == Written.of(b"")
 
     def test_write_never_overwrites(self, storage: FileSystem, tmp_path: Path) -> None:
         (tmp_path / "source").write_bytes(b"new")

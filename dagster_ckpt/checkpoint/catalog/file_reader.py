@@ -237,7 +237,7 @@ def read_files(
 
     def read_one(file: FileEntry) -> None:
         path = stored_path(file.reference or "")
-        part = None if file.offset is None else Part(file.offset, file.size)
+        part = _part_of(file)
         try:
             if file.stored is not None:
                 read_copied(file, file.stored, path)
@@ -311,6 +311,17 @@ def _named_if_local(files: Sequence[FileEntry], target: Path | None) -> Iterator
         if failure is None:
             raise
         raise failure from error
+
+
+def _part_of(file: FileEntry) -> Part | None:
+    """What to read of the stored file that holds ``file``.
+
+    Of a stored file that holds nothing else one byte more than there should be, so that a file that has grown is found:
+    to ask for the size first would take a bucket a request more for each file.
+    """
+    if file.offset is not None:
+        return Part(file.offset, file.size)
+    return Part(0, file.size + 1) if file.size else None
 
 
 def _gone(file: FileEntry, where: str) -> _BrokenFile:

@@ -35,9 +35,9 @@ class _Counted:
             return found
 
         def counted(*args: Any) -> Any:
-            part = args[-1] if name == "checksum" else None
-            self.read_bytes += self._memory.size(args[0]) if part is None else part.size
-            return found(*args)
+            told = found(*args)
+            self.read_bytes += len(told) if isinstance(told, bytes) else told.size
+            return told
 
         return counted
 
