@@ -562,14 +562,15 @@ def blue_and_green(block: Block, bench: Bench, data: Path) -> None:
     code = code.replace('"/data/turnover_green"))', '"/data/turnover_green")).trigger(availableNow=True)')
     assert code.count("availableNow") == 3
     defined = replace(versions, code=code).run(data)
-    defs = dagster_ckpt.build_checkpoint_definitions([defined["turnover"], defined["turnover_green"]], {})
+    storage = FileSystemCheckpointStorage(
+        checkpoint_path=str(data / "checkpoints"), working_directory=str(data / "live")
+    )
+    resources = {"checkpoint_storage": storage, "spark": dagster_ckpt.SparkSessionResource()}
+    defs = dagster_ckpt.build_checkpoint_definitions([defined["turnover"], defined["turnover_green"]], resources)
     assert defs.resolve_job_def("turnover_rollback").name == "turnover_rollback"
     if block == versions:
         return
     (data / "orders").symlink_to(bench.source)
-    storage = FileSystemCheckpointStorage(
-        checkpoint_path=str(data / "checkpoints"), working_directory=str(data / "live")
-    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("dagster_ckpt.spark.start_session", lambda *_, **__: bench.spark)  # there can be one in a process
         bench.land(1)

@@ -43,6 +43,7 @@ def test_each_command_tells_one_json_document(name: str, job: StoredJob, tmp_pat
     (job_id,) = job.catalog.job_ids()
     arguments = {
         "batch": None,  # needs Spark's files
+        "compare": None,  # needs a fork, and Spark
         "export": None,  # the same
         "drill": None,  # needs the query
         "cancel": [job.name],

@@ -75,7 +75,7 @@ def test_the_yaml_sets_everything_that_python_sets(of_yaml: type[dg.Model], real
 
 def test_what_the_decorator_takes_is_set_by_the_yaml_if_it_is_plain_data() -> None:
     decorator = set(inspect.signature(checkpointed_streaming_asset).parameters)
-    of_python = {"automation_condition", "freshness_policy", "hooks", "previous", "report_interval"}
+    of_python = {"automation_condition", "freshness_policy", "green", "hooks", "previous", "report_interval"}
     other_words = {"config": "checkpoint", "state_backend": "configuration"}
     given = {other_words.get(name, name) for name in decorator - of_python}
     assert given <= set(CheckpointedStreamComponent.model_fields)

@@ -151,7 +151,8 @@ def test_a_fork_is_for_the_first_launch_and_stands_alone() -> None:
     op_config = {"restore_from": "latest", "fork_from": "/ckpt/other/chk-3"}
     assert settings().of_run(op_config).request.fork_from == "/ckpt/other/chk-3"
     assert settings().of_run(going_on(op_config)).request.fork_from is None
-    for more in ({"restore_from": "none"}, {"restore_from": "chk-2"}, {"claim_mode": "CLAIM"}, {"replay_to": "none"}):
+    assert settings().of_run({**op_config, "replay_to": "latest"}).request.replay_to == "latest"
+    for more in ({"restore_from": "none"}, {"restore_from": "chk-2"}, {"claim_mode": "CLAIM"}):
         with pytest.raises(InvalidConfiguration, match="fork_from") as caught:
             settings().of_run({**op_config, **more})
         assert "leave the others out" in caught.value.hint
