@@ -6,6 +6,8 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +74,29 @@ class Waiting:
         return self.records.epochs.claim(
             token=uuid.uuid4().hex, series=None, run_id=run_id, host=this_host(), pid=1, now=iso(time.time())
         )
+
+    @contextmanager
+    def alive_elsewhere(self, lease: Lease) -> Iterator[list[float]]:
+        """The run beats on another host, of whose processes nobody here can tell anything; yields the time of each."""
+        over, process = threading.Event(), replace(ProcessIdentity.current(), host="elsewhere/another-boot")
+        beats: list[float] = []
+
+        def beat() -> None:
+            while not over.is_set():
+                beats.append(time.monotonic())
+                told = Heartbeat(
+                    self.claim.epoch, self.run_id, (process,), len(beats), time.time(), uptime=1.0, lease=lease
+                )
+                self.records.heartbeat.write(told)
+                over.wait(lease.interval)
+
+        thread = threading.Thread(target=beat, daemon=True)
+        thread.start()
+        try:
+            yield beats
+        finally:
+            over.set()
+            thread.join()
 
     def beat(self, *, alive: bool) -> None:
         now, gone = ProcessIdentity.current(), ProcessIdentity(ProcessIdentity.current().host, 1, 0.0, 1)
@@ -145,6 +170,23 @@ def test_it_takes_over_a_dead_run_as_the_sensor_would_resume_it(waiting: Waiting
     assert tags.items() >= {names.JOB_TAG: waiting.asset.name, names.RESUMES_TAG: waiting.run_id}.items()
     assert len(done.get_asset_materialization_events()) == 1
     assert not waiting.standbys.all()
+
+
+def test_it_takes_over_from_another_host_once_the_lease_is_over(waiting: Waiting) -> None:
+    waiting.bench.land(3)
+    lease = Lease(0.2, 10.0)
+    with waiting.alive_elsewhere(lease) as beats:
+        wait = waiting.start()
+        assert waiting.records.epochs.highest() == 1
+    eventually("the standby claims the job", lambda: waiting.records.epochs.highest() == 2)
+    assert time.monotonic() - beats[-1] >= lease.timeout
+    assert wait().success
+    waiting.bench.assert_exact()
+    claim = waiting.records.epochs.read_claim(2)
+    assert claim is not None
+    assert claim.run_id == waiting.standby
+    (failure,) = waiting.records.failures.of(claim.series)
+    assert failure.run_id == waiting.run_id
 
 
 def test_it_ends_with_the_job(waiting: Waiting) -> None:
