@@ -71,6 +71,7 @@ def test_the_sensor_cleans_up_after_a_forced_termination(watch: Callable[[str], 
     job.pipeline.land(2)
     first = job.launch()
     job.wait_caught_up(first)
+    job.wait_reported(first)
     driver, java = job.heartbeat().processes
     # A JVM that hangs is why somebody forces a termination: the run cannot stop its query, and so not clean up.
     os.kill(java.pid, signal.SIGSTOP)
@@ -111,6 +112,7 @@ def _cancel_mid_batch(job: JobWatch) -> str:
     job.pipeline.land(2)
     run = job.launch()
     job.hold_mid_batch(run)
+    job.wait_reported(run)
     processes = job.heartbeat().processes
     job.dev.terminate(run)
     assert job.wait_end(run) == "CANCELED"

@@ -171,6 +171,15 @@ class JobWatch:
 
         self._wait_while_running(run_id, ask, "the output to hold all that has landed")
 
+    def wait_reported(self, run_id: str) -> None:
+        """Wait until Dagster shows a checkpoint of the job: only then does it tell why the checkpoint goes."""
+
+        def ask() -> bool:
+            with self.dev.instance() as instance:
+                return bool(instance.get_dynamic_partitions(f"{self.name}_checkpoints"))
+
+        self._wait_while_running(run_id, ask, "Dagster to show a checkpoint")
+
     def kill_driver(self) -> None:
         """SIGKILL the process that drives Spark, and wait until its JVM has gone too, by itself."""
         processes = self.heartbeat().processes
