@@ -49,12 +49,14 @@ def _imports(report: Any) -> None:
 def _many_jobs(report: Any) -> None:
     figures = report["summary"]
     assert figures["jobs killed"] == len(report["resumed"]) == 4
-    assert figures["ticks until a job's next run is launched, most"] >= 1
+    # None begins until then, where the tick that is under way at the kill finds the dead jobs.
+    assert figures["ticks until a job's next run is launched, most"] >= 0
     assert figures["seconds until it goes on, most"] >= figures["seconds until it is launched, median"] > 0
     assert figures["checkpoints completed"] > 0
     assert figures["requests of the sensor a minute"] > 0
     assert figures["requests of the drivers a minute"] > 0
-    assert figures["seconds of such a tick, most"] >= figures["seconds of such a tick, least"] > 0
+    assert figures["ticks with launches"] > 0
+    assert figures["seconds of a tick for each launch"] > 0
     assert report["usage"]["grown"]["event_logs"] > 0
 
 
