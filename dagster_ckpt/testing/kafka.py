@@ -26,7 +26,7 @@ __all__ = ["CONNECTOR", "PASSWORD", "KafkaServer", "connector", "running"]
 
 _KAFKA: Artifact = ("org.apache.kafka", "kafka_2.13", "4.1.1")
 #: Spark's connector in Maven's repository, by the release of Spark: patch releases that have all they need there.
-#: There is none for Spark 4.3 yet, which takes the one before.
+#: Spark 4.3 has no connector yet, and takes that of Spark 4.2.
 _CONNECTORS = {"4.0": "4.0.0", "4.1": "4.1.1"}
 _NEWEST = "4.2.0"
 _CONNECTOR: Artifact = (

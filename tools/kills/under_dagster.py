@@ -32,7 +32,7 @@ class DagsterKills(Kills):
         self._dev = DagsterDev(
             _WORKSPACE,
             directory / "dagster_home",
-            # No class archive is made: its JVM is none to kill.
+            # No class archive is made: the JVM that makes it would be taken for a victim.
             {
                 DATA_VARIABLE: str(self.paths.root),
                 CATCH_UP_VARIABLE: "1",

@@ -93,7 +93,7 @@ class Brokers:
         """Whether a pattern of Java's is found in the name of a topic, as Spark looks for it.
 
         Raises:
-            BrokersAway: it is no such pattern.
+            BrokersAway: Java cannot read the pattern.
         """
         return self._call(lambda: bool(self._jvm.java.util.regex.Pattern.compile(pattern).matcher(topic).find()))
 

@@ -55,7 +55,7 @@ class KafkaInputs:
         """Whether a source names a topic, or has a pattern that matches its name.
 
         Raises:
-            BrokersAway: the pattern is none of Java's.
+            BrokersAway: Java cannot read the pattern.
         """
         named = self._named(source)
         if named is not None:

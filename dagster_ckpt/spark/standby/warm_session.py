@@ -96,7 +96,7 @@ def _run_stream(session: SparkSession) -> None:
 
 
 def _replace_score(process: str, score: str) -> str | None:
-    """How early a process is ended when memory runs out; returns the score before, ``None`` where there is none."""
+    """Set how early the kernel ends a process when memory runs out; returns the earlier score, if it could be set."""
     file = Path(f"/proc/{process}/{_SCORE}")
     try:
         before = file.read_text(encoding="ascii")
