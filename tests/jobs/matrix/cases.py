@@ -131,6 +131,11 @@ def pairwise(every: list[Case]) -> list[Case]:
     return _covering(every, _pairs)
 
 
+def has_every_pair(some: list[Case], every: list[Case]) -> bool:
+    """Whether every two values that occur together in ``every`` occur together in ``some``."""
+    return set().union(*map(_pairs, every)) <= set().union(*map(_pairs, some))
+
+
 def of_few_jobs(every: list[Case]) -> list[Case]:
     """A subset of few stopped jobs, because to make one takes longest.
 
@@ -150,7 +155,7 @@ def of_drawn_jobs(every: list[Case], jobs: int, seed: int) -> list[Case]:
 
 
 def _pairs(case: Case) -> set[Hashable]:
-    values = (case.query, case.backend, case.sink, case.event, case.size, case.mode)
+    values = (case.query, case.backend, case.sink, case.source, case.event, case.size, case.mode)
     return set(itertools.combinations(enumerate(values), 2))
 
 
