@@ -33,7 +33,7 @@ sys.path.insert(0, str(ROOT))
 
 from dagster_ckpt.testing.kafka import CONNECTOR, KafkaServer  # noqa: E402
 from dagster_ckpt.testing.kafka import running as running_kafka  # noqa: E402
-from tests.helpers.local_spark import small_spark  # noqa: E402
+from tests.helpers.local_spark import delta_conf, small_spark  # noqa: E402
 from tests.jobs.matrix.cases import (  # noqa: E402
     EVENTS,
     MODES,
@@ -80,7 +80,9 @@ def main() -> int:
     run = commands.add_parser("run", help="run cases and append their outcomes")
     run.add_argument("--part", default="1/1", help="which part of how many, for several processes side by side")
     run.add_argument("--results", type=Path, required=True, help="a file of JSON lines")
-    run.add_argument("--tables", nargs="*", choices=table_sinks(), help="these tables, or all, instead of other sinks")
+    run.add_argument(
+        "--tables", nargs="*", choices=table_sinks(older=True), help="these tables, or all, instead of other sinks"
+    )
     run.add_argument("--source", nargs="+", choices=SOURCES, default=[FILES], help="what the jobs read")
     run.add_argument("--pairwise", action="store_true", help="of each sink only enough cases for every pair of values")
     run.add_argument("--jobs", type=int, help="of each sink only the cases of so many stopped jobs, which are drawn")
@@ -91,7 +93,7 @@ def main() -> int:
     arguments = parser.parse_args()
     if arguments.command == "run":
         part, parts = map(int, arguments.part.split("/"))
-        sinks = SINKS if arguments.tables is None else tuple(arguments.tables) or table_sinks()
+        sinks = SINKS if arguments.tables is None else tuple(arguments.tables) or table_sinks(older=True)
         with ExitStack() as stack:
             servers = Servers(
                 stack.enter_context(running_postgres()) if POSTGRES in sinks else None,
@@ -147,7 +149,9 @@ def _run(results: Path, part: int, parts: int, chosen: Chosen, servers: Servers)
     done = {_key(json.loads(line)) for line in results.read_text().splitlines()} if results.exists() else set()
     bad = 0
     with tempfile.TemporaryDirectory(prefix="rollback-matrix-") as home:
-        spark = small_spark(Path(home), cores=1, packages=CONNECTOR if servers.kafka else "")
+        conf = dict(delta_conf(older=True)) if DELTA in chosen.sinks and not delta_conf() else {}
+        packages = [conf.pop("spark.jars.packages", ""), CONNECTOR if servers.kafka else ""]
+        spark = small_spark(Path(home), cores=1, packages=",".join(filter(None, packages)), conf=conf)
         failure_free = FailureFree(spark, Path(home) / "failure-free")
         for number, base in enumerate(base for source in chosen.sources for base in bases(chosen.sinks, source)):
             for system in (OURS, PLAIN):
