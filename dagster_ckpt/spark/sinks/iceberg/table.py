@@ -207,7 +207,8 @@ class IcebergTable:
         try:
             writer = self._of_all_columns(rows).write.format("iceberg").options(**options).option(_STAGED, staged)
             writer.mode("append").save(staged)
-            return list(coordinator.fetchNewFiles(table, staged))
+            # An array: in Python an iterator of Java's ends by an exception, which PySpark looks at for long.
+            return list(coordinator.fetchNewFiles(table, staged).toArray())
         finally:
             self._staged_tables.remove(staged)
             coordinator.clearRewrite(table, staged)
