@@ -151,6 +151,7 @@ def _run(results: Path, part: int, parts: int, chosen: Chosen, servers: Servers)
     with tempfile.TemporaryDirectory(prefix="rollback-matrix-") as home:
         conf = dict(delta_conf(older=True)) if DELTA in chosen.sinks and not delta_conf() else {}
         packages = [conf.pop("spark.jars.packages", ""), CONNECTOR if servers.kafka else ""]
+        conf["spark.python.authenticate.socketTimeout"] = "5min"  # 15 s are too short for a worker of a busy machine
         spark = small_spark(Path(home), cores=1, packages=",".join(filter(None, packages)), conf=conf)
         failure_free = FailureFree(spark, Path(home) / "failure-free")
         for number, base in enumerate(base for source in chosen.sources for base in bases(chosen.sinks, source)):
