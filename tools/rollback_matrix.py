@@ -2,7 +2,7 @@
 
     python tools/rollback_matrix.py run --part 1/2 --results build/matrix.jsonl
     python tools/rollback_matrix.py table --results build/matrix.jsonl --table docs/reference/rollback-matrix.md
-    python tools/rollback_matrix.py run --tables --source files Kafka --pairwise --results build/tables.jsonl
+    python tools/rollback_matrix.py run --tables --source files Kafka --ways --results build/tables.jsonl
     python tools/rollback_matrix.py table --results build/tables.jsonl --table docs/reference/rollback-matrix-tables.md
 
 A case is a job that stopped in the middle of a batch, two batches after its newest checkpoint, and goes on; what the
@@ -44,6 +44,8 @@ from tests.jobs.matrix.cases import (  # noqa: E402
     bases,
     cases,
     has_every_pair,
+    has_every_way,
+    in_every_way,
     of_drawn_jobs,
     pairwise,
 )
@@ -85,6 +87,7 @@ def main() -> int:
     )
     run.add_argument("--source", nargs="+", choices=SOURCES, default=[FILES], help="what the jobs read")
     run.add_argument("--pairwise", action="store_true", help="of each sink only enough cases for every pair of values")
+    run.add_argument("--ways", action="store_true", help="of each sink a job for each query, and it in every way")
     run.add_argument("--jobs", type=int, help="of each sink only the cases of so many stopped jobs, which are drawn")
     run.add_argument("--seed", type=int, default=1, help="of what is drawn")
     table = commands.add_parser("table", help="write the table")
@@ -124,6 +127,8 @@ def _chosen(sinks: tuple[str, ...], asked: argparse.Namespace) -> Chosen:
     def of(every: list[Case]) -> list[Case]:
         if asked.jobs is not None:
             return of_drawn_jobs(every, asked.jobs, asked.seed)
+        if asked.ways:
+            return in_every_way(every)
         return pairwise(every) if asked.pairwise else every
 
     every = [[case for source in asked.source for case in cases([sink], source)] for sink in sinks]
@@ -284,11 +289,12 @@ def _covered(sink: str, release: str, ours: list[dict[str, Any]]) -> str:
     }
     some = [case for case in every if astuple(case) in keys]
     jobs = len({case.base for case in some})
-    what = (
-        "every two values of query, state, source, way to go on, batch size and mode occur together"
-        if has_every_pair(some, every)
-        else f"drawn with a seed: {', '.join(sorted({case.query for case in some}))}"
-    )
+    if has_every_pair(some, every):
+        what = "every two values of query, state, source, way to go on, batch size and mode occur together"
+    elif has_every_way(some, every):
+        what = "every way to go on occurs with every query, state, source, batch size and mode"
+    else:
+        what = f"drawn with a seed: {', '.join(sorted({case.query for case in some}))}"
     return f"- {sink}, Spark {release}: {len(some)} of {len(every)} cases, of {jobs} stopped jobs; {what}."
 
 

@@ -136,6 +136,29 @@ def has_every_pair(some: list[Case], every: list[Case]) -> bool:
     return set().union(*map(_pairs, every)) <= set().union(*map(_pairs, some))
 
 
+def in_every_way(every: list[Case]) -> list[Case]:
+    """A subset of one stopped job for each query, with the sources and the state backends in turns.
+
+    Every way to go on occurs with every query, backend, source, batch size and mode.
+    """
+    sources = list(dict.fromkeys(case.source for case in every))
+    stopped = set()
+    for turn, query in enumerate(dict.fromkeys(case.query for case in every)):
+        source = sources[turn % len(sources)]
+        possible = list(dict.fromkeys(case.base for case in every if (case.query, case.source) == (query, source)))
+        stopped.add(possible[turn % len(possible)])
+    return _covering([case for case in every if case.base in stopped], _pairs)
+
+
+def has_every_way(some: list[Case], every: list[Case]) -> bool:
+    """Whether every way to go on occurs in ``some`` with each of the other values of ``every``."""
+
+    def ways(chosen: list[Case]) -> set[tuple[str, str]]:
+        return {(case.event, value) for case in chosen for value in astuple(case)}
+
+    return ways(every) <= ways(some)
+
+
 def of_few_jobs(every: list[Case]) -> list[Case]:
     """A subset of few stopped jobs, because to make one takes longest.
 
