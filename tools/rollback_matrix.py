@@ -294,8 +294,8 @@ def _covered(sink: str, release: str, ours: list[dict[str, Any]]) -> str:
     elif has_every_way(some, every):
         what = "every way to go on occurs with every query, state, source, batch size and mode"
     else:
-        what = f"drawn with a seed: {', '.join(sorted({case.query for case in some}))}"
-    return f"- {sink}, Spark {release}: {len(some)} of {len(every)} cases, of {jobs} stopped jobs; {what}."
+        what = f"a part: {', '.join(sorted({f'{case.query} from {case.source}' for case in some}))}"
+    return f"- {sink}, Spark {release}: {len(some)} of {len(every)} cases, of {jobs} stopped job{'s' * (jobs > 1)}; {what}."
 
 
 if __name__ == "__main__":
