@@ -288,14 +288,15 @@ def _covered(sink: str, release: str, ours: list[dict[str, Any]]) -> str:
         if (record["sink"], record["spark"]) == (sink, release)
     }
     some = [case for case in every if astuple(case) in keys]
-    jobs = len({case.base for case in some})
+    count = len({case.base for case in some})
+    jobs = f"{count} stopped job{'s' * (count > 1)}"
     if has_every_pair(some, every):
         what = "every two values of query, state, source, way to go on, batch size and mode occur together"
     elif has_every_way(some, every):
         what = "every way to go on occurs with every query, state, source, batch size and mode"
     else:
         what = f"a part: {', '.join(sorted({f'{case.query} from {case.source}' for case in some}))}"
-    return f"- {sink}, Spark {release}: {len(some)} of {len(every)} cases, of {jobs} stopped job{'s' * (jobs > 1)}; {what}."
+    return f"- {sink}, Spark {release}: {len(some)} of {len(every)} cases, of {jobs}; {what}."
 
 
 if __name__ == "__main__":
