@@ -750,6 +750,22 @@ def a_drill_on_a_schedule(block: Block, bench: Bench, data: Path) -> None:
     assert "recovery_seconds" in figures
 
 
+def a_report_on_a_schedule(block: Block, bench: Bench, data: Path) -> None:
+    """Its materialization has what the page and the reference name, drawn from the checkpoints of the example."""
+    defined = _run_the_first_example(bench, data)
+    resources = {"checkpoint_storage": defined["storage"], "spark": defined["spark"]}
+    definitions = block.run(data, turnover=defined["turnover"], resources=resources)["defs"]
+    with dg.DagsterInstance.ephemeral() as instance:
+        assert definitions.resolve_job_def("turnover_report_job").execute_in_process(instance=instance).success
+        event = instance.get_latest_materialization_event(dg.AssetKey("turnover_report"))
+    assert event is not None
+    assert event.asset_materialization is not None
+    told = event.asset_materialization.metadata
+    assert str(told["charts"].value).count("data:image/svg+xml;base64,") >= 3
+    page = (_ROOT / "docs/reference/metadata.md").read_text(encoding="utf-8")
+    assert {name for name in told if f"`{name}`" not in page} == set()
+
+
 # --- testing ----------------------------------------------------------------------------------------------------------
 
 
@@ -800,6 +816,7 @@ _RUNNERS: dict[str, list[tuple[str, Runner]]] = {
     "docs/how-to/component.md": [("Begin", a_component)],
     _KAFKA: [("Read a topic", from_kafka), ("Write to a topic", into_kafka), ("Drop the repeats", into_kafka)],
     "docs/how-to/look-inside.md": [("In Python", a_look_inside)],
+    "docs/how-to/report.md": [("In Dagster", a_report_on_a_schedule)],
     "docs/how-to/restore-drill.md": [("A drill on a schedule", a_drill_on_a_schedule)],
     "docs/how-to/move-a-query.md": [("In", a_query_that_moves), ("Out", a_query_that_moves)],
     "docs/how-to/pyflink.md": [
