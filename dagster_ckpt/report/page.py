@@ -91,7 +91,7 @@ def _troubles(history: JobHistory) -> Iterator[str]:
 
 
 def _starts(history: JobHistory) -> Iterator[str]:
-    yield f"<h2>Starts</h2><p>{len(history.starts)} on record here, of which {_restarts(history)} are restarts.</p>"
+    yield f"<h2>Starts</h2><p>The last {len(history.starts)}. Restarts among them: {_restarts(history)}.</p>"
     if history.starts:
         yield _table(
             ("epoch", "at", "", "seconds", "run", "began with", "ended"),

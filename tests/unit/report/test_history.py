@@ -77,7 +77,7 @@ def test_rows_of_each_operator_and_the_lag_of_each_source_are_told(
         Source(id="0", offset={"orders": {"0": 10, "1": 4}}, topics=topics),
         Source(id="1", offset={"logOffset": 3}),
     ]
-    progress = {"operator_0_keys": 7, "operator_1_keys": 11, "state_rows": 18}
+    progress: dict[str, int | float | str | None] = {"operator_0_keys": 7, "operator_1_keys": 11, "state_rows": 18}
     _with_facts(job, monkeypatch, Facts(operators=operators, sources=sources, progress=progress))
     store = job.choose(job.claim(run_id()))
     job.checkpoint(store, 1)

@@ -89,7 +89,7 @@ def test_starts_and_what_went_wrong_are_told_with_their_reasons() -> None:
     trouble = Trouble(1_700_000_100.0, "failure", "run-7", "the disk is full")
     page = _Page(html_page(replace(EMPTY, starts=[start], troubles=[trouble])))
     told = " ".join(page.texts)
-    for text in ("1 on record here, of which 1 are restarts", "restart", "12.5 s", "abc/chk-3", start.end):
+    for text in ("The last 1. Restarts among them: 1.", "restart", "12.5 s", "abc/chk-3", start.end):
         assert text in told
     assert page.texts.index("the disk is full") > page.texts.index("2023-11-14 22:15:00")
     assert page.tags.count("svg") == 1
