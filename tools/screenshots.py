@@ -172,7 +172,7 @@ class DagsterUI:
 
     def newest_first(self) -> None:
         """Sort the partitions that are listed by the reverse order of their creation."""
-        self.page.get_by_test_id("sort-0").hover()
+        self.page.get_by_test_id("sort-0").click()
         self.page.get_by_text("Reverse creation sort", exact=True).first.click()
 
     def partition_keys(self) -> list[str]:
@@ -195,10 +195,10 @@ class DagsterUI:
         return dialog
 
     def picture(self, asset: str, key: str) -> Locator:
-        """The picture in an asset's Markdown metadata; returns the image."""
+        """The pictures in an asset's Markdown metadata; returns the first image."""
         self._open(f"/assets/{asset}?view=overview")
         self.metadata(key).get_by_text("[Show Markdown]").click()
-        image = self.page.get_by_role("dialog").locator("img")
+        image = self.page.get_by_role("dialog").locator("img").first
         image.wait_for()
         return image
 

@@ -183,7 +183,9 @@ def test_the_page_of_the_job_fits_and_runs_nothing(shown: Shown, tmp_path: Path,
     history = read_history(shown.catalog, SystemClock(), [Trouble(1.0, "failure", "run", _HOSTILE)])
     file = tmp_path / "report.html"
     file.write_text(html_page(history), encoding="utf-8")
-    page = shown.ui.page.context.new_page()
+    browser = shown.ui.page.context.browser
+    assert browser is not None
+    page = browser.new_page()
     try:
         said: list[str] = []
 
