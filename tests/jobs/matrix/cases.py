@@ -152,11 +152,8 @@ def in_every_way(every: list[Case]) -> list[Case]:
 
 def has_every_way(some: list[Case], every: list[Case]) -> bool:
     """Whether every way to go on occurs in ``some`` with each of the other values of ``every``."""
-
-    def ways(chosen: list[Case]) -> set[tuple[str, str]]:
-        return {(case.event, value) for case in chosen for value in astuple(case)}
-
-    return ways(every) <= ways(some)
+    found, wanted = ({(case.event, value) for case in chosen for value in astuple(case)} for chosen in (some, every))
+    return wanted <= found
 
 
 def of_few_jobs(every: list[Case]) -> list[Case]:
