@@ -21,6 +21,7 @@ from dagster_ckpt.config import (
     StateBackend,
     UpgradeMode,
     configured_backend,
+    duration_of,
 )
 from dagster_ckpt.errors import InvalidConfiguration
 from dagster_ckpt.orchestration import names
@@ -127,7 +128,7 @@ def checkpointed_streaming_asset(
     state_backend: StateBackend | None = None,
     storage_key: str = "checkpoint_storage",
     spark_key: str = "spark",
-    report_interval: float = 10.0,
+    report_interval: str | timedelta = "10 s",
     most_restarts_per_hour: int | None = 10,
     group_name: str | None = None,
     kinds: set[str] | None = None,
@@ -179,7 +180,7 @@ def checkpointed_streaming_asset(
             used.
         storage_key: resource key of the checkpoint storage.
         spark_key: resource key of Spark.
-        report_interval: the least seconds between two reports of checkpoints to Dagster.
+        report_interval: the least time between two reports of checkpoints to Dagster.
         most_restarts_per_hour: with more restarts the check ``healthy`` is yellow; ``None`` for any number.
         group_name: as of any asset.
         kinds: as of any asset.
@@ -220,6 +221,12 @@ def checkpointed_streaming_asset(
             "standby=True has no effect together with a pool: the standby would wait for the place of the job's run.",
             hint="Leave out the pool or the standby.",
         )
+    report_every = duration_of("report_interval", report_interval, "10 s")
+    if most_restarts_per_hour is not None and most_restarts_per_hour < 0:
+        raise InvalidConfiguration(
+            f"most_restarts_per_hour is {most_restarts_per_hour}, and no job can restart less often than never.",
+            hint="Set it to 0 or more, or to None for any number.",
+        )
     versions = versions_of(settings.config, code_version, upgrade_mode, upgrade_timeout, previous or {}, green)
 
     def decorate(function: QueryFunction) -> CheckpointedStreamingAsset:
@@ -249,7 +256,7 @@ def checkpointed_streaming_asset(
         def streaming(context: dg.AssetExecutionContext) -> Iterator[dg.MaterializeResult[None]]:
             from dagster_ckpt.orchestration.streaming_run import execute  # noqa: PLC0415 - Spark, only for runs
 
-            yield from execute(context, stream_of(context), report_interval)
+            yield from execute(context, stream_of(context), report_every.total_seconds())
 
         def operate(
             output: dg.AssetsDefinition, before: CheckpointedStreamingAsset | None
