@@ -256,6 +256,9 @@ def checkpointed_streaming_asset(
         def streaming(context: dg.AssetExecutionContext) -> Iterator[dg.MaterializeResult[None]]:
             from dagster_ckpt.orchestration.streaming_run import execute  # noqa: PLC0415 - Spark, only for runs
 
+            # A run of the asset graph has no tags of the job's, and a run that Dagster retries as well would be two.
+            if context.run.tags.get(names.MAX_RETRIES_TAG) != "0":
+                context.instance.add_run_tags(context.run.run_id, {names.MAX_RETRIES_TAG: "0"})
             yield from execute(context, stream_of(context), report_every.total_seconds())
 
         def operate(
