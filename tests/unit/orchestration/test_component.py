@@ -12,7 +12,7 @@ import pytest
 from dagster._utils.pydantic_yaml import enrich_validation_errors_with_source_position
 from dagster.components.resolved.errors import ResolutionException
 from dagster_shared.yaml_utils import parse_yaml_with_source_position
-from jsonschema import Draft202012Validator
+from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 from pydantic import ValidationError
 
 from dagster_ckpt import (
@@ -278,7 +278,7 @@ def _of_yaml(text: str, directory: Path) -> CheckpointedStreamComponent:
 )
 def test_the_schema_names_the_option_that_is_wrong(given: dict[str, Any], told: str) -> None:
     """What ``dg check yaml`` says."""
-    validator = Draft202012Validator(CheckpointedStreamComponent.get_model_cls().model_json_schema())
+    validator = Draft202012Validator(CheckpointedStreamComponent.model().model_json_schema())
     found = [error.message for error in validator.iter_errors({"function": FUNCTION, **given})]
     assert [told in message for message in found] == ([True] if told else [])
 
