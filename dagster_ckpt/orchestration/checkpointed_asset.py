@@ -78,7 +78,7 @@ class CheckpointedStreamingAsset(dg.AssetsDefinition):
     fresh: dg.AssetChecksDefinition
 
     def with_attributes(self, *args: Any, **kwargs: Any) -> CheckpointedStreamingAsset:
-        """As of any asset. With another key go other names of the Dagster jobs, of the checkpoints and savepoints."""
+        """As of any asset. With another key the jobs, the checkpoints and the savepoints have other names, too."""
         return self.operate(super().with_attributes(*args, **kwargs), self)
 
     def map_asset_specs(self, fn: Callable[[dg.AssetSpec], dg.AssetSpec]) -> CheckpointedStreamingAsset:
