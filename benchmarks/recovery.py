@@ -37,7 +37,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 
@@ -470,7 +470,7 @@ class InRun:
             query=self._query,
             session=self._session,
             config=CheckpointConfig(interval="1 s"),
-            restart=RestartStrategies.fixed_delay_restart(self._restarts, round(self._delay * 1000)),
+            restart=RestartStrategies.fixed_delay_restart(self._restarts, timedelta(seconds=self._delay)),
             filesystem=self._catalog.filesystem,
             working_directory=self._directory / "live",
             deployment="benchmark",

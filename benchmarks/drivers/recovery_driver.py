@@ -58,7 +58,7 @@ def main(root: Path, live: str, lease: timedelta, *, standby: bool) -> None:
         session=partial(spark.session, NAME),
         start_jvm=partial(spark.start_jvm, NAME),
         config=CheckpointConfig(interval="1 s", heartbeat_interval=lease / 5, heartbeat_timeout=lease),
-        restart=RestartStrategies.fixed_delay_restart(3, 0),
+        restart=RestartStrategies.fixed_delay_restart(3, "0 s"),
         filesystem=open_filesystem(str(root / "checkpoints")),
         working_directory=root / live,
         deployment="benchmark",

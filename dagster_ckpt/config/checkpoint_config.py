@@ -39,7 +39,7 @@ _SHORTEST_HEARTBEAT_TIMEOUT, LONGEST_HEARTBEAT_TIMEOUT = 3.0, 3600.0
 #: The number of tolerable failures that means "any number" in Flink.
 UNLIMITED = 2_147_483_647
 
-#: A duration as a user gives it; at run time milliseconds are taken, too.
+#: A duration as a user gives it.
 _Time: TypeAlias = timedelta | str
 
 
@@ -100,7 +100,7 @@ class CheckpointConfig(BaseModel):
     """When checkpoints are taken, how many are kept, and what happens when a checkpoint attempt fails.
 
     The defaults are safe rather than Flink's: a click on *Terminate* must not delete a month of state.
-    Durations are ``timedelta``, milliseconds (``int``) or text such as ``"10 s"``.
+    Durations are ``timedelta`` or text such as ``"10 s"``; a bare number is refused.
 
     Raises:
         InvalidConfiguration: a value is out of range, or two values exclude each other.
@@ -212,7 +212,8 @@ class CheckpointConfig(BaseModel):
                 super().__init__(**data)
             except ValidationError as error:
                 problems = "; ".join(
-                    f"{'.'.join(map(str, problem['loc'])) or 'CheckpointConfig'}: {problem['msg']}"
+                    f"{'.'.join(map(str, problem['loc'])) or 'CheckpointConfig'}: "
+                    f"{problem['msg'].removeprefix('Value error, ')}"
                     for problem in error.errors()
                 )
                 raise InvalidConfiguration(

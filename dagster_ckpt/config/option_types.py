@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
 
-from dagster_ckpt.config.quantities import parse_duration, parse_size
+from dagster_ckpt.config.quantities import milliseconds, parse_duration, parse_size
 
 __all__ = [
     "BOOLEAN",
@@ -104,7 +104,7 @@ class ConfigurationOption:
 
 def _duration(text: str) -> timedelta:
     # In Flink's configuration a number without a unit means milliseconds.
-    return parse_duration(int(text) if re.fullmatch(r"\s*[0-9]+\s*", text) else text)
+    return milliseconds(int(text)) if re.fullmatch(r"\s*[0-9]+\s*", text) else parse_duration(text)
 
 
 def _boolean(text: str) -> bool:

@@ -1,8 +1,8 @@
 """Durations and sizes as people write them, with Flink's units.
 
-A duration (Flink: ``TimeUtils``) is a ``timedelta``, milliseconds, or text such as ``"10 s"`` or ``"1 min 30 s"``. A
-bare number in text is refused where Flink would read milliseconds silently; as an ``int`` it is milliseconds, as in
-every PyFlink setter.
+A duration (Flink: ``TimeUtils``) is a ``timedelta``, or text such as ``"10 s"`` or ``"1 min 30 s"``. A bare number is
+refused, where Flink would read milliseconds silently: only under Flink's own keys, and in the setters that have
+PyFlink's names, a number is milliseconds, as :func:`milliseconds` reads it.
 
 A size (Flink: ``MemorySize``) is a number of bytes, or text such as ``"20 kb"`` or ``"5 MiB"``: a whole number and a
 unit; without a unit the number means bytes. Every unit is a power of 1024, ``mb`` and ``m`` too.
@@ -18,7 +18,7 @@ from pydantic import BeforeValidator, PlainSerializer
 
 from dagster_ckpt.errors import InvalidConfiguration
 
-__all__ = ["Duration", "duration_of", "format_duration", "format_size", "parse_duration", "parse_size"]
+__all__ = ["Duration", "duration_of", "format_duration", "format_size", "milliseconds", "parse_duration", "parse_size"]
 
 _DURATIONS = {
     **dict.fromkeys(("ms", "milli", "millis", "millisecond", "milliseconds"), 1),
@@ -46,25 +46,27 @@ def parse_duration(value: object) -> timedelta:
     """
     if isinstance(value, timedelta):
         return value
-    if isinstance(value, int) and not isinstance(value, bool):
-        return _milliseconds(value)
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        raise ValueError(
+            f"{value!r} has no unit: write a number and a unit, such as '{value} s' or '{value} min', or a timedelta"
+        )
     if not isinstance(value, str):
-        raise ValueError(f"{value!r} is not a duration: use a timedelta, milliseconds, or text such as '10 s'")
-    position, milliseconds = 0, 0.0
+        raise ValueError(f"{value!r} is not a duration: use a timedelta, or text such as '10 s'")
+    position, total = 0, 0.0
     while position < len(value):
         term = _TERM.match(value, position)
         if term is None or term[2].lower() not in _DURATIONS:
             break
-        milliseconds += float(term[1]) * _DURATIONS[term[2].lower()]
+        total += float(term[1]) * _DURATIONS[term[2].lower()]
         position = term.end()
     if not value.strip() or position < len(value):
         raise ValueError(
             f"{value!r} is not a duration: write a number and a unit, such as '500 ms', '10 s' or '10 min'"
         )
-    return _milliseconds(milliseconds)
+    return milliseconds(total)
 
 
-def duration_of(name: str, given: str | timedelta, example: str) -> timedelta:
+def duration_of(name: str, given: object, example: str) -> timedelta:
     """The duration that an option or argument of this name has; ``example`` is one that it takes.
 
     Raises:
@@ -109,7 +111,12 @@ def parse_size(value: object) -> int:
     return int(size[1]) * _SIZES[size[2].lower()]
 
 
-def _milliseconds(value: float) -> timedelta:
+def milliseconds(value: float) -> timedelta:
+    """A number that is milliseconds, because a key or a setter of Flink's gives it.
+
+    Raises:
+        ValueError: no duration can be so long.
+    """
     try:
         return timedelta(milliseconds=value)
     except OverflowError:

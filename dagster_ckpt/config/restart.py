@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
-from dagster_ckpt.config.quantities import format_duration, parse_duration
+from dagster_ckpt.config.quantities import duration_of, format_duration
 from dagster_ckpt.errors import InvalidConfiguration
 
 __all__ = [
@@ -255,7 +255,7 @@ class FallbackRestart(RestartStrategy):
 
 
 class RestartStrategies:
-    """The strategies by their PyFlink names. Times are ``timedelta``, milliseconds or text."""
+    """The strategies by their PyFlink names. Times are ``timedelta`` or text such as ``"10 s"``."""
 
     @staticmethod
     def no_restart() -> NoRestart:
@@ -268,32 +268,38 @@ class RestartStrategies:
         return FallbackRestart()
 
     @staticmethod
-    def fixed_delay_restart(restart_attempts: int, delay_between_attempts: int | str | timedelta) -> FixedDelayRestart:
+    def fixed_delay_restart(restart_attempts: int, delay_between_attempts: str | timedelta) -> FixedDelayRestart:
         """At most ``restart_attempts`` restarts, with a fixed delay before each."""
-        return FixedDelayRestart(restart_attempts, _duration(delay_between_attempts))
+        return FixedDelayRestart(
+            restart_attempts, duration_of("delay_between_attempts", delay_between_attempts, "10 s")
+        )
 
     @staticmethod
     def failure_rate_restart(
-        failure_rate: int, failure_interval: int | str | timedelta, delay_interval: int | str | timedelta
+        failure_rate: int, failure_interval: str | timedelta, delay_interval: str | timedelta
     ) -> FailureRateRestart:
         """Restarts until more than ``failure_rate`` failures lie within ``failure_interval``, each after a delay."""
-        return FailureRateRestart(failure_rate, _duration(failure_interval), _duration(delay_interval))
+        return FailureRateRestart(
+            failure_rate,
+            duration_of("failure_interval", failure_interval, "10 min"),
+            duration_of("delay_interval", delay_interval, "10 s"),
+        )
 
     @staticmethod
     def exponential_delay_restart(
-        initial_backoff: int | str | timedelta = "1 s",
-        max_backoff: int | str | timedelta = "1 min",
+        initial_backoff: str | timedelta = "1 s",
+        max_backoff: str | timedelta = "1 min",
         backoff_multiplier: float = 1.5,
-        reset_backoff_threshold: int | str | timedelta = "1 h",
+        reset_backoff_threshold: str | timedelta = "1 h",
         jitter_factor: float = 0.1,
         attempts_before_reset_backoff: int | None = None,
     ) -> ExponentialDelayRestart:
         """Restarts with a delay that grows from ``initial_backoff`` to ``max_backoff``; the default."""
         return ExponentialDelayRestart(
-            _duration(initial_backoff),
-            _duration(max_backoff),
+            duration_of("initial_backoff", initial_backoff, "1 s"),
+            duration_of("max_backoff", max_backoff, "1 min"),
             backoff_multiplier,
-            _duration(reset_backoff_threshold),
+            duration_of("reset_backoff_threshold", reset_backoff_threshold, "1 h"),
             jitter_factor,
             attempts_before_reset_backoff,
         )
@@ -310,13 +316,6 @@ def check_poison_batch_attempts(attempts: int | None) -> None:
             f"poison_batch_attempts is {attempts}: one failure does not tell poison from bad luck.",
             hint="Set it to 2 or more, or to None; RestartStrategies.no_restart() ends a job with its first failure.",
         )
-
-
-def _duration(value: int | str | timedelta) -> timedelta:
-    try:
-        return parse_duration(value)
-    except ValueError as error:
-        raise InvalidConfiguration(f"The restart strategy cannot be used: {error}.") from error
 
 
 def _require(condition: bool, message: str) -> None:

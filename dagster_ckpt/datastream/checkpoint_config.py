@@ -80,7 +80,7 @@ class CheckpointConfig:
 
     def set_checkpoint_interval(self, checkpoint_interval: int) -> CheckpointConfig:
         """Set the milliseconds between the starts of two checkpoints; at least 10."""
-        return self._set("interval", checkpoint_interval)
+        return self._set_time("interval", checkpoint_interval)
 
     def get_checkpoint_timeout(self) -> int:
         """Milliseconds after which a checkpoint attempt is discarded."""
@@ -88,7 +88,7 @@ class CheckpointConfig:
 
     def set_checkpoint_timeout(self, checkpoint_timeout: int) -> CheckpointConfig:
         """Set the milliseconds after which a checkpoint attempt is discarded; at least 10."""
-        return self._set("timeout", checkpoint_timeout)
+        return self._set_time("timeout", checkpoint_timeout)
 
     def get_min_pause_between_checkpoints(self) -> int:
         """Least milliseconds between the end of one checkpoint and the start of the next."""
@@ -96,7 +96,7 @@ class CheckpointConfig:
 
     def set_min_pause_between_checkpoints(self, min_pause_between_checkpoints: int) -> CheckpointConfig:
         """Set the least milliseconds between the end of one checkpoint and the start of the next."""
-        return self._set("min_pause", min_pause_between_checkpoints)
+        return self._set_time("min_pause", min_pause_between_checkpoints)
 
     def get_max_concurrent_checkpoints(self) -> int:
         """Checkpoint attempts that may be in progress at once."""
@@ -163,7 +163,7 @@ class CheckpointConfig:
 
     def set_aligned_checkpoint_timeout(self, aligned_checkpoint_timeout: timedelta | int) -> CheckpointConfig:
         """Set how long a checkpoint attempt waits for its batch until it becomes unaligned; ``int``: milliseconds."""
-        return self._set("aligned_checkpoint_timeout", aligned_checkpoint_timeout)
+        return self._set_time("aligned_checkpoint_timeout", aligned_checkpoint_timeout)
 
     def get_aligned_checkpoint_timeout(self) -> Duration:
         """How long a checkpoint attempt waits for its batch until it becomes unaligned."""
@@ -246,6 +246,11 @@ class CheckpointConfig:
         self._values[name] = getattr(config.CheckpointConfig(**{name: value}), name)
         self._chosen.add(name)
         return self
+
+    def _set_time(self, name: str, value: int | timedelta) -> CheckpointConfig:
+        if isinstance(value, int) and not isinstance(value, bool):  # a number as in PyFlink
+            return self._set(name, f"{value} ms" if value >= 0 else timedelta(milliseconds=value))
+        return self._set(name, value)
 
     def _milliseconds(self, name: str) -> int:
         duration: timedelta = self._values[name]

@@ -6,7 +6,7 @@ from dagster_ckpt.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from dagster_ckpt.orchestration.attending import REFUSED, SparkSubmitResource, own_spark
-    from dagster_ckpt.orchestration.checkpointed_asset import CheckpointedStreamingAsset, defined_asset
+    from dagster_ckpt.orchestration.checkpointed_asset import CheckpointedStreamingAsset
     from dagster_ckpt.orchestration.component import CheckpointedStreamComponent
     from dagster_ckpt.orchestration.definitions import build_checkpoint_definitions
     from dagster_ckpt.orchestration.names import (
@@ -61,7 +61,6 @@ __all__ = [
     "build_savepoint_schedule",
     "checkpointed_streaming_asset",
     "configured_storage",
-    "defined_asset",
     "going_on",
     "on_job_failed",
     "own_spark",

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
-from weakref import WeakValueDictionary
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
 from dagster_ckpt.config import CheckpointConfig, RestartStrategy, StateBackend
+from dagster_ckpt.errors import InvalidConfiguration
 from dagster_ckpt.orchestration.query_parameters import QueryParameters
 from dagster_ckpt.orchestration.run_settings import JobSettings
 from dagster_ckpt.spark import Versions
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-__all__ = ["CheckpointedStreamingAsset", "QueryFunction", "defined_asset", "partitions_name", "remember_defined"]
+__all__ = ["CheckpointedStreamingAsset", "QueryFunction", "only_stream", "only_streams", "partitions_name", "stream_of"]
 
 #: Takes the context, the session, and the resources and the configuration of its own.
 QueryFunction = Callable[..., "DataStreamWriter"]
@@ -53,6 +53,8 @@ class CheckpointedStreamingAsset(dg.AssetsDefinition):
         fresh: the asset check that is red when a batch waits too long for a checkpoint.
     """
 
+    #: Makes a stream of an output asset, and of the stream before a transformation.
+    operate: Callable[[dg.AssetsDefinition, CheckpointedStreamingAsset | None], CheckpointedStreamingAsset]
     checkpoints_key: dg.AssetKey
     savepoints_key: dg.AssetKey
     name: str
@@ -74,6 +76,18 @@ class CheckpointedStreamingAsset(dg.AssetsDefinition):
     healthy: dg.AssetChecksDefinition
     restorable: dg.AssetChecksDefinition
     fresh: dg.AssetChecksDefinition
+
+    def with_attributes(self, *args: Any, **kwargs: Any) -> CheckpointedStreamingAsset:
+        """As of any asset. With another key the jobs, the checkpoints and the savepoints have other names, too."""
+        return self.operate(super().with_attributes(*args, **kwargs), self)
+
+    def map_asset_specs(self, fn: Callable[[dg.AssetSpec], dg.AssetSpec]) -> CheckpointedStreamingAsset:
+        """As of any asset."""
+        return self.operate(super().map_asset_specs(fn), self)
+
+    def with_resources(self, *args: Any, **kwargs: Any) -> CheckpointedStreamingAsset:
+        """As of any asset."""
+        return self.operate(super().with_resources(*args, **kwargs), self)
 
     @property
     def definition(self) -> dg.AssetsDefinition:
@@ -101,23 +115,57 @@ class CheckpointedStreamingAsset(dg.AssetsDefinition):
         return partitions_name(self.name)
 
 
-#: The assets of this process, by the job's name; those that were defined last.
-_defined: WeakValueDictionary[str, CheckpointedStreamingAsset] = WeakValueDictionary()
+def stream_of(context: dg.AssetExecutionContext) -> CheckpointedStreamingAsset:
+    """The asset that a run materializes, with the key that it has in the run's code location.
+
+    Raises:
+        InvalidConfiguration: a transformation has made another asset of it.
+    """
+    return only_stream(context.assets_def, "A run of a stream")
 
 
-def remember_defined(asset: CheckpointedStreamingAsset) -> None:
-    """Have :func:`defined_asset` find an asset for as long as somebody uses it."""
-    _defined[asset.name] = asset
+def only_streams(assets: Iterable[Any], of: str) -> list[CheckpointedStreamingAsset]:
+    """The assets, all of which ``@checkpointed_streaming_asset`` has made.
+
+    Args:
+        assets: as a user gives them.
+        of: what takes them, as the subject of a sentence.
+
+    Raises:
+        InvalidConfiguration: this is no collection of such assets.
+    """
+    if isinstance(assets, (str, dg.AssetsDefinition)) or not isinstance(assets, Iterable):
+        raise InvalidConfiguration(
+            f"{of} takes a list of checkpointed streaming assets, and was given {_told(assets)}.",
+            hint="Write the asset in brackets: [turnover].",
+        )
+    return [only_stream(item, of) for item in assets]
 
 
-def defined_asset(job: str) -> CheckpointedStreamingAsset | None:
-    """The asset of a job that this process has defined."""
-    return _defined.get(job)
+def only_stream(asset: Any, of: str) -> CheckpointedStreamingAsset:
+    """The asset, which ``@checkpointed_streaming_asset`` has made; ``of`` takes it, as the subject of a sentence.
+
+    Raises:
+        InvalidConfiguration: this is no such asset.
+    """
+    if isinstance(asset, CheckpointedStreamingAsset):
+        return asset
+    hint = "Give what a function below @checkpointed_streaming_asset becomes."
+    if isinstance(asset, dg.AssetsDefinition):
+        hint = (
+            "Give other assets to dg.Definitions(assets=[...]). Of what load_assets_from_modules returns, take "
+            "[asset for asset in loaded if isinstance(asset, CheckpointedStreamingAsset)]."
+        )
+    raise InvalidConfiguration(
+        f"{of} takes what @checkpointed_streaming_asset makes, and was given {_told(asset)}.", hint=hint
+    )
 
 
-def defined_assets() -> list[CheckpointedStreamingAsset]:
-    """The assets that this process has defined, one for each job."""
-    return list(_defined.values())
+def _told(given: object) -> str:
+    """What a user has given, in a few words."""
+    if isinstance(given, dg.AssetsDefinition):
+        return "the asset " + (", ".join(sorted(key.to_user_string() for key in given.keys)) or "without a key")
+    return f"{given!r}"
 
 
 def partitions_name(job: str) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 import dagster as dg
 
 from dagster_ckpt.errors import InvalidConfiguration
-from dagster_ckpt.orchestration.checkpointed_asset import CheckpointedStreamingAsset
+from dagster_ckpt.orchestration.checkpointed_asset import CheckpointedStreamingAsset, only_streams
 from dagster_ckpt.orchestration.sensors import build_resume_sensor
 
 __all__ = ["build_checkpoint_definitions"]
@@ -43,8 +43,9 @@ def build_checkpoint_definitions(
         resources: the storage and Spark under the keys that the assets name, and any other resources.
 
     Raises:
-        InvalidConfiguration: two assets have the same job name.
+        InvalidConfiguration: two assets have the same job name, or something else than a stream is among them.
     """
+    assets = only_streams(assets, "build_checkpoint_definitions")
     by_name: dict[str, CheckpointedStreamingAsset] = {}
     for asset in assets:
         if (other := by_name.setdefault(asset.name, asset)) is not asset:

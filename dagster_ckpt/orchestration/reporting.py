@@ -99,12 +99,14 @@ def _operators(metadata: CheckpointMetadata) -> dict[str, Any]:
 
 
 def _sources(metadata: CheckpointMetadata) -> dict[str, Any]:
-    """The offsets of each source as text, and as numbers for plots where they are numbers."""
+    """The offsets of each source as text, and as numbers for plots where they are numbers; the lag of each."""
     found: dict[str, Any] = {}
     for item in metadata.facts.sources:
         id_ = in_one_line(item.id)
         found[f"source_{id_}"] = in_one_line(redacted(json.dumps(item.offset)))[:_LONGEST_OFFSET]
         found[f"source_{id_}_offset"] = _position(item.offset)
+        if item.lag:
+            found[f"source_{id_}_lag"] = sum(sum(partitions.values()) for partitions in item.lag.values())
     return found
 
 

@@ -21,6 +21,7 @@ from dagster_ckpt.config import (
     StateBackend,
     UpgradeMode,
     configured_backend,
+    duration_of,
 )
 from dagster_ckpt.errors import InvalidConfiguration
 from dagster_ckpt.orchestration import names
@@ -28,7 +29,7 @@ from dagster_ckpt.orchestration.checkpointed_asset import (
     CheckpointedStreamingAsset,
     QueryFunction,
     partitions_name,
-    remember_defined,
+    stream_of,
 )
 from dagster_ckpt.orchestration.health import healthy_check
 from dagster_ckpt.orchestration.proof import fresh_check, restorable_check
@@ -127,7 +128,7 @@ def checkpointed_streaming_asset(
     state_backend: StateBackend | None = None,
     storage_key: str = "checkpoint_storage",
     spark_key: str = "spark",
-    report_interval: float = 10.0,
+    report_interval: str | timedelta = "10 s",
     most_restarts_per_hour: int | None = 10,
     group_name: str | None = None,
     kinds: set[str] | None = None,
@@ -165,7 +166,7 @@ def checkpointed_streaming_asset(
 
     Args:
         name: the asset's name; the function's by default.
-        key_prefix: before the name in the asset key.
+        key_prefix: before the name in the asset key, as if ``load_assets_from_modules`` had given it.
         job_name: the job's stable name, under which its checkpoints are kept; by default the asset key. An asset that
             is renamed goes on from its checkpoints with the name that it had.
         deps: assets that the query reads.
@@ -179,7 +180,7 @@ def checkpointed_streaming_asset(
             used.
         storage_key: resource key of the checkpoint storage.
         spark_key: resource key of Spark.
-        report_interval: the least seconds between two reports of checkpoints to Dagster.
+        report_interval: the least time between two reports of checkpoints to Dagster.
         most_restarts_per_hour: with more restarts the check ``healthy`` is yellow; ``None`` for any number.
         group_name: as of any asset.
         kinds: as of any asset.
@@ -220,20 +221,20 @@ def checkpointed_streaming_asset(
             "standby=True has no effect together with a pool: the standby would wait for the place of the job's run.",
             hint="Leave out the pool or the standby.",
         )
+    report_every = duration_of("report_interval", report_interval, "10 s")
+    if most_restarts_per_hour is not None and most_restarts_per_hour < 0:
+        raise InvalidConfiguration(
+            f"most_restarts_per_hour is {most_restarts_per_hour}, and no job can restart less often than never.",
+            hint="Set it to 0 or more, or to None for any number.",
+        )
     versions = versions_of(settings.config, code_version, upgrade_mode, upgrade_timeout, previous or {}, green)
 
     def decorate(function: QueryFunction) -> CheckpointedStreamingAsset:
         parameters = QueryParameters.of(function, set(StreamingRunConfig.model_fields))
         prefix = [key_prefix] if isinstance(key_prefix, str) else list(key_prefix or ())
-        key = dg.AssetKey([*prefix, name or function.__name__])
-        # Where the UI is short of space it shows the last part of a key only, so that part names the job.
-        checkpoints_key, savepoints_key = (
-            dg.AssetKey([*key.path[:-1], f"{key.path[-1]}_{kept}"]) for kept in ("checkpoints", "savepoints")
-        )
-        job = layout.validate_job_name(job_name or "__".join(key.path))
 
         @dg.asset(
-            key=key,
+            key=dg.AssetKey([*prefix, name or function.__name__]),
             deps=list(deps or ()),
             group_name=group_name,
             kinds=kinds,
@@ -255,65 +256,106 @@ def checkpointed_streaming_asset(
         def streaming(context: dg.AssetExecutionContext) -> Iterator[dg.MaterializeResult[None]]:
             from dagster_ckpt.orchestration.streaming_run import execute  # noqa: PLC0415 - Spark, only for runs
 
-            yield from execute(context, asset, report_interval)
+            # A run of the asset graph has no tags of the job's, and a run that Dagster retries as well would be two.
+            if context.run.tags.get(names.MAX_RETRIES_TAG) != "0":
+                context.instance.add_run_tags(context.run.run_id, {names.MAX_RETRIES_TAG: "0"})
+            yield from execute(context, stream_of(context), report_every.total_seconds())
 
-        # Dagster makes an asset in too many steps to repeat them in a subclass, so the subclass takes over the result.
-        asset = CheckpointedStreamingAsset.__new__(CheckpointedStreamingAsset)
-        vars(asset).update(
-            vars(streaming),
-            checkpoints_key=checkpoints_key,
-            savepoints_key=savepoints_key,
-            name=job,
-            job=_job(job, key, run_tags),
-            standby=_standby_job(job, key) if standby else None,
-            rollback=build_rollback_job(
-                job,
-                checkpoints_key=checkpoints_key,
-                partitions=partitions_name(job),
-                storage_key=storage_key,
-                op_name=streaming.op.name,
+        def operate(
+            output: dg.AssetsDefinition, before: CheckpointedStreamingAsset | None
+        ) -> CheckpointedStreamingAsset:
+            # Dagster makes an asset in too many steps to repeat them in a subclass, so the subclass takes the result.
+            asset = CheckpointedStreamingAsset.__new__(CheckpointedStreamingAsset)
+            vars(asset).update(
+                vars(output),
+                operate=operate,
+                function=function,
+                parameters=parameters,
                 settings=settings,
+                state_backend=state_backend or configured_backend(settings.configuration),
                 versions=versions,
-            ),
-            checkpoint_now=build_checkpoint_job(job, checkpoints_key, storage_key),
-            op_name=streaming.op.name,
-            function=function,
-            parameters=parameters,
-            settings=settings,
-            state_backend=state_backend or configured_backend(settings.configuration),
-            versions=versions,
-            storage_key=storage_key,
-            spark_key=spark_key,
-            checkpoints=dg.AssetSpec(
-                checkpoints_key,
-                deps=[key],
-                group_name=group_name,
-                kinds={"spark"},
-                description=f"The retained checkpoints of {key.to_user_string()}. A partition is a checkpoint that "
-                "can be restored now; it goes when the checkpoint is subsumed. To go back to a checkpoint, click its "
-                f"partition, then *go back* in its metadata, then *Launch Run*; or launch {names.rollback_job(job)}."
-                f"\n\n{_FIGURES}",
-                tags={names.JOB_TAG: job},
-                metadata={"deleted_when": settings.config.discarded_when()},
-                partitions_def=dg.DynamicPartitionsDefinition(name=partitions_name(job)),
-            ),
-            savepoints=savepoints_asset(
-                savepoints_key,
-                key,
-                job,
-                storage_key,
-                group_name,
-                deleted_when=settings.config.discarded_when(savepoint=True),
-            ),
-            most_restarts_per_hour=most_restarts_per_hour,
-            healthy=healthy_check(key, job, storage_key, settings.config, most_restarts_per_hour),
-            restorable=restorable_check(key, job, storage_key),
-            fresh=fresh_check(key, job, storage_key, settings.config),
-        )
-        remember_defined(asset)
-        return asset
+                storage_key=storage_key,
+                spark_key=spark_key,
+                most_restarts_per_hour=most_restarts_per_hour,
+                op_name=output.op.name,
+            )
+            if before is None or before.key != asset.key:
+                _name(asset, job_name or "__".join(asset.key.path), run_tags, standby=standby)
+            else:  # a sensor that watches the job of the one watches the job of the other
+                vars(asset).update({given: getattr(before, given) for given in _OF_THE_KEY})
+            _keep_in_group(asset)
+            return asset
+
+        return operate(streaming, None)
 
     return decorate
+
+
+#: What follows from the key of the output asset.
+_OF_THE_KEY = (
+    *("checkpoints_key", "savepoints_key", "name", "job", "standby", "rollback", "checkpoint_now"),
+    *("healthy", "restorable", "fresh"),
+)
+
+
+def _name(
+    asset: CheckpointedStreamingAsset, job_name: str, run_tags: Mapping[str, str] | None, *, standby: bool
+) -> None:
+    """Give an asset what follows from its key, but for the group: Dagster jobs, checks and the keys beside it."""
+    key, job, config, storage_key = asset.key, layout.validate_job_name(job_name), asset.config, asset.storage_key
+    # Where the UI is short of space it shows the last part of a key only, so that part names the job.
+    checkpoints_key, savepoints_key = (
+        dg.AssetKey([*key.path[:-1], f"{key.path[-1]}_{kept}"]) for kept in ("checkpoints", "savepoints")
+    )
+    vars(asset).update(
+        checkpoints_key=checkpoints_key,
+        savepoints_key=savepoints_key,
+        name=job,
+        job=_job(job, key, run_tags),
+        standby=_standby_job(job, key) if standby else None,
+        rollback=build_rollback_job(
+            job,
+            checkpoints_key=checkpoints_key,
+            partitions=partitions_name(job),
+            storage_key=storage_key,
+            op_name=asset.op_name,
+            settings=asset.settings,
+            versions=asset.versions,
+        ),
+        checkpoint_now=build_checkpoint_job(job, checkpoints_key, storage_key),
+        healthy=healthy_check(key, job, storage_key, config, asset.most_restarts_per_hour),
+        restorable=restorable_check(key, job, storage_key),
+        fresh=fresh_check(key, job, storage_key, config),
+    )
+
+
+def _keep_in_group(asset: CheckpointedStreamingAsset) -> None:
+    """Give an asset its checkpoints and savepoints, which are in the group that the asset is in."""
+    key, job = asset.key, asset.name
+    group_name = asset.get_asset_spec(key).group_name
+    vars(asset).update(
+        checkpoints=dg.AssetSpec(
+            asset.checkpoints_key,
+            deps=[key],
+            group_name=group_name,
+            kinds={"spark"},
+            description=f"The retained checkpoints of {key.to_user_string()}. A partition is a checkpoint that "
+            "can be restored now; it goes when the checkpoint is subsumed. To go back to a checkpoint, click its "
+            f"partition, then *go back* in its metadata, then *Launch Run*; or launch {names.rollback_job(job)}."
+            f"\n\n{_FIGURES}",
+            tags={names.JOB_TAG: job},
+            metadata={"deleted_when": asset.config.discarded_when()},
+            partitions_def=dg.DynamicPartitionsDefinition(name=partitions_name(job)),
+        ),
+        savepoints=savepoints_asset(
+            asset.savepoints_key,
+            key,
+            job,
+            asset.storage_key,
+            group_name,
+            deleted_when=asset.config.discarded_when(savepoint=True),
+        ),
+    )
 
 
 def _standby_job(name: str, key: dg.AssetKey) -> "UnresolvedAssetJobDefinition":

@@ -7,7 +7,7 @@ from typing import Any
 import dagster as dg
 
 from dagster_ckpt.errors import InvalidConfiguration
-from dagster_ckpt.orchestration import CheckpointedStreamingAsset, defined_asset
+from dagster_ckpt.orchestration import CheckpointedStreamingAsset
 
 __all__ = ["find_asset", "loaded"]
 
@@ -33,14 +33,9 @@ def find_asset(definitions: Any, path: str, job_name: str) -> CheckpointedStream
             f"{path} is {type(definitions).__name__}, and no dagster.Definitions.",
             hint="Name the definitions of the code location in SparkSubmitResource(definitions='module:name').",
         )
-    keys: set[dg.AssetKey] = set()
     for asset in definitions.assets or ():
         if isinstance(asset, CheckpointedStreamingAsset) and asset.name == job_name:
             return asset
-        keys |= asset.keys if isinstance(asset, dg.AssetsDefinition) else set()
-    # Dagster makes plain assets of those that a component or map_asset_specs has touched.
-    if (known := defined_asset(job_name)) is not None and known.key in keys:
-        return known
     raise InvalidConfiguration(
         f"{path} has no checkpointed streaming asset {job_name!r}.",
         hint="Name the definitions of the code location in SparkSubmitResource(definitions='module:name'), and deploy "

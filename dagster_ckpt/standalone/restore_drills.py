@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
-from dagster_ckpt.config import StateBackend
+from dagster_ckpt.config import StateBackend, duration_of
 from dagster_ckpt.orchestration import CheckpointedStreamingAsset, CheckpointStorage, SparkSessionResource
 from dagster_ckpt.spark import Drilled
 from dagster_ckpt.standalone.job_drive import Drive
@@ -30,7 +30,7 @@ def restore_drill(
     state_backend: StateBackend | None = None,
     op_config: Mapping[str, Any] | None = None,
     scratch_directory: str | Path | None = None,
-    timeout: timedelta = timedelta(minutes=30),
+    timeout: str | timedelta = "30 min",
 ) -> Drilled:
     """Restore the newest checkpoint of a job aside, and compute one batch of its query, whose rows go nowhere.
 
@@ -56,6 +56,7 @@ def restore_drill(
         InvalidConfiguration: an argument cannot be used.
         CheckpointError: the drill failed; the error is that of a restore.
     """
+    longest = duration_of("timeout", timeout, "30 min")
     return Drive.of(
         query,
         storage=storage,
@@ -64,4 +65,4 @@ def restore_drill(
         name=name,
         state_backend=state_backend,
         op_config=op_config,
-    ).drill(scratch_directory=scratch_directory, timeout=timeout)
+    ).drill(scratch_directory=scratch_directory, timeout=longest)

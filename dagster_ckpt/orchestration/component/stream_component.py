@@ -4,16 +4,19 @@
 # the type of the YAML; what the resolver makes is `Any` here, because Dagster would look for the YAML's fields in it.
 
 from collections.abc import Callable
+from functools import cache
 from typing import Annotated, Any, Literal
 
 import dagster as dg
-from pydantic import ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, create_model
+from pydantic.fields import FieldInfo
 
-from dagster_ckpt.config import CheckpointConfig
 from dagster_ckpt.orchestration.component import attributes
 from dagster_ckpt.orchestration.component.scaffolder import CheckpointedStreamScaffolder
 from dagster_ckpt.orchestration.definitions import build_checkpoint_definitions
+from dagster_ckpt.orchestration.proof import build_restore_drill
 from dagster_ckpt.orchestration.savepoints import build_savepoint_schedule
+from dagster_ckpt.orchestration.sensors import on_job_failed
 from dagster_ckpt.orchestration.streaming_asset import checkpointed_streaming_asset
 
 __all__ = ["CheckpointedStreamComponent"]
@@ -57,16 +60,20 @@ class CheckpointedStreamComponent(dg.Component, dg.Resolvable, dg.Model):
     deps: list[str] = Field(default_factory=list, description="Keys of the assets that the query reads.")
     storage: Annotated[
         Any,
-        dg.Resolver(attributes.storage, model_field_type=attributes.StorageAttributes | None),
+        dg.Resolver(attributes.storage, model_field_type=attributes.StorageAttributes, inject_before_resolve=False),
     ] = Field(default=None, description="Where checkpoints are kept; by default the resource called storage_key.")
     storage_key: str = Field(default="checkpoint_storage", description="Of the project's storage, without `storage`.")
     checkpoint: Annotated[
         Any,
-        dg.Resolver(attributes.checkpoint_config, model_field_type=attributes.CheckpointAttributes | None),
-    ] = Field(default_factory=CheckpointConfig, description="When checkpoints are taken, and how many are kept.")
+        dg.Resolver(
+            attributes.checkpoint_config, model_field_type=attributes.CheckpointAttributes, inject_before_resolve=False
+        ),
+    ] = Field(default=None, description="When checkpoints are taken, and how many are kept.")
     restart: Annotated[
         Any,
-        dg.Resolver(attributes.restart_strategy, model_field_type=attributes.RestartAttributes | None),
+        dg.Resolver(
+            attributes.restart_strategy, model_field_type=attributes.RestartAttributes, inject_before_resolve=False
+        ),
     ] = Field(default=None, description="What happens after a failure; by default exponential delay.")
     poison_batch_attempts: int | None = Field(
         default=5, description="How often one batch may fail with one error; null for any number."
@@ -76,7 +83,7 @@ class CheckpointedStreamComponent(dg.Component, dg.Resolvable, dg.Model):
     )
     spark: Annotated[
         Any,
-        dg.Resolver(attributes.spark_session, model_field_type=attributes.SparkAttributes | None),
+        dg.Resolver(attributes.spark_session, model_field_type=attributes.SparkAttributes, inject_before_resolve=False),
     ] = Field(default=None, description="How to start Spark; by default the resource called spark_key.")
     spark_key: str = Field(default="spark", description="Of the project's Spark, without `spark`.")
     configuration: dict[str, Any] = Field(
@@ -102,12 +109,52 @@ class CheckpointedStreamComponent(dg.Component, dg.Resolvable, dg.Model):
     upgrade_timeout: str | None = Field(
         default=None, description="How long a new code_version may go without a checkpoint; null for any time."
     )
+    previous: Annotated[Any, dg.Resolver(attributes.imported_by_name, model_field_type=dict[str, str] | None)] = Field(
+        default=None, description="'module:name' of the functions of earlier versions, by their code_version."
+    )
+    green: Annotated[Any, dg.Resolver(attributes.imported_by_name, model_field_type=dict[str, str] | None)] = Field(
+        default=None, description="'module:name' of the functions that a cut-over may put in place, by their version."
+    )
+    report_interval: str | None = Field(
+        default="10 s", description="The least time between two reports of checkpoints to Dagster."
+    )
     standby: bool = Field(default=False, description="Another run waits with a warm Spark, to take the job over.")
     pool: str | None = Field(default=None, description="As of any asset.")
     op_tags: dict[str, Any] | None = Field(default=None, description="As of any asset.")
     run_tags: Annotated[Any, dg.Resolver(attributes.texts, model_field_type=_Texts)] = Field(
         default=None, description="Of the runs of the job."
     )
+
+    automation_condition: Annotated[Any, dg.Resolver(attributes.imported, model_field_type=str | None)] = Field(
+        default=None, description="'module:name' of a dg.AutomationCondition."
+    )
+    freshness_policy: Annotated[Any, dg.Resolver(attributes.imported, model_field_type=str | None)] = Field(
+        default=None, description="'module:name' of a dg.FreshnessPolicy."
+    )
+    hooks: Annotated[Any, dg.Resolver(attributes.imported_set, model_field_type=list[str] | None)] = Field(
+        default=None, description="'module:name' of each hook."
+    )
+    drill: Annotated[
+        Any,
+        dg.Resolver(attributes.drill, model_field_type=attributes.DrillAttributes, inject_before_resolve=False),
+    ] = Field(default=None, description="A restore drill of the job, and its schedules.")
+    alert: Annotated[Any, dg.Resolver(attributes.imported, model_field_type=str | None)] = Field(
+        default=None, description="'module:name' of a function that is told once of each job that has FAILED."
+    )
+
+    @classmethod
+    @cache
+    def model(cls) -> type[BaseModel]:
+        """What the YAML may say.
+
+        Dagster would take a template for a whole block, too. Then no error could say which option is wrong, and where.
+        """
+        derived = super().model()
+        blocks: dict[str, Any] = {
+            name: (block, FieldInfo.merge_field_infos(derived.model_fields[name], annotation=block))
+            for name, block in attributes.BLOCKS.items()
+        }
+        return create_model(derived.__name__, __base__=derived, **blocks)
 
     @classmethod
     def get_spec(cls) -> dg.ComponentTypeSpec:
@@ -145,14 +192,23 @@ class CheckpointedStreamComponent(dg.Component, dg.Resolvable, dg.Model):
             code_version=self.code_version,
             upgrade_mode=self.upgrade_mode,
             upgrade_timeout=self.upgrade_timeout,
+            previous=self.previous,
+            green=self.green,
+            report_interval=self.report_interval or "0 s",
             standby=self.standby,
+            automation_condition=self.automation_condition,
+            freshness_policy=self.freshness_policy,
+            hooks=self.hooks,
             pool=self.pool,
             op_tags=self.op_tags,
             run_tags=self.run_tags,
         )(self.function)
         own = {storage_key: self.storage, spark_key: self.spark}
         schedules = [build_savepoint_schedule(asset, **dict(given)) for given in self.savepoints]
+        alerts = [] if self.alert is None else [on_job_failed([asset], self.alert, name=f"{asset.name}_failed_sensor")]
+        drill = dg.Definitions() if self.drill is None else build_restore_drill(asset, **self.drill)
         return dg.Definitions.merge(
             build_checkpoint_definitions([asset], {key: item for key, item in own.items() if item is not None}),
-            dg.Definitions(schedules=schedules),
+            dg.Definitions(schedules=schedules, sensors=alerts),
+            drill,
         )

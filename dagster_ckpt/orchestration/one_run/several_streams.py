@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import dagster as dg
 
-from dagster_ckpt.orchestration.checkpointed_asset import CheckpointedStreamingAsset, defined_assets
+from dagster_ckpt.orchestration.checkpointed_asset import CheckpointedStreamingAsset
 
 __all__ = ["tell_of_others"]
 
 
 def tell_of_others(context: dg.AssetExecutionContext, asset: CheckpointedStreamingAsset) -> None:
     """Warn if the run has other streams: a stream has no end, and what the executor cannot start waits for ever."""
-    selected = context.run.asset_selection or ()
-    others = sorted(other.name for other in defined_assets() if other.key in selected and other is not asset)
+    layer = context.job_def.asset_layer
+    streams = [one for one in layer.asset_graph.assets_defs if isinstance(one, CheckpointedStreamingAsset)]
+    others = sorted(one.name for one in streams if one.key in layer.selected_asset_keys and one.key != asset.key)
     if others:
         jobs = ", ".join(f"{name}_job" for name in sorted([*others, asset.name]))
         context.log.warning(

@@ -13,7 +13,7 @@ import dagster as dg
 from dagster_ckpt.clock import SystemClock
 from dagster_ckpt.config import duration_of
 from dagster_ckpt.errors import CheckpointError
-from dagster_ckpt.orchestration.checkpointed_asset import CheckpointedStreamingAsset
+from dagster_ckpt.orchestration.checkpointed_asset import CheckpointedStreamingAsset, only_stream
 from dagster_ckpt.orchestration.resources import SparkSessionResource
 from dagster_ckpt.shown_text import in_one_line, redacted
 
@@ -62,8 +62,9 @@ def build_restore_drill(
         op_config: the fields of the function's own configuration, for ``<name>_drill_job``.
 
     Raises:
-        InvalidConfiguration: a duration cannot be read.
+        InvalidConfiguration: a duration cannot be read, or the asset is not a stream.
     """
+    only_stream(asset, "build_restore_drill")
     longest, oldest = duration_of("timeout", timeout, "2 d"), duration_of("max_age", max_age, "2 d")
     key = dg.AssetKey([*asset.key.path[:-1], f"{asset.key.path[-1]}_drill"])
 

@@ -10,6 +10,7 @@ import dagster as dg
 from pydantic import Field
 
 from dagster_ckpt.clock import SystemClock
+from dagster_ckpt.config import format_size
 from dagster_ckpt.orchestration import names
 from dagster_ckpt.orchestration.storages import CheckpointStorage
 
@@ -52,7 +53,14 @@ def build_checkpoint_job(name: str, checkpoints_key: dg.AssetKey, storage_key: s
         )
         if taken is not None:
             context.log.info(f"{taken.pointer} has batch {taken.batch}.")
-            context.add_output_metadata({"checkpoint": taken.pointer, "batch": taken.batch, "bytes": taken.size})
+            context.add_output_metadata(
+                {
+                    "checkpoint": taken.pointer,
+                    "batch": taken.batch,
+                    "bytes": taken.size,
+                    "size": format_size(taken.size),
+                }
+            )
 
     def config_of(given: Mapping[str, Any]) -> dict[str, Any]:
         return {"ops": {take_checkpoint.name: {"config": dict(given)}}}

@@ -8,6 +8,7 @@ import dagster as dg
 from pydantic import Field
 
 from dagster_ckpt.clock import SystemClock
+from dagster_ckpt.config import format_size
 from dagster_ckpt.errors import InvalidConfiguration
 from dagster_ckpt.orchestration.rollback import Launchpad
 from dagster_ckpt.orchestration.storages import CheckpointStorage
@@ -116,6 +117,7 @@ def savepoints_asset(
                 "batch": taken.batch,
                 "files": taken.files,
                 "bytes": taken.size,
+                "size": format_size(taken.size),
                 "duration_ms": round(taken.seconds * 1000, 3),
             }
         )

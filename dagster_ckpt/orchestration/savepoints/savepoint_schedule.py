@@ -5,7 +5,7 @@ from __future__ import annotations
 import dagster as dg
 
 from dagster_ckpt.checkpoint import Label, SavepointHistory, check_label
-from dagster_ckpt.orchestration.checkpointed_asset import CheckpointedStreamingAsset
+from dagster_ckpt.orchestration.checkpointed_asset import CheckpointedStreamingAsset, only_stream
 
 __all__ = ["build_savepoint_schedule"]
 
@@ -45,8 +45,9 @@ def build_savepoint_schedule(
         default_status: whether the schedule runs as soon as Dagster knows it.
 
     Raises:
-        InvalidConfiguration: the name, the note or a limit cannot be used.
+        InvalidConfiguration: the name, the note or a limit cannot be used, or the asset is not a stream.
     """
+    only_stream(asset, "build_savepoint_schedule")
     check_label(Label(note=note, series=name))
     SavepointHistory.of(keep, max_age)
     given = {"series": name, "note": note, "keep": keep, "max_age": max_age, "to": to}

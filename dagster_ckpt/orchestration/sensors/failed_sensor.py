@@ -18,7 +18,7 @@ from dagster_ckpt.clock import SystemClock
 from dagster_ckpt.config import JobStatus
 from dagster_ckpt.errors import CorruptCheckpoint
 from dagster_ckpt.filesystem import FileSystem
-from dagster_ckpt.orchestration.checkpointed_asset import CheckpointedStreamingAsset
+from dagster_ckpt.orchestration.checkpointed_asset import CheckpointedStreamingAsset, only_streams
 from dagster_ckpt.orchestration.health import stuck_by
 from dagster_ckpt.orchestration.sensors.ticks import Looks, Sights, in_short
 
@@ -77,7 +77,11 @@ def on_job_failed(
         tell: sends the message.
         name: of the sensor.
         minimum_interval_seconds: between two looks.
+
+    Raises:
+        InvalidConfiguration: something else than a stream is among the assets.
     """
+    assets = only_streams(assets, "on_job_failed")
     sights = Sights()
 
     @dg.sensor(

@@ -445,7 +445,7 @@ def test_it_is_told_once_in_a_run_that_is_restarted(bench: Bench) -> None:
         return bench.write(rows.selectExpr("raise_error('not yet') AS id" if len(attempts) < 3 else "id", "v"))
 
     backend = EmbeddedRocksDBStateBackend(number_of_transfer_threads=4)
-    restart = RestartStrategies.fixed_delay_restart(3, 10)
+    restart = RestartStrategies.fixed_delay_restart(3, "10 ms")
     launch = bench.tick(1, with_backend(bench, backend, query=failing, restart=restart))
     assert len(attempts) == 3
     assert len(launch.restarts) == 2

@@ -83,16 +83,14 @@ def test_what_is_scaffolded_is_listed_and_loads(project: Path) -> None:
     ("good", "bad", "attribute", "reason"),
     [
         pytest.param(
-            *("interval: 1 min", "interval: soon", "checkpoint:", "'soon' is not a duration"),
+            *("interval: 1 min", "interval: soon", "interval:", "'soon' is not a duration"),
             marks=pytest.mark.exhaustive,
         ),
         ("query:turnover", "query:nothing", "function:", "has no attribute 'nothing'"),
-        ("num_retained", "num_retaind", "checkpoint:", "num_retaind at"),
+        ("num_retained", "num_retaind", "num_retained:", "num_retaind at"),
     ],
 )
-def test_an_error_names_the_line_of_the_attribute(
-    project: Path, good: str, bad: str, attribute: str, reason: str
-) -> None:
+def test_an_error_names_the_line_of_the_option(project: Path, good: str, bad: str, attribute: str, reason: str) -> None:
     defs = project / "src" / "shop" / "defs" / "turnover" / "defs.yaml"
     before = defs.read_text()
     defs.write_text(before.replace(good, bad))
@@ -103,3 +101,17 @@ def test_an_error_names_the_line_of_the_attribute(
     assert reason in told
     line = 1 + before[: before.index(attribute)].count("\n")
     assert f"turnover/defs.yaml:{line}" in told
+
+
+def test_the_schema_names_a_misspelt_option_and_a_duration_without_a_unit(project: Path) -> None:
+    defs = project / "src" / "shop" / "defs" / "turnover" / "defs.yaml"
+    before = defs.read_text()
+    defs.write_text(before.replace("num_retained", "num_retaind").replace("1 min", "soon"))
+    try:
+        told = dg(project, "check", "yaml", fails=True)
+    finally:
+        defs.write_text(before)
+    assert "'num_retaind' was unexpected" in told
+    assert "'soon' does not match" in told
+    line = 1 + before[: before.index("interval:")].count("\n")
+    assert f"defs.yaml:{line}" in told

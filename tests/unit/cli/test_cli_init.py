@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import tomllib
 from pathlib import Path
 
 import dagster as dg
@@ -61,3 +63,19 @@ def test_nothing_is_written_over(tmp_path: Path) -> None:
     assert "Nothing was written" in refused.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["dagster_home"]
     assert (tmp_path / "dagster_home" / "dagster.yaml").read_text() == "mine"
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/start.md"])
+def test_the_pages_start_dagster_as_the_command_says(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    told = _init(Path("shop")).output
+    (line,) = re.findall(r"^DAGSTER_HOME=\$PWD/(\S+) dagster dev -f (\S+)$", (_ROOT / page).read_text(), re.MULTILINE)
+    assert (tmp_path / line[0] / "dagster.yaml").exists()
+    assert (tmp_path / line[1]).exists()
+    assert f"DAGSTER_HOME={tmp_path / line[0]} " in told
+    assert f"-f {line[1]}" in told
+    project = tomllib.loads((_ROOT / "pyproject.toml").read_text())["project"]
+    assert "[ui]" in (_ROOT / page).read_text()
+    assert any("dagster-webserver" in needed for needed in project["optional-dependencies"]["ui"])

@@ -39,8 +39,9 @@ def test_durations_in_every_spelling() -> None:
     assert CheckpointConfig(**config.model_dump(mode="json")) == config
 
 
-def test_a_number_is_milliseconds_at_run_time_and_no_duration_to_a_type_checker() -> None:
-    assert CheckpointConfig(timeout=5000).timeout == timedelta(seconds=5)  # type: ignore[arg-type]
+def test_a_number_and_a_misspelt_option_are_refused_by_a_type_checker_and_at_run_time() -> None:
+    with pytest.raises(InvalidConfiguration, match=r"timeout: 5000 has no unit: .* '5000 s'"):
+        CheckpointConfig(timeout=5000)  # type: ignore[arg-type]
     with pytest.raises(InvalidConfiguration, match="intervall"):
         CheckpointConfig(intervall="10 s")  # type: ignore[call-arg]
 
@@ -54,22 +55,21 @@ def test_a_type_checker_knows_every_option() -> None:
 @pytest.mark.parametrize(
     ("option", "value"),
     [
-        ("interval", 9),
         ("interval", "9 ms"),
         ("interval", "often"),
-        ("timeout", 9),
+        ("timeout", "9 ms"),
         ("min_pause", timedelta(milliseconds=-1)),
         ("aligned_checkpoint_timeout", timedelta(milliseconds=-1)),
         ("max_concurrent_checkpoints", 0),
         ("tolerable_failed_checkpoints", -1),
         ("num_retained", 0),
-        ("retain_for", 0),
+        ("retain_for", "0 s"),
         ("retain_every", 0),
         ("mode", "MAYBE_ONCE"),
         ("cleanup", "SOMETIMES"),
         ("intervall", "10 s"),
         ("heartbeat_interval", "11 s"),
-        ("heartbeat_interval", 0),
+        ("heartbeat_interval", "0 s"),
         ("heartbeat_timeout", "2.9 s"),
         ("heartbeat_timeout", "61 min"),
     ],

@@ -9,13 +9,19 @@ from typing import Any
 
 import dagster as dg
 import pytest
+from dagster._utils.pydantic_yaml import enrich_validation_errors_with_source_position
 from dagster.components.resolved.errors import ResolutionException
+from dagster_shared.yaml_utils import parse_yaml_with_source_position
+from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
+from pydantic import ValidationError
 
 from dagster_ckpt import (
     CheckpointedStreamComponent,
+    CheckpointedStreamingAsset,
     FileSystemCheckpointStorage,
     RestartStrategies,
     SparkSessionResource,
+    build_restore_drill,
     build_savepoint_schedule,
     checkpointed_streaming_asset,
 )
@@ -29,13 +35,28 @@ def turnover(context: dg.AssetExecutionContext, spark: Any) -> Any:
     raise AssertionError("no test runs this query")
 
 
+@dg.success_hook
+def told(context: dg.HookContext) -> None:
+    pass
+
+
 FUNCTION = f"{__name__}:turnover"
+_CONDITION, _FRESHNESS = dg.AutomationCondition.on_missing(), dg.FreshnessPolicy.time_window(timedelta(hours=1))
+_IMPORTED = {
+    FUNCTION: turnover,
+    "a:list": [],
+    "a:old": turnover,
+    "a:told": told,
+    "a:condition": _CONDITION,
+    "a:freshness": _FRESHNESS,
+    "a:page": print,
+}
 
 
 @pytest.fixture(autouse=True)
 def importable(monkeypatch: pytest.MonkeyPatch) -> None:
     """This module by its name, which pytest's way of importing does not leave to others."""
-    monkeypatch.setattr(attributes, "load_object", lambda path, _: {FUNCTION: turnover, "a:list": []}[path])
+    monkeypatch.setattr(attributes, "load_object", lambda path, _: _IMPORTED[path])
 
 
 def load(**given: Any) -> CheckpointedStreamComponent:
@@ -55,6 +76,7 @@ def defined(**given: Any) -> dg.Definitions:
     [
         (attributes.StorageAttributes, set(FileSystemCheckpointStorage.model_fields)),
         (attributes.CheckpointAttributes, set(CheckpointConfig.model_fields)),
+        (attributes.DrillAttributes, set(inspect.signature(build_restore_drill).parameters) - {"asset", "spark"}),
         (attributes.SparkAttributes, set(SparkSessionResource.model_fields)),
         (
             attributes.SavepointScheduleAttributes,
@@ -73,11 +95,10 @@ def test_the_yaml_sets_everything_that_python_sets(of_yaml: type[dg.Model], real
     assert set(of_yaml.model_fields) == real
 
 
-def test_what_the_decorator_takes_is_set_by_the_yaml_if_it_is_plain_data() -> None:
+def test_what_the_decorator_takes_is_set_by_the_yaml() -> None:
     decorator = set(inspect.signature(checkpointed_streaming_asset).parameters)
-    of_python = {"automation_condition", "freshness_policy", "green", "hooks", "previous", "report_interval"}
     other_words = {"config": "checkpoint", "state_backend": "configuration"}
-    given = {other_words.get(name, name) for name in decorator - of_python}
+    given = {other_words.get(name, name) for name in decorator}
     assert given <= set(CheckpointedStreamComponent.model_fields)
     assert load(job_name="sums", most_restarts_per_hour=None).job_name == "sums"
 
@@ -124,7 +145,7 @@ def test_what_is_given_arrives() -> None:
 
 def test_without_more_than_a_function_it_is_as_the_decorator() -> None:
     component = load()
-    assert (component.checkpoint, component.restart) == (CheckpointConfig(), None)
+    assert (component.checkpoint, component.restart) == (None, None)
     resources = {
         "checkpoint_storage": FileSystemCheckpointStorage(checkpoint_path="/d"),
         "spark": SparkSessionResource(),
@@ -174,6 +195,120 @@ def test_schedules_keys_and_deps() -> None:
 def test_what_cannot_be_used_is_told(given: dict[str, Any], reason: str) -> None:
     with pytest.raises(ResolutionException, match=reason):
         load(**given)
+
+
+_AT = """\
+type: dagster_ckpt.CheckpointedStreamComponent
+attributes:
+  function: {function}
+  storage:
+    checkpoint_path: /d
+    {storage}
+  checkpoint:
+    num_retained: 3
+    {checkpoint}
+  restart:
+    type: fixed_delay
+    {restart}
+    delay_between_attempts: 1 s
+  drill:
+    cron_schedule: 0 4 * * *
+    {drill}
+"""
+_GOOD = {
+    "function": FUNCTION,
+    "storage": "savepoint_path: /s",
+    "checkpoint": "interval: 1 min",
+    "restart": "restart_attempts: 3",
+    "drill": "max_age: 7 d",
+}
+
+
+def test_yaml_without_a_mistake_loads(tmp_path: Path) -> None:
+    assert _of_yaml(_AT.format(**_GOOD), tmp_path).checkpoint.num_retained == 3
+
+
+@pytest.mark.parametrize(
+    ("block", "mistake", "told"),
+    [
+        ("checkpoint", "interval: soon", "'soon' is not a duration"),
+        ("checkpoint", "timeout: 5 ms", "must be larger than or equal to 10 ms"),
+        ("checkpoint", "heartbeat_timeout: 2 h", "heartbeat_timeout"),
+        ("checkpoint", "intervall: 1 min", "intervall"),
+        ("checkpoint", "interval: 30", "interval"),
+        ("restart", "max_backoff: 1 s", "unexpected keyword argument 'max_backoff'"),
+        ("restart", "restart_attempts: -3", "restart attempts|restart_attempts"),
+        ("storage", "savepoint_path: foo://x", "has the scheme 'foo'"),
+        ("storage", "live_location: somewhere", "live_location"),
+        ("drill", "max_age: tomorrow", "'tomorrow' is not a duration"),
+        ("drill", "max_agee: 7 d", "max_agee"),
+    ],
+)
+def test_an_error_points_at_the_line_of_the_option(block: str, mistake: str, told: str, tmp_path: Path) -> None:
+    text = _AT.format(**{**_GOOD, block: mistake})
+    line = 1 + text[: text.index(mistake)].count("\n")
+    with pytest.raises((ResolutionException, ValidationError), match=told) as caught:
+        _of_yaml(text, tmp_path)
+    assert f"defs.yaml:{line}" in str(caught.value)
+
+
+def _of_yaml(text: str, directory: Path) -> CheckpointedStreamComponent:
+    """A component as ``dg check defs`` loads it."""
+    made: CheckpointedStreamComponent
+    (directory / "defs.yaml").write_text(text)
+    parsed = parse_yaml_with_source_position(text, str(directory / "defs.yaml"))
+    tree = parsed.source_position_tree
+    with enrich_validation_errors_with_source_position(tree.children["attributes"], ["attributes"]):
+        context = dg.ComponentTree.for_test().load_context.with_source_position_tree(tree)
+        made = CheckpointedStreamComponent.from_attributes_dict(attributes=parsed.value["attributes"], context=context)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"checkpoint": {"intervall": "1 min"}}, "Additional properties are not allowed ('intervall' was unexpected)"),
+        ({"checkpoint": {"interval": "soon"}}, "'soon' does not match"),
+        ({"checkpoint": {"interval": 30}}, "30 is not of type 'string', 'null'"),
+        ({"restart": {"type": "none", "typ": "none"}}, "('typ' was unexpected)"),
+        ({"spark": {"masterr": "local"}}, "('masterr' was unexpected)"),
+        ({"storage": {"checkpoint_path": "/d", "live_location": 3}}, "3 is not "),
+        ({"checkpoint": {"interval": "1 min 30 s", "timeout": "{{ env.T }}", "retain_for": None}}, ""),
+    ],
+)
+def test_the_schema_names_the_option_that_is_wrong(given: dict[str, Any], told: str) -> None:
+    """What ``dg check yaml`` says."""
+    validator = Draft202012Validator(CheckpointedStreamComponent.model().model_json_schema())
+    found = [error.message for error in validator.iter_errors({"function": FUNCTION, **given})]
+    assert [told in message for message in found] == ([True] if told else [])
+
+
+def test_what_python_makes_is_named_by_its_import_path() -> None:
+    component = load(
+        code_version="2",
+        previous={"1": "a:old"},
+        green={"3": "a:old"},
+        automation_condition="a:condition",
+        freshness_policy="a:freshness",
+        hooks=["a:told"],
+        report_interval="3 s",
+        upgrade_timeout="1 h",
+        alert="a:page",
+        drill={"cron_schedule": "0 4 * * *", "max_age": "2 d", "timeout": "{{ '5 min' }}"},
+        storage={"checkpoint_path": "/d"},
+        spark={},
+    )
+    definitions = component.build_defs(dg.ComponentTree.for_test().load_context)
+    dg.Definitions.validate_loadable(definitions)
+    (stream,) = [item for item in definitions.assets or () if isinstance(item, CheckpointedStreamingAsset)]
+    spec = stream.get_asset_spec()
+    assert (spec.automation_condition, spec.freshness_policy) == (_CONDITION, _FRESHNESS)
+    assert stream.hook_defs == {told}
+    assert set(stream.versions.others) == {"1", "3"}
+    repository = definitions.get_repository_def()
+    assert {sensor.name for sensor in repository.sensor_defs} >= {"turnover_failed_sensor"}
+    (schedule,) = repository.schedule_defs
+    assert schedule.job_name == "turnover_drill_job"
 
 
 @pytest.mark.parametrize("name", ["2026", "a.b", "class"])

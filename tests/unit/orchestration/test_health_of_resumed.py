@@ -32,7 +32,7 @@ def job(tmp_path: Path) -> StoredJob:
 
 @pytest.fixture
 def sensor(instance: dg.DagsterInstance, job: StoredJob) -> Sensor:
-    asset = make_asset(restart=RestartStrategies.fixed_delay_restart(1000, 0))
+    asset = make_asset(restart=RestartStrategies.fixed_delay_restart(1000, "0 s"))
     return Sensor(instance, job, [asset])
 
 

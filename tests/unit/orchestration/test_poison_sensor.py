@@ -22,7 +22,7 @@ from tests.helpers.spark.live_location import LiveLocation
 from tests.unit.orchestration.test_resume_sensor import Sensor
 
 ATTEMPTS = 3
-_HUNDRED = RestartStrategies.fixed_delay_restart(100, 0)
+_HUNDRED = RestartStrategies.fixed_delay_restart(100, "0 s")
 
 
 class DyingJob(StoredJob):
@@ -122,7 +122,7 @@ def test_what_the_dead_left_is_no_trouble_for_the_sensor(instance: dg.DagsterIns
 
 
 def test_it_can_be_switched_off_and_the_strategy_may_end_it_first(instance: dg.DagsterInstance, job: DyingJob) -> None:
-    sensor = sensor_of(instance, job, RestartStrategies.fixed_delay_restart(2, 0), attempts=None)
+    sensor = sensor_of(instance, job, RestartStrategies.fixed_delay_restart(2, "0 s"), attempts=None)
     series = job.die_in(7, run_id()).series
     for _ in range(2):
         job.die_in(7, sensor.launch(sensor.request(), dg.DagsterRunStatus.STARTED), series)

@@ -9,7 +9,7 @@ import dagster as dg
 import pytest
 
 from dagster_ckpt.checkpoint.control.quarantine import FellBack, Quarantined
-from dagster_ckpt.checkpoint.format.facts import Facts, Operator, Source
+from dagster_ckpt.checkpoint.format.facts import Facts, Operator, Source, Topic
 from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
 from dagster_ckpt.checkpoint.taking.retained import Discarded
 from dagster_ckpt.config.retention import KeepNewest
@@ -343,6 +343,23 @@ def test_operators_and_sources_have_numbers_for_plots(reports: Reports) -> None:
     assert not {"operator_1_keys", "source_2_offset"} & found.keys()
     assert [row.data["name"] for row in found["operators"].records] == ["dedupe", "stateStoreSave"]
     assert found["source_0"] == '{"topic": {"0": 40, "1": 2}}'
+
+
+def test_each_source_has_a_lag_of_its_own_beside_the_sum(reports: Reports) -> None:
+    def read(id_: str, ends: dict[str, int]) -> Source:
+        offsets = {topic: {"0": 40} for topic in ends}
+        topics = {topic: Topic(id=topic, latest={"0": end}) for topic, end in ends.items()}
+        return Source(id=id_, offset=offsets, topics=topics)
+
+    facts = Facts(
+        sources=[read("0", {"orders": 41, "late": 42}), read("1", {"refunds": 140}), Source(id="2", offset=7)]
+    )
+    found = checkpoint_metadata(replace(reports.complete(), facts=facts), reports.job.catalog)
+    assert {key: found[key] for key in found if key.endswith("lag")} == {
+        "lag": 103,
+        "source_0_lag": 3,
+        "source_1_lag": 100,
+    }
 
 
 def test_unknown_facts_are_left_out(reports: Reports) -> None:

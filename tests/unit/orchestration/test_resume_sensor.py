@@ -534,7 +534,7 @@ def test_the_second_resume_names_the_first_run_as_root(sensor: Sensor, job: Stor
 def test_the_budget_is_counted_over_runs_and_then_the_sensor_says_why_it_stopped(
     instance: dg.DagsterInstance, job: StoredJob
 ) -> None:
-    sensor = Sensor(instance, job, [make_asset(restart=RestartStrategies.fixed_delay_restart(2, 0))])
+    sensor = Sensor(instance, job, [make_asset(restart=RestartStrategies.fixed_delay_restart(2, "0 s"))])
     series = job.die(run_id()).series
     for attempt in (1, 2):
         request = sensor.request()

@@ -66,6 +66,7 @@ def test_of_a_job_that_does_not_run(job: StoredJob, tmp_path: Path) -> None:
             "batch": 2,
             "files": 1,
             "bytes": newest.size,
+            "size": f"{newest.size} bytes",
             "duration_ms": pytest.approx(savepoint.timings_ms["write"]),
         }
 
@@ -94,6 +95,7 @@ def test_of_a_running_job(job: StoredJob, tmp_path: Path, monkeypatch: pytest.Mo
         "batch": 4,
         "files": 3,
         "bytes": 2,
+        "size": "2 bytes",
         "duration_ms": 1500.0,
     }
 

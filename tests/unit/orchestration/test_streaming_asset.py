@@ -147,9 +147,11 @@ def test_what_any_asset_takes_reaches_the_asset_and_its_job() -> None:
         pass
 
     condition = dg.AutomationCondition.on_missing()
+    freshness = dg.FreshnessPolicy.time_window(fail_window=timedelta(hours=1))
     stream = checkpointed_streaming_asset(
         code_version="7",
         automation_condition=condition,
+        freshness_policy=freshness,
         pool="spark",
         op_tags={"dagster-k8s/config": {"job_spec_config": {"ttl_seconds_after_finished": 5}}},
         run_tags={"team": "data"},
@@ -157,6 +159,7 @@ def test_what_any_asset_takes_reaches_the_asset_and_its_job() -> None:
     )(delays)
     spec = stream.get_asset_spec(stream.key)
     assert (spec.code_version, spec.automation_condition) == ("7", condition)
+    assert spec.freshness_policy == freshness
     assert stream.op.pool == "spark"
     assert "dagster-k8s/config" in stream.op.tags
     assert stream.hook_defs == {told}

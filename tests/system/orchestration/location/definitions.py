@@ -80,7 +80,7 @@ def _pipeline(
         config=CheckpointConfig(interval=interval, min_pause=pause, num_retained=num_retained, cleanup=cleanup),
         restart=restart,
         poison_batch_attempts=poison_batch_attempts,
-        report_interval=0.0,
+        report_interval="0 s",
         spark_key=spark_key,
         group_name=group_name,
         standby=standby,
@@ -115,7 +115,7 @@ def _cut_over() -> CheckpointedStreamingAsset:
     return checkpointed_streaming_asset(
         name="cut_over",
         config=CheckpointConfig(interval="200 ms", min_pause="0 s", num_retained=10),
-        report_interval=0.0,
+        report_interval="0 s",
         code_version="1",
         green={"2": _second_version(Pipeline.from_environment("cut_over"))},
     )(_pipeline("cut_over").function)
@@ -133,7 +133,7 @@ def _upgraded() -> CheckpointedStreamingAsset:
             interval="200 ms", min_pause="0 s", cleanup=ExternalizedCheckpointCleanup.NO_EXTERNALIZED_CHECKPOINTS
         ),
         restart=RestartStrategies.no_restart(),
-        report_interval=0.0,
+        report_interval="0 s",
         code_version=version,
         upgrade_timeout="15 s",
         previous={"1": one},
