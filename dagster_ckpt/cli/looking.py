@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from math import inf
 from typing import Any
 
@@ -19,7 +20,15 @@ from dagster_ckpt.checkpoint import (
     reclaimable_bytes,
     verify_checkpoint,
 )
-from dagster_ckpt.cli.places import JSON, find_checkpoint, require_job, storage_at, storage_path
+from dagster_ckpt.cli.places import (
+    DURATION,
+    JSON,
+    find_checkpoint,
+    nothing_there,
+    require_job,
+    storage_at,
+    storage_path,
+)
 from dagster_ckpt.cli.printing import say, say_json, say_table, warn
 from dagster_ckpt.clock import SystemClock
 from dagster_ckpt.config import LATEST, AnyOf, CheckpointConfig, KeepPinned, decide
@@ -44,11 +53,6 @@ def list_checkpoints(job: str | None, path: str, as_json: bool) -> None:
     """List the completed checkpoints of JOB, or of every job, each job's newest last."""
     filesystem = storage_at(path)
     known = job_names(filesystem)
-    if as_json and job is None and not known:
-        say_json([])
-        return
-    if not known:
-        raise CheckpointNotFound(f"There is no job in {filesystem.url}.", hint="Is --path the checkpoint path?")
     require_job(job, known, filesystem)
     jobs = known if job is None else [job]
     rows = []
@@ -79,6 +83,9 @@ def list_checkpoints(job: str | None, path: str, as_json: bool) -> None:
         rows += sorted(of_job, key=lambda row: inf if row["epoch"] is None else row["epoch"])
     if as_json:
         say_json(rows)
+        return
+    if not known:
+        say(f"There is no job in {filesystem.url} yet. Is --path the checkpoint path?")
         return
     if not rows:
         say(f"No checkpoint of {', '.join(jobs)} is complete yet. See `dagster-ckpt status`.")
@@ -182,7 +189,9 @@ def verify(job: str, checkpoint: str | None, path: str, as_json: bool) -> None:
             found += completed
             errors += broken
     if not found and not errors:
-        raise CheckpointNotFound(f"Job {job!r} has no completed checkpoint in {catalog.filesystem.url}.")
+        if as_json and job in job_names(catalog.filesystem):
+            say_json([])
+        raise nothing_there(catalog, "no checkpoint is complete")
     if not as_json:
         for error in errors:
             say(error.message, color="red")
@@ -235,12 +244,14 @@ def _say_verified(row: dict[str, Any]) -> None:
 @click.command()
 @click.argument("job")
 @storage_path
-@click.option("--num-retained", type=int, default=10, show_default=True, help="Keep so many of the newest.")
-@click.option("--retain-for", metavar="DURATION", help="Keep those younger than this as well, such as '7 d'.")
-@click.option("--retain-every", type=int, help="Keep those whose id is a multiple of this as well.")
+@click.option(
+    "--num-retained", type=click.IntRange(1), default=10, show_default=True, help="Keep so many of the newest."
+)
+@click.option("--retain-for", type=DURATION, help="Keep those younger than this as well, such as '7 d'.")
+@click.option("--retain-every", type=click.IntRange(1), help="Keep those whose id is a multiple of this as well.")
 @JSON
 def retention(
-    job: str, path: str, num_retained: int, retain_for: str | None, retain_every: int | None, as_json: bool
+    job: str, path: str, num_retained: int, retain_for: timedelta | None, retain_every: int | None, as_json: bool
 ) -> None:
     """Tell what a retention would keep and delete of JOB, why, and how many bytes that would free.
 
@@ -250,7 +261,7 @@ def retention(
     catalog = CheckpointCatalog(storage_at(path), job)
     newest = find_newest(catalog)
     if newest.job_id is None:
-        raise CheckpointNotFound(f"Job {job!r} has no checkpoint in {catalog.filesystem.url}: {newest.reason}.")
+        raise nothing_there(catalog, newest.reason)
     everything, broken = catalog.completed(newest.job_id)
     for error in broken:
         warn(f"{error.message} While it is there, no shared file is deleted.", color="red")

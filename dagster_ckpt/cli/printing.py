@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import click
 
 from dagster_ckpt.shown_text import in_one_line
 
-__all__ = ["say", "say_json", "say_table", "warn"]
+__all__ = ["drop_unprinted", "escape_what_cannot_be_encoded", "say", "say_json", "say_table", "warn"]
 
 #: Columns of a table that is not printed to a terminal.
 _WIDTH = 200
@@ -19,6 +21,24 @@ _WIDTH = 200
 _NARROWEST = 6
 #: Most rows of a table whose cells are folded.
 _LONG = 1000
+
+
+def escape_what_cannot_be_encoded() -> None:
+    """Have characters that the terminal's encoding lacks printed escaped, instead of an error."""
+    for stream in (sys.stdout, sys.stderr):
+        if (reconfigure := getattr(stream, "reconfigure", None)) is not None:
+            reconfigure(errors="backslashreplace")
+
+
+def drop_unprinted() -> None:
+    """Give up what could not be printed: Python tries again at its exit, and would change the exit status."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            if stream is not None:
+                stream.flush()
+        except (OSError, ValueError):
+            with suppress(OSError, ValueError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def say(text: object, *, color: str | None = None) -> None:
@@ -62,7 +82,9 @@ def say_table(
     from rich.table import Table  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
 
-    console = Console(width=None if sys.stdout.isatty() else _WIDTH, markup=False, highlight=False, emoji=False)
+    console = Console(
+        width=None if sys.stdout and sys.stdout.isatty() else _WIDTH, markup=False, highlight=False, emoji=False
+    )
     widths = {column: max(map(len, [column, *(row[place] for row in cells)])) for place, column in enumerate(columns)}
     for column in spare:
         if sum(widths.values()) + 3 * len(widths) + 1 > console.width:

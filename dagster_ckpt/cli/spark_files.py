@@ -112,7 +112,7 @@ def exit_status(verdict: Verdict) -> int:
 
 @click.command()
 @click.argument("job")
-@click.argument("batch", type=int, required=False)
+@click.argument("batch", type=click.IntRange(0), required=False)
 @storage_path
 @JSON
 def batch(job: str, batch: int | None, path: str, as_json: bool) -> None:

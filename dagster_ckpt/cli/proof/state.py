@@ -28,7 +28,7 @@ QUIET = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false"}
 @click.argument("job")
 @click.argument("checkpoint", default=LATEST)
 @storage_path
-@click.option("--operator", type=int, help="The id of a stateful operator, whose state is printed.")
+@click.option("--operator", type=click.IntRange(0), help="The id of a stateful operator, whose state is printed.")
 @click.option("--store", help="The state store, for an operator with several.")
 @click.option("--where", metavar="SQL", help="Print the rows for which this holds, such as 'value.count > 100'.")
 @click.option("--limit", type=click.IntRange(1), default=20, show_default=True, help="Print at most so many rows.")

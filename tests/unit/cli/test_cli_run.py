@@ -92,7 +92,8 @@ def ordered(monkeypatch: pytest.MonkeyPatch) -> list[Order]:
     """The orders that the command gives, which nobody carries out."""
     orders: list[Order] = []
 
-    def keep(order: Order) -> int:
+    def keep(order: Order, *, as_json: bool) -> int:
+        assert not as_json
         orders.append(order)
         return 0
 
