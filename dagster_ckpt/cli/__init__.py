@@ -175,8 +175,7 @@ class _Group(click.Group):
             return super().invoke(ctx)
         except CheckpointError as error:
             warn(error.message, color="red")
-            if error.hint:
-                warn(error.hint)
+            warn(error.hint or f"See `dagster-ckpt {ctx.invoked_subcommand} --help`.")
             sys.exit(1)
 
 

@@ -14,6 +14,7 @@ from dagster_ckpt.checkpoint import (
     End,
     JobRecords,
     job_names,
+    layout,
     pin_checkpoint,
     sweep_job,
     unpin_checkpoint,
@@ -65,12 +66,19 @@ def unpin(job: str, checkpoint: str, path: str, as_json: bool) -> None:
     The checkpoint goes when the retention says so.
     """
     catalog = CheckpointCatalog(storage_at(path), job)
-    named = find_checkpoint(catalog, checkpoint).reference if checkpoint == LATEST else checkpoint
-    unpinned = unpin_checkpoint(catalog, named)
+    unpinned = unpin_checkpoint(catalog, _reference(catalog, checkpoint))
     if as_json:
         say_json({"checkpoint": unpinned})
         return
     say(f"{unpinned} is not pinned any more.")
+
+
+def _reference(catalog: CheckpointCatalog, checkpoint: str) -> str:
+    """How pins name the checkpoint, which may have been deleted by hand."""
+    inside = f"{catalog.filesystem.url}/{catalog.job_name}/"
+    short = checkpoint.removeprefix(inside).removesuffix(layout.METADATA_FILE_NAME).rstrip("/")
+    is_short = checkpoint != LATEST and short.count("/") <= 1 and not short.startswith("/")
+    return short if is_short else find_checkpoint(catalog, checkpoint).reference
 
 
 @click.command()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -29,7 +28,7 @@ from dagster_ckpt.cli.places import (
     storage_at,
     storage_path,
 )
-from dagster_ckpt.cli.printing import say, say_json, say_table, warn
+from dagster_ckpt.cli.printing import for_people, say, say_json, say_table, warn
 from dagster_ckpt.clock import SystemClock
 from dagster_ckpt.config import LATEST, AnyOf, CheckpointConfig, KeepPinned, decide
 from dagster_ckpt.errors import (
@@ -38,6 +37,7 @@ from dagster_ckpt.errors import (
     CorruptCheckpoint,
     StorageError,
 )
+from dagster_ckpt.shown_text import counted
 
 __all__ = ["describe", "diff", "list_checkpoints", "retention", "verify"]
 
@@ -132,7 +132,7 @@ def describe(job: str, checkpoint: str, path: str, as_json: bool) -> None:
         return
     told = {key: value for key, value in _flat(document).items() if key != "stored"}
     for key, value in told.items():
-        say(f"{key:<24} {json.dumps(value) if isinstance(value, list) else value}")
+        say(f"{key:<24} {for_people(key, value)}")
     for file in metadata.files:
         say(f"  {file.size:>12,}  {file.path}  ({file.reference or 'in _metadata'})")
 
@@ -161,7 +161,13 @@ def diff(job: str, one: str, other: str, path: str, as_json: bool) -> None:
         differs = {key: [left.get(key), right.get(key)] for key in keys}
         say_json({"one": names[0], "other": names[1], "differs": differs, "only_in_one": gone, "only_in_other": new})
         return
-    say_table(("", *names), ((key, *(json.dumps(side.get(key)) for side in (left, right))) for key in keys), whole="")
+    if not (keys or gone or new):
+        same = f"{names[0]} is compared with itself" if names[0] == names[1] else f"{names[0]} and {names[1]}"
+        say(f"{same}: nothing differs.")
+        return
+    say_table(
+        ("", *names), ((key, *(for_people(key, side.get(key)) for side in (left, right))) for key in keys), whole=""
+    )
     for line in [*(f"- {file}" for file in gone), *(f"+ {file}" for file in new)]:
         say(line)
 
@@ -236,7 +242,7 @@ def _say_verified(row: dict[str, Any]) -> None:
         for line in row["reason"].splitlines():
             say(line, color="red" if row["verified"] is False else None)
         return
-    whole = f"{row['checkpoint']}  {row['files']} files, {row['bytes']:,} bytes  verified"
+    whole = f"{row['checkpoint']}  {counted(row['files'], 'file')}, {counted(row['bytes'], 'byte')}  verified"
     without = row["without_checksum"]
     say(f"{whole}; {without} have no checksum, and nobody has written to them since" if without else whole)
 
@@ -286,6 +292,9 @@ def retention(
     if as_json:
         say_json(rows)
         return
+    if not rows:
+        say(f"No checkpoint of {job} is complete yet. See `dagster-ckpt status`.")
+        return
     say_table(
         ("checkpoint", "written", "bytes", "", "frees", "reason"),
         (
@@ -302,7 +311,7 @@ def retention(
         whole="checkpoint",
         spare=("bytes", "written"),
     )
-    say(f"{len(freed)} of {len(rows)} would be deleted, which frees {sum(freed.values()):,} bytes.")
+    say(f"{len(freed)} of {len(rows)} would be deleted, which frees {counted(sum(freed.values()), 'byte')}.")
 
 
 def _unreadable_row(job: str, error: CorruptCheckpoint) -> dict[str, Any]:

@@ -43,7 +43,7 @@ _Command = Callable[..., None]
 JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON, one document.")
 
 
-class _Duration(click.ParamType):
+class _Duration(click.ParamType):  # type: ignore[type-arg] # not generic before click 8.3
     """A duration above zero, such as ``10 s``; becomes a ``timedelta``."""
 
     name = "duration"

@@ -26,7 +26,8 @@ from dagster_ckpt.checkpoint import (
 from dagster_ckpt.cli.places import DURATION, JSON, require_job, storage_at, storage_option, storage_path
 from dagster_ckpt.cli.printing import say, say_json, say_table, warn
 from dagster_ckpt.clock import SystemClock, iso
-from dagster_ckpt.errors import CheckpointError, CheckpointNotFound, InvalidConfiguration
+from dagster_ckpt.errors import CheckpointError, CheckpointNotFound, InvalidConfiguration, StorageError
+from dagster_ckpt.shown_text import counted
 
 __all__ = ["checkpoint", "dispose", "savepoint", "savepoints", "stop"]
 
@@ -125,7 +126,7 @@ def checkpoint(job: str, path: str, wait: bool, timeout: timedelta, as_json: boo
     if as_json:
         say_json({"job": job, "asked": True} if taken is None else asdict(taken))
     elif taken is not None:
-        warn(f"Batch {taken.batch}, {taken.files} files, {taken.size:,} bytes:")
+        warn(f"Batch {taken.batch}, {counted(taken.files, 'file')}, {counted(taken.size, 'byte')}:")
         say(taken.pointer)
 
 
@@ -141,24 +142,30 @@ def _take(
     as_json: bool,
 ) -> None:
     clock, catalog = SystemClock(), CheckpointCatalog(storage_at(path), job)
-    taken = take_savepoint(
-        catalog,
-        to,
-        default=None,
-        stop=stop,
-        timeout=timeout,
-        clock=clock,
-        wait=time.sleep,
-        report=warn,
-        label=label,
-    )
+    try:
+        taken = take_savepoint(
+            catalog,
+            to,
+            default=None,
+            stop=stop,
+            timeout=timeout,
+            clock=clock,
+            wait=time.sleep,
+            report=warn,
+            label=label,
+        )
+    except StorageError as error:
+        if to is not None and to in error.message:
+            error.hint = f"{error.hint} Name another directory for savepoints with --to.".strip()
+        raise
     deleted = []
     if history is not None and label.series is not None:
         deleted = delete_surplus_savepoints(catalog, label.series, history, clock, warn, taken=taken.pointer)
     if as_json:
         say_json({**asdict(taken), "deleted": deleted})
         return
-    warn(f"Batch {taken.batch}, {taken.files} files, {taken.size:,} bytes, in {taken.seconds:.1f} s:")
+    size = f"{counted(taken.files, 'file')}, {counted(taken.size, 'byte')}"
+    warn(f"Batch {taken.batch}, {size}, in {taken.seconds:.1f} s:")
     say(taken.pointer)
 
 
@@ -266,6 +273,11 @@ def dispose(savepoint: str, as_json: bool) -> None:
 
     Also the directory of a checkpoint that is in quarantine, or whose _metadata cannot be read.
     """
+    if not savepoint or savepoint.startswith("savepoint:"):
+        raise InvalidConfiguration(
+            f"{savepoint!r} is no directory of a savepoint.",
+            hint="Name the directory, as `dagster-ckpt savepoints` shows it.",
+        )
     directory = storage_at(savepoint.rstrip("/").removesuffix(f"/{layout.METADATA_FILE_NAME}")).url
     parent, _, name = directory.rpartition("/")
     above, _, lineage = parent.rpartition("/")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 import dagster as dg
 from pydantic import ValidationError
@@ -22,18 +22,13 @@ from dagster_ckpt.orchestration import (
 )
 from dagster_ckpt.standalone.project import loaded
 
-if TYPE_CHECKING:
-    from pyspark.sql.streaming.readwriter import DataStreamWriter
-
 __all__ = ["asset_of", "own_fields", "resources_of", "run_fields"]
 
 #: The run configuration that is an argument of a run, too.
 _ARGUMENTS = frozenset(StreamingRunConfig.model_fields) - {"fallback_to_older"}
 
 
-def asset_of(
-    query: CheckpointedStreamingAsset | Callable[..., DataStreamWriter], **own: Any
-) -> CheckpointedStreamingAsset:
+def asset_of(query: Any, **own: Any) -> CheckpointedStreamingAsset:
     """The asset, or an asset made of the function and its ``own`` settings.
 
     Raises:

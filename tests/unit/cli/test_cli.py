@@ -482,7 +482,7 @@ def test_a_savepoint_of_a_running_job(storage: Path, taken: list[CheckpointMetad
 @pytest.mark.parametrize(
     ("options", "message", "hint"),
     [
-        (["--stop"], "no run of it is alive", "Leave --stop out"),
+        (["--stop"], "no run of it is alive", "dagster-ckpt savepoint"),
         (["--drain", "--stop"], "Spark cannot emit a final watermark", "Use --stop without --drain"),
         ([], "No savepoint location given and no default location configured.", "--to DIR"),
     ],
@@ -584,11 +584,11 @@ def test_sweep_tells_first_and_then_deletes_what_nothing_needs(
     assert (document["count"], document["bytes"], document["dry_run"]) == (1, 5, True)
     told = call(storage, "sweep", "--dry-run").stdout
     assert f"{name}  (no checkpoint needs it)" in told
-    assert f"{JOB}: 1 files, 5 bytes would be deleted." in told
+    assert f"{JOB}: 1 file, 5 bytes would be deleted." in told
     assert files(storage) == before
     swept = call(storage, "sweep", JOB).stdout
     assert f"{name}  (no checkpoint needs it)" in swept
-    assert f"{JOB}: 1 files, 5 bytes deleted." in swept
+    assert f"{JOB}: 1 file, 5 bytes deleted." in swept
     assert before.keys() - files(storage).keys() == {name}
     assert call(storage, "verify", JOB).exit_code == 0
 

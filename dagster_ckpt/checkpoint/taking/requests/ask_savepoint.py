@@ -84,7 +84,8 @@ def take_savepoint(
     if stop:
         raise InvalidConfiguration(
             f"Job {catalog.job_name!r} cannot be stopped: no run of it is alive.",
-            hint="Leave --stop out to make a savepoint of the job's newest completed checkpoint.",
+            hint=f"`dagster-ckpt savepoint {catalog.job_name} --path {catalog.filesystem.url}` makes a savepoint of "
+            "the job's newest completed checkpoint.",
         )
     storage = savepoint_storage(to, default, like=catalog.filesystem)
     newest = find_newest(catalog)
