@@ -116,7 +116,7 @@ def test_another_asset_is_named_by_its_key(storage: FileSystemCheckpointStorage)
     def plain() -> None: ...
 
     with pytest.raises(InvalidConfiguration, match="The query is the asset plain, and no"):
-        Drive.of(plain, storage=storage)
+        Drive.of(plain, storage=storage)  # type: ignore[arg-type]
 
 
 def test_an_unknown_version_is_refused_and_a_known_one_taken(storage: FileSystemCheckpointStorage) -> None:
