@@ -13,6 +13,7 @@ from urllib.parse import unquote
 
 __all__ = [
     "HIDDEN",
+    "counted",
     "first_line",
     "first_line_of_java",
     "in_one_line",
@@ -69,6 +70,11 @@ _MAY_BE_A_PLACE = re.compile(r"token|credential", re.IGNORECASE)
 _PLACE = re.compile(r"[/~.].*|.*\.json|[a-z]+://.*|anon|browser|cache|cloud|google_default", re.IGNORECASE)
 #: Fewest characters of a secret: shorter values are ordinary words, which would vanish from every sentence.
 _SHORTEST = 6
+
+
+def counted(count: int, noun: str) -> str:
+    """A number of things, such as ``1 file`` and ``1,000 files``."""
+    return f"{count:,} {noun}{'s' * (count != 1)}"
 
 
 def redacted(text: str, values: Iterable[str] = ()) -> str:

@@ -5,13 +5,15 @@ Only ``run``, ``drill`` and ``state --operator`` need Spark, and nothing needs D
 
 from __future__ import annotations
 
+import os
 import sys
+from contextlib import suppress
 from importlib import import_module
 from typing import Any, NamedTuple
 
 import click
 
-from dagster_ckpt.cli.printing import warn
+from dagster_ckpt.cli.printing import drop_unprinted, escape_what_cannot_be_encoded, warn
 from dagster_ckpt.errors import CheckpointError
 from dagster_ckpt.version import __version__
 
@@ -127,7 +129,9 @@ _COMMANDS = {
     "sweep": _Command(
         "changing", "sweep", "Delete files that no checkpoint needs of JOB, or of every job that is over."
     ),
-    "unpin": _Command("changing", "unpin", "Take the pins off CHECKPOINT of JOB: chk-N, or a job id with /chk-N."),
+    "unpin": _Command(
+        "changing", "unpin", "Take the pins off CHECKPOINT of JOB: 'latest', chk-N, a job id with /chk-N, or a path."
+    ),
     "verify": _Command(
         "looking",
         "verify",
@@ -137,7 +141,22 @@ _COMMANDS = {
 
 
 class _Group(click.Group):
-    """Loads a command when it is called, and prints this package's errors without a traceback, with exit code 1."""
+    """Loads a command when it is called, and prints errors without a traceback, with exit code 1.
+
+    That are the errors of this package, and those of the operating system, such as a full disk behind stdout.
+    """
+
+    def main(self, *arguments: Any, **options: Any) -> Any:
+        escape_what_cannot_be_encoded()
+        try:
+            return super().main(*arguments, **options)
+        except OSError as error:
+            drop_unprinted()
+            with suppress(OSError):
+                for line in _told(error):
+                    warn(line, color="red")
+            drop_unprinted()
+            sys.exit(1)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         del ctx
@@ -161,9 +180,20 @@ class _Group(click.Group):
             return super().invoke(ctx)
         except CheckpointError as error:
             warn(error.message, color="red")
-            if error.hint:
-                warn(error.hint)
+            warn(error.hint or f"See `dagster-ckpt {ctx.invoked_subcommand} --help`.")
             sys.exit(1)
+
+
+def _told(error: OSError) -> tuple[str, str]:
+    """What went wrong, and what to do."""
+    reason = error.strerror or str(error) or type(error).__name__
+    if error.filename is not None:
+        return f"{error.filename!r} cannot be used: {reason}.", "Call the command again with another path."
+    try:
+        os.getcwd()  # noqa: PTH109 - a path is not wanted
+    except OSError:
+        return "The working directory is not there any more.", "Change to a directory that is there, and call it again."
+    return f"The output cannot be written: {reason}.", "Redirect it to a disk that has room, and call it again."
 
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})

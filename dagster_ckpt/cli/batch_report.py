@@ -24,6 +24,7 @@ from dagster_ckpt.checkpoint import (
 from dagster_ckpt.errors import CheckpointError, CheckpointNotFound
 from dagster_ckpt.filesystem import FileSystem, open_filesystem
 from dagster_ckpt.paths import unescaped
+from dagster_ckpt.shown_text import counted
 from dagster_ckpt.spark import PlannedBatches, fingerprint, local_file, planned_files, planned_offsets, recorded_live
 from dagster_ckpt.stored_json import Json
 
@@ -101,7 +102,7 @@ class BatchReport:
             for file in source.files:
                 size = {True: f"{file.bytes or 0:,}", False: "gone", None: "?"}[file.exists]
                 yield f"  {size:>14}  {file.path}"
-        yield f"failed {len(self.failures)} times"
+        yield f"failed {counted(len(self.failures), 'time')}"
         for failure in self.failures[-1:]:
             at = datetime.fromtimestamp(failure.at, UTC).isoformat(timespec="seconds")
             yield f"  last at {at} in run {failure.run_id}: {failure.reason}"
@@ -122,7 +123,7 @@ def report_batch(catalog: CheckpointCatalog, batch: int | None) -> BatchReport:
     if chosen is None:
         raise CheckpointNotFound(
             f"Job {catalog.job_name!r} has never run in {catalog.filesystem.url}.",
-            hint="Is --path the checkpoint path? `dagster-ckpt list` shows the jobs there.",
+            hint="Is --path the checkpoint path? `dagster-ckpt status` shows the jobs there.",
         )
     plans = _Plans(catalog, chosen[1])
     number = plans.newest() if batch is None else batch
@@ -132,7 +133,8 @@ def report_batch(catalog: CheckpointCatalog, batch: int | None) -> BatchReport:
         raise CheckpointNotFound(
             f"The plan of {'any batch' if number is None else f'batch {number}'} of job {catalog.job_name!r} is not "
             f"known{f', those of {known} are' if known else ''}.",
-            hint="Plans are kept from the oldest retained checkpoint on.",
+            hint="Plans are kept from the oldest retained checkpoint on, which `dagster-ckpt list "
+            f"{catalog.job_name} --path {catalog.filesystem.url}` shows.",
         )
     offsets, digest = planned_offsets(plan), fingerprint(plan)
     covered = _covered(catalog, chosen[1].job_id, number)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import asdict
+from datetime import timedelta
 
 import click
 
@@ -13,14 +14,15 @@ from dagster_ckpt.checkpoint import (
     End,
     JobRecords,
     job_names,
+    layout,
     pin_checkpoint,
     sweep_job,
     unpin_checkpoint,
 )
-from dagster_ckpt.cli.places import JSON, find_checkpoint, storage_at, storage_path
+from dagster_ckpt.cli.places import DURATION, JSON, find_checkpoint, require_job, storage_at, storage_path
 from dagster_ckpt.cli.printing import say, say_json, warn
 from dagster_ckpt.clock import Clock, SystemClock
-from dagster_ckpt.config import duration_of
+from dagster_ckpt.config import LATEST, format_duration
 from dagster_ckpt.errors import (
     CorruptCheckpoint,
     InvalidConfiguration,
@@ -59,21 +61,32 @@ def pin(job: str, checkpoint: str, path: str, reason: str, as_json: bool) -> Non
 @storage_path
 @JSON
 def unpin(job: str, checkpoint: str, path: str, as_json: bool) -> None:
-    """Take the pins off CHECKPOINT of JOB: chk-N, or a job id with /chk-N. It goes when the retention says so."""
+    """Take the pins off CHECKPOINT of JOB: 'latest', chk-N, a job id with /chk-N, or a path.
+
+    The checkpoint goes when the retention says so.
+    """
     catalog = CheckpointCatalog(storage_at(path), job)
-    unpinned = unpin_checkpoint(catalog, checkpoint)
+    unpinned = unpin_checkpoint(catalog, _reference(catalog, checkpoint))
     if as_json:
         say_json({"checkpoint": unpinned})
         return
     say(f"{unpinned} is not pinned any more.")
 
 
+def _reference(catalog: CheckpointCatalog, checkpoint: str) -> str:
+    """How pins name the checkpoint, which may have been deleted by hand."""
+    inside = f"{catalog.filesystem.url}/{catalog.job_name}/"
+    short = checkpoint.removeprefix(inside).removesuffix(layout.METADATA_FILE_NAME).rstrip("/")
+    is_short = checkpoint != LATEST and short.count("/") <= 1 and not short.startswith("/")
+    return short if is_short else find_checkpoint(catalog, checkpoint).reference
+
+
 @click.command()
 @click.argument("job")
 @storage_path
-@click.option("--timeout", default="2 min", show_default=True, help="How long to wait for the end.")
+@click.option("--timeout", type=DURATION, default="2 min", show_default=True, help="How long to wait for the end.")
 @JSON
-def cancel(job: str, path: str, timeout: str, as_json: bool) -> None:
+def cancel(job: str, path: str, timeout: timedelta, as_json: bool) -> None:
     """End JOB as CANCELED, where it runs without Dagster or in a driver of its own.
 
     That is a job of `dagster-ckpt run` or `dagster_ckpt.run`, or one with a SparkSubmitResource. Its `cleanup` says if
@@ -81,7 +94,7 @@ def cancel(job: str, path: str, timeout: str, as_json: bool) -> None:
     while this command waits is asked, too. To keep the job's place in a savepoint, use `stop`.
     """
     catalog, clock = CheckpointCatalog(storage_at(path), job), SystemClock()
-    records, until = catalog.records, clock.monotonic() + duration_of("--timeout", timeout, "2 min").total_seconds()
+    records, until = catalog.records, clock.monotonic() + timeout.total_seconds()
     heartbeat, dead = records.heartbeat.watched(clock, time.sleep)
     if heartbeat is None or dead is not None:
         raise InvalidConfiguration(
@@ -93,7 +106,7 @@ def cancel(job: str, path: str, timeout: str, as_json: bool) -> None:
         while (end := asked.look()) is None:
             if clock.monotonic() >= until:
                 raise JobAlreadyRunning(
-                    f"Job {job!r} has not ended within {timeout}, and is not asked any more.",
+                    f"Job {job!r} has not ended within {format_duration(timeout)}, and is not asked any more.",
                     hint="Ask again with a longer --timeout. A run under Dagster is canceled there, by Terminate.",
                 )
             time.sleep(_LOOK)
@@ -148,22 +161,25 @@ class _Canceled:
 @click.option("--dry-run", is_flag=True, help="Tell what would be deleted, and delete nothing.")
 @click.option(
     "--older-than",
-    metavar="DURATION",
+    type=DURATION,
     help="Also what only age can tell: end a job whose run died without an end so long ago, such as '7 d', and remove "
     "the records of one that has been over for so long and of which nothing is left.",
 )
 @click.option("--quarantined", is_flag=True, help="Delete checkpoints in quarantine, too; none that is pinned.")
 @JSON
-def sweep(job: str | None, path: str, dry_run: bool, older_than: str | None, quarantined: bool, as_json: bool) -> None:
+def sweep(
+    job: str | None, path: str, dry_run: bool, older_than: timedelta | None, quarantined: bool, as_json: bool
+) -> None:
     """Delete files that no checkpoint needs of JOB, or of every job that is over.
 
     That is what starts that died have left in lineages that nobody goes on with, unfinished deletions, and forks that
     never began. Checkpoints, savepoints and what is pinned stay. A job that runs, or is to be restarted, is refused.
     """
     filesystem = storage_at(path)
-    age = None if older_than is None else duration_of("--older-than", older_than, "7 d")
+    known = job_names(filesystem)
+    require_job(job, known, filesystem)
     swept, refused = [], []
-    for name in [job] if job else job_names(filesystem):
+    for name in [job] if job else known:
         try:
             swept.append(
                 sweep_job(
@@ -171,7 +187,7 @@ def sweep(job: str | None, path: str, dry_run: bool, older_than: str | None, qua
                     SystemClock(),
                     dry_run=dry_run,
                     quarantined=quarantined,
-                    older_than=age,
+                    older_than=older_than,
                     report=lambda orphan: None if as_json else say(orphan),
                 )
             )
@@ -183,6 +199,8 @@ def sweep(job: str | None, path: str, dry_run: bool, older_than: str | None, qua
     if as_json:
         say_json([*(item.to_json(dry_run=dry_run) for item in swept), *refused])
         return
+    if not known:
+        say(f"There is no job in {filesystem.url}. Is --path the checkpoint path?")
     for item in swept:
         for line in item.lines(dry_run=dry_run):
             say(line)

@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import time
+import traceback
 import uuid
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -22,7 +23,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from dagster_ckpt.cli.printing import say, warn
+from dagster_ckpt.cli.printing import drop_unprinted, say, say_json, warn
 from dagster_ckpt.config import LATEST, JobStatus, load_object
 from dagster_ckpt.errors import CheckpointError, Fenced, ForeignCheckpoint, InvalidConfiguration, JobAlreadyRunning
 from dagster_ckpt.spark import EpochClaimed, Event, Started, die_with_parent
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 __all__ = ["CANCELED", "ERROR", "FAILED", "FINISHED", "INTERRUPTED", "TAKEN", "Order", "keep_running"]
 
 FINISHED, ERROR, FAILED, CANCELED, TAKEN = 0, 1, 5, 6, 7
+_WORDS = {FINISHED: "FINISHED", ERROR: "ERROR", FAILED: "FAILED", CANCELED: "CANCELED", TAKEN: "TAKEN"}
 #: Of a driver only: its job is not over, and the next driver may go on.
 _AGAIN = 8
 #: Plus the number of the signal.
@@ -97,35 +99,36 @@ class Order:
         return replace(self, arguments={**self.arguments, **asked})
 
 
-def keep_running(order: Order) -> int:
-    """Start a driver, and the next one whenever the job is to be resumed; returns the exit status of the command."""
+def keep_running(order: Order, *, as_json: bool = False) -> int:
+    """Start a driver, and the next one whenever the job is to be resumed; returns the exit status of the command.
+
+    Args:
+        order: what is to be run.
+        as_json: print how the job stands at the end as JSON, instead of a line.
+    """
     parent = _Parent()
     try:
         with parent:
-            return parent.run(order)
+            status = parent.run(order)
+        told = {"status": _WORDS.get(status, "INTERRUPTED"), **parent.outcome, "exit_status": status}
+        if as_json:
+            _print(told, show=say_json)
+        elif status in {FINISHED, CANCELED}:
+            newest = "" if told["newest"] is None else f", newest checkpoint {told['newest']}"
+            _print(f"{told['job']}: {told['status']}{newest}", show=say)
+        return status
     finally:
-        _drop_unprinted()
+        drop_unprinted()
 
 
-def _print(line: str, *, color: str | None = None, show: Callable[..., None] = warn) -> None:
+def _print(line: Any, *, show: Callable[..., None] = warn, **how: Any) -> None:
     """Print a line where that is possible: a job does not fail because nobody can read about it.
 
     The disk of a log may be full, the reader of a pipe gone, the terminal closed; and a signal may have come while
     another line was being printed.
     """
     with suppress(OSError, ValueError, RuntimeError):
-        show(line, color=color)
-
-
-def _drop_unprinted() -> None:
-    """Give up what could not be printed: Python tries again at its exit, and would change the exit status."""
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            if stream is not None:
-                stream.flush()
-        except (OSError, ValueError):
-            with suppress(OSError, ValueError):
-                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        show(line, **how)
 
 
 class _Parent:
@@ -135,6 +138,8 @@ class _Parent:
     """
 
     def __init__(self) -> None:
+        #: What the last driver that could tell has told of the job's end.
+        self.outcome: dict[str, Any] = {"job": None, "newest": None, "reason": "", "hint": ""}
         self._child: BaseProcess | None = None
         self._number: int | None = None
         self._is_ctrl_c = False
@@ -196,8 +201,8 @@ class _Parent:
             while child.exitcode is None or heard.poll():
                 if heard.poll(_TURN):
                     word = heard.recv()
-                    if isinstance(word, int):
-                        status = word
+                    if isinstance(word, tuple):
+                        status, self.outcome = word
                     else:
                         told.add(word)
         child.join()
@@ -244,17 +249,21 @@ def _drive(order: Order, run_id: str, earlier: tuple[Launch, ...], telling: Conn
     driver = os.getpid()
     with told_to_end(signal.SIGINT):  # which systemd may send to every process
         try:
-            status = _status_of(order, run_id, earlier, telling)
+            status, outcome = _status_of(order, run_id, earlier, telling)
             if os.getpid() == driver:  # and not a process that the job's code has forked
-                telling.send(status)
+                telling.send((status, outcome))
             sys.exit(status)
         finally:
-            _drop_unprinted()
+            drop_unprinted()
 
 
-def _status_of(order: Order, run_id: str, earlier: tuple[Launch, ...], telling: Connection) -> int:
+def _status_of(
+    order: Order, run_id: str, earlier: tuple[Launch, ...], telling: Connection
+) -> tuple[int, dict[str, Any]]:
+    """The exit status, and how the job stands: its name, its newest checkpoint, what went wrong, what to do."""
     drive: Drive | None = None
     told = set()
+    outcome: dict[str, Any] = {"job": None, "newest": None, "reason": "", "hint": ""}
 
     def tell(word: str) -> None:
         told.add(word)
@@ -272,15 +281,26 @@ def _status_of(order: Order, run_id: str, earlier: tuple[Launch, ...], telling: 
     except ToldToEnd:
         raise
     except (Exception, SystemExit, KeyboardInterrupt) as error:  # sys.exit() in the job's code does not end the job
-        message = error.message if isinstance(error, CheckpointError) else f"{type(error).__name__}: {error}"
-        _print(message, color="red")
-        if isinstance(error, CheckpointError) and error.hint:
-            _print(error.hint)
+        failure = error if isinstance(error, CheckpointError) else raised_by_users_code(order.target, error)
+        _print(failure.message, color="red")
+        if failure.hint:
+            _print(failure.hint)
+        outcome |= {"job": drive and drive.asset.name, "reason": failure.message, "hint": failure.hint}
         if isinstance(error, _FOREIGN):
-            return TAKEN
+            return TAKEN, outcome
         if drive is not None and drive.has_failed(error):
-            return FAILED
-        return _AGAIN if told or earlier else ERROR
-    newest = "" if result.newest is None else f", newest checkpoint {result.newest.reference}"
-    _print(f"{drive.asset.name}: {result.status}{newest}", show=say)
-    return FINISHED if result.status is JobStatus.FINISHED else CANCELED
+            return FAILED, outcome
+        return _AGAIN if told or earlier else ERROR, outcome
+    outcome |= {"job": drive.asset.name, "newest": None if result.newest is None else result.newest.reference}
+    return FINISHED if result.status is JobStatus.FINISHED else CANCELED, outcome
+
+
+def raised_by_users_code(target: str, error: BaseException) -> CheckpointError:
+    """The error for what the code of a job has raised, outside its query."""
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames and not isinstance(error, SyntaxError) else ""
+    return CheckpointError(
+        f"{type(error).__name__}: {error}{where}",
+        hint=f"Mend the code, and call `dagster-ckpt run` again. If the import raises it, `python -c 'import "
+        f"{target.partition(':')[0]}'` shows the whole traceback.",
+    )

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import click
 
-from dagster_ckpt.cli.printing import say
+from dagster_ckpt.cli.places import JSON
+from dagster_ckpt.cli.printing import say, say_json
 from dagster_ckpt.errors import InvalidConfiguration
 
 __all__ = ["INSTANCE", "init"]
@@ -92,28 +95,67 @@ defs = dg.Definitions.merge(
 
 @click.command()
 @click.argument("directory", type=click.Path(path_type=Path))
-def init(directory: Path) -> None:
+@JSON
+def init(directory: Path, as_json: bool) -> None:
     """Write a small project that runs into DIRECTORY, and the settings of a Dagster instance for it."""
     files = {directory / "definitions.py": _DEFINITIONS, directory / "dagster_home" / "dagster.yaml": INSTANCE}
+    try:
+        place = directory.resolve()
+        _write(files)
+    except OSError as error:
+        raise InvalidConfiguration(
+            f"No project can be written to {directory}: {error.strerror}.",
+            hint="Call `dagster-ckpt init` with another directory.",
+        ) from error
+    dagster, command = _beside_python("dagster"), _beside_python("dagster-ckpt")
+    start = f"DAGSTER_HOME={_quoted(place / 'dagster_home')} {dagster} dev --log-level warning"
+    start += f" -f {_quoted(directory / 'definitions.py')}"
+    checkpoints = place / "data" / "checkpoints"
+    if as_json:
+        say_json({"files": [str(path) for path in files], "start": start, "checkpoint_path": str(checkpoints)})
+        return
     for path in files:
-        if path.exists():
-            raise InvalidConfiguration(f"{path} is there already.", hint="Name another directory. Nothing was written.")
-    for path, text in files.items():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
         say(f"wrote {path}")
-    home = (directory / "dagster_home").resolve()
     say("Start Dagster, and open http://localhost:3000:")
-    command = f"{_beside_python('dagster')} dev --log-level warning"
-    say(f"  DAGSTER_HOME={home} {command} -f {directory / 'definitions.py'}")
+    say(f"  {start}")
     say("There: materialize `orders` twice, launch `turnover_job`, and look at the asset `turnover_checkpoints`.")
     say("Then, in another shell:")
-    say(f"  export DAGSTER_CKPT_PATH={(directory / 'data' / 'checkpoints').resolve()}")
-    say(f"  {_beside_python('dagster-ckpt')} status")
-    say(f"  {_beside_python('dagster-ckpt')} list turnover")
+    say(f"  export DAGSTER_CKPT_PATH={_quoted(checkpoints)}")
+    say(f"  {command} status")
+    say(f"  {command} list turnover")
+
+
+def _write(files: Mapping[Path, str]) -> None:
+    """Write all files or none.
+
+    Raises:
+        InvalidConfiguration: one of them is there.
+        OSError: they cannot be written.
+    """
+    for path in files:
+        if path.exists():
+            raise InvalidConfiguration(
+                f"{path} is there already.",
+                hint="Call `dagster-ckpt init` with another directory. Nothing was written.",
+            )
+    begun: list[Path] = []
+    try:
+        for path, text in files.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("x", encoding="utf-8") as file:
+                begun.append(path)
+                file.write(text)
+    except OSError:
+        for path in begun:
+            path.unlink(missing_ok=True)
+        raise
+
+
+def _quoted(path: Path) -> str:
+    return shlex.quote(str(path))
 
 
 def _beside_python(program: str) -> str:
     """A program as a shell finds it where its environment is not activated, too."""
     found = Path(sys.executable).with_name(program)
-    return str(found) if found.exists() else program
+    return _quoted(found) if found.exists() else program

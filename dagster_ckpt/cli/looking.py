@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from math import inf
 from typing import Any
 
@@ -19,8 +19,16 @@ from dagster_ckpt.checkpoint import (
     reclaimable_bytes,
     verify_checkpoint,
 )
-from dagster_ckpt.cli.places import JSON, find_checkpoint, require_job, storage_at, storage_path
-from dagster_ckpt.cli.printing import say, say_json, say_table, warn
+from dagster_ckpt.cli.places import (
+    DURATION,
+    JSON,
+    find_checkpoint,
+    nothing_there,
+    require_job,
+    storage_at,
+    storage_path,
+)
+from dagster_ckpt.cli.printing import for_people, say, say_json, say_table, warn
 from dagster_ckpt.clock import SystemClock
 from dagster_ckpt.config import LATEST, AnyOf, CheckpointConfig, KeepPinned, decide
 from dagster_ckpt.errors import (
@@ -29,6 +37,7 @@ from dagster_ckpt.errors import (
     CorruptCheckpoint,
     StorageError,
 )
+from dagster_ckpt.shown_text import counted
 
 __all__ = ["describe", "diff", "list_checkpoints", "retention", "verify"]
 
@@ -44,11 +53,6 @@ def list_checkpoints(job: str | None, path: str, as_json: bool) -> None:
     """List the completed checkpoints of JOB, or of every job, each job's newest last."""
     filesystem = storage_at(path)
     known = job_names(filesystem)
-    if as_json and job is None and not known:
-        say_json([])
-        return
-    if not known:
-        raise CheckpointNotFound(f"There is no job in {filesystem.url}.", hint="Is --path the checkpoint path?")
     require_job(job, known, filesystem)
     jobs = known if job is None else [job]
     rows = []
@@ -79,6 +83,9 @@ def list_checkpoints(job: str | None, path: str, as_json: bool) -> None:
         rows += sorted(of_job, key=lambda row: inf if row["epoch"] is None else row["epoch"])
     if as_json:
         say_json(rows)
+        return
+    if not known:
+        say(f"There is no job in {filesystem.url} yet. Is --path the checkpoint path?")
         return
     if not rows:
         say(f"No checkpoint of {', '.join(jobs)} is complete yet. See `dagster-ckpt status`.")
@@ -125,7 +132,7 @@ def describe(job: str, checkpoint: str, path: str, as_json: bool) -> None:
         return
     told = {key: value for key, value in _flat(document).items() if key != "stored"}
     for key, value in told.items():
-        say(f"{key:<24} {json.dumps(value) if isinstance(value, list) else value}")
+        say(f"{key:<24} {for_people(key, value)}")
     for file in metadata.files:
         say(f"  {file.size:>12,}  {file.path}  ({file.reference or 'in _metadata'})")
 
@@ -154,7 +161,13 @@ def diff(job: str, one: str, other: str, path: str, as_json: bool) -> None:
         differs = {key: [left.get(key), right.get(key)] for key in keys}
         say_json({"one": names[0], "other": names[1], "differs": differs, "only_in_one": gone, "only_in_other": new})
         return
-    say_table(("", *names), ((key, *(json.dumps(side.get(key)) for side in (left, right))) for key in keys), whole="")
+    if not (keys or gone or new):
+        same = f"{names[0]} is compared with itself" if names[0] == names[1] else f"{names[0]} and {names[1]}"
+        say(f"{same}: nothing differs.")
+        return
+    say_table(
+        ("", *names), ((key, *(for_people(key, side.get(key)) for side in (left, right))) for key in keys), whole=""
+    )
     for line in [*(f"- {file}" for file in gone), *(f"+ {file}" for file in new)]:
         say(line)
 
@@ -182,7 +195,9 @@ def verify(job: str, checkpoint: str | None, path: str, as_json: bool) -> None:
             found += completed
             errors += broken
     if not found and not errors:
-        raise CheckpointNotFound(f"Job {job!r} has no completed checkpoint in {catalog.filesystem.url}.")
+        if as_json and job in job_names(catalog.filesystem):
+            say_json([])
+        raise nothing_there(catalog, "no checkpoint is complete")
     if not as_json:
         for error in errors:
             say(error.message, color="red")
@@ -227,7 +242,7 @@ def _say_verified(row: dict[str, Any]) -> None:
         for line in row["reason"].splitlines():
             say(line, color="red" if row["verified"] is False else None)
         return
-    whole = f"{row['checkpoint']}  {row['files']} files, {row['bytes']:,} bytes  verified"
+    whole = f"{row['checkpoint']}  {counted(row['files'], 'file')}, {counted(row['bytes'], 'byte')}  verified"
     without = row["without_checksum"]
     say(f"{whole}; {without} have no checksum, and nobody has written to them since" if without else whole)
 
@@ -235,12 +250,14 @@ def _say_verified(row: dict[str, Any]) -> None:
 @click.command()
 @click.argument("job")
 @storage_path
-@click.option("--num-retained", type=int, default=10, show_default=True, help="Keep so many of the newest.")
-@click.option("--retain-for", metavar="DURATION", help="Keep those younger than this as well, such as '7 d'.")
-@click.option("--retain-every", type=int, help="Keep those whose id is a multiple of this as well.")
+@click.option(
+    "--num-retained", type=click.IntRange(1), default=10, show_default=True, help="Keep so many of the newest."
+)
+@click.option("--retain-for", type=DURATION, help="Keep those younger than this as well, such as '7 d'.")
+@click.option("--retain-every", type=click.IntRange(1), help="Keep those whose id is a multiple of this as well.")
 @JSON
 def retention(
-    job: str, path: str, num_retained: int, retain_for: str | None, retain_every: int | None, as_json: bool
+    job: str, path: str, num_retained: int, retain_for: timedelta | None, retain_every: int | None, as_json: bool
 ) -> None:
     """Tell what a retention would keep and delete of JOB, why, and how many bytes that would free.
 
@@ -250,7 +267,7 @@ def retention(
     catalog = CheckpointCatalog(storage_at(path), job)
     newest = find_newest(catalog)
     if newest.job_id is None:
-        raise CheckpointNotFound(f"Job {job!r} has no checkpoint in {catalog.filesystem.url}: {newest.reason}.")
+        raise nothing_there(catalog, newest.reason)
     everything, broken = catalog.completed(newest.job_id)
     for error in broken:
         warn(f"{error.message} While it is there, no shared file is deleted.", color="red")
@@ -275,6 +292,9 @@ def retention(
     if as_json:
         say_json(rows)
         return
+    if not rows:
+        say(f"No checkpoint of {job} is complete yet. See `dagster-ckpt status`.")
+        return
     say_table(
         ("checkpoint", "written", "bytes", "", "frees", "reason"),
         (
@@ -291,7 +311,7 @@ def retention(
         whole="checkpoint",
         spare=("bytes", "written"),
     )
-    say(f"{len(freed)} of {len(rows)} would be deleted, which frees {sum(freed.values()):,} bytes.")
+    say(f"{len(freed)} of {len(rows)} would be deleted, which frees {counted(sum(freed.values()), 'byte')}.")
 
 
 def _unreadable_row(job: str, error: CorruptCheckpoint) -> dict[str, Any]:

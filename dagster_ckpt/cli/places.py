@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from functools import wraps
 from typing import Any
 
@@ -12,12 +13,13 @@ import click
 from click.core import ParameterSource
 
 from dagster_ckpt.checkpoint import CheckpointCatalog, CheckpointMetadata, find_newest, job_names
-from dagster_ckpt.config import LATEST
+from dagster_ckpt.config import LATEST, format_duration, parse_duration
 from dagster_ckpt.errors import CheckpointError, CheckpointNotFound, InvalidConfiguration, StorageError
 from dagster_ckpt.filesystem import FileSystem, open_filesystem
 from dagster_ckpt.paths import split_location
 
 __all__ = [
+    "DURATION",
     "JSON",
     "START_SOURCES",
     "OpenedStorage",
@@ -25,6 +27,7 @@ __all__ = [
     "find_checkpoint",
     "job_arguments",
     "job_options",
+    "nothing_there",
     "optional_storage_path",
     "pairs",
     "repeated",
@@ -38,6 +41,24 @@ __all__ = [
 OPTIONS_VARIABLE = "DAGSTER_CKPT_STORAGE_OPTIONS"
 _Command = Callable[..., None]
 JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON, one document.")
+
+
+class _Duration(click.ParamType):  # type: ignore[type-arg] # not generic before click 8.3
+    """A duration above zero, such as ``10 s``; becomes a ``timedelta``."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> timedelta:
+        try:
+            found = parse_duration(value)
+        except ValueError as error:
+            self.fail(f"{error}.", param, ctx)
+        if found <= timedelta():
+            self.fail(f"{format_duration(found)} is no time at all.", param, ctx)
+        return found
+
+
+DURATION = _Duration()
 
 
 def _tells_jobs(command: _Command) -> _Command:
@@ -244,8 +265,18 @@ def require_job(job: str | None, known: Sequence[str], filesystem: FileSystem) -
     """
     if job is not None and job not in known:
         raise CheckpointNotFound(
-            f"There is no job {job!r} in {filesystem.url}.", hint=f"The jobs there: {', '.join(known) or 'none'}."
+            f"There is no job {job!r} in {filesystem.url}.",
+            hint=f"The jobs there: {', '.join(known) or 'none'}. See `dagster-ckpt status --path {filesystem.url}`.",
         )
+
+
+def nothing_there(catalog: CheckpointCatalog, reason: str) -> CheckpointNotFound:
+    """The error for a job that has no checkpoint to look at."""
+    return CheckpointNotFound(
+        f"Job {catalog.job_name!r} has no checkpoint in {catalog.filesystem.url}: {reason}.",
+        hint=f"See how the job is with `dagster-ckpt status {catalog.job_name} --path {catalog.filesystem.url}`, and "
+        f"its savepoints with `dagster-ckpt savepoints {catalog.job_name} --path {catalog.filesystem.url}`.",
+    )
 
 
 class OpenedStorage:
@@ -264,5 +295,5 @@ def find_checkpoint(catalog: CheckpointCatalog, checkpoint: str) -> CheckpointMe
         return catalog.resolve(checkpoint)
     newest = find_newest(catalog)
     if newest.metadata is None:
-        raise CheckpointNotFound(f"Job {catalog.job_name!r} has nothing to go on from: {newest.reason}.")
+        raise nothing_there(catalog, newest.reason)
     return newest.metadata

@@ -3,22 +3,47 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import click
 
+from dagster_ckpt.clock import iso
+from dagster_ckpt.config import format_size
 from dagster_ckpt.shown_text import in_one_line
 
-__all__ = ["say", "say_json", "say_table", "warn"]
+__all__ = ["drop_unprinted", "escape_what_cannot_be_encoded", "for_people", "say", "say_json", "say_table", "warn"]
 
 #: Columns of a table that is not printed to a terminal.
 _WIDTH = 200
 #: Characters that a folded column has at least.
 _NARROWEST = 6
+_KIB = 1 << 10
+#: Milliseconds from here on are a point in time, and fewer are a duration.
+_YEAR_1973_MS = 10**11
 #: Most rows of a table whose cells are folded.
 _LONG = 1000
+
+
+def escape_what_cannot_be_encoded() -> None:
+    """Have characters that the terminal's encoding lacks printed escaped, instead of an error."""
+    for stream in (sys.stdout, sys.stderr):
+        if (reconfigure := getattr(stream, "reconfigure", None)) is not None:
+            reconfigure(errors="backslashreplace")
+
+
+def drop_unprinted() -> None:
+    """Give up what could not be printed: Python tries again at its exit, and would change the exit status."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            if stream is not None:
+                stream.flush()
+        except (OSError, ValueError):
+            with suppress(OSError, ValueError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def say(text: object, *, color: str | None = None) -> None:
@@ -29,6 +54,18 @@ def say(text: object, *, color: str | None = None) -> None:
 def warn(text: object, *, color: str | None = None) -> None:
     """Print one line to stderr, whatever the text contains."""
     click.secho(in_one_line(str(text)), fg=color, err=True)
+
+
+def for_people(name: str, value: object) -> str:
+    """A value as a person reads it: a time, a duration or a size where its dotted name says that it is one."""
+    if value is None:
+        return ""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        if "_ms" in name:
+            return iso(value / 1000) if value >= _YEAR_1973_MS else f"{value / 1000:g} s"
+        if isinstance(value, int) and name.endswith("bytes"):
+            return f"{value:,}{f' ({format_size(value)})' * (value >= _KIB)}"
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, dict | list) else str(value)
 
 
 def say_json(document: Any) -> None:
@@ -62,7 +99,9 @@ def say_table(
     from rich.table import Table  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
 
-    console = Console(width=None if sys.stdout.isatty() else _WIDTH, markup=False, highlight=False, emoji=False)
+    console = Console(
+        width=None if sys.stdout and sys.stdout.isatty() else _WIDTH, markup=False, highlight=False, emoji=False
+    )
     widths = {column: max(map(len, [column, *(row[place] for row in cells)])) for place, column in enumerate(columns)}
     for column in spare:
         if sum(widths.values()) + 3 * len(widths) + 1 > console.width:

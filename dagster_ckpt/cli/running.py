@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from dagster_ckpt.cli.places import START_SOURCES, job_arguments, job_options, repeated
+from dagster_ckpt.cli.places import JSON, START_SOURCES, job_arguments, job_options, repeated
 from dagster_ckpt.config import LATEST, RecoveryClaimMode
 
 __all__ = ["run"]
@@ -36,9 +36,12 @@ __all__ = ["run"]
 @click.option("--replay-to", help="Up to which batch those after the checkpoint run again as they were.")
 @click.option("--allow-loss", is_flag=True, help="Restore although rows would be lost or doubled.")
 @click.option("--fork-from", help="A checkpoint or savepoint of any job, to begin with a copy of it.")
-@click.option("--state-partitions", type=int, help="The number of partitions of the state in the restored copy.")
+@click.option(
+    "--state-partitions", type=click.IntRange(1), help="The number of partitions of the state in the restored copy."
+)
 @START_SOURCES
 @click.option("--code-version", help="The version of the code that runs from now on, of those that the asset has.")
+@JSON
 @click.pass_context
 def run(
     context: click.Context,
@@ -55,6 +58,7 @@ def run(
     state_partitions: int | None,
     start_sources: dict[str, Any] | None,
     code_version: str | None,
+    as_json: bool,
     **given: Any,
 ) -> None:
     """Run the job of an asset or of a function, and resume it until it ends: without Dagster's instance.
@@ -66,6 +70,9 @@ def run(
 
     Ctrl-C, SIGTERM and SIGHUP interrupt the job: its next run goes on, and no restart is used up. `dagster-ckpt stop`
     ends it with a savepoint, and `dagster-ckpt cancel` without.
+
+    With --json, how the job stands at the end is one document: its status, its name, its newest checkpoint, the reason
+    and the next step if anything went wrong, and the exit status. The log goes to stderr.
 
     Exits with 0 for FINISHED, 5 for FAILED, 6 for CANCELED, 7 for one that another run or another deployment has, 1 for
     a job that was not begun, and 128 and the number of the signal (130 for Ctrl-C, 143 for SIGTERM) for one that was
@@ -85,4 +92,4 @@ def run(
         "start_sources": start_sources,
         "code_version": code_version,
     }
-    sys.exit(keep_running(Order(target, arguments, resources)))
+    sys.exit(keep_running(Order(target, arguments, resources), as_json=as_json))

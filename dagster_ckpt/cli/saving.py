@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
+from datetime import timedelta
 from typing import Any
 
 import click
@@ -22,10 +23,11 @@ from dagster_ckpt.checkpoint import (
     layout,
     take_savepoint,
 )
-from dagster_ckpt.cli.places import JSON, require_job, storage_at, storage_option, storage_path
+from dagster_ckpt.cli.places import DURATION, JSON, require_job, storage_at, storage_option, storage_path
 from dagster_ckpt.cli.printing import say, say_json, say_table, warn
 from dagster_ckpt.clock import SystemClock, iso
-from dagster_ckpt.errors import CheckpointError, CheckpointNotFound, InvalidConfiguration
+from dagster_ckpt.errors import CheckpointError, CheckpointNotFound, InvalidConfiguration, StorageError
+from dagster_ckpt.shown_text import counted
 
 __all__ = ["checkpoint", "dispose", "savepoint", "savepoints", "stop"]
 
@@ -35,7 +37,9 @@ _TO = click.option(
     help="Directory for savepoints; a running job knows its savepoint_path. [env: DAGSTER_CKPT_SAVEPOINT_PATH]",
 )
 _Command = Callable[..., None]
-_TIMEOUT = click.option("--timeout", default="10 min", show_default=True, help="How long to wait for a running job.")
+_TIMEOUT = click.option(
+    "--timeout", type=DURATION, default="10 min", show_default=True, help="How long to wait for a running job."
+)
 
 
 def _label(command: _Command) -> _Command:
@@ -53,7 +57,7 @@ def _label(command: _Command) -> _Command:
 @_label
 @click.option("--series", help="The savepoints of which this is the next one, for --keep and --max-age.")
 @click.option("--keep", type=click.IntRange(min=1), help="Then delete the oldest of the series beyond so many.")
-@click.option("--max-age", metavar="DURATION", help="Then delete those of the series that are older, such as '30 d'.")
+@click.option("--max-age", type=DURATION, help="Then delete those of the series that are older, such as '30 d'.")
 @click.option("--stop", is_flag=True, help="Stop the running job with it; it ends successfully.")
 @click.option("--drain", is_flag=True, help="Not possible with Spark; refused.")
 @_TIMEOUT
@@ -66,10 +70,10 @@ def savepoint(
     note: str,
     series: str | None,
     keep: int | None,
-    max_age: str | None,
+    max_age: timedelta | None,
     stop: bool,
     drain: bool,
-    timeout: str,
+    timeout: timedelta,
     as_json: bool,
 ) -> None:
     """Take a savepoint of JOB and print its path, which restore_from takes.
@@ -96,7 +100,7 @@ def savepoint(
 @_label
 @_TIMEOUT
 @JSON
-def stop(job: str, path: str, to: str | None, name: str | None, note: str, timeout: str, as_json: bool) -> None:
+def stop(job: str, path: str, to: str | None, name: str | None, note: str, timeout: timedelta, as_json: bool) -> None:
     """Stop the running JOB with a savepoint, and print its path: the job ends as FINISHED, and nothing resumes it.
 
     As `savepoint --stop`. If the savepoint fails, the job goes on. To go on later, run the job again.
@@ -108,9 +112,9 @@ def stop(job: str, path: str, to: str | None, name: str | None, note: str, timeo
 @click.argument("job")
 @storage_path
 @click.option("--wait", is_flag=True, help="Wait until it is complete, and print it.")
-@click.option("--timeout", default="10 min", show_default=True, help="How long the request holds.")
+@click.option("--timeout", type=DURATION, default="10 min", show_default=True, help="How long the request holds.")
 @JSON
-def checkpoint(job: str, path: str, wait: bool, timeout: str, as_json: bool) -> None:
+def checkpoint(job: str, path: str, wait: bool, timeout: timedelta, as_json: bool) -> None:
     """Ask the running JOB for a checkpoint at once, of what it has committed by then.
 
     Neither its interval nor its pause is waited for, only the batch in flight, unless its checkpoints are unaligned. If
@@ -122,7 +126,7 @@ def checkpoint(job: str, path: str, wait: bool, timeout: str, as_json: bool) -> 
     if as_json:
         say_json({"job": job, "asked": True} if taken is None else asdict(taken))
     elif taken is not None:
-        warn(f"Batch {taken.batch}, {taken.files} files, {taken.size:,} bytes:")
+        warn(f"Batch {taken.batch}, {counted(taken.files, 'file')}, {counted(taken.size, 'byte')}:")
         say(taken.pointer)
 
 
@@ -134,28 +138,34 @@ def _take(
     history: SavepointHistory | None,
     *,
     stop: bool,
-    timeout: str,
+    timeout: timedelta,
     as_json: bool,
 ) -> None:
     clock, catalog = SystemClock(), CheckpointCatalog(storage_at(path), job)
-    taken = take_savepoint(
-        catalog,
-        to,
-        default=None,
-        stop=stop,
-        timeout=timeout,
-        clock=clock,
-        wait=time.sleep,
-        report=warn,
-        label=label,
-    )
+    try:
+        taken = take_savepoint(
+            catalog,
+            to,
+            default=None,
+            stop=stop,
+            timeout=timeout,
+            clock=clock,
+            wait=time.sleep,
+            report=warn,
+            label=label,
+        )
+    except StorageError as error:
+        if to is not None and to in error.message:
+            error.hint = f"{error.hint} Name another directory for savepoints with --to.".strip()
+        raise
     deleted = []
     if history is not None and label.series is not None:
         deleted = delete_surplus_savepoints(catalog, label.series, history, clock, warn, taken=taken.pointer)
     if as_json:
         say_json({**asdict(taken), "deleted": deleted})
         return
-    warn(f"Batch {taken.batch}, {taken.files} files, {taken.size:,} bytes, in {taken.seconds:.1f} s:")
+    size = f"{counted(taken.files, 'file')}, {counted(taken.size, 'byte')}"
+    warn(f"Batch {taken.batch}, {size}, in {taken.seconds:.1f} s:")
     say(taken.pointer)
 
 
@@ -179,7 +189,8 @@ def savepoints(job: str | None, path: str, as_json: bool) -> None:
         say_json(rows)
         return
     if not rows:
-        say(f"No savepoint of {', '.join(known) if job is None else job} is on record, and none is asked for.")
+        of = f" of {', '.join([job] if job else known)}" if known else f" in {filesystem.url}"
+        say(f"No savepoint{of} is on record, and none is asked for.")
         return
     say_table(
         ("job", "name", "state", "savepoint", "batch", "bytes", "at", "note"),
@@ -262,6 +273,11 @@ def dispose(savepoint: str, as_json: bool) -> None:
 
     Also the directory of a checkpoint that is in quarantine, or whose _metadata cannot be read.
     """
+    if not savepoint or savepoint.startswith("savepoint:"):
+        raise InvalidConfiguration(
+            f"{savepoint!r} is no directory of a savepoint.",
+            hint="Name the directory, as `dagster-ckpt savepoints` shows it.",
+        )
     directory = storage_at(savepoint.rstrip("/").removesuffix(f"/{layout.METADATA_FILE_NAME}")).url
     parent, _, name = directory.rpartition("/")
     above, _, lineage = parent.rpartition("/")

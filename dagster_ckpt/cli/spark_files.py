@@ -16,6 +16,7 @@ from dagster_ckpt.cli.printing import say, say_json, warn
 from dagster_ckpt.clock import SystemClock
 from dagster_ckpt.config import LATEST, RestoreRequest
 from dagster_ckpt.errors import CheckpointError, CheckpointNotFound, StorageError
+from dagster_ckpt.shown_text import counted
 from dagster_ckpt.spark import Finding, Preflight, Verdict, check_stored, export_checkpoint
 
 __all__ = ["batch", "exit_status", "export", "preflight", "stored_verdict"]
@@ -96,7 +97,7 @@ def exit_status(verdict: Verdict) -> int:
 
 @click.command()
 @click.argument("job")
-@click.argument("batch", type=int, required=False)
+@click.argument("batch", type=click.IntRange(0), required=False)
 @storage_path
 @JSON
 def batch(job: str, batch: int | None, path: str, as_json: bool) -> None:
@@ -138,7 +139,7 @@ def export(job: str, checkpoint: str, path: str, to: str, allow_loss: bool, as_j
         return
     for reason in done.accepted_loss:
         warn(f"Accepted: {reason}", color="yellow")
-    warn(f"{done.checkpoint}: batch {done.batch}, {done.files} files, {done.size:,} bytes.")
+    warn(f"{done.checkpoint}: batch {done.batch}, {counted(done.files, 'file')}, {counted(done.size, 'byte')}.")
     warn(f"Do not launch the job {job} again. Let Spark {done.spark_version or ''} or later go on from there with")
     for line in done.code:
         warn(f"    {line}")

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict
+from datetime import timedelta
 from typing import Any
 
 import click
@@ -21,11 +22,10 @@ from dagster_ckpt.checkpoint import (
     job_names,
     job_state,
 )
-from dagster_ckpt.cli.places import JSON, require_job, storage_at, storage_path
+from dagster_ckpt.cli.places import DURATION, JSON, require_job, storage_at, storage_path
 from dagster_ckpt.cli.printing import say, say_json, say_table, warn
 from dagster_ckpt.clock import SystemClock, iso
-from dagster_ckpt.config import duration_of
-from dagster_ckpt.errors import CheckpointNotFound, StorageError
+from dagster_ckpt.errors import StorageError
 from dagster_ckpt.filesystem import FileSystem
 
 __all__ = ["starts", "status"]
@@ -45,12 +45,12 @@ _UNITS = (("d", 86_400), ("h", 3_600), ("min", 60))
 @storage_path
 @click.option(
     "--watch",
-    metavar="DURATION",
+    type=DURATION,
     help="Tell it again and again, so far apart, such as '5 s', until Ctrl-C, also while the storage is away. "
     "Not with --json.",
 )
 @JSON
-def status(job: str | None, path: str, watch: str | None, as_json: bool) -> None:
+def status(job: str | None, path: str, watch: timedelta | None, as_json: bool) -> None:
     """Tell how JOB or every job is doing: its state, its health, its run, and its newest checkpoint.
 
     RUNNING: its run beats. STARTING: a run has claimed the job and not beaten yet. DEAD, INTERRUPTED, RESTARTING: the
@@ -64,7 +64,7 @@ def status(job: str | None, path: str, watch: str | None, as_json: bool) -> None
         sys.exit(5 if _tell(storage_at(path), job, as_json=as_json) else 0)
     if as_json:
         raise click.UsageError("--watch is for people. Leave out --json, or call `status --json` again and again.")
-    pause = max(duration_of("--watch", watch, "5 s").total_seconds(), _SHORTEST)
+    pause = max(watch.total_seconds(), _SHORTEST)
     filesystem, needs_help = storage_at(path), False
     with suppress(KeyboardInterrupt):
         while True:
@@ -137,11 +137,9 @@ def starts(job: str, path: str, last: int, as_json: bool) -> None:
         say_json([{**asdict(trace), "seconds": round(trace.seconds, 3)} for trace in found])
         return
     if not found:
-        raise CheckpointNotFound(
-            f"No start of job {job!r} is on record in {filesystem.url}.",
-            hint="A start is on record once its first batch is committed, or when it has failed. Releases before this "
-            "one recorded no starts.",
-        )
+        say(f"No start of job {job!r} is on record in {filesystem.url}.")
+        say("A start is on record once its first batch is committed, or when it has failed.")
+        return
     # The steps of the newest start first, in their order; then those that only earlier starts had.
     names = list(dict.fromkeys(name for trace in reversed(found) for name in trace.by_name))
     wall = {step.name for trace in found for step in trace.steps if step.clock == WALL}

@@ -199,10 +199,18 @@ class PosixFileSystem(FileSystem):
         A sweep by another process removes empty directories and temporary files. So when one of them is gone, the
         directory is made and the file is placed again.
         """
+        has_directory = False
         for _ in range(_ATTEMPTS):
             with contextlib.suppress(FileNotFoundError):
+                has_directory = False
                 self._make_directory(target.parent)
+                has_directory = True
                 return place()
+        if not has_directory:
+            raise StorageError(
+                f"Could not write {target}: its directory cannot be made.",
+                hint="Name a directory on a disk that takes new directories.",
+            )
         raise StorageError(
             f"Could not write {target}: its directory, or a temporary file in it, is removed again and again.",
             hint=f"Find out which program removes files in {target.parent}, and stop that program.",

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         rollback_job,
     )
     from dagster_ckpt.orchestration.proof import build_job_report, build_restore_drill, run_drill
+    from dagster_ckpt.orchestration.query_parameters import told_problems
     from dagster_ckpt.orchestration.resources import SparkSessionResource
     from dagster_ckpt.orchestration.run_settings import going_on
     from dagster_ckpt.orchestration.savepoints import build_savepoint_schedule
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
         JobManagerCheckpointStorage,
         configured_storage,
     )
-    from dagster_ckpt.orchestration.streaming_asset import checkpointed_streaming_asset
+    from dagster_ckpt.orchestration.streaming_asset import StreamingRunConfig, checkpointed_streaming_asset
     from dagster_ckpt.orchestration.streaming_run import streaming_job
 else:  # hidden from type checkers, which would take every name for one that is there
     __getattr__, __dir__ = lazy_names(__name__)
@@ -55,6 +56,7 @@ __all__ = [
     "JobManagerCheckpointStorage",
     "SparkSessionResource",
     "SparkSubmitResource",
+    "StreamingRunConfig",
     "build_checkpoint_definitions",
     "build_job_report",
     "build_restore_drill",
@@ -69,4 +71,5 @@ __all__ = [
     "streaming_job",
     "to_email",
     "to_slack",
+    "told_problems",
 ]

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from typing import Any, TypeGuard
 
 import dagster as dg
+from pydantic import ValidationError
 
 from dagster_ckpt.errors import InvalidConfiguration
 
-__all__ = ["QueryParameters"]
+__all__ = ["QueryParameters", "told_problems"]
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
@@ -78,11 +79,19 @@ class QueryParameters:
             try:
                 found[self.config_name] = self.config(**own)
             except ValueError as error:
+                told = told_problems(error) if isinstance(error, ValidationError) else str(error)
                 raise InvalidConfiguration(
-                    f"The run configuration does not fit {self.config.__name__}: {error}",
+                    f"The run configuration does not fit {self.config.__name__}: {told}",
                     hint=f"Its fields are {', '.join(self.config_fields())}.",
                 ) from error
         return found
+
+
+def told_problems(error: ValidationError) -> str:
+    """What does not fit, in one line: each field, what is wrong with it, and its value."""
+    problems = error.errors(include_url=False)
+    told = [f"{'.'.join(map(str, item['loc']))}: {item['msg']}, and is {item['input']!r}" for item in problems]
+    return f"{'; '.join(told)}."
 
 
 def _beside_the_context(function: Callable[..., Any]) -> list[inspect.Parameter]:

@@ -78,8 +78,9 @@ def streaming_job(
         filesystem: of the run's catalog.
 
     Raises:
-        InvalidConfiguration: the storage or the run configuration cannot be used.
+        InvalidConfiguration: the storage or the run configuration cannot be used, or the asset has no such version.
     """
+    asset.versions.check_known(run.request.code_version)
     spark = own_spark(getattr(context.resources, asset.spark_key))
     required = None if asset.state_backend is None else asset.state_backend.launch_conf()
     arguments = asset.parameters.arguments(context, op_config)

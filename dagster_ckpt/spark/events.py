@@ -20,7 +20,7 @@ from dagster_ckpt.checkpoint import (
 )
 from dagster_ckpt.config import format_size
 from dagster_ckpt.errors import CorruptCheckpoint
-from dagster_ckpt.shown_text import in_one_line, printable, redacted
+from dagster_ckpt.shown_text import counted, in_one_line, printable, redacted
 from dagster_ckpt.spark.verdict import Preflight
 
 __all__ = [
@@ -290,7 +290,7 @@ def _described(event: Event) -> Iterator[tuple[int, str]]:
         case CheckpointCompleted(metadata):
             yield (
                 logging.INFO,
-                f"{metadata.name} completed at batch {metadata.batch}: {len(metadata.files)} files, "
+                f"{metadata.name} completed at batch {metadata.batch}: {counted(len(metadata.files), 'file')}, "
                 f"{format_size(metadata.size)}, {format_size(metadata.new_bytes)} of it new",
             )
         case CheckpointsSubsumed(discarded):

@@ -136,8 +136,8 @@ class Preflight:
         others = [item for item in self.bad if item is not worst]
         if not others:
             return error
-        told = "\n".join(f"  {item.check}: {item.verdict}, {item.reason}" for item in others)
-        every = type(error)(f"{error.message}\nAlso found:\n{told}", hint=error.hint)
+        told = " ".join(f"{item.check}: {item.verdict}, {item.reason}" for item in others)
+        every = type(error)(f"{error.message} Also found: {told}", hint=error.hint)
         every.__cause__ = error.__cause__
         return every
 

@@ -26,20 +26,19 @@ from dagster_ckpt.config import (
     StartSources,
     StateBackend,
 )
-from dagster_ckpt.errors import CheckpointError, InvalidConfiguration, NotRestarted, PoisonBatch
+from dagster_ckpt.errors import CheckpointError, NotRestarted, PoisonBatch
 from dagster_ckpt.filesystem import unheard
 from dagster_ckpt.orchestration import (
     CheckpointedStreamingAsset,
     CheckpointStorage,
     SparkSessionResource,
-    checkpointed_streaming_asset,
     going_on,
     own_spark,
     run_drill,
     streaming_job,
 )
 from dagster_ckpt.spark import Drilled, Event, RunResult, StreamingRun, describe
-from dagster_ckpt.standalone.project import loaded
+from dagster_ckpt.standalone.arguments import asset_of, own_fields, resources_of, run_fields
 from dagster_ckpt.standalone.resumption import Launch, Resumption
 from dagster_ckpt.standalone.signals import told_to_end
 
@@ -182,16 +181,10 @@ class Drive:
         Raises:
             InvalidConfiguration: an argument cannot be used.
         """
-        asset = _asset(query, name=name, config=config, restart=restart, state_backend=state_backend)
-        if asked.get("replay_to") is not None:
-            asked["replay_to"] = str(asked["replay_to"])
-        flink = configuration if isinstance(configuration, Configuration) else Configuration(configuration or {})
-        given = {key: value for key, value in asked.items() if value is not None}
-        return cls(
-            asset,
-            _resources(asset, storage, spark, resources),
-            {**(op_config or {}), **given, "configuration": dict(flink.settings)},
-        )
+        asset = asset_of(query, name=name, config=config, restart=restart, state_backend=state_backend)
+        given = {**own_fields(asset, op_config or {}), **run_fields(configuration, asked)}
+        asset.versions.check_known(asset.settings.of_run(given).request.code_version)
+        return cls(asset, resources_of(asset, storage, spark, resources), given)
 
     def has_failed(self, error: BaseException) -> bool:
         """Whether the job is over, now that the run has raised ``error``: it ended FAILED, which is on record."""
@@ -279,38 +272,3 @@ class _Cancellation:
         with contextlib.suppress(OSError, CheckpointError):  # who asks sees that nothing happens, and asks again
             if self.run is not None and self._requests.is_to_cancel(self._run_id):
                 self.run.cancel()
-
-
-def _asset(
-    query: CheckpointedStreamingAsset | Callable[..., DataStreamWriter], **own: Any
-) -> CheckpointedStreamingAsset:
-    if not isinstance(query, CheckpointedStreamingAsset):
-        return checkpointed_streaming_asset(**own)(query)
-    if given := [key for key, value in own.items() if value is not None]:
-        raise InvalidConfiguration(
-            f"{query.name} is an asset and has its own {' and '.join(given)}.",
-            hint="Change the asset's definition, so that its runs under Dagster are the same; or use configuration.",
-        )
-    return query
-
-
-def _resources(
-    asset: CheckpointedStreamingAsset,
-    storage: CheckpointStorage | None,
-    spark: SparkSessionResource | None,
-    resources: Mapping[str, Any] | dg.Definitions | None,
-) -> dict[str, Any]:
-    """The resources that the asset needs."""
-    resources = loaded(resources)
-    given = resources.resources if isinstance(resources, dg.Definitions) else resources
-    known = {asset.spark_key: SparkSessionResource(), **(given or {})}
-    known |= {
-        key: value for key, value in ((asset.storage_key, storage), (asset.spark_key, spark)) if value is not None
-    }
-    needed = [asset.storage_key, asset.spark_key, *sorted(asset.parameters.resources)]
-    if missing := [key for key in needed if key not in known]:
-        raise InvalidConfiguration(
-            f"{asset.name} needs the resource{'s' * (len(missing) > 1)} {' and '.join(missing)}.",
-            hint="Give storage, and the others in resources, or the definitions that have them.",
-        )
-    return {key: known[key] for key in needed}

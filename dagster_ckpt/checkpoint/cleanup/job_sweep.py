@@ -34,6 +34,7 @@ from dagster_ckpt.checkpoint.control import Settled
 from dagster_ckpt.checkpoint.format import checkpoint_directory, checkpoint_id, shared_directory
 from dagster_ckpt.clock import Clock
 from dagster_ckpt.errors import Fenced, JobAlreadyRunning
+from dagster_ckpt.shown_text import counted
 from dagster_ckpt.stored_json import Json
 
 __all__ = ["Swept", "sweep_job"]
@@ -62,7 +63,11 @@ class Swept:
         """The result for people: every file of a dry run, the notes, and the totals."""
         files = [str(orphan) for orphan in self.orphans] if dry_run else []
         what = "would be deleted" if dry_run else "deleted"
-        return [*files, *self.notes, f"{self.job_name}: {len(self.orphans)} files, {self.size:,} bytes {what}."]
+        return [
+            *files,
+            *self.notes,
+            f"{self.job_name}: {counted(len(self.orphans), 'file')}, {counted(self.size, 'byte')} {what}.",
+        ]
 
     def to_json(self, *, dry_run: bool) -> dict[str, Json]:
         """The result for programs."""

@@ -69,7 +69,8 @@ def unpin_checkpoint(catalog: CheckpointCatalog, pointer: str) -> str:
     if not named:
         raise CheckpointNotFound(
             f"{pointer} of job {catalog.job_name!r} is not pinned; pinned are: {', '.join(sorted(pinned)) or 'none'}.",
-            hint="Name one of the pinned checkpoints, by job id and number.",
+            hint="Name one of the pinned checkpoints, by job id and number, as `dagster-ckpt list "
+            f"{catalog.job_name} --path {catalog.filesystem.url}` shows them.",
         )
     pins.clear(named[0])
     return named[0]

@@ -51,7 +51,7 @@ class SavepointHistory:
     max_age: timedelta | None = None
 
     @classmethod
-    def of(cls, keep: int | None, max_age: str | None) -> SavepointHistory | None:
+    def of(cls, keep: int | None, max_age: str | timedelta | None) -> SavepointHistory | None:
         """The history from its limits, ``None`` if there is no limit and nothing is ever deleted.
 
         Args:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import sys
 import uuid
 from dataclasses import asdict
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import click
 
-from dagster_ckpt.cli.places import JSON, job_arguments, job_options
+from dagster_ckpt.cli.places import DURATION, JSON, job_arguments, job_options
 from dagster_ckpt.cli.printing import say, say_json
-from dagster_ckpt.config import duration_of
 from dagster_ckpt.errors import CheckpointError
 
 __all__ = ["drill"]
@@ -21,7 +21,7 @@ __all__ = ["drill"]
 @click.command()
 @job_options
 @click.option("--scratch-directory", help="Where the copy lies. [default: the temporary directory]")
-@click.option("--timeout", default="30 min", show_default=True, help="How long the batch may take.")
+@click.option("--timeout", type=DURATION, default="30 min", show_default=True, help="How long the batch may take.")
 @JSON
 @click.pass_context
 def drill(
@@ -30,7 +30,7 @@ def drill(
     target: str,
     resources: str | None,
     scratch_directory: str | None,
-    timeout: str,
+    timeout: timedelta,
     as_json: bool,
     **given: Any,
 ) -> None:
@@ -39,18 +39,17 @@ def drill(
     MODULE:NAME is the asset or the function, as of `run`. The job may be running, and nothing of it is touched. Told
     are the seconds to the first committed batch and the age of the checkpoint. Exits with 1 if the drill fails.
     """
-    from dagster_ckpt.cli.driver_process import Order  # noqa: PLC0415 - not for --help
+    from dagster_ckpt.cli.driver_process import Order, raised_by_users_code  # noqa: PLC0415 - not for --help
 
     arguments = job_arguments(context, resources=resources, **given)
-    longest = duration_of("--timeout", timeout, "30 min")
     sys.path.insert(0, str(Path.cwd()))  # as `run` does
     try:
         drive = Order(target, arguments, resources).drive(uuid.uuid4().hex, ())
-        done = drive.drill(scratch_directory=scratch_directory, timeout=longest)
+        done = drive.drill(scratch_directory=scratch_directory, timeout=timeout)
     except CheckpointError:
         raise
     except (Exception, SystemExit) as error:  # of the user's code, whose sys.exit() is no success of the drill
-        raise CheckpointError(f"{type(error).__name__}: {error}") from error
+        raise raised_by_users_code(target, error) from error
     if as_json:
         say_json({**asdict(done), "recovery_seconds": done.recovery_seconds})
         return

@@ -10,10 +10,10 @@ import click
 
 from dagster_ckpt.checkpoint import CheckpointCatalog, CheckpointMetadata
 from dagster_ckpt.cli.places import JSON, OpenedStorage, find_checkpoint, pairs, storage_at, storage_path
-from dagster_ckpt.cli.printing import say, say_json, say_table
+from dagster_ckpt.cli.printing import for_people, say, say_json, say_table
 from dagster_ckpt.config import LATEST
 from dagster_ckpt.errors import InvalidConfiguration
-from dagster_ckpt.shown_text import first_line
+from dagster_ckpt.shown_text import counted, first_line
 from dagster_ckpt.spark import read_state, start_session, state_operator
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ QUIET = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false"}
 @click.argument("job")
 @click.argument("checkpoint", default=LATEST)
 @storage_path
-@click.option("--operator", type=int, help="The id of a stateful operator, whose state is printed.")
+@click.option("--operator", type=click.IntRange(0), help="The id of a stateful operator, whose state is printed.")
 @click.option("--store", help="The state store, for an operator with several.")
 @click.option("--where", metavar="SQL", help="Print the rows for which this holds, such as 'value.count > 100'.")
 @click.option("--limit", type=click.IntRange(1), default=20, show_default=True, help="Print at most so many rows.")
@@ -72,8 +72,8 @@ def state(
         say_json(rows)
         return
     columns = list(dict.fromkeys(name for row in rows for name in row)) or ["key", "value"]
-    say_table(columns, ([_shown(row.get(name)) for name in columns] for row in rows), whole="")
-    say(f"{len(rows)} rows of operator {operator}{_more(len(rows), limit)}.")
+    say_table(columns, ([for_people("", row.get(name)) for name in columns] for row in rows), whole="")
+    say(f"{counted(len(rows), 'row')} of operator {operator}{_more(len(rows), limit)}.")
 
 
 def _rows(
@@ -130,13 +130,7 @@ def _say_operators(metadata: CheckpointMetadata, *, as_json: bool) -> None:
     if not rows:
         say(f"The query of job {metadata.job_name} has no state in {metadata.reference}.")
         return
-    say_table(list(rows[0]), ([_shown(cell) for cell in row.values()] for row in rows), whole="name")
-
-
-def _shown(value: object) -> str:
-    if value is None:
-        return ""
-    return json.dumps(value, ensure_ascii=False) if isinstance(value, dict | list) else str(value)
+    say_table(list(rows[0]), ([for_people(*cell) for cell in row.items()] for row in rows), whole="name")
 
 
 def _more(count: int, limit: int) -> str:

@@ -6,17 +6,18 @@ import json
 import shlex
 import sys
 import time
+from datetime import timedelta
 from typing import Any
 
 import click
 
 from dagster_ckpt.checkpoint import CheckpointCatalog
-from dagster_ckpt.cli.places import JSON, START_SOURCES, optional_storage_path, storage_at
+from dagster_ckpt.cli.places import DURATION, JSON, START_SOURCES, optional_storage_path, storage_at
 from dagster_ckpt.cli.printing import say, say_json, warn
 from dagster_ckpt.cli.rollback.webserver import RunState, Webserver
 from dagster_ckpt.cli.spark_files import exit_status, stored_verdict
 from dagster_ckpt.clock import SystemClock
-from dagster_ckpt.config import LATEST, NONE, NOW, RestoreRequest, duration_of
+from dagster_ckpt.config import LATEST, NONE, NOW, RestoreRequest
 from dagster_ckpt.errors import CheckpointError, JobAlreadyRunning
 from dagster_ckpt.orchestration import JOB_TAG, ROLLBACK_TAG, VERDICT_TAG, rollback_job
 from dagster_ckpt.spark import Finding, Preflight, Verdict
@@ -40,10 +41,14 @@ _LOOK = 1.0
 @click.option("--dry-run", is_flag=True, help="Tell what would be launched, and preflight's verdict; needs --path.")
 @click.option("--check-only", is_flag=True, help="Have Dagster check it, with the job's own settings; change nothing.")
 @click.option("--allow-loss", is_flag=True, help="Go back even if rows would be lost or doubled.")
-@click.option("--state-partitions", type=int, help="The number of partitions of the state in the restored copy.")
+@click.option(
+    "--state-partitions", type=click.IntRange(1), help="The number of partitions of the state in the restored copy."
+)
 @START_SOURCES
 @click.option("--code-version", help="The version of the code that the job runs from there on.")
-@click.option("--timeout", default="15 min", show_default=True, help="How long to wait for the rollback to end.")
+@click.option(
+    "--timeout", type=DURATION, default="15 min", show_default=True, help="How long to wait for the rollback to end."
+)
 @JSON
 def restore(
     job: str,
@@ -56,7 +61,7 @@ def restore(
     state_partitions: int | None,
     start_sources: dict[str, Any] | None,
     code_version: str | None,
-    timeout: str,
+    timeout: timedelta,
     as_json: bool,
 ) -> None:
     """Take JOB, which Dagster runs, back TO chk-N, savepoint:NAME, the path of one, 'latest' or 'none' (nothing).
@@ -70,7 +75,7 @@ def restore(
     because going back is impossible, with the job as it was; 1 for any other failure, and the error says how the job is
     now. With --dry-run and --check-only, 0 is RESTORABLE, 3 WITH_LOSS, 4 NOT_RESTORABLE.
     """
-    patience = duration_of("--timeout", timeout, "15 min").total_seconds()
+    patience = timeout.total_seconds()
     config: dict[str, Any] = {"to": to, "check_only": check_only, "allow_loss": allow_loss}
     if state_partitions is not None:
         config["state_partitions"] = state_partitions

@@ -13,6 +13,7 @@ from pathlib import Path
 from dagster_ckpt.checkpoint import Facts, PlannedBatch
 from dagster_ckpt.errors import InvalidConfiguration
 from dagster_ckpt.paths import local_path, unescaped
+from dagster_ckpt.shown_text import counted
 from dagster_ckpt.spark.batches import planned_files
 from dagster_ckpt.spark.verdict import Finding, Verdict
 
@@ -163,7 +164,7 @@ def _is_there(file: Path) -> bool:
 
 
 def _files(count: int) -> str:
-    return "1 file" if count == 1 else f"{count} files"
+    return counted(count, "file")
 
 
 def _are(count: int) -> str:

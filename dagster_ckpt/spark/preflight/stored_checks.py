@@ -180,12 +180,15 @@ def check_exported(
         _written_again(catalog, restored) if sink is None else sink_finding(restored, sink, directory / "sink"),
         source_finding(with_in_flight((), location, restored.batch), restored.facts),
         others_finding(catalog.job_name, heartbeat, dead),
-        _over_finding(catalog, epoch),
+        _over_finding(catalog, epoch, None if dead is not None or heartbeat is None else heartbeat.epoch),
     ]
 
 
-def _over_finding(catalog: CheckpointCatalog, epoch: int) -> Finding:
-    """Whether nobody restarts the job by himself: its newest epoch has a final end, or the job never ran here."""
+def _over_finding(catalog: CheckpointCatalog, epoch: int, alive: int | None) -> Finding:
+    """Whether nobody restarts the job by himself: its newest epoch has a final end, or the job never ran here.
+
+    ``alive`` is the epoch of a run that may be alive, ``None`` without one.
+    """
     check, name = "job", catalog.job_name
     try:
         claim, end = catalog.records.epochs.read_claim(epoch), catalog.records.epochs.read_end(epoch)
@@ -193,6 +196,13 @@ def _over_finding(catalog: CheckpointCatalog, epoch: int) -> Finding:
         return Finding.of_error(check, error)
     if claim is None or (end is not None and end.is_final):
         return Finding.fine(check, "it never ran." if end is None else f"over: {end.status}, {end.reason}")
+    if alive is not None and alive >= epoch:
+        running = JobAlreadyRunning(
+            f"Job {name!r} is not over: run {claim.run_id} (epoch {epoch}) drives it.",
+            hint=f"End it with `dagster-ckpt stop {name} --path {catalog.filesystem.url}` or by Terminate; then export "
+            "again.",
+        )
+        return Finding.of_error(check, running)
     refusal = JobAlreadyRunning(
         f"Job {name!r} is not over: run {claim.run_id} (epoch {epoch}) "
         f"{'failed and is to be restarted' if end else 'died without an end'}. The resume sensor or `dagster-ckpt run` "

@@ -1,6 +1,6 @@
 """Proof that a checkpoint is of use, on copies of it: its state as a table, a restore drill, and how fresh it is."""
 
-from dagster_ckpt.spark.proof.comparison import Comparison, compare_rows
+from dagster_ckpt.spark.proof.comparison import Comparison, compare_rows, find_common
 from dagster_ckpt.spark.proof.drill import Drilled, drill_restore
 from dagster_ckpt.spark.proof.freshness import Freshness, freshness_of
 from dagster_ckpt.spark.proof.state_reader import read_state, read_state_metadata, state_operator
@@ -11,6 +11,7 @@ __all__ = [
     "Freshness",
     "compare_rows",
     "drill_restore",
+    "find_common",
     "freshness_of",
     "read_state",
     "read_state_metadata",

@@ -20,7 +20,7 @@ from dagster_ckpt.spark.sinks import recorded_sink
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["Comparison", "ReadRows", "compare_rows"]
+__all__ = ["Comparison", "ReadRows", "compare_rows", "find_common"]
 
 #: Reads what the batches after one batch up to another have written of a job, by the name of the job.
 ReadRows: TypeAlias = "Callable[[SparkSession, str, int, int], DataFrame]"
@@ -98,9 +98,7 @@ def compare_rows(
         SinkMismatch: rows of these batches are no longer there.
         CheckpointError: a storage failed, or a record is damaged.
     """
-    catalogs = storage.catalog(blue), (green_storage or storage).catalog(green)
-    newest = [_newest(catalog) for catalog in catalogs]
-    after, until = _common(*catalogs, min(metadata.batch for metadata in newest))
+    newest, after, until = find_common(storage, blue, green, green_storage)
     both = [
         _rows(metadata, spark, after, until) if read is None else read(spark, metadata.job_name, after, until)
         for metadata in newest
@@ -124,6 +122,18 @@ def compare_rows(
             f"Spark does not compare the rows of {blue} and {green}: {first_line(error)}",
             hint="Name columns that both have with one type; maps cannot be compared.",
         ) from error
+
+
+def find_common(
+    storage: HasCatalogs, blue: str, green: str, green_storage: HasCatalogs | None = None
+) -> tuple[list[CheckpointMetadata], int, int]:
+    """What can be compared, which needs no Spark: both newest checkpoints, the batch before the first, and the last.
+
+    Arguments and errors are those of :func:`compare_rows`.
+    """
+    catalogs = storage.catalog(blue), (green_storage or storage).catalog(green)
+    newest = [_newest(catalog) for catalog in catalogs]
+    return newest, *_common(*catalogs, min(metadata.batch for metadata in newest))
 
 
 def _compared(blue: str, green: str, first: int, last: int, ours: DataFrame, theirs: DataFrame) -> Comparison:

@@ -18,7 +18,7 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from dagster_ckpt.checkpoint import CheckpointCatalog, CheckpointMetadata, PlannedBatch
+from dagster_ckpt.checkpoint import CheckpointCatalog, CheckpointMetadata, PlannedBatch, find_newest
 from dagster_ckpt.clock import Clock, seconds_of
 from dagster_ckpt.config import LATEST
 from dagster_ckpt.errors import QueryFailed
@@ -29,7 +29,7 @@ from dagster_ckpt.spark.job import StreamingJob
 from dagster_ckpt.spark.kafka import KafkaInputs
 from dagster_ckpt.spark.live import LOCATION
 from dagster_ckpt.spark.preflight import AFTER_IT, check_unpacked, kafka_findings, rows_of, version_finding
-from dagster_ckpt.spark.proof.scratch_copy import copied, scratch_place
+from dagster_ckpt.spark.proof.scratch_copy import copied, nothing_to_copy, scratch_place
 from dagster_ckpt.spark.query import (
     await_tasks,
     check_state_backend,
@@ -124,6 +124,8 @@ def drill_restore(
         InvalidConfiguration: Spark's executors are on other machines, and no directory that they share is named.
         StorageError: the storage failed.
     """
+    if (newest := find_newest(catalog)).metadata is None:
+        raise nothing_to_copy(catalog, newest.reason)
     began, watch = clock.time(), _Watch(clock)
     spark = job.session()
     place = scratch_place(spark, scratch_directory)

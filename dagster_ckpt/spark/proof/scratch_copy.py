@@ -33,7 +33,7 @@ from dagster_ckpt.spark.live import LOCATION
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["copied", "scratch_place"]
+__all__ = ["copied", "nothing_to_copy", "scratch_place"]
 
 _PREFIX = "dagster-ckpt-scratch"
 
@@ -114,11 +114,16 @@ def _made(
         return metadata
     newest, _ = read_newest(catalog, make, prefer_checkpoint=prefer_checkpoint)
     if newest.metadata is None:
-        raise CheckpointNotFound(
-            f"Job {catalog.job_name!r} has no checkpoint in {catalog.filesystem.url}: {newest.reason}.",
-            hint=f"See what there is with `dagster-ckpt list --path {catalog.filesystem.url}`.",
-        )
+        raise nothing_to_copy(catalog, newest.reason)
     return newest.metadata
+
+
+def nothing_to_copy(catalog: CheckpointCatalog, reason: str) -> CheckpointNotFound:
+    """The error for a job that has no checkpoint."""
+    return CheckpointNotFound(
+        f"Job {catalog.job_name!r} has no checkpoint in {catalog.filesystem.url}: {reason}.",
+        hint=f"See what there is with `dagster-ckpt list --path {catalog.filesystem.url}`.",
+    )
 
 
 def _make_directory(place: Path) -> Path:

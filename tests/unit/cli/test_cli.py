@@ -257,9 +257,9 @@ def test_a_savepoint_restores_where_its_job_is_not_known(
 def test_list_of_nothing(storage: Path) -> None:
     storage.mkdir()
     result = call(storage, "list")
-    assert result.exit_code == 1
-    assert "There is no job in" in result.stderr
-    assert "Is --path the checkpoint path?" in result.stderr
+    assert result.exit_code == 0
+    assert "There is no job in" in result.stdout
+    assert "Is --path the checkpoint path?" in result.stdout
 
 
 def test_describe(storage: Path, taken: list[CheckpointMetadata]) -> None:
@@ -418,8 +418,8 @@ def test_what_cannot_be_pinned_or_unpinned(
 def test_retention_with_what_cannot_be_used(storage: Path, taken: list[CheckpointMetadata]) -> None:
     assert taken
     result = call(storage, "retention", JOB, "--retain-for", "7 parsecs")
-    assert result.exit_code == 1
-    assert "retain_for" in result.stderr
+    assert result.exit_code == 2
+    assert "--retain-for" in result.stderr
     assert "'7 parsecs' is not a duration" in result.stderr
 
 
@@ -482,10 +482,9 @@ def test_a_savepoint_of_a_running_job(storage: Path, taken: list[CheckpointMetad
 @pytest.mark.parametrize(
     ("options", "message", "hint"),
     [
-        (["--stop"], "no run of it is alive", "Leave --stop out"),
+        (["--stop"], "no run of it is alive", "dagster-ckpt savepoint"),
         (["--drain", "--stop"], "Spark cannot emit a final watermark", "Use --stop without --drain"),
         ([], "No savepoint location given and no default location configured.", "--to DIR"),
-        (["--timeout", "soon"], "'soon' is not a duration", "'10 min'"),
     ],
 )
 def test_a_savepoint_that_cannot_be(
@@ -585,16 +584,16 @@ def test_sweep_tells_first_and_then_deletes_what_nothing_needs(
     assert (document["count"], document["bytes"], document["dry_run"]) == (1, 5, True)
     told = call(storage, "sweep", "--dry-run").stdout
     assert f"{name}  (no checkpoint needs it)" in told
-    assert f"{JOB}: 1 files, 5 bytes would be deleted." in told
+    assert f"{JOB}: 1 file, 5 bytes would be deleted." in told
     assert files(storage) == before
     swept = call(storage, "sweep", JOB).stdout
     assert f"{name}  (no checkpoint needs it)" in swept
-    assert f"{JOB}: 1 files, 5 bytes deleted." in swept
+    assert f"{JOB}: 1 file, 5 bytes deleted." in swept
     assert before.keys() - files(storage).keys() == {name}
     assert call(storage, "verify", JOB).exit_code == 0
 
 
 def test_sweep_refuses_what_is_no_age(storage: Path, taken: list[CheckpointMetadata]) -> None:
     result = call(storage, "sweep", JOB, "--older-than", "soon")
-    assert result.exit_code == 1
-    assert "--older-than: 'soon' is not a duration" in result.stderr
+    assert result.exit_code == 2
+    assert "'--older-than': 'soon' is not a duration" in result.stderr

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import dagster as dg
 import pytest
 from click.testing import CliRunner
 
@@ -91,7 +92,8 @@ def ordered(monkeypatch: pytest.MonkeyPatch) -> list[Order]:
     """The orders that the command gives, which nobody carries out."""
     orders: list[Order] = []
 
-    def keep(order: Order) -> int:
+    def keep(order: Order, *, as_json: bool) -> int:
+        assert not as_json
         orders.append(order)
         return 0
 
@@ -208,5 +210,9 @@ def test_help_names_every_exit_status() -> None:
         assert told in output
 
 
-def a_function(context: Any, spark: Any) -> Any:
+class Shops(dg.Config):
+    shops: int = 1
+
+
+def a_function(context: Any, spark: Any, shops: Shops) -> Any:
     raise AssertionError("no test runs this query")

@@ -206,8 +206,8 @@ def test_status_is_told_again_until_it_is_interrupted(job: StoredJob, monkeypatc
     assert (done.exit_code, pauses) == (0, [5, 5, 5])
     assert done.stdout.count("FINISHED") == 3
     refused = CliRunner().invoke(main, ["status", "--path", str(job.root), "--watch", "often"])
-    assert refused.exit_code == 1
-    assert "Write it as '5 s'" in refused.stderr
+    assert refused.exit_code == 2
+    assert "such as '500 ms', '10 s'" in refused.stderr
 
 
 def test_names_and_series_are_taken_listed_and_gone_back_to(job: StoredJob, tmp_path: Path) -> None:

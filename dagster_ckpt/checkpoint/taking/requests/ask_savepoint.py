@@ -7,6 +7,7 @@ import time
 import uuid
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from datetime import timedelta
 
 from dagster_ckpt.checkpoint.catalog import CheckpointCatalog, check_label, find_newest, savepoint_storage
 from dagster_ckpt.checkpoint.control import NO_LABEL, Answer, Label, SavepointRequest, TakenSavepoint
@@ -40,7 +41,7 @@ def take_savepoint(
     *,
     default: str | None,
     stop: bool,
-    timeout: str,
+    timeout: str | timedelta,
     clock: Clock,
     wait: Callable[[float], object],
     report: Callable[[str], object],
@@ -83,7 +84,8 @@ def take_savepoint(
     if stop:
         raise InvalidConfiguration(
             f"Job {catalog.job_name!r} cannot be stopped: no run of it is alive.",
-            hint="Leave --stop out to make a savepoint of the job's newest completed checkpoint.",
+            hint=f"`dagster-ckpt savepoint {catalog.job_name} --path {catalog.filesystem.url}` makes a savepoint of "
+            "the job's newest completed checkpoint.",
         )
     storage = savepoint_storage(to, default, like=catalog.filesystem)
     newest = find_newest(catalog)
@@ -120,7 +122,7 @@ def _of_series(catalog: CheckpointCatalog, series: str, checkpoint: CheckpointMe
 def ask_checkpoint(
     catalog: CheckpointCatalog,
     *,
-    timeout: str,
+    timeout: str | timedelta,
     clock: Clock,
     wait: Callable[[float], object] | None,
     report: Callable[[str], object],
@@ -158,7 +160,7 @@ def ask_checkpoint(
     return _Asker(catalog, request, seconds, clock, wait, report).take()
 
 
-def _seconds(timeout: str) -> float:
+def _seconds(timeout: str | timedelta) -> float:
     try:
         return parse_duration(timeout).total_seconds()
     except ValueError as error:

@@ -1,0 +1,302 @@
+"""What holds of every command of the command line."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from dagster_ckpt.cli import main
+from dagster_ckpt.cli.places import DURATION
+from dagster_ckpt.filesystem import PosixFileSystem
+from tests.helpers.checkpoint.driver import JOB, Ledger, Pins, Run, state
+from tests.helpers.orchestration.stored_job import StoredJob, run_id
+
+_CONTEXT = click.Context(main)
+_COMMANDS = {name: command for name in main.list_commands(_CONTEXT) if (command := main.get_command(_CONTEXT, name))}
+#: A job without checkpoints, and the arguments of a call of each command that has something to say.
+_EMPTY = "empty"
+_CALLS: dict[str, list[str]] = {
+    "batch": [JOB],
+    "cancel": [JOB],
+    "checkpoint": [JOB],
+    "compare": [JOB, JOB],
+    "describe": [JOB],
+    "diff": [JOB, "chk-1"],
+    "dispose": ["{tmp}/nothing"],
+    "drill": ["no_such_module:job"],
+    "export": [JOB, "--to", "{tmp}/exported"],
+    "init": ["{tmp}/project"],
+    "list": [],
+    "pin": [JOB, "latest"],
+    "preflight": [JOB],
+    "restore": [JOB, "chk-1", "--dry-run"],
+    "retention": [JOB],
+    "run": ["no_such_module:job"],
+    "savepoint": [JOB, "--to", "{tmp}/savepoints"],
+    "savepoints": [],
+    "starts": [JOB],
+    "state": [JOB],
+    "status": [],
+    "stop": [JOB],
+    "sweep": [],
+    "unpin": [JOB, "chk-2"],
+    "verify": [JOB],
+}
+#: Calls that are refused: of a job without checkpoints, and with what is not there.
+_REFUSED: list[list[str]] = [
+    *([name, _EMPTY] for name in ("batch", "cancel", "checkpoint", "describe", "state", "stop", "sweep", "verify")),
+    ["compare", _EMPTY, _EMPTY],
+    ["diff", _EMPTY, "latest"],
+    ["export", _EMPTY, "--to", "{tmp}/exported"],
+    ["export", JOB, "--to", "{tmp}/exported"],
+    ["pin", _EMPTY, "latest"],
+    ["unpin", _EMPTY, "latest"],
+    ["unpin", JOB, "chk-1"],
+    ["savepoint", JOB, "--to", "/etc/passwd"],
+    ["savepoint", JOB, "--to", "/proc/x"],
+    ["dispose", ""],
+    ["dispose", "savepoint:a"],
+    ["init", "/etc/passwd"],
+    ["batch", JOB, "99"],
+    ["state", JOB, "--operator", "7"],
+    *(
+        [name, "nosuch", *rest]
+        for name, rest in (
+            *(
+                (name, ())
+                for name in ("batch", "describe", "list", "retention", "savepoints", "starts", "status", "sweep")
+            ),
+            *((name, ("latest",)) for name in ("describe", "diff", "pin", "unpin", "preflight", "state", "verify")),
+        )
+    ),
+]
+
+
+@pytest.fixture
+def storage(tmp_path: Path) -> Path:
+    filesystem = PosixFileSystem(tmp_path / "storage")
+    (tmp_path / "pins").mkdir()
+    run = Run(filesystem, Ledger(), Pins(tmp_path / "pins")).start()
+    for step in range(3):
+        run.checkpoint(state(step))
+    StoredJob(tmp_path / "storage", _EMPTY).claim(run_id())
+    return tmp_path / "storage"
+
+
+def arguments(storage: Path, call: list[str], *more: str) -> list[str]:
+    command = _COMMANDS[call[0]]
+    has_path = any(option.name == "path" for option in command.params)
+    given = [item.format(tmp=storage.parent) for item in call]
+    return [*given, *(("--path", str(storage)) if has_path else ()), *more]
+
+
+def test_no_command_is_forgotten() -> None:
+    assert set(_CALLS) == set(_COMMANDS)
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+@pytest.mark.parametrize("name", sorted(set(_COMMANDS) - {"run"}))
+def test_a_full_disk_behind_stdout_is_told(
+    name: str, as_json: bool, storage: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    given = arguments(storage, [name, *_CALLS[name]], *(("--json",) if as_json else ()))
+    if name == "unpin":
+        CliRunner().invoke(main, arguments(storage, ["pin", *_CALLS[name]]))
+    says = CliRunner().invoke(main, arguments(storage, ["init", "{tmp}/other"]) if name == "init" else given).stdout
+    if name in {"init", "unpin"}:
+        assert CliRunner().invoke(main, arguments(storage, ["pin", JOB, "chk-2"])).exit_code == 0
+    with Path("/dev/full").open("w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        with pytest.raises(SystemExit) as ended:
+            main.main(given, prog_name="dagster-ckpt")
+        monkeypatch.undo()
+    assert ended.value.code != 0 or not says
+    if says:
+        assert ended.value.code == 1
+        assert "The output cannot be written: No space left on device." in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("name", sorted(_COMMANDS))
+def test_every_command_has_json(name: str) -> None:
+    assert "--json" in [text for option in _COMMANDS[name].params for text in option.opts]
+
+
+@pytest.mark.parametrize("call", [[name] for name in ("list", "savepoints", "status", "sweep")], ids=str)
+@pytest.mark.parametrize("which", ["storage", "nothing"])
+def test_the_exit_status_is_the_same_with_json_which_is_valid(call: list[str], which: str, storage: Path) -> None:
+    place = storage if which == "storage" else storage.parent / "nothing"
+    plain, as_json = (CliRunner().invoke(main, arguments(place, call, *more)) for more in ((), ("--json",)))
+    assert plain.exit_code == as_json.exit_code
+    assert isinstance(json.loads(as_json.stdout), list)
+    assert plain.stdout or plain.stderr
+
+
+@pytest.mark.parametrize("name", ["batch", "describe", "diff", "preflight", "retention", "starts", "state", "verify"])
+@pytest.mark.parametrize("job", [JOB, _EMPTY])
+def test_what_is_told_of_a_job_has_one_exit_status(name: str, job: str, storage: Path) -> None:
+    call = [name, job, *_CALLS[name][1:]]
+    plain, as_json = (CliRunner().invoke(main, arguments(storage, call, *more)) for more in ((), ("--json",)))
+    assert plain.exit_code == as_json.exit_code
+    if as_json.stdout or name == "verify":
+        json.loads(as_json.stdout)
+
+
+def _wrong_values() -> Iterator[tuple[str, str, str]]:
+    for name, command in _COMMANDS.items():
+        for option in command.params:
+            if not isinstance(option, click.Option):
+                continue
+            if option.type is DURATION:
+                yield from ((name, option.opts[0], text) for text in ("soon", "7 parsecs", "10", "0 s", ""))
+            elif isinstance(option.type, click.types.IntParamType):
+                yield from ((name, option.opts[0], text) for text in ("-1", "many", "1.5"))
+
+
+@pytest.mark.parametrize(("name", "option", "text"), list(_wrong_values()))
+def test_a_wrong_duration_or_number_is_a_wrong_call(name: str, option: str, text: str, storage: Path) -> None:
+    done = CliRunner().invoke(main, arguments(storage, [name, *_CALLS[name]], option, text))
+    assert done.exit_code == 2, done.output
+    assert option in done.stderr
+
+
+def test_durations_have_one_type() -> None:
+    told = {"--timeout", "--watch", "--older-than", "--retain-for", "--max-age"}
+    found = {option.opts[0] for command in _COMMANDS.values() for option in command.params if option.type is DURATION}
+    assert found == told
+    every = [option for command in _COMMANDS.values() for option in command.params]
+    assert not told & {option.opts[0] for option in every if option.type is not DURATION}
+
+
+@pytest.mark.parametrize("call", _REFUSED, ids=" ".join)
+def test_what_is_refused_comes_with_a_command_or_an_option_that_exists(
+    call: list[str], storage: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    done = CliRunner(catch_exceptions=False).invoke(main, arguments(storage, call))
+    told = done.stderr + capfd.readouterr().err
+    assert done.exit_code in {1, 2}, done.output
+    assert done.stdout == ""
+    assert "\\n" not in told, "a line is a line"
+    named = re.findall(r"dagster-ckpt ([a-z]+)", told)
+    assert set(named) <= set(_COMMANDS)
+    options = [text for command in _COMMANDS.values() for option in command.params for text in option.opts]
+    assert named or set(re.findall(r"--[a-z-]+", told)) & set(options), told
+
+
+def test_a_pin_is_named_by_job_latest_and_path(storage: Path) -> None:
+    (newest,) = [row for row in json.loads(run_json(storage, "list")) if row["newest"]]
+    for named in ("latest", newest["pointer"], f"{newest['pointer']}/_metadata", newest["checkpoint"], "chk-3"):
+        assert json.loads(run_json(storage, "pin", JOB, named))["checkpoint"] == newest["checkpoint"]
+        assert json.loads(run_json(storage, "unpin", JOB, named))["checkpoint"] == newest["checkpoint"]
+
+
+def run_json(storage: Path, *call: str) -> str:
+    done = CliRunner(catch_exceptions=False).invoke(main, arguments(storage, list(call), "--json"))
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+def test_equal_checkpoints_do_not_differ(storage: Path) -> None:
+    told = CliRunner().invoke(main, arguments(storage, ["diff", JOB, "latest"]))
+    assert told.exit_code == 0
+    assert told.stdout.endswith("is compared with itself: nothing differs.\n")
+
+
+def test_a_note_is_printed_by_any_encoding(storage: Path) -> None:
+    saved = ["savepoint", JOB, "--to", "{tmp}/savepoints", "--name", "a", "--note", "für Jörg"]
+    assert CliRunner().invoke(main, arguments(storage, saved)).exit_code == 0
+    environment: dict[str, Any] = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    program = [sys.executable, "-m", "dagster_ckpt.cli", *arguments(storage, ["savepoints"])]
+    done = subprocess.run(program, env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert r"f\xfcr J\xf6rg" in done.stdout or "für Jörg" in done.stdout
+
+
+def test_the_shell_completes_commands() -> None:
+    asked = {
+        **os.environ,
+        "_DAGSTER_CKPT_COMPLETE": "bash_complete",
+        "COMP_WORDS": "dagster-ckpt sa",
+        "COMP_CWORD": "1",
+    }
+    program = [str(Path(sys.executable).with_name("dagster-ckpt"))]
+    done = subprocess.run(program, env=asked, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["plain,savepoint", "plain,savepoints"]
+    script = subprocess.run(
+        program, env={**asked, "_DAGSTER_CKPT_COMPLETE": "bash_source"}, capture_output=True, text=True, check=True
+    ).stdout
+    assert subprocess.run(["bash", "-n"], input=script, text=True, check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        ["compare", JOB, JOB],
+        ["compare", _EMPTY, _EMPTY],
+        ["drill", "tests.unit.cli.test_cli_every_command:never_built", "--name", "nosuch"],
+        ["state", _EMPTY, "--operator", "0"],
+    ],
+    ids=" ".join,
+)
+def test_spark_is_not_started_for_what_is_refused(
+    call: list[str], storage: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(*_: object, **__: object) -> None:
+        raise AssertionError("Spark was started")
+
+    for place in ("cli.proof.compare.start_session", "cli.proof.state.start_session", "spark.start_session"):
+        monkeypatch.setattr(f"dagster_ckpt.{place}", start)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    done = CliRunner(catch_exceptions=False).invoke(main, arguments(storage, call))
+    assert done.exit_code == 1, done.output
+    assert "is no fork" in done.stderr or "has no checkpoint" in done.stderr
+
+
+def never_built(context: Any, spark: Any) -> Any:
+    raise AssertionError("no test runs this query")
+
+
+_ROOT = Path(__file__).resolve().parents[3]
+
+
+def _written() -> Iterator[tuple[str, str, bool]]:
+    """The calls of this command in the documentation: the page, the call, and whether it is a line of a shell."""
+    block = re.compile(r"^ *```(?:bash|sh|shell|console)?\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
+    for page in [_ROOT / "README.md", *sorted((_ROOT / "docs").rglob("*.md"))]:
+        name, text = str(page.relative_to(_ROOT)), page.read_text()
+        for line in "\n".join(block.findall(text)).replace("\\\n", " ").splitlines():
+            if found := re.match(r"\s*(?:\$ )?dagster-ckpt (.*)", line):
+                yield name, found[1], True
+        for call in re.findall(r"`dagster-ckpt ([a-z][^`]*)`", text):
+            yield name, " ".join(call.split()), False
+
+
+def test_every_call_in_the_documentation_is_one_that_the_command_line_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the text around the blocks a call may leave out what the reader knows."""
+    monkeypatch.setenv("DAGSTER_CKPT_PATH", "/data/checkpoints")
+    calls = list(_written())
+    assert len(calls) > 50
+    wrong = []
+    for page, text, is_whole in calls:
+        name, *words = shlex.split(re.split(r" [|>&]+ ?", text)[0], comments=True)
+        try:
+            if name not in _COMMANDS:
+                raise click.UsageError("no such command")
+            if is_whole:
+                _COMMANDS[name].make_context(name, words)
+            known = {option for parameter in _COMMANDS[name].params for option in parameter.opts}
+            if unknown := {word for word in words if word.startswith("--")} - known:
+                raise click.UsageError(f"no such option: {unknown}")
+        except click.ClickException as error:
+            wrong.append(f"{page}: dagster-ckpt {text}: {error.format_message()}")
+    assert not wrong, "\n".join(wrong)
