@@ -199,11 +199,13 @@ class DeltaSink(TableSink):
             SinkMismatch: as :meth:`check`; nothing was touched.
         """
         del began  # the marks tell
-        newest = self._table.version
-        if self.newest_batch() is None:
+        table, nothing = self._table, self.newest_batch() is None
+        if table.mark(self._application) is None:
             return ""
-        for version in range(newest, -1, -1):
-            (commit,) = self._table.commits(version - 1, version)
+        for version in range(table.version, -1, -1):
+            if nothing and table.commit_of(version) is None:
+                return ""  # the log goes back no more to the claim
+            (commit,) = table.commits(version - 1, version)
             mark = commit.marks.get(self._application)
             if mark is not None and marked_batch(mark) < 0:
                 return self._claim(epoch, -1, version)

@@ -1,0 +1,121 @@
+"""What people do to the table of a job by hand: nothing is doubled."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dagster_ckpt.errors import QueryFailed, SinkMismatch
+from dagster_ckpt.spark.sinks.delta import DeltaSink
+from tests.jobs.harness import Bench
+from tests.jobs.tables.common import Starts, into
+from tests.jobs.tables.delta import seen, sql, version
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+pytestmark = pytest.mark.releases
+
+
+@pytest.fixture
+def rows(bench: Bench) -> DataFrame:
+    return bench.spark.range(3).selectExpr("cast(id AS int) AS id", "cast(10 * id AS int) AS v")
+
+
+@pytest.fixture
+def starts(bench: Bench, rows: DataFrame) -> Starts[DeltaSink]:
+    return Starts(bench.root, rows, lambda: DeltaSink(bench.sink))
+
+
+def of(rows: DataFrame, batch: int) -> DataFrame:
+    return rows.withColumn("id", rows["id"] + 100 * batch)
+
+
+def ids(bench: Bench) -> list[int]:
+    return sorted(row[0] for row in seen(bench).elements())
+
+
+def restore(bench: Bench, to: int) -> None:
+    sql(bench, f"RESTORE TABLE {{table}} TO VERSION AS OF {to}")
+
+
+def test_a_restore_by_hand_doubles_nothing(bench: Bench, rows: DataFrame, starts: Starts[DeltaSink]) -> None:
+    """It brings back the batch that a rollback took, and keeps the marks: by them, nothing is to be taken back.
+
+    A start from the same checkpoint takes the batch back once more. To a checkpoint of after the rollback no start
+    goes back, until the RESTORE is undone as the refusal says.
+    """
+    sink = starts.begun(1)
+    sink.write_batch(of(rows, 0), 0)
+    covered = starts.position(sink, 1, 0)
+    sink.write_batch(of(rows, 1), 1)
+    ahead = version(bench)
+    starts.begun(2, covered)
+    restore(bench, ahead)
+    assert ids(bench) == [0, 1, 2, 100, 101, 102]
+    sink = starts.begun(3, covered)
+    assert ids(bench) == [0, 1, 2]
+
+    rolled_back, right = starts.position(sink, 3, 0), version(bench)
+    restore(bench, ahead)
+    with pytest.raises(SinkMismatch, match=rf"version {right + 1} \(RESTORE\)") as refused:
+        starts.begun(4, rolled_back)
+    assert f"TO VERSION AS OF {right} " in refused.value.hint
+    restore(bench, right)
+    sink = starts.begun(5, rolled_back)
+    sink.write_batch(of(rows, 1), 1)
+    assert ids(bench) == [0, 1, 2, 100, 101, 102]
+
+
+def test_a_restore_by_hand_before_the_first_checkpoint(
+    bench: Bench, rows: DataFrame, starts: Starts[DeltaSink]
+) -> None:
+    sink = starts.begun(1)
+    sink.write_batch(of(rows, 0), 0)
+    ahead = version(bench)
+    sink = starts.attached()
+    sink.rollback_to_nothing(0, 2)
+    starts.begin(sink, 2)
+    assert ids(bench) == []
+    right = version(bench)
+    restore(bench, ahead)
+    with pytest.raises(SinkMismatch, match=rf"version {right + 1} \(RESTORE\)"):
+        starts.attached().rollback_to_nothing(0, 3)
+    restore(bench, right)
+    sink = starts.attached()
+    sink.rollback_to_nothing(0, 4)
+    starts.begin(sink, 4)
+    sink.write_batch(of(rows, 0), 0)
+    assert ids(bench) == [0, 1, 2]
+
+
+@pytest.mark.exhaustive
+def test_a_rollback_that_was_undone_by_hand_is_made_again(bench: Bench) -> None:
+    """The run of the rollback fails before its first batch."""
+
+    def to_delta(bench: Bench, session: SparkSession) -> DataStreamWriter:
+        return into(DeltaSink(bench.sink), bench, session)
+
+    def failing(bench: Bench, session: SparkSession) -> DataStreamWriter:
+        sink = DeltaSink(bench.sink)
+
+        def fail(rows: DataFrame, batch: int) -> None:
+            raise ZeroDivisionError(f"before batch {batch} of {rows}")
+
+        sink.write_batch = fail  # type: ignore[method-assign]
+        return into(sink, bench, session)
+
+    bench.query = to_delta
+    bench.tick(1)
+    bench.tick(1)
+    ahead = version(bench)
+    bench.query = failing
+    with pytest.raises(QueryFailed):
+        bench.launch(restore_from="chk-1").result()
+    restore(bench, ahead)
+    assert seen(bench) == bench.expected()
+    bench.query = to_delta
+    assert "removed" in bench.tick(0).started.sink
+    assert seen(bench) == bench.expected()
