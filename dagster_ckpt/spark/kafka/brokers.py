@@ -175,11 +175,14 @@ class Brokers:
         described = self._answer(self._call(ask), give_up)
 
         def read() -> dict[str, int]:
-            return {
-                str(resource.name()): int(config.get("min.compaction.lag.ms").value())
-                for resource, config in described.items()
-                if "compact" in str(config.get("cleanup.policy").value())
-            }
+            found: dict[str, int] = {}
+            for resource, config in described.items():
+                policy, lag = config.get("cleanup.policy"), config.get("min.compaction.lag.ms")
+                if policy is None:
+                    raise ValueError(f"no cleanup.policy of topic {resource.name()} was told")
+                if "compact" in str(policy.value()):
+                    found[str(resource.name())] = 0 if lag is None else int(lag.value())
+            return found
 
         return self._call(read)
 

@@ -257,8 +257,8 @@ class _Compared:
             told += " It was not told whether the topic is compacted, so records there may have been removed."
         elif again := self._compacted(now, self.upto):
             told += (
-                f" Up to {records(sum(again.values()))} that were read and that no checkpoint covers may be gone: the "
-                "topic is compacted."
+                f" Up to {records(sum(again.values()))} that were read and that no newer checkpoint covers may be "
+                "gone: the topic is compacted."
             )
         new = f" Partitions that are new since are read from their beginning: {', '.join(added)}." if added else ""
         return told + new
