@@ -6,6 +6,7 @@ import json
 import logging
 import shutil
 from collections import Counter
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,12 +18,14 @@ from dagster_ckpt.spark.preflight.kafka_topics import CHECK
 from dagster_ckpt.testing.kafka import PASSWORD
 from tests.jobs.harness import NEVER, OFTEN, Bench, copied, tree
 from tests.jobs.kafka.topics import TopicBench, rows_of, topic_of
+from tests.jobs.plain.plain import BACKENDS, Plain, exported
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 
+@pytest.mark.releases
 def test_a_job_is_exact_after_a_crash_and_after_a_rollback(bench: TopicBench) -> None:
     first = bench.tick(3)
     bench.assert_exact()
@@ -100,7 +103,7 @@ def test_each_source_is_asked_for_its_own_topics(bench: TopicBench) -> None:
     again = bench.tick(0, job, restore_from=first.completed[-1].name)
     found = [item.reason for item in again.started.preflight.findings if item.check == CHECK]
     assert len(found) == 3
-    assert all("has all 0 records" in reason for reason in found)
+    assert all("has all 0 offsets" in reason for reason in found)
 
 
 def test_partitions_that_a_source_does_not_read_do_not_count(bench: TopicBench) -> None:
@@ -112,6 +115,19 @@ def test_partitions_that_a_source_does_not_read_do_not_count(bench: TopicBench) 
     bench.kafka.expire(bench.topic, {1: 5})
     assert first.completed[-1].facts.sources[0].lag == {bench.topic: {"0": 0}}
     bench.tick(1)
+    bench.assert_exact()
+
+
+@pytest.mark.exhaustive
+def test_a_query_of_plain_spark_moves_in_and_out_again(bench: TopicBench, tmp_path: Path) -> None:
+    """Its offsets go with it, both ways."""
+    plain = Plain(bench, BACKENDS["rocksdb"], bench.root / "plain")
+    plain.tick(3)
+    bench.tick(2, fork_from=str(plain.location))
+    bench.assert_exact()
+    bench.tick(1, restore_from=bench.checkpoints()[0].reference)
+    bench.assert_exact()
+    exported(bench, tmp_path / "out").tick(2)
     bench.assert_exact()
 
 
@@ -132,7 +148,7 @@ def test_brokers_are_asked_with_the_login_of_the_source_which_nobody_is_told(
     found = [
         item.reason for launch in launches[1:] for item in launch.started.preflight.findings if item.check == CHECK
     ]
-    assert "has all 8 records after the checkpoint" in found[0]
+    assert "has all 8 offsets after the checkpoint" in found[0]
     assert "SaslAuthenticationException" in found[1]
     told = [repr(launch.events) for launch in launches] + [caplog.text, str(caught.value), repr(tree(bench.root))]
     assert not [text for text in told if PASSWORD in text]

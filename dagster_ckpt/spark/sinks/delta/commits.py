@@ -27,6 +27,7 @@ __all__ = [
     "parse_commit",
     "plan_rollback",
     "refuse_replaced",
+    "was_reset",
 ]
 
 #: A data file: its path in the table, and the deletion vector that hides rows of the file.
@@ -37,6 +38,10 @@ _BATCHES = 2**32
 _JOBS = "dagster_ckpt:"
 #: Operations of others that change rows one by one. Others that remove rows replace the table as a whole or in part.
 _EDITS = frozenset({"DELETE", "UPDATE", "MERGE"})
+#: Operations that bring files of earlier versions, or of another table, into the table. The marks stay.
+_BRINGS_BACK = frozenset({"RESTORE", "CLONE"})
+#: A commit, and those before it that count.
+_Line: TypeAlias = "tuple[Commit, _Line] | None"
 #: What an ``add`` has in common with the ``remove`` of the same file.
 _OF_FILE = (
     *("path", "partitionValues", "size", "stats", "tags"),
@@ -90,7 +95,7 @@ class Commit:
         removed: the files that the commit removed, each with its JSON.
         changes_rows: whether the commit changed what readers see.
         removes_rows: whether the commit took rows away.
-        restored: the version that the commit made the table equal to, ``None`` when it did not restore one.
+        restored: the version that the commit made the table equal to, ``None`` when it does not name one.
         transaction: Delta's id of the transaction that made the commit; empty when the commit does not tell.
     """
 
@@ -113,6 +118,14 @@ class Commit:
     def of_job(self) -> bool:
         """Whether a job of this library made the commit."""
         return any(application.startswith(_JOBS) for application in self.marks)
+
+    @property
+    def is_reset(self) -> bool:
+        """Whether somebody has brought rows back by hand; the marks do not tell then what the table holds.
+
+        The rollback of a job is called RESTORE, too. It brings back what its marks tell.
+        """
+        return self.operation in _BRINGS_BACK and self.changes_rows and not self.of_job
 
     def is_batch(self, application: str, mark: int) -> bool:
         """Whether this is the batch with a mark, and no claim with that mark."""
@@ -173,8 +186,7 @@ def plan_rollback(commits: Sequence[Commit], application: str, now: int) -> Roll
     Raises:
         SinkMismatch: another writer has replaced rows, or changed a file that must be taken back.
     """
-    after = commits[0].version - 1 if commits else 0
-    counting = _with_undone_compactions(_without_undone(commits, after))
+    counting = _with_undone_compactions(_without_undone(commits))
     ours = {key for commit in counting if application in commit.marks for key in commit.files}
     # A compaction stays, too, unless it has put rows of ours into a file with others.
     others = [commit for commit in counting if application not in commit.marks]
@@ -207,35 +219,52 @@ def _net(commits: Sequence[Commit]) -> tuple[dict[FileKey, Mapping[str, Any]], d
     return gone, come
 
 
-def refuse_replaced(commits: Sequence[Commit], after: int, application: str) -> None:
+def was_reset(commits: Sequence[Commit], application: str) -> bool:
+    """Whether rows of our application may have come back, or may be away, against what the marks tell.
+
+    Args:
+        commits: the newest commits, in order.
+        application: our application.
+    """
+    ours = any(application in commit.marks and commit.changes_rows for commit in commits)
+    return ours and any(commit.is_reset for commit in commits)
+
+
+def refuse_replaced(commits: Sequence[Commit], application: str) -> None:
     """Make sure that the rows of a checkpoint are still there, where nothing of our application is to be taken back.
 
     Args:
-        commits: the commits after the version of the checkpoint that the log still has, in order.
-        after: the version of the checkpoint.
+        commits: the commits after the checkpoint that the log still has, in order.
         application: our application.
 
     Raises:
         SinkMismatch: another writer has replaced rows.
     """
-    for commit in _without_undone(commits, after):
+    for commit in _without_undone(commits):
         if application not in commit.marks:
             _refuse(commit, touches_ours=False)
 
 
-def _without_undone(commits: Sequence[Commit], after: int) -> list[Commit]:
-    """``commits`` without those that a RESTORE by hand to ``after`` or later has undone, and without that RESTORE.
+def _without_undone(commits: Sequence[Commit]) -> list[Commit]:
+    """``commits`` without those that a RESTORE by hand has undone, and without that RESTORE.
 
-    The rollback of a job is called RESTORE, too. The rollback has undone commits of that job only.
+    A RESTORE to before the first of them stays, because it has undone more. The rollback of a job is called RESTORE,
+    too. The rollback has undone commits of that job only.
     """
-    counting: list[Commit] = []
+    if not commits:
+        return []
+    newest: _Line = None
+    #: By version: the newest commit that counts there, before it the others.
+    lines: dict[int, _Line] = {commits[0].version - 1: None}
     for commit in commits:
-        restored = None if commit.of_job else commit.restored
-        if restored is not None and restored >= after:
-            counting = [earlier for earlier in counting if earlier.version <= restored]
-        else:
-            counting.append(commit)
-    return counting
+        undone = commit.restored is not None and commit.restored in lines and not commit.of_job
+        newest = lines[commit.restored or 0] if undone else (commit, newest)
+        lines[commit.version] = newest
+    counting = []
+    while newest is not None:
+        commit, newest = newest
+        counting.append(commit)
+    return counting[::-1]
 
 
 def _with_undone_compactions(commits: Sequence[Commit]) -> list[Commit]:
@@ -259,7 +288,8 @@ def _with_undone_compactions(commits: Sequence[Commit]) -> list[Commit]:
 
 
 def _refuse(commit: Commit, touches_ours: bool) -> None:
-    if commit.removes_rows and commit.operation not in _EDITS and not commit.of_job:
+    replaces = commit.removes_rows and commit.operation not in _EDITS and not commit.of_job
+    if replaces or commit.is_reset:
         raise SinkMismatch(
             f"Another writer replaced rows of the table after the checkpoint, in {commit}, so the table does not hold "
             "what the checkpoint covers.",

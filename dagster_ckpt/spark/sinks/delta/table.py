@@ -16,6 +16,7 @@ from dagster_ckpt.spark.sinks.delta.commits import (
     parse_commit,
     plan_rollback,
     refuse_replaced,
+    was_reset,
 )
 from dagster_ckpt.spark.sinks.table_sink import Overtaken, explained
 
@@ -182,14 +183,17 @@ class DeltaTable:
             newest: the newest version.
             application: our application.
             held: what :meth:`held` was at the version to go back to, ``None`` if that is not known. If the table holds
-                that, nothing is to be taken back, and the log need not go back so far.
+                that, and no RESTORE by hand may have changed that since, nothing is to be taken back, and the log
+                need not go back so far.
 
         Raises:
             SinkMismatch: that is not possible without a loss, or a file that must come back is gone.
         """
         if held is not None and self.held(application) == held:
-            refuse_replaced(self.commits(after, newest, if_there=True), after, application)
-            return Rollback((), (), ())
+            left = self.commits(after, newest, if_there=True)
+            if not was_reset(left, application):
+                refuse_replaced(left, application)
+                return Rollback((), (), ())
         plan = plan_rollback(self.commits(after, newest), application, int(time.time() * 1000))
         gone = [path for path in plan.paths if not self.has_file(path)]
         if gone:

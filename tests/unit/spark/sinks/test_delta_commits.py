@@ -24,6 +24,7 @@ from dagster_ckpt.spark.sinks.delta.commits import (
     parse_commit,
     plan_rollback,
     refuse_replaced,
+    was_reset,
 )
 
 OURS, THEIRS, OTHERS = "ours", "theirs", "others"
@@ -57,11 +58,14 @@ class Table:
     log: list[Commit] = field(default_factory=list)
     live: list[dict[str, Data]] = field(default_factory=list)
     now: dict[str, Data] = field(default_factory=dict)
+    #: The rows that somebody has deleted, at each version.
     edited: list[frozenset[tuple[str, int]]] = field(default_factory=list)
     numbers: int = 0
     compacted: bool = False
     #: Who rolled back, to which version, and in which.
     rollbacks: list[tuple[str, int, int]] = field(default_factory=list)
+    #: By version of a RESTORE by hand, the version that it went to.
+    restored: dict[int, int] = field(default_factory=dict)
 
     def commit(
         self,
@@ -88,7 +92,18 @@ class Table:
     def _end(self, lines: Sequence[str], gone: frozenset[tuple[str, int]] = frozenset()) -> None:
         self.log.append(parse_commit(len(self.log), "\n".join(lines)))
         self.live.append(dict(self.now))
-        self.edited.append(gone)
+        self.edited.append((self.edited[-1] if self.edited else frozenset()) | gone)
+
+    def restore(self, version: int) -> None:
+        """By hand."""
+        lines = [json.dumps({"commitInfo": {"operation": "RESTORE", "operationParameters": {"version": version}}})]
+        target = self.live[version]
+        lines += [the_json("remove", path, changes=True) for path in self.now.keys() - target.keys()]
+        lines += [the_json("add", path, changes=True) for path in target.keys() - self.now.keys()]
+        self.now = dict(target)
+        self.restored[len(self.log)] = version
+        self._end(lines)
+        self.edited[-1] = self.edited[version]
 
     def write(self, who: str) -> None:
         self.numbers += 2
@@ -112,12 +127,14 @@ class Table:
     def roll_back(self, who: str, version: int) -> None:
         """As the sink of a job does it, checked against the rows that were there."""
         after = self.log[version + 1 :]
-        edits = frozenset[tuple[str, int]]().union(*self.edited[version + 1 :])
+        edits = self.edited[-1] - self.edited[version]
         self.rollbacks.append((who, version, len(self.log)))
         try:
             plan = plan_rollback(after, APPS[who], 9)
         except SinkMismatch:
-            assert edits or self._a_job_goes_forward(), "refused only where somebody changed rows"
+            by_hand = any(at > version > to for at, to in self.restored.items())
+            changed = self.edited[version] != self.edited[-1] or len({*self.edited[version:]}) > 1
+            assert by_hand or changed or self._a_job_goes_forward(), "refused only where somebody changed rows"
             return
         before = self.rows(self.now)
         lines = [rolled_back(version, plan), marked(who, len(self.log)), *plan.removed, *plan.added]
@@ -150,7 +167,7 @@ class Table:
 
 STEPS = st.lists(
     st.tuples(
-        st.sampled_from([OURS, OURS, THEIRS, OTHERS, "optimize", "edit", "roll back", "they roll back"]),
+        st.sampled_from([OURS, OURS, THEIRS, OTHERS, "optimize", "edit", "restore", "roll back", "they roll back"]),
         st.integers(min_value=0, max_value=99),
     ),
     max_size=14,
@@ -169,6 +186,8 @@ def test_a_rollback_takes_back_the_jobs_own_rows_and_no_others(steps: list[tuple
             table.optimize(choice)
         elif step == "edit":
             table.edit(choice)
+        elif step == "restore":
+            table.restore(choice % len(table.log))
         else:
             table.roll_back(OURS if step == "roll back" else THEIRS, choice % len(table.log))
 
@@ -202,20 +221,49 @@ def test_what_a_restore_by_hand_has_undone_does_not_count() -> None:
         plan_rollback([*log[1:2], replaced(2), replaced(3, restored=0)][2:], APP, 9)
 
 
+def test_what_one_restore_by_hand_took_away_another_brings_back() -> None:
+    table = Table()
+    for writer in (OURS, OURS):
+        table.write(writer)
+    for version in (0, 1):
+        table.restore(version)
+    (removed,) = plan_rollback(table.log[1:], APP, 9).removed
+    assert json.loads(removed)["remove"]["path"] == "part-1"
+
+
+@pytest.mark.parametrize("target", [{"version": 1}, {"timestamp": "2024-01-01 00:00:00"}])
+def test_rows_that_a_restore_by_hand_brings_back_are_told(target: dict[str, Any]) -> None:
+    """It only adds a file, which a rollback had taken away before the checkpoint."""
+    described = {"commitInfo": {"operation": "RESTORE", "operationParameters": target}}
+    back = parse_commit(3, f"{json.dumps(described)}\n{the_json('add', 'part-1', changes=True)}")
+    assert back.is_reset
+    for planned in (lambda: plan_rollback([back], APP, 9), lambda: refuse_replaced([back], APP)):
+        with pytest.raises(SinkMismatch, match=r"version 3 \(RESTORE\)"):
+            planned()
+    table = Table()
+    for writer in (OURS, OURS):
+        table.write(writer)
+    table.roll_back(OURS, 0)
+    assert not was_reset(table.log[1:], APP)
+    table.restore(1)
+    assert was_reset(table.log[1:], APP)
+    assert not was_reset(table.log[-1:], APP)
+
+
 def test_replaced_rows_are_found_in_what_is_left_of_the_log() -> None:
     """Where the job has nothing to take back. A RESTORE by hand undoes what replaced them."""
     left = [*written(OTHERS, OURS, THEIRS)[1:], replaced(3)]
     with pytest.raises(SinkMismatch, match=r"version 3 \(WRITE\)"):
-        refuse_replaced(left, 0, APP)
-    refuse_replaced([*left, replaced(4, restored=0)], 0, APP)
+        refuse_replaced(left, APP)
+    refuse_replaced([*left, replaced(4, restored=0)], APP)
     with pytest.raises(SinkMismatch, match=r"version 4 \(RESTORE\)"):
-        refuse_replaced([replaced(4, restored=0)], 1, APP)
+        refuse_replaced([replaced(4, restored=0)], APP)
     table = Table()
     for writer in (OURS, THEIRS):
         table.write(writer)
     table.roll_back(OURS, 0)
     table.roll_back(THEIRS, 0)
-    refuse_replaced(table.log, 0, APP)
+    refuse_replaced(table.log, APP)
 
 
 @pytest.mark.parametrize("checkpoint", [0, 1])
