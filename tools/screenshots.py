@@ -24,7 +24,11 @@ from playwright.sync_api import Error, Locator, Page, Route, sync_playwright
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from assets.settings import DATA_VARIABLE  # noqa: E402
+from assets.settings import DATA_VARIABLE, DataPaths  # noqa: E402
+from dagster_ckpt.checkpoint import CheckpointCatalog  # noqa: E402
+from dagster_ckpt.clock import SystemClock  # noqa: E402
+from dagster_ckpt.filesystem import open_filesystem  # noqa: E402
+from dagster_ckpt.report import html_page, read_history  # noqa: E402
 from dagster_ckpt.testing.dagster_dev import DagsterDev  # noqa: E402
 
 Edge: TypeAlias = tuple[str, str]
@@ -166,6 +170,11 @@ class DagsterUI:
         )
         return lambda: (done["click"], done["keydown"])
 
+    def newest_first(self) -> None:
+        """Sort the partitions that are listed by the reverse order of their creation."""
+        self.page.get_by_test_id("sort-0").click()
+        self.page.get_by_text("Reverse creation sort", exact=True).first.click()
+
     def partition_keys(self) -> list[str]:
         """The partition keys the page lists, from above."""
         listed = self.page.get_by_text(re.compile(r"^[0-9a-f]{8}\.chk-\d+$")).all_inner_texts()
@@ -186,10 +195,10 @@ class DagsterUI:
         return dialog
 
     def picture(self, asset: str, key: str) -> Locator:
-        """The picture in an asset's Markdown metadata; returns the image."""
+        """The pictures in an asset's Markdown metadata; returns the first image."""
         self._open(f"/assets/{asset}?view=overview")
         self.metadata(key).get_by_text("[Show Markdown]").click()
-        image = self.page.get_by_role("dialog").locator("img")
+        image = self.page.get_by_role("dialog").locator("img").first
         image.wait_for()
         return image
 
@@ -303,6 +312,25 @@ def take(ui: DagsterUI, resumed_run: str, newest: str, output: Path) -> list[Pat
     return taken
 
 
+def take_report(page: Page, storage: str, output: Path) -> list[Path]:
+    """Take the pictures of the job's report, for a desk and for a hand.
+
+    Args:
+        page: of the browser; it is left on the report.
+        storage: the checkpoint path of the main job.
+        output: the directory of the PNGs.
+    """
+    history = read_history(CheckpointCatalog(open_filesystem(storage), JOB), SystemClock())
+    page.set_content(html_page(history))
+    output.mkdir(parents=True, exist_ok=True)
+    taken = []
+    for name, width in (("job-report", _SIZE[0]), ("job-report-narrow", 390)):
+        page.set_viewport_size({"width": width, "height": _SIZE[1]})
+        taken.append(output / f"{name}.png")
+        page.screenshot(path=taken[-1])
+    return taken
+
+
 def main() -> int:
     """Parse the arguments and take the pictures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -320,6 +348,8 @@ def main() -> int:
         with dev, browse(dev) as ui:
             print(f"Dagster is up at {dev.url}", flush=True)
             for path in take(ui, report["resumed_run"], f"{newest[0][:8]}.{newest[1]}", options.output):
+                print(path)
+            for path in take_report(ui.page, DataPaths(copy / "data").checkpoints, options.output):
                 print(path)
     return 0
 

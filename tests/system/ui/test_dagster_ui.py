@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from playwright.sync_api import Dialog
 
 from assets.flights import land
 from assets.settings import DATA_VARIABLE, MAX_FILES_VARIABLE, DataPaths
@@ -18,8 +19,10 @@ from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
 from dagster_ckpt.checkpoint.control.heartbeat import HeartbeatFile
 from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
 from dagster_ckpt.cli import main
+from dagster_ckpt.clock import SystemClock
 from dagster_ckpt.filesystem import open_filesystem
 from dagster_ckpt.orchestration import names
+from dagster_ckpt.report import Trouble, html_page, read_history
 from dagster_ckpt.testing.dagster_dev import DagsterDev, wait_for
 from tools.screenshots import DagsterUI, browse, find_chromium
 
@@ -31,6 +34,7 @@ JOB = "flight_delays"
 PATIENCE = 400.0
 #: By this batch, two days each, the watermark has closed windows for the report.
 _CLOSED = 6
+_HOSTILE = "</td><script>alert(1)</script><img src=x onerror=alert(2)>"
 
 
 @dataclass(frozen=True)
@@ -76,8 +80,9 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shown]:
         _wait_checkpoints(dev, catalog, second, 2)
         dev.terminate(second)
         assert dev.wait_finished(second, seconds=PATIENCE) == "CANCELED"
-        report = dev.launch("__ASSET_JOB", assets=[["delay_report"]])
-        assert dev.wait_finished(report, seconds=PATIENCE) == "SUCCESS", f"see {dev.log}"
+        reports = [dev.launch("__ASSET_JOB", assets=[["delay_report"]]), dev.launch(f"{JOB}_report_job")]
+        for report in reports:
+            assert dev.wait_finished(report, seconds=PATIENCE) == "SUCCESS", f"see {dev.log}"
         chosen = catalog.choice()
         assert chosen is not None
         assert chosen[1].restored is not None
@@ -103,6 +108,8 @@ def test_the_partitions_are_the_retained_set(shown: Shown) -> None:
     shown.ui.partitions(JOB, shown.keys[-1])
     assert set(shown.ui.partition_keys()) == set(shown.keys)
     shown.ui.page.get_by_text(f"{len(shown.keys)} Partitions Selected").wait_for()
+    shown.ui.newest_first()
+    wait_for(lambda: shown.ui.partition_keys() == shown.keys[::-1], "the newest to be on top", poll=0.5)
 
 
 def test_the_newest_checkpoint_shows_its_numbers_and_its_pointer(shown: Shown) -> None:
@@ -155,6 +162,55 @@ def test_the_resumed_run_tells_what_it_is_and_where_it_came_from(shown: Shown) -
 def test_the_report_shows_its_picture(shown: Shown) -> None:
     image = shown.ui.picture("delay_report", "picture")
     assert image.evaluate("image => image.complete && image.naturalWidth") == 810
+
+
+def test_the_report_of_the_job_shows_its_charts(shown: Shown) -> None:
+    image = shown.ui.picture(f"{JOB}_report", "charts")
+    charts = shown.ui.page.get_by_role("dialog").locator("img")
+    assert charts.count() >= 4  # durations, bytes, state, starts; files have no lag
+    for number in range(charts.count()):
+        chart = charts.nth(number)
+        assert chart.evaluate("image => image.decode().then(() => image.naturalWidth)") == 480
+    assert image.is_visible()
+    shown.ui.asset(f"{JOB}_report")
+    assert shown.ui.metadata("restarts").locator("td").last.inner_text() == "1"
+    shown.ui.metadata("starts").get_by_text(shown.resumed_run).first.wait_for()
+
+
+@pytest.mark.parametrize("width", [1440, 390])
+def test_the_page_of_the_job_fits_and_runs_nothing(shown: Shown, tmp_path: Path, width: int) -> None:
+    """As a browser shows it, with a reason in it that would be markup."""
+    history = read_history(shown.catalog, SystemClock(), [Trouble(1.0, "failure", "run", _HOSTILE)])
+    file = tmp_path / "report.html"
+    file.write_text(html_page(history), encoding="utf-8")
+    browser = shown.ui.page.context.browser
+    assert browser is not None
+    page = browser.new_page()
+    try:
+        said: list[str] = []
+
+        def hear(dialog: Dialog) -> None:
+            said.append(dialog.message)
+            dialog.dismiss()
+
+        page.on("dialog", hear)
+        page.set_viewport_size({"width": width, "height": 900})
+        page.goto(file.as_uri())
+        page.get_by_text(_HOSTILE, exact=True).wait_for()
+        assert page.evaluate("[document.documentElement.scrollWidth <= innerWidth, document.scripts.length]") == [
+            True,
+            0,
+        ]
+        for chart in page.locator("svg").all():
+            box = chart.bounding_box()
+            assert box is not None
+            assert (box["width"] > 300, box["x"] + box["width"] <= width) == (True, True)
+        dots = page.locator("circle")
+        assert dots.count() >= 2 * len(shown.retained)
+        assert shown.retained[0].name in (dots.first.locator("title").text_content() or "")
+        assert not said
+    finally:
+        page.close()
 
 
 def test_the_sensor_tells_why_it_does_nothing_and_what_it_launched(shown: Shown) -> None:
