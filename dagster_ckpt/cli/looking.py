@@ -28,7 +28,7 @@ from dagster_ckpt.cli.places import (
     storage_at,
     storage_path,
 )
-from dagster_ckpt.cli.printing import for_people, say, say_json, say_table, warn
+from dagster_ckpt.cli.printing import for_people, progress, say, say_json, say_table, warn
 from dagster_ckpt.clock import SystemClock
 from dagster_ckpt.config import LATEST, AnyOf, CheckpointConfig, KeepPinned, decide
 from dagster_ckpt.errors import (
@@ -208,7 +208,8 @@ def verify(job: str, checkpoint: str | None, path: str, as_json: bool) -> None:
     for metadata in found:
         row: dict[str, Any] = {"checkpoint": metadata.reference, "verified": True, "reason": ""}
         try:
-            verify_checkpoint(catalog, metadata)
+            with progress(f"Verifying {metadata.name}", metadata.size) as told:
+                verify_checkpoint(catalog, metadata, told)
         except CheckpointNotFound as error:
             if checkpoint is not None:
                 raise

@@ -5,17 +5,27 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import click
 
 from dagster_ckpt.clock import iso
 from dagster_ckpt.config import format_size
+from dagster_ckpt.filesystem import unheard
 from dagster_ckpt.shown_text import in_one_line
 
-__all__ = ["drop_unprinted", "escape_what_cannot_be_encoded", "for_people", "say", "say_json", "say_table", "warn"]
+__all__ = [
+    "drop_unprinted",
+    "escape_what_cannot_be_encoded",
+    "for_people",
+    "progress",
+    "say",
+    "say_json",
+    "say_table",
+    "warn",
+]
 
 #: Columns of a table that is not printed to a terminal.
 _WIDTH = 200
@@ -132,3 +142,26 @@ def _say_lines(table: Sequence[Sequence[str]]) -> None:
     widths = [max(map(len, cells)) for cells in zip(*table, strict=True)]
     lines = ("  ".join(map(str.ljust, row, widths)).rstrip() for row in table)
     click.echo("\n".join(lines))
+
+
+@contextmanager
+def progress(what: str, size: int) -> Iterator[Callable[[int], object]]:
+    """A bar on standard error, if that is a terminal, which is gone at the end; else nothing.
+
+    Args:
+        what: is under way, for people.
+        size: all bytes together.
+
+    Returns:
+        what is to be called with the bytes of each part that is done, on any thread.
+    """
+    if not (sys.stderr and sys.stderr.isatty()):
+        yield unheard
+        return
+    from rich.console import Console  # noqa: PLC0415 - as above
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn  # noqa: PLC0415
+
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(what, total=size)
+        yield lambda done: bar.advance(task, done)

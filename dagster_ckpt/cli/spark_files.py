@@ -12,7 +12,7 @@ import click
 from dagster_ckpt.checkpoint import CheckpointCatalog, job_names
 from dagster_ckpt.cli.batch_report import report_batch
 from dagster_ckpt.cli.places import JSON, START_SOURCES, find_checkpoint, storage_at, storage_path
-from dagster_ckpt.cli.printing import say, say_json, warn
+from dagster_ckpt.cli.printing import progress, say, say_json, warn
 from dagster_ckpt.clock import SystemClock
 from dagster_ckpt.config import LATEST, RestoreRequest
 from dagster_ckpt.errors import CheckpointError, CheckpointNotFound, StorageError
@@ -126,14 +126,11 @@ def export(job: str, checkpoint: str, path: str, to: str, allow_loss: bool, as_j
     The job must be over, and its sink must stand where the checkpoint does. Job and sink stay as they are.
     """
     catalog = CheckpointCatalog(storage_at(path), job)
-    done = export_checkpoint(
-        catalog,
-        find_checkpoint(catalog, checkpoint),
-        to,
-        clock=SystemClock(),
-        wait=time.sleep,
-        allow_loss=allow_loss,
-    )
+    metadata = find_checkpoint(catalog, checkpoint)
+    with progress(f"Exporting {metadata.name}", metadata.size) as told:
+        done = export_checkpoint(
+            catalog, metadata, to, clock=SystemClock(), wait=time.sleep, allow_loss=allow_loss, told=told
+        )
     if as_json:
         say_json({**asdict(done), "code": list(done.code)})
         return

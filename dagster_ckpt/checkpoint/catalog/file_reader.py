@@ -55,15 +55,19 @@ class _BrokenFile:
     what: str
 
 
-def verify_checkpoint(catalog: CheckpointCatalog, metadata: CheckpointMetadata) -> None:
+def verify_checkpoint(
+    catalog: CheckpointCatalog, metadata: CheckpointMetadata, told: Callable[[int], object] = unheard
+) -> None:
     """Read every file of a checkpoint and compare size and checksum.
+
+    ``told`` is called with the size of each file, on several threads.
 
     Raises:
         CheckpointNotFound: the checkpoint was deleted meanwhile.
         CheckpointFileMissing: a file is gone; every broken file is named.
         CheckpointFileChanged: a file is not what was written; every broken file is named.
     """
-    _read(catalog, metadata, None)
+    _read(catalog, metadata, None, told)
 
 
 def materialize_checkpoint(

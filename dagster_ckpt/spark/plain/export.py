@@ -18,7 +18,7 @@ from dagster_ckpt.checkpoint import CheckpointCatalog, CheckpointMetadata, mater
 from dagster_ckpt.clock import Clock
 from dagster_ckpt.config import STATE_FORMAT_CONF, CheckpointingMode
 from dagster_ckpt.errors import CheckpointError, InvalidConfiguration, JobAlreadyRunning, RestoreWithLoss, StorageError
-from dagster_ckpt.filesystem import make_durable
+from dagster_ckpt.filesystem import make_durable, unheard
 from dagster_ckpt.paths import hadoop_path, local_path, split_location
 from dagster_ckpt.spark.files import prepare_location
 from dagster_ckpt.spark.live import LOCATION
@@ -77,6 +77,7 @@ def export_checkpoint(
     clock: Clock,
     wait: Callable[[float], object],
     allow_loss: bool = False,
+    told: Callable[[int], object] = unheard,
 ) -> Exported:
     """Write a checkpoint as a plain checkpointLocation into the directory ``to``; nothing else is changed.
 
@@ -87,6 +88,7 @@ def export_checkpoint(
         clock: wall and monotonic time.
         wait: sleeps for this many seconds, while it is watched whether a run on another host is alive.
         allow_loss: export even if rows would be lost or doubled.
+        told: is called with the size of each file, on several threads.
 
     Raises:
         InvalidConfiguration: ``to`` is no directory of this machine, or has files.
@@ -102,7 +104,7 @@ def export_checkpoint(
     epoch = catalog.records.epochs.highest()
     scratch = directory.with_name(f".{directory.name}.{uuid.uuid4().hex[:8]}.export")
     try:
-        materialize_checkpoint(catalog, metadata, scratch)
+        materialize_checkpoint(catalog, metadata, scratch, told)
         prepare_location(scratch / LOCATION, hadoop_path(directory))
         found = [*check_exported(catalog, metadata, scratch, heartbeat, dead, epoch), *_sink_findings(metadata)]
         preflight = Preflight(metadata.reference, tuple(found))

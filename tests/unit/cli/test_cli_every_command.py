@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import re
 import shlex
 import subprocess
@@ -40,6 +41,7 @@ _CALLS: dict[str, list[str]] = {
     "list": [],
     "pin": [JOB, "latest"],
     "preflight": [JOB],
+    "report": [JOB, "--to", "{tmp}/report.html"],
     "restore": [JOB, "chk-1", "--dry-run"],
     "retention": [JOB],
     "run": ["no_such_module:job"],
@@ -300,3 +302,19 @@ def test_every_call_in_the_documentation_is_one_that_the_command_line_takes(monk
         except click.ClickException as error:
             wrong.append(f"{page}: dagster-ckpt {text}: {error.format_message()}")
     assert not wrong, "\n".join(wrong)
+
+
+def test_a_long_read_shows_a_bar_on_a_terminal_and_nowhere_else(storage: Path) -> None:
+    """A terminal on standard error; what is printed to a file or a pipe stays as it is."""
+    command = [sys.executable, "-m", "dagster_ckpt.cli", *arguments(storage, ["verify", JOB, "chk-3"])]
+    piped = subprocess.run(command, check=True, capture_output=True, text=True)
+    terminal, end = pty.openpty()
+    seen = subprocess.run(
+        command, check=True, stdout=subprocess.PIPE, stderr=end, text=True, env={**os.environ, "TERM": "xterm"}
+    )
+    os.close(end)
+    bar = os.read(terminal, 1 << 16).decode()
+    os.close(terminal)
+    assert "Verifying chk-3" in bar
+    assert "/" in bar, "how much of how much"
+    assert (seen.stdout, piped.stderr) == (piped.stdout, "")
