@@ -178,6 +178,9 @@ def _tables(report: Any) -> None:
     assert figures["latency_B_to_A"] == pytest.approx(1 / figures["ratio_B_to_A"])
     low, high = figures["latency_95"]
     assert 0 < low <= figures["latency_B_to_A"] <= high
+    low, high = figures["cpu_95"]
+    assert 0 < low <= figures["cpu_B_to_A"] <= high
+    assert figures["cpu_ms_a_batch_A"] > 0
 
 
 def _transactional_sink(report: Any) -> None:
