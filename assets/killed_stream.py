@@ -1,13 +1,15 @@
 """A job of the example under Dagster, killed in mid-batch and resumed by the sensor.
 
-What the kill leaves is made as bad as it gets: the run's process gets SIGKILL while a batch is in flight, and then
-the dead run's live checkpointLocation is deleted, so that only the retained checkpoints can help.
+What the kill leaves is made as bad as it gets: the driver gets SIGKILL while a batch is in flight, with what the route
+says, and then the dead run's live checkpointLocation is deleted, so that only the retained checkpoints can help.
 """
 
 from __future__ import annotations
 
 import shutil
 import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,7 +25,10 @@ from dagster_ckpt.orchestration import ATTEMPT_TAG
 from dagster_ckpt.spark.files.checkpoint_location import CheckpointLocation
 from dagster_ckpt.testing.dagster_dev import DagsterDev, wait_for
 
-__all__ = ["Report", "finish", "kill_and_resume", "say"]
+__all__ = ["Report", "driver_and_jvm", "finish", "kill_and_resume", "say"]
+
+#: Seconds for what must come, on a busy machine too.
+_PATIENCE = 900.0
 
 
 @dataclass(slots=True)
@@ -95,7 +100,21 @@ class _Job:
         return len(self.seen)
 
 
-def kill_and_resume(dev: DagsterDev, storage: FileSystem, name: str, report: Report, *, checkpoints: int) -> None:
+def driver_and_jvm(driver: psutil.Process) -> Sequence[psutil.Process]:
+    """The process of a run and its JVM; the JVM ends with the process."""
+    # Not all JVMs of Dagster: the one of the run that resumes the job may be there before these are gone.
+    return [driver, *(process for process in driver.children() if process.name() == "java")]
+
+
+def kill_and_resume(
+    dev: DagsterDev,
+    storage: FileSystem,
+    name: str,
+    report: Report,
+    *,
+    checkpoints: int,
+    lost: Callable[[psutil.Process], Sequence[psutil.Process]] = driver_and_jvm,
+) -> None:
     """Stream, kill in mid-batch, and see the sensor resume the job until it ends.
 
     Args:
@@ -104,6 +123,7 @@ def kill_and_resume(dev: DagsterDev, storage: FileSystem, name: str, report: Rep
         name: of the job.
         report: is filled with what happens.
         checkpoints: how many are completed before the kill.
+        lost: the processes that are lost with the driver. Each gets SIGKILL.
 
     Raises:
         RuntimeError: a run ended otherwise than it should.
@@ -121,14 +141,15 @@ def kill_and_resume(dev: DagsterDev, storage: FileSystem, name: str, report: Rep
             return None
         return location if location.planned() is not None else None
 
-    location = wait_for(mid_batch, f"{checkpoints} checkpoints and a batch in flight", seconds=300, poll=0.02)
+    location = wait_for(mid_batch, f"{checkpoints} checkpoints and a batch in flight", seconds=_PATIENCE, poll=0.02)
     driver = psutil.Process(job.driver())
-    # Not all JVMs of Dagster: the one of the run that resumes the job may be there before these are gone.
-    jvms = [process for process in driver.children() if process.name() == "java"]
-    driver.kill()
+    processes = lost(driver)
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
     killed = time.monotonic()
-    if psutil.wait_procs([driver, *jvms], timeout=60)[1]:
-        raise TimeoutError("The killed process or its JVM is not gone")
+    if psutil.wait_procs(processes, timeout=60)[1]:
+        raise TimeoutError("The killed processes are not gone")
     report.killed_at = datetime.now(UTC).isoformat(timespec="milliseconds")
     report.last_committed_batch = location.last_committed() or 0
     report.killed_in_batch = report.last_committed_batch + 1
@@ -138,7 +159,7 @@ def kill_and_resume(dev: DagsterDev, storage: FileSystem, name: str, report: Rep
     shutil.rmtree(location.path)
     report.live_location_deleted = str(location.path)
     say(
-        f"SIGKILL to process {driver.pid} in batch {report.killed_in_batch} "
+        f"SIGKILL to the driver {driver.pid} and {len(processes) - 1} more processes in batch {report.killed_in_batch} "
         f"(offsets/{report.killed_in_batch} was there, commits/{report.killed_in_batch} was not)."
     )
     say(f"Deleted its live checkpointLocation {location.path}. Waiting for the sensor ...")
@@ -146,7 +167,7 @@ def kill_and_resume(dev: DagsterDev, storage: FileSystem, name: str, report: Rep
     def resumed() -> DagsterRun | None:
         return next((run for run in dev.runs(name) if ATTEMPT_TAG in run.tags), None)
 
-    run = wait_for(resumed, "the sensor to launch a run", seconds=180)
+    run = wait_for(resumed, "the sensor to launch a run", seconds=_PATIENCE)
     report.resumed_run = run.run_id
     report.seconds_kill_to_run = round(time.monotonic() - killed, 1)
 
@@ -160,12 +181,12 @@ def kill_and_resume(dev: DagsterDev, storage: FileSystem, name: str, report: Rep
         now = job.location()
         return now is not None and now.path != location.path
 
-    wait_for(began, "the resumed run to restore", seconds=180)
+    wait_for(began, "the resumed run to restore", seconds=_PATIENCE)
     chosen = job.catalog.choice()
     report.resumed_from = (chosen[1].restored if chosen else None) or "nothing"
     if report.resumed_from != "nothing":
         report.resumed_at_batch = job.catalog.resolve(report.resumed_from).batch
-    wait_for(progressed, "the resumed run to commit a batch", seconds=180)
+    wait_for(progressed, "the resumed run to commit a batch", seconds=_PATIENCE)
     report.seconds_kill_to_batch = round(time.monotonic() - killed, 1)
     say(
         f"Run {report.resumed_run} resumed from {report.resumed_from} (batch {report.resumed_at_batch}); "
@@ -176,7 +197,7 @@ def kill_and_resume(dev: DagsterDev, storage: FileSystem, name: str, report: Rep
         job.look()
         return dev.status(report.resumed_run) in ("FAILURE", "CANCELED", "SUCCESS")
 
-    wait_for(ended, f"the stream to end (see {dev.log})", seconds=600, poll=0.3)
+    wait_for(ended, f"the stream to end (see {dev.log})", seconds=2 * _PATIENCE, poll=0.3)
     finish(dev, report.resumed_run, "the resumed stream")
     report.checkpoints = list(job.seen.values())
 

@@ -3,6 +3,9 @@
 With ``--bucket`` the checkpoints are in a bucket: of a server on this machine that speaks the API of Google Cloud
 Storage, and takes 30 ms longer for each request.
 
+With ``--cluster`` a standalone cluster of Spark is started, and one of its two Workers runs the stream's driver. This
+Worker is killed with all that it runs, as when its host is lost.
+
 With ``--kafka-to-delta`` the flights go through a broker of Kafka on this machine into a Delta table. What that needs
 is fetched once, and said before.
 """
@@ -21,7 +24,7 @@ from pathlib import Path
 
 from assets.batch_answer import batch_answer, compare
 from assets.killed_stream import Report, finish, kill_and_resume, say
-from assets.routes import SPARK_OF_DELTA, Route, files_to_parquet, kafka_to_delta
+from assets.routes import SPARK_OF_DELTA, Route, files_on_cluster, files_to_parquet, kafka_to_delta
 from assets.settings import (
     CATCH_UP_VARIABLE,
     CHECKPOINT_PATH_VARIABLE,
@@ -29,7 +32,7 @@ from assets.settings import (
     STORAGE_OPTIONS_VARIABLE,
     DataPaths,
 )
-from dagster_ckpt.filesystem import open_filesystem
+from dagster_ckpt.filesystem import FileSystem, open_filesystem
 from dagster_ckpt.testing.dagster_dev import DagsterDev
 from dagster_ckpt.testing.gcs.server import GcsServer
 
@@ -50,16 +53,19 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--directory", type=Path, help="where everything goes; default: a new one below artifacts/")
     parser.add_argument("--checkpoints", type=int, default=4, help="completed checkpoints to wait for before the kill")
     parser.add_argument("--bucket", action="store_true", help="keep the checkpoints in a bucket, 30 ms a request")
+    parser.add_argument("--cluster", action="store_true", help="the driver runs on a standalone cluster, started here")
     parser.add_argument(
         "--kafka-to-delta",
         action="store_true",
         help="from Kafka into a Delta table; fetches PySpark, Kafka and Delta, about 660 MB, once",
     )
     options = parser.parse_args(arguments)
+    if options.cluster and options.kafka_to_delta:
+        parser.error("--cluster and --kafka-to-delta are two ways; choose one")
     if options.kafka_to_delta and not version("pyspark").startswith(f"{SPARK_OF_DELTA}."):
         _begin_again(sys.argv[1:] if arguments is None else arguments)
     stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
-    kind = "kafka-to-delta" if options.kafka_to_delta else "main-job"
+    kind = "kafka-to-delta" if options.kafka_to_delta else "cluster" if options.cluster else "main-job"
     directory: Path = (options.directory or _ROOT / "artifacts" / kind / stamp).absolute()
     paths = DataPaths(directory / "data")
     say(f"Everything goes to {directory}")
@@ -68,8 +74,22 @@ def main(arguments: list[str] | None = None) -> int:
         if options.bucket:
             server = stack.enter_context(GcsServer(latency=0.03))
             server.create_bucket(_BUCKET)
-        route = stack.enter_context((kafka_to_delta if options.kafka_to_delta else files_to_parquet)(paths))
-        report = _run(route, paths, directory, server, checkpoints=options.checkpoints)
+        connection = {} if server is None else {"endpoint_url": server.url, "token": "anon", "project": "example"}
+        storage = open_filesystem(
+            str(paths.root / "checkpoints") if server is None else f"gs://{_BUCKET}/example",
+            storage_options=connection or None,
+        )
+        environment = {
+            DATA_VARIABLE: str(paths.root),
+            CATCH_UP_VARIABLE: "1",
+            CHECKPOINT_PATH_VARIABLE: storage.url,
+            STORAGE_OPTIONS_VARIABLE: json.dumps(connection),
+        }
+        if options.cluster:
+            route = stack.enter_context(files_on_cluster(paths, environment))
+        else:
+            route = stack.enter_context((kafka_to_delta if options.kafka_to_delta else files_to_parquet)(paths))
+        report = _run(route, paths, directory, storage, environment, checkpoints=options.checkpoints)
     where = directory / "report.json"
     where.write_text(json.dumps(asdict(report), indent=2) + "\n", encoding="utf-8")
     _summarize(report, where)
@@ -85,23 +105,16 @@ def _begin_again(arguments: list[str]) -> None:
     os.execv(python, [python, "-m", "assets.main_job", *arguments])  # noqa: S606 - this very program
 
 
-def _run(route: Route, paths: DataPaths, directory: Path, server: GcsServer | None, *, checkpoints: int) -> Report:
-    connection = {} if server is None else {"endpoint_url": server.url, "token": "anon", "project": "example"}
-    storage = open_filesystem(
-        str(paths.root / "checkpoints") if server is None else f"gs://{_BUCKET}/example",
-        storage_options=connection or None,
-    )
-    dev = DagsterDev(
-        _ROOT / route.workspace,
-        directory / "dagster_home",
-        {
-            DATA_VARIABLE: str(paths.root),
-            CATCH_UP_VARIABLE: "1",
-            CHECKPOINT_PATH_VARIABLE: storage.url,
-            STORAGE_OPTIONS_VARIABLE: json.dumps(connection),
-            **route.environment,
-        },
-    )
+def _run(
+    route: Route,
+    paths: DataPaths,
+    directory: Path,
+    storage: FileSystem,
+    environment: dict[str, str],
+    *,
+    checkpoints: int,
+) -> Report:
+    dev = DagsterDev(_ROOT / route.workspace, directory / "dagster_home", {**environment, **route.environment})
     report = Report(input=route.input, output=str(route.output), checkpoint_path=f"{storage.url}/{route.job}")
     say("Starting Dagster (webserver, daemon, code location) ...")
     with dev:
@@ -109,7 +122,7 @@ def _run(route: Route, paths: DataPaths, directory: Path, server: GcsServer | No
         say("Landing the flights of 2013, one file per day ...")
         finish(dev, dev.launch("__ASSET_JOB", assets=[["landed_flights"]]), "the landing")
         route.feed()
-        kill_and_resume(dev, storage, route.job, report, checkpoints=checkpoints)
+        kill_and_resume(dev, storage, route.job, report, checkpoints=checkpoints, lost=route.lost)
         for asset in route.then:
             say(f"Making the asset {asset} ...")
             finish(dev, dev.launch("__ASSET_JOB", assets=[[asset]]), asset)

@@ -1,22 +1,32 @@
-"""The two ways that the main job can send the flights: from files to Parquet, and through Kafka into a Delta table."""
+"""The ways that the main job can send the flights: from files to Parquet, and through Kafka into a Delta table."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pandas as pd
+import psutil
 
 from assets.batch_answer import normalized, read_delays
+from assets.cluster import standalone_cluster, tree
 from assets.flights import records
-from assets.killed_stream import say
-from assets.settings import JARS_VARIABLE, KAFKA_VARIABLE, TOPIC, DataPaths
+from assets.killed_stream import driver_and_jvm, say
+from assets.settings import CLUSTER_VARIABLE, JARS_VARIABLE, KAFKA_VARIABLE, TOPIC, DataPaths
 from dagster_ckpt.spark.sinks.spark_sink_log import FileSink
 
-__all__ = ["SPARK_OF_DELTA", "FlightTopic", "Route", "files_to_parquet", "flights_in_kafka", "kafka_to_delta"]
+__all__ = [
+    "SPARK_OF_DELTA",
+    "FlightTopic",
+    "Route",
+    "files_on_cluster",
+    "files_to_parquet",
+    "flights_in_kafka",
+    "kafka_to_delta",
+]
 
 SPARK_OF_DELTA = "4.2"
 """The newest release of Spark that Delta is for."""
@@ -36,6 +46,7 @@ class Route:
         feed: brings the landed flights to the input.
         environment: more variables for the code location.
         then: assets that are made when the stream has ended.
+        lost: the processes that are killed with the driver.
     """
 
     job: str
@@ -47,6 +58,7 @@ class Route:
     feed: Callable[[], None] = lambda: None
     environment: Mapping[str, str] = field(default_factory=dict)
     then: Sequence[str] = ()
+    lost: Callable[[psutil.Process], Sequence[psutil.Process]] = driver_and_jvm
 
 
 @contextmanager
@@ -61,6 +73,32 @@ def files_to_parquet(paths: DataPaths) -> Iterator[Route]:
         read_raw=lambda: read_delays(paths.delays.rglob("part-*.parquet")),
         then=["delay_report"],
     )
+
+
+@contextmanager
+def files_on_cluster(paths: DataPaths, environment: Mapping[str, str]) -> Iterator[Route]:
+    """The job reads the landed files, and one of two Workers of a cluster starts its driver.
+
+    Args:
+        paths: of the example.
+        environment: of the code location, which the driver needs, too.
+    """
+    say("Starting a standalone cluster of Spark: a Master and two Workers ...")
+    with (
+        standalone_cluster(
+            paths.root / "cluster", workers=2, environment=lambda master: {**environment, CLUSTER_VARIABLE: master}
+        ) as cluster,
+        files_to_parquet(paths) as route,
+    ):
+        say(f"Its master is {cluster.master}")
+
+        def lost(driver: psutil.Process) -> Sequence[psutil.Process]:
+            """All that the driver's Worker runs, and the Worker: what is lost with its host."""
+            (worker,) = (each for each in driver.parents() if "deploy.worker.Worker" in " ".join(each.cmdline()))
+            say(f"Worker {worker.pid} runs the driver, and is lost with all that it runs.")
+            return tree(worker)
+
+        yield replace(route, environment={CLUSTER_VARIABLE: cluster.master}, lost=lost)
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from typing import Any
 __all__ = [
     "CATCH_UP_VARIABLE",
     "CHECKPOINT_PATH_VARIABLE",
+    "CLUSTER_VARIABLE",
     "DATA_VARIABLE",
     "JARS_VARIABLE",
     "KAFKA_VARIABLE",
@@ -31,6 +32,8 @@ CATCH_UP_VARIABLE = "DAGSTER_CKPT_UNTIL_CAUGHT_UP"
 STANDBY_VARIABLE = "DAGSTER_CKPT_STANDBY"
 CHECKPOINT_PATH_VARIABLE = "DAGSTER_CKPT_CHECKPOINT_PATH"
 STORAGE_OPTIONS_VARIABLE = "DAGSTER_CKPT_STORAGE_OPTIONS"
+#: The URL of a standalone cluster's master: its Workers run the driver of the stream, too.
+CLUSTER_VARIABLE = "DAGSTER_CKPT_CLUSTER"
 #: What the second path needs: the address of its broker, and the jars of Spark's connector and of Delta.
 KAFKA_VARIABLE = "DAGSTER_CKPT_KAFKA"
 JARS_VARIABLE = "DAGSTER_CKPT_JARS"

@@ -1,6 +1,6 @@
 """Many jobs of one Dagster, of which some are killed again and again: ticks, requests, and how its database grows.
 
-    python benchmarks/many_jobs.py --output many_jobs.json
+    python benchmarks/many_jobs.py --output many_jobs.json --page docs/reference/many-jobs.md
 
 A real ``dagster dev`` on PostgreSQL, whose daemon ticks the resume sensor of ``--jobs`` jobs. Its run launcher starts
 no Spark: processes that drive ``--per-driver`` jobs each hold the jobs' epochs, beat, and complete checkpoints with
@@ -68,6 +68,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--directory", type=Path, help="a new one, for logs; by default a temporary one")
     parser.add_argument("--output", type=Path)
+    parser.add_argument("--page", type=Path, help="write a Markdown page")
     options = parser.parse_args()
     with ExitStack() as stack:
         home = options.directory or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="many-jobs-")))
@@ -75,6 +76,8 @@ def main() -> int:
         report = _measured(options, home.absolute(), stack)
     if options.output:
         options.output.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    if options.page:
+        options.page.write_text(_page(report), encoding="utf-8")
     print(_table(report["summary"]))
     return 0
 
@@ -102,7 +105,9 @@ def _measured(options: argparse.Namespace, home: Path, stack: ExitStack) -> dict
         with dev.instance() as instance:
             told = {"ticks": _ticks(instance), "resumed": _resumed(instance, kills, drivers)}
     return {
-        "options": {name: value for name, value in vars(options).items() if name not in {"output", "directory"}},
+        "options": {
+            name: value for name, value in vars(options).items() if name not in {"output", "page", "directory"}
+        },
         "summary": _summary(options, kills, usage, told, drivers),
         "kills": kills,
         "usage": usage,
@@ -345,6 +350,25 @@ def _summary(
         "kB of the database": sum(usage["grown"].values()) / 1e3,
         "load average at the end": usage["load"],
     }
+
+
+def _page(report: dict[str, Any]) -> str:
+    """The page of the documentation."""
+    options = report["options"]
+    command = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in options.items())
+    return f"""# Many jobs under one Dagster
+
+Made by `python benchmarks/many_jobs.py {command} --page docs/reference/many-jobs.md` on {time.strftime("%Y-%m-%d")},
+with {os.cpu_count()} processors. A real `dagster dev` with its instance in PostgreSQL has {options["jobs"]:,} running
+jobs without Spark, with their checkpoints in a bucket that takes {1000 * options["latency"]:g} ms a request. Each
+{options["every"]:g} s a process that drives up to {options["per_driver"]} of them gets SIGKILL. Every job that was
+killed went on from its newest checkpoint.
+
+*Ticks until a job's next run is launched* are those that began after the kill; where it is 0, the tick that was under
+way found the dead job. *kB of the database* is the growth of all tables of the instance with their indexes.
+
+{_table(report["summary"])}
+"""
 
 
 def _table(summary: dict[str, float]) -> str:

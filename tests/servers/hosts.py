@@ -106,7 +106,8 @@ class Host:
         found = []
         for process in psutil.process_iter():
             try:
-                if _pid_namespace(process) == namespace and name in " ".join(process.cmdline()):
+                is_here = _pid_namespace(process) == namespace and process.status() != psutil.STATUS_ZOMBIE
+                if is_here and name in " ".join(process.cmdline()):
                     found.append(process)
             except (OSError, psutil.Error):
                 continue
@@ -124,6 +125,7 @@ class Host:
         """Lose the host without a last packet: its cable, then every process with SIGKILL, and its disk."""
         if self._holder.poll() is None:
             self.link_down()  # a killed process would have its connections closed in good order
+            self._network.ip("link", "delete", "dev", self.name)  # the kernel would do so some time later
             self._first.kill()
             _end(self._holder)
 

@@ -10,6 +10,7 @@ import contextlib
 import json
 import logging
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from dagster_ckpt.checkpoint import (
@@ -32,6 +33,7 @@ from dagster_ckpt.errors import (
     StorageError,
 )
 from dagster_ckpt.orchestration.attending.driver_report import DriverReport, Told
+from dagster_ckpt.orchestration.attending.master_release import check_release
 from dagster_ckpt.orchestration.attending.masters import CLUSTER, find_master
 from dagster_ckpt.orchestration.attending.own_sign import OwnSign
 from dagster_ckpt.orchestration.attending.own_submission import OwnSubmission
@@ -114,7 +116,7 @@ class Attendant:
         Raises:
             InvalidConfiguration: the resource cannot be used, or not with this storage.
             JobAlreadyRunning: another run of the job is alive, or waits for its driver.
-            SparkNotStarted: the master is away, or ``spark-submit`` cannot be started.
+            SparkNotStarted: the master is away or has another Spark, or ``spark-submit`` cannot be started.
         """
         job = self._catalog.job_name
         if not self._catalog.filesystem.is_durable:
@@ -129,6 +131,8 @@ class Attendant:
             self._told.log(logging.INFO, "An earlier process of this run has submitted the driver.")
             return
         find_master(spark.master, spark.conf)
+        if unsure := check_release(spark.master, spark.conf, Path(command[0]).parents[1]):
+            self._told.log(logging.INFO, unsure)
         for process in self._records.heartbeat.free_job(self._clock, self._wait):
             _log.warning("Killed process %d, which a run declared dead had left behind", process.pid)
         self._submission.make(series, json.dumps(dict(op_config)))

@@ -160,9 +160,13 @@ class Site:
 
     def check_exact(self) -> int:
         """Each key is in the table once, and none is missing before the newest; how many there are."""
-        found = Counter(key for (key,) in postgres.rows(self.database, "SELECT key FROM keys"))
-        assert found == Counter(range(len(found)))
+        found = self.keys()
+        assert Counter(found) == Counter(range(len(found)))
         return len(found)
+
+    def keys(self) -> list[int]:
+        """What is in the table, in order."""
+        return [key for (key,) in postgres.rows(self.database, "SELECT key FROM keys ORDER BY key")]
 
     @contextmanager
     def inside_a_batch(self, running: Running) -> Iterator[None]:
@@ -175,15 +179,16 @@ class Site:
 
 
 @contextmanager
-def site(home: Path) -> Iterator[Site]:
+def site(home: Path, *names: str) -> Iterator[Site]:
     """A site without a running host.
 
     Args:
         home: a new directory.
+        names: of the hosts that may be started; two by default.
     """
     home.mkdir(parents=True)
     with (
-        Network(*_NAMES, disk=home / "disk") as network,
+        Network(*(names or _NAMES), disk=home / "disk") as network,
         _bucket(network, home) as url,
         postgres.running(address=ADDRESS, within=network.within_as_user) as server,
     ):

@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 from assets.batch_answer import batch_answer, compare, read_delays
+from assets.cluster import Cluster, standalone_cluster
 from assets.flights import CLOSING_FILES, _write, land, landing_plan
 from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
 from dagster_ckpt.checkpoint.catalog.file_reader import verify_checkpoint
@@ -21,7 +22,6 @@ from dagster_ckpt.spark.sinks.spark_sink_log import FileSink
 from tests.helpers.driving import Driver, driving
 from tests.jobs.harness import eventually
 from tests.system.cluster.layout import FILES_PER_TRIGGER, JOB, Shared
-from tests.system.cluster.standalone import Cluster, standalone_cluster
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -20,6 +20,7 @@ import psutil
 import pytest
 
 from assets.batch_answer import batch_answer, compare, read_delays
+from assets.cluster import Cluster, standalone_cluster
 from assets.flights import CLOSING_FILES, _write, land, landing_plan
 from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
 from dagster_ckpt.checkpoint.control.heartbeat import Heartbeat
@@ -29,7 +30,7 @@ from dagster_ckpt.orchestration.names import ATTENDS_TAG, partition_key
 from dagster_ckpt.spark.sinks.spark_sink_log import FileSink
 from tests.servers.yarn_cluster import yarn_cluster
 from tests.system.cluster.layout import JOB, Shared
-from tests.system.cluster.standalone import Cluster, eventually, standalone_cluster
+from tests.system.cluster.standalone import eventually
 
 pytestmark = [pytest.mark.integration, pytest.mark.exhaustive, pytest.mark.timeout(1500)]
 

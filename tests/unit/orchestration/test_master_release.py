@@ -1,0 +1,108 @@
+"""What a page at the port of a master's web page says about its Spark; real masters are in the system tests."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from dagster_ckpt.errors import SparkNotStarted
+from dagster_ckpt.orchestration.attending.master_release import check_release
+from tests.servers.ports import free_port
+
+MASTER = "spark://127.0.0.1:7077"
+#: The head of the page of a master.
+PAGE = """<h3><a href="/"><img src="/static/spark-logo.svg"/> <span class="version me-3">{release}</span></a>
+Spark Master at spark://host:{port}</h3>"""
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    (tmp_path / "jars").mkdir()
+    (tmp_path / "jars" / "spark-launcher_2.13-4.3.0.jar").touch()
+    return tmp_path
+
+
+@contextmanager
+def page(content: str) -> Iterator[dict[str, str]]:
+    """A web page, and the conf of a driver that finds it."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(content.encode())
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        yield {"spark.master.ui.port": str(server.server_port)}
+        server.shutdown()
+
+
+@pytest.mark.parametrize("release", ["4.3.0", "4.3.0\n"])
+def test_the_same_release_is_fine(home: Path, release: str) -> None:
+    with page(PAGE.format(release=release, port=7077)) as conf:
+        assert check_release(MASTER, conf, home) is None
+
+
+@pytest.mark.parametrize("release", ["4.2.1", "4.30.0", "3.5.6-amzn-1"])
+def test_another_release_is_refused(home: Path, release: str) -> None:
+    with page(PAGE.format(release=release, port=7077)) as conf, pytest.raises(SparkNotStarted) as raised:
+        check_release(MASTER, conf, home)
+    assert raised.value.message == (
+        f"The Spark master at {MASTER} has Spark {release}, and the driver is submitted with 4.3.0. No driver was "
+        "started."
+    )
+    assert f"Install pyspark {release}" in raised.value.hint
+
+
+def test_a_release_that_mends_this_one_is_told(home: Path) -> None:
+    with page(PAGE.format(release="4.3.1", port=7077)) as conf:
+        told = check_release(MASTER, conf, home)
+    assert told is not None
+    assert "has Spark 4.3.1, and the driver is submitted with 4.3.0. Spark does not promise" in told
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        pytest.param("", id="nothing"),
+        pytest.param(PAGE.format(release="4.2.1", port=7078), id="another master of this host"),
+        pytest.param('<span class="version">4.2.1</span>', id="another service"),
+    ],
+)
+def test_a_page_that_is_not_of_this_master_tells_nothing(home: Path, content: str) -> None:
+    with page(content) as conf:
+        told = check_release(MASTER, conf, home)
+    assert told is not None
+    assert "it must be 4.3.0" in told
+    assert "set spark.master.ui.port in conf" in told
+
+
+def test_of_several_masters_the_first_page_that_is_there_tells(home: Path) -> None:
+    with page(PAGE.format(release="4.2.1", port=7077)) as conf, pytest.raises(SparkNotStarted):
+        check_release("spark://localhost.invalid:7077,127.0.0.1:7077", conf, home)
+
+
+def test_without_a_page_nothing_is_known(home: Path) -> None:
+    told = check_release(MASTER, {"spark.master.ui.port": str(free_port())}, home)
+    assert told is not None
+    assert told.startswith("No web page at port")
+
+
+@pytest.mark.parametrize("master", ["yarn", "local[2]"])
+def test_other_cluster_managers_are_not_asked(home: Path, master: str) -> None:
+    with page(PAGE.format(release="4.2.1", port=7077)) as conf:
+        assert check_release(master, conf, home) is None
+
+
+def test_a_spark_without_the_jar_is_not_compared(tmp_path: Path) -> None:
+    with page(PAGE.format(release="4.2.1", port=7077)) as conf:
+        assert check_release(MASTER, conf, tmp_path) is None
