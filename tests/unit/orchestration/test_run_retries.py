@@ -11,8 +11,8 @@ from dagster._core.storage.tags import WILL_RETRY_TAG
 from dagster._daemon.auto_run_reexecution.auto_run_reexecution import filter_runs_to_should_retry
 
 from dagster_ckpt import SparkSessionResource, build_checkpoint_definitions
+from dagster_ckpt import spark as spark_door
 from dagster_ckpt.errors import QueryFailed
-from dagster_ckpt.orchestration import streaming_run
 from tests.helpers.orchestration.stored_job import StoredJob, make_asset
 
 _GRAPH = "__ASSET_JOB"
@@ -39,7 +39,7 @@ def _fail(*_: Any, **__: Any) -> NoReturn:
 def test_dagster_does_not_retry_a_stream_that_the_sensor_resumes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, job: str, selected: str, retried: bool
 ) -> None:
-    monkeypatch.setattr(streaming_run, "supervise", _fail)
+    monkeypatch.setattr(spark_door, "supervise", _fail)
     stored = StoredJob(tmp_path / "storage")
     resources = {"checkpoint_storage": stored.storage, "spark": SparkSessionResource()}
     definitions = dg.Definitions.merge(

@@ -18,7 +18,6 @@ import psutil
 import pytest
 
 from dagster_ckpt import (
-    CheckpointedStreamingAsset,
     FileSystemCheckpointStorage,
     JobManagerCheckpointStorage,
     SparkSessionResource,
@@ -531,10 +530,9 @@ def test_a_driver_finds_an_asset_that_dagster_has_made_another_of(job: StoredJob
     assets = [asset for asset in given.assets or () if isinstance(asset, dg.AssetsDefinition)]
     regrouped = dg.map_asset_specs(lambda spec: spec.replace_attributes(group_name="sales"), assets)
     plain = dg.Definitions(assets=regrouped, resources=given.resources)
-    assert not any(isinstance(asset, CheckpointedStreamingAsset) for asset in plain.assets or ())
     job.catalog.records.submissions.replace(Submission("a" * 32, 0, None, "{}", 1.0))
     drive = submitted_drive(dg.definitions(lambda: plain), DEFINITIONS, "orders", "a" * 32)
-    assert drive.asset.name == "orders"
+    assert (drive.asset.name, drive.asset.group_names_by_key[drive.asset.key]) == ("orders", "sales")
     with pytest.raises(InvalidConfiguration, match="has no checkpointed streaming asset"):
         submitted_drive(dg.Definitions(resources=plain.resources), DEFINITIONS, "orders", "a" * 32)
 

@@ -23,9 +23,9 @@ from dagster_ckpt import (
     checkpointed_streaming_asset,
     on_job_failed,
 )
+from dagster_ckpt import spark as spark_door
 from dagster_ckpt.config.checkpoint_config import JobStatus
 from dagster_ckpt.errors import InvalidConfiguration
-from dagster_ckpt.orchestration import streaming_run
 from dagster_ckpt.spark.events import CheckpointCompleted, CheckpointFailed, EpochClaimed, Event, Restarting
 from dagster_ckpt.spark.job import RunResult
 from dagster_ckpt.standalone.project import find_asset
@@ -156,7 +156,7 @@ def test_a_run_of_an_asset_that_was_loaded_with_a_prefix_reports_under_its_key(
         on_turn()
         return RunResult(JobStatus.FINISHED, metadata)
 
-    monkeypatch.setattr(streaming_run, "supervise", drive)
+    monkeypatch.setattr(spark_door, "supervise", drive)
     definitions = dg.Definitions.merge(
         build_checkpoint_definitions([asset], {**_RESOURCES, "checkpoint_storage": stored.storage}),
         dg.Definitions(assets=[landed]),
@@ -177,7 +177,7 @@ def test_a_run_of_an_asset_that_was_loaded_with_a_prefix_reports_under_its_key(
 def test_all_streams_in_one_run_are_warned_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A stream has no end, so the last of several may wait for ever."""
     stored = StoredJob(tmp_path)
-    monkeypatch.setattr(streaming_run, "supervise", lambda *_, **__: RunResult(JobStatus.FINISHED, None))
+    monkeypatch.setattr(spark_door, "supervise", lambda *_, **__: RunResult(JobStatus.FINISHED, None))
     streams = [make_asset("one"), make_asset("two")]
 
     @dg.asset
