@@ -12,7 +12,6 @@ from typing import Any
 import click
 
 from dagster_ckpt.clock import iso
-from dagster_ckpt.config import format_size
 from dagster_ckpt.filesystem import unheard
 from dagster_ckpt.shown_text import in_one_line
 
@@ -68,6 +67,8 @@ def warn(text: object, *, color: str | None = None) -> None:
 
 def for_people(name: str, value: object) -> str:
     """A value as a person reads it: a time, a duration or a size where its dotted name says that it is one."""
+    from dagster_ckpt.config import format_size  # noqa: PLC0415 - loads pydantic, which `--help` does not need
+
     if value is None:
         return ""
     if isinstance(value, int | float) and not isinstance(value, bool):
