@@ -53,7 +53,6 @@ from dagster_ckpt.spark import (
     StreamingRun,
     describe,
     die_with_parent,
-    supervise,
 )
 
 __all__ = ["execute", "streaming_job"]
@@ -238,12 +237,9 @@ def _drive(
             _on_event(context, reporter, asset.savepoints_key, event)
         finally:  # one report that fails costs no other
             events.happened(event)
-        if isinstance(event, CheckpointCompleted):
-            spark.help_next_start()  # now that the job is under way
 
     try:
-        with spark.standby_ends_with_job(own_run.is_canceled) as is_canceled:
-            return supervise(start, on_event, on_turn=on_turn, is_cancellation=is_canceled)
+        return spark.supervise(start, on_event, on_turn=on_turn, is_cancellation=own_run.is_canceled)
     finally:
         _last_report(context, reporter)
 
