@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -214,6 +215,8 @@ def _drive(
         told = _told(context, on_turn, own_run, events, health)
         return attended(context, asset, spark, catalog, reporter, told, given, series)
     job = streaming_job(asset, run, context, given, catalog.filesystem)
+    if waiting is not None:
+        job = replace(job, ahead=waiting.ahead)
     earlier = _earlier(context, clock) if takeover is None else takeover.earlier
 
     def start(emit: Callable[[Event], None]) -> StreamingRun:

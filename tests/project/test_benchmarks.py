@@ -69,7 +69,8 @@ def _object_store(report: Any) -> None:
             for what in ("upload", "restore")
         )
         assert set(uploads) >= {"ours", "put recursive", "put_file loop"}
-        assert set(restores) >= {"ours", "put recursive"}
+        assert set(restores) >= {"ours", "ours, fetched ahead", "put recursive"}
+        assert restores["ours, fetched ahead"]["requests"] < restores["ours"]["requests"]
         for restore in restores.values():
             assert restore["seconds"] > 0
             assert restore["requests"] > 0
