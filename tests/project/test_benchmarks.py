@@ -49,8 +49,9 @@ def _imports(report: Any) -> None:
 def _many_jobs(report: Any) -> None:
     figures = report["summary"]
     assert figures["jobs killed"] == len(report["resumed"]) == 4
-    # None begins until then, where the tick that is under way at the kill finds the dead jobs.
-    assert figures["ticks until a job's next run is launched, most"] >= 0
+    # A tick that is under way at a kill may find some of its jobs, and the next one finds the rest by their process: it
+    # does not wait for the end of their lease.
+    assert figures["ticks until a job's next run is launched, most"] <= 1 + figures["ticks that failed"]
     assert figures["seconds until it goes on, most"] >= figures["seconds until it is launched, median"] > 0
     assert figures["checkpoints completed"] > 0
     assert figures["requests of the sensor a minute"] > 0

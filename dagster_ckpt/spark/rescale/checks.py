@@ -13,7 +13,7 @@ from dagster_ckpt.errors import RestoreRefused
 from dagster_ckpt.spark.files import PARTITIONS_CONF
 from dagster_ckpt.spark.query import StatefulKind, recorded_kind
 from dagster_ckpt.spark.releases import release_of
-from dagster_ckpt.spark.sinks import Sink
+from dagster_ckpt.spark.sinks import IcebergSink, Sink
 from dagster_ckpt.spark.verdict import Finding
 
 __all__ = ["RESCALE_CHECK", "Rescale", "rescale_finding", "still_asked"]
@@ -104,9 +104,11 @@ def _of_state(asked: Rescale, restored: CheckpointMetadata) -> tuple[str, str] |
             f"{_WITHOUT} Another state backend needs a start from nothing into an empty sink with restore_from: none.",
         )
     if asked.spark_version is not None and not release_of(asked.spark_version).repartitions_state:
+        iceberg = (restored.sink or {}).get("kind") == IcebergSink.kind
+        later = "Spark 4.2 or later" + (", once Iceberg has a release for that Spark" if iceberg else "")
         return (
             f"this is Spark {asked.spark_version}, and Spark repartitions state from 4.2 on",
-            f"Run the job with Spark 4.2 or later, or launch without state_partitions to keep {_fixed(restored)}.",
+            f"Run the job with {later}; or launch without state_partitions to keep {_fixed(restored)}.",
         )
     if _fixed(restored) in {None, asked.number}:
         has = "does not tell how many it has" if _fixed(restored) is None else f"has {asked.number} already"

@@ -50,6 +50,8 @@ def rescale(session: SparkSession, copy: RestoredCopy, partitions: int, sink: Si
         StorageError: the storage failed.
     """
     restored = copy.restored
+    # In Spark 4.2 the state stores need a coordinator, which the first look at a session's queries starts.
+    _ = session.streams.active
     try:
         session._streamingCheckpointManager.repartition(copy.live.spark_url, partitions)  # noqa: SLF001 - Spark's name
     except Exception as error:

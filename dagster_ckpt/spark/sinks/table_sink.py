@@ -77,6 +77,8 @@ class TableSink(BatchSink):
     """
 
     format: str
+    #: A mark has to be above the earlier ones, and need not follow the one before.
+    can_skip_a_batch = True
 
     def __init__(self, path: str) -> None:
         self._path = path

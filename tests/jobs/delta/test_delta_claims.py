@@ -11,7 +11,7 @@ import pytest
 from dagster_ckpt.errors import CheckpointFailure, SinkMismatch
 from dagster_ckpt.spark.sinks.delta import DeltaSink
 from tests.jobs.harness import Bench
-from tests.jobs.tables.common import Starts, a_claim_is_no_data
+from tests.jobs.tables.common import Starts, a_batch_is_left_out, a_claim_is_no_data
 from tests.jobs.tables.delta import seen, sql, version, without_old_log
 
 if TYPE_CHECKING:
@@ -65,6 +65,10 @@ def test_each_of_two_jobs_takes_back_its_own_rows(bench: Bench, rows: DataFrame,
 def test_a_claim_is_no_data(bench: Bench, rows: DataFrame) -> None:
     rows.write.format("delta").save(str(bench.sink))
     a_claim_is_no_data(bench, rows, starts_of(bench, rows))
+
+
+def test_the_batch_of_a_repartition_is_left_out(bench: Bench, rows: DataFrame) -> None:
+    a_batch_is_left_out(rows, starts_of(bench, rows), lambda: written(bench), bench.root)
 
 
 class _Log:

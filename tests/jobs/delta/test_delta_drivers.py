@@ -6,11 +6,13 @@ import threading
 
 import pytest
 
+from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
 from dagster_ckpt.errors import SinkMismatch
 from dagster_ckpt.spark.sinks.delta import DeltaSink
 from tests.jobs.harness import Bench, eventually
 from tests.jobs.tables.common import Starts
 from tests.jobs.tables.delta import seen, version
+from tests.jobs.tables.driver import JOB
 from tests.jobs.tables.dying_drivers import a_zombie_wakes_in_its_commit, drivers_are_killed_at_random_moments
 from tests.jobs.tables.holding import waiting
 
@@ -66,6 +68,14 @@ def test_the_table_refuses_a_start_that_was_overtaken(bench: Bench) -> None:
 @pytest.mark.exhaustive
 def test_a_zombie_that_wakes_in_its_commit_changes_nothing(bench: Bench) -> None:
     a_zombie_wakes_in_its_commit(bench, "delta", "rows", version, seen)
+
+
+@pytest.mark.exhaustive
+def test_a_zombie_of_before_a_repartition_changes_nothing(bench: Bench) -> None:
+    a_zombie_wakes_in_its_commit(bench, "delta", "rows", version, seen, "state_partitions=5")
+    (job_id,) = CheckpointCatalog(bench.filesystem, JOB).job_ids()
+    completed, _ = CheckpointCatalog(bench.filesystem, JOB).completed(job_id)
+    assert {checkpoint.facts.partitions for checkpoint in completed} == {2, 5}
 
 
 @pytest.mark.exhaustive

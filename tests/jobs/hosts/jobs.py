@@ -14,6 +14,7 @@ from dagster_ckpt import (
     checkpointed_streaming_asset,
     sink_to,
 )
+from tests.helpers.local_spark import SMALL_DRIVER
 from tests.servers.s3 import BUCKET, connection
 
 if TYPE_CHECKING:
@@ -72,15 +73,7 @@ def resources() -> Mapping[str, Any]:
             storage_options=connection(os.environ[BUCKET_URL]),
             working_directory=os.environ[WORK],
         ),
-        "spark": SparkSessionResource(
-            master="local[1]",
-            conf={
-                "spark.driver.memory": "512m",
-                "spark.ui.enabled": "false",
-                "spark.ui.showConsoleProgress": "false",
-                "spark.sql.shuffle.partitions": "1",
-            },
-        ),
+        "spark": SparkSessionResource(master="local[1]", conf={**SMALL_DRIVER, "spark.sql.shuffle.partitions": "1"}),
     }
 
 

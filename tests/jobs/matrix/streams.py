@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import pyarrow.parquet as pq
 
 from dagster_ckpt.spark.files.checkpoint_location import CheckpointLocation
+from dagster_ckpt.spark.releases import release_of
 from dagster_ckpt.spark.sinks.delta import DeltaSink
 from dagster_ckpt.spark.sinks.iceberg import IcebergSink
 from dagster_ckpt.spark.sinks.postgres import PostgresSink
@@ -190,6 +191,13 @@ def table_sinks(*, older: bool = False) -> tuple[str, ...]:
         older: also if the tests of this release do without the format.
     """
     return (POSTGRES, *([DELTA] if delta_conf(older=older) else []), *([ICEBERG] if iceberg_conf() else []))
+
+
+def rescaled_tables() -> tuple[str, ...]:
+    """Those of :func:`table_sinks`, where the running release of Spark repartitions state."""
+    from pyspark import __version__ as release  # noqa: PLC0415 - tests without Spark do not pay for the import
+
+    return table_sinks() if release_of(release).repartitions_state else ()
 
 
 @dataclass(frozen=True)

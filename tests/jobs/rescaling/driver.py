@@ -1,7 +1,8 @@
-"""A driver of a stateful query: ``python -m tests.jobs.rescaling.driver QUERY ROOT [name=value ...]``.
+"""A driver of a stateful query: ``python -m tests.jobs.rescaling.driver QUERY SINK ROOT [name=value ...]``.
 
-It reads a file a batch to the end of the data, into a transactional sink. The words ``state_partitions`` and
-``restore_from`` are of its run; ``interval`` is that of its checkpoints.
+It reads a file a batch to the end of the data. The words ``state_partitions`` and ``restore_from`` are of its run;
+``interval`` is that of its checkpoints. While the file ``hold`` is in ROOT, it waits before its choice is on record,
+and leaves the file ``held``.
 """
 
 from __future__ import annotations
@@ -16,25 +17,32 @@ from dagster_ckpt.config.recovery import RestoreRequest
 from dagster_ckpt.config.restart import NoRestart
 from dagster_ckpt.filesystem import PosixFileSystem
 from dagster_ckpt.spark.job import StreamingJob
-from dagster_ckpt.spark.query.session import start_session
 from dagster_ckpt.spark.run.supervisor import die_with_parent
-from tests.helpers.local_spark import SMALL_DRIVER
+from tests.helpers.local_spark import small_spark
 from tests.helpers.telling import drive
-from tests.jobs.matrix.streams import NO_DATA, QUERIES, SCHEMA, TRANSACTIONAL, Target
+from tests.jobs.matrix.streams import NO_DATA, QUERIES, SCHEMA, Target
+from tests.jobs.tables.holding import waiting
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 JOB = "rescaled"
-_CONF = {
-    **SMALL_DRIVER,
-    "spark.sql.shuffle.partitions": "4",
-    NO_DATA[0]: NO_DATA[1],
-}
+_CONF = {"spark.sql.shuffle.partitions": "4", NO_DATA[0]: NO_DATA[1]}
 
 
-def main(name: str, root: Path, words: Mapping[str, str]) -> None:
+class _HeldChoice(PosixFileSystem):
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self._wait = waiting(root.parent)
+
+    def create(self, path: str, data: bytes) -> None:
+        if path.endswith(".choice"):
+            self._wait(None)
+        super().create(path, data)
+
+
+def main(name: str, sink: str, root: Path, words: Mapping[str, str]) -> None:
     """Drive the job."""
     die_with_parent()
 
@@ -42,16 +50,16 @@ def main(name: str, root: Path, words: Mapping[str, str]) -> None:
         def read() -> DataFrame:
             return session.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).json(str(root / "in"))
 
-        return Target(TRANSACTIONAL, root / "out").writer(QUERIES[name](read)).trigger(availableNow=True)
+        return Target(sink, root / "out").writer(QUERIES[name](read)).trigger(availableNow=True)
 
     interval = words.get("interval", "1 h")
     job = StreamingJob(
         name=JOB,
         query=query,
-        session=lambda: start_session(JOB, "local[2]", _CONF),
+        session=lambda: small_spark(root / "spark", cores=2, conf=_CONF),
         config=CheckpointConfig(interval=interval, min_pause="0 s", num_retained=50),
         restart=NoRestart(),
-        filesystem=PosixFileSystem(root / "storage"),
+        filesystem=_HeldChoice(root / "storage"),
         working_directory=root / "live",
         deployment="rescaling",
         inline_threshold=20 * 1024,
@@ -66,4 +74,4 @@ def main(name: str, root: Path, words: Mapping[str, str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]), dict(word.split("=", 1) for word in sys.argv[3:]))
+    main(sys.argv[1], sys.argv[2], Path(sys.argv[3]), dict(word.split("=", 1) for word in sys.argv[4:]))

@@ -1,10 +1,11 @@
-"""A driver that is killed around a repartition of its state: the rows are those of an uninterrupted run."""
+"""A driver that is killed around a repartition of its state: the rows are those of plain Spark."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -12,8 +13,11 @@ from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
 from dagster_ckpt.checkpoint.format.manifest import CheckpointMetadata
 from dagster_ckpt.filesystem import PosixFileSystem
 from tests.helpers.driving import Driver, driving
-from tests.jobs.matrix.streams import JOIN, TRANSACTIONAL, Target, land
+from tests.jobs.matrix.streams import JOIN, POSTGRES, TRANSACTIONAL, FailureFree, Target, land, rescaled_tables
 from tests.jobs.rescaling.driver import JOB
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
@@ -21,25 +25,29 @@ _DRIVER = "tests.jobs.rescaling.driver"
 
 
 class _Job:
-    def __init__(self, query: str, root: Path) -> None:
-        self._query, self._root, self._landed = query, root, 0
+    def __init__(self, query: str, sink: str, root: Path) -> None:
+        self._query, self._sink, self._root, self.landed = query, sink, root, list[Path]()
         self.catalog = CheckpointCatalog(PosixFileSystem(root / "storage"), JOB)
 
     def land(self, count: int) -> None:
         for _ in range(count):
-            land(self._root / "in", self._landed)
-            self._landed += 1
+            self.landed.append(land(self._root / "in", len(self.landed)))
 
     def killed(self, when: str, **words: object) -> None:
         """A driver that is killed at a moment."""
+        hold, held = self._root / "hold", self._root / "held"
+        if when == "before its choice":
+            hold.touch()
         with self._driving(words) as driver:
             moments = {
                 "in the repartition": lambda: self._is_under_way(words["state_partitions"]),
-                "the copy is published": self._is_published,
+                "before its choice": held.exists,
                 "the query has started": lambda: bool(driver.of("Started")) and self._has_committed(),
             }
             driver.await_(when, moments[when])
             driver.kill()
+        for file in (hold, held):
+            file.unlink(missing_ok=True)
 
     def finished(self, **words: object) -> Driver:
         with self._driving(words) as driver:
@@ -47,7 +55,8 @@ class _Job:
             return driver
 
     def _driving(self, words: Mapping[str, object]) -> AbstractContextManager[Driver]:
-        return driving(_DRIVER, self._query, str(self._root), *(f"{name}={value}" for name, value in words.items()))
+        told = (f"{name}={value}" for name, value in words.items())
+        return driving(_DRIVER, self._query, self._sink, str(self._root), *told)
 
     def _newest_live(self) -> Path:
         return max((self._root / "live").glob("*/checkpoint"), default=self._root / "none")
@@ -58,9 +67,6 @@ class _Job:
         planned, committed = (_last(live / log) for log in ("offsets", "commits"))
         text = (live / "offsets" / str(planned)).read_text() if planned > committed else ""
         return f'"spark.sql.shuffle.partitions":"{partitions}"' in text
-
-    def _is_published(self) -> bool:
-        return self.newest().kind == "rescale"
 
     def _has_committed(self) -> bool:
         """Whether the newest start has committed a batch after that of the checkpoint it has begun with."""
@@ -75,7 +81,7 @@ class _Job:
         return completed[-1]
 
     def rows(self) -> object:
-        return Target(TRANSACTIONAL, self._root / "out").rows()
+        return Target(self._sink, self._root / "out").rows()
 
 
 def _last(log: Path) -> int:
@@ -83,23 +89,24 @@ def _last(log: Path) -> int:
 
 
 @pytest.mark.parametrize(
-    ("query", "again"),
+    ("query", "again", "sink"),
     [
-        ("window aggregation", False),
-        ("window aggregation", True),
-        (JOIN, True),
+        ("window aggregation", False, TRANSACTIONAL),
+        ("window aggregation", True, TRANSACTIONAL),
+        (JOIN, True, TRANSACTIONAL),
+        *(
+            pytest.param("window aggregation", True, sink, marks=pytest.mark.releases)
+            for sink in rescaled_tables()
+            if sink != POSTGRES
+        ),
     ],
 )
 @pytest.mark.exhaustive
-def test_a_killed_driver_goes_on_exactly(query: str, again: bool, tmp_path: Path) -> None:
+def test_a_killed_driver_goes_on_exactly(
+    query: str, again: bool, sink: str, spark: SparkSession, tmp_path: Path
+) -> None:
     """Killed at three moments; and, ``again``, twice more on the way to more partitions, then rolled back."""
-    whole = _Job(query, tmp_path / "whole")
-    whole.land(12 if again else 6)
-    whole.finished()
-    expected = whole.rows()
-    assert expected
-
-    job = _Job(query, tmp_path / "job")
+    job = _Job(query, sink, tmp_path / "job")
     job.land(3)
     job.finished()
     before = job.newest()
@@ -108,9 +115,11 @@ def test_a_killed_driver_goes_on_exactly(query: str, again: bool, tmp_path: Path
     job.land(3)
     job.killed("in the repartition", state_partitions=2)
     assert job.newest() == before, "half a repartition is nothing"
-    job.killed("the copy is published", state_partitions=2)
+    chosen = job.catalog.choice()
+    job.killed("before its choice", state_partitions=2)
     rescaled = job.newest()
-    assert (rescaled.batch, rescaled.facts.partitions) == (before.batch + 1, 2)
+    assert (rescaled.kind, rescaled.batch, rescaled.facts.partitions) == ("rescale", before.batch + 1, 2)
+    assert job.catalog.choice() == chosen
     job.killed("the query has started", state_partitions=2)  # no checkpoint of it is complete
     assert job.newest() == rescaled
     (started,) = job.finished().of("Started")
@@ -131,4 +140,5 @@ def test_a_killed_driver_goes_on_exactly(query: str, again: bool, tmp_path: Path
 
         job.land(3)
         job.finished()
-    assert job.rows() == expected
+    plain = FailureFree(spark, tmp_path / "plain")
+    assert job.rows() == plain.answer(query, [[file] for file in job.landed]) != {}

@@ -13,6 +13,7 @@ from dagster_ckpt import (
     SparkSessionResource,
     checkpointed_streaming_asset,
 )
+from tests.helpers.local_spark import SMALL_DRIVER
 from tests.jobs.harness import SCHEMA
 
 if TYPE_CHECKING:
@@ -45,13 +46,5 @@ RESOURCES: Mapping[str, Any] = {
         savepoint_path=str(ROOT / "savepoints"),
         working_directory=str(ROOT / "live"),
     ),
-    "spark": SparkSessionResource(
-        master="local[1]",
-        conf={
-            "spark.driver.memory": "512m",
-            "spark.ui.enabled": "false",
-            "spark.ui.showConsoleProgress": "false",
-            "spark.sql.shuffle.partitions": "1",
-        },
-    ),
+    "spark": SparkSessionResource(master="local[1]", conf={**SMALL_DRIVER, "spark.sql.shuffle.partitions": "1"}),
 }

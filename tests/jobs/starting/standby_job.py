@@ -15,6 +15,7 @@ from dagster_ckpt import (
     SparkSessionResource,
     checkpointed_streaming_asset,
 )
+from tests.helpers.local_spark import SMALL_DRIVER
 from tests.jobs.harness import Bench, deduplicated
 
 if TYPE_CHECKING:
@@ -25,16 +26,7 @@ VARIABLE = "STANDBY_JOB"
 ROOT = Path(os.environ.get(VARIABLE, "."))
 LAST = "last"
 
-spark = SparkSessionResource(
-    master="local[2]",
-    conf={
-        "spark.ui.enabled": "false",
-        "spark.sql.shuffle.partitions": "2",
-        "spark.driver.host": "127.0.0.1",
-        "spark.driver.bindAddress": "127.0.0.1",
-    },
-    standby=1,
-)
+spark = SparkSessionResource(master="local[2]", conf={**SMALL_DRIVER, "spark.sql.shuffle.partitions": "2"}, standby=1)
 _bench = Bench(None, ROOT, query=deduplicated)  # type: ignore[arg-type]
 resources: dict[str, Any] = {
     "checkpoint_storage": FileSystemCheckpointStorage(

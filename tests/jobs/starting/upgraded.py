@@ -26,16 +26,14 @@ from dagster_ckpt import (
     build_checkpoint_definitions,
     checkpointed_streaming_asset,
 )
+from tests.helpers.local_spark import SMALL_DRIVER
 from tests.jobs.harness import Bench
 
 _ROOT = Path(__file__).resolve().parents[3]
 _CONF = {
-    "spark.driver.bindAddress": "127.0.0.1",
-    "spark.driver.host": "127.0.0.1",
-    "spark.driver.memory": "512m",
+    **SMALL_DRIVER,
     "spark.sql.execution.pythonUDF.arrow.enabled": "false",
     "spark.sql.shuffle.partitions": "1",
-    "spark.ui.enabled": "false",
 }
 
 

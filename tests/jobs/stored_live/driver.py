@@ -21,6 +21,7 @@ from dagster_ckpt.config.restart import FixedDelayRestart
 from dagster_ckpt.spark.job import StreamingJob
 from dagster_ckpt.spark.query.session import start_session
 from dagster_ckpt.spark.run.supervisor import die_with_parent
+from tests.helpers.local_spark import SMALL_DRIVER
 from tests.helpers.telling import drive
 from tests.jobs.matrix.streams import FILE, SCHEMA, Target
 from tests.jobs.stored_live.kinds import KINDS, Kind
@@ -31,12 +32,8 @@ if TYPE_CHECKING:
 
 JOB = "stored"
 _CONF = {
+    **SMALL_DRIVER,
     "spark.driver.memory": "768m",
-    "spark.driver.host": "127.0.0.1",
-    "spark.driver.bindAddress": "127.0.0.1",
-    "spark.ui.enabled": "false",
-    "spark.ui.showConsoleProgress": "false",
-    "spark.sql.session.timeZone": "UTC",
     "spark.sql.shuffle.partitions": "2",
     "spark.sql.streaming.stateStore.maintenanceInterval": "500ms",
     "spark.sql.streaming.stateStore.minDeltasForSnapshot": "3",

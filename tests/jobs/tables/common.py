@@ -6,7 +6,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+import pytest
+
 from dagster_ckpt.config.checkpoint_config import JobStatus
+from dagster_ckpt.errors import SinkMismatch
 from dagster_ckpt.spark.events import Started
 from dagster_ckpt.spark.files.checkpoint_location import CheckpointLocation
 from dagster_ckpt.spark.sinks.sink import BatchSink, SinkRun, sink_to
@@ -18,7 +21,16 @@ if TYPE_CHECKING:
 
     from dagster_ckpt.stored_json import Json
 
-__all__ = ["Starts", "a_claim_is_no_data", "committed", "dying", "into", "run_without_checkpoint", "unique"]
+__all__ = [
+    "Starts",
+    "a_batch_is_left_out",
+    "a_claim_is_no_data",
+    "committed",
+    "dying",
+    "into",
+    "run_without_checkpoint",
+    "unique",
+]
 
 _Sink = TypeVar("_Sink", bound=BatchSink)
 
@@ -108,3 +120,38 @@ def a_claim_is_no_data(bench: Bench, rows: DataFrame, starts: Starts[Any]) -> No
     assert starts.attached().first_data() == "batch 8 of job 'orders'"
     starts.begun(4, starts.position(sink, 3, 8))
     assert starts.attached().first_data() == "batch 8 of job 'orders'"
+
+
+def a_batch_is_left_out(rows: DataFrame, starts: Starts[Any], count: Callable[[], int], root: Path) -> None:
+    """A start goes on after the batch of a repartition, from which the table has nothing; later ones go back.
+
+    Args:
+        rows: of each batch.
+        starts: of the job.
+        count: how many rows the table has.
+        root: a directory.
+    """
+    each = rows.count()
+    first = starts.begun(1)
+    first.write_batch(rows, 0)
+    before = starts.position(first, 1, 0)
+    first.write_batch(rows, 1)
+
+    # The checkpoint of the repartition has the position of the batch before, and its start begins after batch 1.
+    second = starts.attached()
+    second.rollback_to(second.skipped(before, root, 1, rows.sparkSession), root, 2)
+    assert count() == each
+    starts.begin(second, 2, {**before, "batch": 1})
+    after = starts.position(second, 2, 1)
+    with pytest.raises(SinkMismatch, match="claimed by epoch 2"):
+        first.write_batch(rows, 2)
+    for batch in (2, 3):
+        second.write_batch(rows, batch)
+    covered = starts.position(second, 2, 2)
+    assert count() == 3 * each
+
+    for epoch, position, kept in ((3, covered, 2), (4, after, 1), (5, before, 1)):
+        sink = starts.begun(epoch, position)
+        assert count() == kept * each
+        sink.write_batch(rows, int(str(position["batch"])) + 1)
+        assert count() == (kept + 1) * each

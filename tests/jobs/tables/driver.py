@@ -8,6 +8,7 @@ The words:
 * ``lease=S``: of its heartbeat, in seconds.
 * ``unwatched``: nobody pauses or ends its JVM when the lease is over.
 * ``live=NAME``: of its working directory.
+* ``state_partitions=N``: the number of partitions that its state gets.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
+from dagster_ckpt.config.recovery import RestoreRequest
 from dagster_ckpt.config.restart import FixedDelayRestart
 from dagster_ckpt.filesystem import PosixFileSystem
 from dagster_ckpt.spark.job import StreamingJob
@@ -75,7 +77,8 @@ def main(kind: str, root: Path, words: Collection[str]) -> None:
         deployment="drivers",
         inline_threshold=20 * 1024,
     )
-    drive(job)
+    partitions = told.get("state_partitions")
+    drive(job, RestoreRequest(state_partitions=None if partitions is None else int(partitions)))
 
 
 def _sink(kind: str, session: SparkSession, out: Path) -> BatchSink:

@@ -18,7 +18,7 @@ _DRIVER = "tests.jobs.tables.driver"
 
 
 def a_zombie_wakes_in_its_commit(
-    bench: Bench, table: str, step: str, newest: Callable[[Bench], object], seen: _Seen
+    bench: Bench, table: str, step: str, newest: Callable[[Bench], object], seen: _Seen, *words: str
 ) -> None:
     """Check that a driver which is stopped in a step of its commit, and woken after another's end, changes nothing.
 
@@ -28,6 +28,7 @@ def a_zombie_wakes_in_its_commit(
         step: the step, as the driver takes it.
         newest: the newest commit of the table.
         seen: the rows of the table, by a reader without Spark.
+        words: more of them for the other driver.
     """
     assert shutil.which("unshare"), "unshare (package util-linux) is needed to drive as if from another host"
     bench.land(1)
@@ -38,7 +39,7 @@ def a_zombie_wakes_in_its_commit(
         zombie.await_("it is in its commit", (bench.root / "held").exists)
         zombie.pause()
         bench.land(1)
-        with driving(_DRIVER, table, str(bench.root), "end", "live=elsewhere", **ELSEWHERE) as driver:
+        with driving(_DRIVER, table, str(bench.root), "end", "live=elsewhere", *words, **ELSEWHERE) as driver:
             assert driver.ended() == "FINISHED"
         at_the_end = newest(bench)
         assert seen(bench) == bench.expected()

@@ -18,6 +18,7 @@ from dagster_ckpt import (
     checkpointed_streaming_asset,
 )
 from dagster_ckpt.filesystem import FileSystem
+from tests.helpers.local_spark import SMALL_DRIVER
 from tests.jobs.matrix.streams import FILE, SCHEMA, Target
 from tests.jobs.zombies.driver import Refusing, lose_context
 
@@ -53,14 +54,7 @@ defs = build_checkpoint_definitions(
         "spark": SparkSubmitResource(
             definitions="tests.jobs.zombies.submitted:defs",
             master="local[1]",
-            conf={
-                SECRET[0]: SECRET[1],
-                "spark.driver.memory": "512m",
-                "spark.driver.host": "127.0.0.1",
-                "spark.driver.bindAddress": "127.0.0.1",
-                "spark.ui.enabled": "false",
-                "spark.sql.shuffle.partitions": "1",
-            },
+            conf={**SMALL_DRIVER, SECRET[0]: SECRET[1], "spark.sql.shuffle.partitions": "1"},
         ),
     },
 )

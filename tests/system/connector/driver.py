@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from dagster_ckpt.spark.query.session import start_session, streaming_session
 from dagster_ckpt.spark.run.supervisor import die_with_parent
+from tests.helpers.local_spark import SMALL_DRIVER
 from tests.helpers.telling import say
 from tests.servers.gcs import BUCKET
 from tests.servers.gcs_connector import connector_conf
@@ -23,12 +24,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 _SMALL = {
-    "spark.driver.memory": "512m",
-    "spark.driver.host": "127.0.0.1",
-    "spark.driver.bindAddress": "127.0.0.1",
-    "spark.ui.enabled": "false",
-    "spark.ui.showConsoleProgress": "false",
-    "spark.sql.session.timeZone": "UTC",
+    **SMALL_DRIVER,
     "spark.sql.shuffle.partitions": "2",
     # Uploads and copies in several requests, without files as large as they take by default.
     "spark.hadoop.fs.gs.outputstream.upload.chunk.size": str(1 << 20),

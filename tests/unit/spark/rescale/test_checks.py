@@ -68,6 +68,12 @@ def test_what_is_impossible_has_a_reason_and_a_next_step(
     assert found.hint.startswith("Nothing was touched. ")
 
 
+def test_a_later_spark_is_no_way_on_before_iceberg_is_for_it() -> None:
+    for kind, told in (("iceberg", ", once Iceberg has a release for that Spark;"), ("delta", "Spark 4.2 or later;")):
+        restored = replace(_RESTORED, sink={**(_RESTORED.sink or {}), "kind": kind})
+        assert told in rescale_finding(replace(_ASKED, spark_version="4.1.3"), restored).hint
+
+
 def test_a_start_that_died_has_done_it() -> None:
     facts = _FACTS.model_copy(update={"sql_confs": {"spark.sql.shuffle.partitions": "7"}})
     done = replace(_RESTORED, facts=facts, kind="rescale")
