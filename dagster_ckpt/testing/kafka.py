@@ -148,10 +148,10 @@ class KafkaServer:
         ends = [TopicPartition(topic, partition, offset) for partition, offset in before.items()]
         _done(self._admin.delete_records(ends))
 
-    def send(self, topic: str, values: Iterable[str], partition: int = 0) -> None:
+    def send(self, topic: str, values: Iterable[str], partition: int = 0, key: str | None = None) -> None:
         producer = Producer({**self._quiet, "linger.ms": 0})  # an older one may not know a new partition
         for value in values:
-            producer.produce(topic, value.encode(), partition=partition)
+            producer.produce(topic, value.encode(), key, partition)
         assert producer.flush(_PATIENCE) == 0
 
     def records(self, topic: str) -> Iterator[Message]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -33,11 +33,14 @@ class TopicState:
             give no ids, as before Kafka 2.8.
         earliest: the offset of the first record that is kept, by partition; empty if it was not asked for.
         latest: the offset after the last record, by partition.
+        compacted: the offset before which compaction may have removed records, by partition; empty for a topic that is
+            not compacted. ``None`` if the brokers do not tell.
     """
 
     id: str | None
     earliest: Mapping[str, int]
     latest: Mapping[str, int]
+    compacted: Mapping[str, int] | None = field(default_factory=dict)
 
     def only(self, partitions: Collection[int] | None) -> TopicState:
         """The topic with some of its partitions; ``None`` keeps them all."""
@@ -48,7 +51,7 @@ class TopicState:
             {number: offset for number, offset in offsets.items() if number in kept}
             for offsets in (self.earliest, self.latest)
         )
-        return TopicState(self.id, earliest, latest)
+        return replace(self, earliest=earliest, latest=latest)
 
 
 class BrokersAway(Exception):
@@ -151,6 +154,38 @@ class Brokers:
         found = self._by_topic(self._answer(asked, give_up)).get(topic, {})
         return {number: offset if offset >= 0 else None for number, offset in found.items()}
 
+    def compaction_lags(self, names: Collection[str], seconds: float) -> dict[str, int]:
+        """For each of these topics that is compacted, the milliseconds for which its records are surely kept.
+
+        Args:
+            names: of topics.
+            seconds: how long the brokers may take to answer.
+
+        Raises:
+            BrokersAway: the brokers did not answer, or may not be asked.
+        """
+        give_up = time.monotonic() + seconds
+        client = self._open(seconds)
+
+        def ask() -> Any:
+            resource = getattr(self._jvm, "org.apache.kafka.common.config.ConfigResource")
+            topic = getattr(self._jvm, "org.apache.kafka.common.config.ConfigResource$Type").TOPIC
+            return client.describeConfigs(self._list([resource(topic, name) for name in names])).all()
+
+        described = self._answer(self._call(ask), give_up)
+
+        def read() -> dict[str, int]:
+            found: dict[str, int] = {}
+            for resource, config in described.items():
+                policy, lag = config.get("cleanup.policy"), config.get("min.compaction.lag.ms")
+                if policy is None:
+                    raise ValueError(f"no cleanup.policy of topic {resource.name()} was told")
+                if "compact" in str(policy.value()):
+                    found[str(resource.name())] = 0 if lag is None else int(lag.value())
+            return found
+
+        return self._call(read)
+
     def close(self) -> None:
         """End the client; the next question opens another one."""
         client, self._client = self._client, None
@@ -207,7 +242,7 @@ class Brokers:
         except (PySparkException, Py4JError, TypeError, ValueError) as error:
             raise BrokersAway(f"{self.shown}: {in_one_line(redacted(str(error)))}") from error
 
-    def _list(self, items: Collection[str]) -> Any:
+    def _list(self, items: Collection[Any]) -> Any:
         made = self._jvm.java.util.ArrayList()
         for item in items:
             made.add(item)

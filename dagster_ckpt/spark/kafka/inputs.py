@@ -7,6 +7,7 @@ import logging
 import threading
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dagster_ckpt.checkpoint import Source, Topic
@@ -97,7 +98,7 @@ class KafkaInputs:
         while True:
             now = self._ask(source, topics, _PATIENCE)
             if all(now.values()) or self._clock.monotonic() >= sure:
-                return now
+                return self._with_compaction(source, now)
             pause.wait(_AGAIN)
 
     def at(self, source: str, topic: str, partitions: Collection[str], milliseconds: int) -> Mapping[str, int | None]:
@@ -148,6 +149,25 @@ class KafkaInputs:
         assigned = self._assigned(source)
         now = self._brokers[source].topics(topics, seconds, with_earliest=with_earliest)
         return {name: state and state.only(assigned.get(name)) for name, state in now.items()}
+
+    def _with_compaction(self, source: str, topics: Mapping[str, TopicState | None]) -> Mapping[str, TopicState | None]:
+        """The topics, with what compaction may have removed. Brokers may not let everybody read a topic's settings."""
+        there = {name: state for name, state in topics.items() if state is not None}
+        compacted: dict[str, Mapping[str, int] | None] = dict.fromkeys(there)
+        try:
+            lags = self._brokers[source].compaction_lags(there, _PATIENCE) if there else {}
+            for name, state in there.items():
+                compacted[name] = self._compacted(source, name, state.latest, lags[name]) if name in lags else {}
+        except BrokersAway as error:
+            _log.warning("Whether the topics of source %s are compacted is not known: %s", source, error)
+        return {name: state and replace(state, compacted=compacted[name]) for name, state in topics.items()}
+
+    def _compacted(self, source: str, topic: str, latest: Mapping[str, int], lag: int) -> Mapping[str, int]:
+        """Where the records of a topic begin that are too young to be removed, by partition."""
+        if lag <= 0:
+            return latest
+        young = self.at(source, topic, latest.keys(), int(self._clock.time() * 1000) - lag)
+        return {number: end if (first := young.get(number)) is None else first for number, end in latest.items()}
 
     def _assigned(self, source: str) -> Mapping[str, Collection[int]]:
         """The partitions that a source names, by topic; empty if it names none."""

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
-from dagster_ckpt.checkpoint import CheckpointMetadata, Facts, PlannedBatch, Source, Topic
-from dagster_ckpt.errors import RestoreRefused
+from dagster_ckpt.checkpoint import (
+    CheckpointCatalog,
+    CheckpointMetadata,
+    Facts,
+    PlannedBatch,
+    Source,
+    Topic,
+    find_newest,
+)
+from dagster_ckpt.errors import CheckpointError, RestoreRefused
 from dagster_ckpt.spark.batches import planned_offsets
 from dagster_ckpt.spark.kafka import BrokersAway, KafkaInputs, TopicState, by_partition, records
 from dagster_ckpt.spark.query import WriterPlan
 from dagster_ckpt.spark.verdict import Finding, Verdict
 
-__all__ = ["kafka_findings", "kafka_findings_as_told", "kafka_sink_findings"]
+__all__ = ["kafka_findings", "kafka_findings_as_told", "kafka_sink_findings", "newest_of"]
 
 CHECK = "Kafka topics"
 _LONGEST = 500
@@ -21,13 +29,27 @@ _LENIENT = "let the query read with failOnDataLoss=false, and "
 _ACCEPT = "launch with allow_loss: true."
 
 
-def kafka_findings(facts: Facts, inputs: KafkaInputs, plans: Sequence[PlannedBatch]) -> list[Finding]:
+def newest_of(catalog: CheckpointCatalog) -> CheckpointMetadata | None:
+    """The job's newest checkpoint, ``None`` if it is not known."""
+    try:
+        return find_newest(catalog).metadata
+    except CheckpointError:  # what is wrong with it is no fault of the checkpoint that is asked for
+        return None
+
+
+def kafka_findings(
+    facts: Facts,
+    inputs: KafkaInputs,
+    plans: Sequence[PlannedBatch],
+    newest: Callable[[], CheckpointMetadata | None] = lambda: None,
+) -> list[Finding]:
     """Compare the checkpoint's offsets with each topic, and remember the topics' ids for the start.
 
     Args:
         facts: the checkpoint's facts.
         inputs: the Kafka sources of the query.
         plans: the plans of all batches that run again, as they were or with new boundaries.
+        newest: reads the job's newest checkpoint.
     """
     found: list[Finding] = []
     for source in facts.sources:
@@ -38,7 +60,7 @@ def kafka_findings(facts: Facts, inputs: KafkaInputs, plans: Sequence[PlannedBat
         elif source.id in inputs.ids and source.offsets:
             entries = [planned_offsets(plan) for plan in plans]
             planned = [Source(id=source.id, offset=entry.offset(source.id)) for entry in entries]
-            found += _of_source(source, inputs, planned)
+            found += _of_source(source, inputs, planned, newest)
     return found
 
 
@@ -60,7 +82,7 @@ def kafka_findings_as_told(restored: CheckpointMetadata, newest: CheckpointMetad
                 reason = f"not checked: only the brokers know {shown}, and the start asks them."
                 found.append(Finding.fine(CHECK, reason))
                 continue
-            now = TopicState(topic.id, topic.earliest, topic.latest)
+            now = TopicState(topic.id, topic.earliest, topic.latest, compacted=None)
             item = _Compared(shown, at, at, source.topics.get(name), now).finding(strict=False, pattern=False)
             reason = f"{item.reason} So {newest.name} tells; the start asks the brokers again."
             found.append(replace(item, reason=reason))
@@ -78,7 +100,12 @@ def kafka_sink_findings(plan: WriterPlan) -> list[Finding]:
     return [Finding.fine("Kafka sink", reason)]
 
 
-def _of_source(source: Source, inputs: KafkaInputs, planned: Sequence[Source]) -> list[Finding]:
+def _of_source(
+    source: Source,
+    inputs: KafkaInputs,
+    planned: Sequence[Source],
+    newest: Callable[[], CheckpointMetadata | None],
+) -> list[Finding]:
     offsets = source.offsets or {}
     try:
         now = inputs.look(source.id, offsets)
@@ -91,6 +118,8 @@ def _of_source(source: Source, inputs: KafkaInputs, planned: Sequence[Source]) -
     strict = (inputs.option(source.id, "failOnDataLoss") or "true").strip().lower() != "false"
     pattern = inputs.option(source.id, "subscribePattern") is not None
     found = []
+    is_compacted = any(state is not None and state.compacted for state in now.values())
+    covered = _covered(source.id, newest() if is_compacted else None)
     for name, at in offsets.items():
         topic = _Compared(
             name=f"topic {name} of source {source.id}",
@@ -98,6 +127,7 @@ def _of_source(source: Source, inputs: KafkaInputs, planned: Sequence[Source]) -
             upto=_furthest([at, *((plan.offsets or {}).get(name, {}) for plan in planned)]),
             then=source.topics.get(name),
             now=now[name],
+            covered=covered.get(name, {}),
         )
         is_read = inputs.reads(source.id, name)
         found.append(topic.finding(strict=strict, pattern=pattern) if is_read else topic.left_out(strict=strict))
@@ -106,6 +136,11 @@ def _of_source(source: Source, inputs: KafkaInputs, planned: Sequence[Source]) -
             added = _Compared(f"the new topic {name} of source {source.id}", {}, {}, None, topic_now)
             found.append(added.finding(strict=strict, pattern=pattern))
     return found
+
+
+def _covered(source: str, newest: CheckpointMetadata | None) -> Mapping[str, Mapping[str, int]]:
+    sources = () if newest is None else newest.facts.sources
+    return next((each.offsets or {} for each in sources if each.id == source), {})
 
 
 def _furthest(offsets: Sequence[Mapping[str, int]]) -> dict[str, int]:
@@ -123,6 +158,7 @@ class _Compared:
         upto: where the last planned batch ends, by partition.
         then: what the checkpoint tells of the topic, ``None`` if nothing.
         now: the topic now, ``None`` if it is gone.
+        covered: where the job's newest checkpoint ends, by partition, if it is known.
     """
 
     name: str
@@ -130,6 +166,7 @@ class _Compared:
     upto: Mapping[str, int]
     then: Topic | None
     now: TopicState | None
+    covered: Mapping[str, int] = field(default_factory=dict)
 
     def finding(self, *, strict: bool, pattern: bool) -> Finding:
         """The verdict.
@@ -201,13 +238,35 @@ class _Compared:
             told.append(f"it has no partition {', '.join(sorted(gone, key=int))} any more{self._unread(gone)}")
         if missed:
             told.append(f"{records(sum(missed.values()))} of new partitions are gone{by_partition(missed)}")
+        cleaned = self._compacted(now, self.covered)
+        stops = strict and bool(told)
+        if cleaned:
+            told.append(
+                f"up to {records(sum(cleaned.values()))} that a newer checkpoint covers may be "
+                f"gone{by_partition(cleaned)}: the topic is compacted"
+            )
         if told:
-            older = "Restore a newer checkpoint, if there is one. " if expired else ""
-            return _lossy(f"{self.name}: {'; '.join(told)}.", older, stops=strict)
+            older = "Restore a newer checkpoint, if there is one. " if expired or cleaned else ""
+            return _lossy(f"{self.name}: {'; '.join(told)}.", older, stops=stops)
+        return Finding.fine(CHECK, f"{self.name} {self._complete(now, sorted(added, key=int))}")
+
+    def _complete(self, now: TopicState, added: Sequence[str]) -> str:
         left = sum(now.latest[number] - self.at.get(number, first) for number, first in now.earliest.items())
-        numbers = ", ".join(sorted(added, key=int))
-        new = f" Partitions that are new since are read from their beginning: {numbers}." if added else ""
-        return Finding.fine(CHECK, f"{self.name} has all {records(left)} after the checkpoint.{new}")
+        told = f"has all {left} offset{'s' * (left != 1)} after the checkpoint."
+        if now.compacted is None:
+            told += " It was not told whether the topic is compacted, so records there may have been removed."
+        elif again := self._compacted(now, self.upto):
+            told += (
+                f" Up to {records(sum(again.values()))} that were read and that no newer checkpoint covers may be "
+                "gone: the topic is compacted."
+            )
+        new = f" Partitions that are new since are read from their beginning: {', '.join(added)}." if added else ""
+        return told + new
+
+    def _compacted(self, now: TopicState, upto: Mapping[str, int]) -> Mapping[str, int]:
+        """How many records from the checkpoint up to an offset compaction may have removed, by partition."""
+        ends = {number: min(upto.get(number, 0), end) for number, end in (now.compacted or {}).items()}
+        return {number: ends[number] - at for number, at in self.at.items() if ends.get(number, at) > at}
 
     def _unread(self, partitions: Mapping[str, int] | None = None) -> str:
         """How many records are surely lost with a topic or its partitions, as far as the checkpoint tells."""

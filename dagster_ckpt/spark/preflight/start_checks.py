@@ -27,7 +27,7 @@ from dagster_ckpt.spark.preflight.checkpoint_checks import (
     version_finding,
     with_in_flight,
 )
-from dagster_ckpt.spark.preflight.kafka_topics import kafka_findings, kafka_sink_findings
+from dagster_ckpt.spark.preflight.kafka_topics import kafka_findings, kafka_sink_findings, newest_of
 from dagster_ckpt.spark.preflight.query_checks import (
     empty_sink_finding,
     operators_finding,
@@ -210,13 +210,21 @@ def _checked(
         replay_finding(restored, start.sink, None if start.plan.is_transient else start.plan.format, again, known),
         source_finding(plans, restored.facts, {*start.inputs.ids, *of_tables}),
         *tables,
-        *kafka_findings(places.moved(restored.facts), start.inputs, () if places.offsets else plans),
+        *_kafka(start, restored, plans, places),
         *places.findings,
         *kafka_sink_findings(start.plan),
         others,
         *([elsewhere_finding(restored, now, start.elsewhere)] if start.elsewhere else []),
         *([removed_finding(start.removes)] if start.removes else []),
     ]
+
+
+def _kafka(
+    start: ProposedStart, restored: CheckpointMetadata, plans: Sequence[PlannedBatch], places: Places
+) -> list[Finding]:
+    if places.offsets:  # what that reads again is told with the places
+        return kafka_findings(places.moved(restored.facts), start.inputs, ())
+    return kafka_findings(restored.facts, start.inputs, plans, lambda: newest_of(start.catalog))
 
 
 def _rescaled(start: ProposedStart, restored: CheckpointMetadata | None, known: Sequence[int]) -> list[Finding]:

@@ -13,7 +13,6 @@ from dagster_ckpt.checkpoint import (
     CheckpointMetadata,
     Heartbeat,
     PlannedBatch,
-    find_newest,
     materialize_checkpoint,
     verify_checkpoint,
 )
@@ -32,7 +31,7 @@ from dagster_ckpt.spark.preflight.checkpoint_checks import (
     version_finding,
     with_in_flight,
 )
-from dagster_ckpt.spark.preflight.kafka_topics import kafka_findings_as_told
+from dagster_ckpt.spark.preflight.kafka_topics import kafka_findings_as_told, newest_of
 from dagster_ckpt.spark.preflight.source_files import source_finding
 from dagster_ckpt.spark.rescale import RESCALE_CHECK, Rescale, rescale_finding
 from dagster_ckpt.spark.sinks import recorded_sink
@@ -84,7 +83,7 @@ def check_stored(
         else:
             replayed = asked if state_partitions is None and start_sources is None else restored.reference
             findings += check_unpacked(catalog, restored, directory, replayed)
-            newest = _newest(catalog)
+            newest = newest_of(catalog)
             if start_sources is None:
                 findings += kafka_findings_as_told(restored, newest)
             if state_partitions is not None or start_sources is not None:
@@ -113,14 +112,6 @@ def _changed(
     if partitions is not None:
         return [rescale_finding(Rescale(partitions, _spark_here(), sink=sink, later=later), restored)]
     return stored_move_findings(start_sources or {}, restored, sink, later, newest)
-
-
-def _newest(catalog: CheckpointCatalog) -> CheckpointMetadata | None:
-    """The job's newest checkpoint, for what its brokers told last."""
-    try:
-        return find_newest(catalog).metadata
-    except CheckpointError:  # what is wrong with it is no fault of the checkpoint that is asked for
-        return None
 
 
 def check_unpacked(

@@ -100,7 +100,7 @@ def test_each_source_is_asked_for_its_own_topics(bench: TopicBench) -> None:
     again = bench.tick(0, job, restore_from=first.completed[-1].name)
     found = [item.reason for item in again.started.preflight.findings if item.check == CHECK]
     assert len(found) == 3
-    assert all("has all 0 records" in reason for reason in found)
+    assert all("has all 0 offsets" in reason for reason in found)
 
 
 def test_partitions_that_a_source_does_not_read_do_not_count(bench: TopicBench) -> None:
@@ -132,7 +132,7 @@ def test_brokers_are_asked_with_the_login_of_the_source_which_nobody_is_told(
     found = [
         item.reason for launch in launches[1:] for item in launch.started.preflight.findings if item.check == CHECK
     ]
-    assert "has all 8 records after the checkpoint" in found[0]
+    assert "has all 8 offsets after the checkpoint" in found[0]
     assert "SaslAuthenticationException" in found[1]
     told = [repr(launch.events) for launch in launches] + [caplog.text, str(caught.value), repr(tree(bench.root))]
     assert not [text for text in told if PASSWORD in text]

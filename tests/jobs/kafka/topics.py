@@ -49,9 +49,9 @@ class TopicBench(Bench):
         assert self.server is not None
         return self.server
 
-    def land(self, count: int) -> None:
+    def land(self, count: int, key: str | None = None) -> None:
         for number in range(self.landed, self.landed + count):
-            self.kafka.send(self.topic, rows_of(number), number % self.partitions)
+            self.kafka.send(self.topic, rows_of(number), number % self.partitions, key)
         self.landed += count
 
     def read(self, session: SparkSession) -> DataFrame:

@@ -41,15 +41,43 @@ def test_a_restore_is_exact_only_if_every_record_after_the_checkpoint_is_kept(
     assert (finding.verdict is Verdict.RESTORABLE) == (is_exact and not any(earliest[number] for number in added))
     if finding.verdict is Verdict.RESTORABLE:
         left = sum(end - at.get(number, 0) for number, end in latest.items())
-        assert f"has all {left} record" in finding.reason
+        assert f"has all {left} offset" in finding.reason
     elif not strict:
         assert finding.verdict is Verdict.WITH_LOSS
 
 
 @pytest.mark.parametrize(
+    ("compacted", "covered", "verdict", "told"),
+    [
+        ({}, 9, Verdict.RESTORABLE, "has all 5 offsets after the checkpoint."),
+        (None, 9, Verdict.RESTORABLE, "It was not told whether the topic is compacted"),
+        ({"0": 12}, 7, Verdict.RESTORABLE, "Up to 4 records that were read and that no newer checkpoint covers may"),
+        (
+            {"0": 12},
+            9,
+            Verdict.WITH_LOSS,
+            "up to 2 records that a newer checkpoint covers may be gone (partition 0: 2)",
+        ),
+        ({"0": 8}, 9, Verdict.WITH_LOSS, "up to 1 record that a newer checkpoint covers may be gone (partition 0: 1)"),
+        ({"0": 7}, 9, Verdict.RESTORABLE, "has all 5 offsets after the checkpoint."),
+    ],
+)
+def test_compaction_loses_what_was_read_and_would_be_read_again(
+    compacted: dict[str, int] | None, covered: int, verdict: Verdict, told: str
+) -> None:
+    """Spark goes over the gaps. What is old enough to be removed ends at 12, or earlier by min.compaction.lag.ms."""
+    now = TopicState("x", {"0": 0}, {"0": 12}, compacted)
+    topic = _Compared("topic rows", {"0": 7}, {"0": 11}, Topic(id="x"), now, {"0": covered})
+    finding = topic.finding(strict=True, pattern=False)
+    assert (finding.verdict, told in finding.reason) == (verdict, True), finding.reason
+    assert ("allow_loss: true" in finding.hint) == (verdict is Verdict.WITH_LOSS)
+    assert "failOnDataLoss" not in finding.hint
+
+
+@pytest.mark.parametrize(
     ("topic", "verdict", "told"),
     [
-        (Topic(id="x", latest={"0": 9}, earliest={"0": 3}), Verdict.RESTORABLE, "has all 2 records after"),
+        (Topic(id="x", latest={"0": 9}, earliest={"0": 3}), Verdict.RESTORABLE, "has all 2 offsets after"),
         (
             Topic(id="x", latest={"0": 9}, earliest={"0": 8}),
             Verdict.WITH_LOSS,
