@@ -1,7 +1,8 @@
-"""What people do to the table of a job by hand: nothing is doubled."""
+"""What people do to the table of a job by hand: nothing is doubled, and no batch goes on in another table."""
 
 from __future__ import annotations
 
+import shutil
 from typing import TYPE_CHECKING
 
 import pytest
@@ -119,3 +120,23 @@ def test_a_rollback_that_was_undone_by_hand_is_made_again(bench: Bench) -> None:
     bench.query = to_delta
     assert "removed" in bench.tick(0).started.sink
     assert seen(bench) == bench.expected()
+
+
+def test_a_table_that_is_created_again_under_a_running_job_is_not_written_to(
+    bench: Bench, rows: DataFrame, starts: Starts[DeltaSink]
+) -> None:
+    """The new table has as many versions as the old one had, or fewer."""
+    for epoch, appended in ((1, 2), (2, 0)):
+        sink = starts.begun(epoch)
+        sink.write_batch(of(rows, 0), 0)
+        newest = version(bench)
+        shutil.rmtree(bench.sink)
+        rows.write.format("delta").save(str(bench.sink))
+        for _ in range(appended):
+            of(rows, 50).write.format("delta").mode("append").save(str(bench.sink))
+        assert (version(bench) >= newest) == bool(appended)
+        with pytest.raises(SinkMismatch, match="deleted and created again") as refused:
+            sink.write_batch(of(rows, 1), 1)
+        assert "Nothing was written" in refused.value.hint
+        assert 100 not in ids(bench)
+        shutil.rmtree(bench.sink)

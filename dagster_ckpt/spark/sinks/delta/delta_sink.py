@@ -86,6 +86,7 @@ class DeltaSink(TableSink):
         self._version = -1
         #: The mark of the job's newest batch in that version, 0 for none.
         self._held = 0
+        #: The id of the table that this start has claimed.
         self._identifier: str | None = None
 
     def attach(self, job_name: str, rows: DataFrame) -> None:
@@ -114,10 +115,12 @@ class DeltaSink(TableSink):
         Raises:
             Fenced: a newer run has taken the job over; nothing was written.
             RestoreRefused: the query was not started by this library.
-            SinkMismatch: a run of the job with another storage has claimed the table; nothing was written.
+            SinkMismatch: a run of the job with another storage has claimed the table, or the table was deleted and
+                created again; nothing was written.
         """
         run = self.begun(self._run)
         run.check_owner()
+        self._check_same()
         mark = mark_of(run.epoch, batch)
         written_by = json.dumps({"job": self._job, "epoch": run.epoch, "batch": batch})
         writer = self._writer(rows, {"userMetadata": written_by, **self._options})
@@ -128,6 +131,23 @@ class DeltaSink(TableSink):
     def _writer(self, rows: DataFrame, options: Mapping[str, str]) -> DataFrameWriter:
         writer = rows.write.format("delta").mode("append").options(**options)
         return writer.partitionBy(*self._partition_by) if self._partition_by else writer
+
+    def _check_same(self) -> None:
+        """Make sure that the table has this start's newest commit. A table that was created again has not.
+
+        Delta removes old commits from the log; the table's id tells then.
+        """
+        commit = self._table.commit_of(self._version)
+        ours = commit is not None and self._application in commit.marks
+        if not ours and (commit is not None or self._table.identifier != self._identifier):
+            raise self._created_again("Nothing was written.")
+
+    def _created_again(self, written: str) -> SinkMismatch:
+        return SinkMismatch(
+            f"The Delta table {self._path} was deleted and created again while the job wrote to it: it does not have "
+            f"version {self._version} of this run.",
+            hint=f"{written} Put the table back, or write elsewhere and start from nothing with restore_from: none.",
+        )
 
     def _version_of(self, mark: int, run: SinkRun) -> int:
         """The version that has ``mark``; other writers may have committed before it.
@@ -141,20 +161,20 @@ class DeltaSink(TableSink):
             if self._application in commit.marks:
                 break
         run.check_owner()
+        if self._table.identifier != self._identifier:
+            raise self._created_again("The new table may have one batch of the job.")
         raise self._not_ours(self._claimed, run.epoch)
 
     # --- the position, and going back to it --------------------------------------------------------------------------
 
     def _position(self, batch: int, version: int, held: int) -> dict[str, Json]:
-        if self._identifier is None and version >= 0:  # asked once: each batch would wait for a listing
-            self._identifier = self._table.identifier
         return {
             "kind": self.kind,
             "path": self._path,
             "batch": batch,
             "version": version,
             "mark": held,
-            "table": self._identifier,
+            "table": self._identifier or (self._table.identifier if version >= 0 else None),
             "application": self._application,
         }
 
@@ -233,6 +253,7 @@ class DeltaSink(TableSink):
         except Overtaken as error:
             raise self._not_ours(error.epoch, epoch) from None
         self._version, self._held = version, holds
+        self._identifier = table.identifier  # asked once: each batch would wait for a listing
         told = [f"{len(done.removed)} files of later batches removed"] if done.removed else []
         told += [f"{len(done.added)} files put back"] if done.added else []
         return f"{', '.join(told)}, by version {version}" if told else ""
