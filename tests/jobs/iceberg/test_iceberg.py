@@ -422,6 +422,28 @@ def test_an_option_that_would_have_no_effect_is_refused() -> None:
         IcebergSink("lake.db.delays", options={"mergeSchema": "true"})
 
 
+@pytest.mark.parametrize("name", ["lake.db.out.branch_audit", "lake.db.out.`tag_v1`", "lake.db.out.BRANCH_a"])
+def test_the_name_of_a_branch_is_refused(name: str) -> None:
+    with pytest.raises(InvalidConfiguration, match="names a branch or a tag"):
+        IcebergSink(name)
+
+
+@pytest.mark.parametrize("setting", ["spark.wap.branch", pytest.param("spark.wap.id", marks=pytest.mark.exhaustive)])
+def test_a_session_that_publishes_later_is_refused(bench: Bench, setting: str) -> None:
+    """If the table takes part in that; without the setting readers see each batch."""
+    bench.query = to_iceberg
+    sql(bench, "CREATE TABLE {table} (id INT, v INT) USING iceberg TBLPROPERTIES ('write.wap.enabled' = 'true')")
+    bench.spark.conf.set(setting, "audit")
+    try:
+        refused = bench.refused(InvalidConfiguration)
+    finally:
+        bench.spark.conf.unset(setting)
+    assert f"the session has {setting}" in refused.message
+    assert not snapshots(bench)
+    bench.tick(1)
+    assert seen(bench) == bench.expected()
+
+
 def test_a_table_in_no_catalog_of_iceberg_is_refused(bench: Bench) -> None:
     bench.query = lambda bench, session: into(IcebergSink("delays"), bench, session)
     assert "catalog spark_catalog, which is not one of Iceberg" in bench.refused(InvalidConfiguration).message

@@ -9,6 +9,7 @@ commits, even if that start was in the middle of its commit.
 from __future__ import annotations
 
 import logging
+import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -33,6 +34,8 @@ _log = logging.getLogger(__name__)
 #: Options of Spark's writer that the sink decides itself, or that staged files do not have.
 _NOT_TAKEN = frozenset({"branch", "isolation-level", "merge-schema", "mergeschema", "overwrite-mode"})
 _PROPERTY = "snapshot-property."
+#: How the name of a table ends that stands for one of its branches or tags.
+_REFERENCE = re.compile(r"\.`?(branch|tag)_[^.]*$", re.IGNORECASE)
 _RECORDED = "The recorded position of the sink", "Restore another checkpoint.", SinkMismatch
 
 
@@ -57,7 +60,7 @@ class IcebergSink(TableSink):
         keep_snapshots: keep the snapshots since the oldest retained checkpoint from expiring, by a branch of the table.
 
     Raises:
-        InvalidConfiguration: the sink does not take an option.
+        InvalidConfiguration: the sink does not take an option, or the name is that of a branch or a tag.
     """
 
     kind = "iceberg"
@@ -80,6 +83,11 @@ class IcebergSink(TableSink):
         if isinstance(partition_by, str):
             raise InvalidConfiguration(
                 f"An IcebergSink cannot be partitioned by {partition_by!r}.", hint="Give a list of columns."
+            )
+        if _REFERENCE.search(table):
+            raise InvalidConfiguration(
+                f"An IcebergSink cannot write to {table}: to Iceberg, the last part names a branch or a tag.",
+                hint="Name the table alone; the sink appends to the branch main. A table of such a name needs another.",
             )
         super().__init__(table)
         self._partition_by = tuple(partition_by)
@@ -111,7 +119,8 @@ class IcebergSink(TableSink):
         """Claim the table for this start, if a rollback has not done so; a table that is not there is created.
 
         Raises:
-            InvalidConfiguration: the sink cannot write to a table of this format.
+            InvalidConfiguration: the sink cannot write to a table of this format, or batches were to be published by
+                somebody else.
             SinkMismatch: the table was claimed by a newer epoch.
         """
         if self._newest is None:
@@ -247,6 +256,7 @@ class IcebergSink(TableSink):
         if not table.exists:
             table.create(self._attached, self._partition_by)
         table.check_format()
+        table.check_unpublished()
         mark = self._mark(epoch, batch)
         done = Rollback()
 

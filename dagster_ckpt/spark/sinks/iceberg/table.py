@@ -38,6 +38,9 @@ _CATALOGS = "org.apache.iceberg.spark.BaseCatalog"
 _STAGED = "rewritten-file-scan-task-set-id"
 #: Staged for a newer format, rows need ids there that only rows of a compaction have.
 _NEWEST_WITH_SPARK_40 = 2
+#: A property of a table, and settings of a session, by which Spark's own writers do not publish what they write.
+_WAP = "write.wap.enabled"
+_TO_PUBLISH = ("spark.wap.branch", "spark.wap.id")
 #: How often a commit is begun again because another writer was faster, and the seconds before it is.
 _TRIES = 20
 _PAUSE = 0.1
@@ -160,6 +163,23 @@ class IcebergTable:
                 f"The Iceberg table {self.path} has format version {version}, which the sink does not write with "
                 f"Spark {self._session.version}.",
                 hint=f"Use Spark 4.1, or a table with format version {_NEWEST_WITH_SPARK_40}.",
+            )
+
+    @explained
+    def check_unpublished(self) -> None:
+        """Make sure that the session does not ask for commits that readers of ``main`` do not see.
+
+        Raises:
+            InvalidConfiguration: the session names a branch or an id for the writes to this table, as in
+                write-audit-publish, and the commit of a batch would be published at once.
+        """
+        wanted = next((name for name in _TO_PUBLISH if self._session.conf.get(name, None)), None)
+        if wanted is not None and self._metadata().properties().get(_WAP) == "true":
+            raise InvalidConfiguration(
+                f"The Iceberg table {self.path} has the property {_WAP}, and the session has {wanted}: batches would "
+                "be published to the branch main nevertheless.",
+                hint=f"Unset {wanted} in the session of the job if readers of main may see each batch; else write to "
+                "a table of its own, and publish from there.",
             )
 
     # --- changes -----------------------------------------------------------------------------------------------------
