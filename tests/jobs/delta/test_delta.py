@@ -15,6 +15,7 @@ from dagster_ckpt.errors import InvalidConfiguration, QueryFailed, SinkMismatch,
 from dagster_ckpt.spark.events import Started
 from dagster_ckpt.spark.sinks.delta import DeltaSink
 from tests.jobs.harness import Bench, Query, Row, eventually
+from tests.jobs.plain.plain import leaves
 from tests.jobs.tables.common import dying, into, run_without_checkpoint
 from tests.jobs.tables.delta import seen, sql, version, without_old_log
 from tests.jobs.tables.moving import move_there_and_back
@@ -279,3 +280,9 @@ def test_an_option_of_the_sinks_own_is_refused() -> None:
 @pytest.mark.exhaustive
 def test_a_stopped_job_moves_here_and_back(bench: Bench) -> None:
     move_there_and_back(bench, lambda bench, _: DeltaSink(bench.sink), lambda: seen(bench))
+
+
+@pytest.mark.exhaustive
+def test_spark_alone_goes_on_with_the_state_of_an_exported_job(table: Bench, tmp_path: Path) -> None:
+    leaves(table, tmp_path / "out")
+    assert seen(table) == table.expected()

@@ -140,3 +140,74 @@ def test_a_table_that_is_created_again_under_a_running_job_is_not_written_to(
         assert "Nothing was written" in refused.value.hint
         assert 100 not in ids(bench)
         shutil.rmtree(bench.sink)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(
+    ("statement", "said"),
+    [
+        ("CREATE OR REPLACE TABLE {table} USING delta AS SELECT 7 AS id, 70 AS v", "REPLACE TABLE AS SELECT"),
+        ("INSERT OVERWRITE {table} VALUES (7, 70)", "WRITE"),
+    ],
+)
+def test_rows_that_are_replaced_under_a_running_job(
+    bench: Bench, rows: DataFrame, starts: Starts[DeltaSink], statement: str, said: str
+) -> None:
+    """No start goes back to before that; a checkpoint that was taken after it covers what is there."""
+    sink = starts.begun(1)
+    sink.write_batch(of(rows, 0), 0)
+    before = starts.position(sink, 1, 0)
+    sql(bench, statement)
+    sink.write_batch(of(rows, 1), 1)
+    after = starts.position(sink, 1, 1)
+    sink.write_batch(of(rows, 2), 2)
+    with pytest.raises(SinkMismatch, match=said):
+        starts.begun(2, before)
+    sink = starts.begun(2, after)
+    assert ids(bench) == [7, 100, 101, 102]
+    sink.write_batch(of(rows, 2), 2)
+    assert ids(bench) == [7, 100, 101, 102, 200, 201, 202]
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "enableDeletionVectors = true",
+        "columnMapping.mode = name",
+        "enableChangeDataFeed = true",
+        "enableRowTracking = true",
+    ],
+)
+def test_a_rollback_in_a_table_with_a_feature_of_delta(bench: Bench, rows: DataFrame, setting: str) -> None:
+    """The rows of the checkpoint and the change of others stay; a column has another name meanwhile, if it can."""
+    name, _, value = setting.partition(" = ")
+    sql(
+        bench,
+        "CREATE TABLE {table} (id INT, v INT, p INT) USING delta PARTITIONED BY (p) "
+        f"TBLPROPERTIES ('delta.{name}' = '{value}')",
+    )
+    mapped = "Mapping" in name
+    parts = rows.selectExpr("id", "v", "id % 2 AS p")
+    sink = Starts(bench.root, parts, lambda: DeltaSink(bench.sink)).begun(1)
+    sink.write_batch(of(parts, 0), 0)
+    covered = Starts(bench.root, parts, lambda: DeltaSink(bench.sink)).position(sink, 1, 0)
+    if mapped:
+        sql(bench, "ALTER TABLE {table} RENAME COLUMN p TO q")
+        parts = parts.withColumnRenamed("p", "q")
+    starts = Starts(bench.root, parts, lambda: DeltaSink(bench.sink))
+    sql(bench, "DELETE FROM {table} WHERE id = 0")
+    sink.write_batch(of(parts, 1), 1)
+    if mapped:
+        sql(bench, "ALTER TABLE {table} ADD COLUMN (note STRING)")
+    sink.write_batch(of(parts, 2), 2)
+    last = starts.position(sink, 1, 2)
+
+    def found() -> list[int]:
+        return sorted(row["id"] for row in bench.spark.read.format("delta").load(str(bench.sink)).collect())
+
+    sink = starts.begun(2, covered)
+    assert found() == [1, 2]
+    sink.write_batch(of(parts, 1), 1)
+    starts.begun(3, last)
+    assert found() == [1, 2, 100, 101, 102, 200, 201, 202]

@@ -13,6 +13,7 @@ from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.errors import InvalidConfiguration, QueryFailed, SinkMismatch, SinkNotEmpty
 from dagster_ckpt.spark.sinks.iceberg import IcebergSink
 from tests.jobs.harness import Bench, Query
+from tests.jobs.plain.plain import leaves
 from tests.jobs.tables.common import dying, into, run_without_checkpoint
 from tests.jobs.tables.iceberg import call, current, lake, opened, seen, snapshots, sql, table_of
 from tests.jobs.tables.moving import move_there_and_back, to_files
@@ -447,6 +448,12 @@ def test_a_session_that_publishes_later_is_refused(bench: Bench, setting: str) -
 def test_a_table_in_no_catalog_of_iceberg_is_refused(bench: Bench) -> None:
     bench.query = lambda bench, session: into(IcebergSink("delays"), bench, session)
     assert "catalog spark_catalog, which is not one of Iceberg" in bench.refused(InvalidConfiguration).message
+
+
+@pytest.mark.exhaustive
+def test_spark_alone_goes_on_with_the_state_of_an_exported_job(table: Bench, tmp_path: Path) -> None:
+    leaves(table, tmp_path / "out")
+    assert seen(table) == table.expected()
 
 
 def test_a_stopped_job_moves_here_and_back(bench: Bench) -> None:

@@ -9,12 +9,14 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import pytest
 
 from dagster_ckpt.clock import SystemClock
 from dagster_ckpt.config import StartSources
+from dagster_ckpt.config.restart import FixedDelayRestart
 from dagster_ckpt.errors import CheckpointError, RestoreRefused, RestoreWithLoss, TopicRecreated
 from dagster_ckpt.spark.kafka import BrokersAway, KafkaInputs
 from dagster_ckpt.spark.moved_sources import MOVE_CHECK
@@ -106,6 +108,7 @@ def _left_out(bench: TopicBench) -> Counter[int]:
         pytest.param(
             Change(_expired, "3 records after the checkpoint are gone (partition 0: 3)"),
             id="expired",
+            marks=pytest.mark.releases,
         ),
         pytest.param(
             Change(_longer, "32 records below the checkpoint's offsets", stops=False),
@@ -329,6 +332,33 @@ def test_brokers_that_are_away_are_named_and_waited_for(bench: TopicBench, monke
         launch.completed[-1].facts.sources[0].topics[bench.topic].id
         == first.completed[-1].facts.sources[0].topics[bench.topic].id
     )
+    bench.assert_exact()
+
+
+@pytest.mark.exhaustive
+def test_a_query_that_gave_up_on_its_brokers_is_started_again(
+    bench: TopicBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Past the timeouts of Spark's connector, and as often as it takes."""
+    monkeypatch.setattr("dagster_ckpt.spark.kafka.inputs._PATIENCE", 1.0)
+    bench.options = {"kafka.default.api.timeout.ms": "2000", "kafka.request.timeout.ms": "1000"}
+    bench.land(2)
+    job = replace(bench, until_done=False).job(
+        config=OFTEN, restart=FixedDelayRestart(attempts=1000, delay=timedelta(milliseconds=100))
+    )
+    launch = bench.launch(job)
+    eventually("a checkpoint of all", lambda: _read(launch, bench) == 16, unless=launch.check)
+    bench.kafka.stop()
+    try:
+        eventually("it is started again", lambda: len(launch.restarts) >= 2, unless=launch.check)
+    finally:
+        bench.kafka.start()
+    bench.land(2)
+    bench.await_in_sink(launch)
+    eventually("a checkpoint of all", lambda: _read(launch, bench) == 32, unless=launch.check)
+    launch.run.cancel()
+    launch.result()
+    assert all("Timeout" in each.error for each in launch.restarts), launch.restarts
     bench.assert_exact()
 
 

@@ -6,6 +6,7 @@ import json
 import logging
 import shutil
 from collections import Counter
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,12 +18,14 @@ from dagster_ckpt.spark.preflight.kafka_topics import CHECK
 from dagster_ckpt.testing.kafka import PASSWORD
 from tests.jobs.harness import NEVER, OFTEN, Bench, copied, tree
 from tests.jobs.kafka.topics import TopicBench, rows_of, topic_of
+from tests.jobs.plain.plain import BACKENDS, Plain, exported
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 
+@pytest.mark.releases
 def test_a_job_is_exact_after_a_crash_and_after_a_rollback(bench: TopicBench) -> None:
     first = bench.tick(3)
     bench.assert_exact()
@@ -112,6 +115,19 @@ def test_partitions_that_a_source_does_not_read_do_not_count(bench: TopicBench) 
     bench.kafka.expire(bench.topic, {1: 5})
     assert first.completed[-1].facts.sources[0].lag == {bench.topic: {"0": 0}}
     bench.tick(1)
+    bench.assert_exact()
+
+
+@pytest.mark.exhaustive
+def test_a_query_of_plain_spark_moves_in_and_out_again(bench: TopicBench, tmp_path: Path) -> None:
+    """Its offsets go with it, both ways."""
+    plain = Plain(bench, BACKENDS["rocksdb"], bench.root / "plain")
+    plain.tick(3)
+    bench.tick(2, fork_from=str(plain.location))
+    bench.assert_exact()
+    bench.tick(1, restore_from=bench.checkpoints()[0].reference)
+    bench.assert_exact()
+    exported(bench, tmp_path / "out").tick(2)
     bench.assert_exact()
 
 

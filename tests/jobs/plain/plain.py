@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from click.testing import CliRunner, Result
+
+from dagster_ckpt.cli import main
 from dagster_ckpt.config.state_backend import CHANGELOG_CONF, HDFS_PROVIDER, PROVIDER_CONF, ROCKSDB_PROVIDER
 from tests.helpers.spark.streaming import confs
 from tests.jobs.harness import ROWS_PER_FILE, Bench, Row, deduplicated, tree
@@ -87,3 +91,34 @@ def after_five_batches(bench: Bench, backend: str) -> Plain:
     plain = Plain(bench, BACKENDS[backend], bench.root / "plain")
     plain.tick(5)
     return plain
+
+
+def export(bench: Bench, *arguments: str) -> Result:
+    return CliRunner().invoke(main, ["export", bench.name, *arguments, "--path", str(bench.storage)])
+
+
+def exported(bench: Bench, to: Path, *arguments: str) -> Plain:
+    """Spark alone, with what the command says that Spark needs."""
+    done = export(bench, *arguments, "--to", str(to), "--json")
+    assert done.exit_code == 0, done.output
+    told = json.loads(done.stdout)
+    assert told["location"] == str(to)
+    assert f'.option("path", "{bench.sink}").option("checkpointLocation", "file:{to}")' in told["code"][-1]
+    return Plain(bench, told["settings"], to)
+
+
+def leaves(bench: Bench, to: Path) -> None:
+    """Of a job whose sink is one of this library: Spark alone goes on with its state, in an output of its own."""
+    done = export(bench, "--to", str(to), "--json")
+    assert done.exit_code == 0, done.output
+    output, before = to.parent / "of Spark alone", bench.expected()
+
+    def alone(of: Bench, session: SparkSession) -> DataStreamWriter:
+        rows = of.read(session).dropDuplicates(["id"]).select("id", "v")
+        return rows.writeStream.format("parquet").option("path", str(output)).trigger(availableNow=True)
+
+    plain = Plain(replace(bench, query=alone), json.loads(done.stdout)["settings"], to)
+    plain.tick(2)
+    written = Counter(tuple(row) for row in bench.spark.read.parquet(str(output)).select("id", "v").collect())
+    assert written == plain.bench.expected() - before
+    assert written

@@ -13,12 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from click.testing import CliRunner, Result
 
 from dagster_ckpt.checkpoint.control.epochs import FAILING, End
 from dagster_ckpt.checkpoint.control.heartbeat import Heartbeat, HeartbeatFile
 from dagster_ckpt.checkpoint.processes import ProcessIdentity
-from dagster_ckpt.cli import main
 from dagster_ckpt.clock import SystemClock
 from dagster_ckpt.errors import CorruptCheckpoint, RestoreRefused, RestoreWithLoss, SinkMismatch
 from dagster_ckpt.spark.events import CheckpointFailed
@@ -28,7 +26,7 @@ from dagster_ckpt.spark.releases import minor_of
 from dagster_ckpt.spark.sinks.sink import sink_to
 from dagster_ckpt.spark.sinks.user_sinks import ForeachBatchSink
 from tests.jobs.harness import Row, deduplicated, eventually, tree
-from tests.jobs.plain.plain import Plain, after_five_batches, bench_of
+from tests.jobs.plain.plain import after_five_batches, bench_of, export, exported
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -37,20 +35,6 @@ if TYPE_CHECKING:
     from tests.jobs.harness import Bench
 
 _ROOT = Path(__file__).resolve().parents[3]
-
-
-def export(bench: Bench, *arguments: str) -> Result:
-    return CliRunner().invoke(main, ["export", bench.name, *arguments, "--path", str(bench.storage)])
-
-
-def exported(bench: Bench, to: Path, *arguments: str) -> Plain:
-    """Spark alone, with what the command says that Spark needs."""
-    done = export(bench, *arguments, "--to", str(to), "--json")
-    assert done.exit_code == 0, done.output
-    told = json.loads(done.stdout)
-    assert told["location"] == str(to)
-    assert f'.option("path", "{bench.sink}").option("checkpointLocation", "file:{to}")' in told["code"][-1]
-    return Plain(bench, told["settings"], to)
 
 
 @pytest.mark.releases

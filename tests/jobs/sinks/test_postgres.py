@@ -16,6 +16,7 @@ from dagster_ckpt.spark.events import Restarting, Started
 from dagster_ckpt.spark.sinks.postgres import PostgresSink
 from dagster_ckpt.spark.sinks.sink import sink_to
 from tests.jobs.harness import OFTEN, Bench, Launch, Query, Row, eventually, remove_tree
+from tests.jobs.plain.plain import leaves
 from tests.jobs.savepoints import Take
 from tests.jobs.tables.moving import move_there_and_back
 from tests.servers.postgres import PostgresServer, rows
@@ -79,6 +80,7 @@ def run_without_checkpoint(bench: Bench, reach: str, files: int) -> None:
     bench.until_done = True
 
 
+@pytest.mark.releases
 def test_a_life(job: Bench, reach: str, take: Take, tmp_path: Path) -> None:
     """A crash with the live location and one without, a rollback, a savepoint, a fork, and what is refused then."""
     job.tick(2)
@@ -207,3 +209,10 @@ def test_a_table_that_is_not_there_is_refused_before_anything_runs(bench: Bench,
 @pytest.mark.exhaustive
 def test_a_stopped_job_moves_here_and_back(bench: Bench, reach: str) -> None:
     move_there_and_back(bench, lambda *_: PostgresSink(reach, "delays"), lambda: found(reach))
+
+
+@pytest.mark.exhaustive
+def test_spark_alone_goes_on_with_the_state_of_an_exported_job(job: Bench, reach: str, tmp_path: Path) -> None:
+    job.tick(2)
+    leaves(job, tmp_path / "out")
+    assert found(reach) == job.expected()
