@@ -27,6 +27,7 @@ def rows(bench: Bench) -> DataFrame:
 
 @pytest.fixture
 def starts(bench: Bench, rows: DataFrame) -> Starts[DeltaSink]:
+    bench.root.mkdir(parents=True)
     return Starts(bench.root, rows, lambda: DeltaSink(bench.sink))
 
 

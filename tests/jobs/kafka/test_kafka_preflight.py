@@ -358,7 +358,7 @@ def test_a_query_that_gave_up_on_its_brokers_is_started_again(
     eventually("a checkpoint of all", lambda: _read(launch, bench) == 32, unless=launch.check)
     launch.run.cancel()
     launch.result()
-    assert all("Timeout" in each.error for each in launch.restarts), launch.restarts
+    assert re.search("Time(d )?out", launch.restarts[0].error), launch.restarts
     bench.assert_exact()
 
 
