@@ -8,9 +8,10 @@ from assets.landing import landed_flights
 from assets.report import delay_report
 from assets.resources import resources
 from assets.streams import daily_schedule, flight_delays, flight_delays_daily
-from dagster_ckpt import build_checkpoint_definitions
+from dagster_ckpt import build_checkpoint_definitions, build_job_report
 
 defs = dg.Definitions.merge(
     build_checkpoint_definitions([flight_delays, flight_delays_daily], resources=resources()),
+    build_job_report(flight_delays),
     dg.Definitions(assets=[landed_flights, delay_report], schedules=[daily_schedule]),
 )

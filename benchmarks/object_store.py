@@ -12,8 +12,9 @@ go, in turns and each by a new process, whose greatest memory is told:
 
 Afterwards the bucket of each must hold every byte. All but the loop then bring the files back, each into an empty
 directory by another new process: ours finds the newest checkpoint, reads it and verifies each file against the
-manifest; gcsfs gets with ``recursive``. What came must be what went up. And the newest checkpoint of ``--retained`` is
-looked up, as a restore does: listed, read and verified.
+manifest, and does so once more after it has fetched the checkpoint ahead, as a standby does; gcsfs gets with
+``recursive``. What came must be what went up. And the newest checkpoint of ``--retained`` is looked up, as a restore
+does: listed, read and verified.
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 OURS, RECURSIVE, LOOP, RCLONE = "ours", "put recursive", "put_file loop", "rclone"
+#: The same restore after a standby has fetched the checkpoint.
+AHEAD = "ours, fetched ahead"
 BUCKET = "checkpoints"
 _RCLONES = f":gcs:{BUCKET}/rclone"
 SETS = {"1,000 x 10 KiB": (1_000, 10 << 10), "10,000 x 10 KiB": (10_000, 10 << 10)}
@@ -92,13 +95,14 @@ def _measure(options: argparse.Namespace, latency: float) -> Iterator[dict[str, 
                         yield record
                         if how == LOOP:
                             continue
-                        with tempfile.TemporaryDirectory(prefix="object-store-") as back:
-                            told = _in_a_process("--restore", how, url, f"{back}/files")
-                            if _contents(f"{back}/files") != went:
-                                raise RuntimeError(f"What came back by {how} is not what went up")
-                        record = {**case, "what": "restore", **told}
-                        print(record, file=sys.stderr, flush=True)
-                        yield record
+                        for way in (OURS, AHEAD) if how == OURS else (how,):
+                            with tempfile.TemporaryDirectory(prefix="object-store-") as back:
+                                told = _in_a_process("--restore", way, url, f"{back}/files")
+                                if _contents(f"{back}/files") != went:
+                                    raise RuntimeError(f"What came back by {way} is not what went up")
+                            record = {**case, "what": "restore", "how": way, **told}
+                            print(record, file=sys.stderr, flush=True)
+                            yield record
     with serving(latency) as url:
         found = _look_up(url, options.retained)
         yield {"set": f"newest of {options.retained:,}", "latency": latency, "what": "look", **found}
@@ -141,18 +145,25 @@ def _restore(how: str, url: str, directory: str) -> dict[str, Any]:
     if how == RECURSIVE:
         client = _client(url)
         return _measured(url, lambda: client.get(f"{BUCKET}/{how}", directory, recursive=True))
-    from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog  # noqa: PLC0415 - of the child alone
-    from dagster_ckpt.checkpoint.catalog.file_reader import materialize_checkpoint  # noqa: PLC0415
-    from dagster_ckpt.checkpoint.catalog.newest import find_newest  # noqa: PLC0415
+    from dagster_ckpt.checkpoint import (  # noqa: PLC0415 - of the child alone
+        CheckpointCatalog,
+        FetchedAhead,
+        find_newest,
+        materialize_checkpoint,
+    )
 
     storage = storage_at(url)
     storage.create("connected", b"")
+    catalog = CheckpointCatalog(storage, "benchmark")
+    ahead = FetchedAhead(catalog, Path(directory).parent / "working", None, "0" * 8)
+    if how == AHEAD and (newest := find_newest(catalog).metadata) is not None:
+        ahead.fetch(newest.reference, newest.epoch)
+        ahead.wait()
 
     def run() -> None:
-        catalog = CheckpointCatalog(storage, "benchmark")
         found = find_newest(catalog).metadata
         assert found is not None
-        materialize_checkpoint(catalog, found, Path(directory))
+        materialize_checkpoint(catalog, found, Path(directory), take=ahead.take)
 
     return _measured(url, run)
 

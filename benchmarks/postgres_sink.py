@@ -101,22 +101,27 @@ def figures_of(kind: str, query: StreamingQuery, written: int, options: Options)
 
 
 def summarize(runs: list[dict[str, Any]], options: Options) -> dict[str, Any]:
-    """The ratio B/A of each pair, their geometric mean, and its interval by 10,000 resamples of the pairs."""
-    pairs = [sorted(runs[at : at + 2], key=lambda run: str(run["kind"])) for at in range(0, len(runs), 2)]
-    logs = np.log([pair[1]["rows_per_second"] / pair[0]["rows_per_second"] for pair in pairs])
-    random = np.random.default_rng(options.seed)
-    means = random.choice(logs, (10_000, len(logs))).mean(axis=1)
+    """The ratio B/A of the pairs' rows per second, as :func:`ratio_of` tells, and the medians of both kinds."""
     figures = {
-        f"{figure}_{kind}": statistics.median(pair[at][figure] for pair in pairs)
+        f"{figure}_{kind}": statistics.median(run[figure] for run in runs if run["kind"] == kind)
         for figure in ("rows_per_second", "batch_ms_median")
-        for at, kind in enumerate((PLAIN, OURS))
+        for kind in (PLAIN, OURS)
     }
+    ratio, interval = ratio_of("rows_per_second", runs, options)
     return {
         **figures,
-        "ratio_B_to_A": float(np.exp(logs.mean())),
-        "ratio_95": [float(value) for value in np.exp(np.percentile(means, [2.5, 97.5]))],
+        "ratio_B_to_A": ratio,
+        "ratio_95": interval,
         "load_mean": statistics.fmean(run["load"] for run in runs),
     }
+
+
+def ratio_of(figure: str, runs: list[dict[str, Any]], options: Options) -> tuple[float, list[float]]:
+    """The geometric mean of the pairs' ratios B/A of a figure, and its interval by 10,000 resamples of the pairs."""
+    pairs = [sorted(runs[at : at + 2], key=lambda run: str(run["kind"])) for at in range(0, len(runs), 2)]
+    logs = np.log([pair[1][figure] / pair[0][figure] for pair in pairs])
+    means = np.random.default_rng(options.seed).choice(logs, (10_000, len(logs))).mean(axis=1)
+    return float(np.exp(logs.mean())), [float(value) for value in np.exp(np.percentile(means, [2.5, 97.5]))]
 
 
 def main() -> int:

@@ -7,6 +7,7 @@ The same stateless query over the same Parquet files, one file to a batch, in on
 A is ``format("delta")`` or ``format("iceberg")``, whichever is for the Spark that runs this. B is a ``DeltaSink`` or an
 ``IcebergSink``, whose claim comes before the query. Nothing else of the library runs: what checkpoints cost is measured
 by ``overhead.py``. Time is the sum of the batches' ``triggerExecution`` in Spark's own progress reports, for both.
+Processor time is that of this process and its JVM from the query's start to its end, which says more on a busy machine.
 Iceberg's catalog is a database of SQLite. The environments are those of ``tools/test_spark.py``.
 """
 
@@ -16,6 +17,7 @@ import argparse
 import json
 import platform
 import shutil
+import statistics
 import sys
 import uuid
 from datetime import UTC, datetime
@@ -28,7 +30,7 @@ from pyspark.sql import SparkSession
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.postgres_sink import OURS, PLAIN, Options, figures_of, summarize  # noqa: E402
+from benchmarks.postgres_sink import OURS, PLAIN, Options, figures_of, ratio_of, summarize  # noqa: E402
 from benchmarks.transactional_sink import land, start_spark  # noqa: E402
 from dagster_ckpt.spark import DeltaSink, IcebergSink, sink_to  # noqa: E402
 from dagster_ckpt.spark.sinks.sink import SinkRun  # noqa: E402
@@ -54,11 +56,20 @@ def run_query(kind: str, spark: SparkSession, of: str, directory: Path, options:
         writer = stream.writeStream.format(of)
         writer = writer if of == "iceberg" else writer.option("path", path)
     writer = writer.option("checkpointLocation", str(live / "checkpoint")).trigger(availableNow=True)
+    before = _processor_seconds()
     query = writer.toTable(table) if (kind, of) == (PLAIN, "iceberg") else writer.start()
     query.awaitTermination()
+    spent = _processor_seconds() - before
     figures = figures_of(kind, query, spark.table(table).count(), options)
+    figures["cpu_ms_a_batch"] = 1000 * spent / options.batches
     shutil.rmtree(live)
     return figures
+
+
+def _processor_seconds() -> float:
+    this = psutil.Process()
+    times = [process.cpu_times() for process in (this, *this.children(recursive=True))]
+    return sum(each.user + each.system for each in times)
 
 
 def main() -> int:
@@ -93,6 +104,7 @@ def main() -> int:
     finally:
         spark.stop()
     summary = summarize(runs, options)
+    cpu, cpu_interval = ratio_of("cpu_ms_a_batch", runs, options)
     report: dict[str, Any] = {
         "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": {"cpus": psutil.cpu_count(), "system": platform.platform(), "python": platform.python_version()},
@@ -103,6 +115,10 @@ def main() -> int:
             **summary,
             "latency_B_to_A": 1 / summary["ratio_B_to_A"],
             "latency_95": [1 / ratio for ratio in reversed(summary["ratio_95"])],
+            "cpu_ms_a_batch_A": statistics.median(run["cpu_ms_a_batch"] for run in runs if run["kind"] == PLAIN),
+            "cpu_ms_a_batch_B": statistics.median(run["cpu_ms_a_batch"] for run in runs if run["kind"] == OURS),
+            "cpu_B_to_A": cpu,
+            "cpu_95": cpu_interval,
         },
     }
     for name, value in report["summary"].items():

@@ -1,6 +1,7 @@
 """Kills the example job at seeded random moments and checks that every result is exact.
 
     python tools/random_kills.py --cases 25 --seed 1 --table docs/reference/random-kills.md
+    python tools/random_kills.py --standbys --table docs/reference/random-kills-standbys.md
     .venv-spark-4.2/bin/python tools/random_kills.py --to delta --table docs/reference/random-kills-delta.md
     .venv-spark-4.1/bin/python tools/random_kills.py --to iceberg --table docs/reference/random-kills-iceberg.md
 
@@ -14,8 +15,8 @@ sink's log lists, and the raw directory. With ``--to`` the flights come through 
 Iceberg table, and ``dagster-ckpt run`` drives and resumes the job, because a case under ``dagster dev`` takes twice as
 long. The result is what deltalake or pyiceberg reads. Such a run needs an environment of ``tools/test_spark.py``.
 
-With ``--standbys`` a second run waits beside the stream of files, and is among the victims: a kill waits until it is
-warm.
+With ``--standbys`` a second run waits beside the stream of files, and is warm at the kill. In turns are killed the run,
+the standby and then the run, the run's JVM, the run and the standby at once, and the whole of Dagster.
 """
 
 from __future__ import annotations
@@ -41,11 +42,13 @@ _KILLS: dict[str | None, type[Kills]] = {None: DagsterKills, "delta": DeltaKills
 def table(cases: list[Case], kills: type[Kills], asked: argparse.Namespace) -> str:
     """The Markdown page."""
     good = sum(case.identical for case in cases)
-    to = "" if asked.to is None else f"--to {asked.to} "
+    way, what = ("--standbys ", " beside a standby") if asked.standbys else ("", "")
+    if asked.to:
+        way, what = f"--to {asked.to} ", f": Kafka to {asked.to.capitalize()}"
     lines = [
-        "# Kills at random moments" + ("" if asked.to is None else f": Kafka to {asked.to.capitalize()}"),
+        f"# Kills at random moments{what}",
         "",
-        f"Made by `python tools/random_kills.py {to}--cases {asked.cases} --seed {asked.seed} "
+        f"Made by `python tools/random_kills.py {way}--cases {asked.cases} --seed {asked.seed} "
         f"--table docs/reference/{asked.table.name}`; see the script for what a case is.",
         "",
         f"**{good} of {len(cases)} identical** to the batch computation: no row lost, none doubled, "
@@ -100,20 +103,23 @@ def main() -> int:
         "--standbys", action="store_true", help="with a standby, which is among the victims; files only"
     )
     asked = parser.parse_args()
+    if asked.standbys and asked.to:
+        parser.error("--standbys is for the stream of files, without --to")
+    chosen = StandbyKills if asked.standbys else _KILLS[asked.to]
     if asked.report:
-        asked.table.write_text(table(_cases(asked.report), _KILLS[asked.to], asked), encoding="utf-8")
+        asked.table.write_text(table(_cases(asked.report), chosen, asked), encoding="utf-8")
         return 0
-    directory: Path = (asked.directory or ROOT / "artifacts" / f"random-kills-{asked.to or 'files'}").absolute()
+    name = f"random-kills-{'standbys' if asked.standbys else asked.to or 'files'}"
+    directory: Path = (asked.directory or ROOT / "artifacts" / name).absolute()
     report = directory / "report.json"
     cases = done = _cases(report) if asked.go_on else []
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
     _keep(report, cases)
-    kills = (StandbyKills if asked.standbys else _KILLS[asked.to])(directory, asked.seed)
-    for cases in kills.run(asked.cases, asked.minutes, done):
+    for cases in chosen(directory, asked.seed).run(asked.cases, asked.minutes, done):
         _keep(report, cases)
         if asked.table:
-            asked.table.write_text(table(cases, type(kills), asked), encoding="utf-8")
+            asked.table.write_text(table(cases, chosen, asked), encoding="utf-8")
     good = sum(case.identical for case in cases)
     print(f"{good} of {len(cases)} identical; report: {report}")
     return 0 if good == asked.cases else 1

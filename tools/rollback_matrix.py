@@ -2,15 +2,14 @@
 
     python tools/rollback_matrix.py run --part 1/2 --results build/matrix.jsonl
     python tools/rollback_matrix.py table --results build/matrix.jsonl --table docs/reference/rollback-matrix.md
-    python tools/rollback_matrix.py run --tables --jobs 1 --results build/tables.jsonl
-    python tools/rollback_matrix.py run --tables --jobs 1 --source Kafka --results build/tables.jsonl
+    python tools/rollback_matrix.py run --tables --source files Kafka --ways --results build/tables.jsonl
     python tools/rollback_matrix.py table --results build/tables.jsonl --table docs/reference/rollback-matrix-tables.md
 
 A case is a job that stopped in the middle of a batch, two batches after its newest checkpoint, and goes on; what the
 sink then holds is compared with the answer of plain Spark that never failed and read the same files in the same
 batches. What a case needs is in ``tests/jobs/matrix``. Cases that are in the results already are not run again. With
 ``--tables`` the sinks are tables, as far as there are any for the Spark that runs: of PostgreSQL, Delta and Iceberg.
-With ``--source Kafka`` the same rows come through a topic, by a broker that the command starts.
+From Kafka the same rows come through a topic, by a broker that the command starts.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ import traceback
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, astuple, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +33,7 @@ sys.path.insert(0, str(ROOT))
 
 from dagster_ckpt.testing.kafka import CONNECTOR, KafkaServer  # noqa: E402
 from dagster_ckpt.testing.kafka import running as running_kafka  # noqa: E402
-from tests.helpers.local_spark import small_spark  # noqa: E402
+from tests.helpers.local_spark import delta_conf, small_spark  # noqa: E402
 from tests.jobs.matrix.cases import (  # noqa: E402
     EVENTS,
     MODES,
@@ -44,6 +43,9 @@ from tests.jobs.matrix.cases import (  # noqa: E402
     Outcome,
     bases,
     cases,
+    has_every_pair,
+    has_every_way,
+    in_every_way,
     of_drawn_jobs,
     pairwise,
 )
@@ -80,9 +82,12 @@ def main() -> int:
     run = commands.add_parser("run", help="run cases and append their outcomes")
     run.add_argument("--part", default="1/1", help="which part of how many, for several processes side by side")
     run.add_argument("--results", type=Path, required=True, help="a file of JSON lines")
-    run.add_argument("--tables", nargs="*", choices=table_sinks(), help="these tables, or all, instead of other sinks")
-    run.add_argument("--source", choices=SOURCES, default=FILES, help="what the jobs read")
+    run.add_argument(
+        "--tables", nargs="*", choices=table_sinks(older=True), help="these tables, or all, instead of other sinks"
+    )
+    run.add_argument("--source", nargs="+", choices=SOURCES, default=[FILES], help="what the jobs read")
     run.add_argument("--pairwise", action="store_true", help="of each sink only enough cases for every pair of values")
+    run.add_argument("--ways", action="store_true", help="of each sink a job for each query, and it in every way")
     run.add_argument("--jobs", type=int, help="of each sink only the cases of so many stopped jobs, which are drawn")
     run.add_argument("--seed", type=int, default=1, help="of what is drawn")
     table = commands.add_parser("table", help="write the table")
@@ -91,11 +96,11 @@ def main() -> int:
     arguments = parser.parse_args()
     if arguments.command == "run":
         part, parts = map(int, arguments.part.split("/"))
-        sinks = SINKS if arguments.tables is None else tuple(arguments.tables) or table_sinks()
+        sinks = SINKS if arguments.tables is None else tuple(arguments.tables) or table_sinks(older=True)
         with ExitStack() as stack:
             servers = Servers(
                 stack.enter_context(running_postgres()) if POSTGRES in sinks else None,
-                stack.enter_context(_broker()) if arguments.source == KAFKA else None,
+                stack.enter_context(_broker()) if KAFKA in arguments.source else None,
             )
             return _run(arguments.results, part - 1, parts, _chosen(sinks, arguments), servers)
     lines = [line for file in arguments.results for line in file.read_text(encoding="utf-8").splitlines()]
@@ -109,12 +114,12 @@ class Chosen:
 
     Attributes:
         sinks: their sinks.
-        source: what they read.
+        sources: what they read.
         cases: the cases.
     """
 
     sinks: tuple[str, ...]
-    source: str
+    sources: tuple[str, ...]
     cases: list[Case]
 
 
@@ -122,9 +127,12 @@ def _chosen(sinks: tuple[str, ...], asked: argparse.Namespace) -> Chosen:
     def of(every: list[Case]) -> list[Case]:
         if asked.jobs is not None:
             return of_drawn_jobs(every, asked.jobs, asked.seed)
+        if asked.ways:
+            return in_every_way(every)
         return pairwise(every) if asked.pairwise else every
 
-    return Chosen(sinks, asked.source, [case for sink in sinks for case in of(cases([sink], asked.source))])
+    every = [[case for source in asked.source for case in cases([sink], source)] for sink in sinks]
+    return Chosen(sinks, tuple(asked.source), [case for of_sink in every for case in of(of_sink)])
 
 
 @dataclass(frozen=True)
@@ -146,9 +154,12 @@ def _run(results: Path, part: int, parts: int, chosen: Chosen, servers: Servers)
     done = {_key(json.loads(line)) for line in results.read_text().splitlines()} if results.exists() else set()
     bad = 0
     with tempfile.TemporaryDirectory(prefix="rollback-matrix-") as home:
-        spark = small_spark(Path(home), cores=1, packages=CONNECTOR if servers.kafka else "")
+        conf = dict(delta_conf(older=True)) if DELTA in chosen.sinks and not delta_conf() else {}
+        packages = [conf.pop("spark.jars.packages", ""), CONNECTOR if servers.kafka else ""]
+        conf["spark.python.authenticate.socketTimeout"] = "5min"  # 15 s are too short for a worker of a busy machine
+        spark = small_spark(Path(home), cores=1, packages=",".join(filter(None, packages)), conf=conf)
         failure_free = FailureFree(spark, Path(home) / "failure-free")
-        for number, base in enumerate(bases(chosen.sinks, chosen.source)):
+        for number, base in enumerate(base for source in chosen.sources for base in bases(chosen.sinks, source)):
             for system in (OURS, PLAIN):
                 wanted = [case for case in chosen.cases if case.base == base]
                 if system == PLAIN:
@@ -246,13 +257,12 @@ def _of_sinks(records: list[dict[str, Any]], ours: list[dict[str, Any]], right: 
 
 def _of_tables(records: list[dict[str, Any]], ours: list[dict[str, Any]], right: int) -> list[str]:
     ran = sorted({(record["sink"], record["spark"]) for record in ours})
-    possible = sum(len(cases([sink], source)) for sink, _ in ran for source in SOURCES)
     lines = [
-        f"**{OURS}**: {len(ours)} of {possible} cases ran, {right} as promised ({_cell(ours)}). They are a sample:",
-        "stopped jobs were drawn with a seed (`--jobs`), and each went on in all four ways, with a batch size and a",
-        f"mode that were drawn, too. Their queries: {', '.join(sorted({record['query'] for record in ours}))}.",
+        f"**{OURS}**: {len(ours)} cases ran, {right} as promised ({_cell(ours)}).",
         f"**{PLAIN}**, with the format's own writer and with whole copies of the checkpoint directory put back at",
         f"their place: {_cell(records, system=PLAIN)}. Spark alone has no writer for PostgreSQL.",
+        "",
+        *(_covered(sink, release, ours) for sink, release in ran),
         "",
         "| table | Spark | how it went on | "
         + " | ".join(f"from {source}: {system}" for source in SOURCES for system in (OURS, PLAIN))
@@ -267,6 +277,26 @@ def _of_tables(records: list[dict[str, Any]], ours: list[dict[str, Any]], right:
         ]
         lines.append(f"| {sink} | {release} | {event} | {' | '.join(cells)} |")
     return lines
+
+
+def _covered(sink: str, release: str, ours: list[dict[str, Any]]) -> str:
+    """Which of all cases of a table ran."""
+    every = [case for source in SOURCES for case in cases([sink], source)]
+    keys = {
+        tuple(str(value) for value in (record[name] for name in Case.__match_args__))
+        for record in ours
+        if (record["sink"], record["spark"]) == (sink, release)
+    }
+    some = [case for case in every if astuple(case) in keys]
+    count = len({case.base for case in some})
+    jobs = f"{count} stopped job{'s' * (count > 1)}"
+    if has_every_pair(some, every):
+        what = "every two values of query, state, source, way to go on, batch size and mode occur together"
+    elif has_every_way(some, every):
+        what = "every way to go on occurs with every query, state, source, batch size and mode"
+    else:
+        what = f"a part: {', '.join(sorted({f'{case.query} from {case.source}' for case in some}))}"
+    return f"- {sink}, Spark {release}: {len(some)} of {len(every)} cases, of {jobs}; {what}."
 
 
 if __name__ == "__main__":

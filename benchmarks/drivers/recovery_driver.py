@@ -25,7 +25,7 @@ from dagster_ckpt.config.recovery import RestoreRequest
 from dagster_ckpt.config.restart import RestartStrategies
 from dagster_ckpt.filesystem import open_filesystem
 from dagster_ckpt.orchestration import SparkSessionResource
-from dagster_ckpt.spark import CheckpointCompleted, StreamingJob, StreamingRun, supervise
+from dagster_ckpt.spark import StreamingJob, StreamingRun
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -65,9 +65,9 @@ def main(root: Path, live: str, lease: timedelta, *, standby: bool) -> None:
         inline_threshold=DEFAULT_INLINE_THRESHOLD,
     )
     run_id, asked = str(uuid.uuid4()), RestoreRequest()
-    supervise(
+    spark.supervise(
         lambda emit: StreamingRun(job, run_id=run_id, request=asked, series=None, clock=SystemClock(), emit=emit),
-        lambda event: spark.help_next_start() if isinstance(event, CheckpointCompleted) else None,
+        lambda _: None,
     )
     os._exit(0)
 

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from dagster_ckpt.checkpoint.catalog import (
         CheckpointCatalog,
         CompletedCheckpointStorageLocation,
+        FetchedAhead,
         Newest,
         SpotCheck,
         check_label,
@@ -162,6 +163,7 @@ __all__ = [
     "FailedCheckpoints",
     "Failure",
     "FellBack",
+    "FetchedAhead",
     "FileEntry",
     "Gauge",
     "Heart",

@@ -80,6 +80,11 @@ _COMMANDS = {
         "preflight",
         "Tell whether CHECKPOINT of JOB can be restored, as far as that is known without its query.",
     ),
+    "report": _Command(
+        "proof.report",
+        "report",
+        "Write a page with charts of JOB: its checkpoints, starts and failures over time, as far as the storage tells.",
+    ),
     "restore": _Command(
         "rollback",
         "restore",

@@ -14,7 +14,7 @@ from dagster_ckpt.cli.batch_report import report_batch
 from dagster_ckpt.cli.places import JSON, START_SOURCES, find_checkpoint, storage_at, storage_path
 from dagster_ckpt.cli.printing import say, say_json, warn
 from dagster_ckpt.clock import SystemClock
-from dagster_ckpt.config import LATEST, RestoreRequest, StartSources
+from dagster_ckpt.config import LATEST, RestoreRequest
 from dagster_ckpt.errors import CheckpointError, CheckpointNotFound, StorageError
 from dagster_ckpt.spark import Finding, Preflight, Verdict, check_stored, export_checkpoint
 
@@ -46,13 +46,8 @@ def preflight(
     Checked are its files, its logs, the input that would be read again, the sink, Spark's version, and who else runs.
     Exits with 0 for RESTORABLE, 3 for WITH_LOSS, 4 for NOT_RESTORABLE.
     """
-    asked = RestoreRequest(checkpoint, state_partitions=state_partitions, start_sources=start_sources)
-    found = stored_verdict(
-        CheckpointCatalog(storage_at(path), job),
-        checkpoint,
-        state_partitions=state_partitions,
-        start_sources=asked.start_sources,
-    )
+    request = RestoreRequest(checkpoint, state_partitions=state_partitions, start_sources=start_sources)
+    found = stored_verdict(CheckpointCatalog(storage_at(path), job), request)
     if as_json:
         say_json(found.to_json())
     else:
@@ -61,22 +56,13 @@ def preflight(
     sys.exit(exit_status(found.verdict))
 
 
-def stored_verdict(
-    catalog: CheckpointCatalog,
-    checkpoint: str,
-    *,
-    terminates: bool = False,
-    state_partitions: int | None = None,
-    start_sources: StartSources | None = None,
-) -> Preflight:
+def stored_verdict(catalog: CheckpointCatalog, request: RestoreRequest, *, terminates: bool = False) -> Preflight:
     """The verdict on a restore of a stored checkpoint.
 
     Args:
         catalog: the job's checkpoints.
-        checkpoint: as the user named it; one that does not exist, or is broken, is a verdict, too.
+        request: names the checkpoint as the user does; one that does not exist, or is broken, is a verdict, too.
         terminates: whether the run that drives the job would be terminated before the restore.
-        state_partitions: the number that the state would get in the restored copy.
-        start_sources: where topics would be read from, as a request has it.
 
     Raises:
         StorageError: the storage failed, which says nothing of the checkpoint.
@@ -85,20 +71,18 @@ def stored_verdict(
         heartbeat = catalog.records.heartbeat.read() if terminates else None
         found = check_stored(
             catalog,
-            find_checkpoint(catalog, checkpoint),
-            asked=checkpoint,
+            find_checkpoint(catalog, request.restore_from),
+            request,
             clock=SystemClock(),
             wait=time.sleep,
             terminates=() if heartbeat is None else (heartbeat.run_id,),
-            state_partitions=state_partitions,
-            start_sources=start_sources,
         )
     except StorageError:
         raise
     except CheckpointError as error:
         if isinstance(error, CheckpointNotFound) and catalog.job_name not in job_names(catalog.filesystem):
             raise  # a job that is not there has no verdict
-        return Preflight(checkpoint, (Finding.of_error("checkpoint", error),))
+        return Preflight(request.restore_from, (Finding.of_error("checkpoint", error),))
     for item in found.findings:
         if isinstance(item.error, StorageError):
             raise item.error

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
         VERDICT_TAG,
         rollback_job,
     )
-    from dagster_ckpt.orchestration.proof import build_restore_drill, run_drill
+    from dagster_ckpt.orchestration.proof import build_job_report, build_restore_drill, run_drill
     from dagster_ckpt.orchestration.resources import SparkSessionResource
     from dagster_ckpt.orchestration.run_settings import going_on
     from dagster_ckpt.orchestration.savepoints import build_savepoint_schedule
@@ -56,6 +56,7 @@ __all__ = [
     "SparkSessionResource",
     "SparkSubmitResource",
     "build_checkpoint_definitions",
+    "build_job_report",
     "build_restore_drill",
     "build_savepoint_schedule",
     "checkpointed_streaming_asset",

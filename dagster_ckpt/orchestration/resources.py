@@ -12,6 +12,8 @@ from pydantic import ConfigDict, Field
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from dagster_ckpt.spark import Event, RunResult, StreamingRun
+
 __all__ = ["SparkSessionResource"]
 
 
@@ -84,6 +86,28 @@ class SparkSessionResource(dg.ConfigurableResource["SparkSessionResource"]):
             return True
         start_jvm(*given, class_archive=self.class_archive)
         return False
+
+    def supervise(
+        self,
+        start: Callable[[Callable[[Event], None]], StreamingRun],
+        on_event: Callable[[Event], None],
+        *,
+        on_turn: Callable[[], None] = lambda: None,
+        is_cancellation: Callable[[], bool] = lambda: True,
+    ) -> RunResult:
+        """Drive a run as :func:`~dagster_ckpt.spark.supervise` does, and help the next start of the job meanwhile.
+
+        The first checkpoint shows that the job is under way: from then on help is no delay.
+        """
+        from dagster_ckpt.spark import CheckpointCompleted, supervise  # noqa: PLC0415 - as above
+
+        def told(event: Event) -> None:
+            on_event(event)
+            if isinstance(event, CheckpointCompleted):
+                self.help_next_start()
+
+        with self.standby_ends_with_job(is_cancellation) as is_canceled:
+            return supervise(start, told, on_turn=on_turn, is_cancellation=is_canceled)
 
     def help_next_start(self) -> None:
         """Have the class archive and a standby made in the background, where they are wanted; returns at once."""

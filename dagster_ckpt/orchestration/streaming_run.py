@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -53,7 +54,6 @@ from dagster_ckpt.spark import (
     StreamingRun,
     describe,
     die_with_parent,
-    supervise,
 )
 
 __all__ = ["execute", "streaming_job"]
@@ -215,6 +215,8 @@ def _drive(
         told = _told(context, on_turn, own_run, events, health)
         return attended(context, asset, spark, catalog, reporter, told, given, series)
     job = streaming_job(asset, run, context, given, catalog.filesystem)
+    if waiting is not None:
+        job = replace(job, ahead=waiting.ahead)
     earlier = _earlier(context, clock) if takeover is None else takeover.earlier
 
     def start(emit: Callable[[Event], None]) -> StreamingRun:
@@ -238,12 +240,9 @@ def _drive(
             _on_event(context, reporter, asset.savepoints_key, event)
         finally:  # one report that fails costs no other
             events.happened(event)
-        if isinstance(event, CheckpointCompleted):
-            spark.help_next_start()  # now that the job is under way
 
     try:
-        with spark.standby_ends_with_job(own_run.is_canceled) as is_canceled:
-            return supervise(start, on_event, on_turn=on_turn, is_cancellation=is_canceled)
+        return spark.supervise(start, on_event, on_turn=on_turn, is_cancellation=own_run.is_canceled)
     finally:
         _last_report(context, reporter)
 

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from dagster_ckpt.checkpoint import CheckpointMetadata
+from dagster_ckpt.checkpoint import CheckpointMetadata, FetchedAhead
 from dagster_ckpt.config import (
     POISON_BATCH_ATTEMPTS,
     CheckpointConfig,
@@ -142,6 +142,7 @@ class StreamingJob:
         start_jvm: starts the JVM that ``session`` will use, on a thread of its own beside the claim; ``None`` to leave
             that to ``session``.
         versions: of the query's code.
+        ahead: has files of the newest checkpoint on this machine; ``None`` for no such files.
     """
 
     name: str
@@ -163,6 +164,7 @@ class StreamingJob:
     private_from: Path | None = None
     start_jvm: Callable[[], object] | None = None
     versions: Versions = Versions()
+    ahead: FetchedAhead | None = None
 
     @classmethod
     def stored_in(

@@ -38,7 +38,7 @@ from dagster_ckpt.orchestration import (
     run_drill,
     streaming_job,
 )
-from dagster_ckpt.spark import CheckpointCompleted, Drilled, Event, RunResult, StreamingRun, describe, supervise
+from dagster_ckpt.spark import Drilled, Event, RunResult, StreamingRun, describe
 from dagster_ckpt.standalone.project import loaded
 from dagster_ckpt.standalone.resumption import Launch, Resumption
 from dagster_ckpt.standalone.signals import told_to_end
@@ -240,13 +240,7 @@ class Drive:
 
             spark = own_spark(getattr(context.resources, self.asset.spark_key))
 
-            def tell(event: Event) -> None:
-                self._tell(event)
-                if isinstance(event, CheckpointCompleted):
-                    spark.help_next_start()
-
-            with spark.standby_ends_with_job(lambda: False) as is_canceled:
-                return supervise(start, tell, on_turn=asked.look, is_cancellation=is_canceled)
+            return spark.supervise(start, self._tell, on_turn=asked.look, is_cancellation=lambda: False)
 
     def drill(self, *, scratch_directory: str | Path | None, timeout: timedelta) -> Drilled:
         """Restore the job's newest checkpoint aside; see :func:`~dagster_ckpt.restore_drill`."""

@@ -34,13 +34,21 @@ _ARCHIVE_OPTIONS = _ARCHIVES / f"spark-{version('pyspark')}.options"
 _LOCAL_FILES = _ARCHIVES / f"spark-{version('pyspark')}-{zlib.crc32(SOURCE.read_bytes()):08x}"
 
 
-def delta_conf() -> Mapping[str, str]:
-    """What a session needs to write Delta tables; empty where no Delta is for this Spark."""
+#: Delta for a release of Spark whose tests do without Delta. The rollback matrix runs with it, too.
+OLDER_DELTA = {"4.1": ("io.delta", "delta-spark_4.1_2.13", "4.4.0")}
+
+
+def delta_conf(*, older: bool = False) -> Mapping[str, str]:
+    """What a session needs to write Delta tables; empty where no Delta is for this Spark.
+
+    Args:
+        older: look among the older releases of Spark, too.
+    """
     from pyspark import __version__ as release  # noqa: PLC0415
 
     from dagster_ckpt.testing.maven import DELTA  # noqa: PLC0415
 
-    artifact = DELTA.get(release.rpartition(".")[0])
+    artifact = ({**OLDER_DELTA, **DELTA} if older else DELTA).get(release.rpartition(".")[0])
     if artifact is None:
         return {}
     return {

@@ -26,6 +26,7 @@ _LAYERS = (
     {"config", "filesystem"},
     {"stored_json"},
     {"checkpoint", "testing"},
+    {"report"},
     {"spark"},
     {"resume"},
     {"orchestration"},

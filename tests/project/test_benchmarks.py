@@ -68,7 +68,8 @@ def _object_store(report: Any) -> None:
             for what in ("upload", "restore")
         )
         assert set(uploads) >= {"ours", "put recursive", "put_file loop"}
-        assert set(restores) >= {"ours", "put recursive"}
+        assert set(restores) >= {"ours", "ours, fetched ahead", "put recursive"}
+        assert restores["ours, fetched ahead"]["requests"] < restores["ours"]["requests"]
         for restore in restores.values():
             assert restore["seconds"] > 0
             assert restore["requests"] > 0
@@ -177,6 +178,9 @@ def _tables(report: Any) -> None:
     assert figures["latency_B_to_A"] == pytest.approx(1 / figures["ratio_B_to_A"])
     low, high = figures["latency_95"]
     assert 0 < low <= figures["latency_B_to_A"] <= high
+    low, high = figures["cpu_95"]
+    assert 0 < low <= figures["cpu_B_to_A"] <= high
+    assert figures["cpu_ms_a_batch_A"] > 0
 
 
 def _transactional_sink(report: Any) -> None:

@@ -14,6 +14,7 @@ import re
 import shutil
 import sys
 import tempfile
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -750,6 +751,39 @@ def a_drill_on_a_schedule(block: Block, bench: Bench, data: Path) -> None:
     assert "recovery_seconds" in figures
 
 
+def a_report_on_a_schedule(block: Block, bench: Bench, data: Path) -> None:
+    """Its materialization has what the page and the reference name, drawn from the checkpoints of the example."""
+    defined = _run_the_first_example(bench, data)
+    resources = {"checkpoint_storage": defined["storage"], "spark": defined["spark"]}
+    definitions = block.run(data, turnover=defined["turnover"], resources=resources)["defs"]
+    with dg.DagsterInstance.ephemeral() as instance:
+        assert definitions.resolve_job_def("turnover_report_job").execute_in_process(instance=instance).success
+        event = instance.get_latest_materialization_event(dg.AssetKey("turnover_report"))
+    assert event is not None
+    assert event.asset_materialization is not None
+    told = event.asset_materialization.metadata
+    assert str(told["charts"].value).count("data:image/svg+xml;base64,") >= 3
+    page = (_ROOT / "docs/reference/metadata.md").read_text(encoding="utf-8")
+    assert {name for name in told if f"`{name}`" not in page} == set()
+
+
+def an_asset_that_follows(block: Block, bench: Bench, data: Path) -> None:
+    """Dagster launches it when a checkpoint is materialized, and not before."""
+    turnover = make_asset("turnover")
+    resources = {"checkpoint_storage": FileSystemCheckpointStorage(checkpoint_path=str(data)), "spark": bench.spark}
+    follower = block.run(data, turnover=turnover)["best_shop"]
+    definitions = dg.Definitions.merge(
+        dagster_ckpt.build_checkpoint_definitions([turnover], resources), dg.Definitions([follower])
+    )
+    with warnings.catch_warnings(), dg.DagsterInstance.ephemeral() as instance:
+        warnings.simplefilter("ignore")  # of Dagster itself, in the function that evaluates conditions
+        before = dg.evaluate_automation_conditions(definitions, instance)
+        instance.report_runless_asset_event(dg.AssetMaterialization(turnover.checkpoints_key, partition="a.chk-1"))
+        instance.add_dynamic_partitions(turnover.partitions_name, ["a.chk-1"])
+        after = dg.evaluate_automation_conditions(definitions, instance, cursor=before.cursor)
+    assert (before.total_requested, after.total_requested) == (0, 1)
+
+
 # --- testing ----------------------------------------------------------------------------------------------------------
 
 
@@ -800,6 +834,8 @@ _RUNNERS: dict[str, list[tuple[str, Runner]]] = {
     "docs/how-to/component.md": [("Begin", a_component)],
     _KAFKA: [("Read a topic", from_kafka), ("Write to a topic", into_kafka), ("Drop the repeats", into_kafka)],
     "docs/how-to/look-inside.md": [("In Python", a_look_inside)],
+    "docs/how-to/watch.md": [("Why a running stream says *Never materialized*", an_asset_that_follows)],
+    "docs/how-to/report.md": [("In Dagster", a_report_on_a_schedule)],
     "docs/how-to/restore-drill.md": [("A drill on a schedule", a_drill_on_a_schedule)],
     "docs/how-to/move-a-query.md": [("In", a_query_that_moves), ("Out", a_query_that_moves)],
     "docs/how-to/pyflink.md": [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog, references, shared_in_use, unreadable_id
+from dagster_ckpt.checkpoint.catalog.fetched_ahead import FetchedAhead
 from dagster_ckpt.checkpoint.catalog.file_reader import copy_files, materialize_checkpoint, verify_checkpoint
 from dagster_ckpt.checkpoint.catalog.lineage import for_retention, line_of_descent, older_than, reclaimable_bytes
 from dagster_ckpt.checkpoint.catalog.newest import Newest, fallback_of, find_newest, read_newest
@@ -23,6 +24,7 @@ __all__ = [
     "SAVEPOINT_POINTER",
     "CheckpointCatalog",
     "CompletedCheckpointStorageLocation",
+    "FetchedAhead",
     "Newest",
     "SpotCheck",
     "check_label",

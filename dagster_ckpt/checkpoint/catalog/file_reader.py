@@ -6,10 +6,11 @@ import contextlib
 import hashlib
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from typing import TypeAlias
 
 from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
 from dagster_ckpt.checkpoint.catalog.lineage import older_than
@@ -30,6 +31,9 @@ from dagster_ckpt.filesystem import (
 )
 
 __all__ = ["copy_files", "materialize_checkpoint", "read_files", "verify_checkpoint"]
+
+#: Takes the files of a checkpoint, where to, and whom to tell the size of each.
+Take: TypeAlias = Callable[[Sequence[FileEntry], Path, Callable[[int], object]], tuple[FileEntry, ...]]
 
 #: Most broken files that one error names.
 _MOST_NAMED = 1000
@@ -63,11 +67,21 @@ def verify_checkpoint(catalog: CheckpointCatalog, metadata: CheckpointMetadata) 
 
 
 def materialize_checkpoint(
-    catalog: CheckpointCatalog, metadata: CheckpointMetadata, target: Path, told: Callable[[int], object] = unheard
+    catalog: CheckpointCatalog,
+    metadata: CheckpointMetadata,
+    target: Path,
+    told: Callable[[int], object] = unheard,
+    take: Take | None = None,
 ) -> None:
     """Write every file of a checkpoint below the new directory ``target`` (0700), and verify each file on the way.
 
-    ``told`` is called with the size of each file, on several threads.
+    Args:
+        catalog: of the job.
+        metadata: the checkpoint.
+        target: does not exist yet.
+        told: is called with the size of each file, on several threads.
+        take: moves the files that are on this machine already to where they belong, and returns the others; ``None``
+            where there are no such files.
 
     Raises:
         CheckpointNotFound: the checkpoint was deleted meanwhile.
@@ -77,7 +91,8 @@ def materialize_checkpoint(
     target.mkdir(mode=0o700, parents=True)
     for directory in {(target / file.path).parent for file in metadata.files}:
         directory.mkdir(parents=True, exist_ok=True)
-    _read(catalog, metadata, target, told)
+    files = metadata.files if take is None else take(metadata.files, target, told)
+    _read(catalog, replace(metadata, files=files), target, told)
 
 
 def _read(

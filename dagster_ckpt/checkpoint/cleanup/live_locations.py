@@ -24,8 +24,8 @@ __all__ = [
 
 _log = logging.getLogger(__name__)
 
-#: The directory of a start, in the working directory or in ``taskowned``: ``{epoch}-{token}``.
-_START = re.compile(r"(\d{6,})-[0-9a-f]{8}(?:\.salvage)?")
+#: The directory of a start, in the working directory or in ``taskowned``: ``{epoch}-{token}``; or that of a standby.
+_START = re.compile(r"(\d{6,})-[0-9a-f]{8}(?:\.salvage|\.fetched)?")
 
 
 def epoch_of_start(name: str) -> int | None:

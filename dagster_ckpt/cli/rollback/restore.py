@@ -157,19 +157,12 @@ def _watch(server: Webserver, run_id: str, patience: float) -> RunState:
 
 def _dry_run(job: str, to: str, path: str, config: dict[str, Any], url: str | None, *, as_json: bool) -> None:
     catalog = CheckpointCatalog(storage_at(path), job)
-    partitions = config.get("state_partitions")
-    restored = NONE if to == NONE else LATEST
-    asked = RestoreRequest(restored, state_partitions=partitions, start_sources=config.get("start_sources"))
-    if to == NONE:
-        verdict = _nothing(catalog)
-    else:
-        verdict = stored_verdict(
-            catalog,
-            LATEST if to == NOW else to,
-            terminates=True,
-            state_partitions=partitions,
-            start_sources=asked.start_sources,
-        )
+    request = RestoreRequest(
+        LATEST if to == NOW else to,
+        state_partitions=config.get("state_partitions"),
+        start_sources=config.get("start_sources"),
+    )
+    verdict = _nothing(catalog) if to == NONE else stored_verdict(catalog, request, terminates=True)
     if as_json:
         launch = {"job": rollback_job(job), "run_config": config, "url": url}
         say_json({"launch": launch, "preflight": verdict.to_json()})

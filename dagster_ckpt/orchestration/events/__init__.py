@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dagster_ckpt.orchestration.events.occurrence import EVENT, Happened
 from dagster_ckpt.orchestration.events.telling import JobEvents
 
-__all__ = ["JobEvents"]
+__all__ = ["EVENT", "Happened", "JobEvents"]

@@ -118,10 +118,9 @@ class Rollback:
                 the run that was to go back has failed.
         """
         self._versions.check_known(code_version)
-        beginning = NONE if to == NONE else LATEST
-        asked = RestoreRequest(beginning, state_partitions=state_partitions, start_sources=start_sources)
+        request = RestoreRequest(to, state_partitions=state_partitions, start_sources=start_sources)
         target = self._target(to)
-        verdict = self._verdict(to, target, asked)
+        verdict = self._verdict(target, request)
         error = verdict.refusal(self._settings.config.mode, None if allow_loss else ())
         refused = error is not None
         self._instance.add_run_tags(
@@ -197,7 +196,7 @@ class Rollback:
             to = f"{lineages[0]}/{partition[2]}"
         return self._catalog.resolve(to)
 
-    def _verdict(self, to: str, target: CheckpointMetadata | None, asked: RestoreRequest) -> Preflight:
+    def _verdict(self, target: CheckpointMetadata | None, request: RestoreRequest) -> Preflight:
         job = self._catalog.job_name
         runs = active_runs(self._instance, job)
         findings: Sequence[Finding] = ()
@@ -207,20 +206,19 @@ class Rollback:
             found = check_stored(
                 self._catalog,
                 target,
-                asked=to,
+                request,
                 clock=self._clock,
                 wait=time.sleep,
                 # A run that attends a driver ends the driver, whose heartbeat names the run that has submitted it.
                 terminates={id_ for run in runs for id_ in (run.run_id, names.attends(run.tags)) if id_},
-                state_partitions=asked.state_partitions,
-                start_sources=asked.start_sources,
             )
             for item in found.findings:
                 if isinstance(item.error, StorageError):  # it says nothing of the checkpoint
                     raise item.error
             subject, findings = found.subject, found.findings
             runs = active_runs(self._instance, job)  # the checks read every byte: a run may have begun meanwhile
-        return Preflight(subject, (*findings, *deleting_end(self._catalog, self._settings.config, to, target, runs)))
+        end = deleting_end(self._catalog, self._settings.config, request.restore_from, target, runs)
+        return Preflight(subject, (*findings, *end))
 
     def _tell(
         self, verdict: Preflight, to: str, target: CheckpointMetadata | None, others: Mapping[str, Any], *, link: bool

@@ -14,7 +14,7 @@ from typing import Any
 
 import dagster as dg
 
-from dagster_ckpt.checkpoint import CheckpointCatalog, Claim, Lease, Sight, Standbys, StandbySign, look
+from dagster_ckpt.checkpoint import CheckpointCatalog, Claim, FetchedAhead, Lease, Sight, Standbys, StandbySign, look
 from dagster_ckpt.clock import Clock, seconds_of
 from dagster_ckpt.errors import InvalidConfiguration, StorageError
 from dagster_ckpt.orchestration import names
@@ -22,6 +22,7 @@ from dagster_ckpt.orchestration.attending import SparkSubmitResource
 from dagster_ckpt.orchestration.checkpointed_asset import CheckpointedStreamingAsset
 from dagster_ckpt.orchestration.run_settings import continuing, op_config
 from dagster_ckpt.orchestration.sensors import JobWatch
+from dagster_ckpt.orchestration.storages import CheckpointStorage
 from dagster_ckpt.resume import nothing_to_do
 from dagster_ckpt.shown_text import redacted
 from dagster_ckpt.spark import Earlier, WarmSession
@@ -73,6 +74,8 @@ class StandbyRun:
         self._clock, self._on_turn = clock, on_turn
         self._run_id = context.run.run_id
         self._sign = StandbySign(Standbys(catalog.filesystem, asset.name), self._run_id, Lease.of(asset.config), clock)
+        #: Has the newest checkpoint on this machine; ``None`` where a start reads the storage as fast.
+        self.ahead = self._fetched_ahead()
         self._warm: WarmSession | None = None
         self._is_told = False
         self._sight: Sight | None = None
@@ -100,16 +103,18 @@ class StandbyRun:
                     return found
                 if found is not None:
                     self._context.log.info(f"The standby ends: {found}.")
-                    self._sign.remove()
+                    self.leave()
                     return None
                 time.sleep(self._pause)
         except BaseException:
-            self._sign.remove()
+            self.leave()
             raise
 
     def leave(self) -> None:
-        """Take the sign away: this run ends."""
+        """Take the sign and what was fetched away: this run ends."""
         self._sign.remove()
+        if self.ahead is not None:
+            self.ahead.remove()
 
     def claimed(self) -> None:
         """This run has claimed the job: from now on Dagster knows the run as a run of the job."""
@@ -163,9 +168,22 @@ class StandbyRun:
             return "it is not wanted any more"
         if nothing_to_do(sight, None) is not None:
             self._pause = _TURN
+            self._fetch_newest(sight)
             return None
         self._pause = min(1.5 * self._pause, _LONGEST_TURN)
         return self._decided(sight.claim)
+
+    def _fetched_ahead(self) -> FetchedAhead | None:
+        if not self._catalog.filesystem.is_distant:
+            return None
+        storage: CheckpointStorage = getattr(self._context.resources, self._asset.storage_key)
+        directory = storage.live_directory(self._asset.name)
+        return FetchedAhead(self._catalog, directory, storage.private_from, self._run_id[:8])
+
+    def _fetch_newest(self, sight: Sight) -> None:
+        if self.ahead is None or sight.heartbeat is None or sight.heartbeat.completed is None:
+            return
+        self.ahead.fetch(sight.heartbeat.completed.checkpoint, sight.claim.epoch)
 
     def _is_warm(self) -> bool:
         if self._warm is None:
@@ -197,6 +215,8 @@ class StandbyRun:
             return "the job is resumed with another configuration"
         if self._sign.is_removed():
             return "it is not wanted any more"
+        if self.ahead is not None:
+            self.ahead.stop()
         self._request = outcome
         tags = outcome.tags
         ended = [("detected", seconds_of(tags[names.DETECTED_AT_TAG])), ("decided", self._clock.time())]

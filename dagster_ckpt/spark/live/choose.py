@@ -71,7 +71,7 @@ def choose_live(job: StreamingJob, spark: SparkSession, directory: Path) -> tupl
 
 def _chosen(job: StreamingJob, spark: SparkSession, directory: Path) -> tuple[LiveLocation, LiveLocationChosen]:
     refuse_impossible(job)
-    local = LocalLive(directory / LOCATION)
+    local = LocalLive(directory / LOCATION, job.ahead)
     if (store := job.filesystem.copies) is None:
         none = f"{job.filesystem.url} is no storage that Spark could keep it in (those are {_COPYING})"
         return local, LiveLocationChosen(local.url, f"live_location is {job.live_location.value}, and {none}")

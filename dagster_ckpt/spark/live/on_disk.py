@@ -17,7 +17,7 @@ from dagster_ckpt.paths import hadoop_path
 from dagster_ckpt.spark.files import CheckpointLocation, prepare_location
 
 if TYPE_CHECKING:
-    from dagster_ckpt.checkpoint import CheckpointCatalog, CheckpointMetadata, FileEntry, Identity
+    from dagster_ckpt.checkpoint import CheckpointCatalog, CheckpointMetadata, FetchedAhead, FileEntry, Identity
     from dagster_ckpt.spark.job import StreamingJob
 
 from dagster_ckpt.spark.live.live_location import BEGUN, LOCATION, LiveLocation
@@ -30,10 +30,11 @@ class LocalLive(LiveLocation):
 
     Args:
         path: the path of the location, in the start's directory.
+        ahead: has files of the checkpoint on this machine; ``None`` for no such files.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, ahead: FetchedAhead | None = None) -> None:
+        self.path, self._ahead = path, ahead
 
     @property
     def url(self) -> str:
@@ -60,7 +61,8 @@ class LocalLive(LiveLocation):
         self, catalog: CheckpointCatalog, metadata: CheckpointMetadata, directory: Path, told: Callable[[int], object]
     ) -> None:
         with _nothing_left(directory):
-            materialize_checkpoint(catalog, metadata, directory, told)
+            take = None if self._ahead is None else self._ahead.take
+            materialize_checkpoint(catalog, metadata, directory, told, take)
             self.prepare(directory)
 
     def prepare(self, directory: Path) -> None:

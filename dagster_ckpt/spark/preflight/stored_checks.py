@@ -17,7 +17,7 @@ from dagster_ckpt.checkpoint import (
     verify_checkpoint,
 )
 from dagster_ckpt.clock import Clock
-from dagster_ckpt.config import LATEST, CheckpointingMode, StartSources
+from dagster_ckpt.config import LATEST, CheckpointingMode, RestoreRequest
 from dagster_ckpt.errors import CheckpointError, JobAlreadyRunning
 from dagster_ckpt.spark.moved_sources import MOVE_CHECK, stored_move_findings
 from dagster_ckpt.spark.preflight.another_sink import SinkName, moved_finding, moved_since
@@ -45,26 +45,22 @@ _STATE = "checkpoint/state/"
 def check_stored(
     catalog: CheckpointCatalog,
     restored: CheckpointMetadata,
+    request: RestoreRequest,
     *,
-    asked: str,
     clock: Clock,
     wait: Callable[[float], object],
     terminates: Collection[str] = (),
-    state_partitions: int | None = None,
-    start_sources: StartSources | None = None,
 ) -> Preflight:
     """Check a stored checkpoint as far as possible without its query and without Spark. Changes nothing.
 
     Args:
         catalog: the job's checkpoints.
         restored: the checkpoint.
-        asked: the ``restore_from`` that would ask for this checkpoint; ``latest`` also replays the batches after it.
+        request: what would ask for this checkpoint. ``latest`` also replays the batches after it, unless the restored
+            copy would be changed: the batches then get new boundaries.
         clock: wall and monotonic time.
         wait: sleeps for this many seconds, while the check watches whether a run on another host is alive.
         terminates: the ids of runs that would be terminated before the restore.
-        state_partitions: the number that the state would get in the restored copy, ``None`` to keep that of the
-            checkpoint. The batches after the checkpoint then get new boundaries.
-        start_sources: where topics would be read from; the batches after the checkpoint then get new boundaries.
     """
     try:
         verify_checkpoint(catalog, restored)
@@ -81,14 +77,13 @@ def check_stored(
             told = Finding.fine("all else", "not checked: it is told by files that are broken.")
             findings.append(told if files.error is not None else Finding.of_error("all else", error))
         else:
-            replayed = asked if state_partitions is None and start_sources is None else restored.reference
-            findings += check_unpacked(catalog, restored, directory, replayed)
+            asked = restored.reference if request.changes_copy else request.restore_from
+            findings += check_unpacked(catalog, restored, directory, asked)
             newest = newest_of(catalog)
-            if start_sources is None:
+            if request.start_sources is None:
                 findings += kafka_findings_as_told(restored, newest)
-            if state_partitions is not None or start_sources is not None:
-                location = directory / "checkpoint"
-                findings += _changed(catalog, restored, location, state_partitions, start_sources, newest)
+            if request.changes_copy:
+                findings += _changed(catalog, restored, directory / "checkpoint", request, newest)
     heartbeat, dead = catalog.records.heartbeat.watched(clock, wait)
     findings.append(others_finding(catalog.job_name, heartbeat, dead, terminates=terminates))
     return Preflight(restored.reference, tuple(findings))
@@ -98,11 +93,11 @@ def _changed(
     catalog: CheckpointCatalog,
     restored: CheckpointMetadata,
     location: Path,
-    partitions: int | None,
-    start_sources: StartSources | None,
+    request: RestoreRequest,
     newest: CheckpointMetadata | None,
 ) -> list[Finding]:
     """Whether the restored copy can be changed as asked, as far as a checkpoint tells."""
+    partitions = request.state_partitions
     try:
         known = [plan.batch for plan in catalog.records.plans(restored.job_id).after(restored)]
         sink = None if restored.sink is None else recorded_sink(restored.sink)
@@ -111,7 +106,7 @@ def _changed(
     later = sorted({*known, *in_flight_batch(location, restored.batch)})
     if partitions is not None:
         return [rescale_finding(Rescale(partitions, _spark_here(), sink=sink, later=later), restored)]
-    return stored_move_findings(start_sources or {}, restored, sink, later, newest)
+    return stored_move_findings(request.start_sources or {}, restored, sink, later, newest)
 
 
 def check_unpacked(
@@ -123,7 +118,7 @@ def check_unpacked(
         catalog: the job's checkpoints.
         restored: the checkpoint.
         directory: where the checkpoint was unpacked.
-        asked: as of :func:`check_stored`.
+        asked: the ``restore_from`` that would ask for the checkpoint; ``latest`` also replays the batches after it.
     """
     location = directory / "checkpoint"
     archive = catalog.records.plans(restored.job_id)

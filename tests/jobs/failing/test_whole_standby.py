@@ -26,13 +26,16 @@ from dagster_ckpt import (
 )
 from dagster_ckpt.checkpoint.control.epochs import Claim, End
 from dagster_ckpt.checkpoint.control.failures import Failure
-from dagster_ckpt.checkpoint.control.heartbeat import Heartbeat
+from dagster_ckpt.checkpoint.control.heartbeat import Completed, Heartbeat
 from dagster_ckpt.checkpoint.lease import Lease
 from dagster_ckpt.checkpoint.processes import ProcessIdentity, this_host
 from dagster_ckpt.checkpoint.standbys import Standbys
 from dagster_ckpt.clock import iso
 from dagster_ckpt.orchestration import names
+from dagster_ckpt.testing.gcs.server import GcsServer
 from tests.jobs.harness import Bench, eventually
+from tests.jobs.storage.buckets import BucketBench
+from tests.servers.gcs import BUCKET, bucket_of
 
 Status = dg.DagsterRunStatus
 
@@ -40,7 +43,9 @@ Status = dg.DagsterRunStatus
 class Waiting:
     """A run of the job that has claimed it, is alive, and has chosen nothing; and its standby, on a thread."""
 
-    def __init__(self, bench: Bench, instance: dg.DagsterInstance) -> None:
+    def __init__(
+        self, bench: Bench, instance: dg.DagsterInstance, storage: FileSystemCheckpointStorage | None = None
+    ) -> None:
         self.bench, self.instance = bench, instance
         self.records = bench.catalog.records
         self.standbys = Standbys(bench.catalog.filesystem, bench.catalog.job_name)
@@ -55,7 +60,8 @@ class Waiting:
             return bench.write(bench.read(spark).dropDuplicates(["id"]).select("id", "v"))
 
         self.asset = query
-        storage = FileSystemCheckpointStorage(checkpoint_path=str(bench.storage), working_directory=str(bench.working))
+        path, working = str(bench.storage), str(bench.working)
+        storage = storage or FileSystemCheckpointStorage(checkpoint_path=path, working_directory=working)
         resources = {"checkpoint_storage": storage, "spark": SparkSessionResource(master="local[2]")}
         self.definitions = build_checkpoint_definitions([query], resources)
         self.records.claim_ownership(storage.deployment)
@@ -98,12 +104,13 @@ class Waiting:
             over.set()
             thread.join()
 
-    def beat(self, *, alive: bool) -> None:
+    def beat(self, *, alive: bool, completed: Completed | None = None) -> None:
         now, gone = ProcessIdentity.current(), ProcessIdentity(ProcessIdentity.current().host, 1, 0.0, 1)
         process = now if alive else gone
         epoch, run_id, uptime = self.claim.epoch, self.claim.run_id, time.monotonic()
         # One beat is enough for the whole test.
-        beat = Heartbeat(epoch, run_id, (process,), 1, time.time(), uptime=uptime, lease=Lease(1.0, 900.0))
+        lease = Lease(1.0, 900.0)
+        beat = Heartbeat(epoch, run_id, (process,), 1, time.time(), uptime=uptime, lease=lease, completed=completed)
         self.records.heartbeat.write(beat)
 
     def start(self, config: dict[str, Any] | None = None) -> Callable[[], Any]:
@@ -251,3 +258,36 @@ def test_it_waits_on_when_another_run_was_faster(waiting: Waiting) -> None:
     claim = waiting.records.epochs.read_claim(waiting.records.epochs.highest())
     assert claim is not None
     assert claim.run_id == waiting.standby
+
+
+def test_it_has_fetched_the_newest_checkpoint_before_it_takes_over(spark: SparkSession, tmp_path: Path) -> None:
+    with GcsServer() as server, dg.DagsterInstance.local_temp(str(tmp_path)) as instance:
+        server.create_bucket(BUCKET)
+        bench = BucketBench(spark, tmp_path / "job", bucket=bucket_of(server, "of all"))
+        (newest,) = bench.tick(2, bench.job(deployment="default", inline_threshold=0)).completed
+        stored = {bench.catalog.stored_path(newest, file.reference) for file in newest.files if file.reference}
+        assert stored, "the checkpoint has files besides its manifest"
+        bench.lose_local_disk()
+        storage = FileSystemCheckpointStorage(
+            checkpoint_path=f"gs://{BUCKET}/of all",
+            storage_options=dict(bench.filesystem.storage_options),
+            working_directory=str(bench.working),
+        )
+        waiting = Waiting(bench, instance, storage)
+        waiting.beat(alive=True, completed=Completed(newest.reference, newest.epoch))
+        wait = waiting.start()
+
+        def read() -> list[str]:
+            asked = [request for request in server.log if request.kind == "read"]
+            return sorted(request.name for request in asked if request.name.removeprefix("of all/") in stored)
+
+        wanted = len({file.sha256 for file in newest.files if file.reference})
+        eventually("the checkpoint is fetched", lambda: len(list(bench.working.glob("**/*.fetched/*"))) == wanted)
+        before = read()
+        assert {name.removeprefix("of all/") for name in before} == stored
+        bench.land(1)
+        waiting.beat(alive=False)
+        assert wait().success
+        assert read() == before, "the start has read none of them from the bucket"
+        bench.assert_exact()
+        assert list(bench.working.glob("**/*.fetched")) == []

@@ -11,10 +11,11 @@ import pytest
 
 from dagster_ckpt.config.checkpoint_config import CheckpointConfig
 from dagster_ckpt.errors import InvalidConfiguration, QueryFailed, SinkMismatch, SinkNotEmpty
+from dagster_ckpt.spark.events import Started
 from dagster_ckpt.spark.sinks.iceberg import IcebergSink
-from tests.jobs.harness import Bench, Query
+from tests.jobs.harness import Bench, Query, eventually
 from tests.jobs.plain.plain import leaves
-from tests.jobs.tables.common import dying, into, run_without_checkpoint
+from tests.jobs.tables.common import committed, dying, into, run_without_checkpoint
 from tests.jobs.tables.iceberg import call, current, lake, opened, seen, snapshots, sql, table_of
 from tests.jobs.tables.moving import move_there_and_back, to_files
 
@@ -116,6 +117,24 @@ def test_rows_that_others_append_stay(table: Bench) -> None:
     sql(table, "INSERT INTO {table} VALUES (-3, -30, 'theirs')")
     refusal = table.refused(SinkMismatch, restore_from=launch.completed[-1].reference)
     assert "the file cannot come back alone" in refusal.message
+
+
+def test_a_column_that_others_add_while_the_job_runs(table: Bench) -> None:
+    """And drop again, so that the table has an earlier schema. Each batch fits the schema of its time."""
+    table.until_done = False
+    launch = table.launch()
+    eventually("the query starts", lambda: bool(launch.of(Started)), unless=launch.check)
+    for change in ("ADD COLUMN note STRING", "DROP COLUMN note", "ADD COLUMN of_day INT"):
+        batch = committed(table.live())
+        table.land(1)
+        eventually("a batch commits", lambda batch=batch: committed(table.live()) > batch, unless=launch.check)  # type: ignore[misc]
+        sql(table, f"ALTER TABLE {{table}} {change}")
+    launch.run.cancel()
+    launch.result()
+    table.until_done = True
+    table.tick(1)
+    assert current(table.sink).schema().column_names == ["id", "v", "of_day"]
+    assert seen(table) == table.expected()
 
 
 def test_a_compaction_is_undone_with_what_it_compacted(table: Bench) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dagster_ckpt.clock import SystemClock
-from dagster_ckpt.config import StartSources
+from dagster_ckpt.config import RestoreRequest, StartSources
 from dagster_ckpt.config.restart import FixedDelayRestart
 from dagster_ckpt.errors import CheckpointError, RestoreRefused, RestoreWithLoss, TopicRecreated
 from dagster_ckpt.spark.kafka import BrokersAway, KafkaInputs
@@ -238,10 +238,8 @@ def test_what_the_newest_checkpoint_tells_is_refused_before_a_job_is_stopped(ben
     first = bench.checkpoints()[-1]
 
     def told(places: StartSources | None = None) -> list[str]:
-        asked, clock = first.reference, SystemClock()
-        checked = check_stored(
-            bench.catalog, first, asked=asked, clock=clock, wait=lambda _: None, start_sources=places
-        )
+        request = RestoreRequest(first.reference, start_sources=places)
+        checked = check_stored(bench.catalog, first, request, clock=SystemClock(), wait=lambda _: None)
         return [f"{item.verdict}: {item.reason}" for item in checked.findings if item.check in {CHECK, MOVE_CHECK}]
 
     assert "has all 0 offsets after the checkpoint" in told()[0]

@@ -131,6 +131,31 @@ def pairwise(every: list[Case]) -> list[Case]:
     return _covering(every, _pairs)
 
 
+def has_every_pair(some: list[Case], every: list[Case]) -> bool:
+    """Whether every two values that occur together in ``every`` occur together in ``some``."""
+    return set().union(*map(_pairs, every)) <= set().union(*map(_pairs, some))
+
+
+def in_every_way(every: list[Case]) -> list[Case]:
+    """A subset of one stopped job for each query, with the sources and the state backends in turns.
+
+    Every way to go on occurs with every query, backend, source, batch size and mode.
+    """
+    sources = list(dict.fromkeys(case.source for case in every))
+    stopped = set()
+    for turn, query in enumerate(dict.fromkeys(case.query for case in every)):
+        source = sources[turn % len(sources)]
+        possible = list(dict.fromkeys(case.base for case in every if (case.query, case.source) == (query, source)))
+        stopped.add(possible[turn % len(possible)])
+    return _covering([case for case in every if case.base in stopped], _pairs)
+
+
+def has_every_way(some: list[Case], every: list[Case]) -> bool:
+    """Whether every way to go on occurs in ``some`` with each of the other values of ``every``."""
+    found, wanted = ({(case.event, value) for case in chosen for value in astuple(case)} for chosen in (some, every))
+    return wanted <= found
+
+
 def of_few_jobs(every: list[Case]) -> list[Case]:
     """A subset of few stopped jobs, because to make one takes longest.
 
@@ -150,7 +175,7 @@ def of_drawn_jobs(every: list[Case], jobs: int, seed: int) -> list[Case]:
 
 
 def _pairs(case: Case) -> set[Hashable]:
-    values = (case.query, case.backend, case.sink, case.event, case.size, case.mode)
+    values = (case.query, case.backend, case.sink, case.source, case.event, case.size, case.mode)
     return set(itertools.combinations(enumerate(values), 2))
 
 

@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import asdict
+from dataclasses import asdict, astuple
 from typing import TYPE_CHECKING
 
 import pytest
 
 from dagster_ckpt.config.checkpoint_config import CheckpointingMode
-from tests.jobs.matrix.cases import BY_FIVE, OTHER, Base, Case, bases, cases, of_few_jobs, pairwise
+from tests.jobs.matrix.cases import (
+    BY_FIVE,
+    OTHER,
+    Base,
+    Case,
+    bases,
+    cases,
+    has_every_pair,
+    has_every_way,
+    in_every_way,
+    of_few_jobs,
+    pairwise,
+)
 from tests.jobs.matrix.plain_spark import PlainBase
-from tests.jobs.matrix.streams import FILE, FailureFree
-from tests.jobs.matrix.topics import FILES
+from tests.jobs.matrix.streams import FILE, POSTGRES, QUERIES, FailureFree
+from tests.jobs.matrix.topics import FILES, SOURCES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -51,6 +63,19 @@ def test_the_small_subset_has_every_pair_of_what_can_happen() -> None:
     assert {case.query for case in _FEW} == {case.query for case in cases()}
     assert {case.backend for case in _FEW} == {case.backend for case in cases()}
     assert len(_by_job(_FEW)) < len(bases()) / 4
+
+
+def test_a_job_for_each_query_goes_on_in_every_way() -> None:
+    every = [case for source in SOURCES for case in cases([POSTGRES], source)]
+    chosen = in_every_way(every)
+    assert len({case.base for case in chosen}) == len(QUERIES)
+    assert {(case.event, value) for case in chosen for value in astuple(case)} == {
+        (case.event, value) for case in every for value in astuple(case)
+    }
+    assert has_every_way(chosen, every)
+    assert not has_every_way([case for case in chosen if case.source == FILES], every)
+    assert not has_every_pair(chosen, every)
+    assert has_every_pair(pairwise(every), every)
 
 
 def _marks(chosen: list[Case]) -> Sequence[pytest.MarkDecorator]:

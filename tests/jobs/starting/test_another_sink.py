@@ -12,6 +12,7 @@ import pytest
 
 from dagster_ckpt.cli.spark_files import stored_verdict
 from dagster_ckpt.config.checkpoint_config import CheckpointingMode
+from dagster_ckpt.config.recovery import RestoreRequest
 from dagster_ckpt.errors import CheckpointError, RestoreWithLoss, SinkMismatch
 from dagster_ckpt.spark.sinks.sink import sink_to
 from dagster_ckpt.spark.sinks.transactional_file_sink import TransactionalFileSink
@@ -104,7 +105,7 @@ def uncovered(bench: Bench, session: SparkSession) -> DataStreamWriter:
 
 def told_and_done(bench: Bench, mode: CheckpointingMode, asked: str) -> tuple[str, str]:
     """How preflight without the query refuses a restore, and how the start does; empty where they do not."""
-    found = stored_verdict(bench.catalog, asked).refusal(mode)
+    found = stored_verdict(bench.catalog, RestoreRequest(asked)).refusal(mode)
     done = ""
     try:
         bench.launch(bench.job(config=NEVER.model_copy(update={"mode": mode})), restore_from=asked).result()
@@ -159,7 +160,7 @@ def test_a_restart_before_the_first_checkpoint_is_not_asked_again(ticked: Bench)
     remove_tree(moved.working)
     (entry,) = ticked.sink.glob("_spark_metadata/6")
     entry.with_name("7").write_bytes(entry.read_bytes())
-    assert stored_verdict(moved.catalog, "latest").refusal(_EXACT) is None
+    assert stored_verdict(moved.catalog, RestoreRequest()).refusal(_EXACT) is None
     (note,) = moved.tick(1).completed[-1].facts.accepted_loss
     assert "which has batches up to 6" in note
 

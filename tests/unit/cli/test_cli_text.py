@@ -75,6 +75,7 @@ def lines_of(storage: Path) -> list[tuple[str, int, int]]:
         ["preflight", JOB],
         ["retention", JOB, "--num-retained", "1"],
         ["retention", JOB, "--json"],
+        ["report", JOB, "--json"],
     ]
     found = []
     for command in commands:

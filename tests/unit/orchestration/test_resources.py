@@ -1,7 +1,7 @@
 # No `from __future__ import annotations`: Dagster must find real types on nested asset functions.
 
 import pickle
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,13 @@ from dagster_ckpt import (
     SparkSessionResource,
     configured_storage,
 )
+from dagster_ckpt import spark as spark_door
+from dagster_ckpt.config import JobStatus
 from dagster_ckpt.config.live_location import LiveLocationPlace
 from dagster_ckpt.errors import InvalidConfiguration
 from dagster_ckpt.orchestration.storages import CheckpointStorage
+from dagster_ckpt.spark import CheckpointCompleted, EpochClaimed, Event, RunResult
+from tests.helpers.checkpoint.manifests import MANIFEST
 from tests.helpers.orchestration.vault import Vault
 
 
@@ -412,6 +416,23 @@ def test_spark_is_not_started_by_being_a_resource() -> None:
     resource = SparkSessionResource()
     assert resource.master == "local[*]"
     assert SparkSession._instantiatedSession is before
+
+
+def test_the_next_start_is_helped_once_a_checkpoint_is_complete(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not before: a job that is not under way needs the processor itself."""
+    happened: list[str] = []
+
+    def drive(start: object, on_event: Callable[[Event], None], **_: Any) -> RunResult:
+        for event in (EpochClaimed(1), CheckpointCompleted(MANIFEST, ())):
+            on_event(event)
+        return RunResult(JobStatus.FINISHED, MANIFEST)
+
+    monkeypatch.setattr(spark_door, "supervise", drive)
+    monkeypatch.setattr(SparkSessionResource, "help_next_start", lambda _: happened.append("help"))
+    told: Callable[[Event], None] = lambda event: happened.append(type(event).__name__)  # noqa: E731
+    start: Any = None
+    assert SparkSessionResource().supervise(start, told).newest == MANIFEST
+    assert happened == ["EpochClaimed", "CheckpointCompleted", "help"]
 
 
 class _Shared(SparkSessionResource):

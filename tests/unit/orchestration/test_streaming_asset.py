@@ -27,10 +27,11 @@ from dagster_ckpt import (
     build_checkpoint_definitions,
     checkpointed_streaming_asset,
 )
+from dagster_ckpt import spark as spark_door
 from dagster_ckpt.config.checkpoint_config import JobStatus
 from dagster_ckpt.config.restart import ExponentialDelayRestart, FixedDelayRestart
 from dagster_ckpt.errors import InvalidConfiguration
-from dagster_ckpt.orchestration import names, streaming_run
+from dagster_ckpt.orchestration import names
 from dagster_ckpt.spark.events import CheckpointCompleted, EpochClaimed, Event
 from dagster_ckpt.spark.job import RunResult
 from dagster_ckpt.spark.run.job_run import StreamingRun
@@ -181,7 +182,7 @@ def _run(function: Callable[..., Any], config: dict[str, Any], monkeypatch: pyte
         start(lambda _: None)._job.query("the session")  # type: ignore[arg-type]
         return RunResult(JobStatus.FINISHED, None)
 
-    monkeypatch.setattr(streaming_run, "supervise", build)
+    monkeypatch.setattr(spark_door, "supervise", build)
     stream = checkpointed_streaming_asset()(function)
     job = build_checkpoint_definitions([stream], {**_RESOURCES, **more}).resolve_job_def(stream.job_name)
     with dg.DagsterInstance.ephemeral() as instance:
@@ -299,7 +300,7 @@ def test_a_run_goes_by_its_own_configuration_and_says_what_has_no_effect(
         driven.append(start(on_event))
         return RunResult(JobStatus.FINISHED, None)
 
-    monkeypatch.setattr(streaming_run, "supervise", drive)
+    monkeypatch.setattr(spark_door, "supervise", drive)
     asset = checkpointed_streaming_asset(
         config=CheckpointConfig(num_retained=4, unaligned=True),
         restart=RestartStrategies.no_restart(),
@@ -350,7 +351,7 @@ def test_a_re_execution_goes_on_where_its_run_had_begun_from_a_savepoint(
             stored.choose(stored.claim(run._run_id))
         return RunResult(JobStatus.FINISHED, None)
 
-    monkeypatch.setattr(streaming_run, "supervise", drive)
+    monkeypatch.setattr(spark_door, "supervise", drive)
     savepoint = {"restore_from": "/savepoints/a", "allow_loss": True}
     with dg.DagsterInstance.ephemeral() as instance:
 
@@ -396,7 +397,7 @@ def test_dagster_keeps_no_event_of_a_checkpoint_in_memory(tmp_path: Path, monkey
         on_event(CheckpointCompleted(metadata, store.retained))
         return RunResult(JobStatus.FINISHED, metadata)
 
-    monkeypatch.setattr(streaming_run, "supervise", drive)
+    monkeypatch.setattr(spark_door, "supervise", drive)
     definitions = build_checkpoint_definitions([asset], {**_RESOURCES, "checkpoint_storage": job.storage})
     with dg.DagsterInstance.ephemeral() as instance:
         result = definitions.resolve_job_def(asset.job_name).execute_in_process(instance=instance)

@@ -103,6 +103,8 @@ class IcebergSink(TableSink):
         self._lineage = ""
         #: The newest snapshot of this start, ``None`` before its first.
         self._newest: int | None = None
+        #: The id of the table that has this snapshot.
+        self._identifier: str | None = None
         #: What a restart before the first checkpoint goes back to, as in a branch.
         self._begins: Sequence[int | None] = ()
 
@@ -158,9 +160,9 @@ class IcebergSink(TableSink):
         branch = self._branch(run)
         try:
             try:
-                self._newest = self._table.commit(partial(plan, branch))
+                self._newest, self._identifier = self._table.commit(partial(plan, branch))
             except CheckpointFailure as error:
-                self._newest = self._table.commit(partial(plan, None))
+                self._newest, self._identifier = self._table.commit(partial(plan, None))
                 _log.warning(
                     "Batch %d is in the Iceberg table %s, but not in its branch %s: %s. Until a batch moves the "
                     "branch, snapshots that retained checkpoints need may expire. Leave the name to the job; if the "
@@ -195,17 +197,17 @@ class IcebergSink(TableSink):
         )
 
     def _record(self, run: SinkRun, batch: int) -> None:
-        RecordedPositions(run.directory).record(batch, self._position(batch, self._newest))
+        RecordedPositions(run.directory).record(batch, self._position(batch, self._newest, self._identifier))
 
     # --- the position, and going back to it --------------------------------------------------------------------------
 
-    def _position(self, batch: int, snapshot: int | None) -> dict[str, Json]:
+    def _position(self, batch: int, snapshot: int | None, table: str | None) -> dict[str, Json]:
         return {
             "kind": self.kind,
             "path": self._path,
             "batch": batch,
             "snapshot": snapshot,
-            "table": self._table.identifier,
+            "table": table,
             "application": self._application,
         }
 
@@ -271,7 +273,7 @@ class IcebergSink(TableSink):
             return Change(mark.summary(self._job, is_first=newest is None), rollback=done)
 
         try:
-            self._newest = table.commit(plan)
+            self._newest, self._identifier = table.commit(plan)
         except Overtaken as error:
             raise self._not_ours(error.epoch, epoch) from None
         if done.to is not None:
@@ -281,7 +283,7 @@ class IcebergSink(TableSink):
     def seed(self, batch: int, files: Path, session: SparkSession) -> dict[str, Json]:
         """The position before anything of the fork: the table as it is now."""
         del files, session
-        return self._position(batch, self._table.history().head)
+        return self._position(batch, self._table.history().head, self._table.identifier)
 
     def newest_batch(self) -> int | None:
         mark = self._table.history().newest_of(self._job)[1]

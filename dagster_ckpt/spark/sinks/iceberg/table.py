@@ -12,7 +12,7 @@ import time
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dagster_ckpt.errors import CheckpointFailure, InvalidConfiguration, SinkMismatch
 from dagster_ckpt.spark.sinks.iceberg.lineage import (
@@ -29,8 +29,9 @@ from dagster_ckpt.stored_json import believed
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import DataType
 
-__all__ = ["Branch", "Change", "IcebergTable"]
+__all__ = ["Branch", "Change", "Committed", "IcebergTable"]
 
 _STAGED_TABLES = "org.apache.iceberg.spark.SparkTableCache"
 _CATALOGS = "org.apache.iceberg.spark.BaseCatalog"
@@ -83,6 +84,18 @@ class Change:
     branch: Branch | None = None
 
 
+class Committed(NamedTuple):
+    """What a commit has made, as the metadata tells that holds the commit.
+
+    Attributes:
+        snapshot: the snapshot.
+        table: the id that the table got when it was created.
+    """
+
+    snapshot: int
+    table: str
+
+
 class IcebergTable:
     """One table, by its name.
 
@@ -100,7 +113,7 @@ class IcebergTable:
         self.path = name
         self._session = session
         jvm: Any = session._jvm  # noqa: SLF001 - Iceberg has no Python interface to its commits
-        self._iceberg = jvm.org.apache.iceberg
+        iceberg = jvm.org.apache.iceberg
         self._streams = jvm.java.util.stream.StreamSupport
         try:
             loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
@@ -115,7 +128,13 @@ class IcebergTable:
         gateway: Any = session.sparkContext._gateway  # noqa: SLF001
         nothing = (gateway.new_array(kind, 0) for kind in (jvm.java.lang.Class, jvm.java.lang.Object))
         self._staged_tables = staged.getMethod("get", next(nothing)).invoke(None, next(nothing))
+        # Once: the JVM looks for a class by its name in all jars.
+        self._coordinator = iceberg.spark.FileRewriteCoordinator.get()
+        self._spark, self._schemas = iceberg.spark.Spark3Util, iceberg.spark.SparkSchemaUtil
+        self._lines, self._snapshots = iceberg.util.SnapshotUtil, iceberg.SnapshotParser
         self._opened: Any = None
+        #: What only the table has, by the id of its schema: all rows that a query writes have the same columns.
+        self._missing: dict[int, Mapping[str, DataType]] = {}
         catalog = self._catalog()
         if not loader.loadClass(_CATALOGS).isInstance(catalog):
             raise InvalidConfiguration(
@@ -201,28 +220,25 @@ class IcebergTable:
 
     def stage(self, rows: DataFrame, options: Mapping[str, str]) -> Sequence[Any]:
         """Have Spark write the data files of ``rows``, which no reader sees before a commit."""
-        table = self._table()
+        table, coordinator = self._table(), self._coordinator
         table.refresh()
         staged = f"dagster_ckpt-{uuid.uuid4().hex}"
-        coordinator = self._iceberg.spark.FileRewriteCoordinator.get()
         self._staged_tables.add(staged, table)
         try:
             writer = self._of_all_columns(rows).write.format("iceberg").options(**options).option(_STAGED, staged)
             writer.mode("append").save(staged)
-            return list(coordinator.fetchNewFiles(table, staged))
+            # An array: in Python an iterator of Java's ends by an exception, which PySpark looks at for long.
+            return list(coordinator.fetchNewFiles(table, staged).toArray())
         finally:
             self._staged_tables.remove(staged)
             coordinator.clearRewrite(table, staged)
 
     @explained
-    def commit(self, plan: Callable[[History], Change | int]) -> int:
+    def commit(self, plan: Callable[[History], Change | int]) -> Committed:
         """Change the table as ``plan`` says of its newest metadata, and only of that metadata.
 
         Args:
             plan: tells the change; or the snapshot that has the change already.
-
-        Returns:
-            The new snapshot.
 
         Raises:
             CheckpointFailure: other writers were faster, again and again.
@@ -232,11 +248,11 @@ class IcebergTable:
             base = transaction.startMetadata()
             change = plan(self._history(base))
             if isinstance(change, int):
-                return change
+                return Committed(change, str(base.uuid()))
             self._change(transaction, change)
             updated = transaction.currentMetadata()
             if self._replaced(base, updated):
-                return int(updated.currentSnapshot().snapshotId())
+                return Committed(int(updated.currentSnapshot().snapshotId()), str(updated.uuid()))
             time.sleep(_PAUSE)
         raise CheckpointFailure(
             f"Other writers have committed to the Iceberg table {self.path} {_TRIES} times while this run tried to.",
@@ -276,7 +292,7 @@ class IcebergTable:
             self._move(transaction, change.branch, made)
 
     def _move(self, transaction: Any, branch: Branch, made: int) -> None:
-        table, lines = transaction.table(), self._iceberg.util.SnapshotUtil
+        table, lines = transaction.table(), self._lines
         there, update = table.refs().containsKey(branch.name), transaction.manageSnapshots()
         for oldest in branch.since:
             if oldest is None or oldest == made or lines.isAncestorOf(table, made, oldest):
@@ -296,10 +312,16 @@ class IcebergTable:
         from pyspark.sql import functions as f  # noqa: PLC0415 - PySpark is loaded where it runs
         from pyspark.sql.types import StructType  # noqa: PLC0415
 
-        stored = json.loads(self._iceberg.spark.SparkSchemaUtil.convert(self._table().schema()).json())
-        there = {name.lower() for name in rows.columns}
-        missing = [field for field in StructType.fromJson(stored) if field.name.lower() not in there]
-        return rows.withColumns({field.name: f.lit(None).cast(field.dataType) for field in missing})
+        schema = self._table().schema()
+        identifier = int(schema.schemaId())
+        if identifier not in self._missing:
+            stored = json.loads(self._schemas.convert(schema).json())
+            there = {name.lower() for name in rows.columns}
+            self._missing[identifier] = {
+                field.name: field.dataType for field in StructType.fromJson(stored) if field.name.lower() not in there
+            }
+        missing = self._missing[identifier]
+        return rows.withColumns({name: f.lit(None).cast(kind) for name, kind in missing.items()}) if missing else rows
 
     def _replaced(self, base: Any, updated: Any) -> bool:
         """Have the catalog replace ``base``; whether it surely did."""
@@ -327,7 +349,7 @@ class IcebergTable:
     def _table(self) -> Any:
         if self._opened is None:
             self._catalog().invalidateTable(self._name())
-            self._opened = self._iceberg.spark.Spark3Util.loadIcebergTable(self._java_session, self.path)
+            self._opened = self._spark.loadIcebergTable(self._java_session, self.path)
         return self._opened
 
     def _metadata(self) -> Any:
@@ -338,7 +360,7 @@ class IcebergTable:
 
         def find(identifier: int) -> Snapshot | None:
             found = metadata.snapshot(identifier)
-            return None if found is None else self._snapshot(str(self._iceberg.SnapshotParser.toJson(found)))
+            return None if found is None else self._snapshot(str(self._snapshots.toJson(found)))
 
         def recorded(job: str) -> Snapshot | None:
             value = metadata.properties().get(name_of_newest(job))
@@ -366,7 +388,7 @@ class IcebergTable:
         return self._session._jsparkSession  # noqa: SLF001
 
     def _identified(self) -> Any:
-        return self._iceberg.spark.Spark3Util.catalogAndIdentifier(self._java_session, self.path)
+        return self._spark.catalogAndIdentifier(self._java_session, self.path)
 
     def _catalog(self) -> Any:
         return self._identified().catalog()

@@ -139,7 +139,7 @@ class Database:
                 f"There is no table {table} in database {connection.info.dbname!r}.",
                 hint=f'Create it with the columns of the query and a column "{table.batch_column}" bigint. {_PUT_BACK}',
             )
-        kind, persistence, secured, *granted = found
+        oid, kind, persistence, secured, *granted = found
         if kind not in _KINDS_OF_TABLE:
             raise InvalidConfiguration(f"{table} is not a table.", hint="Write to a table, and read through a view.")
         if persistence != "p":
@@ -158,6 +158,12 @@ class Database:
                 "them.",
                 hint="Give the job a role with BYPASSRLS.",
             )
+        if (part := connection.execute(_UNSOUND, (oid,)).fetchone()) is not None:
+            why, change = _WHY_UNSOUND[part[2]]
+            raise InvalidConfiguration(
+                f"The table {table} also holds the rows of {part[0]}.{part[1]}, which {why}.",
+                hint=f"Run `ALTER TABLE ... {change}`, or give the sink another table.",
+            )
         kind = self._columns(connection).get(table.batch_column)
         if kind not in _INTEGERS:
             is_what = "is missing" if kind is None else f"is of type {kind}"
@@ -166,6 +172,23 @@ class Database:
                 hint=f'Run `ALTER TABLE {table} ADD COLUMN "{table.batch_column}" bigint`, or name another column with '
                 "PostgresSink(batch_column=...).",
             )
+
+    def refuse_shared(self, connection: Connection) -> None:
+        """Check that no other sink writes to a part of the table, or to a table that this one is a part of.
+
+        Raises:
+            InvalidConfiguration: one does, so a rollback of either would delete rows of both.
+        """
+        own = (self.table.schema, self.table.name, LEDGER)
+        for schema, names in connection.execute(_RELATIVES, own).fetchall():
+            there = Table(schema, "", self.table.batch_column)
+            found = connection.execute(there.statement(_SINK_AMONG), (names,)).fetchone()
+            if found is not None:
+                raise InvalidConfiguration(
+                    f"{schema}.{found[0]}, to which another PostgresSink writes, shares rows with {self.table}.",
+                    hint="A rollback of one would delete rows of the other. Give both jobs tables of their own; or, if "
+                    f"no job writes to {schema}.{found[0]} any more, delete its row from {there.ledger}.",
+                )
 
     def check_columns(self, connection: Connection, written: Sequence[str]) -> None:
         """Check that the table has a column for each column of the query.
@@ -201,13 +224,49 @@ _PRIVILEGES = (
     "CREATE on the schema",
     "USAGE on the schema",
 )
+_SINK_AMONG: LiteralString = "SELECT sink FROM {ledger} WHERE sink = ANY(%s) LIMIT 1"
 _RELATION = """
-    SELECT c.relkind::text, c.relpersistence::text, row_security_active(c.oid),
+    SELECT c.oid, c.relkind::text, c.relpersistence::text, row_security_active(c.oid),
         has_table_privilege(c.oid, 'SELECT'), has_table_privilege(c.oid, 'INSERT'),
         has_table_privilege(c.oid, 'DELETE'),
         has_schema_privilege(n.oid, 'CREATE'), has_schema_privilege(n.oid, 'USAGE')
     FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
     WHERE n.nspname = %s AND c.relname = %s
+"""
+#: A table below the sink's, at any depth, whose rows a transaction of the sink cannot keep, or must not delete.
+_UNSOUND = """
+    WITH RECURSIVE below (part) AS (
+        SELECT inhrelid FROM pg_catalog.pg_inherits WHERE inhparent = %s
+        UNION SELECT i.inhrelid FROM pg_catalog.pg_inherits AS i JOIN below ON i.inhparent = part
+    )
+    SELECT n.nspname, c.relname,
+        CASE WHEN NOT c.relispartition THEN 'inherits' WHEN c.relkind = 'f' THEN 'foreign' ELSE 'unlogged' END
+    FROM below JOIN pg_catalog.pg_class AS c ON c.oid = part JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
+    WHERE NOT c.relispartition OR c.relkind = 'f' OR c.relpersistence <> 'p' LIMIT 1
+"""
+_WHY_UNSOUND = {
+    "inherits": ("inherits from it, so a rollback would delete rows of both", "NO INHERIT"),
+    "foreign": ("is on another server, so a crash could leave half a batch", "DETACH PARTITION"),
+    "unlogged": ("is unlogged, so a crash of PostgreSQL would empty it", "SET LOGGED"),
+}
+#: The tables that have a row of the sink's table, or whose rows it has, by schemas with a ledger that can be read.
+_RELATIVES = """
+    WITH RECURSIVE self (oid) AS (
+        SELECT c.oid FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
+        WHERE n.nspname = %s AND c.relname = %s
+    ), below (oid) AS (
+        SELECT i.inhrelid FROM pg_catalog.pg_inherits AS i JOIN self ON i.inhparent = self.oid
+        UNION SELECT i.inhrelid FROM pg_catalog.pg_inherits AS i JOIN below ON i.inhparent = below.oid
+    ), above (oid) AS (
+        SELECT i.inhparent FROM pg_catalog.pg_inherits AS i JOIN self ON i.inhrelid = self.oid
+        UNION SELECT i.inhparent FROM pg_catalog.pg_inherits AS i JOIN above ON i.inhrelid = above.oid
+    )
+    SELECT n.nspname, array_agg(c.relname::text) FROM pg_catalog.pg_class AS c
+    JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
+    JOIN pg_catalog.pg_class AS l ON l.relnamespace = n.oid AND l.relname = %s AND l.relkind = 'r'
+    WHERE (c.oid IN (SELECT oid FROM below) OR c.oid IN (SELECT oid FROM above))
+        AND has_schema_privilege(n.oid, 'USAGE') AND has_table_privilege(l.oid, 'SELECT')
+    GROUP BY n.nspname
 """
 _COLUMNS = """
     SELECT a.attname, pg_catalog.format_type(a.atttypid, NULL)

@@ -108,6 +108,7 @@ class PostgresSink(BatchSink):
         skips = False
         with self._database.connected() as connection:
             self._database.inspect(connection)
+            self._database.refuse_shared(connection)
             self._ledger.create(connection)
             with self._ledger.locked(connection) as entry:
                 if (None if entry is None else entry.takeover) != cut:
@@ -175,7 +176,21 @@ class PostgresSink(BatchSink):
         return entry
 
     def _remove_after(self, connection: Connection, batch: int) -> int:
-        return connection.execute(self._table.statement("DELETE FROM {table} WHERE {batch} > %s"), (batch,)).rowcount
+        """Delete the rows of later batches; returns how many there were.
+
+        Raises:
+            SinkMismatch: PostgreSQL keeps such a row; the transaction of the caller is rolled back.
+        """
+        removed = connection.execute(self._table.statement("DELETE FROM {table} WHERE {batch} > %s"), (batch,)).rowcount
+        left = self._table.statement("SELECT {batch} FROM {table} WHERE {batch} > %s LIMIT 1")
+        if (row := connection.execute(left, (batch,)).fetchone()) is not None:
+            raise SinkMismatch(
+                f"{self.path} keeps rows of batch {row[0]} that were deleted to go back to batch {batch}: a trigger or "
+                "a rule of the table prevents it.",
+                hint=f"Nothing was touched. In psql, `\\d+ {self.path}` shows the triggers and rules. Let the job's "
+                "role delete, and launch the job again.",
+            )
+        return removed
 
     # --- the position, and going back to it --------------------------------------------------------------------------
 
@@ -199,6 +214,7 @@ class PostgresSink(BatchSink):
         del files  # `_metadata` holds the whole position
         with self._database.connected() as connection:
             self._database.inspect(connection, SinkMismatch)
+            self._database.refuse_shared(connection)
             entry = self._ledger.read(connection)
             self._check(connection, entry, position)
         self._seen = None if entry is None else entry.takeover

@@ -126,6 +126,7 @@ class Job:
         lineage: the lineage of its starts.
         epoch: the epoch of its newest start.
         patience: of its sinks.
+        table: that its sinks write to.
         claims: the epochs that the starts of the job have claimed.
     """
 
@@ -134,6 +135,7 @@ class Job:
     lineage: str = "lineage"
     epoch: int = 0
     patience: float = 30.0
+    table: str = TABLE
     claims: list[int] = field(default_factory=list)
     sink: PostgresSink = field(init=False)
     directory: Path = field(init=False)
@@ -144,7 +146,7 @@ class Job:
         self.claims.append(self.epoch)
         self.directory = self.root / f"{self.epoch:06}-{uuid.uuid4().hex[:8]}"
         with mock.patch.object(PostgresSink, "patience", self.patience):
-            self.sink = PostgresSink(self.reach, TABLE)
+            self.sink = PostgresSink(self.reach, self.table)
         return self.sink
 
     def beside(self) -> Job:
@@ -186,7 +188,7 @@ class Job:
 
     def found(self) -> Counter[tuple[Any, ...]]:
         """What an independent reader finds."""
-        return Counter(rows(self.reach, f"SELECT id, v, batch FROM {TABLE}"))
+        return Counter(rows(self.reach, f"SELECT id, v, batch FROM {self.table}"))
 
     def staged(self) -> list[str]:
         """The staging tables that are there."""

@@ -312,6 +312,95 @@ def test_a_trigger_that_drops_rows_does_not_do_so_unnoticed(job: Job) -> None:
     assert job.found() == {}
 
 
+KEEP = "CREATE FUNCTION keep() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NULL; END $$; "
+KEEP += "CREATE TRIGGER keep BEFORE DELETE ON delays FOR EACH ROW"
+KEEPS_ROWS = {
+    "a trigger": f"{KEEP} EXECUTE FUNCTION keep()",
+    "a trigger for some rows": f"{KEEP} WHEN (OLD.id = 11) EXECUTE FUNCTION keep()",
+    "a rule": "CREATE RULE keep AS ON DELETE TO delays DO INSTEAD NOTHING",
+}
+
+
+@pytest.mark.parametrize("name", KEEPS_ROWS)
+def test_a_table_that_keeps_deleted_rows_does_not_double_them(job: Job, name: str) -> None:
+    job.start()
+    first = job.write(0, "a")
+    job.write(1, "a")
+    rows(job.reach, KEEPS_ROWS[name])
+    with pytest.raises(SinkMismatch, match="keeps rows of batch 1") as refused:
+        job.write(1, "again")
+    assert "\\d+ public.delays" in refused.value.hint
+    for _ in range(2):  # nothing was touched, so the second is refused as the first
+        with pytest.raises(SinkMismatch, match="keeps rows of batch 1"):
+            job.start(first)
+    assert job.found() == expected((0, "a"), (1, "a"))
+    assert job.sink.newest_batch() == 1
+
+
+PARTS = {
+    "a table that inherits": ("", "CREATE TABLE other () INHERITS (delays)", "other, which inherits", "NO INHERIT"),
+    "an unlogged partition": (
+        "PARTITION BY RANGE (id)",
+        "CREATE UNLOGGED TABLE low PARTITION OF delays FOR VALUES FROM (0) TO (9)",
+        "low, which is unlogged",
+        "SET LOGGED",
+    ),
+    "an unlogged partition below a partition": (
+        "PARTITION BY RANGE (id)",
+        "CREATE TABLE low PARTITION OF delays FOR VALUES FROM (0) TO (9) PARTITION BY RANGE (batch); "
+        "CREATE UNLOGGED TABLE lowest PARTITION OF low FOR VALUES FROM (0) TO (9)",
+        "lowest, which is unlogged",
+        "SET LOGGED",
+    ),
+    "a partition on another server": (
+        "PARTITION BY RANGE (id)",
+        "CREATE FOREIGN DATA WRAPPER elsewhere; CREATE SERVER there FOREIGN DATA WRAPPER elsewhere; "
+        "CREATE FOREIGN TABLE low PARTITION OF delays FOR VALUES FROM (0) TO (9) SERVER there",
+        "low, which is on another server",
+        "DETACH PARTITION",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_a_part_of_the_table_that_a_transaction_cannot_keep_is_refused(
+    postgres: PostgresServer, tmp_path: Path, name: str
+) -> None:
+    kind, statement, message, change = PARTS[name]
+    reach = postgres.database()
+    rows(reach, f"CREATE TABLE {TABLE} (id int, v text, batch bigint) {kind}")
+    job = Job(reach, tmp_path)
+    if not kind:
+        job.start()  # a part may come later
+        job.write(0, "a")
+    rows(reach, statement)
+    with pytest.raises(InvalidConfiguration, match=message) as refused:
+        job.write(1, "a") if not kind else job.start()
+    assert change in refused.value.hint
+
+
+def test_sinks_in_a_table_and_in_a_part_of_it_are_refused(postgres: PostgresServer, tmp_path: Path) -> None:
+    reach = postgres.database()
+    rows(
+        reach,
+        f"CREATE TABLE {TABLE} (id int, v text, batch bigint) PARTITION BY RANGE (id); CREATE SCHEMA parts; "
+        f"CREATE TABLE parts.low PARTITION OF {TABLE} FOR VALUES FROM (0) TO (1000)",
+    )
+    job = Job(reach, tmp_path)
+    job.start()
+    first = job.write(0, "a")
+    part = Job(reach, tmp_path / "part", table="parts.low")
+    with pytest.raises(InvalidConfiguration, match=r"public\.delays, to which another PostgresSink writes"):
+        part.start()
+    job.write(1, "a")
+    job.start(first)
+    assert job.found() == expected((0, "a"))
+    rows(reach, f"DELETE FROM {TABLE}; DELETE FROM dagster_ckpt_sinks")
+    part.start()
+    with pytest.raises(InvalidConfiguration, match=r"parts\.low, to which another PostgresSink writes"):
+        Job(reach, tmp_path / "again").start()
+
+
 @pytest.mark.parametrize("change", ["DROP TABLE delays", "ALTER TABLE delays DROP batch", "ALTER TABLE delays DROP v"])
 def test_a_table_that_is_changed_while_the_job_runs_is_named_by_the_next_batch(job: Job, change: str) -> None:
     job.start()

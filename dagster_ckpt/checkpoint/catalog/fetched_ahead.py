@@ -1,0 +1,175 @@
+"""The files of a job's newest checkpoint, on this machine before a start needs them.
+
+A standby of a job whose checkpoints lie in a bucket, or in another distant storage, fetches each checkpoint as it
+completes, and of each only what is not here yet. A start then moves the files to where it needs them, and reads from
+the storage what is missing. So a start is right without what was fetched, only slower.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import os
+import shutil
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from dagster_ckpt.checkpoint.catalog.catalog import CheckpointCatalog
+from dagster_ckpt.checkpoint.catalog.file_reader import read_files
+from dagster_ckpt.checkpoint.format import FileEntry, checkpoint_id
+from dagster_ckpt.errors import CheckpointError
+from dagster_ckpt.filesystem import make_working_directory
+from dagster_ckpt.shown_text import first_line
+
+__all__ = ["FetchedAhead"]
+
+_log = logging.getLogger(__name__)
+
+#: Where files are until they are whole and compared with the manifest.
+_INCOMING: Final = "incoming"
+#: How many times as many files as may be under way at once are fetched before the next look whether to go on.
+_GROUP = 4
+#: Seconds after a failure until the next attempt.
+_PATIENCE = 30.0
+
+
+class FetchedAhead:
+    """Fetches one checkpoint at a time, on a thread of its own. A fetched file is named by its SHA-256.
+
+    A file is compared with the manifest when it comes, and again when a start takes it.
+
+    Args:
+        catalog: of the job.
+        working_directory: of the job on this machine; what is left here goes with the live locations of old starts.
+        private_from: as of :func:`~dagster_ckpt.filesystem.make_working_directory`.
+        owner: names the directory, among those of other standbys: eight hexadecimal digits.
+    """
+
+    def __init__(
+        self, catalog: CheckpointCatalog, working_directory: Path, private_from: Path | None, owner: str
+    ) -> None:
+        self._catalog, self._working, self._private_from = catalog, working_directory, private_from
+        self._owner = owner
+        self._directory: Path | None = None
+        self._thread: threading.Thread | None = None
+        self._fetched = ""
+        self._stopped = threading.Event()
+
+    def fetch(self, reference: str, epoch: int) -> None:
+        """Fetch a checkpoint, unless it is here, or another one is under way.
+
+        Args:
+            reference: ``{job id}/chk-N``, the newest that is complete.
+            epoch: of the run that the standby waits beside; the sweep of a later start deletes what is left.
+        """
+        under_way = self._thread is not None and self._thread.is_alive()
+        if under_way or reference == self._fetched:
+            return
+        self._stopped.clear()
+        self._thread = threading.Thread(
+            target=self._fetch, args=(reference, epoch), name="dagster-ckpt-ahead", daemon=True
+        )
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Wait until nothing is under way."""
+        if self._thread is not None:
+            self._thread.join()
+
+    def stop(self) -> None:
+        """Begin nothing more, until the next :meth:`fetch`: a start needs the line to the storage for itself."""
+        self._stopped.set()
+
+    def take(self, files: Sequence[FileEntry], target: Path, told: Callable[[int], object]) -> tuple[FileEntry, ...]:
+        """Move files to where a start needs them; returns those that are not here.
+
+        Args:
+            files: of the checkpoint.
+            target: the directory to move the files to, with all its subdirectories.
+            told: is called with the size of each file that was moved, on several threads.
+        """
+        if self._directory is None:
+            return tuple(files)
+        with ThreadPoolExecutor(os.cpu_count(), "dagster-ckpt-take") as pool:
+            taken = list(pool.map(partial(self._take, self._directory, target, told), files))
+        return tuple(file for file, is_here in zip(files, taken, strict=True) if not is_here)
+
+    def remove(self) -> None:
+        """Fetch nothing more, and delete what is here."""
+        self.stop()
+        if self._directory is not None:
+            shutil.rmtree(self._directory, ignore_errors=True)
+
+    def _take(self, directory: Path, target: Path, told: Callable[[int], object], file: FileEntry) -> bool:
+        if file.reference is None or file.sha256 is None:
+            return False
+        place = target / file.path
+        try:
+            (directory / file.sha256).replace(place)
+        except OSError:
+            return False
+        with place.open("rb") as content:
+            digest = hashlib.file_digest(content, "sha256").hexdigest()
+        if (place.stat().st_size, digest) != (file.size, file.sha256):
+            place.unlink()
+            return False
+        told(file.size)
+        return True
+
+    def _fetch(self, reference: str, epoch: int) -> None:
+        try:
+            self._fetch_missing(reference, self._made(epoch))
+        except (CheckpointError, OSError) as error:
+            # Nothing depends on it. The storage may be down, or the job may have replaced the checkpoint meanwhile.
+            _log.info("%s was not fetched ahead, which may be tried again: %s", reference, first_line(error))
+            self._stopped.wait(_PATIENCE)
+
+    def _fetch_missing(self, reference: str, directory: Path) -> None:
+        job_id, _, name = reference.partition("/")
+        metadata = self._catalog.load(job_id, checkpoint_id(name) or 0)
+        needed = {
+            file.sha256: file for file in metadata.files if file.reference is not None and file.sha256 is not None
+        }
+        here = {path.name for path in directory.iterdir()}
+        for name in here - needed.keys():
+            _delete(directory / name)
+        missing = [file for digest, file in needed.items() if digest not in here]
+        storage, located = self._catalog.storage_of(metadata), partial(self._catalog.stored_path, metadata)
+        if shutil.disk_usage(directory).free < 2 * sum(file.size for file in missing):
+            _log.warning("%s is not fetched ahead: %s has less than twice the room for it.", reference, directory)
+            missing = []
+        size = _GROUP * storage.concurrency
+        for begin in range(0, len(missing), size):
+            if self._stopped.is_set():
+                return
+            incoming = directory / _INCOMING
+            incoming.mkdir(mode=0o700)
+            group = [file._replace(path=file.sha256 or "") for file in missing[begin : begin + size]]
+            broken = {item.path for item in read_files(storage, group, located, incoming)}
+            for file in group:
+                if file.path not in broken:
+                    (incoming / file.path).replace(directory / file.path)
+            _delete(incoming)
+        self._fetched = reference
+
+    def _made(self, epoch: int) -> Path:
+        directory = self._working / f"{epoch:06}-{self._owner}.fetched"
+        make_working_directory(self._working, self._private_from)
+        if self._directory is not None and self._directory != directory:
+            with contextlib.suppress(FileNotFoundError):
+                self._directory.rename(directory)
+        directory.mkdir(mode=0o700, exist_ok=True)
+        self._directory = directory
+        return directory
+
+
+def _delete(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)

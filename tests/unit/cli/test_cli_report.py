@@ -1,0 +1,67 @@
+"""``dagster-ckpt report``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from dagster_ckpt.cli import main
+from tests.helpers.orchestration.stored_job import StoredJob, run_id
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> StoredJob:
+    job = StoredJob(tmp_path / "storage", "orders")
+    claim = job.claim(run_id())
+    store = job.choose(claim)
+    for batch in (3, 5):
+        job.checkpoint(store, batch)
+    job.fail(claim, 1)
+    return job
+
+
+def _report(job: StoredJob, *arguments: str) -> Result:
+    return CliRunner(catch_exceptions=False).invoke(main, ["report", *arguments, "--path", str(job.root)])
+
+
+def test_a_page_is_written_and_an_older_page_replaced(job: StoredJob, tmp_path: Path) -> None:
+    page = tmp_path / "report.html"
+    page.write_text("the page of yesterday")
+    told = _report(job, "orders", "--to", str(page))
+    assert (told.exit_code, told.output) == (0, f"wrote {page}: 2 checkpoints, 1 starts\n")
+    html = page.read_text(encoding="utf-8")
+    assert "yesterday" not in html
+    assert "<h1>Checkpoints of orders</h1>" in html
+    assert "failure 1" in html
+    assert {file.name for file in tmp_path.iterdir() if "report" in file.name} == {"report.html"}
+
+
+def test_the_same_as_data(job: StoredJob) -> None:
+    told = json.loads(_report(job, "orders", "--json").stdout)
+    assert [row["batch"] for row in told["checkpoints"]] == [3, 5]
+    assert told["newest"].endswith("/chk-2")
+    assert [trouble["reason"] for trouble in told["troubles"]] == ["failure 1"]
+    assert len(told["starts"]) == 1
+
+
+def test_neither_page_nor_data_is_a_wrong_call(job: StoredJob) -> None:
+    told = _report(job, "orders")
+    assert told.exit_code == 2
+    assert "Give --to FILE for a page, or --json." in told.stderr
+
+
+def test_an_unknown_job_is_refused_and_no_page_written(job: StoredJob, tmp_path: Path) -> None:
+    told = _report(job, "nosuchjob", "--to", str(tmp_path / "report.html"))
+    assert told.exit_code == 1
+    assert "There is no job 'nosuchjob'" in told.stderr
+    assert "orders" in told.stderr
+    assert not (tmp_path / "report.html").exists()
+
+
+def test_a_page_that_cannot_be_written_is_an_error_in_words(job: StoredJob, tmp_path: Path) -> None:
+    told = _report(job, "orders", "--to", str(tmp_path / "no" / "such" / "report.html"))
+    assert told.exit_code == 1
+    assert "cannot be written: No such file or directory" in told.stderr
