@@ -147,8 +147,8 @@ def test_a_table_that_is_created_again_under_a_running_job_is_not_written_to(
 @pytest.mark.parametrize(
     ("statement", "said"),
     [
-        ("CREATE OR REPLACE TABLE {table} USING delta AS SELECT 7 AS id, 70 AS v", "REPLACE TABLE AS SELECT"),
-        ("INSERT OVERWRITE {table} VALUES (7, 70)", "WRITE"),
+        ("CREATE OR REPLACE TABLE {table} USING delta AS SELECT 7 AS id, 70 AS v", "with the id"),
+        ("INSERT OVERWRITE {table} VALUES (7, 70)", "Another writer replaced rows"),
     ],
 )
 def test_rows_that_are_replaced_under_a_running_job(

@@ -451,15 +451,20 @@ def test_the_name_of_a_branch_is_refused(name: str) -> None:
 @pytest.mark.parametrize("setting", ["spark.wap.branch", pytest.param("spark.wap.id", marks=pytest.mark.exhaustive)])
 def test_a_session_that_publishes_later_is_refused(bench: Bench, setting: str) -> None:
     """If the table takes part in that; without the setting readers see each batch."""
-    bench.query = to_iceberg
+
+    def publishing_later(bench: Bench, session: SparkSession) -> DataStreamWriter:
+        session.conf.set(setting, "audit")
+        return to_iceberg(bench, session)
+
+    def publishing(bench: Bench, session: SparkSession) -> DataStreamWriter:
+        session.conf.unset(setting)
+        return to_iceberg(bench, session)
+
     sql(bench, "CREATE TABLE {table} (id INT, v INT) USING iceberg TBLPROPERTIES ('write.wap.enabled' = 'true')")
-    bench.spark.conf.set(setting, "audit")
-    try:
-        refused = bench.refused(InvalidConfiguration)
-    finally:
-        bench.spark.conf.unset(setting)
-    assert f"the session has {setting}" in refused.message
+    bench.query = publishing_later
+    assert f"the session has {setting}" in bench.refused(InvalidConfiguration).message
     assert not snapshots(bench)
+    bench.query = publishing
     bench.tick(1)
     assert seen(bench) == bench.expected()
 

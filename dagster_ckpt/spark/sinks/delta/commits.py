@@ -97,6 +97,7 @@ class Commit:
         removes_rows: whether the commit took rows away.
         restored: the version that the commit made the table equal to, ``None`` when it does not name one.
         transaction: Delta's id of the transaction that made the commit; empty when the commit does not tell.
+        table: the id of the table, where the commit describes the table.
     """
 
     version: int
@@ -108,6 +109,7 @@ class Commit:
     removes_rows: bool
     restored: int | None = None
     transaction: str = ""
+    table: str | None = None
 
     @property
     def files(self) -> set[FileKey]:
@@ -156,7 +158,7 @@ def parse_commit(version: int, text: str) -> Commit:
     Raises:
         SinkMismatch: the text is not what Delta writes.
     """
-    operation, transaction, restored, marks = "", "", None, {}
+    operation, transaction, restored, table, marks = "", "", None, None, {}
     added: dict[FileKey, Mapping[str, Any]] = {}
     removed: dict[FileKey, Mapping[str, Any]] = {}
     with believed(f"Version {version} of the Delta table", "Restore the table from a backup.", SinkMismatch):
@@ -166,13 +168,15 @@ def parse_commit(version: int, text: str) -> Commit:
                     operation, transaction = str(action.get("operation", "")), str(action.get("txnId", ""))
                     target = action.get("operationParameters", {}).get("version")
                     restored = int(target) if operation == "RESTORE" and target is not None else None
+                elif kind == "metaData":
+                    table = str(action["id"])
                 elif kind == "txn":
                     marks[str(action["appId"])] = int(action["version"])
                 elif kind in ("add", "remove"):
                     (added if kind == "add" else removed)[_key(action)] = action
         removes_rows = any(action["dataChange"] for action in removed.values())
         changes_rows = removes_rows or any(action["dataChange"] for action in added.values())
-    return Commit(version, operation, marks, added, removed, changes_rows, removes_rows, restored, transaction)
+    return Commit(version, operation, marks, added, removed, changes_rows, removes_rows, restored, transaction, table)
 
 
 def plan_rollback(commits: Sequence[Commit], application: str, now: int) -> Rollback:

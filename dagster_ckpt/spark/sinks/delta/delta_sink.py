@@ -152,10 +152,12 @@ class DeltaSink(TableSink):
     def _version_of(self, mark: int, run: SinkRun) -> int:
         """The version that has ``mark``; other writers may have committed before it.
 
-        A claim before it is of a run that this run's storage does not know. Delta has skipped the batch then.
+        A claim before it is of a run that this run's storage does not know. Delta has skipped the batch then. CREATE OR
+        REPLACE gives the table another id, and the batch is in what there is then.
         """
         version = self._version
         while (commit := self._table.commit_of(version := version + 1)) is not None:
+            self._identifier = commit.table or self._identifier
             if commit.is_batch(self._application, mark):
                 return version
             if self._application in commit.marks:
