@@ -133,7 +133,6 @@ def all_of_it(bench: Bench) -> Counter[Row]:
     return changed
 
 
-@pytest.mark.exhaustive
 def test_what_others_do_stays(table: Bench) -> None:
     """After the checkpoint, when a batch of the job is in one file with rows of others."""
     run_without_checkpoint(table, 1)

@@ -108,7 +108,6 @@ def _left_out(bench: TopicBench) -> Counter[int]:
         pytest.param(
             Change(_expired, "3 records after the checkpoint are gone (partition 0: 3)"),
             id="expired",
-            marks=pytest.mark.releases,
         ),
         pytest.param(
             Change(_longer, "32 records below the checkpoint's offsets", stops=False),

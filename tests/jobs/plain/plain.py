@@ -18,7 +18,7 @@ from tests.jobs.harness import ROWS_PER_FILE, Bench, Row, deduplicated, tree
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
@@ -113,9 +113,12 @@ def leaves(bench: Bench, to: Path) -> None:
     assert done.exit_code == 0, done.output
     output, before = to.parent / "of Spark alone", bench.expected()
 
+    def write(rows: DataFrame, _: int) -> None:
+        rows.write.mode("append").parquet(str(output))
+
     def alone(of: Bench, session: SparkSession) -> DataStreamWriter:
         rows = of.read(session).dropDuplicates(["id"]).select("id", "v")
-        return rows.writeStream.format("parquet").option("path", str(output)).trigger(availableNow=True)
+        return rows.writeStream.foreachBatch(write).trigger(availableNow=True)
 
     plain = Plain(replace(bench, query=alone), json.loads(done.stdout)["settings"], to)
     plain.tick(2)

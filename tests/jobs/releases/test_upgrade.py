@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from tests.jobs.releases.driver import JOBS
-from tools.spark_environment import spark_environment
 
 _ROOT = Path(__file__).resolve().parents[3]
 
@@ -58,13 +57,3 @@ def test_jobs_follow_spark_upwards_and_are_refused_downwards(tmp_path: Path) -> 
         assert f"The checkpoint is of Spark {versions[-1]}, and this is Spark {versions[0]}" in back[name]["refused"]
         assert f"Run the job with Spark {versions[-1]}" in back[name]["hint"]
         assert back[name]["restored"] == versions[0]
-
-
-@pytest.mark.exhaustive
-@pytest.mark.timeout(5 * _PATIENCE)
-@pytest.mark.parametrize("release", ["4.0", "4.1", "4.2"])
-def test_what_an_older_spark_alone_has_left_becomes_a_job(tmp_path: Path, release: str) -> None:
-    drive(spark_environment(release), tmp_path, "alone")
-    forked = drive(sys.executable, tmp_path, "fork")
-    for name in JOBS:
-        assert forked[name] == {"restored": "fork"}
