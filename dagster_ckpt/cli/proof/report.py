@@ -13,6 +13,7 @@ from dagster_ckpt.cli.printing import say, say_json
 from dagster_ckpt.clock import SystemClock
 from dagster_ckpt.errors import InvalidConfiguration
 from dagster_ckpt.report import html_page, read_history
+from dagster_ckpt.shown_text import counted
 
 __all__ = ["report"]
 
@@ -42,7 +43,7 @@ def report(job: str, path: str, to: Path | None, as_json: bool) -> None:
     if as_json:
         say_json(asdict(history))
     elif to is not None:
-        say(f"wrote {to}: {len(history.checkpoints):,} checkpoints, {len(history.starts)} starts")
+        say(f"wrote {to}: {counted(len(history.checkpoints), 'checkpoint')}, {counted(len(history.starts), 'start')}")
 
 
 def _replace(file: Path, text: str) -> None:

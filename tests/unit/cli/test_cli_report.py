@@ -31,7 +31,7 @@ def test_a_page_is_written_and_an_older_page_replaced(job: StoredJob, tmp_path: 
     page = tmp_path / "report.html"
     page.write_text("the page of yesterday")
     told = _report(job, "orders", "--to", str(page))
-    assert (told.exit_code, told.output) == (0, f"wrote {page}: 2 checkpoints, 1 starts\n")
+    assert (told.exit_code, told.output) == (0, f"wrote {page}: 2 checkpoints, 1 start\n")
     html = page.read_text(encoding="utf-8")
     assert "yesterday" not in html
     assert "<h1>Checkpoints of orders</h1>" in html
