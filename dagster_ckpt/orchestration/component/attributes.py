@@ -187,7 +187,7 @@ def imported(context: dg.ResolutionContext, path: str | None) -> Any:
     """The object at ``module:name``.
 
     Raises:
-        InvalidConfiguration: there is none.
+        InvalidConfiguration: nothing can be imported from there.
     """
     return None if path is None else load_object(context.resolve_value(path, as_type=str), "of a checkpointed stream")
 

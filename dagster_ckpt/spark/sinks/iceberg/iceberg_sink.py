@@ -87,7 +87,7 @@ class IcebergSink(TableSink):
         if _REFERENCE.search(table):
             raise InvalidConfiguration(
                 f"An IcebergSink cannot write to {table}: to Iceberg, the last part names a branch or a tag.",
-                hint="Name the table alone; the sink appends to the branch main. A table of such a name needs another.",
+                hint="Name the table alone; the sink appends to the branch main. Rename a table whose name ends so.",
             )
         super().__init__(table)
         self._partition_by = tuple(partition_by)
