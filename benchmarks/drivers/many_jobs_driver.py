@@ -117,6 +117,7 @@ class _Driver:
             host=this_host(),
             pid=os.getpid(),
             now=iso(self._clock.time()),
+            lease=Lease.of(self._site.config),
         )
         heart = Heart(
             records.heartbeat, self._clock, epoch=claim.epoch, run_id=order.run, lease=Lease.of(self._site.config)

@@ -22,7 +22,7 @@ from dagster_ckpt.config import (
 )
 from dagster_ckpt.filesystem import FileSystem
 
-__all__ = ["Lease"]
+__all__ = ["UNSAID", "Lease"]
 
 #: Beats that may hang side by side within one timeout, at least.
 _AT_ONCE = 6
@@ -91,3 +91,7 @@ class Lease:
             storage: of the job.
         """
         return max(quick, min(self.interval, _LONGEST_LOOK)) if storage.is_distant else quick
+
+
+#: The lease of a run that has announced none, which a release before leases were told did not.
+UNSAID = Lease()

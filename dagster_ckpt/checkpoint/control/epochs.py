@@ -28,6 +28,7 @@ from dagster_ckpt.checkpoint.format import (
     read_record,
     reserve_path,
 )
+from dagster_ckpt.checkpoint.lease import UNSAID, Lease
 from dagster_ckpt.errors import CheckpointError, CorruptRecord, Fenced, MustStop, PublishConflict, StorageUnusable
 from dagster_ckpt.filesystem import FileSystem, Reserve
 
@@ -61,6 +62,7 @@ class Claim:
         host: the host of that process.
         pid: its process id.
         claimed_at: ISO 8601 in UTC.
+        lease: of the run, for as long as no heartbeat tells it.
     """
 
     epoch: Epoch
@@ -70,6 +72,7 @@ class Claim:
     host: Line
     pid: int
     claimed_at: Line
+    lease: Lease = UNSAID
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,6 +239,7 @@ class Epochs:
         now: str,
         after: int | None = None,
         is_start: bool = False,
+        lease: Lease = UNSAID,
     ) -> Claim:
         """Claim the next epoch; older writers are fenced from this moment.
 
@@ -250,6 +254,7 @@ class Epochs:
             after: claim exactly the epoch after ``after``, so that only the holder of ``after`` is fenced.
             is_start: the claim begins a start also where it names ``after``. A claim that names ``after`` and begins no
                 start ends a dead job, and may use the reserve.
+            lease: of the run.
 
         Raises:
             Fenced: another run has claimed the epoch after ``after``.
@@ -270,7 +275,7 @@ class Epochs:
             tried = epoch
             if epoch > _LAST:
                 raise corrupt(self._filesystem, self._path(epoch - 1), "no job has been started that often")
-            claim = Claim(epoch, token, epoch if series is None else series, run_id, host, pid, now)
+            claim = Claim(epoch, token, epoch if series is None else series, run_id, host, pid, now, lease)
             try:
                 path = self._path(epoch)
                 # A start would only fill the reserve with data; whoever ends a dead job is about to delete files.

@@ -20,7 +20,7 @@ from dagster_ckpt.checkpoint.control.heartbeat import (
     beating_here,
 )
 from dagster_ckpt.checkpoint.format import LONGEST_REASON
-from dagster_ckpt.checkpoint.lease import Lease
+from dagster_ckpt.checkpoint.lease import UNSAID, Lease
 from dagster_ckpt.checkpoint.processes import ProcessIdentity, mark_driver
 from dagster_ckpt.clock import Clock
 from dagster_ckpt.errors import Fenced
@@ -65,15 +65,15 @@ class Heart:
     ) -> None:
         self._file = file
         self._clock = clock
-        self.lease = lease or Lease()
+        self.lease = lease or UNSAID
         self._lock = threading.Lock()
         self._turn = threading.Lock()
         began = clock.monotonic()
         self._beat = Heartbeat(
             epoch, run_id, (ProcessIdentity.current(),), 0, clock.time(), uptime=began, lease=self.lease
         )
-        #: Until when this run may go on. Before its first beat, readers judge by the default lease.
-        self._until = began + min(self.lease.own, Lease().own)
+        #: Until when this run may go on. Before its first beat, readers of release 0.1.0 judge by the default lease.
+        self._until = began + min(self.lease.own, UNSAID.own)
         #: Whether a newer run has taken the job over.
         self.is_fenced = False
         if worker is not None:

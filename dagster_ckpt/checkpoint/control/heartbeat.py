@@ -26,7 +26,7 @@ from dagster_ckpt.checkpoint.format import (
     encode_record,
     read_record,
 )
-from dagster_ckpt.checkpoint.lease import Lease
+from dagster_ckpt.checkpoint.lease import UNSAID, Lease
 from dagster_ckpt.checkpoint.processes import ProcessIdentity, is_proven, this_host
 from dagster_ckpt.clock import Clock, seconds_of
 from dagster_ckpt.errors import CorruptCheckpoint, JobAlreadyRunning
@@ -44,8 +44,6 @@ __all__ = [
 
 #: Why a run is dead that was told to stop, though nobody had canceled the job (docs/adr/0015).
 INTERRUPTED = "it was interrupted"
-#: The lease of a run that has announced none: its first beat is still to come, or its release announced none.
-_UNSAID = Lease()
 #: (storage, job) of each heart that beats in this process: one process may be asked to run a job twice.
 beating_here: set[tuple[str, str]] = set()
 #: The state seen last, and since when in monotonic seconds, by the name of what was looked at.
@@ -119,12 +117,12 @@ class Heartbeat:
     interrupted: bool = False
     failed_checkpoints: FailedCheckpoints | None = None
     due_since: Seconds | None = None
-    lease: Lease = _UNSAID
+    lease: Lease = UNSAID
 
     @property
     def version(self) -> int:
         """Of the record."""
-        return self.VERSIONS[self.lease != _UNSAID]
+        return self.VERSIONS[self.lease != UNSAID]
 
     def __post_init__(self) -> None:
         """Refuse a heartbeat without a process: nobody could check whether its run lives."""
@@ -256,9 +254,7 @@ class HeartbeatFile:
             silent = unchanged_for((*self.key, "claim"), claim.token, clock, asked)
             if claim.host == this_host():
                 silent = max(silent, now - claimed_at)
-            timeout = _UNSAID.timeout
-            if heartbeat is not None and heartbeat.run_id == claim.run_id:  # it has started its query again
-                timeout = max(timeout, heartbeat.lease.timeout)
+            timeout = max(UNSAID.timeout, claim.lease.timeout)  # a first beat may take longer than the next ones
             # If a late beat of an earlier epoch has replaced a newer beat, the next beat puts that right.
             if silent <= timeout or (heartbeat is not None and same < heartbeat.lease.settled):
                 return None, claimed_at

@@ -224,8 +224,7 @@ class StreamingRun:
     def _note_before_claim(self, error: Exception) -> None:
         """Record for the sensor why this run, which should resume the job, could not take the job over.
 
-        Without a record the sensor still counts the run as failed. So nothing is recorded when another run or another
-        deployment has the job, because this failure says nothing about that job.
+        Without a record the run counts as failed all the same. None is made when another run or deployment has the job.
         """
         series = self._state.series
         if series is not None and not isinstance(error, (Fenced, ForeignCheckpoint, JobAlreadyRunning)):
@@ -242,6 +241,7 @@ class StreamingRun:
             now=iso(self._clock.time()),
             after=after,
             is_start=True,
+            lease=Lease.of(self._job.config),
         )
         # The run withdraws its submission, then looks for a claim: one of the two sees what the other has done.
         if submission is not None:

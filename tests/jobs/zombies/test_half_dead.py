@@ -73,6 +73,9 @@ def test_a_jvm_does_not_outlive_its_python_by_more_than_a_lease(tmp_path: Path) 
     land(tmp_path / "in", 0)
     with driving(_DRIVER, FILE, str(tmp_path), "rows", "lease=4") as driver:
         driver.await_("a checkpoint", lambda: bool(driver.of("Completed")))
+        claim = CheckpointCatalog(PosixFileSystem(tmp_path / "storage"), JOB).records.epochs.read_claim(1)
+        assert claim is not None
+        assert claim.lease.timeout == 4, "nobody may judge a start before its first beat by another lease"
         python, jvm = _python_and_jvm(driver)
         python.suspend()
         eventually("the JVM ends itself", lambda: not _runs(jvm))

@@ -585,23 +585,18 @@ def test_a_claim_without_a_beat_is_dated_by_this_hosts_clock_only_if_it_is_of_th
 
 
 @pytest.mark.parametrize(
-    ("run", "lease", "seconds"),
-    [
-        ("run-a", Lease(2, 120), 120),
-        ("run-a", Lease(1, 5), LEASE),
-        ("run-b", Lease(2, 120), LEASE),
-        ("run-b", Lease(1, 5), LEASE),
-    ],
-    ids=["of the same run", "of the same run, for less", "of another run", "of another run, for less"],
+    ("lease", "seconds"),
+    [(Lease(), LEASE), (Lease(2, 120), 120), (Lease(1, 5), LEASE)],
+    ids=["default", "longer", "shorter"],
 )
-def test_a_claim_without_a_beat_has_the_lease_that_its_run_has_announced_for_an_earlier_epoch(
-    memory: MemoryFileSystem, run: str, lease: Lease, seconds: float
+def test_a_claim_without_a_beat_has_its_own_lease_and_at_least_the_default(
+    memory: MemoryFileSystem, lease: Lease, seconds: float
 ) -> None:
-    """A run that starts its query again, while its beats are refused; the lease of a run before says nothing."""
-    clock, file = ManualClock(), HeartbeatFile(memory, f"held-{run}-{lease}")
-    here = ProcessIdentity("elsewhere", 1, 0.0)
-    file.write(Heartbeat(1, "run-a", (here,), 5, clock.time(), lease=lease))
-    claim = Claim(2, "token", 1, run, "elsewhere", 1, iso(clock.time()))
+    """A first beat that is late on a loaded host is no death; the lease of the run before says nothing."""
+    clock, file = ManualClock(), HeartbeatFile(memory, f"held-{lease}")
+    there = ProcessIdentity("elsewhere", 1, 0.0)
+    file.write(Heartbeat(1, "run-a", (there,), 5, clock.time(), lease=Lease(2, 600)))
+    claim = Claim(2, "token", 1, "run-b", "elsewhere", 1, iso(clock.time()), lease)
     assert judged(file, claim, None, clock)[0] is None
     clock.advance(seconds - 1)
     assert judged(file, claim, None, clock)[0] is None
