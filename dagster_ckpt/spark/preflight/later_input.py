@@ -38,7 +38,7 @@ def later_input_findings(
     """A finding if files are gone that batches after a checkpoint have read, of which the plans are not known.
 
     Args:
-        catalog: the job's checkpoints.
+        catalog: the checkpoints of the job that took the checkpoint.
         restored: the checkpoint.
         unpacked: the directory of its checkpointLocation.
         known: the plans of the batches after it, in order up to the first that is not known.

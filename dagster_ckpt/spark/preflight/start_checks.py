@@ -63,6 +63,7 @@ class ProposedStart:
     Attributes:
         job: the job.
         catalog: the job's checkpoints.
+        origin: the checkpoints of the job that took ``target``; for a fork another job.
         claim: the epoch of the start.
         request: what the start was asked to begin with.
         target: the checkpoint, or nothing.
@@ -83,6 +84,7 @@ class ProposedStart:
 
     job: StreamingJob
     catalog: CheckpointCatalog
+    origin: CheckpointCatalog
     claim: Claim
     request: RestoreRequest
     target: Newest
@@ -211,7 +213,7 @@ def _checked(
         query_sink_finding(restored, start.plan, start.sink, start.directory),
         replay_finding(restored, start.sink, None if start.plan.is_transient else start.plan.format, again, known),
         source_finding(plans, restored.facts, {*start.inputs.ids, *of_tables}),
-        *later_input_findings(start.catalog, restored, start.location, plans),
+        *later_input_findings(start.origin, restored, start.location, plans),
         *tables,
         *_kafka(start, restored, plans, places),
         *places.findings,

@@ -105,6 +105,8 @@ def test_batches_that_a_sink_has_and_that_are_not_to_be_replayed_are_a_refusal(b
 
 def test_before_the_first_checkpoint_too_a_sink_that_cannot_go_back_gets_no_other_batches(bench: Bench) -> None:
     bench.query = replaced
+    bench.root.mkdir(parents=True)
+    (bench.root / "written.jsonl").touch()
     run_until(bench, 3, 2)
     assert not bench.checkpoints()
     shutil.rmtree(bench.working)
